@@ -1,0 +1,60 @@
+"""Typed errors of the oracle.
+
+One class per kind of mistake, all below :class:`OracleError`, so that a caller can catch the family and the
+command line can print one sentence without a stack trace. Every message names the offending value and the way
+out. None of them is ever raised for a wrong *kernel*: that is a verdict (:mod:`oracle.compare`), not an error.
+"""
+
+from __future__ import annotations
+
+
+class OracleError(Exception):
+    """Base of every error the oracle raises on purpose."""
+
+
+class ShapeError(OracleError, ValueError):
+    """A tensor has the wrong rank or extent, or two tensors disagree."""
+
+
+class DtypeError(OracleError, TypeError):
+    """A tensor has a dtype that the contract does not take."""
+
+
+class DeviceError(OracleError, ValueError):
+    """Tensors of one call lie on different devices, or on one that the routine cannot use."""
+
+
+class LayoutError(OracleError, ValueError):
+    """A tensor's strides are not the ones the contract requires."""
+
+
+class InputError(OracleError, ValueError):
+    """An input is missing, unexpected, or not a tensor at all."""
+
+
+class OptionError(OracleError, ValueError):
+    """An option is unknown or outside its admitted values."""
+
+
+class ContractError(OracleError, LookupError):
+    """No contract has this name."""
+
+
+class NumericsError(OracleError, LookupError):
+    """No schedule or accumulator class has this name, or it does not fit the contract, arch or shape."""
+
+
+class CaseError(OracleError, ValueError):
+    """A case id does not parse, or names parameters that the contract refuses."""
+
+
+class FixtureError(OracleError, ValueError):
+    """A fixture file is missing, truncated, tampered with, of another schema, or of a refused kind (pickle)."""
+
+
+class SubjectError(OracleError, LookupError):
+    """A subject (``MODULE:CALLABLE``) cannot be imported or does not offer what was asked."""
+
+
+class ExactnessError(OracleError, ArithmeticError):
+    """The data exceed the range in which the reference is exact; refused rather than answered approximately."""
