@@ -1,0 +1,269 @@
+"""Fused tensor-core sums on the CPU: chains, promotion and scales, at many billions of products a second.
+
+For every ``(i, j)`` and every group of ``group`` products, with ``E`` the exponent of a value (``emin`` for
+subnormals), zeros excluded, and ``c`` the accumulator,
+
+    m = max(max_k E(a_k) + E(b_k), E(c))
+    S = trunc(c * 2^(t-m)) + sum_k trunc(a_k * b_k * 2^(t-m))        (every operation exact)
+    c = S toward zero to ``to`` fraction bits, * 2^(m-t)
+
+which is :mod:`oracle.tensorcore.fused` in floating-point lanes: a product of two FP8 significands has 8 bits, a power
+of two scales it exactly, and the integers ``S < 2^(t+2) (G+1)`` fit float32 for t = 13, float64 for t <= 35.
+``narrow`` runs float32 lanes with int8 exponents, ``wide`` float64 lanes with int16 ones and, where scales belong to
+the instruction, adds their exponents to ``m`` and multiplies the products by them, a power of two.
+
+``b`` is unpacked one K tile and ``LANES`` columns at a time, into the first-level cache; ``a`` is unpacked by the
+caller. Tiles and modes: :mod:`oracle.tensorcore.engine_parts`.
+
+Not covered: float16 accumulators, block-scaled FP4, AMD's late floors (the plain definition has them).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oracle.tensorcore.cpu_jit import fma, jit
+from oracle.tensorcore.engine_parts import A_THEN_B, ADD, FMA, FOLD, INSIDE, MULTIPLY_ADD, PROMOTE, UNROLL
+
+LANES = 128  # columns of one panel
+ZERO_EXPONENT = -64  # of a zero FP8 operand: any sum with it lies below every exponent of two nonzero ones
+WIDE_ZERO_EXPONENT = -1000  # the same for 16-bit formats
+
+f32, f64, i8, i16, i32, i64 = np.float32, np.float64, np.int8, np.int16, np.int32, np.int64
+
+
+@jit
+def narrow(
+    av: NDArray[np.float32], ae: NDArray[np.int8], sa: NDArray[np.float32],
+    b: NDArray[np.uint8], bv: NDArray[np.float32], be: NDArray[np.int8], sb: NDArray[np.float32], b_rows: int,
+    source: NDArray[np.int64], tiles: NDArray[np.int64], group: int, t: int, to: int, mode: int,
+    out: NDArray[np.float32], row0: int, row1: int, panel0: int, panel1: int,
+) -> None:  # fmt: skip
+    """``out[row0:row1, panel0*LANES : panel1*LANES]`` with float32 lanes; ``t <= 16``.
+
+    ``av``, ``ae`` ``[M, Kp]`` are the packed values and exponents of ``a``; ``b`` ``[N, K]`` are codes with tables
+    ``bv``, ``be``; ``source[kp]`` is the column of ``b`` at packed position ``kp``, or -1 for padding.
+    """
+    columns = b.shape[0]
+    rows = row1 - row0
+    longest = 0
+    for tile in tiles:
+        longest = max(longest, tile[1] - tile[0])
+    values = np.zeros((longest, LANES), np.float32)
+    exponents = np.zeros((longest, LANES), np.int8)
+    chain = np.zeros((rows, LANES), np.float32)
+    total = np.zeros((rows, LANES), np.float32)
+    top = np.zeros(LANES, np.int8)
+    shift = np.zeros(LANES, np.float32)
+    scale = np.ones(LANES, np.float32)
+    kept = i32(-(1 << (23 - to)))
+    t_bits = i32(t << 23)
+    for panel in range(panel0, panel1):
+        first = panel * LANES
+        width = min(LANES, columns - first)
+        chain[:, :] = f32(0)
+        total[:, :] = f32(0)
+        for tile in tiles:
+            k0, length, at, end = tile[0], tile[1] - tile[0], tile[2], tile[3]
+            _unpack(b, first, width, source[k0 : k0 + length], bv, be, i8(ZERO_EXPONENT), values, exponents)
+            if mode != ADD:
+                for j in range(width):
+                    scale[j] = sb[(first + j) // b_rows, at]
+            for i in range(rows):
+                a_values = av[row0 + i]
+                a_exponents = ae[row0 + i]
+                c = chain[i]
+                for g in range(0, length, group):
+                    for j in range(LANES):
+                        top[j] = i8(-60)
+                    for k in range(g, g + group, UNROLL):
+                        _raise_top(a_exponents, k0 + k, exponents, k, top)
+                    for j in range(LANES):
+                        of_products = i32(i32(i32(top[j]) + i32(127)) << i32(23))
+                        of_c = i32(f32(c[j]).view(np.int32) & i32(0x7F800000))
+                        up = i32(i32(0x7F000000) - max(of_products, of_c) + t_bits).view(np.float32)
+                        shift[j] = up
+                        c[j] = np.trunc(c[j] * up)
+                    for k in range(g, g + group, UNROLL):
+                        _add_products(a_values, k0 + k, values, k, shift, c)
+                    for j in range(LANES):
+                        s = i32(f32(c[j]).view(np.int32) & kept).view(np.float32)
+                        c[j] = s * i32(i32(0x7F000000) - f32(shift[j]).view(np.int32)).view(np.float32)
+                if end & PROMOTE:
+                    _promote(c, total[i], sa[row0 + i, at], scale, mode)
+        for i in range(rows):
+            for j in range(width):
+                out[row0 + i, first + j] = total[i, j]
+
+
+@jit
+def wide(
+    av: NDArray[np.float64], ae: NDArray[np.int16], sa: NDArray[np.float32],
+    b: NDArray[Any], bv: NDArray[np.float64], be: NDArray[np.int16], sb: NDArray[np.float32], b_rows: int,
+    source: NDArray[np.int64], tiles: NDArray[np.int64], group: int, t: int, to: int, mode: int,
+    out: NDArray[np.float32], row0: int, row1: int, panel0: int, panel1: int,
+) -> None:  # fmt: skip
+    """As ``narrow`` with float64 lanes: ``t + 2 + log2(group + 1) <= 52``, any 8- or 16-bit operands.
+
+    The result of a group is rounded toward zero into float32: gradual underflow, infinity beyond its range.
+    A tile may end in ``FOLD``: the chain is added, to nearest, into an accumulator of its own and starts again at 0.
+    """
+    columns = b.shape[0]
+    rows = row1 - row0
+    longest = 0
+    for tile in tiles:
+        longest = max(longest, tile[1] - tile[0])
+    values = np.zeros((longest, LANES), np.float64)
+    exponents = np.zeros((longest, LANES), np.int16)
+    chain = np.zeros((rows, LANES), np.float64)
+    folded = np.zeros((rows, LANES), np.float32)
+    total = np.zeros((rows, LANES), np.float32)
+    top = np.zeros(LANES, np.int16)
+    shift = np.zeros(LANES, np.float64)
+    back = np.zeros(LANES, np.float64)
+    sigma = np.ones(LANES, np.float64)
+    scale = np.ones(LANES, np.float32)
+    for panel in range(panel0, panel1):
+        first = panel * LANES
+        width = min(LANES, columns - first)
+        chain[:, :] = f64(0)
+        folded[:, :] = f32(0)
+        total[:, :] = f32(0)
+        for tile in tiles:
+            k0, length, at, end = tile[0], tile[1] - tile[0], tile[2], tile[3]
+            _unpack(b, first, width, source[k0 : k0 + length], bv, be, i16(WIDE_ZERO_EXPONENT), values, exponents)
+            if mode != ADD:
+                for j in range(width):
+                    scale[j] = sb[(first + j) // b_rows, at]
+            for i in range(rows):
+                a_values = av[row0 + i]
+                a_exponents = ae[row0 + i]
+                c = chain[i]
+                if mode == INSIDE:
+                    for j in range(LANES):
+                        sigma[j] = f64(sa[row0 + i, at]) * f64(scale[j])
+                for g in range(0, length, group):
+                    for j in range(LANES):
+                        top[j] = i16(2 * WIDE_ZERO_EXPONENT)
+                    for k in range(g, g + group, UNROLL):
+                        _raise_top(a_exponents, k0 + k, exponents, k, top)
+                    _shift_wide(c, top, sigma, t, shift, back)
+                    for k in range(g, g + group, UNROLL):
+                        _add_products(a_values, k0 + k, values, k, shift, c)
+                    _round_wide(c, back, to)
+                if end & FOLD:
+                    for j in range(LANES):
+                        folded[i, j] += f32(c[j])
+                        c[j] = 0.0
+                    if end & PROMOTE:
+                        _promote(folded[i], total[i], sa[row0 + i, at], scale, mode)
+                elif end & PROMOTE:
+                    _promote(c, total[i], sa[row0 + i, at], scale, mode)
+        for i in range(rows):
+            for j in range(width):
+                out[row0 + i, first + j] = total[i, j]
+
+
+@jit
+def _shift_wide(
+    c: NDArray[np.float64], top: NDArray[np.int16], sigma: NDArray[np.float64], t: int,
+    shift: NDArray[np.float64], back: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """``c = trunc(c * 2^(t-m))``, ``shift = sigma * 2^(t-m)``, ``back = 2^(m-t)``; float32 exponents end at -126."""
+    for j in range(LANES):
+        of_sigma = ((f64(sigma[j]).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023)
+        of_c = ((f64(c[j]).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023)
+        m = max(max(i64(top[j]) + of_sigma, of_c), i64(-126))
+        up = i64((i64(1023 + t) - m) << i64(52)).view(np.float64)
+        back[j] = i64((i64(1023 - t) + m) << i64(52)).view(np.float64)
+        shift[j] = up * sigma[j]
+        c[j] = np.trunc(c[j] * up)
+
+
+@jit
+def _round_wide(c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> None:
+    """``c * back`` toward zero to a float32 of ``to`` fraction bits; infinity from ``2^128`` on."""
+    for j in range(LANES):
+        s = c[j] * back[j]
+        e = max(((f64(s).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023), i64(-126))
+        up = i64((i64(1023 + to) - e) << i64(52)).view(np.float64)
+        down = i64((i64(1023 - to) + e) << i64(52)).view(np.float64)
+        r = np.trunc(s * up) * down
+        c[j] = r if np.abs(r) < 2.0**128 else s * np.inf
+
+
+@jit
+def _unpack(
+    b: NDArray[Any], first: int, width: int, source: NDArray[np.int64], bv: NDArray[Any], be: NDArray[Any],
+    zero_exponent: int, values: NDArray[Any], exponents: NDArray[Any],
+) -> None:  # fmt: skip
+    """One tile of ``b``, transposed; whole cache lines are written at a time."""
+    for j0 in range(0, width, 16):
+        j1 = min(j0 + 16, width)
+        for k in range(len(source)):
+            origin = source[k]
+            for j in range(j0, j1):
+                code = b[first + j, max(origin, 0)]
+                values[k, j] = bv[code] if origin >= 0 else 0.0
+                exponents[k, j] = be[code] if origin >= 0 else zero_exponent
+
+
+@jit
+def _raise_top(a: NDArray[np.int8], ka: int, b: NDArray[np.int8], kb: int, top: NDArray[np.int8]) -> None:
+    """``top[j] = max(top[j], a[k] + b[k, j])`` over ``UNROLL`` products."""
+    a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
+    a4, a5, a6, a7 = a[ka + 4], a[ka + 5], a[ka + 6], a[ka + 7]
+    b0, b1, b2, b3 = b[kb], b[kb + 1], b[kb + 2], b[kb + 3]
+    b4, b5, b6, b7 = b[kb + 4], b[kb + 5], b[kb + 6], b[kb + 7]
+    for j in range(LANES):
+        e = max(max(top[j], top.dtype.type(a0 + b0[j])), top.dtype.type(a1 + b1[j]))
+        e = max(max(e, top.dtype.type(a2 + b2[j])), top.dtype.type(a3 + b3[j]))
+        e = max(max(e, top.dtype.type(a4 + b4[j])), top.dtype.type(a5 + b5[j]))
+        top[j] = max(max(e, top.dtype.type(a6 + b6[j])), top.dtype.type(a7 + b7[j]))
+
+
+@jit
+def _add_products(
+    a: NDArray[np.float32], ka: int, b: NDArray[np.float32], kb: int,
+    shift: NDArray[np.float32], total: NDArray[np.float32],
+) -> None:
+    """``total[j] += trunc(a[k] * b[k, j] * shift[j])`` over ``UNROLL`` products; exact in either lane type."""
+    a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
+    a4, a5, a6, a7 = a[ka + 4], a[ka + 5], a[ka + 6], a[ka + 7]
+    b0, b1, b2, b3 = b[kb], b[kb + 1], b[kb + 2], b[kb + 3]
+    b4, b5, b6, b7 = b[kb + 4], b[kb + 5], b[kb + 6], b[kb + 7]
+    for j in range(LANES):
+        up, s = shift[j], total[j]
+        s += np.trunc((a0 * b0[j]) * up)
+        s += np.trunc((a1 * b1[j]) * up)
+        s += np.trunc((a2 * b2[j]) * up)
+        s += np.trunc((a3 * b3[j]) * up)
+        s += np.trunc((a4 * b4[j]) * up)
+        s += np.trunc((a5 * b5[j]) * up)
+        s += np.trunc((a6 * b6[j]) * up)
+        s += np.trunc((a7 * b7[j]) * up)
+        total[j] = s
+
+
+@jit
+def _promote(
+    c: NDArray[np.float32], total: NDArray[np.float32], a_scale: float, b_scale: NDArray[np.float32], mode: int
+) -> None:
+    """Add the scaled ``c`` into ``total`` and clear it; every operation rounds once to float32."""
+    if mode == FMA:
+        for j in range(LANES):
+            total[j] = fma(f32(a_scale * b_scale[j]), f32(c[j]), total[j])
+    elif mode == MULTIPLY_ADD:
+        for j in range(LANES):
+            total[j] += f32(f32(a_scale * b_scale[j]) * f32(c[j]))
+    elif mode == A_THEN_B:
+        for j in range(LANES):
+            total[j] += f32(f32(f32(c[j]) * a_scale) * b_scale[j])
+    else:
+        for j in range(LANES):
+            total[j] += f32(c[j])
+    for j in range(LANES):
+        c[j] = 0

@@ -1,0 +1,87 @@
+"""What every compiled CPU kernel shares: the compiler's front door, a true fma, and the worker threads.
+
+``jit`` compiles with numba: no fast-math (bits are the point: nothing may be contracted or reassociated), IEEE
+division, no GIL, and an on-disk cache where a directory can be written. ``fma`` is one rounding of ``x*y + z``:
+LLVM's intrinsic, a vector instruction where the CPU has one and the C library's ``fmaf`` elsewhere.
+``run_tasks`` spreads independent calls over ``torch.get_num_threads()`` threads.
+
+Kernels loop over row views (``row = matrix[k]``; ``row[j]``) with a constant trip count: an index that numba cannot
+prove non-negative costs a wrap-around test and turns vector loads into gathers.
+
+Not covered: numerics; each kernel file states its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+import torch
+from numba.core import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oracle.formats import codes_of
+
+TASK_ROWS = 256  # rows whose accumulators stay in the second-level cache
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def jit(function: Function) -> Function:
+    """Compile ``function`` at its first call. Typed by hand because numba carries no types."""
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+    try:
+        compiled = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # numba finds no directory it may write its cache to
+        compiled = numba.njit(cache=False, **options)(function)
+    return compiled  # type: ignore[no-any-return]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fma(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
+    """``x * y + z`` with one rounding, in the type of ``x``: float32 or float64."""
+    if not (x == y == z and x in (types.float32, types.float64)):
+        return None  # numba reports a typing error
+
+    def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return x(x, x, x), lower
+
+
+def run_tasks(task: Callable[..., None], arguments: Iterable[tuple[int, ...]]) -> None:
+    """Call ``task(*a)`` for every ``a``; calls may run at the same time and must write apart from each other."""
+    calls = list(arguments)
+    threads = min(torch.get_num_threads(), len(calls))
+    if threads <= 1:
+        for call in calls:
+            task(*call)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(task, *call) for call in calls]:
+            done.result()
+
+
+def task_pieces(rows: int, columns: int, *, lanes: int) -> list[tuple[int, int, int, int]]:
+    """Row ranges times panel ranges, some eight to a thread: ``(row0, row1, panel0, panel1)``."""
+    panels = -(-columns // lanes)
+    threads = torch.get_num_threads()
+    height = TASK_ROWS if panels >= threads else max(8, min(TASK_ROWS, -(-rows // threads)))
+    bands = -(-rows // height)
+    wide = max(1, panels * bands // (8 * threads))
+    return [
+        (r, min(r + height, rows), p, min(p + wide, panels))
+        for r in range(0, rows, height)
+        for p in range(0, panels, wide)
+    ]
+
+
+def codes_array(x: Tensor) -> NDArray[np.unsignedinteger]:
+    """The codes of an 8- or 16-bit tensor as contiguous unsigned integers, which index tables."""
+    bits = codes_of(x.contiguous()).numpy()
+    return bits if bits.itemsize == 1 else bits.view(np.uint16)

@@ -1,0 +1,356 @@
+"""One fused sum, and chains of them: the readable definition of every instruction in the table.
+
+For products ``p_k`` with exponents ``e_k`` and an accumulator ``c``::
+
+    m   = max(max_k e_k, E(c), min_exponent)            E(x) = max(floor(log2|x|), emin); zeros take no part
+    q   = 2^(m - t)
+    S   = tz_q(c) + sum_k tz_q(p_k)                     tz_q(x) = sign(x) floor(|x|/q) q; the sum is exact
+    out = S rounded to `to` fraction bits (toward zero for float32; to nearest even for float16)
+
+Every number here is a float64 tensor and every operation on it is exact: products have at most 22 significant
+bits, scaled terms are integers below 2^46, sums of them stay below 2^53. This file is the truth that
+:mod:`oracle.tensorcore.packed` and the compiled engines must equal bit for bit; it is not fast.
+
+Special values: a NaN or an infinity among the products or in ``c`` decides the result as IEEE 754 addition
+would (NaN, or the infinity, whatever the order); an exponent beyond the output format gives infinity, also
+when rounding toward zero; an all-zero sum is +0; every NaN that leaves is the canonical one (0x7FFFFFFF,
+0x7FFF).
+
+Sources: MMA-Sim (arXiv 2511.10909), Khattak and Mikaitis (10.1145/3830409); see
+:mod:`oracle.tensorcore.instructions` for which fact comes from where.
+Not covered: exception flags, sparsity, the payload of NaNs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.errors import DtypeError, NumericsError
+from oracle.formats import by_name, decode, of_dtype
+from oracle.rounding import power_of_two
+from oracle.tensorcore.instructions import Instruction, Order, Sum
+
+ABSENT = -20_000
+"""Exponent of a zero: below every real one, also when two of them are added."""
+
+FLOAT32_EMIN, FLOAT32_EMAX = -126, 127
+FLOAT16_EMIN, FLOAT16_EMAX, FLOAT16_FRACTION = -14, 15, 10
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Decoded operand: exact values and alignment exponents.
+
+    Attributes
+    ----------
+    values : Tensor
+        float64.
+    exponents : Tensor
+        int32 of the same shape: ``max(floor(log2|x|), emin)``, :data:`ABSENT` for zeros.
+    """
+
+    values: Tensor
+    exponents: Tensor
+
+
+def operand(x: Tensor, instruction: Instruction, *, format: str | None = None) -> Operand:
+    """Decode one operand of an instruction.
+
+    Parameters
+    ----------
+    x : Tensor
+        Elements in the operand's torch dtype; float4 as unpacked integer codes, one per element. With
+        ``format`` named, a float32 or float64 tensor of values that this format holds.
+    instruction : Instruction
+    format : str or None
+        Format of the values; None takes the dtype's own (float32 is read as TF32).
+
+    Returns
+    -------
+    Operand
+        TF32 ignores the 13 low bits of a float32 (truncation). Subnormals keep the exponent ``emin``, or
+        become zero where the instruction flushes them.
+
+    Raises
+    ------
+    DtypeError
+        If the instruction does not take this format.
+    """
+    name = format or _format_name(x, instruction)
+    if name not in instruction.operands:
+        raise DtypeError(
+            f"{instruction.name} does not take {name}; it takes {', '.join(instruction.operands)}"
+        )
+    emin = FLOAT32_EMIN if name == "tfloat32" else by_name(name).emin
+    if name == "tfloat32":
+        bits = x.to(torch.float32).contiguous().view(torch.int32)
+        # Masking a NaN could leave an infinity: keep one bit that survives.
+        bits = torch.where(torch.isnan(x), torch.full_like(bits, 0x7FC00000), bits & ~0x1FFF)
+        values = bits.view(torch.float32).to(torch.float64)
+    elif format is not None and x.dtype in (torch.float32, torch.float64):
+        values = x.to(torch.float64)
+    else:
+        values = decode(x, by_name(name))
+    if instruction.flush_subnormals:
+        values = torch.where(values.abs() < 2.0**emin, torch.zeros_like(values), values)
+    return Operand(values, exponent(values, emin=emin))
+
+
+def _format_name(x: Tensor, instruction: Instruction) -> str:
+    if x.dtype == torch.float32 and "tfloat32" in instruction.operands:
+        return "tfloat32"
+    if not x.dtype.is_floating_point and len(instruction.operands) == 1:
+        return instruction.operands[0]
+    return of_dtype(x.dtype).name
+
+
+def exponent(x: Tensor, *, emin: int) -> Tensor:
+    """``max(floor(log2|x|), emin)`` as int32 from the bits of a float64; :data:`ABSENT` for zeros.
+
+    NaN and infinities get an exponent above every finite one; callers settle them apart.
+    """
+    e = ((x.view(torch.int64) >> 52) & 0x7FF).to(torch.int32) - 1023
+    return torch.where(x == 0, ABSENT, e.clamp(min=emin))
+
+
+def truncate(x: Tensor, quantum_exponent: Tensor) -> Tensor:
+    """``tz_q(x) / q`` with ``q = 2^quantum_exponent``: an integer, exact."""
+    return torch.trunc(x * power_of_two(-quantum_exponent))
+
+
+def round_significand(x: Tensor, *, fraction_bits: int, emin: int, emax: int, toward_zero: bool) -> Tensor:
+    """Round float64 values to a binary format, gradual underflow included, overflow to infinity.
+
+    An exponent above ``emax`` gives infinity in both directions: hardware truncates the significand, not the
+    range (MMA-Sim, KM). NaN and infinities pass.
+    """
+    e = exponent(x, emin=emin).clamp(min=emin) - fraction_bits
+    scaled = x * power_of_two(-e)
+    whole = torch.trunc(scaled) if toward_zero else torch.round(scaled)
+    out = whole * power_of_two(e)
+    out = torch.where(out.abs() >= 2.0 ** (emax + 1), torch.sign(x) * math.inf, out)
+    return torch.where(torch.isfinite(x), out, x)
+
+
+def round_accumulator(x: Tensor, instruction: Instruction, *, out: torch.dtype) -> Tensor:
+    """Round an exact sum to the instruction's float32 or float16 accumulator."""
+    if out == torch.float16:
+        return round_significand(
+            x, fraction_bits=FLOAT16_FRACTION, emin=FLOAT16_EMIN, emax=FLOAT16_EMAX, toward_zero=False
+        )
+    return round_significand(
+        x, fraction_bits=instruction.out_bits, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX,
+        toward_zero=instruction.round_toward_zero,
+    )  # fmt: skip
+
+
+def fused_sum(p: Tensor, e: Tensor, c: Tensor, *, align_bits: int, min_exponent: int, c_emin: int) -> Tensor:
+    """``S = tz_q(c) + sum_k tz_q(p_k)``, exact.
+
+    Parameters
+    ----------
+    p, e : Tensor
+        Products float64 ``[..., G]`` and their exponents int32 ``[..., G]`` (:data:`ABSENT` for zeros).
+    c : Tensor
+        Accumulator float64 ``[...]``, finite.
+    align_bits : int
+        ``t``.
+    min_exponent, c_emin : int
+        Least exponent of the alignment; fixed exponent of subnormal ``c``.
+    """
+    m = torch.maximum(e.amax(dim=-1), exponent(c, emin=c_emin)).clamp(min=min_exponent)
+    quantum = m - align_bits
+    total = truncate(p, quantum.unsqueeze(-1)).sum(dim=-1) + truncate(c, quantum)
+    return (total + 0.0) * power_of_two(quantum)  # + 0.0 turns an all-zero sum into +0
+
+
+def accumulate(
+    p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, *, out: torch.dtype = torch.float32
+) -> Tensor:
+    """Run products through as many instructions as they fill: ``d = sum_k p_k + c`` as the hardware adds.
+
+    Parameters
+    ----------
+    p, e : Tensor
+        Products float64 ``[..., K]`` and exponents int32 ``[..., K]``; short of a multiple of ``k`` zeros are
+        understood.
+    c : Tensor
+        float64 ``[...]``, holding values of ``out``.
+    out : torch.dtype
+        float32, or float16 where the instruction has it.
+
+    Returns
+    -------
+    Tensor
+        float64 ``[...]`` of values of ``out``.
+    """
+    if out not in (torch.float32, torch.float16) or (out == torch.float16 and not instruction.float16_out):
+        raise NumericsError(f"{instruction.name} has no {out} accumulator; use torch.float32")
+    special = p.sum(dim=-1) + c
+    settled = ~torch.isfinite(special)
+    if settled.any():
+        p, c = torch.where(torch.isfinite(p), p, 0.0), torch.where(settled, 0.0, c)
+    for start in range(0, p.shape[-1], instruction.k):
+        part = slice(start, start + instruction.k)
+        c = _instruction_step(p[..., part], e[..., part], c, instruction, out)
+    return torch.where(settled, special, c) if settled.any() else c
+
+
+def _instruction_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, out: torch.dtype) -> Tensor:
+    """One instruction, with overflowed accumulators kept as they are."""
+    overflowed = ~torch.isfinite(c)
+    if overflowed.any():
+        kept, c = c, torch.where(overflowed, 0.0, c)
+    if instruction.sum is Sum.FUSED_THEN_ADD:
+        total = _groups(p, e, torch.zeros_like(c), instruction, out)
+        nearest = {torch.float32: (23, FLOAT32_EMIN, FLOAT32_EMAX), torch.float16: (10, -14, 15)}[out]
+        # Two float32 of far exponents do not fit a float64 sum: add them with their rounding error.
+        high, low = two_sum(total, c)
+        result = round_significand(
+            round_to_odd(high, low), fraction_bits=nearest[0], emin=nearest[1], emax=nearest[2],
+            toward_zero=False,
+        )  # fmt: skip
+    else:
+        result = _groups(p, e, c, instruction, out)
+    return torch.where(overflowed, kept, result) if overflowed.any() else result
+
+
+def _groups(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, out: torch.dtype) -> Tensor:
+    """The groups of one instruction, one after the other."""
+    if instruction.order is Order.INTERLEAVED:
+        index = torch.arange(p.shape[-1], device=p.device)
+        first = index % 4 < 2
+        splits = [index[first], index[~first]]
+    else:
+        splits = list(torch.split(torch.arange(p.shape[-1], device=p.device), instruction.group))
+    for split in splits:
+        if split.numel() == 0:
+            continue
+        c = _group_step(p[..., split], e[..., split], c, instruction, out)
+    return c
+
+
+def _group_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, out: torch.dtype) -> Tensor:
+    kind = instruction.sum
+    if kind is Sum.EXACT:
+        return _exact_step(p, c)
+    if kind is Sum.TREE_FLUSH:
+        return _tree_step(p, c)
+    if kind in (Sum.LATE_FLOOR, Sum.LATE_FLOOR_ODD_EVEN):
+        return _late_floor_step(p, e, c, instruction)
+    assert instruction.align_bits is not None
+    c_emin = FLOAT16_EMIN if out == torch.float16 else FLOAT32_EMIN
+    total = fused_sum(
+        p, e, c, align_bits=instruction.align_bits, min_exponent=instruction.min_exponent, c_emin=c_emin
+    )
+    return round_accumulator(total, instruction, out=out)
+
+
+def block_scaled(p: Tensor, scale: Tensor, scale_exponent: Tensor) -> tuple[Tensor, Tensor]:
+    """Reduce FP4 products to one addend per 16, as the block-scaled FP4 instructions do.
+
+    The 16 products are summed exactly and multiplied by the scales' significands; the addend's exponent is
+    the scales' alone (MMA-Sim).
+
+    Parameters
+    ----------
+    p : Tensor
+        ``[..., K]``, ``K % 16 == 0``.
+    scale, scale_exponent : Tensor
+        Product of the two scales (float64) and sum of their exponents (int32), ``[..., K / 16]``.
+
+    Returns
+    -------
+    (Tensor, Tensor)
+        Addends ``[..., K / 16]`` and exponents.
+    """
+    addends = p.reshape(*p.shape[:-1], -1, 16).sum(dim=-1) * scale
+    return addends, torch.where(addends == 0, ABSENT, scale_exponent)
+
+
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``a + b = high + low`` exactly, ``high = fl(a + b)`` (Knuth). Finite float64 operands."""
+    high = a + b
+    part = high - a
+    return high, (a - (high - part)) + (b - part)
+
+
+def round_to_odd(high: Tensor, low: Tensor) -> Tensor:
+    """``high + low`` rounded to odd in float64, so that a later rounding to fewer bits is a single one.
+
+    Boldo and Melquiond: correct for any target with at least two bits fewer. ``|low| <= ulp(high) / 2``.
+    """
+    bits = high.view(torch.int64)
+    toward = torch.where((low > 0) == (high > 0), 1, -1)
+    fix = (low != 0) & ((bits & 1) == 0) & torch.isfinite(high)
+    return torch.where(fix, bits + toward, bits).view(torch.float64)
+
+
+def fma32(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """``fl32(a * b + c)`` with one rounding, for float32 tensors (broadcast). NaN, infinities as IEEE 754."""
+    product = a.to(torch.float64) * b.to(torch.float64)  # 48 bits: exact
+    high, low = two_sum(product, c.to(torch.float64))
+    return torch.where(torch.isfinite(high), round_to_odd(high, low), high).to(torch.float32)
+
+
+def _exact_step(p: Tensor, c: Tensor) -> Tensor:
+    """All addends exactly, one rounding to nearest (gfx908). Element by element: slow and plain."""
+    terms = torch.cat([p, c.unsqueeze(-1)], dim=-1)
+    rows = terms.reshape(-1, terms.shape[-1]).tolist()
+    high = [math.fsum(row) for row in rows]
+    low = [math.fsum([*row, -h]) for row, h in zip(rows, high, strict=True)]
+    total = round_to_odd(
+        torch.tensor(high, dtype=torch.float64, device=p.device),
+        torch.tensor(low, dtype=torch.float64, device=p.device),
+    ).reshape(c.shape)
+    return round_significand(total, fraction_bits=23, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX, toward_zero=False)
+
+
+def _tree_step(p: Tensor, c: Tensor) -> Tensor:
+    """Pairwise float32 tree, then + c; every result flushed (gfx90a)."""
+    terms = _flush(p.to(torch.float32))
+    while terms.shape[-1] > 1:
+        if terms.shape[-1] % 2:
+            terms = torch.nn.functional.pad(terms, (0, 1))
+        terms = _flush(terms[..., 0::2] + terms[..., 1::2])
+    return _flush(_flush(c.to(torch.float32)) + terms[..., 0]).to(torch.float64)
+
+
+def _flush(x: Tensor) -> Tensor:
+    return torch.where(x.abs() < 2.0**FLOAT32_EMIN, x * 0.0, x)
+
+
+def _late_floor_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction) -> Tensor:
+    """CDNA3: products by themselves, then floored onto a grid common with c, then rounded to nearest.
+
+    FP8 sums even and odd products apart and drops a ``c`` that lies more than 25 binades below.
+    """
+    t, wide = instruction.align_bits, instruction.wide_out_bits
+    assert t is not None and wide is not None
+    odd_even = instruction.sum is Sum.LATE_FLOOR_ODD_EVEN
+    halves = [(p[..., 0::2], e[..., 0::2]), (p[..., 1::2], e[..., 1::2])] if odd_even else [(p, e)]
+    sums, tops = [], []
+    for values, exponents in halves:
+        top = exponents.amax(dim=-1)
+        top = torch.where(top <= ABSENT // 2, instruction.min_exponent, top)
+        sums.append(truncate(values, (top - t).unsqueeze(-1)).sum(dim=-1) * power_of_two(top - t))
+        tops.append(top)
+    top = torch.stack(tops).amax(dim=0)
+    if odd_even:
+        total = sum((torch.floor(s * power_of_two(t - top)) for s in sums), torch.zeros_like(c))
+        total = total * power_of_two(top - t)
+    else:
+        total = sums[0]
+    c_exponent = exponent(c, emin=FLOAT32_EMIN).clamp(min=FLOAT32_EMIN)
+    common = torch.maximum(top, c_exponent)
+    total = torch.floor(total * power_of_two(wide - common)) * power_of_two(common - wide)
+    floored = torch.floor(c * power_of_two(t - common)) * power_of_two(common - t)
+    if odd_even:
+        floored = torch.where(c_exponent >= common - 25, floored, 0.0)
+    return round_significand(
+        total + floored, fraction_bits=23, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX, toward_zero=False
+    )

@@ -1,0 +1,135 @@
+"""Which schedule made an output: every registered one is tried, and ranked by the fraction of equal bits.
+
+A random product tells instruction and promotion apart at once; epilogue orders differ in a few elements in a
+thousand (float32) or fewer (bfloat16), so a tie at the top is the honest answer: use
+:mod:`oracle.tensorcore.probes` to make inputs that separate them.
+
+Not covered: kernels that no registered schedule describes (the best fraction is then far below 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.errors import NumericsError, ShapeError
+from oracle.gemm import ScaledProduct
+from oracle.tensorcore.instructions import Status
+from oracle.tensorcore.predict import Engine, predict_product
+from oracle.tensorcore.schedules import Schedule, schedules
+
+SAMPLE = 1 << 15
+"""Outputs compared when the product has more: evenly spaced rows and columns."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """How well one schedule explains an output.
+
+    Attributes
+    ----------
+    schedule : str
+    equal : float
+        Fraction of the compared elements with equal bits (any NaN equals any NaN).
+    compared : int
+        Number of elements compared.
+    """
+
+    schedule: str
+    equal: float
+    compared: int
+
+
+def identify_product(
+    product: ScaledProduct,
+    output: Tensor,
+    arch: str | None = None,
+    *,
+    sample: int | None = SAMPLE,
+    engine: Engine = "auto",
+) -> list[Match]:
+    """Rank the schedules that can compute ``product`` by how many bits of ``output`` they reproduce.
+
+    Parameters
+    ----------
+    product : ScaledProduct
+    output : Tensor
+        ``[M, N]``, float32, bfloat16 or float16.
+    arch : str or None
+        Try one architecture only.
+    sample : int or None
+        Most elements compared; None compares all.
+
+    Returns
+    -------
+    list of Match
+        Best first; equal fractions keep hardware-checked schedules first, then registry order.
+
+    Raises
+    ------
+    NumericsError
+        Unknown arch, or no schedule can compute this product (each reason is listed).
+    ShapeError
+        ``output`` is not ``[M, N]``.
+    """
+    shape = (product.a.shape[0], product.b.shape[0])
+    if output.shape != shape:
+        raise ShapeError(f"output {list(output.shape)} must be {list(shape)}")
+    candidates, reasons = [], []
+    for schedule in schedules(arch):
+        reason = schedule.why_not(product, out_dtype=output.dtype)
+        if reason is None:
+            candidates.append(schedule)
+        else:
+            reasons.append(reason)
+    if not candidates:
+        raise NumericsError("no schedule can compute this product: " + "; ".join(reasons))
+    rows, columns = _sample(shape, sample)
+    part, wanted = subset(product, rows, columns), output[rows][:, columns]
+    found = [_match(part, wanted, schedule, engine) for schedule in candidates]
+    order = {s.name: (s.status is not Status.SEEN_ON_HARDWARE, i) for i, s in enumerate(candidates)}
+    return sorted(found, key=lambda m: (-m.equal, order[m.schedule]))
+
+
+def equal_bits(actual: Tensor, expected: Tensor) -> Tensor:
+    """Elementwise equality of bits, with every NaN equal to every NaN. Same dtype and shape."""
+    integer = torch.int32 if actual.dtype == torch.float32 else torch.int16
+    same = actual.contiguous().view(integer) == expected.contiguous().view(integer)
+    return same | (torch.isnan(actual) & torch.isnan(expected))
+
+
+def subset(product: ScaledProduct, rows: Tensor, columns: Tensor) -> ScaledProduct:
+    """The product restricted to some rows of ``a`` and rows of ``b`` (int64 indices)."""
+    a_scale = product.a_scale if product.a_scale.shape[0] == 1 else product.a_scale[rows]
+    return ScaledProduct(
+        a=_take(product.a, rows),
+        b=_take(product.b, columns),
+        a_scale=a_scale,
+        b_scale=product.b_scale[columns // product.b_rows],
+        block=product.block,
+        b_rows=1,
+        bias=None if product.bias is None else product.bias[columns],
+    )
+
+
+def _match(product: ScaledProduct, output: Tensor, schedule: Schedule, engine: Engine) -> Match:
+    predicted = predict_product(product, schedule, out_dtype=output.dtype, engine=engine)
+    return Match(schedule.name, float(equal_bits(predicted, output).double().mean()), output.numel())
+
+
+def _sample(shape: tuple[int, int], sample: int | None) -> tuple[Tensor, Tensor]:
+    m, n = shape
+    if sample is None or m * n <= sample:
+        return torch.arange(m), torch.arange(n)
+    columns = min(n, max(1, int(sample**0.5)))
+    rows = min(m, max(1, sample // columns))
+    return torch.arange(rows) * m // rows, torch.arange(columns) * n // columns
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of a tensor of any dtype (float8 has no index kernel everywhere)."""
+    if x.element_size() == 1:
+        return x.view(torch.uint8)[index].view(x.dtype)
+    return x[index]

@@ -1,0 +1,300 @@
+"""The exact bits a kernel writes, given its schedule.
+
+:func:`predict_product` evaluates ``y[m, n] = sum_b a_scale b_scale sum_k a b (+ bias)`` as the hardware does:
+chains of fused sums (:mod:`oracle.tensorcore.fused`), promotions, scales and the store, all in the order that
+the schedule names. :func:`mma` evaluates one instruction, ``d = a.b + c``.
+
+Engines ``cpu`` (compiled) and ``cuda`` give the same bits as ``torch``, the readable definition; ``auto``
+takes the fastest that supports the product where its tensors are.
+
+Memory of the torch engine beyond operands and result: below 256 MiB for any shape (output tiles, K slices).
+Not covered: split-K, and kernels that no schedule describes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from oracle.errors import NumericsError, ShapeError
+from oracle.rounding import Overflow, Rounding, power_of_two, to_dtype
+from oracle.tensorcore import packed
+from oracle.tensorcore.fused import Operand, accumulate, block_scaled, exponent, fma32, operand
+from oracle.tensorcore.instructions import NAN_FLOAT16, NAN_FLOAT32, Instruction, Sum
+from oracle.tensorcore.instructions import instruction as instruction_named
+from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule, get
+
+if TYPE_CHECKING:
+    from oracle.gemm import ScaledProduct
+
+Engine = Literal["auto", "torch", "cpu", "cuda"]
+
+_TILE_M, _TILE_N = 128, 512  # output tile of the torch engine
+_SLICE = 1 << 19  # products held at once by the general form: 4 MiB a temporary
+
+
+def predict_product(
+    product: ScaledProduct, schedule: Schedule | str, *, out_dtype: torch.dtype, engine: Engine = "auto"
+) -> Tensor:
+    """Bits of a kernel that computes ``product`` by ``schedule``.
+
+    Parameters
+    ----------
+    product : ScaledProduct
+        ``a [M, K]``, ``b [N, K]``, scales, optional bias.
+    schedule : Schedule or str
+        A record, or the name of a registered one (:func:`oracle.tensorcore.schedules.get`).
+    out_dtype : torch.dtype
+        float32, bfloat16 or float16: the float32 result rounded to nearest even, overflow to infinity.
+    engine : {"auto", "torch", "cpu", "cuda"}
+
+    Returns
+    -------
+    Tensor
+        ``[M, N]`` of ``out_dtype`` on the operands' device. NaNs are canonical (0x7FFFFFFF, 0x7FFF).
+
+    Raises
+    ------
+    NumericsError
+        Unknown schedule or engine, or a product that the schedule cannot compute (the reason is in the
+        message).
+    """
+    if isinstance(schedule, str):
+        schedule = get(schedule)
+    schedule.check(product, out_dtype=out_dtype)
+    fast = _engine(product, schedule, engine)
+    if fast is not None:
+        return canonical_nan(fast.predict(product, schedule, out_dtype=out_dtype))
+    return store(_float32(product, schedule), out_dtype)
+
+
+def mma(
+    instruction: Instruction | str,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    *,
+    out: torch.dtype,
+    a_format: str | None = None,
+    b_format: str | None = None,
+) -> Tensor:
+    """``d[i] = sum_k a[i, k] b[i, k] + c[i]`` through one instruction (or a chain of them when K is longer).
+
+    Parameters
+    ----------
+    instruction : Instruction or str
+    a, b : Tensor
+        ``[..., K]`` rows, paired; in the operand dtype, or float32 values with ``a_format`` / ``b_format``
+        named.
+    c : Tensor
+        ``[...]``; rounded to ``out`` (nearest even) first, as a kernel that loads it does.
+    out : torch.dtype
+        float32, or float16 where the instruction has it.
+
+    Returns
+    -------
+    Tensor
+        ``[...]`` of ``out``, NaNs canonical.
+    """
+    if isinstance(instruction, str):
+        instruction = instruction_named(instruction)
+    if a.shape != b.shape or a.shape[:-1] != c.shape:
+        raise ShapeError(
+            f"a {list(a.shape)} and b {list(b.shape)} must agree, c {list(c.shape)} be one per row"
+        )
+    left, right = operand(a, instruction, format=a_format), operand(b, instruction, format=b_format)
+    p = left.values * right.values
+    e = _exponents(p, left.exponents + right.exponents)
+    start = to_dtype(c.to(torch.float64), out, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    total = accumulate(p, e, start.to(torch.float64), instruction, out=out)
+    return store(total.to(torch.float32), out)
+
+
+def store(acc: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """Float32 accumulators rounded to nearest even into the output dtype, NaNs canonical."""
+    if out_dtype == torch.float32:
+        return canonical_nan(acc.clone())
+    out = to_dtype(acc.to(torch.float64), out_dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    return canonical_nan(out)
+
+
+def canonical_nan(x: Tensor) -> Tensor:
+    """Every NaN of a float32, bfloat16 or float16 tensor replaced, in place, by the hardware's own."""
+    wide = x.dtype == torch.float32
+    bits = x.view(torch.int32 if wide else torch.int16)
+    bits.masked_fill_(torch.isnan(x), NAN_FLOAT32 if wide else NAN_FLOAT16)
+    return x
+
+
+def _engine(product: ScaledProduct, schedule: Schedule, engine: Engine) -> Any:
+    """The compiled engine to use, or None for plain torch."""
+    if engine not in ("auto", "torch", "cpu", "cuda"):
+        raise NumericsError(f"no engine {engine!r}; engines: auto, torch, cpu, cuda")
+    if engine == "torch":
+        return None
+    kind = engine if engine != "auto" else ("cuda" if product.a.is_cuda else "cpu")
+    name = f"oracle.tensorcore.engine_{kind}"
+    if importlib.util.find_spec(name) is None:
+        if engine == "auto":
+            return None
+        raise NumericsError(f"engine {engine!r} is not installed; use engine='torch'")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as missing:  # numba or triton: optional dependencies
+        if engine == "auto":
+            return None
+        raise NumericsError(f"engine {engine!r} needs {missing.name}; use engine='torch'") from missing
+    if module.supports(product, schedule):
+        return module
+    if engine == "auto":
+        return None
+    raise NumericsError(
+        f"engine {engine!r} does not support {schedule.name} for this product; use engine='torch'"
+    )
+
+
+def _float32(product: ScaledProduct, schedule: Schedule) -> Tensor:
+    """The float32 result before the store, tile by tile."""
+    a = operand(product.a, schedule.instruction)
+    b = operand(product.b, schedule.instruction)
+    m, n = a.values.shape[0], b.values.shape[0]
+    out = torch.empty((m, n), dtype=torch.float32, device=a.values.device)
+    for j in range(0, n, _TILE_N):
+        columns = slice(j, min(j + _TILE_N, n))
+        for i in range(0, m, _TILE_M):
+            rows = slice(i, min(i + _TILE_M, m))
+            tile = _Tile(product, schedule, _rows(a, rows), _rows(b, columns), rows, columns)
+            out[rows, columns] = tile.result()
+    return out
+
+
+def _rows(x: Operand, rows: slice) -> Operand:
+    return Operand(x.values[rows], x.exponents[rows])
+
+
+def _exponents(p: Tensor, e: Tensor) -> Tensor:
+    """Exponents of products, with zeros absent."""
+    return torch.where(p == 0, -20_000, e)
+
+
+class _Tile:
+    """One output tile of one product."""
+
+    def __init__(
+        self, product: ScaledProduct, schedule: Schedule, a: Operand, b: Operand, rows: slice, columns: slice
+    ) -> None:
+        self.schedule, self.a, self.b = schedule, a, b
+        self.k = int(a.values.shape[1])
+        self.block = product.block
+        a_scale, b_scale = _float32_scale(product.a_scale), _float32_scale(product.b_scale)
+        self.a_scale = a_scale.expand(product.a.shape[0], -1)[rows]
+        index = torch.arange(columns.start, columns.stop, device=b_scale.device) // product.b_rows
+        self.b_scale = b_scale[index]
+        self.bias = None if product.bias is None else product.bias[columns].to(torch.float32)
+        self.finite = bool(torch.isfinite(a.values).all() and torch.isfinite(b.values).all())
+        self.packed = self.finite and packed.fits(schedule.instruction)
+        if self.packed:
+            self.lanes = packed.lanes(a.values, a.exponents), packed.lanes(b.values, b.exponents)
+
+    def result(self) -> Tensor:
+        """Promotions over K, then the epilogue."""
+        interval = self.schedule.interval or max(self.k, 1)
+        total = torch.zeros(
+            (self.a.values.shape[0], self.b.values.shape[0]), dtype=torch.float32, device=self.a.values.device
+        )
+        for start in range(0, self.k, interval):
+            part = self.chain(start, min(start + interval, self.k))
+            total = self.promote(total, part, start // self.block if self.a_scale.shape[1] > 1 else 0)
+        return self.epilogue(total)
+
+    def promote(self, total: Tensor, part: Tensor, block: int) -> Tensor:
+        """Join a finished chain to the sum."""
+        kind = self.schedule.promotion
+        if kind is Promotion.NONE:
+            return part
+        if kind is Promotion.ADD:
+            return total + part
+        sa, sb = self.a_scale[:, block, None], self.b_scale[None, :, block]
+        if kind is Promotion.FMA:
+            return fma32(sa * sb, part, total)
+        if kind is Promotion.MUL_ADD:
+            return total + (sa * sb) * part
+        return total + (part * sa) * sb
+
+    def epilogue(self, acc: Tensor) -> Tensor:
+        """Scales that the promotion did not use, and the bias."""
+        kind, sa, sb = self.schedule.epilogue, self.a_scale[:, 0, None], self.b_scale[None, :, 0]
+        if kind is Epilogue.NONE:
+            return acc if self.bias is None else acc + self.bias
+        inner, outer = {
+            Epilogue.COL_THEN_ROW: (sb * acc, sa),
+            Epilogue.ROW_THEN_COL: (acc * sa, sb),
+            Epilogue.PRODUCT: (acc, sa * sb),
+        }[kind]
+        if self.bias is None:
+            return inner * outer
+        return fma32(outer, inner, self.bias) if self.schedule.fused_bias else inner * outer + self.bias
+
+    def chain(self, start: int, stop: int) -> Tensor:
+        """One chain of instructions over ``[start, stop)``, from zero."""
+        if self.packed:
+            a, b = ((v[start:stop], e[start:stop]) for v, e in self.lanes)
+            return packed.chain(a, b, self.schedule.instruction)
+        step = self.schedule.instruction.k
+        rows = max(1, _SLICE // (self.b.values.shape[0] * step))
+        parts = []
+        for i in range(0, self.a.values.shape[0], rows):
+            acc = torch.zeros(
+                (min(rows, self.a.values.shape[0] - i), self.b.values.shape[0]),
+                dtype=torch.float64, device=self.a.values.device,
+            )  # fmt: skip
+            for k in range(start, stop, step):
+                p, e = self.products(slice(i, i + rows), k, min(k + step, stop))
+                acc = accumulate(p, e, acc, self._inner())
+            parts.append(acc)
+        return torch.cat(parts).to(torch.float32)
+
+    def _inner(self) -> Instruction:
+        return self.schedule.instruction
+
+    def products(self, rows: slice, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Products ``[m, N, k]`` of one instruction and their exponents, block scales included."""
+        ks = slice(start, stop)
+        p = self.a.values[rows, None, ks] * self.b.values[None, :, ks]
+        e = _exponents(p, self.a.exponents[rows, None, ks] + self.b.exponents[None, :, ks])
+        if self.schedule.scales is not Scales.OPERANDS:
+            return p, e
+        blocks = torch.arange(start, stop, device=p.device) // self.block
+        sa, sb = self.a_scale[rows].to(torch.float64), self.b_scale.to(torch.float64)
+        ea, eb = scale_exponents(sa, self._inner()), scale_exponents(sb, self._inner())
+        if self._inner().sum is not Sum.BLOCK_SCALED_GROUPS:
+            shift = ea[:, None, blocks] + eb[None, :, blocks]
+            scaled = p * (sa[:, None, blocks] * sb[None, :, blocks])
+            return scaled, torch.where(p == 0, e, e + shift)
+        if (stop - start) % 16:
+            raise ShapeError(
+                f"K={self.k} is not a multiple of 16, which {self.schedule.name} needs; pad with zeros"
+            )
+        firsts = blocks[::16]
+        shift = ea[:, None, firsts] + eb[None, :, firsts]
+        return block_scaled(p, sa[:, None, firsts] * sb[None, :, firsts], shift)
+
+
+def scale_exponents(scale: Tensor, instruction: Instruction) -> Tensor:
+    """Alignment exponents of block scales: those of their format, zeros as its least."""
+    emin = -127 if instruction.scale_format == "float8_e8m0fnu" else -6
+    return exponent(scale, emin=emin).clamp(min=emin)
+
+
+def _float32_scale(scale: Tensor) -> Tensor:
+    if scale.dtype == torch.float32:
+        return scale
+    if scale.dtype == torch.float8_e8m0fnu:
+        bits = scale.view(torch.uint8).to(torch.int64)
+        values = power_of_two(bits - 127).masked_fill(bits == 255, float("nan"))
+        return values.to(torch.float32)
+    return scale.to(torch.float32)

@@ -1,0 +1,300 @@
+"""Whole-kernel schedules: an instruction, where its chain is interrupted, and what happens to the scales.
+
+A schedule is built from few parts::
+
+    chain      c_{i+1} = instruction(a, b, c_i) over `interval` products (the whole K when None), from c = 0
+    promotion  how a finished chain joins the float32 sum (NONE: there is one chain and its result is the sum)
+    epilogue   how scales that were not used in the promotion multiply the sum
+    bias       fma(outer scale, inner, bias), or a separate addition
+    store      float32 rounded to nearest even into the output dtype
+
+Sources: outputs captured on an H200 (DeepGEMM, FlashInfer, vLLM CUTLASS, cuBLASLt and PyTorch's CUTLASS
+kernels), the published sources of these kernels, and the instruction table. ``status`` says which were
+checked here.
+
+Not covered: split-K and stream-K (their partial sums are added in an order that the launch decides), the
+float32 ``C`` operand of accumulating GEMMs, activation epilogues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+
+from oracle.errors import NumericsError
+from oracle.tensorcore.instructions import Instruction, Status, arches, instruction
+
+if TYPE_CHECKING:
+    from oracle.gemm import ScaledProduct
+
+
+class Promotion(Enum):
+    """How a finished chain ``part`` joins the float32 ``sum``; ``sa``, ``sb`` are the block's scales."""
+
+    NONE = "sum = part"
+    ADD = "sum = fl(sum + part)"
+    FMA = "sum = fma(fl(sa * sb), part, sum)"
+    MUL_ADD = "sum = fl(sum + fl(fl(sa * sb) * part))"
+    ROW_COL_ADD = "sum = fl(sum + fl(fl(part * sa) * sb))"
+
+
+class Epilogue(Enum):
+    """How the scales multiply the finished sum ``acc``; every product is rounded to float32."""
+
+    NONE = "acc"
+    COL_THEN_ROW = "sa * (sb * acc)"
+    ROW_THEN_COL = "(acc * sa) * sb"
+    PRODUCT = "(sa * sb) * acc"
+
+
+class Scales(Enum):
+    """Where the scales are applied."""
+
+    PROMOTION = "when a chain joins the sum"
+    EPILOGUE = "once, after the whole K"
+    OPERANDS = "inside the instruction, as exponents"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a kernel computes a :class:`~oracle.gemm.ScaledProduct`.
+
+    Attributes
+    ----------
+    name : str
+        ``"sm90.promote128"``.
+    instruction : Instruction
+    interval : int or None
+        Products of one chain; None is the whole K.
+    promotion : Promotion
+    epilogue : Epilogue
+    seen_in : str
+        Kernels known to compute so, or the source.
+    status : Status
+    fused_bias : bool
+        Bias by one fused multiply-add with the outer scale, else by a separate addition.
+    """
+
+    name: str
+    instruction: Instruction
+    interval: int | None
+    promotion: Promotion
+    epilogue: Epilogue
+    seen_in: str
+    status: Status
+    fused_bias: bool = True
+    scales_inside: bool = False
+
+    @property
+    def scales(self) -> Scales:
+        """Where the scales are applied."""
+        if self.scales_inside:
+            return Scales.OPERANDS
+        by_block = self.promotion in (Promotion.FMA, Promotion.MUL_ADD, Promotion.ROW_COL_ADD)
+        return Scales.PROMOTION if by_block else Scales.EPILOGUE
+
+    def why_not(self, product: ScaledProduct, *, out_dtype: torch.dtype) -> str | None:
+        """Reason for which this schedule cannot compute the product, or None."""
+        if out_dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return f"{self.name} stores float32, bfloat16 or float16, not {out_dtype}"
+        for side, x in (("a", product.a), ("b", product.b)):
+            name = _format_name(x, self.instruction)
+            if name not in self.instruction.operands:
+                return (
+                    f"{self.name} takes {side} in {', '.join(self.instruction.operands)}, not {name}; "
+                    f"see schedules() for others"
+                )
+        k, block = int(product.a.shape[1]), product.block
+        blocks = int(product.a_scale.shape[1])
+        if self.scales is Scales.EPILOGUE and blocks != 1:
+            return (
+                f"{self.name} applies the scales once after the whole K={k}, and the product has {blocks} scale "
+                f"blocks of {block}; use a promoting schedule"
+            )
+        if (
+            self.scales is Scales.PROMOTION
+            and self.interval is not None
+            and blocks > 1
+            and block % self.interval
+        ):
+            return (
+                f"{self.name} promotes every {self.interval}; scale blocks of {block} are no multiple of it"
+            )
+        if self.scales is Scales.OPERANDS:
+            unit = self.instruction.scale_block or 1
+            if blocks > 1 and block % unit:
+                return (
+                    f"{self.name} has one scale for {unit} products; blocks of {block} are no multiple of it"
+                )
+            if self.instruction.scale_format == "float8_e8m0fnu" and not (
+                _powers_of_two(product.a_scale) and _powers_of_two(product.b_scale)
+            ):
+                return f"{self.name} takes UE8M0 scales: every scale must be a power of two"
+        return None
+
+    def check(self, product: ScaledProduct, *, out_dtype: torch.dtype) -> None:
+        """Raise NumericsError with the reason of :meth:`why_not`, if there is one."""
+        reason = self.why_not(product, out_dtype=out_dtype)
+        if reason is not None:
+            raise NumericsError(reason)
+
+
+def get(name: str) -> Schedule:
+    """The registered schedule of this name.
+
+    Raises
+    ------
+    NumericsError
+        Unknown name: the message lists the schedules of the same architecture, or the architectures.
+    """
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    arch = name.split(".")[0]
+    same = [n for n in _REGISTRY if n.split(".")[0] == arch]
+    if same:
+        raise NumericsError(f"no schedule {name!r}; {arch} has {', '.join(same)}")
+    raise NumericsError(
+        f"no schedule {name!r}: no model for {arch!r}; architectures with schedules: "
+        f"{', '.join(dict.fromkeys(n.split('.')[0] for n in _REGISTRY))}"
+    )
+
+
+def schedules(arch: str | None = None) -> tuple[Schedule, ...]:
+    """All registered schedules, or those of one architecture.
+
+    Raises
+    ------
+    NumericsError
+        ``arch`` has no model; the message lists those that have.
+    """
+    if arch is None:
+        return tuple(_REGISTRY.values())
+    found = tuple(s for s in _REGISTRY.values() if s.instruction.arch == arch)
+    if not found:
+        raise NumericsError(f"no model for arch {arch!r}; known: {', '.join(arches())}")
+    return found
+
+
+def _format_name(x: torch.Tensor, inst: Instruction) -> str:
+    if x.dtype == torch.float32 and "tfloat32" in inst.operands:
+        return "tfloat32"
+    if x.dtype in (torch.uint8, torch.int8) and len(inst.operands) == 1:
+        return inst.operands[0]
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _powers_of_two(scale: torch.Tensor) -> bool:
+    if scale.dtype == torch.float8_e8m0fnu:
+        return True
+    bits = scale.to(torch.float32).contiguous().view(torch.int32)
+    normal = ((bits & 0x7FFFFF) == 0) & (bits > 0)
+    return bool((normal | (bits == 0x400000)).all())
+
+
+def _family(
+    arch: str, mma: str, *, promoting: bool, seen: Mapping[str, str] | None = None, prefix: str = ""
+) -> list[Schedule]:
+    """The chain and promotion schedules of one instruction."""
+    inst = instruction(f"{arch}.{mma}")
+    seen = seen or {}
+    base = Schedule(
+        f"{arch}{prefix}.chain", inst, None, Promotion.NONE, Epilogue.COL_THEN_ROW, "", inst.status
+    )
+    found = [
+        base,
+        replace(base, name=f"{base.name}.row_then_col", epilogue=Epilogue.ROW_THEN_COL),
+        replace(base, name=f"{base.name}.product", epilogue=Epilogue.PRODUCT),
+    ]
+    if promoting:
+        promote = replace(
+            base,
+            name=f"{arch}{prefix}.promote128",
+            interval=128,
+            promotion=Promotion.FMA,
+            epilogue=Epilogue.NONE,
+        )
+        after = replace(promote, promotion=Promotion.ADD, epilogue=Epilogue.COL_THEN_ROW)
+        found += [
+            promote,
+            replace(promote, name=f"{promote.name}.muladd", promotion=Promotion.MUL_ADD),
+            replace(promote, name=f"{promote.name}.row_then_col", promotion=Promotion.ROW_COL_ADD),
+            replace(after, name=f"{promote.name}.scale_after"),
+            replace(after, name=f"{promote.name}.scale_after.row_then_col", epilogue=Epilogue.ROW_THEN_COL),
+            replace(after, name=f"{promote.name}.scale_after.product", epilogue=Epilogue.PRODUCT),
+        ]
+    return [_with_source(s, seen) for s in found]
+
+
+def _with_source(schedule: Schedule, seen: Mapping[str, str]) -> Schedule:
+    """Attach the kernels; a schedule that no capture shows is literature, whatever its instruction is."""
+    if schedule.name in seen:
+        return replace(schedule, seen_in=seen[schedule.name], status=Status.SEEN_ON_HARDWARE)
+    return replace(schedule, seen_in="composed from the instruction table", status=Status.LITERATURE)
+
+
+def _inside(name: str, inst: str, seen_in: str) -> Schedule:
+    return Schedule(
+        name,
+        instruction(inst),
+        None,
+        Promotion.NONE,
+        Epilogue.NONE,
+        seen_in,
+        Status.LITERATURE,
+        scales_inside=True,
+    )
+
+
+_SEEN_SM90 = {
+    "sm90.promote128": "DeepGEMM fp8_gemm_nt, m_grouped contiguous and masked; FlashInfer "
+    "fp8_blockscale_gemm_sm90; vLLM cutlass_scaled_mm with block scales; torch F.scaled_mm 1x128 x 128x128",
+    "sm90.promote128.scale_after": "torch._scaled_mm with use_fast_accum=False, per tensor and row-wise",
+    "sm90.chain": "vLLM cutlass_scaled_mm per tensor, token, channel; torch._scaled_mm with use_fast_accum=True",
+    "sm90.chain.row_then_col": "torch._scaled_grouped_mm; torch._scaled_mm row-wise with use_fast_accum=True",
+}
+
+_TABLE: tuple[Schedule, ...] = (
+    *_family("sm90", "wgmma.fp8", promoting=True, seen=_SEEN_SM90),
+    *_family("sm90", "mma.fp8", promoting=True, prefix=".mma_sync"),
+    *_family("sm90", "wgmma.bf16", promoting=False, prefix=".bf16"),
+    *_family("sm90", "wgmma.f16", promoting=False, prefix=".f16"),
+    *_family("sm90", "wgmma.tf32", promoting=False, prefix=".tf32"),
+    *_family("sm70", "mma.f16", promoting=False, prefix=".f16"),
+    *_family("sm75", "mma.f16", promoting=False, prefix=".f16"),
+    *_family("sm80", "mma.bf16", promoting=False, prefix=".bf16"),
+    *_family("sm80", "mma.f16", promoting=False, prefix=".f16"),
+    *_family("sm80", "mma.tf32", promoting=False, prefix=".tf32"),
+    *_family("sm86", "mma.bf16", promoting=False, prefix=".bf16"),
+    *_family("sm86", "mma.f16", promoting=False, prefix=".f16"),
+    *_family("sm89", "mma.fp8", promoting=True),
+    *_family("sm89", "mma.bf16", promoting=False, prefix=".bf16"),
+    *_family("sm89", "mma.f16", promoting=False, prefix=".f16"),
+    *_family("sm100", "tcgen05.f8f6f4", promoting=True),
+    _inside(
+        "sm100.chain_ue8m0",
+        "sm100.tcgen05.mxf8f6f4",
+        "DeepGEMM sm100 1D1D: accumulator in TMEM over all of K",
+    ),
+    _inside("sm100.chain_mxf4", "sm100.tcgen05.mxf4", "tcgen05 block-scaled FP4"),
+    _inside("sm100.chain_nvf4", "sm100.tcgen05.nvf4", "tcgen05 block-scaled FP4 with UE4M3 scales of 16"),
+    *_family("sm100", "mma.fp8", promoting=True, prefix=".mma_sync"),
+    *_family("sm100", "tcgen05.bf16", promoting=False, prefix=".bf16"),
+    *_family("sm120", "mma.f8f6f4", promoting=True),
+    _inside("sm120.chain_ue8m0", "sm120.mma.mxf8f6f4", "mma.sync block-scaled FP8"),
+    _inside("sm120.chain_mxf4", "sm120.mma.mxf4", "mma.sync block-scaled FP4"),
+    _inside("sm120.chain_nvf4", "sm120.mma.nvf4", "mma.sync block-scaled FP4 with UE4M3 scales of 16"),
+    *_family("gfx942", "mfma.fp8", promoting=True),
+    *_family("gfx942", "mfma.bf16", promoting=False, prefix=".bf16"),
+    *_family("gfx942", "mfma.f16", promoting=False, prefix=".f16"),
+    *_family("gfx90a", "mfma.bf16_1k", promoting=False, prefix=".bf16"),
+    *_family("gfx90a", "mfma.f16", promoting=False, prefix=".f16"),
+    *_family("gfx908", "mfma.bf16", promoting=False, prefix=".bf16"),
+    *_family("gfx908", "mfma.f16", promoting=False, prefix=".f16"),
+)
+
+_REGISTRY: Mapping[str, Schedule] = MappingProxyType({s.name: s for s in _TABLE})
