@@ -1,0 +1,175 @@
+"""Bounds of one chain of fused steps, before any scale: the error of the accumulator of one promotion interval.
+
+Notation: ``p = a*b`` exact products, ``e = E(a) + E(b)`` their nominal exponents (``E`` is the exponent of a normal,
+``emin`` of a subnormal; zeros take no part), ``x`` the exact prefix after a step and ``c`` the computed one, ``t``
+the alignment bits, ``to`` the output bits, ``pw(v) = 2**floor(log2 v)``. Lemmas, all from the definition of a step:
+
+L1  truncation of ``p`` to a multiple of ``q`` loses ``|p| mod q``, toward zero.
+L2  if ``q`` divides ``q'`` then ``|p| mod q <= |p| mod q'``: an upper bound of the alignment exponent bounds every loss.
+L3  truncating the sum ``S`` to ``to`` bits loses less than ``2**-to pw(S)``, and nothing if
+    ``|S| < 2**(m + 1 + to - t)``, as ``S`` is a multiple of ``2**(m - t)``.
+L4  ``c`` itself is truncated only in steps whose largest product exponent exceeds ``E(c)``.
+
+Every quantity is dyadic and within 53 bits for FP8 operands, so float64 evaluates the recursions exactly.
+Plain PyTorch, the readable definition; :mod:`oracle.bounds.cpu` has the same numbers faster. Not covered: scales,
+promotion, output rounding (:mod:`oracle.bounds.promote`).
+Source: derived here from the step's definition; Blanchard, Higham, Lopez, Mary, Pranesh (SISC 42(3), 2020) is the
+classical form that these sharpen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.accumulator import Accumulator
+from oracle.formats import Format
+
+NONE = -(1 << 20)  # the exponent of a zero: smaller than any exponent that occurs
+EMIN32 = -126  # a float32 accumulator is never aligned below this exponent
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Decoded values ``[R, K]`` (float64) and their nominal exponents (int64, ``NONE`` for zeros)."""
+
+    value: Tensor
+    exponent: Tensor
+
+    def steps(self, start: int, stop: int) -> Operand:
+        return Operand(self.value[:, start:stop], self.exponent[:, start:stop])
+
+
+def operand(value: Tensor, fmt: Format) -> Operand:
+    """Nominal exponents of finite float64 ``value`` drawn from ``fmt``: ``max(floor(log2 |v|), emin)``."""
+    exponent = torch.frexp(value)[1].to(torch.int64) - 1
+    exponent = exponent.clamp(min=fmt.emin)
+    return Operand(value, torch.where(value == 0, torch.full_like(exponent, NONE), exponent))
+
+
+def rank1(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
+    """B1: ``x, -E, E`` with ``|c - x| <= E``; needs only row maxima of exponents and the prefixes.
+
+    ``g = 2**(max E(a) + max E(b))`` over the step, ``Q = max(g, pw(|x| + E))``, and per step
+    ``E += n 2**-t Q + 2**-to pw(|x'| + E + n 2**-t Q)`` with ``n = group`` (+ 1 after the first step, for ``c``).
+    """
+    x = _zeros(a, b)
+    error = torch.zeros_like(x)
+    for step, (start, stop) in enumerate(_steps(a, acc)):
+        sa, sb = a.steps(start, stop), b.steps(start, stop)
+        top = sa.exponent.amax(dim=1)[:, None] + sb.exponent.amax(dim=1)[None, :]
+        largest = torch.maximum(power(top), floor_power(x.abs() + error))
+        addends = acc.group + (1 if step else 0)
+        loss = addends * 2.0**-acc.align * largest
+        x = x + sa.value @ sb.value.T
+        error = error + loss
+        error = error + 2.0**-acc.out * floor_power(x.abs() + error)
+    return x, -error, error
+
+
+def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
+    """B2: ``x, l, h`` with ``l <= c - x <= h``, sign-aware and attained; needs every product.
+
+    With ``mg`` the largest product exponent of the step and ``mbar = max(mg, floor(log2 max|x + [l, h]|))``, the
+    products lose at most their residues modulo ``2**(mbar - t)``, the accumulator at most ``2**(mg - t)`` where its
+    exponent may lie below ``mg``, and the output truncation ``2**-to pw`` of the largest possible sum (L1 to L4).
+    """
+    x = _zeros(a, b)
+    low, high = torch.zeros_like(x), torch.zeros_like(x)
+    for start, stop in _steps(a, acc):
+        sa, sb = a.steps(start, stop), b.steps(start, stop)
+        p = sa.value[:, None, :] * sb.value[None, :, :]
+        top = (sa.exponent[:, None, :] + sb.exponent[None, :, :]).amax(dim=2)
+        live = top > NONE // 2
+        held = torch.maximum((x + low).abs(), (x + high).abs())
+        quantum = power(torch.maximum(top, exponent_floor(held)) - acc.align)
+        positive, negative = _residues(p, quantum)
+        lost = torch.where(_may_be_below(x, low, high, top), power(top - acc.align), torch.zeros_like(x))
+        after = x + p.sum(dim=2)
+        l1 = low - positive - torch.where(x + high > 0, lost, torch.zeros_like(x))
+        h1 = high + negative + torch.where(x + low < 0, lost, torch.zeros_like(x))
+        exact_below = power(top + 1 + acc.out - acc.align)
+        l2 = l1 - _truncation(after + h1, exact_below, acc)
+        h2 = h1 + _truncation(-(after + l1), exact_below, acc)
+        low, high = torch.where(live, l2, low), torch.where(live, h2, high)
+        x = after
+    return x, low, high
+
+
+def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
+    """B3: ``x, l, h`` for any order and grouping of the products in at most ``ceil(K / acc.group)`` steps.
+
+    Every partial sum lies in ``[-T, T]``, ``T = max(P+, P-) + E``; all residues are taken at its exponent. The
+    fixed point is reached by iterating upward until the alignment exponent no longer grows.
+    """
+    p = a.value[:, None, :] * b.value[None, :, :]
+    top = (a.exponent[:, None, :] + b.exponent[None, :, :]).amax(dim=2)
+    live = top > NONE // 2
+    positive, negative = p.clamp(min=0).sum(dim=2), (-p).clamp(min=0).sum(dim=2)
+    steps = len(_steps(a, acc))
+    largest = torch.maximum(positive, negative)
+    total = largest
+    for _ in range(64):
+        mbar = torch.maximum(top, exponent_floor(total))
+        plus, minus = _residues(p, power(mbar - acc.align))
+        drift = (steps - 1) * power(top - acc.align) + steps * 2.0**-acc.out * floor_power(total)
+        grown = largest + torch.maximum(plus, minus) + drift
+        if bool((floor_power(grown) <= floor_power(total)).all()):
+            break
+        total = torch.maximum(total, grown)
+    else:  # no fixed point found: claim nothing
+        drift = torch.full_like(largest, torch.inf)
+    zero = torch.zeros_like(largest)
+    x = p.sum(dim=2)
+    return x, torch.where(live, -(plus + drift), zero), torch.where(live, minus + drift, zero)
+
+
+def floor_power(x: Tensor) -> Tensor:
+    """``pw(x) = 2**floor(log2 x)`` for non-negative float64 (0 for 0), from the exponent bits."""
+    return (x.view(torch.int64) & 0x7FF0_0000_0000_0000).view(torch.float64)
+
+
+def exponent_floor(x: Tensor) -> Tensor:
+    """``max(floor(log2 x), -126)`` for non-negative float64, ``NONE`` for 0."""
+    exponent = (torch.frexp(x)[1].to(torch.int64) - 1).clamp(min=EMIN32)
+    return torch.where(x == 0, torch.full_like(exponent, NONE), exponent)
+
+
+def power(exponent: Tensor) -> Tensor:
+    """``2.0**exponent`` as float64 from its bits; 0 below the normal range."""
+    bits = (exponent + 1023).clamp(0, 2046) << 52
+    return bits.view(torch.float64)
+
+
+def _steps(a: Operand, acc: Accumulator) -> list[tuple[int, int]]:
+    length = a.value.shape[1]
+    return [(k, min(length, k + acc.group)) for k in range(0, length, acc.group)]
+
+
+def _zeros(a: Operand, b: Operand) -> Tensor:
+    shape = (a.value.shape[0], b.value.shape[0])
+    return torch.zeros(shape, dtype=torch.float64, device=a.value.device)
+
+
+def _residues(p: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over the last axis of ``|p| mod quantum`` for the positive and for the negative products."""
+    q = torch.where(quantum == 0, torch.ones_like(quantum), quantum)[..., None]
+    magnitude = p.abs()
+    rest = magnitude - torch.floor(magnitude / q) * q
+    zero = torch.zeros_like(rest)
+    return torch.where(p > 0, rest, zero).sum(dim=-1), torch.where(p < 0, rest, zero).sum(dim=-1)
+
+
+def _may_be_below(x: Tensor, low: Tensor, high: Tensor, top: Tensor) -> Tensor:
+    """Whether ``[x + low, x + high]`` holds a non-zero value of exponent below ``top``."""
+    left, right = x + low, x + high
+    nearest = torch.where((left <= 0) & (right >= 0), torch.zeros_like(x), torch.minimum(left.abs(), right.abs()))
+    return (nearest < power(top)) & ((left != 0) | (right != 0))
+
+
+def _truncation(largest: Tensor, exact_below: Tensor, acc: Accumulator) -> Tensor:
+    """Most that truncating a sum of at most ``largest`` loses; 0 where sums that small are representable."""
+    loss = 2.0**-acc.out * floor_power(largest.clamp(min=0))
+    return torch.where(largest < exact_below, torch.zeros_like(loss), loss)

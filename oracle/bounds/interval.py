@@ -1,0 +1,55 @@
+"""The interval of computed minus exact, and the admissible output values it implies.
+
+    low = RN_T(exact + lo),  high = RN_T(exact + hi)
+
+with the single rounding ``RN_T`` of :func:`oracle.rounding.pair_to_dtype` into the output dtype ``T``. Rounding is
+monotone, so every ``RN_T(exact + d)`` with ``lo <= d <= hi`` lies in ``[low, high]``: no half-ulp slack is added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.compare import Admissible
+from oracle.doubledouble import fast_two_sum, two_sum
+from oracle.formats import decode
+from oracle.gemm import Exact
+from oracle.rounding import Overflow, Rounding, pair_to_dtype
+
+
+@dataclass(frozen=True)
+class Interval:
+    """``lo <= computed - exact <= hi`` per element, float64, before the output is rounded.
+
+    ``open`` (bool or None) marks elements that the derivation does not constrain, because a float32 intermediate
+    may overflow there. ``name`` says which bound this is; ``weak`` that it assumes no order of summation.
+    """
+
+    lo: Tensor
+    hi: Tensor
+    name: str
+    weak: bool = False
+    open: Tensor | None = None
+
+
+def admissible(value: Exact, expected: Tensor, interval: Interval) -> Admissible:
+    """The closed interval of output values; ``expected`` is the exact value correctly rounded into the output dtype."""
+    dtype = expected.dtype
+    low = _edge(value, interval.lo - value.slack, dtype)
+    high = _edge(value, interval.hi + value.slack, dtype)
+    center = decode(expected)
+    special = ~torch.isfinite(value.hi)
+    low, high = torch.where(special, center, low), torch.where(special, center, high)
+    return Admissible(low, high, center, open=interval.open)
+
+
+def _edge(value: Exact, offset: Tensor, dtype: torch.dtype) -> Tensor:
+    hi, e = two_sum(value.hi, offset)
+    hi, lo = fast_two_sum(hi, e + value.lo)
+    infinite = torch.isinf(hi)
+    lo = torch.where(infinite, torch.zeros_like(lo), lo)
+    out = pair_to_dtype(hi, lo, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    return decode(out)
