@@ -1,0 +1,6 @@
+"""The contracts of the suite; importing this package registers them all."""
+
+from oracle.contracts import gemm, grouped
+from oracle.contracts.base import Contract, OptionSpec, TensorSpec, get, registered
+
+__all__ = ["Contract", "OptionSpec", "TensorSpec", "gemm", "get", "grouped", "registered"]

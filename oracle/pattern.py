@@ -1,0 +1,79 @@
+"""Where the failing elements lie, in words: rows, columns, tiles.
+
+Looks only at a boolean tensor; knows nothing of values. A tensor of more than two dimensions is described by
+its leading index groups first, then as the matrix of its last two dimensions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def describe(bad: Tensor, *, tiles: tuple[int, int] = (128, 128)) -> str:
+    """One phrase for the failing elements of ``bad`` (bool, any rank); empty string when there are none.
+
+    ``tiles`` is the tile height and width that the kernel family uses; failing elements that fill whole tiles
+    are named as tiles.
+    """
+    count = int(bad.sum())
+    if count == 0:
+        return ""
+    if count == bad.numel():
+        return "every element"
+    if bad.dim() == 0:
+        return "the only element"
+    if bad.dim() == 1:
+        return f"elements {ranges(torch.nonzero(bad)[:, 0].tolist())}"
+    if bad.dim() > 2:
+        lead = bad.flatten(0, -3).flatten(1).any(dim=1)
+        groups = torch.nonzero(lead)[:, 0].tolist()
+        inner = describe(bad.flatten(0, -3).any(dim=0), tiles=tiles)
+        where = f"groups {ranges(groups)}" if len(groups) < len(lead) else "every group"
+        return f"{where}: {inner}"
+    return _matrix(bad, count, tiles)
+
+
+def ranges(indices: list[int], *, most: int = 4) -> str:
+    """``[0, 1, 2, 7]`` as ``0..2, 7``; after ``most`` runs an ellipsis with the count."""
+    runs: list[tuple[int, int]] = []
+    for i in sorted(indices):
+        if runs and i == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], i)
+        else:
+            runs.append((i, i))
+    words = [str(a) if a == b else f"{a}..{b}" for a, b in runs[:most]]
+    if len(runs) > most:
+        words.append(f"... ({len(indices)} in all)")
+    return ", ".join(words)
+
+
+def _matrix(bad: Tensor, count: int, tiles: tuple[int, int]) -> str:
+    m, n = bad.shape
+    rows = torch.nonzero(bad.any(dim=1))[:, 0].tolist()
+    columns = torch.nonzero(bad.any(dim=0))[:, 0].tolist()
+    full = count == len(rows) * len(columns)
+    row_tiles = sorted({r // tiles[0] for r in rows})
+    column_tiles = sorted({c // tiles[1] for c in columns})
+    if len(rows) == 1 and len(columns) == 1:
+        return f"only element ({rows[0]}, {columns[0]})"
+    if len(rows) < m and len(columns) == n:
+        return f"{_plural('row', rows)} only" + ("" if full else ", scattered within")
+    if len(columns) < n and len(rows) == m:
+        block = f" (N block {column_tiles[0]})" if len(column_tiles) == 1 and n > tiles[1] else ""
+        return f"{_plural('column', columns)} only{block}" + ("" if full else ", scattered within")
+    if full and len(rows) < m and len(columns) < n:
+        return f"the rectangle of {_plural('row', rows)} and {_plural('column', columns)}"
+    if m > tiles[0] or n > tiles[1]:
+        touched = {(r // tiles[0], c // tiles[1]) for r, c in torch.nonzero(bad).tolist()[:100_000]}
+        if len(touched) == 1:
+            (r, c) = touched.pop()
+            return f"scattered within tile ({r}, {c}) of {tiles[0]}x{tiles[1]}"
+        if len(row_tiles) * len(column_tiles) > len(touched):
+            return f"scattered within {len(touched)} tiles of {tiles[0]}x{tiles[1]}"
+    share = 100.0 * count / bad.numel()
+    return f"scattered over {len(rows)} rows and {len(columns)} columns ({share:.3g}% of the elements)"
+
+
+def _plural(noun: str, indices: list[int]) -> str:
+    return f"{noun} {indices[0]}" if len(indices) == 1 else f"{noun}s {ranges(indices)}"
