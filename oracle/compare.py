@@ -15,8 +15,11 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from oracle.bounds.admissible import Admissible
 from oracle.formats import decode
 from oracle.pattern import describe
+
+__all__ = ["Admissible", "Comparison", "Status", "Verdict", "Worst", "compare", "verdict"]
 
 
 class Status(StrEnum):
@@ -94,22 +97,6 @@ class Verdict:
         record["margin"] = _jsonable(record["margin"])
         record["explained_by"] = list(self.explained_by)
         return record
-
-
-@dataclass(frozen=True)
-class Admissible:
-    """Element-wise admissible interval, all float64 of one shape, on the grid of the output dtype.
-
-    ``expected`` is the correctly rounded exact value, NaN where the result must be NaN. ``specified`` (bool)
-    is False where the contract leaves the content open. ``open`` (bool) is True where the derivation does not
-    constrain the element (an intermediate may overflow); such elements pass and are counted.
-    """
-
-    low: Tensor
-    high: Tensor
-    expected: Tensor
-    specified: Tensor | None = None
-    open: Tensor | None = None
 
 
 @dataclass(frozen=True)

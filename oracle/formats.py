@@ -372,7 +372,7 @@ def _stored(codes: Tensor, fmt: Format | None) -> tuple[Format, Tensor]:
 
 
 def _from_table(codes: Tensor, *, fmt: Format) -> Tensor:
-    return _table(fmt, codes.device)[codes.int()]
+    return torch.index_select(_table(fmt, codes.device), 0, codes.int())
 
 
 def _from_bits(codes: Tensor, *, fmt: Format) -> Tensor:

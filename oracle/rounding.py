@@ -14,7 +14,8 @@ that to any format of at most 51 bits is the rounding of the exact sum.
 [1] S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
 rounding to odd", IEEE Trans. Computers 57(4), 2008.
 
-Not covered: scales, stochastic rounding, NaN payloads; a CPU thread whose IEEE rounding mode was changed.
+Not covered: scales, stochastic rounding, NaN payloads; a CPU thread that was told to round otherwise or to
+flush subnormals (``torch.set_flush_denormal``).
 """
 
 from __future__ import annotations
@@ -208,14 +209,14 @@ def _bits_of_power(exponent: int) -> int:
 def _round(x: Tensor, fmt: Format, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Bits of ``s`` and of ``2^52 q`` (module docstring) for the magnitudes of ``x``.
 
-    Magnitudes are cut at ``2^(emax + 2)``, which overflows in every format as they would, and at the smallest
-    value of a format without zero.
+    Magnitudes are cut at ``2^(emax + 1)``, which is beyond the largest value as all above it are, and at the
+    smallest value of a format without zero.
     """
     if not fmt.has_nan and bool(x.isnan().any()):
         raise InputError(f"the input holds NaN and {fmt} has no NaN; replace it before rounding")
     bits = x.view(torch.int64)
     lowest = 0 if fmt.has_zero else _bits_of_power(fmt.emin)
-    a = (bits & _MAGNITUDE).clamp_(lowest, _bits_of_power(fmt.emax + 2))
+    a = (bits & _MAGNITUDE).clamp_(lowest, _bits_of_power(fmt.emax + 1))
     anchor = (a & _EXPONENT_FIELD).clamp_(min=_bits_of_power(fmt.emin)).add_((52 - fmt.fraction_bits) << 52)
     s = (a.view(torch.float64) + anchor.view(torch.float64)).view(torch.int64)
     if rounding is Rounding.NEAREST_EVEN and fmt.fraction_bits > 0:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oracle.compare import Admissible
+from oracle.bounds.admissible import Admissible
 from oracle.doubledouble import fast_two_sum, two_sum
 from oracle.formats import decode
 from oracle.gemm import Exact

@@ -182,8 +182,10 @@ class ScaledFp8Quant(QuantiserContract):
 
 @register
 class PerTokenGroupQuantFp8(QuantiserContract):
-    """A power-of-two scale is that of ``max(amax, eps)/448``; the floor that vLLM's kernel puts on the
-    scale itself as well is another recipe (``vllm_group_ue8m0``), to be declared."""
+    """A power-of-two scale is that of ``max(amax, eps)/448``.
+
+    vLLM's kernel puts a floor on the scale itself as well: another recipe (``vllm_group_ue8m0``), to be declared.
+    """
 
     name = "per_token_group_quant_fp8"
     summary = "groups of each row along K, scale max(amax, eps)/448, optionally rounded up to a power of two"
@@ -354,8 +356,10 @@ class FlashinferQuantize1x128(_FlashInfer):
 
 @register
 class FlashinferQuantize128x128(_FlashInfer):
-    """As specified: the amax is over the whole block. Shipped kernels leave rows out of it, which the
-    verdict names (``flashinfer_128x128_amax_fault``)."""
+    """As specified, with the amax of the whole block.
+
+    Shipped kernels leave rows out of it, which the verdict names (``flashinfer_128x128_amax_fault``).
+    """
 
     name = "flashinfer_quantize_128x128"
     summary = "the BF16-weight quantiser inside FlashInfer's SM90 GEMM"

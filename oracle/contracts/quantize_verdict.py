@@ -128,9 +128,7 @@ def _worst_code(q: Tensor, judged: Judged) -> Worst:
 
 
 def _farthest(value: Tensor, low: Tensor, high: Tensor, expected: Tensor, bad: Tensor) -> int:
-    """Flat index of the element farthest outside its set or, when none is bad, farthest from the
-    expected value.
-    """
+    """Flat index of the element farthest outside its set or, when none is bad, farthest from the expected value."""
     beyond = torch.maximum(low - value, value - high) if bool(bad.any()) else (value - expected).abs()
     same = (value == expected) | (torch.isnan(value) & torch.isnan(expected))
     beyond = torch.nan_to_num(torch.where(same, torch.zeros_like(beyond), beyond), nan=math.inf, posinf=math.inf)
@@ -147,4 +145,5 @@ def _ratio(actual: float, low: float, high: float, expected: float) -> float:
     if actual == expected or (math.isnan(actual) and math.isnan(expected)):
         return 0.0
     edge = (high - expected) if actual > expected else (expected - low)
-    return abs(actual - expected) / edge if edge > 0 else math.inf
+    ratio = abs(actual - expected) / edge if edge > 0 else math.inf
+    return math.inf if math.isnan(ratio) else ratio

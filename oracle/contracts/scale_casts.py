@@ -62,9 +62,11 @@ class PerTensorDequantize(Contract):
 
 @register
 class CeilToUe8m0(Contract):
-    """Below 2^-126 both smallest powers in use are admissible (2^-127 is a float32 subnormal, which
-    DeepGEMM's routine does not give); above 2^127, and for infinity, both 2^127 and infinity; for NaN
-    anything."""
+    """Where implementations differ at the ends of the range, both are admissible.
+
+    Up to 2^-127: 2^-127 (a float32 subnormal) and 2^-126 (DeepGEMM's smallest). Above 2^127 and for infinity: 2^127
+    and infinity. For NaN: anything.
+    """
 
     name = "ceil_to_ue8m0"
     summary = "the smallest power of two that is not below |x|"
@@ -85,12 +87,11 @@ class CeilToUe8m0(Contract):
         magnitude = decode(x).abs()
         low = ceil_power(magnitude, byte_low=0, inf_byte=254, nan_byte=254)
         high = torch.where(magnitude > 2.0**127, torch.full_like(expected, torch.inf), expected)
-        # Nothing lies between two powers of two but numbers that are none: those are refused through the interval.
+        # Both ends of the set are powers of two; what lies between them is none and must fail.
         value = decode(out)
-        other = (value != low) & (value != high)
-        low = torch.where(other, expected, low)
-        high = torch.where(other, expected, high)
-        sets = Admissible(low, high, expected, open=torch.isnan(magnitude))
+        admitted = (value == low) | (value == high)
+        due = torch.where(admitted, value, expected)
+        sets = Admissible(due, due, due, open=torch.isnan(magnitude))
         return verdict(compare(out, sets), basis="smallest power of two not below |x|")
 
 

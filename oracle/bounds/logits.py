@@ -1,0 +1,75 @@
+"""Bound of the attention logits: the error of each head's dot product, through relu and the weighted sum.
+
+With ``l_h <= c_h - x_h <= h_h`` the bound of head ``h``'s accumulator (:mod:`oracle.bounds.product`, unit scales), relu
+is monotone and 1-Lipschitz, so ``relu(c_h) - relu(x_h)`` lies in ``[dl_h, dh_h] = [relu(x_h + l_h), relu(x_h + h_h)] -
+relu(x_h)``, and
+
+    lo = s sum_h min(w_h dl_h, w_h dh_h) - |s| R,  hi likewise (exchanged for s < 0)
+    R  = n u / (1 - n u) sum_h |w_h| (relu(x_h) + max(-dl_h, dh_h)) + eta,   n = H + 3
+
+as each term meets at most one rounding of its product, ``H - 1`` additions in any order and grouping, and two for the
+scale (once more if it is multiplied into the weight first). ``eta`` is ``2**-149`` for each of these operations, times
+what may multiply it later. Where a float32 intermediate may overflow nothing is claimed.
+Source: NUMERICS of DeepGEMM's sm90_fp8_mqa_logits.cuh for the sum it bounds; Jeannerod and Rump for any order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oracle.bounds import cpu
+from oracle.bounds.accumulator import Accumulator
+from oracle.bounds.ieee32 import ieee32_bound
+from oracle.bounds.interval import Interval
+from oracle.bounds.product import residue_bound
+from oracle.bounds.promote import ETA, FLOAT32_MAX, U
+from oracle.formats import decode
+from oracle.logits import Logits, dots
+
+
+def logits_bound(problem: Logits, acc: Accumulator | None) -> Interval:
+    """The interval of every logit ``[M, N]``; ``acc`` is the accumulator of the dot products, None for float32 ones.
+
+    Elements that a NaN dot product enters are open: relu keeps NaN in torch, and ``fmaxf`` makes it 0.
+    """
+    parts = [_tile(tile, acc) for tile in problem.tiles()]
+    opened = [part.open for part in parts if part.open is not None]
+    low, high = (torch.cat(edges) for edges in zip(*((part.lo, part.hi) for part in parts), strict=True))
+    return Interval(low, high, parts[0].name, True, torch.cat(opened))
+
+
+def _tile(problem: Logits, acc: Accumulator | None) -> Interval:
+    weights, scale = _finite(decode(problem.weights))[:, :, None], _finite(decode(problem.k_scale))[None, :]
+    x = dots(problem)
+    open_ = torch.isnan(x).any(dim=1)
+    x = _finite(x)
+    dot = _dots_bound(problem, acc)
+    rest = torch.relu(x)
+    down, up = torch.relu(x + dot.lo.reshape(x.shape)) - rest, torch.relu(x + dot.hi.reshape(x.shape)) - rest
+    low = torch.minimum(weights * down, weights * up).sum(dim=1)
+    high = torch.maximum(weights * down, weights * up).sum(dim=1)
+    size = (weights.abs() * (rest + torch.maximum(-down, up))).sum(dim=1)
+    if dot.open is not None:
+        open_ = open_ | dot.open.reshape(x.shape).any(dim=1)
+    n = problem.heads + 3
+    gamma = n * U / (1 - n * U) * (1 + 2.0**-20)
+    factor = torch.maximum(scale.abs(), torch.ones_like(scale)) * weights.abs().amax().clamp(min=1.0)
+    # beside the float32 roundings: the float64 ones of the sums above
+    rounding = gamma * size + problem.heads * 2.0**-51 * torch.maximum(-low, high)
+    rounding = rounding * scale.abs() + ETA * 2 * n * factor
+    left, right = torch.minimum(scale * low, scale * high), torch.maximum(scale * low, scale * high)
+    reach = torch.maximum(size * scale.abs().clamp(min=1.0), factor.expand(size.shape))
+    open_ = open_ | ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
+    return Interval(left - rounding, right + rounding, f"sum over heads in any order of {dot.name}", True, open_)
+
+
+def _dots_bound(problem: Logits, acc: Accumulator | None) -> Interval:
+    product = problem.products()
+    if acc is None:
+        return ieee32_bound(product)
+    return cpu.residue_bound(product, acc) if cpu.why_not(product, acc) is None else residue_bound(product, acc)
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.nan_to_num(x, 0.0, 0.0, 0.0)
