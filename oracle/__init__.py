@@ -7,10 +7,56 @@
 
 Contract and input names are those of the routines that engines call (``contracts()`` lists them). This package never
 imports the production layer ``kernels``: a reference that shares code with its subject shares its bugs.
+
+A name is loaded when it is first used, so that importing the package (the pytest plugin does, in every project that
+has it installed) costs milliseconds and does not load torch.
 """
 
-from oracle.api import contracts, judge, predict, reference
-from oracle.compare import Status, Verdict, Worst
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from oracle.errors import OracleError
 
-__all__ = ["OracleError", "Status", "Verdict", "Worst", "contracts", "judge", "predict", "reference"]
+if TYPE_CHECKING:
+    from oracle.api import contracts, identify, judge, predict, reference
+    from oracle.compare import Status, Verdict, Worst
+
+__all__ = ["OracleError", "Status", "Verdict", "Worst", "contracts", "identify", "judge", "predict", "reference"]
+
+_HOME = {
+    "identify": "oracle.api",
+    "judge": "oracle.api",
+    "predict": "oracle.api",
+    "reference": "oracle.api",
+    "Status": "oracle.compare",
+    "Verdict": "oracle.compare",
+    "Worst": "oracle.compare",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+class _Package(ModuleType):
+    """The verb ``contracts()`` and the subpackage of the same name: the attribute is always the verb."""
+
+    @property
+    def contracts(self) -> Callable[[], Any]:
+        return import_module("oracle.api").contracts  # type: ignore[no-any-return]
+
+    @contracts.setter
+    def contracts(self, subpackage: ModuleType) -> None:
+        """The import system binds the subpackage here; ``from oracle.contracts import ...`` does not need it."""
+
+
+sys.modules[__name__].__class__ = _Package

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from oracle.compare import Verdict
 from oracle.contracts import Contract, get, registered
-from oracle.errors import NumericsError
+from oracle.tensorcore.identify import Match
 
 
 def contracts() -> Mapping[str, Contract]:
@@ -66,15 +66,41 @@ def judge(
     return get(contract).judge(inputs, output, arch=arch, numerics=numerics, **options)
 
 
-def predict(contract: str, inputs: Mapping[str, Tensor], *, numerics: str, **options: object) -> Tensor:
-    """The bits that ``numerics`` (a schedule's name) produces; unspecified rows hold NaN.
+def predict(
+    contract: str, inputs: Mapping[str, Tensor], *, numerics: str | None = None, **options: object
+) -> Tensor | dict[str, Tensor]:
+    """The exact bits that a kernel with these ``numerics`` produces.
 
-    ``out_dtype`` defaults to bfloat16. Raises NumericsError, listing what exists, for an unknown schedule or one that
-    cannot compute this product.
+    ``numerics`` names a schedule (``"sm90.promote128"``), for a quantiser a recipe; None is what the contract's
+    kernels use on sm90. Products come in ``out_dtype``, bfloat16 unless named; unspecified rows hold NaN.
+
+    Raises
+    ------
+    NumericsError
+        Unknown numerics, or numerics that cannot compute this call; the message lists what exists.
     """
-    found = get(contract)
-    if not hasattr(found, "predict"):
-        raise NumericsError(f"{contract} has no schedules to predict; reference() gives its exact bits")
-    prediction = found.predict(inputs, numerics=numerics, **options)
-    assert isinstance(prediction, Tensor)
-    return prediction
+    return get(contract).predict(inputs, numerics=numerics, **options)
+
+
+def identify(
+    contract: str,
+    inputs: Mapping[str, Tensor],
+    output: Tensor | Mapping[str, Tensor],
+    *,
+    arch: str | None = None,
+    **options: object,
+) -> list[Match]:
+    """Which known arithmetic produced these bits: every schedule (for a quantiser, every recipe) that could have.
+
+    Returns
+    -------
+    list of Match
+        ``schedule``, ``equal`` (the fraction of compared elements whose bits agree) and ``compared``; best first.
+        Ties are real: two schedules may agree on these inputs. Only schedules of ``arch`` when it is given.
+
+    Raises
+    ------
+    OracleError
+        The call is wrong, or nothing known can compute it.
+    """
+    return get(contract).identify(inputs, output, arch=arch, **options)

@@ -22,7 +22,7 @@ Sources: IEEE 754; the formulas of :mod:`oracle.recipes`. Not covered: verdicts
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -174,8 +174,14 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
 
     Recipes with a given scale are tried only when ``x`` was prepared with one. The faulty ones are included.
     """
+    return tuple(name for name, equal in agreement(x, q, scale, among=among) if equal == 1.0)
+
+
+def agreement(
+    x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None
+) -> Iterator[tuple[str, float]]:
+    """Every recipe that could have produced this shape, with the fraction of codes and scales that it reproduces."""
     published, raw = decode(scale), codes_of(q)
-    found = []
     for recipe in recipes().values() if among is None else among:
         if (recipe.formula is ScaleFormula.GIVEN) != (x.given is not None):
             continue
@@ -185,11 +191,9 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
             continue
         if x.grid(recipe.block).scale_shape != tuple(scale.shape):
             continue
-        if not bool(_same(published, x.scale(recipe).reshape(scale.shape)).all()):
-            continue
-        if bool(_same_code(raw, x.codes(recipe)).all()):
-            found.append(recipe.name)
-    return tuple(found)
+        scales = _same(published, x.scale(recipe).reshape(scale.shape))
+        codes = _same_code(raw, x.codes(recipe))
+        yield recipe.name, (int(scales.sum()) + int(codes.sum())) / (scales.numel() + codes.numel())
 
 
 def ordinal(codes: Tensor) -> Tensor:

@@ -22,9 +22,11 @@ from oracle.errors import (
     DtypeError,
     InputError,
     LayoutError,
+    NumericsError,
     OptionError,
     ShapeError,
 )
+from oracle.tensorcore.identify import Match
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 Output = Tensor | Mapping[str, Tensor]
@@ -81,6 +83,18 @@ class Contract(ABC):
         **options: object,
     ) -> Verdict:
         """The verdict on ``output``; see :func:`oracle.judge`."""
+
+    def predict(
+        self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object
+    ) -> Tensor | dict[str, Tensor]:
+        """The exact bits under named numerics; see :func:`oracle.predict`."""
+        raise NumericsError(f"{self.name} has one right result and no numerics to choose; reference() gives its bits")
+
+    def identify(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
+    ) -> list[Match]:
+        """Known arithmetic ranked by equal bits; see :func:`oracle.identify`."""
+        raise NumericsError(f"{self.name} has one right result and no numerics to identify; judge() compares with it")
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         """Refuse a bad call; return the options with their defaults filled in.

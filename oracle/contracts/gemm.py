@@ -20,6 +20,7 @@ from oracle.contracts.base import FP8, Contract, OptionSpec, Output, TensorSpec,
 from oracle.errors import InputError, NumericsError, ShapeError
 from oracle.gemm import ScaledProduct
 from oracle.judging import Part, accumulation_faults, judge_parts, predict_parts, truth
+from oracle.tensorcore.identify import Match, identify_product
 from oracle.tensorcore.schedules import get as get_schedule
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -77,12 +78,12 @@ class ProductContract(Contract):
         shape = self.shape(inputs)
         return truth(self.parts(inputs), _rows(shape), out_dtype).view(shape)
 
-    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str, **options: object) -> Tensor:
+    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> Tensor:
         out_dtype = self.check(inputs, options)["out_dtype"]
         out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         assert isinstance(out_dtype, torch.dtype)
         shape, parts = self.shape(inputs), self.parts(inputs)
-        schedule = get_schedule(numerics)
+        schedule = get_schedule(numerics or self.admitted("sm90", None, parts, out_dtype)[0])
         for part in parts:
             schedule.check(part.product, out_dtype=out_dtype)
         return predict_parts(parts, _rows(shape), schedule, out_dtype).view(shape)
@@ -98,6 +99,21 @@ class ProductContract(Contract):
         names = self.admitted(arch, numerics, parts, tensor.dtype)
         faults = () if names[0].endswith(".any") else accumulation_faults(get_schedule(names[0]))
         return judge_parts(parts, tensor.reshape(_rows(shape), shape[-1]), numerics=names, faults=faults)
+
+    def identify(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
+    ) -> list[Match]:
+        """Schedules by the fraction of equal bits over all parts, best first; a sample of each large part."""
+        self.check(inputs, options)
+        shape, parts = self.shape(inputs), self.parts(inputs)
+        tensor = only(output)
+        check_output(tensor, name="out", shape=shape, dtypes=OUT_DTYPES, device=parts[0].product.a.device)
+        flat = tensor.reshape(_rows(shape), shape[-1])
+        found: dict[str, list[Match]] = {}
+        for part in parts:
+            for match in identify_product(part.product, part.of(flat), arch):
+                found.setdefault(match.schedule, []).append(match)
+        return sorted((_joined(m) for m in found.values() if len(m) == len(parts)), key=lambda m: -m.equal)
 
     def admitted(
         self, arch: str, numerics: str | None, parts: Sequence[Part], out_dtype: torch.dtype
@@ -294,6 +310,11 @@ def only(output: Output) -> Tensor:
         return output["out"]
     what = ", ".join(output) if isinstance(output, Mapping) else type(output).__name__
     raise InputError(f"the output is {what}; this contract has one output, pass the tensor or {{'out': tensor}}")
+
+
+def _joined(matches: Sequence[Match]) -> Match:
+    compared = sum(m.compared for m in matches)
+    return Match(matches[0].schedule, sum(m.equal * m.compared for m in matches) / compared, compared)
 
 
 def _rows(shape: tuple[int, ...]) -> int:

@@ -25,7 +25,9 @@ from oracle.contracts.base import Contract, OptionSpec, Output, TensorSpec, chec
 from oracle.contracts.quantize_verdict import judge_quantised
 from oracle.errors import InputError, LayoutError, NumericsError, OptionError, ShapeError
 from oracle.quantize import WIDE, prepare, quantize
+from oracle.quantize_admissible import agreement
 from oracle.recipes import Block, Recipe, ScaleFormat
+from oracle.tensorcore.identify import Match
 
 E4M3 = torch.float8_e4m3fn
 BLOCK = 128
@@ -74,6 +76,26 @@ class QuantiserContract(Contract):
         prepared = prepare(x, scale=inputs.get("scale"), scale_ub=inputs.get("scale_ub"))
         q, scale = self.split(output, x, admitted, resolved)
         return judge_quantised(prepared, q, scale, admitted)
+
+    def predict(
+        self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object
+    ) -> dict[str, Tensor]:
+        """The bits of one recipe, the contract's first when none is named."""
+        resolved = self.check(inputs, options)
+        recipe = self.admitted(inputs, resolved, numerics)[0]
+        made = quantize(inputs["x"], recipe, scale=inputs.get("scale"), scale_ub=inputs.get("scale_ub"))
+        return {"q": made.codes, "scale": self.publish(made.scale, resolved)}
+
+    def identify(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
+    ) -> list[Match]:
+        """Recipes by the fraction of codes and scales that they reproduce, best first; ``arch`` changes nothing."""
+        resolved = self.check(inputs, options)
+        x = inputs["x"]
+        q, scale = self.split(output, x, self.declared(inputs, resolved), resolved)
+        prepared = prepare(x, scale=inputs.get("scale"), scale_ub=inputs.get("scale_ub"))
+        total = q.numel() + scale.numel()
+        return sorted((Match(n, equal, total) for n, equal in agreement(prepared, q, scale)), key=lambda m: -m.equal)
 
     def admitted(
         self, inputs: Mapping[str, Tensor], options: Mapping[str, object], numerics: str | None
