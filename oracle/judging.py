@@ -26,6 +26,7 @@ from oracle.bounds import (
     ieee32_bound,
     of_schedule,
 )
+from oracle.bounds.exactly import collapsed
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.compare import Admissible, Status, Verdict, compare, verdict
 from oracle.engines import exact, residue_bound
@@ -135,13 +136,14 @@ def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
 
 
 def interval_of(product: ScaledProduct, name: str) -> Interval:
-    """The sound interval of ``product`` under the named numerics."""
+    """The sound interval of ``product`` under the named numerics; of width zero where none of them rounds."""
     if name == IEEE32:
-        return ieee32_bound(product)
+        return collapsed(product, ieee32_bound(product), None)
     weak = name.endswith(".any")
     schedule = get_schedule(name.removesuffix(".any"))
     accumulator = of_schedule(schedule)
-    return any_order_bound(product, accumulator) if weak else residue_bound(product, accumulator)
+    interval = any_order_bound(product, accumulator) if weak else residue_bound(product, accumulator)
+    return collapsed(product, interval, accumulator)
 
 
 def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
@@ -198,7 +200,8 @@ def _refuted(parts: Sequence[Part], output: Tensor, promised: Schedule, wrong: S
 
 
 def _judge_interval(parts: Sequence[Part], output: Tensor, name: str, mistrust: str | None) -> Verdict:
-    low, high, expected = (torch.full(output.shape, torch.nan, dtype=torch.float64, device=output.device) for _ in "abc")
+    low = torch.full(output.shape, torch.nan, dtype=torch.float64, device=output.device)
+    high, expected = low.clone(), low.clone()
     open_ = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
     basis = ""
     for part in parts:

@@ -6,8 +6,8 @@ offsets ``lo <= computed - exact <= hi`` in float64. Which bound applies is deci
 """
 
 from oracle.bounds.accumulator import Accumulator, of_schedule
-from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.ieee32 import ieee32_bound
+from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.product import any_order_bound, rank1_bound, residue_bound
 
 __all__ = [

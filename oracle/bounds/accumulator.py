@@ -48,7 +48,7 @@ def of_schedule(schedule: Schedule) -> Accumulator:
     """
     i = schedule.instruction
     if i.sum is Sum.BLOCK_SCALED_GROUPS:
-        raise NumericsError(f"no bound is derived for {schedule.name}; compare with predict(numerics={schedule.name!r})")
+        raise NumericsError(f"no bound is derived for {schedule.name}; compare with predict(numerics=...)")
     return Accumulator(
         schedule.name,
         i.group,

@@ -5,7 +5,7 @@ Notation: ``p = a*b`` exact products, ``e = E(a) + E(b)`` their nominal exponent
 the alignment bits, ``to`` the output bits, ``pw(v) = 2**floor(log2 v)``. Lemmas, all from the definition of a step:
 
 L1  truncation of ``p`` to a multiple of ``q`` loses ``|p| mod q``, toward zero.
-L2  if ``q`` divides ``q'`` then ``|p| mod q <= |p| mod q'``: an upper bound of the alignment exponent bounds every loss.
+L2  if ``q`` divides ``q'`` then ``|p| mod q <= |p| mod q'``: an upper bound of the alignment exponent bounds each loss.
 L3  truncating the sum ``S`` to ``to`` bits loses less than ``2**-to pw(S)``, and nothing if
     ``|S| < 2**(m + 1 + to - t)``, as ``S`` is a multiple of ``2**(m - t)``.
 L4  ``c`` itself is truncated only in steps whose largest product exponent exceeds ``E(c)``.

@@ -143,11 +143,11 @@ def _exact_pass(product: ScaledProduct, acc: Accumulator | None) -> Tensor:
         def task(
             row0: int, row1: int, panel0: int, panel1: int,
             a: NDArray[np.float64] = a, top: NDArray[np.float64] = top, sa: NDArray[np.float64] = sa,
-            part: NDArray[np.float64] = out[:, start : start + rows.M],
+            origin: int = start,
         ) -> None:  # fmt: skip
             cpu_exact.exact_rank1(
                 a, top, sa, b, b_value, b_power, sb, product.b_rows, packed.source, packed.tiles, group,
-                used.group, used.align, used.out, acc is not None, bias, product.bias is not None, part,
+                used.group, used.align, used.out, acc is not None, bias, product.bias is not None, out, origin,
                 row0, row1, panel0, panel1,
             )  # fmt: skip
 
@@ -165,20 +165,19 @@ def _residue_pass(product: ScaledProduct, acc: Accumulator) -> Tensor:
     step = max(1, CHUNK_BYTES // (9 * max(1, packed.source.size)))
     for start in range(0, product.M, step):
         rows = product.rows(start, min(product.M, start + step))
-        codes = codes_array(rows.a)[:, packed.source]
-        a, e = a_value[codes], a_exponent[codes]
+        codes = np.take(codes_array(rows.a), packed.source, axis=1)
+        a, e = np.take(a_value, codes), np.take(a_exponent, codes)
         a[:, packed.source < 0] = 0.0
         e[:, packed.source < 0] = cpu_residue.ABSENT
         sa = np.ascontiguousarray(decode(rows.a_scale).expand(rows.M, -1).numpy())
 
         def task(
             row0: int, row1: int, panel0: int, panel1: int,
-            a: NDArray[np.float64] = a, e: NDArray[np.int8] = e, sa: NDArray[np.float64] = sa,
-            part: NDArray[np.float64] = out[:, start : start + rows.M],
+            a: NDArray[np.float64] = a, e: NDArray[np.int8] = e, sa: NDArray[np.float64] = sa, origin: int = start,
         ) -> None:  # fmt: skip
             cpu_residue.residue(
                 a, e, sa, b, b_value, b_exponent, sb, product.b_rows, packed.source, packed.tiles, group,
-                acc.align, acc.out, bias, product.bias is not None, part, row0, row1, panel0, panel1,
+                acc.align, acc.out, bias, product.bias is not None, out, origin, row0, row1, panel0, panel1,
             )  # fmt: skip
 
         run_tasks(task, task_pieces(rows.M, product.N, lanes=LANES))
@@ -192,8 +191,8 @@ def _bias(product: ScaledProduct) -> NDArray[np.float64]:
 def _unpacked(rows: ScaledProduct, packed: _Packed, group: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Packed values of ``a`` and the power of two of the largest exponent of each step, with a zero row at the end."""
     value, power = _tables(rows.a)
-    codes = codes_array(rows.a)[:, packed.source]
-    values, powers = value[codes], power[codes]
+    codes = np.take(codes_array(rows.a), packed.source, axis=1)
+    values, powers = np.take(value, codes), np.take(power, codes)
     values[:, packed.source < 0] = 0.0
     powers[:, packed.source < 0] = 0.0
     top = powers.reshape(rows.M, -1, group).max(axis=2)

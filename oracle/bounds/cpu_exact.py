@@ -46,11 +46,12 @@ def exact_rank1(
     a: NDArray[np.float64], a_top: NDArray[np.float64], sa: NDArray[np.float64],
     b: NDArray[np.uint8], b_value: NDArray[np.float64], b_power: NDArray[np.float64], sb: NDArray[np.float64],
     b_rows: int, source: NDArray[np.int64], tiles: NDArray[np.int64], group: int, addends: int, t: int, to: int,
-    bound: bool, bias: NDArray[np.float64], has_bias: bool, out: NDArray[np.float64],
+    bound: bool, bias: NDArray[np.float64], has_bias: bool, out: NDArray[np.float64], origin: int,
     row0: int, row1: int, panel0: int, panel1: int,
 ) -> None:  # fmt: skip
-    """Fill ``out[:, row0:row1, panel0*LANES : panel1*LANES]``: hi, lo, slack, interval lo, interval hi, open.
+    """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]``.
 
+    ``out`` holds hi, lo, slack and, with ``bound``, interval lo, interval hi, open.
     ``a`` ``[M + 1, Kp]`` packed values, the last row zero; ``a_top`` ``[M + 1, steps]``: ``2^(max E)`` of each step, 0
     where all are zero; ``b`` ``[N, K]`` codes with tables of values and of ``2^E`` (0 for zeros);
     ``sa [M + 1, B]``, ``sb [ceil(N / b_rows), B]`` scales; ``tiles`` as in the caller.
@@ -108,13 +109,13 @@ def exact_rank1(
             if bound:
                 close(state[i], scale, has_bias)
             for j in range(width):
-                out[0, row0 + i, first + j] = state[i, HI + j]
-                out[1, row0 + i, first + j] = state[i, LO + j]
-                out[2, row0 + i, first + j] = state[i, SLACK + j]
+                out[0, origin + row0 + i, first + j] = state[i, HI + j]
+                out[1, origin + row0 + i, first + j] = state[i, LO + j]
+                out[2, origin + row0 + i, first + j] = state[i, SLACK + j]
                 if bound:
-                    out[3, row0 + i, first + j] = state[i, DOWN + j]
-                    out[4, row0 + i, first + j] = state[i, UP + j]
-                    out[5, row0 + i, first + j] = state[i, OPEN + j]
+                    out[3, origin + row0 + i, first + j] = state[i, DOWN + j]
+                    out[4, origin + row0 + i, first + j] = state[i, UP + j]
+                    out[5, origin + row0 + i, first + j] = state[i, OPEN + j]
 
 
 @jit

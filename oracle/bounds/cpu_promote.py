@@ -28,7 +28,7 @@ f64, i64 = np.float64, np.int64
 @jit
 def floor_power(x: float) -> float:
     """``2^floor(log2 x)`` of a non-negative float64, 0 for 0."""
-    return i64(f64(x).view(np.int64) & i64(POWER)).view(np.float64)  # type: ignore[no-any-return]
+    return i64(f64(x).view(np.int64) & i64(POWER)).view(np.float64)
 
 
 @jit

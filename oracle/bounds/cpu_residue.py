@@ -14,6 +14,8 @@ Not covered: NaN and infinities, scales inside the instruction, operands beyond 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,10 +48,10 @@ def residue(
     a: NDArray[np.float64], a_exponent: NDArray[np.int8], sa: NDArray[np.float64],
     b: NDArray[np.uint8], b_value: NDArray[np.float64], b_exponent: NDArray[np.int8], sb: NDArray[np.float64],
     b_rows: int, source: NDArray[np.int64], tiles: NDArray[np.int64], group: int, t: int, to: int,
-    bias: NDArray[np.float64], has_bias: bool, out: NDArray[np.float64],
+    bias: NDArray[np.float64], has_bias: bool, out: NDArray[np.float64], origin: int,
     row0: int, row1: int, panel0: int, panel1: int,
 ) -> None:  # fmt: skip
-    """Fill ``out[:, row0:row1, panel0*LANES : panel1*LANES]``: interval lo, interval hi, open.
+    """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]``: interval lo, hi, open.
 
     ``a``, ``a_exponent`` ``[M, Kp]`` packed; ``b`` ``[N, K]`` codes with tables; scales float64; ``tiles`` as in
     :mod:`oracle.bounds.cpu`.
@@ -89,9 +91,9 @@ def residue(
         for i in range(row1 - row0):
             close(state[i], scale, has_bias)
             for j in range(width):
-                out[0, row0 + i, first + j] = state[i, DOWN + j]
-                out[1, row0 + i, first + j] = state[i, UP + j]
-                out[2, row0 + i, first + j] = state[i, OPEN + j]
+                out[0, origin + row0 + i, first + j] = state[i, DOWN + j]
+                out[1, origin + row0 + i, first + j] = state[i, UP + j]
+                out[2, origin + row0 + i, first + j] = state[i, OPEN + j]
 
 
 @jit
@@ -126,9 +128,9 @@ def _raise_top(a: NDArray[np.int8], ka: int, b: NDArray[np.int8], kb: int, top: 
 
 
 @jit
-def _power(e: int) -> float:
+def _power(e: Any) -> float:
     """``2.0**e`` of a normal exponent."""
-    return i64((i64(e) + i64(1023)) << i64(52)).view(np.float64)  # type: ignore[no-any-return]
+    return i64((i64(e) + i64(1023)) << i64(52)).view(np.float64)
 
 
 @jit

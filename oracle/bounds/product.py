@@ -64,7 +64,7 @@ def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
             f"{acc.name} is one chain over K and cannot apply {product.B} block scales; declare a promoted schedule"
         )
     elif acc.promotion is not None and product.B > 1 and product.block % acc.promotion:
-        raise NumericsError(f"{acc.name} promotes every {acc.promotion}, which does not divide blocks of {product.block}")
+        raise NumericsError(f"{acc.name} promotes every {acc.promotion}, no divisor of blocks of {product.block}")
 
 
 def _bound(

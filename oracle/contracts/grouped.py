@@ -51,7 +51,8 @@ class GroupedContiguous(ProductContract):
         indices = inputs["m_indices"]
         low, high = int(indices.min()), int(indices.max())
         if low < -1 or high >= bound["G"]:
-            raise InputError(f"m_indices holds {low if low < -1 else high}; experts are 0..{bound['G'] - 1}, padding -1")
+            bad = low if low < -1 else high
+            raise InputError(f"m_indices holds {bad}; experts are 0..{bound['G'] - 1}, padding -1")
         if high < 0:
             raise InputError("m_indices holds only -1: every row is padding and there is nothing to judge")
         return bound

@@ -198,7 +198,7 @@ def _round_wide(c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> N
 @jit
 def _unpack(
     b: NDArray[Any], first: int, width: int, source: NDArray[np.int64], bv: NDArray[Any], be: NDArray[Any],
-    zero_exponent: int, values: NDArray[Any], exponents: NDArray[Any],
+    zero_exponent: Any, values: NDArray[Any], exponents: NDArray[Any],
 ) -> None:  # fmt: skip
     """One tile of ``b``, transposed; whole cache lines are written at a time."""
     for j0 in range(0, width, 16):
@@ -212,7 +212,7 @@ def _unpack(
 
 
 @jit
-def _raise_top(a: NDArray[np.int8], ka: int, b: NDArray[np.int8], kb: int, top: NDArray[np.int8]) -> None:
+def _raise_top(a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, top: NDArray[Any]) -> None:
     """``top[j] = max(top[j], a[k] + b[k, j])`` over ``UNROLL`` products."""
     a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
     a4, a5, a6, a7 = a[ka + 4], a[ka + 5], a[ka + 6], a[ka + 7]
@@ -227,8 +227,7 @@ def _raise_top(a: NDArray[np.int8], ka: int, b: NDArray[np.int8], kb: int, top: 
 
 @jit
 def _add_products(
-    a: NDArray[np.float32], ka: int, b: NDArray[np.float32], kb: int,
-    shift: NDArray[np.float32], total: NDArray[np.float32],
+    a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, shift: NDArray[Any], total: NDArray[Any]
 ) -> None:
     """``total[j] += trunc(a[k] * b[k, j] * shift[j])`` over ``UNROLL`` products; exact in either lane type."""
     a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
@@ -250,7 +249,7 @@ def _add_products(
 
 @jit
 def _promote(
-    c: NDArray[np.float32], total: NDArray[np.float32], a_scale: float, b_scale: NDArray[np.float32], mode: int
+    c: NDArray[Any], total: NDArray[np.float32], a_scale: float, b_scale: NDArray[np.float32], mode: int
 ) -> None:
     """Add the scaled ``c`` into ``total`` and clear it; every operation rounds once to float32."""
     if mode == FMA:

@@ -42,9 +42,7 @@ def jit(function: Function) -> Function:
     return compiled  # type: ignore[no-any-return]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def fma(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
-    """``x * y + z`` with one rounding, in the type of ``x``: float32 or float64."""
+def _fma(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
     if not (x == y == z and x in (types.float32, types.float64)):
         return None  # numba reports a typing error
 
@@ -52,6 +50,10 @@ def fma(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
         return builder.fma(*arguments)
 
     return x(x, x, x), lower
+
+
+fma: Callable[..., Any] = intrinsic(_fma)
+"""``x * y + z`` with one rounding, in the type of ``x``: float32 or float64. For compiled code only."""
 
 
 def run_tasks(task: Callable[..., None], arguments: Iterable[tuple[int, ...]]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,13 +59,13 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tens
     a_scale = float32_scale(product.a_scale).expand(product.M, -1)
     b_scale = np.ascontiguousarray(float32_scale(product.b_scale).numpy())
     source, tiles = order.source.numpy(), order.tiles.numpy()
-    t, to = schedule.instruction.align_bits, schedule.instruction.out_bits
+    t, to = schedule.instruction.align_bits or 0, schedule.instruction.out_bits
     width = a_values.itemsize + a_exponents.itemsize
     step = max(1, min(CHUNK_BYTES // (width * max(1, len(source))), CHUNK_RESULT // max(1, product.N)))
     for start in range(0, product.M, step):
         stop = min(product.M, start + step)
         codes = _packed(codes_array(product.a[start:stop]), order)
-        values, exponents = a_values[codes], a_exponents[codes]
+        values, exponents = np.take(a_values, codes), np.take(a_exponents, codes)
         values[:, source < 0] = 0
         exponents[:, source < 0] = cpu_fused.ZERO_EXPONENT if narrow else cpu_fused.WIDE_ZERO_EXPONENT
         scale = np.ascontiguousarray(a_scale[start:stop].numpy())
@@ -72,7 +73,7 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tens
 
         def task(
             row0: int, row1: int, panel0: int, panel1: int,
-            values: NDArray[np.floating] = values, exponents: NDArray[np.integer] = exponents,
+            values: NDArray[Any] = values, exponents: NDArray[Any] = exponents,
             scale: NDArray[np.float32] = scale, out: NDArray[np.float32] = out,
         ) -> None:  # fmt: skip
             kernel(
@@ -86,11 +87,11 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tens
 
 def _packed(codes: NDArray[np.unsignedinteger], order: Plan) -> NDArray[np.unsignedinteger]:
     """Columns in packed order; padding repeats the last column, and the caller overwrites it."""
-    return codes[:, order.source.numpy()] if order.ragged else codes
+    return np.take(codes, order.source.numpy(), axis=1) if order.ragged else codes
 
 
 @lru_cache(maxsize=16)
-def _tables(fmt: Format, narrow: bool) -> tuple[NDArray[np.floating], NDArray[np.integer]]:
+def _tables(fmt: Format, narrow: bool) -> tuple[NDArray[Any], NDArray[Any]]:
     """Value and exponent of every code, in the lane types; exponents of NaN and infinity are any."""
     value = decode(torch.arange(1 << fmt.bits), fmt)
     exponent = (torch.frexp(torch.nan_to_num(value, 1.0, 1.0, 1.0))[1].to(torch.int16) - 1).clamp(min=fmt.emin)

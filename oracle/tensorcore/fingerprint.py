@@ -1,14 +1,15 @@
-"""How a black-box kernel computes: its group size, aligner, promotion, epilogue and rounding, found by probing.
+"""How a black-box kernel computes: its group size, aligner, promotion, epilogue and rounding, found by
+probing.
 
-:func:`fingerprint` runs the probes of :mod:`oracle.tensorcore.probes` through a callable and reads the answers. The
-masks give, for every k, the size of the smallest partial sum that it shares with k = 0; the steps between these
-sizes are the *levels* of the summation: ``(32, 128)`` is groups of 32 chained up to a promotion every 128, ``(32,)``
-one chain over K. Promotion and epilogue arithmetic are then decided by exact prediction: what is measured is made
-into an instruction, every admissible combination is evaluated, and those with all bits equal are reported. More than
-one name means that the output type cannot tell them apart.
+:func:`fingerprint` runs the probes of :mod:`oracle.tensorcore.probes` through a callable and reads the
+answers. The masks give, for every k, the size of the smallest partial sum that it shares with k = 0; the
+steps between these sizes are the *levels* of the summation: ``(32, 128)`` is groups of 32 chained up to a
+promotion every 128, ``(32,)`` one chain over K. Promotion and epilogue arithmetic are then decided by exact
+prediction: what is measured is made into an instruction, every admissible combination is evaluated, and those
+with all bits equal are reported. More than one name means that the output type cannot tell them apart.
 
-Source: as :mod:`oracle.tensorcore.probes`. Not covered: kernels whose sums depend on the position of a row or column,
-split-K with atomics (a second run would differ), and accumulators of float16.
+Source: as :mod:`oracle.tensorcore.probes`. Not covered: kernels whose sums depend on the position of a row or
+column, split-K with atomics (a second run would differ), and accumulators of float16.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from oracle.tensorcore import probes
 from oracle.tensorcore.identify import equal_bits, subset
 from oracle.tensorcore.instructions import Instruction, Order, Status, Sum
 from oracle.tensorcore.predict import predict_product
-from oracle.tensorcore.probes import EDGE, Shape
+from oracle.tensorcore.probes import Shape
 from oracle.tensorcore.schedules import Epilogue, Promotion, Schedule, schedules
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
@@ -40,7 +41,7 @@ class Fingerprint:
     Attributes
     ----------
     group : int
-        Products that meet in one fused sum (1: one after the other).
+        Products that meet in one fused sum. 1 or 2: none do (one after the other, pairs, or exact sums).
     levels : tuple of int
         Sizes of the nested partial sums.
     interleaved : bool
@@ -95,7 +96,7 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     Parameters
     ----------
     kernel : callable
-        ``f(a [128, K], b [128, K], a_scale, b_scale, out_dtype) -> [128, 128]``.
+        ``f(a [E, K], b [E, K], a_scale, b_scale, out_dtype) -> [E, E]``, ``E = shape.edge``.
     shape : Shape
         Operand dtype, K and scale granularity that the kernel takes.
     out_dtype : torch.dtype
@@ -108,15 +109,15 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     Raises
     ------
     ShapeError
-        The kernel returns another shape than ``[128, 128]``.
+        The kernel returns another shape than ``[E, E]``.
     """
 
     seen: list[tuple[ScaledProduct, Tensor]] = []
 
     def run(product: ScaledProduct) -> Tensor:
         out = kernel(product.a, product.b, product.a_scale, product.b_scale, out_dtype)
-        if tuple(out.shape) != (EDGE, EDGE):
-            raise ShapeError(f"the kernel returned {list(out.shape)} for a probe of [{EDGE}, {EDGE}]")
+        if tuple(out.shape) != (shape.edge, shape.edge):
+            raise ShapeError(f"the kernel returned {list(out.shape)} for a probe of [{shape.edge}, {shape.edge}]")
         seen.append((product, out.cpu()))
         return seen[-1][1]
 
@@ -133,7 +134,9 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     following = [j for j, size in sizes.items() if size == second]
     align_bits, towards = _alignment(diagonal, shape, first)
     out_bits, rounding = _accumulator(diagonal, shape, first, following)
-    interval = max(outer) if outer else None
+    # An exact sum loses nothing next to M: its sizes are those of pairs, and say nothing about promotion.
+    regular = all(x % group == 0 for x in levels)
+    interval = max(outer) if outer and regular else None
     inst = _measured(shape, group, align_bits, out_bits, rounding, interleaved)
     structural = list(seen)
     fitting, registered = _arithmetic(run, shape, inst, interval, out_dtype, seed)
@@ -161,8 +164,8 @@ Run = Callable[[ScaledProduct], Tensor]
 def _partial_sums(diagonal: Diagonal, shape: Shape) -> dict[int, int]:
     """For every ``j > 0`` the size of the smallest partial sum that holds both 0 and j."""
     sizes: dict[int, int] = {}
-    for start in range(1, shape.k, EDGE):
-        partners = range(start, min(start + EDGE, shape.k))
+    for start in range(1, shape.k, shape.edge):
+        partners = range(start, min(start + shape.edge, shape.k))
         product, one = probes.masks(shape, partners)
         counts = diagonal(product)[: len(partners)] / one
         sizes |= {j: shape.k - round(float(c)) for j, c in zip(partners, counts, strict=True)}

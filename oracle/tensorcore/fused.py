@@ -82,9 +82,7 @@ def operand(x: Tensor, instruction: Instruction, *, format: str | None = None) -
     """
     name = format or _format_name(x, instruction)
     if name not in instruction.operands:
-        raise DtypeError(
-            f"{instruction.name} does not take {name}; it takes {', '.join(instruction.operands)}"
-        )
+        raise DtypeError(f"{instruction.name} does not take {name}; it takes {', '.join(instruction.operands)}")
     emin = FLOAT32_EMIN if name == "tfloat32" else by_name(name).emin
     if name == "tfloat32":
         bits = x.to(torch.float32).contiguous().view(torch.int32)
@@ -244,9 +242,7 @@ def _group_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, out: 
         return _late_floor_step(p, e, c, instruction)
     assert instruction.align_bits is not None
     c_emin = FLOAT16_EMIN if out == torch.float16 else FLOAT32_EMIN
-    total = fused_sum(
-        p, e, c, align_bits=instruction.align_bits, min_exponent=instruction.min_exponent, c_emin=c_emin
-    )
+    total = fused_sum(p, e, c, align_bits=instruction.align_bits, min_exponent=instruction.min_exponent, c_emin=c_emin)
     return round_accumulator(total, instruction, out=out)
 
 
@@ -298,16 +294,22 @@ def fma32(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def _exact_step(p: Tensor, c: Tensor) -> Tensor:
-    """All addends exactly, one rounding to nearest (gfx908). Element by element: slow and plain."""
-    terms = torch.cat([p, c.unsqueeze(-1)], dim=-1)
-    rows = terms.reshape(-1, terms.shape[-1]).tolist()
-    high = [math.fsum(row) for row in rows]
-    low = [math.fsum([*row, -h]) for row, h in zip(rows, high, strict=True)]
-    total = round_to_odd(
-        torch.tensor(high, dtype=torch.float64, device=p.device),
-        torch.tensor(low, dtype=torch.float64, device=p.device),
-    ).reshape(c.shape)
-    return round_significand(total, fraction_bits=23, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX, toward_zero=False)
+    """All addends exactly, one rounding to nearest (gfx908).
+
+    Passes of error-free sums turn the addends into parts of which each is at most half an ulp of the next; the last
+    is then the rounded sum, and the one before it has the sign of everything that is missing.
+    """
+    parts = [*p.unbind(dim=-1), c]
+    for _ in parts:
+        for i in range(1, len(parts)):
+            parts[i], parts[i - 1] = two_sum(parts[i], parts[i - 1])
+    return round_significand(
+        round_to_odd(parts[-1], parts[-2]),
+        fraction_bits=23,
+        emin=FLOAT32_EMIN,
+        emax=FLOAT32_EMAX,
+        toward_zero=False,
+    )
 
 
 def _tree_step(p: Tensor, c: Tensor) -> Tensor:
@@ -351,6 +353,4 @@ def _late_floor_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction) 
     floored = torch.floor(c * power_of_two(t - common)) * power_of_two(common - t)
     if odd_even:
         floored = torch.where(c_exponent >= common - 25, floored, 0.0)
-    return round_significand(
-        total + floored, fraction_bits=23, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX, toward_zero=False
-    )
+    return round_significand(total + floored, fraction_bits=23, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX, toward_zero=False)

@@ -74,8 +74,8 @@ def identify_product(
     ShapeError
         ``output`` is not ``[M, N]``.
     """
-    shape = (product.a.shape[0], product.b.shape[0])
-    if output.shape != shape:
+    shape = (int(product.a.shape[0]), int(product.b.shape[0]))
+    if tuple(output.shape) != shape:
         raise ShapeError(f"output {list(output.shape)} must be {list(shape)}")
     candidates, reasons = [], []
     for schedule in schedules(arch):

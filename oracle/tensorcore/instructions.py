@@ -53,7 +53,7 @@ class Order(Enum):
     """Which products of an instruction form a group."""
 
     SEQUENTIAL = "consecutive k"
-    INTERLEAVED = "k mod 4 in {0, 1} first, then k mod 4 in {2, 3}"
+    INTERLEAVED = "k mod 4 in {0, 1} first, then k mod 4 in {2, 3}: always two groups of k / 2"
 
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -118,6 +118,7 @@ class Instruction:
 
 _MMASIM = "MMA-Sim c785138"
 _KM = "KM vectors"
+_CDNA1 = "MMA-Sim 735c9b7 and KM's CDNA1 model (MMA-Sim c785138 had a pairwise tree)"
 _PUB, _LIT, _HW = Status.PUBLIC_VECTORS, Status.LITERATURE, Status.SEEN_ON_HARDWARE
 
 
@@ -146,9 +147,9 @@ def _blackwell(arch: str, unit: str, mma: str) -> list[Instruction]:
         _nvidia(f"{arch}.{unit}.f8f6f4", FP8, 32, 32, 25, 23, issue, _LIT, float16_out=True),
         _nvidia(f"{arch}.{unit}.mxf8f6f4", FP8, 32, 32, 25, 23, _MMASIM, _LIT,
                 scale_block=32, scale_format="float8_e8m0fnu"),
-        _nvidia(f"{arch}.{unit}.mxf4", FP4, 64, 64, 35, 23, _MMASIM, _LIT, sum=Sum.BLOCK_SCALED_GROUPS,
-                scale_block=32, scale_format="float8_e8m0fnu"),
-        _nvidia(f"{arch}.{unit}.nvf4", FP4, 64, 64, 35, 23, f"{_MMASIM}; DeepGEMM issue 176 (34 to 37 bits)", _LIT,
+        _nvidia(f"{arch}.{unit}.mxf4", FP4, 64, 64, 35, 23, _MMASIM, _LIT,
+                sum=Sum.BLOCK_SCALED_GROUPS, scale_block=32, scale_format="float8_e8m0fnu"),
+        _nvidia(f"{arch}.{unit}.nvf4", FP4, 64, 64, 35, 23, f"{_MMASIM}; DeepGEMM issue 176", _LIT,
                 sum=Sum.BLOCK_SCALED_GROUPS, scale_block=16, scale_format="float8_e4m3fn"),
         _nvidia(f"{arch}.{mma}.f16", FP16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (B200)", _PUB, float16_out=True),
         _nvidia(f"{arch}.{mma}.bf16", BF16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (B200)", _PUB),
@@ -178,9 +179,7 @@ _TABLE: tuple[Instruction, ...] = (
     *_ampere("sm80", f"{_MMASIM}; {_KM} (A100)"),
     *_ampere("sm86", f"{_MMASIM}; {_KM} (A2)"),
     *_ampere("sm89", f"{_MMASIM}; {_KM} (Ada RTX 1000, L40S)"),
-    _nvidia(
-        "sm89.mma.fp8", FP8, 32, 16, 13, 13, f"{_MMASIM}; {_KM} (Ada RTX 1000, L40S)", _PUB, float16_out=True
-    ),
+    _nvidia("sm89.mma.fp8", FP8, 32, 16, 13, 13, f"{_MMASIM}; {_KM} (Ada RTX 1000, L40S)", _PUB, float16_out=True),
     _nvidia(
         "sm90.wgmma.fp8",
         FP8,
@@ -201,8 +200,8 @@ _TABLE: tuple[Instruction, ...] = (
     *_blackwell("sm103", "tcgen05", "tcgen05"),
     _emulated("sm103.mma.fp8", "as sm100: ptxas lowers mma.sync FP8 to float16", _LIT),
     *_blackwell("sm120", "mma", "mma"),
-    _amd("gfx908.mfma.f16", FP16, 16, 4, Sum.EXACT, "MMA-Sim 735c9b7 (revision c785138 had a pairwise tree)"),
-    _amd("gfx908.mfma.bf16", BF16, 8, 2, Sum.EXACT, "MMA-Sim 735c9b7 (revision c785138 had a pairwise tree)"),
+    _amd("gfx908.mfma.f16", FP16, 16, 4, Sum.EXACT, _CDNA1),
+    _amd("gfx908.mfma.bf16", BF16, 8, 2, Sum.EXACT, _CDNA1),
     _amd("gfx90a.mfma.f16", FP16, 16, 4, Sum.TREE_FLUSH, _MMASIM, flush=True),
     _amd("gfx90a.mfma.bf16", BF16, 8, 2, Sum.TREE_FLUSH, _MMASIM, flush=True),
     _amd("gfx90a.mfma.bf16_1k", BF16, 16, 4, Sum.TREE_FLUSH, _MMASIM, flush=True),

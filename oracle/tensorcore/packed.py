@@ -27,6 +27,9 @@ def fits(instruction: Instruction) -> bool:
     return (
         instruction.sum is Sum.FUSED
         and instruction.order is Order.SEQUENTIAL
+        and instruction.round_toward_zero
+        and not instruction.flush_subnormals
+        and instruction.scale_block is None
         and set(instruction.operands) <= set(FP8)
         and instruction.align_bits is not None
         and instruction.align_bits <= _MAX_ALIGN_BITS

@@ -103,9 +103,7 @@ def mma(
     if isinstance(instruction, str):
         instruction = instruction_named(instruction)
     if a.shape != b.shape or a.shape[:-1] != c.shape:
-        raise ShapeError(
-            f"a {list(a.shape)} and b {list(b.shape)} must agree, c {list(c.shape)} be one per row"
-        )
+        raise ShapeError(f"a {list(a.shape)} and b {list(b.shape)} must agree, c {list(c.shape)} be one per row")
     left, right = operand(a, instruction, format=a_format), operand(b, instruction, format=b_format)
     p = left.values * right.values
     e = _exponents(p, left.exponents + right.exponents)
@@ -152,9 +150,7 @@ def _engine(product: ScaledProduct, schedule: Schedule, engine: Engine) -> Any:
         return module
     if engine == "auto":
         return None
-    raise NumericsError(
-        f"engine {engine!r} does not support {schedule.name} for this product; use engine='torch'"
-    )
+    raise NumericsError(f"engine {engine!r} does not support {schedule.name} for this product; use engine='torch'")
 
 
 def _float32(product: ScaledProduct, schedule: Schedule) -> Tensor:
@@ -276,9 +272,7 @@ class _Tile:
             scaled = p * (sa[:, None, blocks] * sb[None, :, blocks])
             return scaled, torch.where(p == 0, e, e + shift)
         if (stop - start) % 16:
-            raise ShapeError(
-                f"K={self.k} is not a multiple of 16, which {self.schedule.name} needs; pad with zeros"
-            )
+            raise ShapeError(f"K={self.k} is not a multiple of 16, which {self.schedule.name} needs; pad with zeros")
         firsts = blocks[::16]
         shift = ea[:, None, firsts] + eb[None, :, firsts]
         return block_scaled(p, sa[:, None, firsts] * sb[None, :, firsts], shift)

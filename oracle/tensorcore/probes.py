@@ -1,13 +1,15 @@
 """Inputs that tell schedules apart: one fact each, read off the diagonal of a product.
 
-A probe is a list of *cases*; a case says which products stand at which ``k``. Case ``i`` is row ``i`` of ``a`` and row
-``i`` of ``b``, so its answer is element ``(i, i)`` of the output; a product ``s 2^e`` is split into ``a = s 2^x`` and
-``b = 2^y``, both representable. With ``G`` the group, ``t`` the aligner's fraction bits and ``q = 2^(m-t)``:
+A probe is a list of *cases*; a case says which products stand at which ``k``. Case ``i`` is row ``i`` of
+``a`` and row ``i`` of ``b``, so its answer is element ``(i, i)`` of the output; a product ``s 2^e`` is split
+into ``a = s 2^x`` and ``b = 2^y``, both representable. With ``G`` the group, ``t`` the aligner's fraction
+bits and ``q = 2^(m-t)``:
 
-masks           M at 0, -M at j, tiny ones elsewhere: the output counts the ones that are added after M and -M have
+masks           M at 0, -M at j, tiny ones elsewhere: the output counts the ones that are added after M and -M
+have
                 met, so ``K - count`` is the size of the smallest partial sum that holds both (FPRev)
-alignment       M, 2^-d M and -M in one group: what survives is ``tz_q(2^-d M)``, so t is the largest d that does
-direction       the same with +0.75 q and -0.25 q: truncation, floor and nearest differ
+alignment       M, 2^-d M and -M in one group: what survives is ``tz_q(2^-d M)``, so t is the largest d that
+does direction       the same with +0.75 q and -0.25 q: truncation, floor and nearest differ
 accumulator     M + 2^-d M in one group, -M in the next: what survives passed the accumulator's rounding
 store           values just above, on and below a tie of the output format
 cancelling      random blocks, the second nearly minus the first: rounding in the promotion becomes visible
@@ -36,9 +38,6 @@ from oracle.tensorcore.schedules import Epilogue
 Case = Mapping[int, float]
 """Products by their k; each is ``s 2^e`` with a significand ``s`` that the operand format holds."""
 
-EDGE = 128
-"""Rows and columns of every probe: what tiled kernels take."""
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -52,12 +51,15 @@ class Shape:
         Length of the sums, a multiple of 128.
     block, b_rows : int or None
         Scale blocks along K (None: one scale for a row) and rows of ``b`` that share a scale.
+    edge : int
+        Rows and columns of every probe, at least 64; tiled kernels want 128.
     """
 
     dtype: torch.dtype
     k: int = 512
     block: int | None = 128
     b_rows: int = 128
+    edge: int = 128
 
     @property
     def blocks(self) -> int:
@@ -77,12 +79,13 @@ def greatest_exponent(dtype: torch.dtype) -> int:
 
 
 def diagonal(cases: Sequence[Case], shape: Shape, *, background: float = 0.0) -> ScaledProduct:
-    """At most :data:`EDGE` cases as a product with unit scales; ``background`` is the product at every other k."""
-    if len(cases) > EDGE:
-        raise NumericsError(f"{len(cases)} cases do not fit a probe of {EDGE}; split them")
+    """At most :attr:`Shape.edge` cases as a product with unit scales; ``background`` is the product at every other
+    k."""
+    if len(cases) > shape.edge:
+        raise NumericsError(f"{len(cases)} cases do not fit a probe of {shape.edge}; split them")
     pair = split(background, shape.dtype) if background else (0.0, 0.0)
-    a = torch.full((EDGE, shape.k), pair[0], dtype=torch.float64)
-    b = torch.full((EDGE, shape.k), pair[1], dtype=torch.float64)
+    a = torch.full((shape.edge, shape.k), pair[0], dtype=torch.float64)
+    b = torch.full((shape.edge, shape.k), pair[1], dtype=torch.float64)
     for row, case in enumerate(cases):
         for k, value in case.items():
             a[row, k], b[row, k] = split(value, shape.dtype)
@@ -194,19 +197,17 @@ def cancelling(shape: Shape, *, seed: int) -> ScaledProduct:
     """Random blocks, each odd one minus its neighbour, under scales that differ by a few parts in 2^20."""
     assert shape.block is not None
     random = torch.Generator().manual_seed(seed)
-    a = torch.randn(EDGE, shape.k, generator=random, dtype=torch.float64)
-    b = torch.randn(EDGE, shape.k, generator=random, dtype=torch.float64)
+    a = torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64)
+    b = torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64)
     for start in range(0, shape.k - shape.block, 2 * shape.block):
         here, there = (slice(s, s + shape.block) for s in (start, start + shape.block))
         a[:, there], b[:, there] = -a[:, here], b[:, here]
-    a_scale, b_scale = _scales(shape, random, rows=EDGE)
+    a_scale, b_scale = _scales(shape, random, rows=shape.edge)
     for block in range(1, shape.blocks, 2):
         nudge = 1 + 2.0**-20 * torch.rand(a_scale.shape[0], generator=random)
         a_scale[:, block] = a_scale[:, block - 1] * nudge
         b_scale[:, block] = b_scale[:, block - 1]
-    codes = [
-        to_dtype(x, shape.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN) for x in (a, b)
-    ]
+    codes = [to_dtype(x, shape.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN) for x in (a, b)]
     return scaled(codes[0], codes[1], shape, a_scale=a_scale, b_scale=b_scale)
 
 
@@ -215,35 +216,37 @@ def randoms(shape: Shape, *, seed: int) -> ScaledProduct:
     random = torch.Generator().manual_seed(seed)
     codes = [
         to_dtype(
-            torch.randn(EDGE, shape.k, generator=random, dtype=torch.float64),
+            torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64),
             shape.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN,
         )
         for _ in range(2)
     ]  # fmt: skip
-    a_scale, b_scale = _scales(shape, random, rows=EDGE)
+    a_scale, b_scale = _scales(shape, random, rows=shape.edge)
     return scaled(codes[0], codes[1], shape, a_scale=a_scale, b_scale=b_scale)
 
 
-def near_ties(shape: Shape, *, out_dtype: torch.dtype, seed: int, tries: int = 1 << 19) -> ScaledProduct:
+def near_ties(shape: Shape, *, out_dtype: torch.dtype, seed: int) -> ScaledProduct:
     """One scale a row: sums and scales for which the three epilogue orders store different values.
 
     Per-tensor scales of ``b`` allow one value of it; the rows of ``a`` are then searched for that one.
     """
     random = torch.Generator().manual_seed(seed)
+    # Orders differ in a float32 ulp of every third result; a store to p bits shows one in 2^(24 - p) of those.
+    tries = 1 << (27 - min(of_dtype(out_dtype).fraction_bits + 1, 16))
     acc = torch.randint(1, 16, (tries,), generator=random).to(torch.float32)
     sa = torch.rand(tries, generator=random) + 0.5
-    shared = shape.b_rows >= EDGE
+    shared = shape.b_rows >= shape.edge
     sb = (torch.rand(1, generator=random) + 0.5).expand(tries) if shared else torch.rand(
         tries, generator=random
     ) + 0.5  # fmt: skip
     results = [store(epilogue(kind, acc, sa, sb), out_dtype) for kind in Epilogue if kind is not Epilogue.NONE]
     col, row, both = results
     distinct = [(col != row).nonzero()[:, 0], (col != both).nonzero()[:, 0], (row != both).nonzero()[:, 0]]
-    chosen = torch.cat([d[: EDGE // 3] for d in distinct])
-    a = torch.zeros((EDGE, shape.k), dtype=torch.float64)
-    b = torch.zeros((EDGE, shape.k), dtype=torch.float64)
+    chosen = torch.cat([d[: shape.edge // 3] for d in distinct])
+    a = torch.zeros((shape.edge, shape.k), dtype=torch.float64)
+    b = torch.zeros((shape.edge, shape.k), dtype=torch.float64)
     a[: len(chosen), 0], b[:, 0] = acc[chosen].to(torch.float64), 1.0
-    a_scale, b_scale = torch.ones((EDGE, 1)), torch.ones((-(-EDGE // shape.b_rows), 1))
+    a_scale, b_scale = torch.ones((shape.edge, 1)), torch.ones((-(-shape.edge // shape.b_rows), 1))
     a_scale[: len(chosen), 0] = sa[chosen]
     if shared:
         b_scale[:, 0] = sb[0]

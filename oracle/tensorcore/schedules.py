@@ -105,10 +105,8 @@ class Schedule:
         for side, x in (("a", product.a), ("b", product.b)):
             name = _format_name(x, self.instruction)
             if name not in self.instruction.operands:
-                return (
-                    f"{self.name} takes {side} in {', '.join(self.instruction.operands)}, not {name}; "
-                    f"see schedules() for others"
-                )
+                taken = ", ".join(self.instruction.operands)
+                return f"{self.name} takes {side} in {taken}, not {name}; schedules() lists the others"
         k, block = int(product.a.shape[1]), product.block
         blocks = int(product.a_scale.shape[1])
         if self.scales is Scales.EPILOGUE and blocks != 1:
@@ -116,21 +114,12 @@ class Schedule:
                 f"{self.name} applies the scales once after the whole K={k}, and the product has {blocks} scale "
                 f"blocks of {block}; use a promoting schedule"
             )
-        if (
-            self.scales is Scales.PROMOTION
-            and self.interval is not None
-            and blocks > 1
-            and block % self.interval
-        ):
-            return (
-                f"{self.name} promotes every {self.interval}; scale blocks of {block} are no multiple of it"
-            )
+        if self.scales is Scales.PROMOTION and self.interval is not None and blocks > 1 and block % self.interval:
+            return f"{self.name} promotes every {self.interval}; scale blocks of {block} are no multiple of it"
         if self.scales is Scales.OPERANDS:
             unit = self.instruction.scale_block or 1
             if blocks > 1 and block % unit:
-                return (
-                    f"{self.name} has one scale for {unit} products; blocks of {block} are no multiple of it"
-                )
+                return f"{self.name} has one scale for {unit} products; blocks of {block} are no multiple of it"
             if self.instruction.scale_format == "float8_e8m0fnu" and not (
                 _powers_of_two(product.a_scale) and _powers_of_two(product.b_scale)
             ):
@@ -202,9 +191,7 @@ def _family(
     """The chain and promotion schedules of one instruction."""
     inst = instruction(f"{arch}.{mma}")
     seen = seen or {}
-    base = Schedule(
-        f"{arch}{prefix}.chain", inst, None, Promotion.NONE, Epilogue.COL_THEN_ROW, "", inst.status
-    )
+    base = Schedule(f"{arch}{prefix}.chain", inst, None, Promotion.NONE, Epilogue.COL_THEN_ROW, "", inst.status)
     found = [
         base,
         replace(base, name=f"{base.name}.row_then_col", epilogue=Epilogue.ROW_THEN_COL),
@@ -253,9 +240,12 @@ def _inside(name: str, inst: str, seen_in: str) -> Schedule:
 _SEEN_SM90 = {
     "sm90.promote128": "DeepGEMM fp8_gemm_nt, m_grouped contiguous and masked; FlashInfer "
     "fp8_blockscale_gemm_sm90; vLLM cutlass_scaled_mm with block scales; torch F.scaled_mm 1x128 x 128x128",
-    "sm90.promote128.scale_after": "torch._scaled_mm with use_fast_accum=False, per tensor and row-wise",
-    "sm90.chain": "vLLM cutlass_scaled_mm per tensor, token, channel; torch._scaled_mm with use_fast_accum=True",
-    "sm90.chain.row_then_col": "torch._scaled_grouped_mm; torch._scaled_mm row-wise with use_fast_accum=True",
+    "sm90.promote128.scale_after": "torch._scaled_mm with use_fast_accum=False, per tensor and row-wise "
+    "(captured with unit scales: the order of the scales is not shown)",
+    "sm90.chain": "torch._scaled_mm with use_fast_accum=True, per tensor and row-wise (captured with unit "
+    "scales: the order is not shown); reported for vLLM cutlass_scaled_mm per tensor, token, channel",
+    "sm90.chain.row_then_col": "vLLM cutlass_scaled_mm per token and channel with bias, captured at M = 16 "
+    "(its small-M kernels exchange the operands, so the row scale comes first); torch._scaled_grouped_mm",
 }
 
 _TABLE: tuple[Schedule, ...] = (

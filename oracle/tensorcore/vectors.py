@@ -178,9 +178,7 @@ def sets(root: Path | str) -> list[Path]:
     """
     found = sorted({path.parent for path in Path(root).rglob("a_*.txt")})
     if not found:
-        raise FixtureError(
-            f"no a_<GPU>_<FORMAT>.txt below {root}; give the folder of the published collection"
-        )
+        raise FixtureError(f"no a_<GPU>_<FORMAT>.txt below {root}; give the folder of the published collection")
     return found
 
 
@@ -225,9 +223,7 @@ def check(vectors: Vectors, output: str, *, model: Model | None = None) -> Row:
     n = min(len(vectors.a), len(vectors.b), len(vectors.c), len(d))
     c = vectors.c[:n] if model.uses_c else torch.zeros(n)
     names = [_operand_format(f, model.instruction) for f in (vectors.a_format, vectors.b_format)]
-    got = mma(
-        model.instruction, vectors.a[:n], vectors.b[:n], c, out=dtype, a_format=names[0], b_format=names[1]
-    )
+    got = mma(model.instruction, vectors.a[:n], vectors.b[:n], c, out=dtype, a_format=names[0], b_format=names[1])
     wide = decode(got).to(torch.float32)
     wrong = (wide.view(torch.int32) != d[:n].view(torch.int32)) & ~(torch.isnan(wide) & torch.isnan(d[:n]))
     first = ""
@@ -309,7 +305,8 @@ def _hexadecimal(path: Path, format: str) -> Tensor:
     columns, widths = {len(line) for line in lines}, {len(w) for line in lines for w in line}
     if len(columns) != 1 or len(widths) != 1:
         raise FixtureError(
-            f"{path}: lines must agree in columns and digits, found {sorted(columns)} columns, {sorted(widths)} digits"
+            f"{path}: lines must agree in columns and digits; found {sorted(columns)} columns "
+            f"and words of {sorted(widths)} digits"
         )
     try:
         codes = torch.tensor([[int(w, 16) for w in line] for line in lines], dtype=torch.int64)

@@ -1,0 +1,247 @@
+"""Scaled products whose left operand is known up to a box: codes that may have flipped, scales within an interval.
+
+A requantised intermediate is not known exactly: rounding intervals before the quantiser become intervals of codes. With
+``low <= a <= high`` element by element (both values of the format) and ``b`` exact, the accumulator of a chain lies in
+``[L, H]``, by the recursion of :func:`oracle.bounds.chain.residue` with every term replaced by its worst case:
+
+    p in [min, max](low b, high b);   a product that may differ loses at most min(|p|, quantum), a fixed one |p| mod q
+    the quantum comes from the largest exponent that the box admits, the output truncation is exact only below what
+    the smallest certain exponent allows
+    L' = L + sum min p - D+ - lost,   H' = H + sum max p + D- + lost,   then the truncation of the output
+
+so a box of a single point gives the interval of B2. ``rank1`` needs matrix products only (for large shapes): with
+``x`` the hull of the exact prefix, ``E`` grows as in :func:`oracle.bounds.chain.rank1` with ``|x|`` at its largest.
+Promotion is interval arithmetic with the roundings of :mod:`oracle.bounds.promote`. Several boxes for one row (a scale
+that may take a few values) are alternatives: the hull over them is taken block by block.
+
+Source: derived here from the step's definition. Not covered: accumulators that do not add by fused truncating steps,
+scales inside the instruction, NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.accumulator import Accumulator
+from oracle.bounds.chain import NONE, exponent_floor, floor_power, power
+from oracle.bounds.promote import ETA, FLOAT32_MAX, U
+from oracle.errors import NumericsError
+from oracle.formats import Format, decode, of_dtype
+from oracle.tensorcore.instructions import Sum
+
+CUBE = 1 << 21  # products of one step held at a time
+LARGEST_PRODUCT = 448.0**2
+MOST = 1 << 26  # products above which the rank-1 recursion is used
+
+
+@dataclass(frozen=True)
+class Box:
+    """What a left operand may be: float64 values ``[R, K]`` and positive scales ``[R, B]``, both with bounds."""
+
+    low: Tensor
+    high: Tensor
+    scale_low: Tensor
+    scale_high: Tensor
+    fmt: Format
+
+    def rows(self, start: int, stop: int) -> Box:
+        """The same box restricted to rows ``start..stop-1``."""
+        r = slice(start, stop)
+        return Box(self.low[r], self.high[r], self.scale_low[r], self.scale_high[r], self.fmt)
+
+
+@dataclass(frozen=True)
+class Range:
+    """``low <= computed <= high`` per element, float64, before the output is rounded; ``open``: nothing is claimed."""
+
+    low: Tensor
+    high: Tensor
+    open: Tensor
+    name: str
+
+
+def point(codes: Tensor, scale: Tensor) -> Box:
+    """The box of an operand that is known: codes ``[R, K]``, scale ``[R or 1, B]``."""
+    value, s = decode(codes), decode(scale).expand(codes.shape[0], -1)
+    return Box(value, value, s, s, of_dtype(codes.dtype))
+
+
+def boxed_product(
+    boxes: Sequence[Box], b: Tensor, b_scale: Tensor, *, block: int, b_rows: int, acc: Accumulator | None
+) -> Range:
+    """The range of ``a @ b.T`` with block scales for every ``a`` of one of the boxes.
+
+    Parameters
+    ----------
+    boxes : alternatives for the same rows; each row, in each block, is in one of them.
+    b : Tensor ``[N, K]`` codes; ``b_scale [ceil(N / b_rows), B]`` float32; as :class:`oracle.gemm.ScaledProduct`.
+    acc : the accumulator, or None for float32 arithmetic in any order.
+
+    Raises
+    ------
+    NumericsError
+        The accumulator is of a kind that is not covered.
+    """
+    if acc is not None and (acc.kind is not Sum.FUSED or acc.scales_inside):
+        raise NumericsError(f"{acc.name} does not add by fused truncating steps; no bound for flipped codes is derived")
+    rows, k = boxes[0].low.shape
+    tight = rows * b.shape[0] * k * len(boxes) <= MOST
+    step = max(1, CUBE // (b.shape[0] * (acc.group if acc is not None else 1)))
+    parts = []
+    for start in range(0, rows, step):
+        tile = [box.rows(start, min(rows, start + step)) for box in boxes]
+        parts.append(_tile(tile, decode(b), b_scale, block, b_rows, acc, tight, of_dtype(b.dtype)))
+    name = "any-order float32" if acc is None else f"{'residue' if tight else 'rank-1'} bound of {acc.name}"
+    stacked = zip(*parts, strict=True)
+    low, high, open_ = (torch.cat(tensors) for tensors in stacked)
+    return Range(low, high, open_, f"{name}, codes that may flip")
+
+
+def chain(low: Tensor, high: Tensor, b: Tensor, acc: Accumulator, fmt: Format, b_fmt: Format) -> tuple[Tensor, Tensor]:
+    """The accumulator's interval ``[R, N]`` after one chain over ``low, high [R, k]`` and ``b [N, k]``."""
+    down = torch.zeros((low.shape[0], b.shape[0]), dtype=torch.float64, device=b.device)
+    up = torch.zeros_like(down)
+    eb = _exponent(b, b_fmt)
+    e_most = torch.maximum(_exponent(low, fmt), _exponent(high, fmt))
+    sure = (low > 0) | (high < 0)
+    e_least = torch.where(sure, torch.minimum(_exponent(low, fmt), _exponent(high, fmt)), NONE)
+    free = low != high
+    for start in range(0, b.shape[1], acc.group):
+        s = slice(start, start + acc.group)
+        p1, p2 = low[:, None, s] * b[None, :, s], high[:, None, s] * b[None, :, s]
+        top = (e_most[:, None, s] + eb[None, :, s]).amax(dim=2)
+        certain = (e_least[:, None, s] + eb[None, :, s]).amax(dim=2)
+        quantum = power(torch.maximum(top, exponent_floor(torch.maximum(down.abs(), up.abs()))) - acc.align)
+        positive, negative = _losses(p1, p2, free[:, None, s], quantum)
+        nearest = torch.where((down <= 0) & (up >= 0), torch.zeros_like(up), torch.minimum(down.abs(), up.abs()))
+        below = (nearest < power(top)) & ((down != 0) | (up != 0))
+        lost = torch.where(below, power(top - acc.align), torch.zeros_like(up))
+        zero = torch.zeros_like(up)
+        d1 = down + torch.minimum(p1, p2).sum(dim=2) - positive - torch.where(up > 0, lost, zero)
+        u1 = up + torch.maximum(p1, p2).sum(dim=2) + negative + torch.where(down < 0, lost, zero)
+        exact_below = power(certain + 1 + acc.out - acc.align)
+        live = top > NONE // 2
+        cut_down, cut_up = (_truncation(x, exact_below, acc) for x in (u1, -d1))
+        down, up = torch.where(live, d1 - cut_down, down), torch.where(live, u1 + cut_up, up)
+    return down, up
+
+
+def chain_rank1(
+    low: Tensor, high: Tensor, b: Tensor, acc: Accumulator, fmt: Format, b_fmt: Format
+) -> tuple[Tensor, Tensor]:
+    """The same by matrix products alone; wider."""
+    x1 = torch.zeros((low.shape[0], b.shape[0]), dtype=torch.float64, device=b.device)
+    x2, error = torch.zeros_like(x1), torch.zeros_like(x1)
+    eb = _exponent(b, b_fmt)
+    ea = torch.maximum(_exponent(low, fmt), _exponent(high, fmt))
+    plus, minus = b.clamp(min=0), b.clamp(max=0)
+    for step, start in enumerate(range(0, b.shape[1], acc.group)):
+        s = slice(start, start + acc.group)
+        top = ea[:, s].amax(dim=1)[:, None] + eb[:, s].amax(dim=1)[None, :]
+        largest = torch.maximum(power(top), floor_power(torch.maximum(x1.abs(), x2.abs()) + error))
+        error = error + (acc.group + (1 if step else 0)) * 2.0**-acc.align * largest
+        x1 = x1 + low[:, s] @ plus[:, s].T + high[:, s] @ minus[:, s].T
+        x2 = x2 + high[:, s] @ plus[:, s].T + low[:, s] @ minus[:, s].T
+        error = error + 2.0**-acc.out * floor_power(torch.maximum(x1.abs(), x2.abs()) + error)
+    return x1 - error, x2 + error
+
+
+def _tile(
+    boxes: Sequence[Box],
+    b: Tensor,
+    b_scale: Tensor,
+    block: int,
+    b_rows: int,
+    acc: Accumulator | None,
+    tight: bool,
+    b_fmt: Format,
+) -> tuple[Tensor, Tensor, Tensor]:
+    k = b.shape[1]
+    down, up, size = (
+        torch.zeros((boxes[0].low.shape[0], b.shape[0]), dtype=torch.float64, device=b.device) for _ in range(3)
+    )
+    open_ = torch.zeros(down.shape, dtype=torch.bool, device=b.device)
+    for start, stop, at in _spans(k, block, acc):
+        columns = decode(b_scale[:, at]).repeat_interleave(b_rows)[None, : b.shape[0]]
+        hulls, sizes = [], []
+        for box in boxes:
+            low, high, part = box.low[:, start:stop], box.high[:, start:stop], b[:, start:stop]
+            if acc is None:
+                least, most = _hull(low, high, part)
+                sizes.append(_largest_size(box, low, high, part, columns, at))
+            else:
+                least, most = (chain if tight else chain_rank1)(low, high, part, acc, box.fmt, b_fmt)
+            corners = [
+                s[:, at, None] * columns * c for s in (box.scale_low, box.scale_high) for c in (least, most)
+            ]
+            hulls.append((torch.stack(corners).amin(dim=0), torch.stack(corners).amax(dim=0)))
+        p1 = torch.stack([h[0] for h in hulls]).amin(dim=0)
+        p2 = torch.stack([h[1] for h in hulls]).amax(dim=0)
+        size = size + torch.stack(sizes).amax(dim=0) if sizes else size
+        down, up, reach = _promoted(down, up, p1, p2, rounded=acc is not None)
+        scales = torch.stack([box.scale_high[:, at].amax() for box in boxes]).amax() * columns.abs().amax().clamp(min=1)
+        open_ |= ~(torch.maximum(reach, scales.expand_as(reach)) < FLOAT32_MAX * (1 - 2.0**-20))
+    if acc is None:
+        n = k + 4
+        gamma = n * U / (1 - n * U) * (1 + 2.0**-20)
+        largest = [float(b_scale.abs().max()), *(float(box.scale_high.max()) for box in boxes)]
+        width = gamma * size + ETA * n * LARGEST_PRODUCT * max(1.0, *largest)
+        down, up = down - width, up + width
+    return down, up, open_
+
+
+def _promoted(down: Tensor, up: Tensor, p1: Tensor, p2: Tensor, *, rounded: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The running sum's interval after a block in ``[p1, p2]``: two roundings of scales, one of the sum."""
+    part = torch.maximum(p1.abs(), p2.abs())
+    d, u = down + p1, up + p2
+    total = torch.maximum(d.abs(), u.abs())
+    error = (3 * U * part + U * total) * (1 + 2.0**-16) + 4 * ETA * (1 + part)
+    error = torch.where(part > 0, error, torch.zeros_like(error))
+    if not rounded:  # float32 in any order: counted once, at the end; here only the float64 evaluation
+        error = 2.0**-49 * (part + total)
+    return d - error, u + error, total + part + error
+
+
+def _largest_size(box: Box, low: Tensor, high: Tensor, b: Tensor, columns: Tensor, at: int) -> Tensor:
+    magnitude = torch.maximum(low.abs(), high.abs())
+    return (magnitude @ b.abs().T) * box.scale_high[:, at, None] * columns.abs()
+
+
+def _hull(low: Tensor, high: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    plus, minus = b.clamp(min=0), b.clamp(max=0)
+    return low @ plus.T + high @ minus.T, high @ plus.T + low @ minus.T
+
+
+def _losses(p1: Tensor, p2: Tensor, free: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:
+    """Most that truncation takes from the positive products, and from the negative ones."""
+    q = torch.where(quantum == 0, torch.ones_like(quantum), quantum)[..., None]
+    magnitude = p1.abs()
+    rest = magnitude - torch.floor(magnitude / q) * q
+    zero = torch.zeros_like(rest)
+    positive = torch.where(free, torch.maximum(p1, p2).clamp(min=0).minimum(q), torch.where(p1 > 0, rest, zero))
+    negative = torch.where(free, torch.maximum(-p1, -p2).clamp(min=0).minimum(q), torch.where(p1 < 0, rest, zero))
+    return positive.sum(dim=-1), negative.sum(dim=-1)
+
+
+def _truncation(largest: Tensor, exact_below: Tensor, acc: Accumulator) -> Tensor:
+    loss = 2.0**-acc.out * floor_power(largest.clamp(min=0))
+    return torch.where(largest < exact_below, torch.zeros_like(loss), loss)
+
+
+def _exponent(value: Tensor, fmt: Format) -> Tensor:
+    exponent = (torch.frexp(value)[1].to(torch.int64) - 1).clamp(min=fmt.emin)
+    return torch.where(value == 0, torch.full_like(exponent, NONE), exponent)
+
+
+def _spans(k: int, block: int, acc: Accumulator | None) -> list[tuple[int, int, int]]:
+    """(first k, end k, scale block) of every chain."""
+    spans = []
+    for at, first in enumerate(range(0, k, block)):
+        end = min(k, first + block)
+        length = end - first if acc is None or acc.promotion is None else acc.promotion
+        spans += [(start, min(end, start + length), at) for start in range(first, end, length)]
+    return spans

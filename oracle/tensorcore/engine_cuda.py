@@ -1,0 +1,167 @@
+"""The CUDA engine of :func:`oracle.tensorcore.predict.predict_product`: one Triton kernel, the same bits.
+
+Operands are unpacked k-major in chunks of rows and columns; the kernel (:mod:`oracle.tensorcore.triton_fused`) sums
+and promotes; epilogue and store are torch operations. Rows of ``a`` and columns of ``b`` that hold a NaN or an
+infinity are computed by the definition. Memory beyond operands and result stays below 1 GiB for any shape.
+
+With ``TRITON_INTERPRET=1`` in the environment before triton is imported, the kernel runs on CPU tensors.
+Not covered, and answered by :func:`supports`: operands wider than 8 bits, scales inside the instruction, and what the
+CPU engine does not cover either. Triton is optional: without it nothing is supported here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.formats import decode, of_dtype
+from oracle.gemm import ScaledProduct, take_rows
+from oracle.tensorcore.engine_parts import INSIDE, UNROLL, Plan, finish, float32_scale, plan, supported
+from oracle.tensorcore.instructions import Instruction, Sum
+from oracle.tensorcore.predict import predict_product, store
+from oracle.tensorcore.schedules import Scales, Schedule
+
+BM, BN = 64, 128  # output tile of a program: fewer rows or columns than its 256 threads, so vectors stay in registers
+ZERO_EXPONENT = -64  # of a zero operand: any sum with it lies below every exponent of two nonzero ones
+CHUNK = 1 << 25  # packed elements of one operand held at once: 160 MiB
+CHUNK_RESULT = 1 << 23  # elements of one float32 chunk of the result; the epilogue takes a few float64 copies
+
+
+def supports(product: ScaledProduct, schedule: Schedule) -> bool:
+    """Whether this engine computes ``product`` by ``schedule``."""
+    where = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    return (
+        importlib.util.find_spec("triton") is not None
+        and product.a.device.type == where
+        and product.a.element_size() == product.b.element_size() == 1
+        and schedule.scales is not Scales.OPERANDS
+        and supported(product, schedule)
+        and _fits_int32(schedule.instruction)
+    )
+
+
+def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtype) -> Tensor:
+    """The bits of :func:`~oracle.tensorcore.predict.predict_product`, ``[M, N]`` of ``out_dtype``."""
+    out = torch.empty((product.M, product.N), dtype=out_dtype, device=product.a.device)
+    for rows, columns, part, acc in sums(product, schedule):
+        out[rows, columns] = store(finish(acc, part, schedule), out_dtype)
+    for index, dim in ((_special(product.a), 0), (_special(product.b), 1)):
+        if index.numel():
+            part = product.take(index) if dim == 0 else _take_columns(product, index)
+            out.index_copy_(dim, index, predict_product(part, schedule, out_dtype=out_dtype, engine="torch"))
+    return out
+
+
+def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[slice, slice, ScaledProduct, Tensor]]:
+    """Rows, columns, the product restricted to them, and its promoted sums float32 before the epilogue."""
+    order = plan(product, schedule)
+    assert order.mode != INSIDE
+    device = product.a.device
+    source, tiles, length = _uniform(order)
+    source, tiles = source.to(device), tiles.to(device)
+    longest = max(BN, CHUNK // max(1, source.numel()))
+    width = min(product.N, longest // BN * BN)
+    height = min(product.M, longest // BM * BM, max(BM, CHUNK_RESULT // width // BM * BM))
+    for j in range(0, product.N, width):
+        columns = slice(j, min(j + width, product.N))
+        right = _take_columns(product, torch.arange(columns.start, columns.stop, device=device))
+        b = _packed(right.b, source, BN)
+        sb = _padded(float32_scale(right.b_scale).t(), BN)
+        for i in range(0, product.M, height):
+            rows = slice(i, min(i + height, product.M))
+            part = right.rows(rows.start, rows.stop)
+            a = _packed(part.a, source, BM)
+            sa = _padded(float32_scale(part.a_scale).expand(part.M, -1).t(), BM)
+            acc = _launch(a, sa, b, sb, tiles, length, order, schedule.instruction)
+            yield rows, columns, part, acc[: part.M, : part.N]
+
+
+def _launch(
+    a: tuple[Tensor, Tensor], sa: Tensor, b: tuple[Tensor, Tensor], sb: Tensor, tiles: Tensor, length: int,
+    order: Plan, instruction: Instruction,
+) -> Tensor:  # fmt: skip
+    from oracle.tensorcore.triton_fused import fused  # triton is optional
+
+    rows, columns = a[0].shape[1], b[0].shape[1]
+    out = torch.empty((rows, columns), dtype=torch.float32, device=sa.device)
+    assert instruction.align_bits is not None
+    fused[(rows // BM, columns // BN)](
+        a[0], a[1], sa, b[0], b[1], sb, tiles, out, rows, columns, tiles.shape[0],
+        LENGTH=length, GROUP=order.group, T=instruction.align_bits, TO=instruction.out_bits, MODE=order.mode,
+        FOLDS=instruction.sum is Sum.FUSED_THEN_ADD, WIDE=not _sum_fits_int32(instruction),
+        BM=BM, BN=BN, UNROLL=UNROLL, num_warps=8, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+def _uniform(order: Plan) -> tuple[Tensor, Tensor, int]:
+    """Source, ``(scale block, flags)`` int32 and length of tiles padded to one length: zeros leave a chain as it is."""
+    starts, ends = order.tiles[:, 0].tolist(), order.tiles[:, 1].tolist()
+    length = max((e - s for s, e in zip(starts, ends, strict=True)), default=order.group)
+    source = torch.full((len(starts), length), -1, dtype=torch.int64)
+    for row, s, e in zip(source, starts, ends, strict=True):
+        row[: e - s] = order.source[s:e]
+    return source.reshape(-1), order.tiles[:, 2:].to(torch.int32).contiguous(), length
+
+
+def _fits_int32(instruction: Instruction) -> bool:
+    """Whether one scaled product, below ``2^(t+2)``, converts to int32."""
+    return instruction.align_bits is not None and instruction.align_bits + 2 <= 30
+
+
+def _sum_fits_int32(instruction: Instruction) -> bool:
+    """Whether the sum fits int32 and, before it is cut to ``to`` bits, float32."""
+    assert instruction.align_bits is not None
+    return (instruction.group + 1) << (instruction.align_bits + 2) <= 1 << 24
+
+
+def _packed(x: Tensor, source: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
+    """Values float32 and exponents int8 of ``x [R, K]`` as ``[Kp, R']``, R padded; NaN and infinities as zeros."""
+    fmt = of_dtype(x.dtype)
+    value = torch.nan_to_num(decode(torch.arange(1 << fmt.bits, device=x.device), fmt), 0.0, 0.0, 0.0)
+    exponent = (torch.frexp(value)[1].to(torch.int8) - 1).clamp(min=fmt.emin)
+    exponent = torch.where(value == 0, ZERO_EXPONENT, exponent).to(torch.int8)
+    codes = x.view(torch.uint8).t()
+    zero = int((value == 0).nonzero()[0])
+    rows = -(-x.shape[0] // multiple) * multiple
+    packed = torch.full((source.numel(), rows), zero, dtype=torch.uint8, device=x.device)
+    packed[:, : x.shape[0]] = torch.where(source[:, None] >= 0, codes[source.clamp(min=0)], zero)
+    table = value.to(torch.float32)
+    values = torch.empty(packed.shape, dtype=torch.float32, device=x.device)
+    exponents = torch.empty(packed.shape, dtype=torch.int8, device=x.device)
+    step = max(1, (1 << 22) // rows)
+    for k in range(0, packed.shape[0], step):  # int32 indices a slice at a time
+        index = packed[k : k + step].int()
+        values[k : k + step], exponents[k : k + step] = table[index], exponent[index]
+    return values, exponents
+
+
+def _padded(scale: Tensor, multiple: int) -> Tensor:
+    """``[B, R]`` with R padded to a multiple, contiguous."""
+    return torch.nn.functional.pad(scale, (0, -scale.shape[1] % multiple)).contiguous()
+
+
+def _special(x: Tensor) -> Tensor:
+    """Rows with a NaN or an infinity."""
+    fmt = of_dtype(x.dtype)
+    special = ~torch.isfinite(decode(torch.arange(1 << fmt.bits, device=x.device), fmt))
+    step = max(1, (1 << 22) // max(1, x.shape[1]))
+    codes = x.view(torch.uint8)
+    found = [special[codes[r : r + step].int()].any(dim=1) for r in range(0, x.shape[0], step)]
+    return torch.nonzero(torch.cat(found))[:, 0]
+
+
+def _take_columns(product: ScaledProduct, index: Tensor) -> ScaledProduct:
+    """The product restricted to columns ``index``, each with a scale row of its own."""
+    return replace(
+        product,
+        b=take_rows(product.b, index),
+        b_scale=product.b_scale[index // product.b_rows],
+        b_rows=1,
+        bias=None if product.bias is None else product.bias[index],
+    )
