@@ -169,3 +169,17 @@ class TestRefusals:
         product = row_scaled("randn", 2, 2, 64, seed=0)
         with pytest.raises(NumericsError, match="fused truncating"):
             any_order_bound(product, of_schedule(get("sm90.mma_sync.chain")))
+
+
+class TestSpecialScales:
+    """An infinite scale leaves its row open (NaN or infinity, as the order has it); a NaN scale must give NaN."""
+
+    @pytest.mark.parametrize("bound", ["ieee32", "residue"])
+    def test_rows(self, bound: str) -> None:
+        p = row_scaled("randn", 4, 3, 64, seed=1)
+        scale = p.a_scale.clone()
+        scale[1], scale[2] = torch.inf, torch.nan
+        p = replace(p, a_scale=scale)
+        interval = ieee32_bound(p) if bound == "ieee32" else residue_bound(p, of_schedule(get("sm90.chain")))
+        assert interval.open is not None
+        assert interval.open.any(dim=1).tolist() == [False, True, False, False]

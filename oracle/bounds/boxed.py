@@ -167,48 +167,61 @@ def _tile(
     open_ = torch.zeros(down.shape, dtype=torch.bool, device=b.device)
     for start, stop, at in _spans(k, block, acc):
         columns = decode(b_scale[:, at]).repeat_interleave(b_rows)[None, : b.shape[0]]
-        hulls, sizes = [], []
-        for box in boxes:
-            low, high, part = box.low[:, start:stop], box.high[:, start:stop], b[:, start:stop]
+        part = b[:, start:stop]
+        p1, p2, most, held = (torch.zeros_like(down) for _ in range(4))
+        for j, box in enumerate(boxes):
+            rows = _differing(boxes, j, slice(start, stop), at)
+            low, high = box.low[rows, start:stop], box.high[rows, start:stop]
+            s1, s2 = box.scale_low[rows, at, None], box.scale_high[rows, at, None]
             if acc is None:
-                least, most = _hull(low, high, part)
-                sizes.append(_largest_size(box, low, high, part, columns, at))
+                ends = _hull(low, high, part)
+                magnitude = torch.maximum(low.abs(), high.abs()) @ part.abs().T * s2 * columns.abs()
+                most[rows] = torch.maximum(most[rows], magnitude)
             else:
-                least, most = (chain if tight else chain_rank1)(low, high, part, acc, box.fmt, b_fmt)
-            corners = [
-                s[:, at, None] * columns * c for s in (box.scale_low, box.scale_high) for c in (least, most)
-            ]
-            hulls.append((torch.stack(corners).amin(dim=0), torch.stack(corners).amax(dim=0)))
-        p1 = torch.stack([h[0] for h in hulls]).amin(dim=0)
-        p2 = torch.stack([h[1] for h in hulls]).amax(dim=0)
-        size = size + torch.stack(sizes).amax(dim=0) if sizes else size
-        down, up, reach = _promoted(down, up, p1, p2, rounded=acc is not None)
-        scales = torch.stack([box.scale_high[:, at].amax() for box in boxes]).amax() * columns.abs().amax().clamp(min=1)
-        open_ |= ~(torch.maximum(reach, scales.expand_as(reach)) < FLOAT32_MAX * (1 - 2.0**-20))
+                ends = (chain if tight else chain_rank1)(low, high, part, acc, box.fmt, b_fmt)
+            held[rows] = torch.maximum(held[rows], torch.maximum(ends[0].abs(), ends[1].abs()))
+            corners = torch.stack([s * columns * end for s in (s1, s2) for end in ends])
+            left, right = corners.amin(dim=0), corners.amax(dim=0)
+            p1[rows] = left if j == 0 else torch.minimum(p1[rows], left)
+            p2[rows] = right if j == 0 else torch.maximum(p2[rows], right)
+        size = size + most
+        largest = torch.stack([box.scale_high[:, at].amax() for box in boxes]).amax().clamp(min=1.0)
+        scales = largest * columns.abs().clamp(min=1.0)
+        down, up, reach = _promoted(down, up, p1, p2, tiny=ETA * (held + scales), rounded=acc is not None)
+        reach = torch.maximum(reach, scales * held.clamp(min=1.0))
+        open_ |= ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
     if acc is None:
         n = k + 4
         gamma = n * U / (1 - n * U) * (1 + 2.0**-20)
-        largest = [float(b_scale.abs().max()), *(float(box.scale_high.max()) for box in boxes)]
-        width = gamma * size + ETA * n * LARGEST_PRODUCT * max(1.0, *largest)
+        most_scales = [float(b_scale.abs().max()), *(float(box.scale_high.max()) for box in boxes)]
+        width = gamma * size + ETA * n * LARGEST_PRODUCT * max(1.0, *most_scales)
         down, up = down - width, up + width
     return down, up, open_
 
 
-def _promoted(down: Tensor, up: Tensor, p1: Tensor, p2: Tensor, *, rounded: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The running sum's interval after a block in ``[p1, p2]``: two roundings of scales, one of the sum."""
+def _promoted(
+    down: Tensor, up: Tensor, p1: Tensor, p2: Tensor, *, tiny: Tensor, rounded: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The running sum's interval after a block in ``[p1, p2]``: roundings of the scales and of the sum.
+
+    ``tiny`` is what an underflowing product of scales, times the accumulator, may be off by.
+    """
     part = torch.maximum(p1.abs(), p2.abs())
     d, u = down + p1, up + p2
     total = torch.maximum(d.abs(), u.abs())
-    error = (3 * U * part + U * total) * (1 + 2.0**-16) + 4 * ETA * (1 + part)
+    error = (3 * U * part + U * total) * (1 + 2.0**-16) + 4 * tiny
     error = torch.where(part > 0, error, torch.zeros_like(error))
     if not rounded:  # float32 in any order: counted once, at the end; here only the float64 evaluation
         error = 2.0**-49 * (part + total)
     return d - error, u + error, total + part + error
 
 
-def _largest_size(box: Box, low: Tensor, high: Tensor, b: Tensor, columns: Tensor, at: int) -> Tensor:
-    magnitude = torch.maximum(low.abs(), high.abs())
-    return (magnitude @ b.abs().T) * box.scale_high[:, at, None] * columns.abs()
+def _differing(boxes: Sequence[Box], j: int, k: slice, at: int) -> Tensor:
+    """Rows for which alternative ``j`` is not the one before it, in one block; all rows for the first."""
+    box, before = boxes[j], boxes[max(0, j - 1)]
+    differs = (box.scale_low[:, at] != before.scale_low[:, at]) | (box.scale_high[:, at] != before.scale_high[:, at])
+    differs |= ((box.low[:, k] != before.low[:, k]) | (box.high[:, k] != before.high[:, k])).any(dim=1)
+    return torch.nonzero(differs | (j == 0))[:, 0]
 
 
 def _hull(low: Tensor, high: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

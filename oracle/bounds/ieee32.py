@@ -39,7 +39,7 @@ def ieee32_bound(product: ScaledProduct) -> Interval:
     width = gamma * size * (1 + 2.0**-20) + absolute
     sigma = _largest(product.a_scale) * _largest(product.b_scale)
     reach = largest_code * largest_scale * product.K if sigma * largest_code * product.K >= FLOAT32_MAX else 0.0
-    open_ = (size + width >= FLOAT32_MAX * (1 - 2.0**-20)) | (reach >= FLOAT32_MAX)
+    open_ = (size + width >= FLOAT32_MAX * (1 - 2.0**-20)) | (reach >= FLOAT32_MAX) | _reached_by_infinity(product)
     return Interval(-width, width, "any-order float32 bound", weak=True, open=open_)
 
 
@@ -47,6 +47,13 @@ def _magnitudes(product: ScaledProduct) -> Tensor:
     a = torch.nan_to_num(decode(product.a), 0.0, 0.0, 0.0).abs() * _expand(product.a_scale, product, 1)
     b = torch.nan_to_num(decode(product.b), 0.0, 0.0, 0.0).abs() * _expand(product.b_scale, product, product.b_rows)
     return (a @ b.T) * (1 + product.K * 2.0**-52)
+
+
+def _reached_by_infinity(product: ScaledProduct) -> Tensor:
+    """Elements with an infinite scale: NaN or infinity, depending on whether codes or partial sums meet it."""
+    rows = torch.isinf(decode(product.a_scale)).any(dim=1)[:, None]
+    columns = torch.isinf(decode(product.b_scale)).any(dim=1).repeat_interleave(product.b_rows)[None, : product.N]
+    return (rows | columns).expand(product.M, product.N)
 
 
 def _expand(scale: Tensor, product: ScaledProduct, rows: int) -> Tensor:

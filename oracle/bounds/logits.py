@@ -10,41 +10,42 @@ relu(x_h)``, and
 as each term meets at most one rounding of its product, ``H - 1`` additions in any order and grouping, and two for the
 scale (once more if it is multiplied into the weight first). ``eta`` is ``2**-149`` for each of these operations, times
 what may multiply it later. Where a float32 intermediate may overflow nothing is claimed.
-Source: NUMERICS of DeepGEMM's sm90_fp8_mqa_logits.cuh for the sum it bounds; Jeannerod and Rump for any order.
+Source: DeepGEMM sm90_fp8_mqa_logits.cuh for the sum that it bounds; Jeannerod and Rump for any order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from oracle.bounds import cpu
-from oracle.bounds.accumulator import Accumulator
-from oracle.bounds.ieee32 import ieee32_bound
 from oracle.bounds.interval import Interval
-from oracle.bounds.product import residue_bound
 from oracle.bounds.promote import ETA, FLOAT32_MAX, U
 from oracle.formats import decode
+from oracle.gemm import ScaledProduct
 from oracle.logits import Logits, dots
 
 
-def logits_bound(problem: Logits, acc: Accumulator | None) -> Interval:
-    """The interval of every logit ``[M, N]``; ``acc`` is the accumulator of the dot products, None for float32 ones.
+def logits_bound(problem: Logits, dot_bound: Callable[[ScaledProduct], Interval]) -> Interval:
+    """The interval of every logit ``[M, N]``; ``dot_bound`` is the bound of the dot products as a product.
 
-    Elements that a NaN dot product enters are open: relu keeps NaN in torch, and ``fmaxf`` makes it 0.
+    Elements that a NaN dot product enters are open: relu keeps NaN in torch, and ``fmaxf`` makes it 0. So are those of
+    an infinite weight or scale: partial sums scaled apart may be infinities of both signs.
     """
-    parts = [_tile(tile, acc) for tile in problem.tiles()]
+    parts = [_tile(tile, dot_bound) for tile in problem.tiles()]
     opened = [part.open for part in parts if part.open is not None]
     low, high = (torch.cat(edges) for edges in zip(*((part.lo, part.hi) for part in parts), strict=True))
     return Interval(low, high, parts[0].name, True, torch.cat(opened))
 
 
-def _tile(problem: Logits, acc: Accumulator | None) -> Interval:
+def _tile(problem: Logits, dot_bound: Callable[[ScaledProduct], Interval]) -> Interval:
     weights, scale = _finite(decode(problem.weights))[:, :, None], _finite(decode(problem.k_scale))[None, :]
     x = dots(problem)
-    open_ = torch.isnan(x).any(dim=1)
+    infinite = torch.isinf(problem.weights).any(dim=1)[:, None] | torch.isinf(problem.k_scale)[None, :]
+    open_ = torch.isnan(x).any(dim=1) | infinite
     x = _finite(x)
-    dot = _dots_bound(problem, acc)
+    dot = dot_bound(problem.products())
     rest = torch.relu(x)
     down, up = torch.relu(x + dot.lo.reshape(x.shape)) - rest, torch.relu(x + dot.hi.reshape(x.shape)) - rest
     low = torch.minimum(weights * down, weights * up).sum(dim=1)
@@ -62,13 +63,6 @@ def _tile(problem: Logits, acc: Accumulator | None) -> Interval:
     reach = torch.maximum(size * scale.abs().clamp(min=1.0), factor.expand(size.shape))
     open_ = open_ | ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
     return Interval(left - rounding, right + rounding, f"sum over heads in any order of {dot.name}", True, open_)
-
-
-def _dots_bound(problem: Logits, acc: Accumulator | None) -> Interval:
-    product = problem.products()
-    if acc is None:
-        return ieee32_bound(product)
-    return cpu.residue_bound(product, acc) if cpu.why_not(product, acc) is None else residue_bound(product, acc)
 
 
 def _finite(x: Tensor) -> Tensor:

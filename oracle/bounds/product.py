@@ -99,8 +99,8 @@ def _tile(
         if acc.scales_inside:
             promotion.add(one, one.expand(1, tile.N), x, low, high)
             continue
-        columns = decode(tile.b_scale[:, block]).repeat_interleave(tile.b_rows)[: tile.N]
-        promotion.add(decode(tile.a_scale[:, block])[:, None], columns[None, :], x, low, high)
+        columns = _scale(tile.b_scale[:, block]).repeat_interleave(tile.b_rows)[: tile.N]
+        promotion.add(_scale(tile.a_scale[:, block])[:, None], columns[None, :], x, low, high)
     bias = None if tile.bias is None else decode(tile.bias)[None, :]
     return promotion.interval(bias, name=name, weak=weak)
 
@@ -115,6 +115,11 @@ def _chains(product: ScaledProduct, acc: Accumulator) -> Iterator[tuple[int, int
         length = acc.promotion or (end - first)
         for start in range(first, end, length):
             yield block, start, min(end, start + length)
+
+
+def _scale(scale: Tensor) -> Tensor:
+    """Scales for the bound: NaN as 0, since its results must be NaN and are judged as such; infinities stay, as open."""
+    return torch.nan_to_num(decode(scale), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
 
 def _operand(codes: Tensor) -> Operand:

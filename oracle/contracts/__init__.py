@@ -1,17 +1,22 @@
 """The contracts of the suite; importing this package registers them all."""
 
-from oracle.contracts import gemm, grouped, logits, quantize, scale_casts
+from oracle.contracts import experts, gemm, grouped, layout, linear, logits, moe, quantize, scale_casts, shards
 from oracle.contracts.base import Contract, OptionSpec, TensorSpec, get, registered
 
 __all__ = [
     "Contract",
     "OptionSpec",
     "TensorSpec",
+    "experts",
     "gemm",
     "get",
     "grouped",
+    "layout",
+    "linear",
     "logits",
+    "moe",
     "quantize",
     "registered",
     "scale_casts",
+    "shards",
 ]

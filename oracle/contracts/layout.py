@@ -1,8 +1,9 @@
 """Contracts of the layouts: the output is the input's bits in other places, so it is right or wrong, bit by bit.
 
 A contract names its truth (:meth:`LayoutContract.made`); the verdict compares bits, and strides where the contract
-promises them. Nothing is tolerated. Row orders, scales for TMA, padding of expert weights, and the integers of
-padding as tables. Not covered: values that a layout's caller computes (:mod:`oracle.contracts.shards`).
+promises them. Nothing is tolerated. Here: scales for TMA, tiles of scales, and the integers of padding as tables. Not
+covered: expert weights (:mod:`oracle.contracts.experts`), values that a caller computes
+(:mod:`oracle.contracts.shards`).
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from oracle import layout
+from oracle import evidence, layout
 from oracle.compare import Comparison, Status, Verdict, Worst, verdict
 from oracle.contracts.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
 from oracle.errors import InputError, NumericsError, OptionError
 from oracle.formats import codes_of, decode
 
 ONE_BYTE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.float8_e8m0fnu)
-WEIGHT = (*ONE_BYTE, torch.bfloat16, torch.float16, torch.float32)
 F32 = (torch.float32,)
 INTEGERS = (torch.int64, torch.int32)
 
@@ -71,12 +71,13 @@ def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str |
     """The verdict on a tensor that must have the bits of another (NaN payloads and the sign of zero included)."""
     bad = bits_of(actual) != bits_of(expected)
     outside = int(bad.sum())
-    worst = None
+    worst, seen = None, None
     if outside:
         index = tuple(torch.nonzero(bad)[0].tolist())
         value, right = _number(actual, index), _number(expected, index)
         worst = Worst(index, value, right, right, right, math.inf, output)
-    found = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad)
+        seen = evidence.of_bits(actual, expected, bad, output=output)
+    found = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad, seen)
     return verdict(found, basis="every bit in its place", matches="the layout", mistrust=mistrust)
 
 
@@ -129,7 +130,8 @@ def _number(x: Tensor, index: tuple[int, ...]) -> float:
     return float(decode(element)) if x.is_floating_point() else float(element)
 
 
-def _integer(options: Mapping[str, object], name: str) -> int:
+def positive(options: Mapping[str, object], name: str) -> int:
+    """An option that must be a positive integer."""
     value = options[name]
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise OptionError(f"{name}={value!r}; pass a positive integer")
@@ -196,7 +198,7 @@ class RequiredLayout(LayoutContract):
     strided = True
 
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        mn, k, gran = (_integer(options, name) for name in ("mn", "k", "gran_mn"))
+        mn, k, gran = (positive(options, name) for name in ("mn", "k", "gran_mn"))
         made = layout.transform_sf_into_required_layout(
             inputs["scale"], mn=mn, k=k, gran_mn=gran, arch=str(options["target"])
         )
@@ -227,95 +229,6 @@ class SwizzleScale(LayoutContract):
         rows, columns = scale.shape[-2:]
         found = layout.unswizzle_scale(actual, rows, columns, tile=tile)
         return judge_bits(found, scale, output="out", mistrust=self.why_mistrust(inputs))
-
-
-# --- expert weights -----------------------------------------------------------------------------------------
-
-
-@register
-class SwapW13(LayoutContract):
-    name = "swap_w13_to_w31"
-    summary = "the gate and up halves exchanged"
-    source = "vLLM flashinfer_utils.swap_w13_to_w31"
-    inputs = (TensorSpec("x", WEIGHT, None, "[..., 2 I, H], or block scales [..., 2 B, C]"),)
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        return {"out": layout.swap_w13_to_w31(inputs["x"])}
-
-
-@register
-class ReorderRows(LayoutContract):
-    name = "reorder_rows_for_gated_act_gemm"
-    summary = "gate and up rows alternating"
-    source = "TensorRT-LLM reorderRowsForGatedActGemm"
-    inputs = (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's gate rows, then its up rows"),)
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        return {"out": layout.reorder_rows_for_gated_act_gemm(inputs["w"])}
-
-
-@register
-class ShuffleMatrixA(LayoutContract):
-    name = "shuffle_matrix_a"
-    summary = "rows in the order of the transposed MMA's fragments"
-    source = "TensorRT-LLM shuffleMatrixA"
-    inputs = (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's weight"),)
-    options = (OptionSpec("epilogue_tile_m", 128, None, "height of the epilogue's tile"),)
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        return {"out": layout.shuffle_matrix_a(inputs["w"], _integer(options, "epilogue_tile_m"))}
-
-
-@register
-class RotateWeights(LayoutContract):
-    name = "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe"
-    summary = "both expert weights in the row order of TensorRT-LLM's per-tensor FP8 kernel"
-    source = "vLLM flashinfer_utils.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe"
-    inputs = (
-        TensorSpec("gemm1_weights", ONE_BYTE, ("E", "R", "H"), "gate rows, then up rows"),
-        TensorSpec("gemm2_weights", ONE_BYTE, ("E", "H", "I"), "down projection"),
-    )
-    options = (OptionSpec("is_gated", True, (True, False), "gate and up rows are interleaved first"),)
-    outputs = ("gemm1_weights", "gemm2_weights")
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        rotated = layout.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
-            inputs["gemm1_weights"], inputs["gemm2_weights"], is_gated=bool(options["is_gated"])
-        )
-        return dict(zip(self.outputs, rotated, strict=True))
-
-
-@register
-class AlignMoeWeights(LayoutContract):
-    """A failure whose bits are those of the published placement says so."""
-
-    name = "align_fp8_moe_weights_for_fi"
-    summary = "the intermediate size padded with zeros to a multiple of 16, gate and up each in its place"
-    source = "vLLM flashinfer_utils.align_fp8_moe_weights_for_fi, with the halves placed apart"
-    inputs = (
-        TensorSpec("w13", WEIGHT, ("E", "R", "H"), "gate rows, then up rows"),
-        TensorSpec("w2", WEIGHT, ("E", "H", "I"), "down projection"),
-    )
-    options = (OptionSpec("is_act_and_mul", True, (True, False), "w13 has a gate and an up half"),)
-    outputs = ("w13", "w2")
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        w13, w2, _ = layout.align_fp8_moe_weights_for_fi(inputs["w13"], inputs["w2"], bool(options["is_act_and_mul"]))
-        return {"w13": w13, "w2": w2}
-
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        judged = super().judge(inputs, output, arch=arch, numerics=numerics, **options)
-        if judged.status is not Status.FAILED:
-            return judged
-        gated = bool(self.check(inputs, options)["is_act_and_mul"])
-        published = layout.align_fp8_moe_weights_for_fi_published(inputs["w13"], inputs["w2"], gated)
-        found, faulty = outputs_of(self.name, output, self.outputs), dict(zip(self.outputs, published[:2], strict=True))
-        if all(torch.equal(bits_of(found[name]), bits_of(faulty[name])) for name in self.outputs):
-            fault = "up half of gated weights left at the unpadded offset"
-            return replace(judged, explained_by=(fault,), summary=f"{judged.summary}; every bit is that of: {fault}")
-        return judged
 
 
 # --- integers of padding, as tables -------------------------------------------------------------------------

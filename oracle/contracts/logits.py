@@ -18,13 +18,15 @@ from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator, of_schedule
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.bounds.interval import admissible
+from oracle.bounds.ieee32 import ieee32_bound
+from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.logits import logits_bound
 from oracle.compare import Admissible, Comparison, Status, Verdict, Worst, compare, verdict
 from oracle.contracts.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
 from oracle.contracts.layout import outputs_of
+from oracle.engines import residue_bound
 from oracle.errors import NumericsError, OptionError, ShapeError
-from oracle.gemm import Exact
+from oracle.gemm import Exact, ScaledProduct
 from oracle.judging import ZERO_TRUST, same_bits, verdict_of_equality
 from oracle.logits import Logits, exact, from_pages, schedule, shares
 from oracle.rounding import Overflow, Rounding, pair_to_dtype
@@ -67,14 +69,15 @@ class LogitsContract(Contract):
             rows.append(_widened(inside, columns, outside))
         return torch.cat(rows)
 
-    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str, **options: object) -> Tensor:
-        """The bits of a reduction, float32; outside the window as :meth:`reference`."""
+    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> Tensor:
+        """The bits of a reduction (None: the one of sm90), float32; outside the window as :meth:`reference`."""
         resolved = self.check(inputs, options)
         outside = -torch.inf if resolved["clean_logits"] else torch.nan
         columns = self.columns(inputs, resolved)
+        schedule = numerics or NUMERICS["sm90"][0]
         rows = []
         for problem in self.problems(inputs, resolved):
-            bits = predict_logits(problem.q, problem.k, problem.k_scale, problem.weights, schedule=numerics)
+            bits = predict_logits(problem.q, problem.k, problem.k_scale, problem.weights, schedule=schedule)
             inside = torch.where(problem.window(), bits, torch.full_like(bits, outside))
             rows.append(_widened(inside, columns, outside))
         return torch.cat(rows)
@@ -205,12 +208,16 @@ def _judge_balance(found: list[int]) -> Verdict:
 def _judge_interval(
     problems: list[Logits], out: Tensor, name: str, specified: Tensor, mistrust: str | None
 ) -> Verdict:
-    basis, columns = "", out.shape[1]
+    basis, columns, acc = "", out.shape[1], _accumulator(name)
+
+    def bound(product: ScaledProduct) -> Interval:
+        return ieee32_bound(product) if acc is None else residue_bound(product, acc)
+
     edges: tuple[list[Tensor], ...] = ([], [], [])
     opened = []
     for problem in problems:
         value = exact(problem)
-        interval = logits_bound(problem, _accumulator(name))
+        interval = logits_bound(problem, bound)
         basis = interval.name
         found = admissible(value, _rounded(value), interval)
         window = problem.window()

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oracle.compare import Status, Verdict, Worst
+from oracle.compare import Admissible, Status, Verdict, Worst
+from oracle.evidence import Evidence, gather, ratio_of
 from oracle.formats import E4M3FN, codes_of, decode
 from oracle.pattern import describe
 from oracle.quantize import Prepared
@@ -78,7 +79,22 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
     )
     if explained:
         summary += f"; every bit is that of {', '.join(explained)}"
-    return Verdict(Status.FAILED, summary, scales + codes, total, worst, None, explained, _basis(best), where, margin)
+    return Verdict(
+        Status.FAILED, summary, scales + codes, total, worst, None, explained, _basis(best), where, margin,
+        evidence=_evidence(q, scale, best),
+    )  # fmt: skip
+
+
+def _evidence(q: Tensor, scale: Tensor, judged: Judged) -> Evidence:
+    """What a report draws: the scales when one of them is bad, else the codes with the blocks that share a scale."""
+    if judged.bad_scales.any():
+        scales = Admissible(judged.scales.low, judged.scales.high, judged.scales.expected)
+        return gather(scale, scales, ratio_of(decode(scale), scales), judged.bad_scales, output="scale")
+    sets, block = judged.codes, judged.recipe.block
+    low, high, expected = (decode(code_of_ordinal(t), E4M3FN) for t in (sets.low, sets.high, sets.expected))
+    codes = Admissible(low, high, torch.where(sets.nan, torch.nan, expected))
+    tile = (block.rows or 0, block.columns or 0)
+    return gather(q, codes, ratio_of(decode(q), codes), judged.bad_codes, output="q", tile=tile)
 
 
 def _basis(judged: Judged) -> str:
