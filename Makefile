@@ -1,0 +1,22 @@
+# Two commands: `make verify` (judge everything on this machine) and `make test` (tests, lint, types).
+# Both work in a fresh clone with nothing but Python 3.11 and pip; the plain commands stand in README.md.
+PYTHON ?= python3.11
+VENV := .venv
+
+.PHONY: verify test clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -c constraints.txt setuptools
+	$(VENV)/bin/python -m pip install -c constraints.txt --no-build-isolation -e .
+	touch $@
+
+verify: $(VENV)/.installed
+	$(VENV)/bin/fp8-oracle verify
+
+test: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install -q -c constraints.txt tox
+	$(VENV)/bin/python -m tox run
+
+clean:
+	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks build dist *.egg-info

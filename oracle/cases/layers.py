@@ -1,0 +1,150 @@
+"""Cases of whole layers and what belongs to them: quantised linear, routing, experts, the difference measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from oracle import data
+from oracle.cases.record import BLOCK, DTYPES, Case, Grammar, no_options, out_dtype
+
+STATIC_GAIN = 16.0  # brings a stream's scales (around 2**-8) to where ordinary values fill the range of E4M3
+
+
+def _linear(case: Case) -> dict[str, Tensor]:
+    """``static`` gives the scale of the input, ``tensor`` and ``token`` leave it to the layer."""
+    m, n, k = case["m"], case["n"], case["k"]
+    wide, narrow = case.operand_dtypes
+    of_a, of_b = case.granularity
+    inputs = {
+        "input": data.activations(case.label("input"), case.family, m, k, dtype=wide),
+        "weight": data.operand(case.label("weight"), "randn", n, k, dtype=narrow, side="b").t(),
+        "weight_scale": data.scales(case.label("weight_scale"), "randn", (n,) if of_b == "channel" else (1,)),
+    }
+    if of_a == "static":
+        inputs["input_scale"] = _given_scale(case, "input_scale")
+    if (bias := case.option("bias")) is not None:
+        inputs["bias"] = data.normal(case.label("bias"), (n,), dtype=DTYPES[bias])
+    return inputs
+
+
+def _linear_options(case: Case) -> dict[str, object]:
+    return out_dtype(case) | {"use_per_token_if_dynamic": case.granularity[0] == "token"}
+
+
+def _routing(case: Case) -> dict[str, Tensor]:
+    (dtype,) = case.operand_dtypes
+    inputs = {"logits": data.normal(case.label("logits"), (case["t"], case["e"]), dtype=dtype)}
+    if case.option("bias") == "1":
+        inputs["bias"] = data.normal(case.label("bias"), (case["e"],), dtype=torch.float32)
+    return inputs
+
+
+def _routing_options(case: Case) -> dict[str, object]:
+    groups = int(case.option("groups") or 1)
+    return {
+        "router": case.option("router") or "deepseek_v3",
+        "top_k": case["k"],
+        "num_expert_group": groups,
+        "topk_group": max(1, groups // 2),
+        "renormalize": case.option("renormalize") == "1",
+    }
+
+
+def _experts(case: Case) -> dict[str, Tensor]:
+    """Block scales and an intermediate quantised on the way, or one scale per expert and a given one between."""
+    t, e, h, i, k = (case[name] for name in "tehik")
+    of_a, of_b = case.operand_dtypes
+    blocks = case.granularity[0] == "1x128"
+
+    def scales(name: str, *shape: int) -> Tensor:
+        return data.scales(case.label(name), "randn", shape)
+
+    def tiles(x: int) -> int:
+        return -(-x // BLOCK)
+
+    def weight(name: str, rows: int, cols: int) -> Tensor:
+        return data.operand(case.label(name), case.family, e * rows, cols, dtype=of_b, side="b").reshape(e, rows, cols)
+
+    inputs = {
+        "a": data.operand(case.label("a"), case.family, t, h, dtype=of_a, side="a"),
+        "a_scale": scales("a_scale", t, tiles(h)) if blocks else scales("a_scale", 1),
+        "w13": weight("w13", 2 * i, h),
+        "w13_scale": scales("w13_scale", e, tiles(2 * i), tiles(h)) if blocks else scales("w13_scale", e),
+        "w2": weight("w2", h, i),
+        "w2_scale": scales("w2_scale", e, tiles(h), tiles(i)) if blocks else scales("w2_scale", e),
+        "topk_ids": _chosen(case, t, e, k),
+        "topk_weights": torch.from_numpy(case.stream("topk_weights").integers(1, 257, (t, k)) / 256.0).float(),
+    }
+    return inputs if blocks else inputs | {"a2_scale": _given_scale(case, "a2_scale")}
+
+
+def _chosen(case: Case, t: int, e: int, k: int) -> Tensor:
+    """k different experts for each token; one choice in eight is -1, an expert that is not there."""
+    stream = case.stream("topk_ids")
+    ids = torch.stack([torch.from_numpy(stream.order(e)[:k]) for _ in range(t)])
+    absent = torch.from_numpy(stream.integers(0, 8, (t, k)) == 0)
+    absent[0, 0] = False
+    return ids.masked_fill(absent, -1).to(torch.int32)
+
+
+def _given_scale(case: Case, name: str) -> Tensor:
+    return data.scales(case.label(name), "randn", (1,)) * STATIC_GAIN
+
+
+def _two(case: Case) -> dict[str, Tensor]:
+    """``y`` is ``x`` with a small error in every element, and a tenth of the elements unrelated."""
+    (dtype,) = case.operand_dtypes
+    m, k = case["m"], case["k"]
+    x = data.activations(case.label("x"), case.family, m, k, dtype=dtype)
+    other = data.activations(case.label("y"), case.family, m, k, dtype=dtype)
+    apart = torch.from_numpy(case.stream("apart").integers(0, 10, (m, k)) == 0)
+    return {"x": x, "y": torch.where(apart, other, x)}
+
+
+def _flags(case: Case) -> dict[str, Tensor]:
+    """Row ``i`` holds the six lowest bits of ``i``: 64 rows are the whole table."""
+    names = (
+        "cutlass_fp8_supported",
+        "per_tensor_weights",
+        "per_tensor_activations",
+        "use_per_token_if_dynamic",
+        "rocm",
+        "rowwise",
+    )
+    rows = torch.arange(case["r"])
+    return {name: (rows >> bit) & 1 for bit, name in enumerate(names)}
+
+
+GRAMMARS: Mapping[str, Grammar] = {
+    "Fp8LinearOp": Grammar(
+        ("m", "n", "k"),
+        ("bf16xe4m3-bf16", "f16xe4m3-f16", "f32xe4m3-f32"),
+        ("static:tensor", "tensor:tensor", "token:channel", "tensor:channel"),
+        tuple(data.ACTIVATION_FAMILIES),
+        _linear,
+        _linear_options,
+        {"bias": ("bf16", "f32")},
+    ),
+    "moe_routing": Grammar(
+        ("t", "e", "k"),
+        ("f32", "bf16"),
+        ("-",),
+        ("randn",),
+        _routing,
+        _routing_options,
+        {"router": ("llama4", "softmax"), "groups": ("4",), "bias": ("1",), "renormalize": ("1",)},
+    ),
+    "moe_fp8": Grammar(
+        ("t", "e", "h", "i", "k"),
+        ("e4m3xe4m3-bf16",),
+        ("1x128:128x128", "tensor:tensor"),
+        ("randn", "codes", "zeros", "outlier"),
+        _experts,
+        out_dtype,
+    ),
+    "calc_diff": Grammar(("m", "k"), ("f32", "bf16"), ("-",), ("randn", "heavy"), _two, no_options),
+    "dispatch_w8a8_scaled_mm": Grammar(("r",), ("i64",), ("-",), ("integers",), _flags, no_options),
+}

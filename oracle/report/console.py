@@ -1,0 +1,111 @@
+"""A report for eyes: the table, then one sentence and one command for everything that needs attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from oracle.compare import Status
+from oracle.outcome import Group, Outcome, Report
+
+STYLES = {
+    Status.PASSED: "green",
+    Status.FAILED: "bold red",
+    Status.CRASHED: "bold red",
+    Status.UNTESTED: "bold red",
+    Status.MISTRUSTED: "yellow",
+    Status.UNSUPPORTED: "dim",
+    Status.SKIPPED: "dim",
+}
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Table, failures, reasons, ledger complaints, and a closing line."""
+    console.print(table(report))
+    _print_failures(report, console)
+    _print_reasons(report, console)
+    for complaint in report.complaints:
+        console.print(Text.assemble(("LEDGER ", "bold red"), complaint), soft_wrap=True)
+    console.print(closing(report), soft_wrap=True)
+
+
+def table(report: Report) -> Table:
+    """One row for each contract, subject and arch."""
+    result = Table(title="verdicts", title_justify="left", header_style="bold")
+    result.add_column("routine", overflow="fold")
+    result.add_column("subject", overflow="fold")
+    result.add_column("arch")
+    result.add_column("cases", justify="right")
+    result.add_column("verdict")
+    result.add_column("worst margin", justify="right")
+    for group in report.groups():
+        result.add_row(
+            group.contract,
+            group.subject,
+            group.arch,
+            str(group.judged or ""),
+            _verdict_cell(group),
+            "" if group.margin is None else f"{group.margin:.3g}",
+        )
+    return result
+
+
+def closing(report: Report) -> Text:
+    """The last line: what was counted and whether the run is good."""
+    counts = ", ".join(f"{count} {name.lower()}" for name, count in report.counts().items() if count)
+    word = ("OK", "bold green") if report.ok else ("NOT OK", "bold red")
+    return Text.assemble(word, f"  {counts or 'nothing was judged'}; {report.seconds:.1f} s")
+
+
+def sentence(outcome: Outcome) -> Text:
+    """A failure as a sentence and a command."""
+    style = "yellow" if outcome.known is not None else STYLES[outcome.status]
+    word = "KNOWN" if outcome.known is not None else str(outcome.status)
+    lines = Text.assemble((word, style), f" {outcome.id} [{outcome.subject}]\n  {outcome.verdict.summary}")
+    if outcome.verdict.explained_by:
+        lines.append(f"\n  explained by: {', '.join(outcome.verdict.explained_by)}")
+    if outcome.known is not None:
+        lines.append(f"\n  known failure: {outcome.known}")
+    if outcome.repro:
+        lines.append(f"\n  repro: {outcome.repro}")
+    return lines
+
+
+def _verdict_cell(group: Group) -> Text:
+    known = group.known
+    if known == len(group.outcomes):
+        return Text("KNOWN FAILURE", style="yellow")
+    statuses = [o.status for o in group.outcomes if o.known is None]
+    counted = [f"{count} {status}" for status in Status if (count := statuses.count(status))]
+    same = len(counted) == 1
+    words = str(group.status) if same else ", ".join(counted)
+    return Text(words + (f", {known} KNOWN" if known else ""), style=STYLES[group.status])
+
+
+def _print_failures(report: Report, console: Console) -> None:
+    marked = [*report.failures, *(o for o in report.outcomes if o.known is not None)]
+    for outcome in marked:
+        console.print(sentence(outcome), soft_wrap=True)
+
+
+def _print_reasons(report: Report, console: Console) -> None:
+    """SKIPPED, UNSUPPORTED and MISTRUSTED, outcomes with one reason together."""
+    for status in (Status.MISTRUSTED, Status.UNSUPPORTED, Status.SKIPPED):
+        reasons: dict[tuple[str, str], list[Outcome]] = {}
+        for o in report.outcomes:
+            if o.status is status:
+                reasons.setdefault((f"{o.contract} [{o.subject}]", o.verdict.reason or ""), []).append(o)
+        for (where, reason), outcomes in reasons.items():
+            count = f" ({len(outcomes)} cases)" if len(outcomes) > 1 else ""
+            console.print(
+                Text.assemble((str(status), STYLES[status]), f" {where}{count}: {reason}{_ids(outcomes)}"),
+                soft_wrap=True,
+            )
+
+
+def _ids(outcomes: Iterable[Outcome]) -> str:
+    ids = [o.id for o in outcomes if "/" in o.id]
+    return f"; {ids[0]}" if len(ids) == 1 else ""

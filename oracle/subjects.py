@@ -1,0 +1,85 @@
+"""Routines under test, found by name: the entry points of group ``fp8_oracle.subjects``.
+
+An entry point is a function without arguments that returns records with the attributes of :class:`Subject`. The
+oracle never imports what it judges; an installed distribution registers itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Protocol
+
+from torch import Tensor
+
+from oracle.errors import SubjectError
+
+GROUP = "fp8_oracle.subjects"
+
+
+class Subject(Protocol):
+    """One routine on one backend.
+
+    ``numerics`` is the declared accumulation or None; ``why_not`` the reason why it cannot run on this machine;
+    ``run`` gets the contract's inputs and options and returns its output (a dict when there are several), or
+    raises ``NotImplementedError`` for a call that the backend does not offer.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def contract(self) -> str: ...
+    @property
+    def arch(self) -> str: ...
+    @property
+    def numerics(self) -> str | None: ...
+    @property
+    def device(self) -> str: ...
+    def why_not(self) -> str | None: ...
+    def run(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor | dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One entry point: its subjects, or why it gives none."""
+
+    name: str
+    target: str
+    subjects: tuple[Subject, ...] = ()
+    problem: str | None = None
+
+
+def providers() -> list[Provider]:
+    """Every registered entry point, loaded; a broken one carries its problem instead of subjects."""
+    unique = {(point.name, point.value): point for point in entry_points(group=GROUP)}
+    return [_load(point) for _, point in sorted(unique.items())]
+
+
+def available() -> list[Subject]:
+    """The subjects of every sound provider.
+
+    Raises
+    ------
+    SubjectError
+        A provider cannot be loaded.
+    """
+    found: list[Subject] = []
+    for provider in providers():
+        if provider.problem is not None:
+            raise SubjectError(provider.problem)
+        found.extend(provider.subjects)
+    return found
+
+
+def _load(point: EntryPoint) -> Provider:
+    # Whatever third-party code raises while it loads is the finding here, so it is caught whole and reported.
+    try:
+        subjects = tuple(point.load()())
+    except Exception as error:
+        problem = (
+            f"subjects {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}; "
+            "`fp8-oracle doctor` says which package was found"
+        )
+        return Provider(point.name, point.value, problem=problem)
+    return Provider(point.name, point.value, subjects)
