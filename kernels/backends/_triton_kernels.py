@@ -1,0 +1,163 @@
+"""Triton kernels of the quantisers (imported only when a plan chooses them).
+
+Amax is taken on the bits of ``|x|`` as integers: they order like the values and a NaN, being above infinity, wins.
+Division is IEEE division (``div_rn``), so that scales and codes equal those of plain torch bit for bit. On a GPU the
+hardware converts to E4M3 (round to nearest even, saturating); under the interpreter, whose own conversion rounds
+differently, the codes are built from integer bits.
+"""
+
+# Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _encode(y, NATIVE: tl.constexpr):
+    """float32 to E4M3 codes (uint8): nearest even, saturating, NaN to a NaN code."""
+    if NATIVE:
+        return y.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    bits = y.to(tl.int32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    mag = bits & 0x7FFFFFFF
+    nan = mag > 0x7F800000
+    mag = tl.where(nan, 0, tl.minimum(mag, 0x43E00000))  # 448.0
+    normal = ((mag + 0x7FFFF + ((mag >> 20) & 1)) >> 20) - 960  # rebias 127 -> 7 above 3 fraction bits
+    steps = mag.to(tl.float32, bitcast=True) + 16384.0  # ulp of 2**14 is 2**-9, the subnormal step
+    small = steps.to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(mag < 0x3C800000, small, normal)  # 2**-6
+    return (tl.where(nan, 0x7F, code) | sign).to(tl.uint8)
+
+
+@triton.jit
+def _ceil_ue8m0(scale):
+    """Bits of the smallest power of two >= scale, at least 2**-127; NaN stays."""
+    bits = scale.to(tl.int32, bitcast=True)
+    up = tl.where(bits > 0x7F800000, bits, (bits + 0x7FFFFF) & 0x7F800000)
+    tiny = tl.where(bits <= 0x00400000, 0x00400000, 0x00800000)
+    return tl.where(bits <= 0x00800000, tiny, up)
+
+
+@triton.jit
+def _quotient(v, scale):
+    """v / scale, and 0 where the scale is 0."""
+    return tl.where(scale == 0.0, 0.0, tl.div_rn(v, tl.where(scale == 0.0, 1.0, scale)))
+
+
+@triton.jit
+def group_kernel(
+    x, q, s, rows, groups, x_stride, s_row, s_col, eps_bits,
+    GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr, UE8M0: tl.constexpr,
+    NATIVE: tl.constexpr,
+):  # fmt: skip
+    """One scale per row and group. A program takes BLOCK groups of one row block (row-major) or one column."""
+    pid = tl.program_id(0)
+    if TRANSPOSED:
+        row = (pid // groups) * BLOCK + tl.arange(0, BLOCK)
+        col = (pid % groups) + tl.zeros([BLOCK], tl.int32)
+    else:
+        index = pid * BLOCK + tl.arange(0, BLOCK)
+        row = index // groups
+        col = index % groups
+    valid = row < rows
+    row = row.to(tl.int64)
+    lane = tl.arange(0, LANES)
+    inside = valid[:, None] & (lane < GROUP)[None, :]
+    source = row[:, None] * x_stride + col[:, None] * GROUP + lane[None, :]
+    v = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
+    amax = tl.maximum(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), eps_bits)
+    scale = tl.div_rn(amax.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32))
+    if UE8M0:
+        scale = _ceil_ue8m0(scale).to(tl.float32, bitcast=True)
+    y = _quotient(v, tl.broadcast_to(scale[:, None], [BLOCK, LANES]))
+    target = (row[:, None] * groups + col[:, None]) * GROUP + lane[None, :]
+    tl.store(q + target, _encode(y, NATIVE), mask=inside)
+    tl.store(s + row * s_row + col * s_col, scale, mask=valid)
+
+
+@triton.jit
+def packed_kernel(
+    x, q, s, rows, groups, words, x_stride, lead, eps_bits,
+    GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """UE8M0 scales, four exponents an int32, MN-major. A program takes BLOCK rows of one word."""
+    pid = tl.program_id(0)
+    row = ((pid // words) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    word = pid % words
+    packed = tl.zeros([BLOCK], tl.int32)
+    lane = tl.arange(0, LANES)
+    for part in tl.static_range(4):
+        col = word * 4 + part
+        inside = (row < rows)[:, None] & ((lane < GROUP) & (col < groups))[None, :]
+        source = row[:, None] * x_stride + col * GROUP + lane[None, :]
+        v = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
+        amax = tl.maximum(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), eps_bits)
+        scale = tl.div_rn(amax.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32))
+        bits = _ceil_ue8m0(scale)
+        y = _quotient(v, tl.broadcast_to(bits.to(tl.float32, bitcast=True)[:, None], [BLOCK, LANES]))
+        target = (row[:, None] * groups + col) * GROUP + lane[None, :]
+        tl.store(q + target, _encode(y, NATIVE), mask=inside)
+        packed |= tl.where(col < groups, (bits >> 23) & 0xFF, 0) << (8 * part)
+    tl.store(s + word * lead + row, packed, mask=row < rows)
+
+
+@triton.jit
+def token_kernel(
+    x, q, s, bound, cols, x_stride,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, BOUNDED: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """One scale per row: max(min(amax, bound) / 448, 1 / (448 * 512))."""
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    top = tl.zeros([BLOCK], tl.int32)
+    for part in tl.static_range(PARTS):
+        start = part * BLOCK
+        v = tl.load(x + row * x_stride + start + lane, mask=start + lane < cols, other=0.0).to(tl.float32)
+        top = tl.maximum(top, v.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    amax = tl.max(top, axis=0)
+    if BOUNDED:
+        limit = tl.load(bound)
+        value = amax.to(tl.float32, bitcast=True)
+        amax = tl.where(value > limit, limit.to(tl.int32, bitcast=True), amax)  # false for NaN: it stays
+        amax = tl.where(limit != limit, limit.to(tl.int32, bitcast=True), amax)
+    wide = amax + tl.zeros([BLOCK], tl.int32)
+    scale = tl.div_rn(wide.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32))
+    floor = tl.div_rn(tl.full([BLOCK], 1.0, tl.float32), tl.full([BLOCK], 229376.0, tl.float32))
+    scale = tl.where(scale < floor, floor, scale)
+    for part in tl.static_range(PARTS):
+        start = part * BLOCK
+        inside = start + lane < cols
+        v = tl.load(x + row * x_stride + start + lane, mask=inside, other=0.0).to(tl.float32)
+        tl.store(q + row * cols + start + lane, _encode(_quotient(v, scale), NATIVE), mask=inside)
+    tl.store(s + row + lane, scale, mask=lane < 1)
+
+
+@triton.jit
+def amax_kernel(x, amax, total, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Bits of max |x| over a contiguous tensor, into one int32 that starts at 0."""
+    lane = tl.arange(0, BLOCK)
+    top = tl.zeros([BLOCK], tl.int32)
+    first = tl.program_id(0).to(tl.int64) * (BLOCK * PARTS)
+    for part in tl.static_range(PARTS):
+        index = first + part * BLOCK + lane
+        v = tl.load(x + index, mask=index < total, other=0.0).to(tl.float32)
+        top = tl.maximum(top, v.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    tl.atomic_max(amax, tl.max(top, axis=0))
+
+
+@triton.jit
+def tensor_kernel(x, q, amax, s, total, BLOCK: tl.constexpr, STATIC: tl.constexpr, NATIVE: tl.constexpr):
+    """Codes with one scale: read from ``s`` when static, else amax / 448 (written to ``s`` by the first program)."""
+    lane = tl.arange(0, BLOCK)
+    if STATIC:
+        scale = tl.load(s) + tl.zeros([BLOCK], tl.float32)
+    else:
+        bits = tl.load(amax) + tl.zeros([BLOCK], tl.int32)
+        scale = tl.div_rn(bits.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32))
+        tl.store(s + lane, scale, mask=(lane < 1) & (tl.program_id(0) == 0))
+    index = tl.program_id(0).to(tl.int64) * BLOCK + lane
+    v = tl.load(x + index, mask=index < total, other=0.0).to(tl.float32)
+    tl.store(q + index, _encode(_quotient(v, scale), NATIVE), mask=index < total)

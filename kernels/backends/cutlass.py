@@ -1,0 +1,229 @@
+"""vLLM's compiled CUTLASS operators, through ``torch.ops._C``.
+
+When an engine has imported vLLM the operators are there; otherwise its libraries are loaded by path (no part of
+vLLM's Python is imported). Block scales are brought M-major and M padded to a multiple of 4: a row-major scale is
+read wrongly without a word by the shipped kernel.
+
+Not covered: int8, FP4, zero points.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernels.backends import _needs
+from kernels.config import Config, current_config
+from kernels.errors import MissingPackageError, NoBackendError
+
+if TYPE_CHECKING:
+    from kernels.plan import Problem
+    from kernels.platform import Machine
+
+FP8_MAX = 448.0
+SWAP_ROWS = 64
+"""Rows up to which ``cutlass_moe_mm`` exchanges its operands."""
+
+
+def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
+    """Reasons against vLLM's operators; see :mod:`kernels.plan`."""
+    from kernels import platform
+
+    reason = _needs.gpu(p, machine, "vllm_ops")
+    if reason is not None:
+        return reason
+    cuda = ".".join(map(str, machine.cuda or ()))
+    if p.op.startswith("quant"):
+        return _needs.first(
+            None if machine.sm >= 89 else f"E4M3 needs sm89 or newer; this is {machine.arch}",
+            "its static operator multiplies by the reciprocal; this contract divides"
+            if p.op == "quant_tensor"
+            else None,
+            None
+            if p.group_size in (64, 128) or p.op == "quant_token"
+            else f"group_size={p.group_size}; it takes 64 or 128",
+        )
+    if p.op == "linear":
+        good = platform.cutlass_fp8_supported(machine)
+        return _needs.first(
+            None
+            if good
+            else f"needs sm89 with CUDA >= 12.4 or sm90+ with CUDA >= 12.0; this is {machine.arch}, CUDA {cuda}",
+            _common(p),
+        )
+    if p.op == "block_linear":
+        good = platform.cutlass_block_fp8_supported(machine)
+        return _needs.first(
+            None
+            if good
+            else f"needs sm90 with CUDA >= 12.0 or sm100+ with CUDA >= 12.8; this is {machine.arch}, CUDA {cuda}",
+            "block scales take no bias" if p.bias is not None else None,
+            _needs.multiples(p, k=128, n=128),
+            _common(p),
+        )
+    good = platform.cutlass_group_gemm_supported(machine)
+    return _needs.first(
+        None
+        if good
+        else f"needs sm90 with CUDA >= 12.3 or sm100+ with CUDA >= 12.8; this is {machine.arch}, CUDA {cuda}",
+        _common(p),
+    )
+
+
+def _common(p: Problem) -> str | None:
+    bias = None if p.bias in (None, p.out_dtype) else f"bias={p.bias}; it takes the output dtype {p.out_dtype}"
+    return _needs.first(_needs.multiples(p, k=16, n=16), _needs.dtypes(p, "out_dtype", "bfloat16", "float16"), bias)
+
+
+def kernel(p: Problem, machine: Machine) -> str:
+    """The operator's name."""
+    return {
+        "quant_token": "dynamic_per_token_scaled_fp8_quant",
+        "quant_group": "per_token_group_fp8_quant",
+        "quant_group_packed": "per_token_group_fp8_quant_packed",
+        "grouped_scaled": "cutlass_moe_mm",
+    }.get(p.op, "cutlass_scaled_mm")
+
+
+def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
+    """What happens to the operands first."""
+    if p.op != "block_linear":
+        return ()
+    pad = ("pad M to a multiple of 4, cropped afterwards",) if machine.sm // 10 == 9 else ()
+    return ("a_scale to M-major", *pad)
+
+
+@functools.cache
+def operators() -> Any:
+    """``torch.ops._C`` with vLLM's operators registered.
+
+    Raises
+    ------
+    MissingPackageError
+        The libraries are not there or do not load; every failure is listed.
+    """
+    from kernels.platform import vllm_libraries
+
+    if hasattr(torch.ops._C, "cutlass_scaled_mm"):
+        return torch.ops._C
+    failures: dict[str, str] = {}
+    for path in vllm_libraries(current_config()):
+        try:
+            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch is untyped here
+        except (OSError, RuntimeError) as error:
+            failures[path.name] = str(error).splitlines()[0]
+    if not hasattr(torch.ops._C, "cutlass_scaled_mm"):
+        reasons = failures or {"vllm": "no compiled operators found"}
+        raise MissingPackageError("vLLM's CUTLASS operators; install vLLM for this torch", reasons)
+    return torch.ops._C
+
+
+def linear(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """``[M, N]``: one chain over K, ``scale_a * (scale_b * acc)``, bias by one fused multiply-add."""
+    out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
+    operators().cutlass_scaled_mm(out, rows(a), columns(b), scale_a.contiguous(), scale_b.contiguous(), bias)
+    return out
+
+
+def block_linear(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """``[M, N]``: ``scale_a [M, K/128]`` in any strides, ``scale_b [K/128, N/128]``; promotion every 128."""
+    m = a.shape[0]
+    lead = m + (-m % 4)
+    left, scale = rows(a), m_major(scale_a, lead)
+    if lead != m:
+        left = torch.cat([left, left.new_zeros(lead - m, left.shape[1])])
+    out = torch.empty(lead, b.shape[1], dtype=out_dtype, device=a.device)
+    operators().cutlass_scaled_mm(out, left, columns(b), scale, scale_b.t().contiguous().t(), None)
+    return out[:m]
+
+
+def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
+    """vLLM's dynamic per-token operator."""
+    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
+    operators().dynamic_per_token_scaled_fp8_quant(q, x.contiguous(), scale, scale_ub)
+    return q, scale
+
+
+def quant_group(
+    x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """vLLM's group quantiser; ``layout`` row, col or tma. NaN and infinite elements become the code -448."""
+    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device) if out is None else out
+    rows_of, groups = x.numel() // x.shape[-1], x.shape[-1] // group
+    lead = rows_of + (-rows_of % 4 if layout == "tma" else 0)
+    if layout == "row":
+        scale = torch.empty(*x.shape[:-1], groups, dtype=torch.float32, device=x.device)
+    elif x.dim() == 2:
+        scale = torch.zeros(groups, lead, dtype=torch.float32, device=x.device)[:, :rows_of].t()
+    else:
+        raise NoBackendError("column-major scales of more than two axes", {"cutlass": "its operator takes a matrix"})
+    into_scale(x, q, scale, group, eps, ue8m0)
+    return q, scale
+
+
+def into_scale(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, ue8m0: bool) -> None:
+    """The bare group quantiser into ``q`` and ``scale``, whose strides say the layout."""
+    transposed = scale.dim() == 2 and scale.stride(0) < scale.stride(1)
+    operators().per_token_group_fp8_quant(
+        x.contiguous(), q, scale, group, eps, -FP8_MAX, FP8_MAX, ue8m0, transposed, transposed
+    )
+
+
+def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
+    """vLLM's group quantiser with packed UE8M0 scales (int32, strides ``(1, align(M, 4))``, pad lanes 0)."""
+    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    m, words = x.shape[0], -(-(x.shape[1] // group) // 4)
+    scale = torch.zeros(words, m + (-m % 4), dtype=torch.int32, device=x.device)[:, :m].t()
+    operators().per_token_group_fp8_quant_packed(x.contiguous(), q, scale, group, eps, -FP8_MAX, FP8_MAX)
+    return q, scale
+
+
+def grouped_scaled(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, out_dtype: torch.dtype
+) -> Tensor:
+    """``cutlass_moe_mm``; see :func:`kernels.grouped.scaled_grouped_mm`.
+
+    The kernel takes 64-bit starts, and for at most 64 rows in all it exchanges the operands: then the caller's
+    problem sizes are ``(N, M, K)`` instead of ``(M, N, K)``.
+    """
+    groups, n, k = b.shape
+    out = torch.empty(a.shape[0], n, dtype=out_dtype, device=a.device)
+    ends = offsets.to(torch.int64)
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    rows_of, columns_of = (ends - starts).to(torch.int32), torch.full_like(offsets, n)
+    first, second = (columns_of, rows_of) if a.shape[0] <= SWAP_ROWS else (rows_of, columns_of)
+    sizes = torch.stack([first, second, torch.full_like(offsets, k)], dim=1).contiguous()
+    strides = [torch.full((groups,), v, dtype=torch.int64, device=a.device) for v in (k, k, n)]
+    left = a if a.is_contiguous() and a.data_ptr() % 16 == 0 else a.clone(memory_format=torch.contiguous_format)
+    operators().cutlass_moe_mm(
+        out, left, b.contiguous(), scale_a.contiguous(), scale_b.contiguous(), starts, sizes, *strides, True, True
+    )
+    return out
+
+
+def m_major(scale: Tensor, lead: int) -> Tensor:
+    """A ``[M, C]`` scale as ``[lead, C]`` with strides ``(1, lead)``, itself when it is so; added rows are 1."""
+    if scale.shape[0] == lead and scale.stride() == (1, lead):
+        return scale
+    ready = scale.new_ones(scale.shape[1], lead)
+    ready[:, : scale.shape[0]] = scale.t()
+    return ready.t()
+
+
+def rows(x: Tensor) -> Tensor:
+    """``x`` itself when it is row-major with rows on 16 bytes, else a contiguous copy."""
+    good = x.stride(1) == 1 and x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0
+    return x if good else x.clone(memory_format=torch.contiguous_format)
+
+
+def columns(x: Tensor) -> Tensor:
+    """``x`` itself when it is column-major with columns on 16 bytes, else a column-major copy."""
+    return rows(x.t()).t()

@@ -1,0 +1,133 @@
+"""FlashInfer: the SM90 block-scaled product with internal quantisation, and TensorRT-LLM / CUTLASS MoE entry points.
+
+``fp8_blockscale_gemm_sm90`` as shipped returns wrong numbers without a word for several documented calls (row-major
+or unpadded activation scales, float16 outputs, per-token weight scales, bf16 weights). Here the activation scale is
+brought to ``[K/128, align(M, 4)]`` (not at all when it is already so), bf16 weights are quantised by
+:func:`kernels.quantize.flashinfer_quantize_128x128` instead of by the kernel, and the rest is refused by name.
+
+Not covered: FP4, the sm100 block-scaled products, all-to-all communication.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernels.backends import _needs
+from kernels.config import Config
+from kernels.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from kernels.plan import Problem
+    from kernels.platform import Machine
+
+
+def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
+    """Reasons against FlashInfer; see :mod:`kernels.plan`."""
+    reason = _needs.first(_needs.gpu(p, machine, None))
+    if reason is not None:
+        return reason
+    family = machine.sm // 10
+    if p.op == "moe_trtllm":
+        return _needs.first(
+            None if family == 10 else f"the TensorRT-LLM kernel needs the sm100 family; this is {machine.arch}",
+            machine.package("flashinfer").why_not,
+            machine.package("flashinfer_cubin").why_not,
+        )
+    if p.op == "moe_cutlass":
+        return _needs.first(
+            None if family in (9, 10, 12) else f"needs sm90 or newer; this is {machine.arch}",
+            machine.package("flashinfer").why_not,
+        )
+    dynamic = p.op == "dynamic_blockscale"
+    return _needs.first(
+        None if machine.sm == 90 else f"fp8_blockscale_gemm_sm90 needs sm90; this is {machine.arch}",
+        None if (machine.cuda or (0,)) >= (12, 8) else f"needs CUDA >= 12.8; this is {machine.cuda}",
+        None if config.blockscale_gemm_flashinfer else "switched off by VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0",
+        "batch-invariant mode keeps one kernel for every M" if dynamic and config.batch_invariant else None,
+        f"M={p.m} >= 32 goes to DeepGEMM" if dynamic and p.m is not None and p.m >= 32 else None,
+        machine.package("flashinfer").why_not,
+        _needs.multiples(p, k=128, n=64),
+        None
+        if p.out_dtype == "bfloat16"
+        else f"out_dtype={p.out_dtype}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast",
+    )
+
+
+def kernel(p: Problem, machine: Machine) -> str:
+    """The library's routine."""
+    return {"moe_trtllm": "trtllm_fp8_per_tensor_scale_moe", "moe_cutlass": "cutlass_fused_moe"}.get(
+        p.op, "fp8_blockscale_gemm_sm90"
+    )
+
+
+def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
+    """What happens to the operands first."""
+    if p.op.startswith("moe"):
+        return ()
+    done = ("a_scale to [K/128, align(M, 4)]",) if p.a_dtype.startswith("float8") else ()
+    return (*done, "quantise the weight 128x128") if not p.b_dtype.startswith("float8") else done
+
+
+@functools.cache
+def library(name: str = "flashinfer") -> ModuleType:
+    """A module of the imported library, or :class:`MissingPackageError` with the reason."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # whatever a foreign library raises while it loads is the reason given below
+        why = f"{type(error).__name__}: {error}"
+        raise MissingPackageError("FlashInfer; install `flashinfer-python`", {name: why}) from error
+
+
+def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
+    """``[M, N]`` bf16; ``a`` bf16 (quantised inside) or E4M3 with a logical ``[M, K/128]`` scale; ``b`` E4M3."""
+    scale = None if a_scale is None else kernel_scale(a_scale)
+    weight_scale = b_scale if b_scale.is_contiguous() else b_scale.contiguous()
+    direct = out is not None and out.is_contiguous()
+    result: Tensor = library("flashinfer.gemm").fp8_blockscale_gemm_sm90(
+        a if a.is_contiguous() else a.contiguous(),
+        b if b.is_contiguous() else b.contiguous(),
+        scale,
+        weight_scale,
+        out if direct else None,
+        None if direct else torch.bfloat16,
+    )
+    if out is None or direct:
+        return result
+    return out.copy_(result)
+
+
+def kernel_scale(scale: Tensor) -> Tensor:
+    """A logical ``[M, K/128]`` scale as the kernel reads it: ``[K/128, align(M, 4)]`` contiguous."""
+    m, blocks = scale.shape
+    lead = m + (-m % 4)
+    if blocks > 0 and scale.stride() == (1, lead):
+        return scale.as_strided((blocks, lead), (lead, 1)) if _owns(scale, blocks * lead) else _padded(scale, lead)
+    return _padded(scale, lead)
+
+
+def moe_trtllm(**arguments: Any) -> Tensor:
+    """``trtllm_fp8_per_tensor_scale_moe`` with the arguments as published."""
+    result = library("flashinfer.fused_moe").trtllm_fp8_per_tensor_scale_moe(**arguments)
+    return result[0] if isinstance(result, list) else result  # type: ignore[no-any-return]  # untyped library
+
+
+def moe_cutlass(**arguments: Any) -> Tensor:
+    """``cutlass_fused_moe`` with the arguments as published."""
+    result = library("flashinfer.fused_moe").cutlass_fused_moe(**arguments)
+    return result[0] if isinstance(result, list | tuple) else result  # type: ignore[no-any-return]  # untyped library
+
+
+def _owns(scale: Tensor, elements: int) -> bool:
+    return scale.storage_offset() + elements <= scale.untyped_storage().nbytes() // scale.element_size()
+
+
+def _padded(scale: Tensor, lead: int) -> Tensor:
+    ready = scale.new_zeros(scale.shape[1], lead)
+    ready[:, : scale.shape[0]] = scale.t()
+    return ready

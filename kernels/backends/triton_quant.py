@@ -1,0 +1,178 @@
+"""The layer's own quantisers in Triton: per tensor, per token, and per group with scales in every layout.
+
+Bits equal those of plain torch, scale and payload. Under ``TRITON_INTERPRET=1`` they run on the CPU.
+
+Not covered: GPUs without E4M3 conversion (before sm89), where plain torch serves.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import struct
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kernels.backends import _needs
+from kernels.config import Config
+from kernels.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from kernels.plan import Problem
+    from kernels.platform import Machine
+
+TILE = 32
+"""Groups (or rows) of one program: 4096 elements at 128 a group."""
+LINEAR = 4096
+"""Elements of one program of the per-tensor kernels."""
+
+
+def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
+    """Reasons against Triton; see :mod:`kernels.plan`."""
+    return _needs.first(
+        _needs.gpu(p, machine, "triton"),
+        None if machine.sm >= 89 else f"E4M3 conversion needs sm89 or newer; this is {machine.arch}",
+        None if p.group_size <= 4096 else f"group_size={p.group_size} is beyond one tile of 4096",
+    )
+
+
+def kernel(p: Problem, machine: Machine) -> str:
+    """The kernel that runs."""
+    return {"quant_group": "group_kernel", "quant_group_packed": "packed_kernel", "quant_token": "token_kernel"}.get(
+        p.op, "tensor_kernel"
+    )
+
+
+def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
+    """Nothing happens to the operands first: the kernels take row strides."""
+    return ()
+
+
+@functools.cache
+def library() -> tuple[ModuleType, bool]:
+    """The kernels, and whether they run natively (not under the interpreter)."""
+    try:
+        triton = importlib.import_module("triton")
+        kernels = importlib.import_module("kernels.backends._triton_kernels")
+    except ImportError as error:
+        raise MissingPackageError("Triton; install `triton`", {"triton": str(error)}) from error
+    return kernels, isinstance(kernels.group_kernel, triton.JITFunction)
+
+
+def quant_static(x: Tensor, scale: Tensor) -> Tensor:
+    """``q = sat(x / scale)``."""
+    q, x = _payload(x.contiguous())
+    if x.numel():
+        _tensor(x, q, None, scale.reshape(1))
+    return q
+
+
+def quant_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Dynamic per tensor: ``scale [1] = amax / 448``."""
+    q, x = _payload(x.contiguous())
+    scale = torch.empty(1, dtype=torch.float32, device=x.device)
+    if x.numel() == 0:
+        return q, scale.zero_()
+    amax = torch.zeros(1, dtype=torch.int32, device=x.device)
+    parts = 4
+    grid = (-(-x.numel() // (LINEAR * parts)),)
+    library()[0].amax_kernel[grid](x, amax, x.numel(), BLOCK=LINEAR, PARTS=parts, num_warps=8)
+    _tensor(x, q, amax, scale)
+    return q, scale
+
+
+def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Dynamic per token: ``scale [M, 1] = max(min(amax, scale_ub) / 448, 1 / (448 * 512))``."""
+    kernels, native = library()
+    q, x = _payload(x)
+    rows, cols = x.shape
+    scale = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
+    if rows:
+        block = min(_power_of_two(cols), 8192)
+        bound = scale if scale_ub is None else scale_ub.reshape(1)
+        kernels.token_kernel[(rows,)](
+            x, q.view(torch.uint8), scale, bound, cols, x.stride(0), BLOCK=block, PARTS=-(-cols // block),
+            BOUNDED=scale_ub is not None, NATIVE=native, num_warps=8 if block > 2048 else 4,
+        )  # fmt: skip
+    return q, scale
+
+
+def quant_group(
+    x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """One scale per row and group of the last axis; ``layout`` row, col or tma."""
+    if x.dim() > 2 and layout != "row":  # column-major per matrix: one launch each keeps the kernel two-dimensional
+        return _stacked(x, group, eps, ue8m0, layout, out)
+    kernels, native = library()
+    flat = x.reshape(-1, x.shape[-1])
+    q, flat = _payload(flat, out)
+    rows, groups = flat.shape[0], flat.shape[1] // group
+    lead = rows + (-rows % 4 if layout == "tma" else 0)
+    if layout == "row":
+        scale = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
+    else:
+        make = torch.empty if lead == rows else torch.zeros
+        scale = make(groups, lead, dtype=torch.float32, device=x.device)[:, :rows].t()
+    if rows:
+        transposed = layout != "row"
+        block = _tile(group)
+        programs = -(-rows // block) * groups if transposed else -(-rows * groups // block)
+        kernels.group_kernel[(programs,)](
+            flat, q.view(torch.uint8), scale, rows, groups, flat.stride(0), *scale.stride(), _bits(eps),
+            GROUP=group, LANES=_power_of_two(group), BLOCK=block, TRANSPOSED=transposed, UE8M0=ue8m0, NATIVE=native,
+            num_warps=4,
+        )  # fmt: skip
+    return q.view(x.shape), scale.view(*x.shape[:-1], groups) if layout == "row" else scale
+
+
+def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
+    """UE8M0 scales packed four an int32, strides ``(1, align(M, 4))``, pad lanes 0."""
+    kernels, native = library()
+    q, x = _payload(x)
+    rows, groups = x.shape[0], x.shape[1] // group
+    words, lead = -(-groups // 4), rows + (-rows % 4)
+    make = torch.empty if lead == rows else torch.zeros
+    scale = make(words, lead, dtype=torch.int32, device=x.device)[:, :rows].t()
+    if rows:
+        block = _tile(group)
+        kernels.packed_kernel[(-(-rows // block) * words,)](
+            x, q.view(torch.uint8), scale, rows, groups, words, x.stride(0), lead, _bits(eps), GROUP=group,
+            LANES=_power_of_two(group), BLOCK=block, NATIVE=native, num_warps=4,
+        )  # fmt: skip
+    return q, scale
+
+
+def _stacked(x: Tensor, group: int, eps: float, ue8m0: bool, layout: str, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    from kernels.backends._eager_quant import column_major
+
+    q, scale = quant_group(x, group, eps, ue8m0, "row", out)
+    return q, column_major(scale, 4 if layout == "tma" else 1)
+
+
+def _tensor(x: Tensor, q: Tensor, amax: Tensor | None, scale: Tensor) -> None:
+    kernels, native = library()
+    kernels.tensor_kernel[(-(-x.numel() // LINEAR),)](
+        x, q.view(torch.uint8), scale if amax is None else amax, scale, x.numel(), BLOCK=LINEAR,
+        STATIC=amax is None, NATIVE=native, num_warps=8,
+    )  # fmt: skip
+
+
+def _payload(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """An empty (or the given) contiguous payload for ``x``, and ``x`` with unit stride along its rows."""
+    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device) if out is None else out
+    return q, x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _tile(group: int) -> int:
+    return max(1, TILE * 128 // _power_of_two(group))

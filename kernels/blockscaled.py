@@ -1,0 +1,354 @@
+"""Block-scaled products: 1x128 activations against 128x128 weights (DeepSeek-V3's recipe).
+
+``y[m,n] = sum_kb a_scale[m,kb] * b_scale[n//128,kb] * <a[m], b[n]>_kb``. Scales are always passed in their logical
+shape, ``[M, K/128]`` and ``[N/128, K/128]``, whatever their strides; the layout a kernel wants is made here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import checks, layout
+from kernels import platform as machines
+from kernels.backends.eager import flashinfer_blocks
+from kernels.checks import FP8
+from kernels.config import current_config
+from kernels.errors import DtypeError, InputError, OptionError, ShapeError
+from kernels.quantize import (
+    ceil_to_ue8m0,
+    per_block_cast_to_fp8,
+    per_token_group_quant_fp8,
+    per_token_group_quant_fp8_packed,
+)
+from kernels.routes import dtype_name, route, routed
+
+BLOCK = 128
+SWITCH_M = 32
+"""Rows from which DeepGEMM takes over from FlashInfer's swapAB kernel."""
+
+
+def fp8_gemm_nt(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    *,
+    c: Tensor | None = None,
+    disable_ue8m0_cast: bool = True,
+) -> None:
+    """DeepGEMM's dense product, written into ``out``.
+
+    Parameters
+    ----------
+    a
+        ``(a [M, K] E4M3, a_scale [M, ceil(K/128)] float32)``.
+    b
+        ``(b [N, K] E4M3, b_scale [ceil(N/128), ceil(K/128)] float32)``.
+    out
+        ``[M, N]`` bf16 (the CPU path takes f16 and f32 too).
+    c
+        ``[M, N]`` added in float32 before the cast (CPU path only: the kernel for these scales has no such input).
+    disable_ue8m0_cast
+        False lets DeepGEMM take the exponents of the scales only; they must then be powers of two.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, InputError
+        An operand does not fit the contract.
+    MissingPackageError, NoBackendError
+        DeepGEMM is needed and absent, or does not serve the problem.
+    """
+    x, xs = _pair("a", a)
+    w, ws = _pair("b", b)
+    if c is not None or not _plainly_right(x, xs, w, ws, out):
+        _check_gemm(x, xs, w, ws, out, c)
+    (m, k), n, device = x.shape, w.shape[0], x.device
+    if torch.compiler.is_compiling():
+        torch.ops.fp8_kernels.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
+        return
+    run = route(
+        "fp8_gemm_nt",
+        device,
+        ("n", n),
+        ("k", k),
+        ("out_dtype", dtype_name(out.dtype)),
+        ("c", None if c is None else dtype_name(c.dtype)),
+    )
+    if m == 0:
+        return
+    if machines.current_machine().sm == 100 and device.type == "cuda":
+        xs, ws = packed_scales(xs, ws, (m, n, k), disable_ue8m0_cast)
+    run.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
+
+
+def _plainly_right(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) -> bool:
+    """Whether the common call is right, at a glance; anything else takes the long checks, which name the mistake."""
+    if not (isinstance(xs, Tensor) and isinstance(ws, Tensor) and isinstance(out, Tensor)):
+        return False
+    if not (isinstance(x, Tensor) and isinstance(w, Tensor)):
+        return False
+    rows, cols = x.shape, w.shape
+    if not (x.dtype is w.dtype is FP8 and xs.dtype is ws.dtype is torch.float32 and out.dtype is torch.bfloat16):
+        return False
+    if len(rows) != 2 or len(cols) != 2 or rows[1] != cols[1] or rows[1] == 0 or cols[0] == 0:
+        return False
+    kb = -(-rows[1] // BLOCK)
+    if xs.shape != (rows[0], kb) or ws.shape != (-(-cols[0] // BLOCK), kb) or out.shape != (rows[0], cols[0]):
+        return False
+    return x.device == xs.device == w.device == ws.device == out.device and xs.layout is torch.strided
+
+
+def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None) -> None:
+    m, k = _matrix("a", x)
+    n, k_b = _matrix("b", w)
+    if k != k_b:
+        raise ShapeError(f"a {list(x.shape)} and b {list(w.shape)} disagree in K")
+    kb, nb = -(-k // BLOCK), -(-n // BLOCK)
+    _scale("a_scale", xs, (m, kb), "[M, ceil(K/128)]")
+    _scale("b_scale", ws, (nb, kb), "[ceil(N/128), ceil(K/128)]")
+    checks.shape("out", checks.dtype("out", checks.tensor("out", out), *checks.WIDE), (m, n), "[M, N]")
+    if c is not None:
+        checks.shape("c", checks.dtype("c", checks.tensor("c", c), *checks.WIDE), (m, n), "[M, N]")
+    checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, c=c)
+
+
+def packed_scales(
+    a_scale: Tensor, b_scale: Tensor, extents: tuple[int, int, int], disable_ue8m0_cast: bool
+) -> tuple[Tensor, Tensor]:
+    """Both float32 scales as sm100's kernels take them: packed UE8M0, exact powers of two or an error.
+
+    Raises
+    ------
+    OptionError
+        ``disable_ue8m0_cast``: these kernels know no float32 scales.
+    ValueRangeError
+        A scale is no power of two; the kernel would keep its exponent only.
+    """
+    if disable_ue8m0_cast:
+        raise OptionError(
+            "sm100 takes UE8M0 scales only; quantise with use_ue8m0=True and pass disable_ue8m0_cast=False"
+        )
+    m, n, k = extents
+    left = layout.transform_sf_into_required_layout(a_scale, m, k, (1, BLOCK, BLOCK), is_sfa=True)
+    return left, layout.transform_sf_into_required_layout(b_scale, n, k, (1, BLOCK, BLOCK), is_sfa=False)
+
+
+def fp8_blockscale_gemm_sm90(
+    input: Tensor,
+    weight: Tensor,
+    input_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """FlashInfer's SM90 block-scaled product, made safe.
+
+    Three dtype pairs: bf16 + bf16 (both quantised), bf16 + E4M3 (the input quantised inside), E4M3 + E4M3. What the
+    shipped kernel gets wrong without a word is put right or refused: a scale of any strides is brought to
+    ``[K/128, align(M, 4)]``; bf16 weights are quantised here with a full scan; float16 outputs and weight scales
+    per token are refused.
+
+    Parameters
+    ----------
+    input
+        ``[M, K]`` bf16 or E4M3, ``K`` a multiple of 128.
+    weight
+        ``[N, K]`` bf16 or E4M3, ``N`` a multiple of 64.
+    input_scale
+        ``[M, K/128]`` float32; with an E4M3 input, and only then.
+    weight_scale
+        ``[ceil(N/128), K/128]`` float32; with an E4M3 weight, and only then.
+    out, out_dtype
+        ``[M, N]`` bf16 to write into; bfloat16.
+    """
+    m, k = _matrix("input", input, FP8, torch.bfloat16)
+    n, k_w = _matrix("weight", weight, FP8, torch.bfloat16)
+    if k != k_w:
+        raise ShapeError(f"input {list(input.shape)} and weight {list(weight.shape)} disagree in K")
+    checks.multiple("K", k, BLOCK, "pad K with layout.pad_k")
+    checks.multiple("N", n, 64, "pad the weight rows")
+    if input.dtype == FP8 and weight.dtype != FP8:
+        raise DtypeError("an E4M3 input with a bf16 weight has no kernel; quantise the weight")
+    _scale_matches("input_scale", input, input_scale, (m, k // BLOCK), "[M, K/128]")
+    _weight_scale(weight, weight_scale, n, k)
+    if out is not None:
+        checks.shape("out", checks.dtype("out", checks.tensor("out", out), *checks.WIDE), (m, n), "[M, N]")
+        if out_dtype is not None and out_dtype != out.dtype:
+            raise OptionError(f"out is {dtype_name(out.dtype)} but out_dtype is {dtype_name(out_dtype)}")
+    kind = out.dtype if out is not None else out_dtype or torch.bfloat16
+    if kind != torch.bfloat16:
+        raise OptionError(
+            f"out_dtype={dtype_name(kind)}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast"
+        )
+    device = checks.same_device(input=input, weight=weight, input_scale=input_scale, weight_scale=weight_scale, out=out)
+    run = route("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
+    if m == 0:
+        return torch.empty(0, n, dtype=kind, device=device) if out is None else out
+    if weight_scale is None:
+        weight, weight_scale = flashinfer_blocks(weight, BLOCK)
+    return run.blockscale_sm90(input, input_scale, weight, weight_scale, out)  # type: ignore[no-any-return]
+
+
+def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``."""
+    if torch.compiler.is_compiling():
+        return torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)  # type: ignore[no-any-return]
+    return fp8_blockscale_gemm_sm90(input, weight, None, weight_scale)
+
+
+def deepgemm_blockscale_linear(
+    input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
+) -> Tensor:
+    """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16."""
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.deepgemm_blockscale_linear
+        return op(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)  # type: ignore[no-any-return]
+    if group_size != BLOCK:
+        raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
+    n = checks.rank("weight", weight, 2).shape[0]
+    out = torch.empty(checks.rank("input", input, 2).shape[0], n, dtype=torch.bfloat16, device=input.device)
+    if use_deep_gemm_e8m0 and machines.current_machine().sm == 100 and input.device.type == "cuda":
+        _packed_gemm(input, weight, weight_scale, out)
+        return out
+    q, scale = per_token_group_quant_fp8(
+        input, group_size, column_major_scales=True, tma_aligned_scales=True, use_ue8m0=use_deep_gemm_e8m0
+    )
+    fp8_gemm_nt((q, scale), (weight, weight_scale), out, disable_ue8m0_cast=not use_deep_gemm_e8m0)
+    return out
+
+
+def dynamic_flashinfer_deepgemm_blockscale_gemm(
+    input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
+) -> Tensor:
+    """bf16 input: FlashInfer below 32 rows, else quantise and DeepGEMM; batch-invariant mode always DeepGEMM.
+
+    Under ``torch.compile`` the switch is a ``torch.cond``, so that a graph with a dynamic row count keeps both
+    branches.
+
+    Parameters
+    ----------
+    input
+        ``[M, K]`` bf16.
+    weight, weight_scale
+        ``[N, K]`` E4M3 and ``[ceil(N/128), K/128]`` float32.
+
+    Returns
+    -------
+    Tensor
+        ``[M, N]`` bf16.
+    """
+    m, k = _matrix("input", input, torch.bfloat16)
+    n, k_w = _matrix("weight", weight)
+    if k != k_w:
+        raise ShapeError(f"input {list(input.shape)} and weight {list(weight.shape)} disagree in K")
+    checks.multiple("K", k, BLOCK, "pad K with layout.pad_k")
+    checks.multiple("N", n, 64, "pad the weight rows")
+    _weight_scale(weight, weight_scale, n, k)
+    device = checks.same_device(input=input, weight=weight, weight_scale=weight_scale)
+    invariant = current_config().batch_invariant
+    if torch.compiler.is_compiling():
+        road = deepgemm_blockscale_linear if invariant else _switch
+        return road(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+    small = m < SWITCH_M and not invariant
+    run, chosen = routed("dynamic_blockscale", device, ("m", SWITCH_M - 1 if small else SWITCH_M), ("n", n), ("k", k))
+    if m and (chosen.backend == "flashinfer" or (chosen.backend == "eager" and small)):
+        return run.blockscale_sm90(input, None, weight, weight_scale)  # type: ignore[no-any-return]
+    return deepgemm_blockscale_linear(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+
+
+def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:
+    def small(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(x, w, s)  # type: ignore[no-any-return]
+
+    def large(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return torch.ops.fp8_kernels.deepgemm_blockscale_linear(x, w, s, group_size, e8m0)  # type: ignore[no-any-return]
+
+    return torch.cond(input.shape[0] < SWITCH_M, small, large, (input, weight, weight_scale))  # type: ignore[no-any-return]
+
+
+class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
+    """The layer-level object an engine attaches to a block-scaled linear layer.
+
+    Parameters
+    ----------
+    use_deep_gemm_e8m0
+        UE8M0 scales; default: what the machine and the switches say.
+    """
+
+    apply_input_quant = False
+    """The input arrives in bf16; quantisation is part of the product."""
+
+    def __init__(self, use_deep_gemm_e8m0: bool | None = None) -> None:
+        self.use_deep_gemm_e8m0 = (
+            machines.is_deep_gemm_e8m0_used() if use_deep_gemm_e8m0 is None else use_deep_gemm_e8m0
+        )
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        """Bring ``layer.weight [N, K]`` and ``weight_scale_inv`` (or ``weight_scale``) to what the kernels take.
+
+        With UE8M0 the payload is requantised: dequantised in float32 and cast again with scales rounded up to
+        powers of two. Rounding the scale alone would change every value.
+        """
+        name = "weight_scale_inv" if hasattr(layer, "weight_scale_inv") else "weight_scale"
+        weight, scale = getattr(layer, "weight"), getattr(layer, name)  # noqa: B009  # a module attribute is a union
+        n, k = _matrix("weight", weight)
+        _weight_scale(weight, scale, n, k)
+        codes, ready = weight.detach(), scale.detach()
+        if self.use_deep_gemm_e8m0 and not torch.equal(ceil_to_ue8m0(ready), ready):
+            per_row = ready.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
+            codes, ready = per_block_cast_to_fp8(codes.to(torch.float32) * per_row, use_ue8m0=True)
+        layer.weight = torch.nn.Parameter(codes.contiguous(), requires_grad=False)
+        setattr(layer, name, torch.nn.Parameter(ready.contiguous(), requires_grad=False))
+
+    def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor | None, Bs: Tensor) -> Tensor:
+        """``A [M, K]`` bf16 against ``B [N, K]`` with ``Bs [N/128, K/128]``; ``As`` must be None."""
+        if As is not None:
+            raise InputError("As must be None: the input is quantised inside (apply_input_quant is False)")
+        return dynamic_flashinfer_deepgemm_blockscale_gemm(A, B, Bs, BLOCK, self.use_deep_gemm_e8m0)
+
+
+def _packed_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor, out: Tensor) -> None:
+    n, k = weight.shape
+    q, scale = per_token_group_quant_fp8_packed(input, BLOCK)
+    packed = layout.transform_sf_into_required_layout(weight_scale, n, k, (1, BLOCK, BLOCK), is_sfa=False)
+    run = route("fp8_gemm_nt", input.device, ("n", n), ("k", k))
+    run.fp8_gemm_nt(q, scale, weight, packed, out, None, False)
+
+
+def _pair(name: str, value: object) -> tuple[Tensor, Tensor]:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise InputError(f"{name} must be a tuple (codes, scale), got {type(value).__name__}")
+    return value
+
+
+def _matrix(name: str, x: object, *dtypes: torch.dtype) -> tuple[int, int]:
+    t = checks.dtype(name, checks.rank(name, x, 2), *(dtypes or (FP8,)))
+    rows, cols = t.shape
+    if cols == 0 or (rows == 0 and name in ("b", "weight")):
+        raise ShapeError(f"{name} has an empty dimension: shape {list(t.shape)}")
+    return rows, cols
+
+
+def _scale(name: str, scale: object, expected: tuple[int, int], meaning: str) -> None:
+    checks.shape(name, checks.dtype(name, checks.tensor(name, scale), torch.float32), expected, meaning)
+
+
+def _scale_matches(name: str, x: Tensor, scale: Tensor | None, expected: tuple[int, int], meaning: str) -> None:
+    if x.dtype != FP8 and scale is not None:
+        raise InputError(
+            f"{name} belongs to an E4M3 operand; this one is {dtype_name(x.dtype)} and is quantised inside"
+        )
+    if x.dtype == FP8:
+        if scale is None:
+            raise InputError(f"{name} is required with an E4M3 operand: float32 {meaning}")
+        _scale(name, scale, expected, meaning)
+
+
+def _weight_scale(weight: Tensor, scale: Tensor | None, n: int, k: int) -> None:
+    nb, kb = -(-n // BLOCK), -(-k // BLOCK)
+    if scale is not None and isinstance(scale, Tensor) and tuple(scale.shape) == (n, kb) and n != nb:
+        raise ShapeError(
+            f"weight_scale [N, K/128] = [{n}, {kb}] is per row; the kernel reads it per 128x128 block. "
+            f"Requantise the weight with per_block_cast_to_fp8 (scale [{nb}, {kb}])"
+        )
+    _scale_matches("weight_scale", weight, scale, (nb, kb), "[ceil(N/128), ceil(K/128)]")

@@ -1,0 +1,126 @@
+"""Argument checks shared by the public verbs: each raises a typed error that names the value and the way out.
+
+They run before any kernel is launched and look at metadata only (never at values), so that they cost no
+synchronisation with a device and trace through ``torch.compile``. Checks of values live with their verbs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.errors import DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+"""Largest finite E4M3 value (OCP OFP8 1.0, table 1)."""
+WIDE = (torch.bfloat16, torch.float16, torch.float32)
+"""Dtypes that a quantiser takes and a GEMM can write."""
+
+
+def tensor(name: str, x: object) -> Tensor:
+    """Return ``x`` when it is a strided tensor; else raise :class:`InputError`."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise LayoutError(f"{name} must be a strided tensor, got layout {x.layout}; call .to_dense() first")
+    return x
+
+
+def rank(name: str, x: object, *ranks: int) -> Tensor:
+    """Return ``x`` when its rank is one of ``ranks``."""
+    t = tensor(name, x)
+    if t.dim() not in ranks:
+        wanted = " or ".join(str(r) for r in ranks)
+        raise ShapeError(f"{name} must have {wanted} dimensions, got shape {list(t.shape)}")
+    return t
+
+
+def dtype(name: str, x: Tensor, *dtypes: torch.dtype) -> Tensor:
+    """Return ``x`` when its dtype is one of ``dtypes``."""
+    if x.dtype not in dtypes:
+        wanted = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise DtypeError(f"{name} must be {wanted}, got {str(x.dtype).removeprefix('torch.')}")
+    return x
+
+
+def shape(name: str, x: Tensor, expected: tuple[int, ...], meaning: str) -> Tensor:
+    """Return ``x`` when its shape is ``expected``; ``meaning`` spells the shape in symbols."""
+    if tuple(x.shape) != expected:
+        raise ShapeError(f"{name} must be {meaning} = {list(expected)}, got {list(x.shape)}")
+    return x
+
+
+def same_device(**tensors: Tensor | None) -> torch.device:
+    """Return the one device of all given tensors."""
+    first: tuple[str, torch.device] | None = None
+    for name, t in tensors.items():
+        if t is None:
+            continue
+        if first is None:
+            first = (name, t.device)
+        elif t.device != first[1]:
+            raise DeviceError(f"{name} is on {t.device} but {first[0]} is on {first[1]}; move one of them")
+    if first is None:
+        raise InputError("no tensor was given")
+    return first[1]
+
+
+def out_dtype(value: object, *admitted: torch.dtype) -> torch.dtype:
+    """Return ``value`` when it is one of the ``admitted`` output dtypes."""
+    admitted = admitted or WIDE
+    if not isinstance(value, torch.dtype) or value not in admitted:
+        wanted = ", ".join(str(d).removeprefix("torch.") for d in admitted)
+        raise OptionError(f"out_dtype must be one of {wanted}, got {value}")
+    return value
+
+
+def positive(name: str, value: object) -> int:
+    """Return ``value`` when it is an integer of at least 1 (a bool is not an integer here)."""
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+        raise OptionError(f"{name} must be a positive integer, got {value!r}")
+    if value < 1:
+        raise OptionError(f"{name} must be a positive integer, got {value}")
+    return int(value) if isinstance(value, int) else value  # type: ignore[return-value]  # SymInt acts as int
+
+
+def scalar(name: str, value: object) -> None:
+    """None, or a tensor that holds one float32 value."""
+    if value is None:
+        return
+    t = dtype(name, tensor(name, value), torch.float32)
+    if t.numel() != 1:
+        raise ShapeError(f"{name} must hold one value, got shape {list(t.shape)}")
+
+
+def integers(name: str, value: object, count: int | None = None) -> list[int]:
+    """Return ``value`` as a list when it is a sequence of integers (``count`` of them when given)."""
+    if not isinstance(value, list | tuple | torch.Size) or (count is not None and len(value) != count):
+        wanted = "integers" if count is None else f"{count} integers"
+        raise OptionError(f"{name} must be a sequence of {wanted}, got {value!r}")
+    for v in value:
+        if isinstance(v, bool) or not isinstance(v, int | torch.SymInt):
+            raise OptionError(f"{name} must be a sequence of integers, got {value!r}")
+    return list(value)
+
+
+def concrete(name: str, x: Tensor) -> Tensor:
+    """Return ``x`` when it has values: a routine that must look at them cannot take a meta tensor."""
+    if x.device.type == "meta":
+        raise DeviceError(f"{name} is on the meta device and has no values to look at")
+    return x
+
+
+def multiple(name: str, value: int, of: int, way_out: str) -> int:
+    """Return ``value`` when it is a multiple of ``of``."""
+    if value % of != 0:
+        raise ShapeError(f"{name}={value} is not a multiple of {of}; {way_out}")
+    return value
+
+
+def nonempty(name: str, x: Tensor, *dims: int) -> Tensor:
+    """Return ``x`` when none of its ``dims`` has extent 0."""
+    for d in dims:
+        if x.shape[d] == 0:
+            raise ShapeError(f"{name} has an empty dimension {d}: shape {list(x.shape)}")
+    return x

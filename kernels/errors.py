@@ -1,0 +1,59 @@
+"""Typed errors of the dispatch layer.
+
+Every refusal happens before a kernel is launched, names the offending value and says the way out. One class per
+kind of mistake, all below :class:`KernelError`, each also deriving from the built-in a caller would expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class KernelError(Exception):
+    """Base of every error this layer raises on purpose."""
+
+
+class InputError(KernelError, TypeError):
+    """An operand is missing, or is not a tensor where a tensor is required."""
+
+
+class ShapeError(KernelError, ValueError):
+    """A tensor has the wrong rank or extent, or two tensors disagree."""
+
+
+class DtypeError(KernelError, TypeError):
+    """A tensor has a dtype that the routine does not take."""
+
+
+class DeviceError(KernelError, ValueError):
+    """Tensors of one call lie on different devices, or on one that the routine cannot use."""
+
+
+class LayoutError(KernelError, ValueError):
+    """A tensor's strides are not ones the routine can use, and making them right would hide a mistake."""
+
+
+class ValueRangeError(KernelError, ValueError):
+    """A tensor holds values outside the contract: a scale that is no power of two, an index out of range."""
+
+
+class OptionError(KernelError, ValueError):
+    """An option is unknown, missing or outside its admitted values."""
+
+
+class ConfigError(KernelError, ValueError):
+    """An environment switch holds a value that has no meaning."""
+
+
+class NoBackendError(KernelError, NotImplementedError):
+    """No backend can serve a problem. ``reasons`` maps every backend that was considered to why it was rejected."""
+
+    def __init__(self, problem: str, reasons: Mapping[str, str]) -> None:
+        self.problem = problem
+        self.reasons = dict(reasons)
+        lines = "".join(f"\n  {name}: {why}" for name, why in self.reasons.items())
+        super().__init__(f"no backend can serve {problem}:{lines}")
+
+
+class MissingPackageError(NoBackendError, ImportError):
+    """A library is missing or cannot be loaded, and nothing else serves; the message says what to install."""

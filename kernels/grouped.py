@@ -1,0 +1,214 @@
+"""Grouped products of a mixture of experts: rows sorted by expert, or a padded batch per expert.
+
+Block scales as in :mod:`kernels.blockscaled`, with a leading group axis on the weight. Rows of padding are
+unspecified on the way in and on the way out and never influence a real row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels import platform as machines
+from kernels.backends import deep_gemm
+from kernels.blockscaled import BLOCK, _pair
+from kernels.checks import FP8
+from kernels.errors import ShapeError, ValueRangeError
+from kernels.routes import dtype_name, route
+
+ALIGNMENT = 128
+"""Rows to which each expert's run is aligned where no library says otherwise."""
+
+
+def get_mk_alignment_for_contiguous_layout() -> int:
+    """Rows to which each expert's run must be aligned: what the installed DeepGEMM says, else 128."""
+    return deep_gemm.alignment() if machines.is_deep_gemm_supported() else ALIGNMENT
+
+
+def m_grouped_fp8_gemm_nt_contiguous(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    m_indices: Tensor,
+    *,
+    disable_ue8m0_cast: bool = True,
+    check: bool = True,
+) -> None:
+    """``out[i] = a[i] @ b[m_indices[i]].T`` with block scales; rows with index -1 are padding.
+
+    Parameters
+    ----------
+    a
+        ``(a [M, K] E4M3, a_scale [M, K/128] float32)``, rows sorted by expert, each expert's run starting at a
+        multiple of :func:`get_mk_alignment_for_contiguous_layout`.
+    b
+        ``(b [G, N, K] E4M3, b_scale [G, ceil(N/128), K/128] float32)``.
+    out
+        ``[M, N]`` bf16.
+    m_indices
+        ``[M]`` int32: the expert of each row, or -1.
+    check
+        Verify the values of ``m_indices`` (this waits for a GPU; skipped while a graph is captured).
+
+    Raises
+    ------
+    ValueRangeError
+        An index is outside ``[-1, G)``, or one aligned tile holds rows of two experts (the kernel would use the
+        first one's weight for all of them).
+    """
+    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    m, k = checks.dtype("a", checks.rank("a", x, 2), FP8).shape
+    groups, n = _weight(w, ws, k)
+    blocks = -(-k // BLOCK)
+    _float("a_scale", xs, (m, blocks), "[M, ceil(K/128)]")
+    checks.shape("out", checks.dtype("out", checks.tensor("out", out), *checks.WIDE), (m, n), "[M, N]")
+    checks.shape(
+        "m_indices", checks.dtype("m_indices", checks.tensor("m_indices", m_indices), torch.int32), (m,), "[M]"
+    )
+    device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, m_indices=m_indices)
+    if torch.compiler.is_compiling():
+        torch.ops.fp8_kernels.m_grouped_fp8_gemm_nt_contiguous(x, xs, w, ws, out, m_indices, disable_ue8m0_cast, check)
+        return
+    run = route(
+        "grouped_contiguous", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out.dtype))
+    )
+    if m == 0:
+        return
+    if check and not _capturing(device):
+        _check_indices(m_indices, groups, get_mk_alignment_for_contiguous_layout() if device.type == "cuda" else 1)
+    run.grouped_contiguous(x, xs, w, ws, out, m_indices.contiguous(), disable_ue8m0_cast)
+
+
+def fp8_m_grouped_gemm_nt_masked(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    masked_m: Tensor,
+    expected_m: int,
+    *,
+    disable_ue8m0_cast: bool = True,
+    check: bool = True,
+) -> None:
+    """``out[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`` with block scales.
+
+    Parameters
+    ----------
+    a
+        ``(a [G, M, K] E4M3, a_scale [G, M, K/128] float32)``; rows past ``masked_m[g]`` are unspecified.
+    b
+        ``(b [G, N, K] E4M3, b_scale [G, ceil(N/128), K/128] float32)``.
+    out
+        ``[G, M, N]`` bf16.
+    masked_m
+        ``[G]`` int32, from 0 to M.
+    expected_m
+        A hint: the typical number of rows per group, at least 1.
+    check
+        Verify the values of ``masked_m`` (this waits for a GPU; skipped while a graph is captured).
+    """
+    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    g, m, k = checks.dtype("a", checks.rank("a", x, 3), FP8).shape
+    groups, n = _weight(w, ws, k)
+    if g != groups:
+        raise ShapeError(f"a has {g} groups but b has {groups}")
+    _float("a_scale", xs, (g, m, -(-k // BLOCK)), "[G, M, ceil(K/128)]")
+    checks.shape("out", checks.dtype("out", checks.tensor("out", out), *checks.WIDE), (g, m, n), "[G, M, N]")
+    checks.shape("masked_m", checks.dtype("masked_m", checks.tensor("masked_m", masked_m), torch.int32), (g,), "[G]")
+    checks.positive("expected_m", expected_m)
+    device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, masked_m=masked_m)
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.fp8_m_grouped_gemm_nt_masked
+        op(x, xs, w, ws, out, masked_m, expected_m, disable_ue8m0_cast, check)
+        return
+    run = route("grouped_masked", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out.dtype)))
+    if m == 0:
+        return
+    if check and not _capturing(device):
+        low, high = masked_m.min().item(), masked_m.max().item()
+        if low < 0 or high > m:
+            raise ValueRangeError(f"masked_m runs from {low} to {high}; it must stay within [0, {m}]")
+    run.grouped_masked(x, xs, w, ws, out, masked_m.contiguous(), min(expected_m, m), disable_ue8m0_cast)
+
+
+def scaled_grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offsets: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    check: bool = True,
+) -> Tensor:
+    """Per group ``(a_g @ b_g.T) * scale_a * scale_b``: scales per token and per channel, no alignment of the runs.
+
+    Parameters
+    ----------
+    a
+        ``[M, K]`` E4M3, rows sorted by group.
+    b
+        ``[G, N, K]`` E4M3.
+    scale_a, scale_b
+        float32 ``[M, 1]`` and ``[G, N]``.
+    offsets
+        ``[G]`` int32: where each group's rows end; non-decreasing, the last at most M.
+
+    Returns
+    -------
+    Tensor
+        ``[M, N]``; rows past the last end are unspecified.
+    """
+    m, k = checks.dtype("a", checks.rank("a", a, 2), FP8).shape
+    groups, n, k_b = checks.dtype("b", checks.rank("b", b, 3), FP8).shape
+    if k != k_b or 0 in (groups, n, k):
+        raise ShapeError(f"a {list(a.shape)} and b {list(b.shape)} disagree in K or are empty")
+    _float("scale_a", scale_a, (m, 1), "[M, 1]")
+    _float("scale_b", scale_b, (groups, n), "[G, N]")
+    checks.shape("offsets", checks.dtype("offsets", checks.tensor("offsets", offsets), torch.int32), (groups,), "[G]")
+    checks.out_dtype(out_dtype)
+    device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offsets=offsets)
+    run = route(
+        "grouped_scaled", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out_dtype)),
+        ("a_scale", "token"), ("b_scale", "channel"),
+    )  # fmt: skip
+    if m == 0:
+        return torch.empty(0, n, dtype=out_dtype, device=device)
+    if check and not _capturing(device):
+        ends = [0, *offsets.tolist()]
+        if any(x > y for x, y in zip(ends, ends[1:], strict=False)) or ends[-1] > m:
+            raise ValueRangeError(f"offsets {ends[1:]} must be non-decreasing from 0 to at most M={m}")
+    return run.grouped_scaled(a, b, scale_a, scale_b, offsets, out_dtype)  # type: ignore[no-any-return]
+
+
+def _check_indices(m_indices: Tensor, groups: int, alignment: int) -> None:
+    low, high = m_indices.min().item(), m_indices.max().item()
+    if low < -1 or high >= groups:
+        raise ValueRangeError(f"m_indices runs from {low} to {high}; it must stay within [-1, {groups})")
+    if alignment == 1:
+        return
+    padded = torch.nn.functional.pad(m_indices, (0, -m_indices.shape[0] % alignment), value=-1).view(-1, alignment)
+    # within a tile: one expert, then padding only (the kernel takes the tile's first row for all of it)
+    mixed = (padded != padded[:, :1]) & (padded != -1)
+    if bool(mixed.any()):
+        tile = int(mixed.any(dim=1).nonzero()[0])
+        raise ValueRangeError(
+            f"rows {tile * alignment}..{tile * alignment + alignment - 1} belong to two experts; "
+            f"start each expert's rows at a multiple of {alignment} and fill with -1"
+        )
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _weight(w: Tensor, ws: Tensor, k: int) -> tuple[int, int]:
+    groups, n, k_w = checks.dtype("b", checks.rank("b", w, 3), FP8).shape
+    if k != k_w or 0 in (groups, n, k):
+        raise ShapeError(f"b {list(w.shape)} must be [G, N, K] with K={k} and no empty dimension")
+    _float("b_scale", ws, (groups, -(-n // BLOCK), -(-k // BLOCK)), "[G, ceil(N/128), ceil(K/128)]")
+    return groups, n
+
+
+def _float(name: str, t: Tensor, expected: tuple[int, ...], meaning: str) -> None:
+    checks.shape(name, checks.dtype(name, checks.tensor(name, t), torch.float32), expected, meaning)

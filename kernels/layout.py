@@ -1,0 +1,273 @@
+"""Padding and layout: what kernels want in memory, made cheaply and not at all when it already is so.
+
+Nothing here changes a value except by adding zeros. Row permutations follow FlashInfer's TensorRT-LLM weight
+layout; block-scale layouts follow DeepGEMM (MN-major with a leading stride of whole 16 bytes; UE8M0 exponents four
+an int32).
+
+Not covered: the 128x4 and 8x4 swizzles of FP4 scales.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels import platform as machines
+from kernels.backends import eager
+from kernels.checks import FP8
+from kernels.errors import OptionError, ShapeError, ValueRangeError
+
+TMA_LANES = 4
+"""float32 or int32 values in the 16 bytes to which TMA aligns a leading stride."""
+
+
+def ceil_div(x: int, y: int) -> int:
+    """``ceil(x / y)`` for ``x >= 0`` and ``y > 0``.
+
+    Raises
+    ------
+    OptionError
+        A negative ``x`` or a ``y`` below 1.
+    """
+    if y < 1 or x < 0:
+        raise OptionError(f"ceil_div needs x >= 0 and y >= 1, got {x} and {y}")
+    return -(-x // y)
+
+
+def align(x: int, y: int) -> int:
+    """The smallest multiple of ``y`` that is >= ``x``."""
+    return ceil_div(x, y) * y
+
+
+def pad_k(x: Tensor, multiple: int = 128) -> Tensor:
+    """``x`` with its last axis padded with zeros to a multiple; ``x`` itself when it is one already."""
+    missing = -checks.tensor("x", x).shape[-1] % checks.positive("multiple", multiple)
+    if missing == 0:
+        return x
+    if x.dtype == FP8:  # torch pads no float8: the code 0 is the value 0
+        return torch.nn.functional.pad(x.view(torch.uint8), (0, missing)).view(FP8)
+    return torch.nn.functional.pad(x, (0, missing))
+
+
+def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
+    """MN-major scales: strides ``(1, align(M, 4))``, logical shape unchanged, pad lanes 0.
+
+    Parameters
+    ----------
+    scale
+        ``[M, C]`` or ``[G, M, C]`` float32.
+
+    Returns
+    -------
+    Tensor
+        The same values; ``scale`` itself when its strides are already so.
+    """
+    checks.dtype("scale", checks.rank("scale", scale, 2, 3), torch.float32)
+    m, c = scale.shape[-2:]
+    lead = align(m, TMA_LANES)
+    if scale.stride()[-2:] == (1, lead) and (scale.dim() == 2 or scale.stride(0) == lead * c):
+        return scale
+    return eager.column_major(scale, TMA_LANES)
+
+
+def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool = True) -> Tensor:
+    """Four UE8M0 exponents an int32 along K (the first in the lowest byte), MN-major, TMA-aligned.
+
+    Parameters
+    ----------
+    scale
+        ``[M, C]`` or ``[G, M, C]`` float32, exact powers of two from ``2**-127`` to ``2**127``.
+    check
+        Verify that they are (this waits for a GPU; switch it off for scales that a UE8M0 quantiser has just made,
+        and inside a graph capture).
+
+    Returns
+    -------
+    Tensor
+        int32 ``[M, ceil(C/4)]`` (or with G), strides ``(1, align(M, 4))``; K padding and pad lanes 0.
+
+    Raises
+    ------
+    ValueRangeError
+        A scale is no power of two (its mantissa would be lost), or zero, negative, infinite or NaN.
+    """
+    checks.dtype("scale", checks.rank("scale", scale, 2, 3), torch.float32)
+    checks.nonempty("scale", scale, -1)
+    if check:
+        bits = checks.concrete("scale", scale).contiguous().view(torch.int32)
+        whole = ((bits & 0x7FFFFF) == 0) & (bits > 0) & (bits < 0x7F800000)
+        good = whole | (bits == 0x00400000)  # 2**-127 is a float32 subnormal
+        if not bool(good.all()):
+            worst = scale.contiguous()[~good].flatten()[0].item()
+            raise ValueRangeError(
+                f"scale {worst!r} is no power of two in [2**-127, 2**127]; quantise with use_ue8m0=True "
+                "(rounding a finished scale changes every value)"
+            )
+    return eager.pack_ue8m0(scale)
+
+
+def transform_sf_into_required_layout(
+    sf: Tensor,
+    mn: int,
+    k: int,
+    recipe: tuple[int, int, int],
+    num_groups: int | None = None,
+    is_sfa: bool = True,
+    disable_ue8m0_cast: bool = False,
+    *,
+    machine: machines.Machine | None = None,
+) -> Tensor:
+    """Scales in the layout DeepGEMM's kernels read on a machine.
+
+    sm90 (and the CPU path): float32, MN-major and TMA-aligned for one row a scale, as stored for 128 rows a scale.
+    sm100: packed UE8M0, one row a scale (a 128-row scale is repeated for its rows); float32 MN-major with
+    ``disable_ue8m0_cast``.
+
+    Parameters
+    ----------
+    sf
+        ``[ceil(mn/g), ceil(k/128)]`` float32, with a leading ``num_groups`` when given.
+    recipe
+        Rows of A a scale, rows of B a scale, K a scale: ``(1, 128, 128)``.
+    is_sfa
+        Whether ``sf`` belongs to A (first entry of the recipe) or B (second).
+    """
+    if len(recipe) != 3 or recipe[2] != 128 or recipe[0 if is_sfa else 1] not in (1, 128):
+        raise OptionError(f"recipe {recipe} is not (1 or 128, 1 or 128, 128)")
+    rows = recipe[0 if is_sfa else 1]
+    groups = () if num_groups is None else (num_groups,)
+    expected = (*groups, ceil_div(mn, rows), ceil_div(k, 128))
+    checks.shape(
+        "sf", checks.dtype("sf", checks.tensor("sf", sf), torch.float32), expected, "[..., ceil(mn/g), ceil(k/128)]"
+    )
+    machine = machine or machines.current_machine()
+    if machine.sm // 10 != 10 or disable_ue8m0_cast:
+        return get_col_major_tma_aligned_tensor(sf) if rows == 1 else sf.contiguous()
+    if rows == 128:
+        sf = sf.repeat_interleave(128, dim=-2).narrow(-2, 0, mn)
+    return get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)
+
+
+def align_fp8_moe_weights_for_fi(
+    w13: Tensor, w2: Tensor, is_act_and_mul: bool, multiple: int = 16
+) -> tuple[Tensor, Tensor, int]:
+    """Pad the intermediate size (K of ``w2``) to a multiple of 16 with zeros.
+
+    For gated weights each half of ``w13`` gets its own tail, so that the up half starts at the padded size and the
+    fused product is unchanged. (Routines that copy both halves as one run leave the up half at the unpadded
+    offset.)
+
+    Parameters
+    ----------
+    w13
+        ``[E, 2I, K]`` when ``is_act_and_mul``, else ``[E, I, K]``.
+    w2
+        ``[E, H, I]``.
+
+    Returns
+    -------
+    w13, w2, padded
+        The padded weights and size; the same objects when the size is aligned.
+    """
+    checks.rank("w13", w13, 3)
+    experts, _, inner = checks.rank("w2", w2, 3).shape
+    checks.same_device(w13=w13, w2=w2)
+    halves = 2 if is_act_and_mul else 1
+    checks.positive("multiple", multiple)
+    if w13.shape[0] != experts or w13.shape[1] != halves * inner:
+        raise ShapeError(f"w13 {list(w13.shape)} must be [E, {halves}*I, K] for w2 [E, H, I] = {list(w2.shape)}")
+    padded = align(inner, multiple)
+    if padded == inner:
+        return w13, w2, inner
+    tall = w13.new_zeros(experts, halves, padded, w13.shape[2], dtype=torch.uint8) if w13.dtype == FP8 else None
+    tall = w13.new_zeros(experts, halves, padded, w13.shape[2]) if tall is None else tall.view(FP8)
+    tall[:, :, :inner] = w13.reshape(experts, halves, inner, w13.shape[2])
+    return tall.view(experts, halves * padded, w13.shape[2]), pad_k(w2, multiple), padded
+
+
+def swap_w13_to_w31(x: Tensor) -> Tensor:
+    """Exchange the halves of dimension -2 (gate and up) of every expert; its own inverse.
+
+    Block scales are exchanged the same way, which needs the block boundary between the halves: an odd number of
+    scale rows is an error.
+    """
+    if checks.tensor("x", x).dim() < 2:
+        raise ShapeError(f"x must have at least two dimensions, got shape {list(x.shape)}")
+    if x.shape[-2] % 2:
+        raise ShapeError(
+            f"dimension -2 of {list(x.shape)} is odd: the halves do not split evenly (N/128 for block scales)"
+        )
+    first, second = x.chunk(2, dim=-2)
+    return torch.cat([second, first], dim=-2)
+
+
+def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
+    """Interleave the rows of the two halves: ``0, N/2, 1, N/2+1, ...`` (``[N, K]``, N even)."""
+    n = checks.nonempty("w", checks.rank("w", w, 2), 1).shape[0]
+    if n % 2:
+        raise ShapeError(f"w has {n} rows; gated weights have an even number")
+    return _take(w, gated_rows(n))
+
+
+def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = 128) -> Tensor:
+    """Permute rows within blocks of 32 (16 when the tile is no multiple of 128) for the transposed MMA output."""
+    n = checks.rank("w", w, 2).shape[0]
+    return _take(w, shuffled_rows(n, epilogue_tile_m))
+
+
+def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
+    gemm1: Tensor, gemm2: Tensor, is_gated_activation: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Both weights of a TensorRT-LLM per-tensor MoE: interleave gate and up rows, then shuffle.
+
+    Parameters
+    ----------
+    gemm1, gemm2
+        ``[E, 2I, H]`` (or ``[E, I, H]`` without gating) and ``[E, H, I]``, any dtype of one byte or more.
+
+    Returns
+    -------
+    gemm1, gemm2
+        New tensors of the same shapes.
+    """
+    n1, n2 = checks.rank("gemm1", gemm1, 3).shape[1], checks.rank("gemm2", gemm2, 3).shape[1]
+    rows = shuffled_rows(n1, 128)
+    if is_gated_activation:
+        rows = gated_rows(n1)[rows]
+    return _take(gemm1, rows, 1), _take(gemm2, shuffled_rows(n2, 128), 1)
+
+
+def gated_rows(n: int) -> Tensor:
+    """Source row of each destination row of :func:`reorder_rows_for_gated_act_gemm`."""
+    if n % 2:
+        raise ShapeError(f"{n} rows; gated weights have an even number")
+    return torch.arange(n).view(2, n // 2).t().flatten()
+
+
+def shuffled_rows(n: int, epilogue_tile_m: int = 128) -> Tensor:
+    """Source row of each destination row of :func:`shuffle_matrix_a`."""
+    block = 32 if checks.positive("epilogue_tile_m", epilogue_tile_m) % 128 == 0 else 16
+    checks.multiple("rows", n, block, "pad the weight rows")
+    return torch.arange(n).view(-1, 8, block // 8).transpose(1, 2).flatten()
+
+
+def inverse_rows(rows: Tensor) -> Tensor:
+    """The permutation that undoes ``rows``."""
+    return torch.argsort(rows)
+
+
+def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> int:
+    """``int((T * top_k // E) * 1.3)`` up to the next power of two, clamped to [8, 64]."""
+    for name, value in (("num_tokens", num_tokens), ("top_k", top_k)):
+        if value < 0:
+            raise OptionError(f"{name} must not be negative, got {value}")
+    tokens = int((num_tokens * top_k // checks.positive("num_experts", num_experts)) * 1.3)
+    return min(max(1 << max(tokens - 1, 0).bit_length(), 8), 64)
+
+
+def _take(w: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
+    index = rows.to(w.device)
+    if w.element_size() == 1:  # no indexing kernels for float8 on some devices
+        return w.view(torch.uint8).index_select(dim, index).view(w.dtype)
+    return w.index_select(dim, index)

@@ -1,0 +1,192 @@
+"""Attention logits of DeepSeek's sparse indexer.
+
+``logits[m,n] = k_scale[n] * sum_h weights[m,h] * relu(<q[m,h], k[n]>)`` for the tokens n that query m may see, -inf
+elsewhere when cleaned. The shipped kernels leave finite garbage outside the window unless asked; here cleaning is
+the default.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels.checks import FP8
+from kernels.errors import InputError, LayoutError, ShapeError, ValueRangeError
+from kernels.grouped import _capturing
+from kernels.platform import get_num_sms
+from kernels.routes import route
+
+
+def fp8_mqa_logits(
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    weights: Tensor,
+    cu_seqlen_ks: Tensor,
+    cu_seqlen_ke: Tensor,
+    clean_logits: bool = True,
+    *,
+    check: bool = True,
+) -> Tensor:
+    """Logits over a contiguous key sequence.
+
+    Parameters
+    ----------
+    q
+        ``[M, H, D]`` E4M3.
+    kv
+        ``(k [N, D] E4M3, k_scale [N] float32)``.
+    weights
+        ``[M, H]`` float32.
+    cu_seqlen_ks, cu_seqlen_ke
+        ``[M]`` int32: query m sees ``ks[m] <= n < ke[m]``, within ``[0, N]``.
+    clean_logits
+        Write -inf outside the window; else those values are unspecified.
+    check
+        Verify the windows (this waits for a GPU; skipped while a graph is captured).
+
+    Returns
+    -------
+    Tensor
+        ``[M, N]`` float32.
+    """
+    m, heads, depth = checks.dtype("q", checks.rank("q", q, 3), FP8).shape
+    if not isinstance(kv, tuple) or len(kv) != 2:
+        raise InputError(f"kv must be a tuple (k, k_scale), got {type(kv).__name__}")
+    k, k_scale = kv
+    n, depth_k = checks.dtype("k", checks.rank("k", k, 2), FP8).shape
+    if depth != depth_k or 0 in (heads, depth, n):
+        raise ShapeError(f"q {list(q.shape)} and k {list(k.shape)} disagree in D or are empty")
+    _expect("k_scale", k_scale, torch.float32, (n,), "[N]")
+    _expect("weights", weights, torch.float32, (m, heads), "[M, H]")
+    _expect("cu_seqlen_ks", cu_seqlen_ks, torch.int32, (m,), "[M]")
+    _expect("cu_seqlen_ke", cu_seqlen_ke, torch.int32, (m,), "[M]")
+    device = checks.same_device(
+        q=q, k=k, k_scale=k_scale, weights=weights, cu_seqlen_ks=cu_seqlen_ks, cu_seqlen_ke=cu_seqlen_ke
+    )
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.fp8_mqa_logits
+        made: Tensor = op(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits, check)
+        return made
+    run = route("mqa_logits", device, ("heads", heads), ("head_dim", depth))
+    if m == 0:
+        return torch.empty(0, n, dtype=torch.float32, device=device)
+    if check and not _capturing(device):
+        low, high = cu_seqlen_ks.min().item(), cu_seqlen_ke.max().item()
+        if low < 0 or high > n:
+            raise ValueRangeError(f"windows run from {low} to {high}; they must stay within [0, N={n}]")
+    found: Tensor = run.mqa_logits(
+        q, k, k_scale.contiguous(), weights, cu_seqlen_ks.contiguous(), cu_seqlen_ke.contiguous(), clean_logits
+    )
+    return found
+
+
+def fp8_paged_mqa_logits(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    schedule_metadata: Tensor,
+    max_model_len: int,
+    clean_logits: bool = True,
+    *,
+    check: bool = True,
+) -> Tensor:
+    """Logits over a paged key cache.
+
+    Parameters
+    ----------
+    q
+        ``[B, next_n, H, D]`` E4M3.
+    kv_cache
+        ``[blocks, 64, 1, D + 4]`` uint8: in each block first the E4M3 codes of its 64 tokens, then their 64 float32
+        scales.
+    weights
+        ``[B * next_n, H]`` float32.
+    context_lens
+        int32 ``[B]`` (length including the new tokens: token t sees ``len - next_n + t + 1``) or ``[B, next_n]``
+        (what each token sees).
+    block_tables
+        ``[B, pages]`` int32.
+    schedule_metadata
+        What :func:`get_paged_mqa_logits_metadata` returned for these lengths.
+
+    Returns
+    -------
+    Tensor
+        ``[B * next_n, max_model_len]`` float32.
+    """
+    batch, next_n, heads, depth = checks.dtype("q", checks.rank("q", q, 4), FP8).shape
+    blocks, size, one, width = checks.dtype("kv_cache", checks.rank("kv_cache", kv_cache, 4), torch.uint8).shape
+    if one != 1 or width != depth + 4 or size == 0:
+        raise ShapeError(f"kv_cache {list(kv_cache.shape)} must be [blocks, 64, 1, D + 4 = {depth + 4}]")
+    if kv_cache[:1].numel() and not kv_cache.is_contiguous():
+        raise LayoutError("kv_cache must be contiguous: the scales of a block follow its codes in memory")
+    _expect("weights", weights, torch.float32, (batch * next_n, heads), "[B * next_n, H]")
+    lens = _lens(context_lens, batch, next_n)
+    checks.dtype("block_tables", checks.rank("block_tables", block_tables, 2), torch.int32)
+    if block_tables.shape[0] != batch:
+        raise ShapeError(f"block_tables has {block_tables.shape[0]} rows for {batch} sequences")
+    checks.dtype("schedule_metadata", checks.rank("schedule_metadata", schedule_metadata, 2), torch.int32)
+    if schedule_metadata.shape[1] != 2 or schedule_metadata.shape[0] < 2:
+        raise ShapeError(f"schedule_metadata must be [num_sms + 1, 2], got {list(schedule_metadata.shape)}")
+    checks.positive("max_model_len", max_model_len)
+    device = checks.same_device(
+        q=q, kv_cache=kv_cache, weights=weights, context_lens=context_lens, block_tables=block_tables,
+        schedule_metadata=schedule_metadata,
+    )  # fmt: skip
+    run = route("paged_mqa_logits", device, ("heads", heads), ("head_dim", depth), ("block_size", size))
+    if batch == 0:
+        return torch.empty(0, max_model_len, dtype=torch.float32, device=device)
+    if check and not _capturing(device):
+        _check_pages(lens, block_tables, blocks, size, max_model_len)
+    found: Tensor = run.paged_mqa_logits(
+        q, kv_cache, weights, lens, block_tables.contiguous(), schedule_metadata, max_model_len, clean_logits
+    )
+    return found
+
+
+def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms: int | None = None) -> Tensor:
+    """How the paged kernel splits its work over multiprocessors: ``[num_sms + 1, 2]`` int32.
+
+    Parameters
+    ----------
+    context_lens
+        int32 ``[B]`` or ``[B, next_n]``; the installed DeepGEMM gets the rank it wants.
+    block_size
+        Tokens in a page (64).
+    num_sms
+        Multiprocessors; default: those of the current device.
+    """
+    lens = checks.dtype("context_lens", checks.rank("context_lens", context_lens, 1, 2), torch.int32)
+    checks.concrete("context_lens", checks.nonempty("context_lens", lens, *range(lens.dim())))
+    checks.positive("block_size", block_size)
+    sms = get_num_sms() if num_sms is None else checks.positive("num_sms", num_sms)
+    run = route("paged_metadata", lens.device, ("block_size", block_size))
+    schedule: Tensor = run.paged_metadata(lens if lens.dim() == 2 else lens.unsqueeze(1), block_size, sms)
+    return schedule
+
+
+def _lens(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
+    lens = checks.dtype("context_lens", checks.rank("context_lens", context_lens, 1, 2), torch.int32)
+    if lens.dim() == 2:
+        return checks.shape("context_lens", lens, (batch, next_n), "[B, next_n]")
+    checks.shape("context_lens", lens, (batch,), "[B]")
+    steps = torch.arange(1 - next_n, 1, dtype=torch.int32, device=lens.device)
+    return lens.unsqueeze(1) + steps
+
+
+def _check_pages(lens: Tensor, tables: Tensor, blocks: int, size: int, longest: int) -> None:
+    low, high = lens.min().item(), lens.max().item()
+    if low < 0 or high > min(longest, tables.shape[1] * size):
+        room = f"max_model_len={longest} and {tables.shape[1]} pages of {size}"
+        raise ValueRangeError(f"context lengths run from {low} to {high}; they must fit {room}")
+    used = torch.arange(tables.shape[1], device=tables.device) * size < lens.amax(dim=1, keepdim=True)
+    wrong = used & ((tables < 0) | (tables >= blocks))
+    if bool(wrong.any()):
+        raise ValueRangeError(f"block_tables names page {tables[wrong][0].item()} of a cache with {blocks} pages")
+
+
+def _expect(name: str, t: object, dtype: torch.dtype, expected: tuple[int, ...], meaning: str) -> None:
+    checks.shape(name, checks.dtype(name, checks.tensor(name, t), dtype), expected, meaning)

@@ -1,0 +1,265 @@
+"""A mixture-of-experts layer from routing to combination, on grouped products.
+
+``y[t] = sum_j weight[t,j] * w2[e] @ q(silu(gate) * up)`` with ``[gate; up] = w13[e] @ q(x[t])`` and ``e`` the j-th
+expert of token t. Both inputs are quantised as the chosen recipe says; products leave in bf16, the combination is
+taken in float32.
+
+Not covered: communication between expert-parallel ranks (each rank computes its own experts; tokens routed
+elsewhere contribute zero and are summed by the engine).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels.checks import FP8
+from kernels.errors import OptionError, ShapeError
+from kernels.grouped import (
+    get_mk_alignment_for_contiguous_layout,
+    m_grouped_fp8_gemm_nt_contiguous,
+    scaled_grouped_mm,
+)
+from kernels.layout import align
+from kernels.quantize import per_token_group_quant_fp8, scaled_fp8_quant
+
+
+def route_llama4(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Top-k on the logits; weights are the sigmoid of the chosen logits (they belong on the input).
+
+    Parameters
+    ----------
+    logits
+        ``[T, E]``, any float dtype.
+
+    Returns
+    -------
+    weights, ids
+        float32 and int64 ``[T, top_k]``.
+    """
+    _logits(logits, top_k)
+    chosen, ids = logits.to(torch.float32).topk(top_k, dim=-1)
+    return chosen.sigmoid(), ids
+
+
+def route_deepseek_v3(
+    logits: Tensor,
+    bias: Tensor | None,
+    top_k: int,
+    *,
+    n_group: int,
+    topk_group: int,
+    renormalize: bool = True,
+    routed_scaling_factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Sigmoid scores; choice by score plus bias within the best groups.
+
+    A group's rank is the sum of its best two (without a bias: its best). The bias steers the choice only: weights are
+    the scores, renormalised over the chosen, times the factor.
+
+    Returns
+    -------
+    weights, ids
+        float32 and int64 ``[T, top_k]``.
+    """
+    tokens, experts = _logits(logits, top_k)
+    if bias is not None:
+        checks.shape("bias", checks.dtype("bias", checks.rank("bias", bias, 1), *checks.WIDE), (experts,), "[E]")
+    checks.same_device(logits=logits, bias=bias)
+    checks.positive("n_group", n_group)
+    checks.positive("topk_group", topk_group)
+    if experts % n_group or experts // n_group < 2 or not 0 < topk_group <= n_group:
+        raise OptionError(
+            f"{experts} experts do not form {n_group} groups of at least two with {topk_group} of them chosen"
+        )
+    if top_k > experts // n_group * topk_group:
+        raise OptionError(f"top_k={top_k} exceeds the {experts // n_group * topk_group} experts of {topk_group} groups")
+    scores = logits.to(torch.float32).sigmoid()
+    choice = (scores if bias is None else scores + bias.to(torch.float32)).view(tokens, n_group, experts // n_group)
+    best = choice.topk(1 if bias is None else 2, dim=-1)[0].sum(dim=-1).topk(topk_group, dim=-1)[1]
+    kept = torch.zeros(tokens, n_group, dtype=torch.bool, device=logits.device).scatter_(1, best, True)
+    masked = choice.masked_fill(~kept.unsqueeze(-1), float("-inf")).view(tokens, experts)
+    ids = masked.topk(top_k, dim=-1)[1]
+    weights = scores.gather(1, ids)
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights * routed_scaling_factor, ids
+
+
+def route_softmax(logits: Tensor, top_k: int, *, renormalize: bool = False) -> tuple[Tensor, Tensor]:
+    """Softmax over all experts, then top-k; with ``renormalize`` the chosen weights sum to 1.
+
+    Returns
+    -------
+    weights, ids
+        float32 and int64 ``[T, top_k]``.
+    """
+    _logits(logits, top_k)
+    weights, ids = logits.to(torch.float32).softmax(dim=-1).topk(top_k, dim=-1)
+    return (weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights), ids
+
+
+def silu_and_mul(x: Tensor, limit: float | None = None, *, round_silu: bool = False) -> Tensor:
+    """``silu(gate) * up`` of ``x [..., 2I] = [gate, up]`` in float32, rounded once to the dtype of ``x``.
+
+    With ``limit`` the gate is clamped from above and the up half on both sides first. With ``round_silu`` the
+    activation is rounded to the dtype of ``x`` before it is multiplied, as vLLM's kernel does.
+    """
+    if x.shape[-1] % 2:
+        raise ShapeError(f"the last axis of {list(x.shape)} is odd; it holds gate and up")
+    gate, up = x.to(torch.float32).chunk(2, dim=-1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    active = torch.nn.functional.silu(gate)
+    return ((active.to(x.dtype).to(torch.float32) if round_silu else active) * up).to(x.dtype)
+
+
+def moe_block_scaled(
+    x: Tensor,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    *,
+    limit: float | None = None,
+    expert_offset: int = 0,
+    weight_on_input: bool = False,
+    round_silu: bool = False,
+) -> Tensor:
+    """Block-scaled experts on DeepGEMM's contiguous grouped product.
+
+    Parameters
+    ----------
+    x
+        ``[T, H]`` bf16.
+    w13, w2
+        ``[E, 2I, H]`` (gate rows first) and ``[E, H, I]`` E4M3, with float32 scales per 128x128 block.
+    topk_weights, topk_ids
+        ``[T, top_k]`` float32 and integer; ids are global, this rank holds ``[expert_offset, expert_offset + E)``;
+        any other id (-1 among them) adds nothing.
+    limit, round_silu
+        See :func:`silu_and_mul`.
+    weight_on_input
+        Multiply the input by the routing weight instead of the output.
+
+    Returns
+    -------
+    Tensor
+        ``[T, H]`` in the dtype of ``x``.
+    """
+    experts = _experts(x, w13, w2, topk_weights, topk_ids)
+    tile = get_mk_alignment_for_contiguous_layout()
+    rows = align(topk_ids.numel() + experts * (tile - 1), tile)
+    target, groups, _ = _places(topk_ids, experts, expert_offset, tile, rows)
+    spread = _spread(x, topk_weights, target, rows, weight_on_input)
+    hidden = torch.empty(rows, w13.shape[1], dtype=torch.bfloat16, device=x.device)
+    m_grouped_fp8_gemm_nt_contiguous(_grouped_input(spread), (w13, w13_scale), hidden, groups, check=False)
+    inner = silu_and_mul(_without_padding(hidden, groups), limit, round_silu=round_silu)
+    y = torch.empty(rows, w2.shape[1], dtype=torch.bfloat16, device=x.device)
+    m_grouped_fp8_gemm_nt_contiguous(_grouped_input(inner), (w2, w2_scale), y, groups, check=False)
+    return _combine(x, y, topk_weights, target, weight_on_input)
+
+
+def moe_per_token(
+    x: Tensor,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    *,
+    limit: float | None = None,
+    expert_offset: int = 0,
+    weight_on_input: bool = False,
+    round_silu: bool = False,
+) -> Tensor:
+    """Experts with scales per token and per output channel, on ``scaled_grouped_mm``.
+
+    As :func:`moe_block_scaled` with ``w13_scale [E, 2I]`` and ``w2_scale [E, H]`` float32.
+    """
+    experts = _experts(x, w13, w2, topk_weights, topk_ids)
+    rows = topk_ids.numel()
+    target, groups, ends = _places(topk_ids, experts, expert_offset, 1, rows)
+    spread = _spread(x, topk_weights, target, rows, weight_on_input)
+    q, scale = scaled_fp8_quant(spread, use_per_token_if_dynamic=True)
+    hidden = scaled_grouped_mm(q, w13, scale, w13_scale, ends, check=False)
+    inner = silu_and_mul(_without_padding(hidden, groups), limit, round_silu=round_silu)
+    q, scale = scaled_fp8_quant(inner, use_per_token_if_dynamic=True)
+    y = scaled_grouped_mm(q, w2, scale, w2_scale, ends, check=False)
+    return _combine(x, y, topk_weights, target, weight_on_input)
+
+
+def _logits(logits: Tensor, top_k: int) -> tuple[int, int]:
+    tokens, experts = checks.dtype("logits", checks.rank("logits", logits, 2), *checks.WIDE).shape
+    if checks.positive("top_k", top_k) > experts:
+        raise OptionError(f"top_k={top_k} exceeds {experts} experts")
+    return tokens, experts
+
+
+def _experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor) -> int:
+    tokens, hidden = checks.dtype("x", checks.rank("x", x, 2), torch.bfloat16).shape
+    experts, up, h = checks.dtype("w13", checks.rank("w13", w13, 3), FP8).shape
+    checks.shape("w2", checks.dtype("w2", checks.rank("w2", w2, 3), FP8), (experts, hidden, up // 2), "[E, H, I]")
+    if h != hidden or up % 2:
+        raise ShapeError(f"w13 {list(w13.shape)} must be [E, 2I, H] with H={hidden}")
+    checks.dtype("topk_weights", checks.rank("topk_weights", weights, 2), torch.float32)
+    checks.dtype("topk_ids", checks.rank("topk_ids", ids, 2), torch.int32, torch.int64)
+    if weights.shape != ids.shape or ids.shape[0] != tokens:
+        raise ShapeError(
+            f"topk_weights {list(weights.shape)} and topk_ids {list(ids.shape)} must be [T={tokens}, top_k]"
+        )
+    checks.same_device(x=x, w13=w13, w2=w2, topk_weights=weights, topk_ids=ids)
+    return experts
+
+
+def _places(ids: Tensor, experts: int, offset: int, tile: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where everything goes when rows are sorted by local expert.
+
+    Returns the row of each (token, slot), ``rows`` when its expert is elsewhere; the expert of each row, -1 for
+    padding; where each expert's rows end.
+    """
+    local = ids.reshape(-1).long() - offset
+    local = torch.where((local >= 0) & (local < experts), local, torch.full_like(local, experts))
+    order = local.argsort(stable=True)
+    counts = torch.zeros(experts + 1, dtype=torch.int64, device=ids.device).scatter_add_(
+        0, local, torch.ones_like(local)
+    )
+    runs = (counts[:experts] + tile - 1) // tile * tile
+    starts = torch.cat([runs.new_zeros(1), runs.cumsum(0)])
+    sorted_ids = local[order]
+    before = torch.cat([counts.new_zeros(1), counts.cumsum(0)])[sorted_ids]
+    place = starts[sorted_ids] + torch.arange(len(order), device=ids.device) - before
+    place = torch.where(sorted_ids < experts, place, torch.full_like(place, rows))
+    target = torch.empty_like(place).scatter_(0, order, place)
+    groups = torch.full((rows + 1,), -1, dtype=torch.int32, device=ids.device)
+    groups.scatter_(0, target, torch.where(local < experts, local, torch.full_like(local, -1)).to(torch.int32))
+    return target.view(ids.shape), groups[:rows], starts[1:].to(torch.int32)
+
+
+def _spread(x: Tensor, weights: Tensor, target: Tensor, rows: int, weight_on_input: bool) -> Tensor:
+    slots = x.unsqueeze(1).expand(-1, target.shape[1], -1)
+    if weight_on_input:
+        slots = (slots.to(torch.float32) * weights.unsqueeze(-1)).to(x.dtype)
+    spread = x.new_zeros(rows + 1, x.shape[1])
+    spread[target.reshape(-1)] = slots.reshape(-1, x.shape[1])
+    return spread[:rows]
+
+
+def _grouped_input(x: Tensor) -> tuple[Tensor, Tensor]:
+    return per_token_group_quant_fp8(x, 128, column_major_scales=True, tma_aligned_scales=True)
+
+
+def _without_padding(y: Tensor, groups: Tensor) -> Tensor:
+    return y.masked_fill((groups < 0).unsqueeze(1), 0.0)
+
+
+def _combine(x: Tensor, y: Tensor, weights: Tensor, target: Tensor, weight_on_input: bool) -> Tensor:
+    padded = torch.cat([y, y.new_zeros(1, y.shape[1])])
+    parts = padded[target.reshape(-1)].view(*target.shape, -1).to(torch.float32)
+    here = (target < y.shape[0]).unsqueeze(-1)
+    factor = torch.ones_like(weights) if weight_on_input else weights
+    return torch.where(here, parts * factor.unsqueeze(-1), torch.zeros_like(parts)).sum(dim=1).to(x.dtype)

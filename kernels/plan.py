@@ -1,0 +1,240 @@
+"""Which library serves a problem on a machine: ordered tables, pure functions, every reason kept.
+
+``plan(problem, machine, config)`` walks the row of :data:`TABLE` that belongs to the operation and takes the first
+backend that has no reason against it. What it rejected on the way is part of the answer; when nothing is left,
+the error lists every reason. There is no other fallback anywhere in this package.
+
+Not covered: choices inside a library (tile shapes, swapAB), which the libraries make themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Protocol, cast
+
+from kernels.config import Config, current_config
+from kernels.errors import MissingPackageError, NoBackendError, OptionError
+from kernels.platform import ARCHES, Machine, current_machine
+
+TABLE: Mapping[str, tuple[str, ...]] = {
+    # operation: backends in order of preference
+    "quant_tensor": ("triton", "cutlass", "eager"),
+    "quant_token": ("triton", "cutlass", "eager"),
+    "quant_group": ("triton", "cutlass", "eager"),
+    "quant_group_packed": ("triton", "cutlass", "eager"),
+    "cast": ("eager",),
+    "layout": ("eager",),
+    "linear": ("cutlass", "torch", "eager"),
+    "torch_linear": ("torch",),
+    "block_linear": ("cutlass", "torch", "eager"),
+    "fp8_gemm_nt": ("deep_gemm", "eager"),
+    "blockscale_sm90": ("flashinfer", "eager"),
+    "dynamic_blockscale": ("flashinfer", "deep_gemm", "eager"),
+    "grouped_contiguous": ("deep_gemm", "eager"),
+    "grouped_masked": ("deep_gemm", "eager"),
+    "grouped_scaled": ("torch", "cutlass", "eager"),
+    "moe_trtllm": ("flashinfer", "eager"),
+    "moe_cutlass": ("flashinfer", "eager"),
+    "mqa_logits": ("deep_gemm", "eager"),
+    "paged_mqa_logits": ("deep_gemm", "eager"),
+    "paged_metadata": ("deep_gemm", "eager"),
+}
+MODULES: Mapping[str, str] = {
+    "triton": "kernels.backends.triton_quant",
+    "cutlass": "kernels.backends.cutlass",
+    "torch": "kernels.backends.torch_ops",
+    "deep_gemm": "kernels.backends.deep_gemm",
+    "flashinfer": "kernels.backends.flashinfer",
+    "eager": "kernels.backends.eager",
+}
+ROUTINES: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    # public routine: (operation, a representative problem) for the table of the documentation
+    "scaled_fp8_quant": ("quant_tensor", {}),
+    "scaled_fp8_quant (per token)": ("quant_token", {}),
+    "per_token_group_quant_fp8": ("quant_group", {"k": 4096}),
+    "per_block_cast_to_fp8": ("cast", {}),
+    "flashinfer_quantize_1x128": ("cast", {}),
+    "get_col_major_tma_aligned_tensor": ("layout", {}),
+    "cutlass_scaled_mm (per tensor)": ("linear", {"n": 4096, "k": 4096}),
+    "cutlass_scaled_mm (token, channel)": ("linear", {"n": 4096, "k": 4096, "a_scale": "token", "b_scale": "channel"}),
+    "cutlass_scaled_mm (block)": ("block_linear", {"n": 4096, "k": 4096, "a_scale": "block", "b_scale": "block"}),
+    "torch_per_tensor_w8a8_scaled_mm": ("torch_linear", {"n": 4096, "k": 4096}),
+    "torch_per_token_w8a8_scaled_mm": (
+        "torch_linear",
+        {"n": 4096, "k": 4096, "a_scale": "token", "b_scale": "channel", "kernel": "rowwise"},
+    ),
+    "fp8_gemm_nt": ("fp8_gemm_nt", {"n": 4096, "k": 4096}),
+    "fp8_blockscale_gemm_sm90": ("blockscale_sm90", {"n": 4096, "k": 4096}),
+    "dynamic_flashinfer_deepgemm_blockscale_gemm (M=31)": ("dynamic_blockscale", {"m": 31, "n": 4096, "k": 4096}),
+    "dynamic_flashinfer_deepgemm_blockscale_gemm (M=32)": ("dynamic_blockscale", {"m": 32, "n": 4096, "k": 4096}),
+    "m_grouped_fp8_gemm_nt_contiguous": ("grouped_contiguous", {"m": 1024, "n": 4096, "k": 4096, "groups": 8}),
+    "fp8_m_grouped_gemm_nt_masked": ("grouped_masked", {"m": 128, "n": 4096, "k": 4096, "groups": 8}),
+    "scaled_grouped_mm": (
+        "grouped_scaled",
+        {"n": 4096, "k": 4096, "groups": 8, "a_scale": "token", "b_scale": "channel"},
+    ),
+    "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", {"groups": 8}),
+    "fp8_mqa_logits": ("mqa_logits", {"heads": 32, "head_dim": 128}),
+    "fp8_paged_mqa_logits": ("paged_mqa_logits", {"heads": 32, "head_dim": 128, "block_size": 64}),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a decision depends on; extents that a table does not look at stay None.
+
+    Dtypes are torch names without the prefix; scale kinds are ``tensor``, ``token``, ``channel`` or ``block``.
+    """
+
+    op: str
+    device: str = "cuda"
+    m: int | None = None
+    n: int | None = None
+    k: int | None = None
+    groups: int | None = None
+    a_dtype: str = "float8_e4m3fn"
+    b_dtype: str = "float8_e4m3fn"
+    a_scale: str = "tensor"
+    b_scale: str = "tensor"
+    out_dtype: str = "bfloat16"
+    bias: str | None = None
+    c: str | None = None
+    kernel: str | None = None
+    heads: int | None = None
+    head_dim: int | None = None
+    block_size: int | None = None
+    group_size: int = 128
+    ue8m0: bool = False
+
+    def __str__(self) -> str:
+        """The fields that differ from their defaults, in one line."""
+        given = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return " ".join(given[1:] and [self.op, *given[1:]] or [self.op])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decision: backend, its kernel, what the layer does to the operands first, and why nothing earlier fits."""
+
+    problem: Problem
+    backend: str
+    kernel: str
+    steps: tuple[str, ...]
+    reasons: tuple[tuple[str, str], ...]
+
+
+class Backend(Protocol):
+    """What a plan needs from a backend module; all pure."""
+
+    def why_not(self, p: Problem, machine: Machine, config: Config) -> str | None:
+        """Why this backend cannot serve the problem, or None."""
+
+    def kernel(self, p: Problem, machine: Machine) -> str:
+        """The name of the library routine it would call."""
+
+    def steps(self, p: Problem, machine: Machine) -> tuple[str, ...]:
+        """What is done to the operands before the call."""
+
+
+def backend_module(name: str) -> Backend:
+    """The module of a backend (importing it loads no library)."""
+    return cast(Backend, importlib.import_module(MODULES[name]))
+
+
+def plan(
+    problem: Problem, machine: Machine | None = None, config: Config | None = None, *, only: str | None = None
+) -> Plan:
+    """Choose a backend; with ``only``, that one or none, for the operations that list it.
+
+    Raises
+    ------
+    MissingPackageError
+        Nothing can serve the problem, and an uninstalled package is among the reasons.
+    NoBackendError
+        Nothing can serve the problem; ``reasons`` holds every backend's reason.
+    OptionError
+        The operation is unknown.
+    """
+    machine, config = machine or current_machine(), config or current_config()
+    if problem.op not in TABLE:
+        raise OptionError(f"unknown operation {problem.op!r}; known: {', '.join(TABLE)}")
+    reasons: dict[str, str] = {}
+    for name in TABLE[problem.op]:
+        if only in TABLE[problem.op] and name != only:
+            reasons[name] = f"only {only} is asked for"
+            continue
+        module = backend_module(name)
+        why = module.why_not(problem, machine, config)
+        if why is None:
+            return Plan(
+                problem, name, module.kernel(problem, machine), module.steps(problem, machine), tuple(reasons.items())
+            )
+        reasons[name] = why
+    kind = MissingPackageError if any("not installed" in why for why in reasons.values()) else NoBackendError
+    raise kind(f"{problem} on {machine.arch}", reasons)
+
+
+def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
+    """The decision in words, for the command line: the choice, its steps, and every rejected backend.
+
+    Parameters
+    ----------
+    op
+        An operation of :data:`TABLE` or a routine of :data:`ROUTINES`.
+    arch
+        ``sm90``, ``gfx942``, ``cpu``; default: this machine.
+    dims
+        Fields of :class:`Problem` (``m``, ``n``, ``k``, ``out_dtype``...), and ``cuda``, ``rocm``, ``torch_version``
+        of the described machine.
+    """
+    machine = current_machine() if arch is None else _described(arch, dims)
+    representative: Mapping[str, object] = {}
+    if op not in TABLE:
+        matches = [row for name, row in ROUTINES.items() if name.split(" ")[0] == op]
+        if not matches:
+            raise OptionError(f"unknown operation {op!r}; known: {', '.join([*TABLE, *ROUTINES])}")
+        op, representative = matches[0]
+    names = {f.name for f in fields(Problem)} - {"op"}
+    unknown = sorted(set(dims) - names)
+    if unknown:
+        raise OptionError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(names))}")
+    given = {**representative, **{k: v for k, v in dims.items() if v is not None}}
+    problem = Problem(op, **{"device": machine.device, **given})  # type: ignore[arg-type]  # names checked above
+    try:
+        chosen = plan(problem, machine)
+    except NoBackendError as error:
+        lines = [f"{problem} on {machine.arch}: no backend"]
+        return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in error.reasons.items()])
+    lines = [f"{problem} on {machine.arch}: {chosen.backend} -> {chosen.kernel}"]
+    lines += [f"  step: {step}" for step in chosen.steps]
+    lines += [f"  rejected {name}: {why}" for name, why in chosen.reasons]
+    after = TABLE[op][TABLE[op].index(chosen.backend) + 1 :]
+    lines += [f"  not asked: {name}" for name in after]
+    return "\n".join(lines)
+
+
+def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
+    """Every routine on every architecture, all packages present: the table of the documentation.
+
+    A cell names the backend; ``-`` means that nothing serves the routine there (the reasons come from ``describe``).
+    """
+    lines = ["| routine | " + " | ".join(arches) + " |", "|---" * (len(arches) + 1) + "|"]
+    default = Config()
+    for name, (op, dims) in ROUTINES.items():
+        cells = []
+        for arch in arches:
+            machine = Machine.described(arch)
+            problem = Problem(op, **{"device": machine.device, **dims})  # type: ignore[arg-type]  # literals above
+            try:
+                cells.append(plan(problem, machine, default).backend)
+            except NoBackendError:
+                cells.append("-")
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _described(arch: str, dims: dict[str, object]) -> Machine:
+    versions = {key: str(dims.pop(key)) for key in ("cuda", "rocm", "torch_version") if dims.get(key) is not None}
+    return Machine.described(arch, **versions)  # type: ignore[arg-type]  # three string options

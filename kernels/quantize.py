@@ -1,0 +1,334 @@
+"""Quantisation to E4M3: what an engine calls on activations and weights.
+
+``scale`` always multiplies on dequantisation (``x ~= scale * q``); reciprocals never leave a function. Every
+quantiser rounds to nearest with ties to even and saturates at +-448. Formulas follow the routines that inference
+engines publish (vLLM ``scaled_fp8_quant`` and ``per_token_group_quant_fp8``; DeepGEMM's casts; FlashInfer's
+internal quantiser). Division is IEEE division on every backend, so that all backends give the same bits.
+
+NaN and infinity: a NaN poisons its group (scale and codes NaN), an infinity gives an infinite scale; a group of
+zeros gives codes 0. :func:`flashinfer_quantize_1x128` differs and says so.
+
+Weights of fused shards are in :mod:`kernels.shards` (its names are importable here as well).
+
+Not covered: E5M2, the FNUZ formats as a quantisation target, stochastic rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels.backends import eager
+from kernels.checks import FP8, WIDE
+from kernels.errors import LayoutError, OptionError, ShapeError
+from kernels.routes import route
+from kernels.shards import (
+    all_close_1d,
+    convert_to_channelwise,
+    normalize_e4m3fn_to_e4m3fnuz,
+    per_tensor_dequantize,
+    requantize_with_max_scale,
+)
+
+__all__ = [
+    "all_close_1d", "ceil_to_ue8m0", "convert_to_channelwise", "flashinfer_quantize_128x128",
+    "flashinfer_quantize_1x128", "normalize_e4m3fn_to_e4m3fnuz", "per_block_cast_to_fp8", "per_channel_cast_to_fp8",
+    "per_tensor_dequantize", "per_token_cast_to_fp8", "per_token_group_quant_fp8", "per_token_group_quant_fp8_packed",
+    "requantize_with_max_scale", "scaled_fp8_quant",
+]  # fmt: skip
+
+BLOCK = 128
+CAST_FLOOR = 1e-4
+"""Floor of the amax in DeepGEMM's casts."""
+
+
+def ceil_to_ue8m0(x: Tensor) -> Tensor:
+    """Smallest power of two >= \\|x\\| that UE8M0 can hold, by exponent bits.
+
+    Parameters
+    ----------
+    x
+        float32, any shape.
+
+    Returns
+    -------
+    Tensor
+        float32 powers of two, same shape. Exact powers stay. Zero and everything up to ``2**-127`` give
+        ``2**-127`` (the smallest UE8M0 value, a float32 subnormal); above ``2**127`` no finite float32 power is
+        large enough: ``inf``, as for an infinite input. NaN stays NaN.
+
+    Raises
+    ------
+    DtypeError
+        ``x`` is not float32.
+    """
+    return eager.ceil_to_ue8m0(checks.dtype("x", checks.tensor("x", x), torch.float32))
+
+
+def scaled_fp8_quant(
+    x: Tensor,
+    scale: Tensor | None = None,
+    *,
+    num_token_padding: int | None = None,
+    scale_ub: Tensor | None = None,
+    use_per_token_if_dynamic: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Quantise a matrix per tensor (static or dynamic) or per token.
+
+    Static (``scale`` given): ``q = sat(x / scale)``. Dynamic per tensor: ``scale = amax / 448``. Dynamic per
+    token: ``scale[m] = max(min(amax[m], scale_ub) / 448, 1 / (448 * 512))``. Where a scale is 0 the code is 0.
+
+    Parameters
+    ----------
+    x
+        ``[M, K]`` bf16, f16 or f32.
+    scale
+        One float32 value, or None for dynamic.
+    num_token_padding
+        The payload gets ``max(M, num_token_padding)`` rows; the extra rows hold the code 0 (and, per token, the
+        scale 1) and never influence a real row.
+    scale_ub
+        One float32 value that bounds the amax per token; only with dynamic per-token quantisation.
+    use_per_token_if_dynamic
+        One scale per row instead of one for the tensor.
+
+    Returns
+    -------
+    q, scale
+        ``q [max(M, padding), K]`` E4M3; ``scale`` the given tensor, ``[1]``, or ``[max(M, padding), 1]`` float32.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, OptionError
+        ``x`` is no matrix of a wide float dtype, ``scale`` or ``scale_ub`` is not one float32 value, or
+        ``scale_ub`` is given where it has no meaning.
+    """
+    checks.dtype("x", checks.rank("x", x, 2), *WIDE)
+    checks.nonempty("x", x, 1)
+    checks.scalar("scale", scale)
+    checks.scalar("scale_ub", scale_ub)
+    device = checks.same_device(x=x, scale=scale, scale_ub=scale_ub)
+    if scale_ub is not None and (scale is not None or not use_per_token_if_dynamic):
+        raise OptionError(
+            "scale_ub bounds dynamic per-token scales only; pass use_per_token_if_dynamic=True and no scale"
+        )
+    if num_token_padding is not None:
+        checks.positive("num_token_padding", num_token_padding)
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.scaled_fp8_quant
+        q, s = op(x, scale, num_token_padding, scale_ub, use_per_token_if_dynamic)
+        return q, s if scale is None else scale
+    per_token = scale is None and use_per_token_if_dynamic
+    run = route("quant_token" if per_token else "quant_tensor", device)
+    if scale is not None:
+        return _pad_rows(run.quant_static(x, scale), num_token_padding, 0.0), scale
+    if per_token:
+        q, s = run.quant_token(x, scale_ub)
+        return _pad_rows(q, num_token_padding, 0.0), _pad_rows(s, num_token_padding, 1.0)
+    q, s = run.quant_tensor(x)
+    return _pad_rows(q, num_token_padding, 0.0), s
+
+
+def per_token_group_quant_fp8(
+    x: Tensor,
+    group_size: int,
+    *,
+    eps: float = 1e-10,
+    column_major_scales: bool = False,
+    tma_aligned_scales: bool = False,
+    use_ue8m0: bool = False,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Quantise each row in groups along the last axis.
+
+    ``scale = max(amax, eps) / 448`` per row and group; with ``use_ue8m0`` rounded up to a power of two before the
+    payload is quantised; ``q = sat(x / scale)``.
+
+    Parameters
+    ----------
+    x
+        ``[..., K]`` bf16, f16 or f32, ``K`` a multiple of ``group_size``.
+    column_major_scales
+        Strides ``(1, M)`` for the scale of a matrix (for more axes: the last two are exchanged in memory); the
+        logical shape is unchanged.
+    tma_aligned_scales
+        With column-major: leading stride ``align(M, 4)`` (16 bytes); the lanes between hold 0.
+    out
+        E4M3 of the shape of ``x``, contiguous, to write the payload into.
+
+    Returns
+    -------
+    q, scale
+        ``q [..., K]`` E4M3 and ``scale [..., K / group_size]`` float32.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, LayoutError, OptionError
+    """
+    checks.dtype("x", checks.tensor("x", x), *WIDE)
+    if x.dim() < 1:
+        raise ShapeError("x must have at least one dimension, got a scalar")
+    checks.positive("group_size", group_size)
+    checks.nonempty("x", x, -1)
+    checks.multiple(
+        "K", x.shape[-1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[-1]}"
+    )
+    if not isinstance(eps, float) or not math.isfinite(eps) or eps <= 0:
+        raise OptionError(f"eps must be a positive finite float, got {eps!r}")
+    if tma_aligned_scales and not column_major_scales:
+        raise OptionError("tma_aligned_scales needs column_major_scales=True: the alignment is of the leading stride")
+    if column_major_scales and x.dim() < 2:
+        raise ShapeError("column_major_scales needs at least two dimensions; unsqueeze x")
+    if out is not None:
+        checks.dtype("out", checks.tensor("out", out), FP8)
+        checks.shape("out", out, tuple(x.shape), "the shape of x")
+        checks.same_device(x=x, out=out)
+        if not out.is_contiguous():
+            raise LayoutError(f"out must be contiguous, got strides {out.stride()}")
+    layout = "row" if not column_major_scales else "tma" if tma_aligned_scales else "col"
+    if torch.compiler.is_compiling():
+        q, scale = torch.ops.fp8_kernels.per_token_group_quant_fp8(x, group_size, eps, layout, use_ue8m0)
+        return (q if out is None else out.copy_(q)), scale
+    run = route("quant_group", x.device, ("group_size", group_size))
+    q, scale = run.quant_group(x, group_size, eps, use_ue8m0, layout, out)
+    return q, scale
+
+
+def per_token_group_quant_fp8_packed(
+    x: Tensor, group_size: int = BLOCK, *, eps: float = 1e-10
+) -> tuple[Tensor, Tensor]:
+    """:func:`per_token_group_quant_fp8` with UE8M0 scales packed four an int32, as DeepGEMM wants them on sm100.
+
+    Parameters
+    ----------
+    x
+        ``[M, K]`` bf16, f16 or f32, ``K`` a multiple of ``group_size``.
+
+    Returns
+    -------
+    q, scale
+        ``q [M, K]`` E4M3; ``scale [M, ceil(K / group_size / 4)]`` int32, strides ``(1, align(M, 4))``, pad lanes 0.
+    """
+    _matrix(x)
+    checks.positive("group_size", group_size)
+    checks.multiple("K", x.shape[1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[1]}")
+    run = route("quant_group_packed", x.device, ("group_size", group_size))
+    q, scale = run.quant_group_packed(x, group_size, eps)
+    return q, scale
+
+
+def per_block_cast_to_fp8(
+    x: Tensor, block_size: Sequence[int] = (BLOCK, BLOCK), use_ue8m0: bool = False
+) -> tuple[Tensor, Tensor]:
+    """DeepGEMM's weight cast: one scale per block, ragged edges padded with zeros for the amax only.
+
+    ``scale = max(amax, 1e-4) / 448``, ``q = sat(x * (1 / scale))``.
+
+    Parameters
+    ----------
+    x
+        ``[N, K]`` bf16, f16 or f32.
+
+    Returns
+    -------
+    q, scale
+        ``q [N, K]`` E4M3 contiguous, ``scale [ceil(N/128), ceil(K/128)]`` float32.
+    """
+    _matrix(x)
+    rows, cols = (checks.positive("block_size", v) for v in checks.integers("block_size", block_size, 2))
+    return eager.cast_blocks(x, rows, cols, CAST_FLOOR, use_ue8m0)
+
+
+def per_token_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, group: int = BLOCK) -> tuple[Tensor, Tensor]:
+    """DeepGEMM's activation cast: one scale per row and ``group`` of K (ragged K padded with zeros for the amax).
+
+    Parameters
+    ----------
+    x
+        ``[M, K]`` bf16, f16 or f32.
+
+    Returns
+    -------
+    q, scale
+        ``q [M, K]`` E4M3, ``scale [M, ceil(K / group)]`` float32.
+    """
+    _matrix(x)
+    return eager.cast_blocks(x, 1, checks.positive("group", group), CAST_FLOOR, use_ue8m0)
+
+
+def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False) -> tuple[Tensor, Tensor]:
+    """DeepGEMM's cast along M: one scale per column and 128 rows.
+
+    Parameters
+    ----------
+    x
+        ``[M, N]`` bf16, f16 or f32, ``M`` a multiple of 128.
+
+    Returns
+    -------
+    q, scale
+        ``q [M, N]`` E4M3, ``scale [M / 128, N]`` float32.
+    """
+    _matrix(x)
+    checks.multiple("M", x.shape[0], BLOCK, "pad the rows to whole blocks of 128")
+    return eager.cast_blocks(x, BLOCK, 1, CAST_FLOOR, use_ue8m0)
+
+
+def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The activation quantiser inside FlashInfer's SM90 block-scaled kernel, with IEEE division.
+
+    ``inv = 448 / amax`` (1 for an all-zero group: scale 1), ``q = sat(x * inv)``, stored ``scale = 1 / inv``. The
+    device divides approximately: its scale lies within 2 ulp of this one. NaN is left out of the amax and keeps a
+    NaN code.
+
+    Parameters
+    ----------
+    x
+        ``[M, K]`` bf16, f16 or f32, ``K`` a multiple of 128.
+
+    Returns
+    -------
+    q, scale
+        ``q [M, K]`` E4M3; ``scale [K / 128, align(M, 4)]`` float32 contiguous, pad lanes 0.
+    """
+    _matrix(x)
+    checks.multiple("K", x.shape[1], BLOCK, "the kernel has no K tail; pad K to a multiple of 128")
+    q, scale = eager.flashinfer_blocks(x, 1)
+    return q, torch.nn.functional.pad(scale.t(), (0, -x.shape[0] % 4)).contiguous()
+
+
+def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight quantiser inside FlashInfer's SM90 block-scaled kernel, as specified (every row is scanned).
+
+    Shipped versions leave rows out of the amax scan; this routine does not reproduce that fault.
+
+    Parameters
+    ----------
+    w
+        ``[N, K]`` bf16, f16 or f32, ``K`` a multiple of 128.
+
+    Returns
+    -------
+    q, scale
+        ``q [N, K]`` E4M3; ``scale [ceil(N / 128), K / 128]`` float32.
+    """
+    _matrix(w, "w")
+    checks.multiple("K", w.shape[1], BLOCK, "the kernel has no K tail; pad K to a multiple of 128")
+    return eager.flashinfer_blocks(w, BLOCK)
+
+
+def _matrix(x: object, name: str = "x") -> Tensor:
+    t = checks.dtype(name, checks.rank(name, x, 2), *WIDE)
+    return checks.nonempty(name, t, 0, 1)
+
+
+def _pad_rows(t: Tensor, rows: int | None, fill: float) -> Tensor:
+    if rows is None or t.shape[0] >= rows:
+        return t
+    padded = torch.full((rows, t.shape[1]), fill, dtype=torch.float32, device=t.device).to(t.dtype)
+    padded[: t.shape[0]] = t
+    return padded

@@ -1,0 +1,67 @@
+"""From a decision to the module that runs it, remembered per problem class.
+
+The memory belongs to one machine and one configuration and is dropped when either is replaced. A verb passes only
+what its decision depends on, so that a changing number of tokens does not grow the memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+
+from kernels import config as config_module
+from kernels import platform as platform_module
+from kernels.errors import OptionError
+from kernels.plan import MODULES, Plan, Problem, plan
+
+_routes: dict[tuple[object, ...], tuple[ModuleType, Plan]] = {}
+_owner: tuple[object, object] = (None, None)
+_only: str | None = None
+
+
+@contextmanager
+def only(backend: str) -> Iterator[None]:
+    """Within the block, take one backend or none, for the operations that list it: for conformance runs of one.
+
+    Where the backend cannot serve a problem the plan's error says why, as always.
+    """
+    global _only
+    if backend not in MODULES:
+        raise OptionError(f"unknown backend {backend!r}; known: {', '.join(MODULES)}")
+    before, _only = _only, backend
+    _routes.clear()
+    try:
+        yield
+    finally:
+        _only = before
+        _routes.clear()
+
+
+def route(op: str, device: torch.device, *key: tuple[str, object]) -> ModuleType:
+    """The backend module that serves ``op`` for the given fields of :class:`~kernels.plan.Problem`."""
+    return routed(op, device, *key)[0]
+
+
+def routed(op: str, device: torch.device, *key: tuple[str, object]) -> tuple[ModuleType, Plan]:
+    """As :func:`route`, with the plan."""
+    global _owner
+    machine, config = platform_module.current_machine(), config_module.current_config()
+    if _owner[0] is not machine or _owner[1] is not config:
+        _routes.clear()
+        _owner = (machine, config)
+    found = _routes.get((op, device.type, *key))
+    if found is None:
+        problem = Problem(op, device=device.type, **dict(key))  # type: ignore[arg-type]  # fields named by the verbs
+        chosen = plan(problem, machine, config, only=_only)
+        found = (importlib.import_module(MODULES[chosen.backend]), chosen)
+        _routes[(op, device.type, *key)] = found
+    return found
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.bfloat16`` -> ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,227 @@
+"""What the layer costs: overhead per call, end-to-end linear, quantiser bandwidth, graph capture, compilation."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from hardware.recorder import Recorder
+from hardware.routines_gemm import dense_inputs, to
+from hardware.seeded_inputs import make_all, recipe
+from torch import Tensor
+
+from kernels import blockscaled, linear, quantize
+from kernels.backends import cutlass, flashinfer
+
+ROUNDS = 25
+FP8 = torch.float8_e4m3fn
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def host_microseconds(calls: dict[str, Callable[[], object]], device: str, inner: int = 100) -> dict[str, float]:
+    """Median host time per call of each candidate, measured in turns so that drift hits all alike."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    rounds = ROUNDS if device == "cuda" else 3
+    count = inner if device == "cuda" else 3
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            _wait(device)
+            started = time.perf_counter()
+            for _ in range(count):
+                call()
+            samples[name].append((time.perf_counter() - started) / count * 1e6)
+    _wait(device)
+    return {name: round(statistics.median(values), 3) for name, values in samples.items()}
+
+
+def device_microseconds(calls: dict[str, Callable[[int], object]], device: str, inner: int = 20) -> dict[str, float]:
+    """Median device time per call (events on a GPU), in turns; a call gets a counter to rotate its operands."""
+    if device == "cpu":
+        return host_microseconds({name: (lambda c=call: c(0)) for name, call in calls.items()}, device)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for i in range(3):
+            call(i)
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            start.record()
+            for i in range(inner):
+                call(i)
+            stop.record()
+            stop.synchronize()
+            samples[name].append(start.elapsed_time(stop) * 1e3 / inner)
+    return {name: round(statistics.median(values), 3) for name, values in samples.items()}
+
+
+def overhead(r: Recorder, device: str) -> None:
+    """Host time of our fp8_gemm_nt and of the M switch against the bare library calls."""
+    t = to(make_all(dense_inputs(16, 512, 512, 1)), device)
+    scale = quantize.eager.column_major(t["a_scale"], 4)
+    out = torch.empty(16, 512, dtype=torch.bfloat16, device=device)
+    with r.attempt("timing: overhead of fp8_gemm_nt"):
+        calls: dict[str, Callable[[], object]] = {
+            "layer.fp8_gemm_nt": lambda: blockscaled.fp8_gemm_nt((t["a"], scale), (t["b"], t["b_scale"]), out)
+        }
+        if device == "cuda":
+            bare = importlib.import_module("deep_gemm").fp8_gemm_nt
+            calls["bare.fp8_gemm_nt"] = lambda: bare(
+                (t["a"], scale), (t["b"], t["b_scale"]), out, disable_ue8m0_cast=True
+            )
+        r.timings["host_us.fp8_gemm_nt"] = host_microseconds(calls, device)
+    x = make_all({"x": recipe("bf16.bell", (64, 512), 2, 0)})["x"].to(device)
+    with r.attempt("timing: overhead of the M switch"):
+        switch = blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm
+        operator = torch.ops.fp8_kernels.dynamic_flashinfer_deepgemm_blockscale_gemm
+        calls = {}
+        for m in (16, 64):
+            calls[f"layer.switch M={m}"] = lambda m=m: switch(x[:m], t["b"], t["b_scale"])
+            calls[f"operator.switch M={m}"] = lambda m=m: operator(x[:m], t["b"], t["b_scale"], 128, False)
+        if device == "cuda":
+            small = flashinfer.library("flashinfer.gemm").fp8_blockscale_gemm_sm90
+            bare = importlib.import_module("deep_gemm").fp8_gemm_nt
+            calls["bare.flashinfer M=16"] = lambda: small(x[:16], t["b"], None, t["b_scale"])
+
+            def sequence() -> None:
+                q, s = quantize.per_token_group_quant_fp8(x, 128, column_major_scales=True, tma_aligned_scales=True)
+                y = torch.empty(64, 512, dtype=torch.bfloat16, device=device)
+                bare((q, s), (t["b"], t["b_scale"]), y, disable_ue8m0_cast=True)
+
+            def vllm_sequence() -> None:
+                s, q = torch.empty(4, 64, device=device).t(), torch.empty(64, 512, dtype=FP8, device=device)
+                cutlass.into_scale(x, q, s, 128, 1e-10, False)
+                y = torch.empty(64, 512, dtype=torch.bfloat16, device=device)
+                bare((q, s), (t["b"], t["b_scale"]), y, disable_ue8m0_cast=True)
+
+            calls["bare.quantise+deep_gemm M=64"] = sequence
+            calls["bare.vllm quantise+deep_gemm M=64"] = vllm_sequence
+        r.timings["host_us.switch"] = host_microseconds(calls, device)
+
+
+def end_to_end(r: Recorder, device: str) -> None:
+    """bf16-to-bf16 block-scaled linear: the layer against the bare sequence of library calls."""
+    n, k = (4096, 7168) if device == "cuda" else (256, 512)
+    weight = make_all(
+        {"b": recipe("e4m3.bell", (n, k), 3, 0, shift=10), "s": recipe("f32.scale", (n // 128, k // 128), 3, 1)}
+    )
+    b, bs = weight["b"].to(device), weight["s"].to(device)
+    for m in (16, 64, 512, 4096) if device == "cuda" else (16, 64):
+        with r.attempt(f"timing: linear M={m}"):
+            x = make_all({"x": recipe("bf16.bell", (m, k), 4, m)})["x"].to(device)
+            calls: dict[str, Callable[[int], object]] = {
+                "layer": lambda _, x=x: blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm(x, b, bs)
+            }
+            if device == "cuda":
+                calls["bare"] = _bare_linear(x, b, bs)
+            r.timings[f"device_us.linear M={m} N={n} K={k}"] = device_microseconds(calls, device)
+
+
+def _bare_linear(x: Tensor, b: Tensor, bs: Tensor) -> Callable[[int], object]:
+    m, k = x.shape
+    if m < blockscaled.SWITCH_M:
+        small = flashinfer.library("flashinfer.gemm").fp8_blockscale_gemm_sm90
+        return lambda _: small(x, b, None, bs)
+    gemm = importlib.import_module("deep_gemm").fp8_gemm_nt
+
+    def run(_: int) -> Tensor:
+        s, q = torch.empty(k // 128, m, device=x.device).t(), torch.empty(m, k, dtype=FP8, device=x.device)
+        cutlass.into_scale(x, q, s, 128, 1e-10, False)
+        y = torch.empty(m, b.shape[0], dtype=torch.bfloat16, device=x.device)
+        gemm((q, s), (b, bs), y, disable_ue8m0_cast=True)
+        return y
+
+    return run
+
+
+def bandwidth(r: Recorder, device: str) -> None:
+    """Our 1x128 quantiser against a copy of the same bytes and against vLLM's operator, at 4096 x 7168."""
+    m, k = (4096, 7168) if device == "cuda" else (64, 512)
+    copies = 8 if device == "cuda" else 1  # together far beyond the cache
+    xs = [torch.randn(m, k, device=device, dtype=torch.bfloat16) for _ in range(copies)]
+    moved = m * k * 3 + m * (k // 128) * 4
+    source = [torch.empty(moved // 2, dtype=torch.uint8, device=device) for _ in range(copies)]
+    target = [torch.empty_like(s) for s in source]
+    with r.attempt("timing: quantiser bandwidth"):
+        calls: dict[str, Callable[[int], object]] = {
+            "copy of the same bytes": lambda i: target[i % copies].copy_(source[i % copies]),
+            "layer row-major": lambda i: quantize.per_token_group_quant_fp8(xs[i % copies], 128),
+            "layer TMA-aligned": lambda i: quantize.per_token_group_quant_fp8(
+                xs[i % copies], 128, column_major_scales=True, tma_aligned_scales=True
+            ),
+            "layer packed": lambda i: quantize.per_token_group_quant_fp8_packed(xs[i % copies], 128),
+            "layer per token": lambda i: quantize.scaled_fp8_quant(xs[i % copies], use_per_token_if_dynamic=True),
+            "layer per tensor": lambda i: quantize.scaled_fp8_quant(xs[i % copies]),
+        }
+        found = device_microseconds(calls, device)
+        if device == "cuda":
+            found |= device_microseconds(_vllm_quantisers(xs, m, k, copies), device)
+        r.timings[f"device_us.quantiser {m}x{k}"] = found
+        r.timings["quantiser_gb_per_s"] = {name: round(moved / us / 1e3, 1) for name, us in found.items()}
+
+
+def _vllm_quantisers(xs: Sequence[Tensor], m: int, k: int, copies: int) -> dict[str, Callable[[int], object]]:
+    def run(i: int, column: bool) -> Tensor:
+        x = xs[i % copies]
+        s = torch.empty(k // 128, m, device=x.device).t() if column else torch.empty(m, k // 128, device=x.device)
+        q = torch.empty(m, k, dtype=FP8, device=x.device)
+        cutlass.into_scale(x, q, s, 128, 1e-10, False)
+        return q
+
+    cutlass.operators()
+    return {"vllm row-major": lambda i: run(i, False), "vllm column-major": lambda i: run(i, True)}
+
+
+def graphs_and_compile(r: Recorder, device: str) -> None:
+    """CUDA-graph capture of the linear paths, and the compiled M switch, give the eager bits."""
+    t = to(make_all(dense_inputs(64, 512, 512, 5)), device)
+    x = make_all({"x": recipe("bf16.bell", (64, 512), 6, 0)})["x"].to(device)
+    layer = linear.Fp8LinearOp(use_per_token_if_dynamic=True)
+    w, ws = quantize.scaled_fp8_quant(
+        make_all({"w": recipe("bf16.bell", (512, 512), 7, 0)})["w"].to(device), use_per_token_if_dynamic=True
+    )
+    paths: dict[str, Callable[[], Tensor]] = {
+        "switch M=16": lambda: blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm(x[:16], t["b"], t["b_scale"]),
+        "switch M=64": lambda: blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm(x, t["b"], t["b_scale"]),
+        "Fp8LinearOp": lambda: layer.apply(x, w.t(), ws),
+    }
+    for name, call in paths.items():
+        with r.attempt(f"graph capture: {name}"):
+            eager = call().clone()
+            if device == "cpu":
+                raise RuntimeError("needs a GPU")
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    call()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = call()
+            captured.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+            r.check(f"graph replay = eager: {name}", torch.equal(captured, eager))
+    for backend in ("aot_eager", "inductor"):
+        with r.attempt(f"torch.compile {backend}"):
+            torch._dynamo.reset()
+            switch = blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm
+            compiled = torch.compile(
+                lambda z, switch=switch: switch(z, t["b"], t["b_scale"]), dynamic=True, fullgraph=True, backend=backend
+            )
+            good = True
+            for m in (31, 32, 5, 64):
+                z = x[:m].clone()
+                torch._dynamo.mark_dynamic(z, 0)
+                good &= torch.equal(compiled(z), switch(z, t["b"], t["b_scale"]))
+            r.check(f"torch.compile {backend} over M=32 = eager", good)

@@ -1,0 +1,39 @@
+"""Shared by the tests of the dispatch layer: seeded operands and plain float64 definitions to compare with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+
+
+def _codes(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).clamp(-448, 448).to(FP8)
+
+
+def _scales(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + 1000)
+    return torch.rand(*shape, generator=generator) * 0.1 + 0.01
+
+
+def _product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
+    """Block-scaled product in float64: 1x128 scales on ``a [M,K]``, 128x128 on ``b [N,K]``."""
+    left = a.double() * a_scale.double().repeat_interleave(128, 1)[:, : a.shape[1]]
+    wide = b_scale.double().repeat_interleave(128, 0)[: b.shape[0]].repeat_interleave(128, 1)[:, : b.shape[1]]
+    return left @ (b.double() * wide).t()
+
+
+def _error(actual: Tensor, expected: Tensor) -> float:
+    """Largest error over the largest expected magnitude; NaN anywhere gives NaN, which no bound admits."""
+    return ((actual.double() - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.fixture(scope="session")
+def make() -> SimpleNamespace:
+    """``codes``, ``scales``: seeded operands; ``product``, ``error``: float64 truth and distance from it."""
+    return SimpleNamespace(codes=_codes, scales=_scales, product=_product, error=_error)

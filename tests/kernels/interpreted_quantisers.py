@@ -1,0 +1,86 @@
+"""Runs under ``TRITON_INTERPRET=1``: every quantiser kernel against plain torch; prints ``{check: good}`` as JSON.
+
+The variable must be set before Triton is imported, so this is a program of its own (see ``test_triton.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+from kernels.backends import eager, triton_quant
+
+warnings.simplefilter("ignore")  # the interpreter divides by zero in numpy
+FP8 = torch.float8_e4m3fn
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    a, b = x.contiguous(), y.contiguous()
+    size = {1: torch.uint8, 4: torch.int32}[a.element_size()]
+    nan = a.float().isnan() & b.float().isnan() if a.is_floating_point() else torch.zeros(a.shape, dtype=torch.bool)
+    return a.shape == b.shape and bool(((a.view(size) == b.view(size)) | nan).all())
+
+
+def hostile(m: int, k: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(m * k)
+    x = torch.randn(m, k, generator=generator) * torch.exp2(torch.randint(-12, 12, (m, 1), generator=generator).float())
+    x[0, :64] = 0.0
+    if m > 6:
+        x[1], x[2, 3], x[3, 5], x[4], x[5], x[6, 0] = 0.0, float("nan"), float("inf"), 2.0**-40, -0.0, 3.0e4
+    return x.to(dtype)
+
+
+def edges() -> torch.Tensor:
+    """Every E4M3 value, every midpoint between neighbours, and one float32 step to either side; both signs."""
+    values = torch.arange(127, dtype=torch.int32).to(torch.uint8).view(FP8).float()
+    points = torch.cat([values, (values[1:] + values[:-1]) / 2, torch.tensor([449.0, 464.0, 465.0, 1e30])])
+    points = torch.cat(
+        [points, torch.nextafter(points, torch.tensor(1e38)), torch.nextafter(points, torch.tensor(-1e38))]
+    )
+    return torch.cat([points, -points]).unsqueeze(0)
+
+
+def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]]:
+    ours, plain = triton_quant, eager
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for shape in ((7, 256), (33, 128)):
+            x = hostile(*shape, dtype)
+            for layout in ("row", "tma"):
+                for ue8m0 in (False, True):
+                    made = [b.quant_group(x, 128, 1e-10, ue8m0, layout) for b in (ours, plain)]
+                    yield f"group {layout} ue8m0={ue8m0} {dtype} {shape}", made[0], made[1]
+                    yield f"strides {layout} {dtype} {shape} {ue8m0}", *(
+                        (torch.tensor(m[1].stride(), dtype=torch.int32),) for m in made
+                    )  # fmt: skip
+        x, bound = hostile(7, 256, dtype), torch.tensor([0.7])
+        calm = x.nan_to_num(1.0, 2.0, -2.0)
+        yield f"packed {dtype}", ours.quant_group_packed(calm, 128, 1e-10), plain.quant_group_packed(calm, 128, 1e-10)
+        yield f"token {dtype}", ours.quant_token(x, None), plain.quant_token(x, None)
+        yield f"token bounded {dtype}", ours.quant_token(x, bound), plain.quant_token(x, bound)
+        yield f"tensor {dtype}", ours.quant_tensor(x), plain.quant_tensor(x)
+        yield f"static {dtype}", (ours.quant_static(x, bound),), (plain.quant_static(x, bound),)
+    x = hostile(9, 192, torch.bfloat16)
+    for group in (32, 64, 96):
+        yield f"group size {group}", ours.quant_group(x, group, 1e-10, False), plain.quant_group(x, group, 1e-10, False)
+    x = hostile(8, 512, torch.bfloat16)[:, 128:384]
+    yield "row stride", ours.quant_group(x, 128, 1e-10, False, "col"), plain.quant_group(x, 128, 1e-10, False, "col")
+    cube = hostile(8, 256, torch.float32).view(2, 4, 256)
+    yield (
+        "three axes",
+        ours.quant_group(cube, 128, 1e-10, False, "tma"),
+        plain.quant_group(cube, 128, 1e-10, False, "tma"),
+    )
+    empty = torch.empty(0, 128)
+    yield "no rows", ours.quant_group(empty, 128, 1e-10, False), plain.quant_group(empty, 128, 1e-10, False)
+    one = torch.ones(1)
+    yield "edges", (ours.quant_static(edges(), one),), (edges().clamp(-448, 448).to(FP8),)
+    x = torch.zeros(4, 128)
+    yield "sabotaged: another floor", ours.quant_group(x, 128, 1e-10, False), plain.quant_group(x, 128, 1e-9, False)
+
+
+if __name__ == "__main__":
+    assert triton_quant.library()[1] is False, "run with TRITON_INTERPRET=1"
+    print(json.dumps({name: all(same(a, b) for a, b in zip(x, y, strict=True)) for name, x, y in pairs()}))

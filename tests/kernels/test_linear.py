@@ -1,0 +1,165 @@
+"""Scaled products and the engine's linear layer against float64."""
+
+import pytest
+import torch
+
+from kernels import linear, routes
+from kernels.errors import DtypeError, OptionError, ShapeError
+from kernels.platform import Machine
+from kernels.quantize import scaled_fp8_quant
+
+M, N, K = 5, 48, 160
+EPS = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+
+
+def truth(a, b, sa, sb, bias=None) -> torch.Tensor:
+    y = (a.double() @ b.double().t()) * sa.double().reshape(-1, 1) * sb.double().reshape(1, -1)
+    return y if bias is None else y + bias.double()
+
+
+@pytest.mark.parametrize("dtype", EPS)
+@pytest.mark.parametrize("backend", ["torch", "eager"])
+@pytest.mark.parametrize("kind", ["tensor-tensor", "token-channel", "tensor-channel", "token-tensor"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_cutlass_scaled_mm(make, dtype, backend, kind, bias) -> None:
+    a, b = make.codes(M, K), make.codes(N, K, seed=1)
+    sa = make.scales(M, 1) if kind.startswith("token") else make.scales(1)
+    sb = make.scales(1, N, seed=1) if kind.endswith("channel") else make.scales(1, seed=1)
+    shift = torch.randn(N).to(torch.bfloat16) if bias else None
+    with routes.only(backend):
+        y = linear.cutlass_scaled_mm(a, b.t(), sa, sb, dtype, shift)
+    assert y.dtype == dtype and make.error(y, truth(a, b, sa, sb, shift)) < EPS[dtype]
+
+
+class TestScaleKinds:
+    """A shape can mean two things; both scales decide together."""
+
+    @pytest.mark.parametrize(
+        ("a", "b", "m", "n", "k", "kinds"),
+        [
+            ((1,), (1,), 4, 8, 256, ("tensor", "tensor")),
+            ((4, 1), (1, 8), 4, 8, 256, ("token", "channel")),
+            ((4, 1), (8,), 4, 8, 256, ("token", "channel")),
+            ((4, 8), (8, 1), 4, 8, 1024, ("block", "block")),  # [8, 1] alone would read as per channel
+            ((4, 1), (1, 3), 4, 300, 128, ("block", "block")),
+            ((1, 2), (2, 1), 1, 8, 256, ("block", "block")),
+            ((1, 1), (1, 8), 1, 8, 256, ("tensor", "channel")),
+        ],
+    )
+    def test_decision(self, a, b, m, n, k, kinds) -> None:
+        assert linear.scale_kinds(torch.ones(a), torch.ones(b), m, n, k) == kinds
+
+    @pytest.mark.parametrize(
+        ("a", "b"),
+        [((4, 2), (1, 2)), ((4, 2), (1,)), ((3, 1), (1,)), ((4, 1), (2, 300)), ((2, 4), (2, 3)), ((4,), (1,))],
+    )
+    def test_refused(self, a, b) -> None:
+        with pytest.raises(ShapeError):
+            linear.scale_kinds(torch.ones(a), torch.ones(b), 4, 300, 256)
+
+    def test_block_scales_in_any_strides(self, make) -> None:
+        a, b = make.codes(6, 256), make.codes(192, 256, seed=1)
+        sa, sb = make.scales(6, 2), make.scales(2, 2, seed=1)
+        expected = make.product(a, sa, b, sb)
+        for scale in (sa, sa.t().contiguous().t()):
+            y = linear.cutlass_scaled_mm(a, b.t(), scale, sb.t(), torch.float32)
+            assert make.error(y, expected) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", EPS)
+class TestTorchRoutines:
+    """As published; padded rows are dropped, the shape is given back."""
+
+    def test_per_tensor(self, make, dtype) -> None:
+        a, b, sa, sb = make.codes(M, K), make.codes(N, K, seed=1), make.scales(1), make.scales(1, seed=1)
+        y = linear.torch_per_tensor_w8a8_scaled_mm(
+            qinput=a, weight=b.t(), out_dtype=dtype, scale_a=sa, scale_b=sb, output_shape=[1, 3, N]
+        )
+        assert y.shape == (1, 3, N) and make.error(y[0], truth(a, b, sa, sb)[:3]) < EPS[dtype] * 4
+
+    @pytest.mark.parametrize("shape", [(N, 1), (1, N), (N,)])
+    def test_per_token_and_channelwise(self, make, dtype, shape) -> None:
+        a, b, sa, sb = make.codes(M, K), make.codes(N, K, seed=1), make.scales(M, 1), make.scales(N, seed=1)
+        shift = torch.randn(N).to(torch.bfloat16)
+        for routine in (linear.torch_per_token_w8a8_scaled_mm, linear.torch_channelwise_w8a8_scaled_mm):
+            y = routine(qinput=a, weight=b.t(), out_dtype=dtype, scale_a=sa, scale_b=sb.view(shape), bias=shift)
+            assert make.error(y, truth(a, b, sa, sb, shift)) < EPS[dtype]
+
+
+class TestDispatch:
+    """The decision table, every branch."""
+
+    @pytest.mark.parametrize(
+        ("arch", "cutlass", "weights", "activations", "per_token", "routine"),
+        [
+            ("sm90", True, True, True, False, linear.cutlass_w8a8_scaled_mm),
+            ("sm90", True, False, False, True, linear.cutlass_w8a8_scaled_mm),
+            ("sm89", False, True, True, False, linear.torch_per_tensor_w8a8_scaled_mm),
+            ("sm89", False, True, True, True, linear.torch_per_tensor_w8a8_scaled_mm),
+            ("sm89", False, False, False, True, linear.torch_channelwise_w8a8_scaled_mm),
+            ("sm89", False, False, True, False, linear.torch_channelwise_w8a8_scaled_mm),
+            ("sm89", False, True, False, True, linear.torch_channelwise_w8a8_scaled_mm),
+            ("gfx942", False, True, True, False, linear.rocm_per_tensor_w8a8_scaled_mm),
+            ("gfx942", False, False, False, True, linear.torch_per_token_w8a8_scaled_mm),
+            ("gfx942", False, False, False, False, linear.torch_channelwise_w8a8_scaled_mm),
+            ("gfx942", False, False, True, True, linear.torch_channelwise_w8a8_scaled_mm),
+            ("gfx90a", False, False, False, True, linear.torch_channelwise_w8a8_scaled_mm),
+            ("cpu", False, True, True, False, linear.torch_per_tensor_w8a8_scaled_mm),
+        ],
+    )
+    def test_branches(self, arch, cutlass, weights, activations, per_token, routine) -> None:
+        assert (
+            linear.dispatch_w8a8_scaled_mm(cutlass, weights, activations, per_token, Machine.described(arch)) is routine
+        )
+
+
+class TestLinearOp:
+    """2-D view and back; quantisation inside; padding dropped."""
+
+    @pytest.mark.parametrize("per_token", [False, True])
+    @pytest.mark.parametrize("channel", [False, True])
+    @pytest.mark.parametrize("shape", [(3,), (2, 4), (1, 20)])
+    def test_apply(self, make, per_token, channel, shape) -> None:
+        x = torch.randn(*shape, 64)
+        w = torch.randn(32, 64)
+        wq, ws = scaled_fp8_quant(w, use_per_token_if_dynamic=channel)
+        layer = linear.Fp8LinearOp(use_per_token_if_dynamic=per_token)
+        assert layer.output_padding == 17
+        bias = torch.randn(32)
+        y = layer.apply(x, wq.t(), ws, bias=bias)
+        q, s = scaled_fp8_quant(x.reshape(-1, 64), use_per_token_if_dynamic=per_token)
+        expected = truth(q, wq, s, ws, bias).view(*shape, 32)
+        assert y.shape == expected.shape and y.dtype == x.dtype and make.error(y, expected) < 1e-6
+
+    def test_static_input_scale_and_bound(self) -> None:
+        x, w = torch.randn(4, 64), torch.randn(32, 64)
+        wq, ws = scaled_fp8_quant(w)
+        layer = linear.Fp8LinearOp()
+        static = layer.apply(x, wq.t(), ws, input_scale=torch.tensor([0.02]), input_scale_ub=torch.tensor([1.0]))
+        q, s = scaled_fp8_quant(x, torch.tensor([0.02]))
+        assert torch.allclose(static, truth(q, wq, s, ws).float(), rtol=1e-5, atol=1e-5)
+
+    def test_quantised_input_on_the_torch_path_only(self, make) -> None:
+        x, w = make.codes(4, 64), make.codes(32, 64, seed=1)
+        one = torch.ones(1)
+        y = linear.Fp8LinearOp().apply(x, w.t(), one, torch.float32, input_scale=one)
+        assert make.error(y, truth(x, w, one, one)) < 1e-6
+        with pytest.raises(DtypeError, match="torch path only"):
+            linear.Fp8LinearOp(cutlass_supported=True).apply(x, w.t(), one, torch.float32, input_scale=one)
+        with pytest.raises(OptionError, match="input_scale and out_dtype"):
+            linear.Fp8LinearOp().apply(x, w.t(), one)
+
+
+def test_identity_is_made_once() -> None:
+    one = linear.maybe_create_device_identity("cpu")
+    assert one is linear.maybe_create_device_identity(torch.device("cpu")) and one.tolist() == [1.0]
+
+
+def test_old_torch_returns_a_tuple(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch._scaled_mm
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **k: (real(*a, **k), torch.zeros(1)))
+    a, b, one = make.codes(2, 16), make.codes(16, 16, seed=1), torch.ones(1)
+    y = linear.torch_per_tensor_w8a8_scaled_mm(
+        qinput=a, weight=b.t(), out_dtype=torch.float32, scale_a=one, scale_b=one
+    )
+    assert make.error(y, truth(a, b, one, one)) < 1e-6

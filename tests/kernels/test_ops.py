@@ -1,0 +1,149 @@
+"""Custom operators: opcheck, and the M switch under torch.compile."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import kernels
+from kernels.config import Config, use_config
+
+OPS = torch.ops.fp8_kernels
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+M, N, K = 6, 192, 256
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """No compiled graph outlives its test."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def float8_is_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """opcheck compares operands before and after with ``torch.allclose``, which has no float8: compare their bits."""
+    plain = torch.allclose
+
+    def allclose(a: torch.Tensor, b: torch.Tensor, **options: object) -> bool:
+        if a.dtype == torch.float8_e4m3fn:
+            a, b = a.view(torch.uint8), b.view(torch.uint8)
+        return plain(a, b, **options)
+
+    monkeypatch.setattr(torch, "allclose", allclose)
+
+
+def operands(make):
+    x = torch.randn(M, K, generator=torch.Generator().manual_seed(1)).bfloat16()
+    a, sa = kernels.per_token_group_quant_fp8(x, 128)
+    return x, a, sa, make.codes(N, K), make.scales(2, 2)
+
+
+def calls(make) -> dict[str, tuple[object, ...]]:
+    x, a, sa, b, sb = operands(make)
+    one, out = torch.ones(1), torch.empty(M, N, dtype=torch.bfloat16)
+    three, rows = make.codes(2, N, K), torch.tensor([0, 0, 1, 1, -1, -1], dtype=torch.int32)
+    scales, cube = make.scales(2, 2, 2), make.codes(2, 3, K)
+    counts = torch.tensor([3, 1], dtype=torch.int32)
+    q, k = make.codes(M, 2, 32), make.codes(5, 32)
+    ks, ke = torch.zeros(M, dtype=torch.int32), torch.full((M,), 4, dtype=torch.int32)
+    return {
+        "scaled_fp8_quant dynamic": (x, None, None, None, False),
+        "scaled_fp8_quant token": (x, None, 17, torch.ones(1), True),
+        "scaled_fp8_quant static": (x, one, 17, None, False),
+        "per_token_group_quant_fp8 row": (x, 128, 1e-10, "row", False),
+        "per_token_group_quant_fp8 col": (x, 128, 1e-10, "col", True),
+        "per_token_group_quant_fp8 tma": (x, 128, 1e-10, "tma", False),
+        "cutlass_scaled_mm": (a, b.t(), one, one, torch.bfloat16, None),
+        "cutlass_scaled_mm block": (a, b.t(), sa, sb.t(), torch.bfloat16, None),
+        "torch_scaled_mm": (a, b.t(), one, one, None, torch.bfloat16, "tensorwise"),
+        "torch_scaled_mm unfused": (a, b.t(), one, torch.ones(1, N), None, torch.bfloat16, "unfused"),
+        "fp8_gemm_nt": (a, sa, b, sb, out, None, True),
+        "flashinfer_fp8_blockscale_gemm": (x, b, sb),
+        "deepgemm_blockscale_linear": (x, b, sb, 128, False),
+        "dynamic_flashinfer_deepgemm_blockscale_gemm": (x, b, sb, 128, False),
+        "m_grouped_fp8_gemm_nt_contiguous": (a, sa, three, scales, out, rows, True, False),
+        "fp8_m_grouped_gemm_nt_masked": (
+            cube,
+            make.scales(2, 3, 2),
+            three,
+            scales,
+            torch.zeros(2, 3, N, dtype=torch.bfloat16),
+            counts,
+            2,
+            True,
+            False,
+        ),
+        "fp8_mqa_logits": (q, k, make.scales(5), torch.randn(M, 2), ks, ke, True, False),
+    }
+
+
+def names() -> list[str]:
+    from types import SimpleNamespace
+
+    nothing = SimpleNamespace(
+        codes=lambda *s, **k: torch.zeros(s).to(torch.float8_e4m3fn), scales=lambda *s, **k: torch.zeros(s)
+    )
+    return list(calls(nothing))
+
+
+@pytest.mark.parametrize("name", names())
+def test_opcheck(make, name: str) -> None:
+    opcheck(getattr(OPS, name.split(" ")[0]).default, calls(make)[name], test_utils=CHECKS)
+
+
+def test_every_operator_is_checked() -> None:
+    registered = {s.name.split("::")[1] for s in torch._C._jit_get_all_schemas() if s.name.startswith("fp8_kernels::")}
+    assert registered == {name.split(" ")[0] for name in names()}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_switch_keeps_both_branches(make, backend: str) -> None:
+    """dynamic=True, fullgraph=True, one graph for rows on both sides of 32, bits of the eager call."""
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler; there is no g++ here")
+    weight, scale = make.codes(N, K), make.scales(2, 2)
+    switch = kernels.dynamic_flashinfer_deepgemm_blockscale_gemm
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda x: switch(x, weight, scale), dynamic=True, fullgraph=True, backend=backend)
+    traced = torch.compile(lambda x: switch(x, weight, scale), dynamic=True, fullgraph=True, backend=keep)
+    for m in (31, 32, 5, 40):
+        x = torch.randn(m, K, generator=torch.Generator().manual_seed(m)).bfloat16()
+        torch._dynamo.mark_dynamic(x, 0)
+        assert torch.equal(compiled(x), switch(x, weight, scale))
+        assert torch.equal(traced(x), switch(x, weight, scale))
+    assert len(graphs) == 1, "no recompilation at 32"
+    code = "".join(m.code for m in graphs[0].modules() if isinstance(m, torch.fx.GraphModule))
+    assert "flashinfer_fp8_blockscale_gemm" in code and "deepgemm_blockscale_linear" in code and "cond" in code
+
+
+def test_compiled_batch_invariant_has_one_branch(make) -> None:
+    weight, scale = make.codes(N, K), make.scales(2, 2)
+    with use_config(Config(batch_invariant=True)):
+        compiled = torch.compile(
+            lambda x: kernels.dynamic_flashinfer_deepgemm_blockscale_gemm(x, weight, scale),
+            fullgraph=True,
+            backend="eager",
+        )
+        x = torch.randn(8, K).bfloat16()
+        assert torch.equal(compiled(x), kernels.deepgemm_blockscale_linear(x, weight, scale))
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_compiled_linear_layer(make, per_token: bool) -> None:
+    layer = kernels.Fp8LinearOp(use_per_token_if_dynamic=per_token, pad_output=False)
+    weight, scale = kernels.scaled_fp8_quant(torch.randn(32, 64), use_per_token_if_dynamic=per_token)
+    compiled = torch.compile(
+        lambda x: layer.apply(x, weight.t(), scale), dynamic=True, fullgraph=True, backend="aot_eager"
+    )
+    for m in (3, 19):
+        x = torch.randn(m, 64)
+        assert torch.equal(compiled(x), layer.apply(x, weight.t(), scale))

@@ -1,0 +1,216 @@
+"""Decisions: the first backend without a reason, every reason kept, never a silent fallback."""
+
+import pytest
+
+from kernels import routes
+from kernels.config import Config
+from kernels.errors import MissingPackageError, NoBackendError, OptionError
+from kernels.plan import MODULES, ROUTINES, TABLE, Problem, backend_module, describe, markdown_table, plan
+from kernels.platform import ARCHES, Machine, use_machine
+
+BARE = Config()
+
+
+def chosen(op: str, arch: str, config: Config = BARE, **dims: object) -> str:
+    machine = Machine.described(arch)
+    try:
+        return plan(Problem(op, **{"device": machine.device, **dims}), machine, config).backend
+    except NoBackendError:
+        return "-"
+
+
+@pytest.mark.parametrize("op", TABLE)
+@pytest.mark.parametrize("arch", ARCHES)
+def test_every_rejection_has_a_reason(op: str, arch: str) -> None:
+    """A plan, or an error, accounts for every backend of its row up to the chosen one."""
+    machine = Machine.described(arch)
+    problem = Problem(op, device=machine.device, m=16, n=256, k=256)
+    try:
+        made = plan(problem, machine, BARE)
+        asked = [name for name, _ in made.reasons] + [made.backend]
+        reasons = dict(made.reasons)
+    except NoBackendError as error:
+        asked, reasons = list(error.reasons), error.reasons
+        assert asked == list(TABLE[op])
+        assert all(name in str(error) and why in str(error) for name, why in reasons.items())
+    assert asked == list(TABLE[op])[: len(asked)]
+    assert all(len(why) > 10 for why in reasons.values())
+
+
+class TestSwitchAt32:
+    """M < 32 FlashInfer, else DeepGEMM; batch-invariant mode always DeepGEMM."""
+
+    @pytest.mark.parametrize(
+        ("m", "backend"), [(1, "flashinfer"), (31, "flashinfer"), (32, "deep_gemm"), (33, "deep_gemm")]
+    )
+    def test_sm90(self, m: int, backend: str) -> None:
+        assert chosen("dynamic_blockscale", "sm90", m=m, n=4096, k=7168) == backend
+
+    @pytest.mark.parametrize("m", [1, 31, 32, 4096])
+    def test_batch_invariant(self, m: int) -> None:
+        assert chosen("dynamic_blockscale", "sm90", Config(batch_invariant=True), m=m, n=128, k=128) == "deep_gemm"
+
+    @pytest.mark.parametrize("m", [31, 32])
+    @pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89", "sm103", "sm120", "gfx90a", "gfx942", "gfx950"])
+    def test_elsewhere_nothing(self, m: int, arch: str) -> None:
+        assert chosen("dynamic_blockscale", arch, m=m, n=128, k=128) == "-"
+
+    def test_switched_off(self) -> None:
+        assert (
+            chosen("dynamic_blockscale", "sm90", Config(blockscale_gemm_flashinfer=False), m=8, n=128, k=128)
+            == "deep_gemm"
+        )
+
+
+class TestThresholds:
+    """Around each extent that a backend looks at."""
+
+    @pytest.mark.parametrize(
+        ("op", "dims", "backend"),
+        [
+            ("linear", {"n": 256, "k": 256}, "cutlass"),
+            ("linear", {"n": 256, "k": 264}, "-"),
+            ("linear", {"n": 250, "k": 256}, "-"),
+            ("linear", {"n": 256, "k": 256, "out_dtype": "float32"}, "torch"),
+            ("linear", {"n": 256, "k": 256, "bias": "bfloat16"}, "cutlass"),
+            ("linear", {"n": 256, "k": 256, "bias": "float32"}, "torch"),
+            ("block_linear", {"n": 256, "k": 256}, "cutlass"),
+            ("block_linear", {"n": 256, "k": 256, "out_dtype": "float32"}, "torch"),
+            ("block_linear", {"n": 192, "k": 256}, "-"),
+            ("fp8_gemm_nt", {"n": 192, "k": 128}, "deep_gemm"),
+            ("fp8_gemm_nt", {"n": 96, "k": 128}, "-"),
+            ("fp8_gemm_nt", {"n": 128, "k": 192}, "-"),
+            ("fp8_gemm_nt", {"n": 128, "k": 128, "out_dtype": "float32"}, "-"),
+            ("fp8_gemm_nt", {"n": 128, "k": 128, "c": "float32"}, "-"),
+            ("blockscale_sm90", {"n": 64, "k": 128}, "flashinfer"),
+            ("blockscale_sm90", {"n": 64, "k": 128, "out_dtype": "float16"}, "-"),
+            ("mqa_logits", {"heads": 32, "head_dim": 128}, "deep_gemm"),
+            ("mqa_logits", {"heads": 16, "head_dim": 128}, "-"),
+            ("paged_mqa_logits", {"heads": 64, "head_dim": 128, "block_size": 16}, "-"),
+            ("quant_group", {"group_size": 128}, "triton"),
+            ("quant_group", {"group_size": 8192}, "eager"),
+        ],
+    )
+    def test_sm90(self, op: str, dims: dict[str, object], backend: str) -> None:
+        assert chosen(op, "sm90", **dims) == backend
+
+    @pytest.mark.parametrize(("cuda", "backend"), [("12.3", "torch"), ("12.4", "cutlass")])
+    def test_sm89_cutlass_needs_cuda_12_4(self, cuda: str, backend: str) -> None:
+        machine = Machine.described("sm89", cuda=cuda)
+        assert plan(Problem("linear", n=128, k=128), machine, BARE).backend == backend
+
+
+class TestMissing:
+    """A missing package is one clear error that names what to install."""
+
+    @pytest.mark.parametrize(
+        "op", ["fp8_gemm_nt", "grouped_contiguous", "grouped_masked", "mqa_logits", "paged_mqa_logits"]
+    )
+    def test_deep_gemm(self, op: str) -> None:
+        machine = Machine.described("sm90", packages={})
+        with pytest.raises(MissingPackageError, match="sgl-deep-gemm") as caught:
+            plan(Problem(op, n=128, k=128), machine, BARE)
+        assert isinstance(caught.value, ImportError) and isinstance(caught.value, NotImplementedError)
+
+    def test_trtllm_moe_never_downloads(self) -> None:
+        machine = Machine.described("sm100", packages={"flashinfer": "0.6"})
+        with pytest.raises(MissingPackageError, match="flashinfer-cubin"):
+            plan(Problem("moe_trtllm"), machine, BARE)
+
+    def test_wrong_architecture_is_not_a_missing_package(self) -> None:
+        with pytest.raises(NoBackendError) as caught:
+            plan(Problem("fp8_gemm_nt", n=128, k=128), Machine.described("sm89"), BARE)
+        assert not isinstance(caught.value, ImportError)
+
+    def test_a_gpu_never_falls_back_to_plain_torch(self) -> None:
+        products = [op for op in TABLE if "eager" in TABLE[op] and not op.startswith(("quant", "cast", "layout"))]
+        machine = Machine.described("sm90", packages={})
+        for op in products:
+            why = backend_module("eager").why_not(Problem(op), machine, BARE)
+            assert why is not None and "CPU" in why
+
+
+class TestWords:
+    """What the command line and the documentation print."""
+
+    def test_describe_names_choice_and_reasons(self) -> None:
+        text = describe(op="dynamic_blockscale", arch="sm100", m=31, n=4096, k=4096)
+        assert "on sm100: deep_gemm -> fp8_gemm_nt" in text
+        assert "rejected flashinfer: fp8_blockscale_gemm_sm90 needs sm90; this is sm100" in text
+
+    def test_describe_takes_routines(self) -> None:
+        assert "flashinfer" in describe(op="dynamic_flashinfer_deepgemm_blockscale_gemm", arch="sm90", m=31)
+
+    def test_describe_without_backend_lists_all(self) -> None:
+        text = describe(op="fp8_gemm_nt", arch="sm86", m=4, n=128, k=128)
+        assert "no backend" in text and text.count("rejected") == 2
+
+    @pytest.mark.parametrize("bad", [{"op": "gemm"}, {"op": "linear", "widht": 3}, {"op": "linear", "arch": "sm1"}])
+    def test_describe_refuses(self, bad: dict[str, object]) -> None:
+        with pytest.raises(OptionError):
+            describe(**bad)
+
+    def test_table_has_every_routine_and_arch(self) -> None:
+        lines = markdown_table().splitlines()
+        assert len(lines) == 2 + len(ROUTINES)
+        assert all(line.count("|") == len(ARCHES) + 2 for line in lines[2:])
+        assert all(not line.endswith("| - |") for line in lines[2:]), "every routine has a CPU path"
+
+
+class TestRoutes:
+    """Decisions are remembered for one machine and one configuration."""
+
+    def test_only_takes_one_backend(self) -> None:
+        import torch
+
+        cpu = torch.device("cpu")
+        with routes.only("eager"):
+            assert routes.routed("linear", cpu, ("n", 16), ("k", 16))[1].backend == "eager"
+        assert routes.routed("linear", cpu, ("n", 16), ("k", 16))[1].backend == "torch"
+        with routes.only("cutlass"), pytest.raises(NoBackendError, match="CPU"):
+            routes.route("linear", cpu, ("n", 16), ("k", 16))
+        with pytest.raises(OptionError, match="unknown backend"), routes.only("cublas"):
+            pass
+
+    def test_another_machine_forgets(self) -> None:
+        import torch
+
+        with use_machine(Machine.described("sm90")):
+            assert routes.routed("fp8_gemm_nt", torch.device("cuda"), ("n", 128), ("k", 128))[1].backend == "deep_gemm"
+        with use_machine(Machine.described("sm89")), pytest.raises(NoBackendError):
+            routes.route("fp8_gemm_nt", torch.device("cuda"), ("n", 128), ("k", 128))
+
+
+def test_every_backend_module_is_pure() -> None:
+    """Asking for reasons, kernels and steps loads no library and touches no tensor."""
+    for name in MODULES:
+        module = backend_module(name)
+        for op, row in TABLE.items():
+            if name in row:
+                problem, machine = Problem(op), Machine.described("sm90")
+                assert isinstance(module.kernel(problem, machine), str)
+                assert isinstance(module.steps(problem, machine), tuple)
+
+
+def test_backends_of_one_operation_are_interchangeable() -> None:
+    """Every backend of a row offers the operation's function with the same parameters as plain torch."""
+    import inspect
+
+    functions = {
+        "quant_tensor": ("quant_static", "quant_tensor"),
+        "torch_linear": (),
+        "dynamic_blockscale": (),
+        "moe_cutlass": (),
+        "cast": (),
+        "layout": (),
+    }
+    rejected = {("cutlass", "quant_tensor"), ("cutlass", "quant_static")}  # its static operator is never chosen
+    for op, row in TABLE.items():
+        for name in functions.get(op, (op,)):
+            expected = list(inspect.signature(getattr(backend_module("eager"), name)).parameters)
+            for backend in row:
+                if backend != "eager" and (backend, name) not in rejected and op != "moe_trtllm":
+                    assert list(inspect.signature(getattr(backend_module(backend), name)).parameters) == expected, (
+                        op,
+                        backend,
+                    )

@@ -1,0 +1,189 @@
+"""The machine, the switches, and the questions engines ask of them."""
+
+import pytest
+import torch
+
+from kernels import platform
+from kernels.config import Config, current_config, use_config
+from kernels.errors import ConfigError, DeviceError, OptionError
+from kernels.platform import ARCHES, Machine, current_machine, use_machine, version
+
+
+class TestVersions:
+    """Versions are compared as versions, never as strings."""
+
+    def test_ten_is_after_nine(self) -> None:
+        assert version("2.10.0") > version("2.9.1")
+        assert version("2.11.0+cu130") == (2, 11, 0)
+
+    def test_no_version(self) -> None:
+        with pytest.raises(OptionError, match="nightly"):
+            version("nightly")
+
+    @pytest.mark.parametrize(("torch_version", "good"), [("2.6.0", False), ("2.7.0", True), ("2.10.0", True)])
+    def test_rowwise_on_rocm(self, torch_version: str, good: bool) -> None:
+        assert platform.use_rowwise_torch_scaled_mm(Machine.described("gfx942", torch_version=torch_version)) is good
+
+
+class TestMachine:
+    """A described machine carries what torch would report."""
+
+    @pytest.mark.parametrize(
+        ("arch", "capability", "sm"),
+        [
+            ("sm80", (8, 0), 80),
+            ("sm103", (10, 3), 103),
+            ("sm120", (12, 0), 120),
+            ("gfx90a", (9, 0), -1),
+            ("gfx942", (9, 4), -1),
+            ("gfx950", (9, 5), -1),
+            ("cpu", None, -1),
+        ],
+    )
+    def test_described(self, arch: str, capability: tuple[int, int] | None, sm: int) -> None:
+        machine = Machine.described(arch)
+        assert (machine.capability, machine.sm) == (capability, sm)
+
+    def test_unknown_arch_lists_the_known(self) -> None:
+        with pytest.raises(OptionError, match="sm90"):
+            Machine.described("volta")
+
+    def test_detect_says_why_a_package_is_unusable(self) -> None:
+        machine = Machine.detect()
+        for name in platform.PACKAGES:
+            package = machine.package(name)
+            assert (package.why_not is None) or "install" in package.why_not
+
+    def test_override_ends_with_the_block(self) -> None:
+        before = current_machine()
+        with use_machine(Machine.described("sm100")):
+            assert current_machine().sm == 100
+        assert current_machine() is before
+
+
+SUPPORT = {
+    # predicate: {arch: lowest CUDA that supports it, or None}
+    platform.cutlass_fp8_supported: {
+        "sm80": None,
+        "sm86": None,
+        "sm89": "12.4",
+        "sm90": "12.0",
+        "sm100": "12.0",
+        "sm120": "12.0",
+    },
+    platform.cutlass_block_fp8_supported: {
+        "sm89": None,
+        "sm90": "12.0",
+        "sm100": "12.8",
+        "sm103": "12.8",
+        "sm120": "12.8",
+    },
+    platform.cutlass_group_gemm_supported: {"sm89": None, "sm90": "12.3", "sm100": "12.8", "sm120": "12.8"},
+    platform.sparse_cutlass_supported: {"sm89": None, "sm90": "12.2", "sm100": None},
+}
+CUDAS = ("11.8", "12.0", "12.1", "12.2", "12.3", "12.4", "12.8", "13.0")
+
+
+@pytest.mark.parametrize("predicate", SUPPORT, ids=lambda f: f.__name__)
+def test_cutlass_support(predicate) -> None:
+    for arch, lowest in SUPPORT[predicate].items():
+        for cuda in CUDAS:
+            expected = lowest is not None and version(cuda) >= version(lowest)
+            assert predicate(Machine.described(arch, cuda=cuda)) is expected, (arch, cuda)
+    for arch in ("gfx942", "cpu"):
+        assert predicate(Machine.described(arch)) is False
+
+
+class TestDeepGemm:
+    """sm90 or sm100, the package, VLLM_USE_DEEP_GEMM, not VLLM_USE_FLASHINFER_MOE_FP8."""
+
+    @pytest.mark.parametrize("arch", ARCHES)
+    def test_architectures(self, arch: str) -> None:
+        assert platform.is_deep_gemm_supported(Machine.described(arch), Config()) is (arch in ("sm90", "sm100"))
+
+    def test_every_other_condition(self) -> None:
+        machine = Machine.described("sm90")
+        assert not platform.is_deep_gemm_supported(machine.with_package("deep_gemm", "broken"), Config())
+        assert not platform.is_deep_gemm_supported(machine, Config(use_deep_gemm=False))
+        assert not platform.is_deep_gemm_supported(machine, Config(use_flashinfer_moe_fp8=True))
+
+    @pytest.mark.parametrize("arch", ["sm90", "sm100", "sm120"])
+    @pytest.mark.parametrize("blackwell", [False, True])
+    @pytest.mark.parametrize("hopper", [False, True])
+    def test_e8m0(self, arch: str, blackwell: bool, hopper: bool) -> None:
+        config = Config(use_deep_gemm_e8m0=blackwell, use_deep_gemm_e8m0_hopper=hopper)
+        expected = {"sm90": hopper, "sm100": blackwell, "sm120": False}[arch]
+        assert platform.is_deep_gemm_e8m0_used(Machine.described(arch), config) is expected
+
+    @pytest.mark.parametrize(
+        ("dtype", "shape", "good"),
+        [
+            (torch.bfloat16, (128, 256), True),
+            (torch.float16, (128, 256), False),
+            (torch.bfloat16, (64, 256), False),
+            (torch.bfloat16, (128, 192), False),
+        ],
+    )
+    def test_linear(self, dtype: torch.dtype, shape: tuple[int, int], good: bool) -> None:
+        machine, config = Machine.described("sm90"), Config()
+        assert platform.should_use_deepgemm_for_fp8_linear(dtype, torch.empty(shape), machine, config) is good
+        assert not platform.should_use_deepgemm_for_fp8_linear(dtype, shape, Machine.described("sm89"), config)
+
+
+class TestConfig:
+    """vLLM's names, read in one place."""
+
+    def test_defaults(self) -> None:
+        config = Config.from_environment({"HOME": "/home/x"})
+        assert config.use_deep_gemm and not config.use_deep_gemm_e8m0_hopper and not config.batch_invariant
+        assert config.deep_gemm_cache == "/home/x/.cache/vllm/deep_gemm"
+
+    def test_every_switch_is_read(self) -> None:
+        config = Config.from_environment(
+            {
+                "VLLM_USE_DEEP_GEMM": "0",
+                "VLLM_USE_DEEP_GEMM_E8M0": "0",
+                "VLLM_USE_DEEP_GEMM_E8M0_HOPPER": "1",
+                "VLLM_USE_FLASHINFER_MOE_FP8": "1",
+                "VLLM_FLASHINFER_MOE_BACKEND": "throughput",
+                "VLLM_BATCH_INVARIANT": "1",
+                "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0",
+                "VLLM_USE_DEEP_GEMM_TMA_ALIGNED_SCALES": "0",
+                "VLLM_CACHE_ROOT": "/c",
+                "DG_JIT_CACHE_DIR": "/j",
+                "FP8_KERNELS_VLLM_OPS": "/v.so",
+            }
+        )
+        assert config == Config(False, False, True, False, True, "throughput", False, True, "/c", "/j", "/v.so")
+        assert config.deep_gemm_cache == "/j"
+
+    @pytest.mark.parametrize("value", ["yes", "true", "1.0"])
+    def test_a_boolean_must_be_an_integer(self, value: str) -> None:
+        with pytest.raises(ConfigError, match="VLLM_USE_DEEP_GEMM="):
+            Config.from_environment({"VLLM_USE_DEEP_GEMM": value})
+
+    def test_unknown_moe_backend(self) -> None:
+        with pytest.raises(ConfigError, match="throughput, latency, masked_gemm"):
+            Config.from_environment({"VLLM_FLASHINFER_MOE_BACKEND": "fastest"})
+
+    def test_jit_cache_is_exported_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DG_JIT_CACHE_DIR", "/mine")
+        Config(cache_root="/other").export_jit_cache()
+        import os
+
+        assert os.environ["DG_JIT_CACHE_DIR"] == "/mine"
+        monkeypatch.delenv("DG_JIT_CACHE_DIR")
+        Config(cache_root="/other").export_jit_cache()
+        assert os.environ.pop("DG_JIT_CACHE_DIR") == "/other/deep_gemm"
+
+    def test_override_ends_with_the_block(self) -> None:
+        before = current_config()
+        with use_config(Config(batch_invariant=True)):
+            assert current_config().batch_invariant
+        assert current_config() is before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_num_sms_needs_a_device() -> None:
+    with pytest.raises(DeviceError, match="CUDA"):
+        platform.get_num_sms()
