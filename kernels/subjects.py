@@ -157,6 +157,9 @@ def _gemm(inputs: Inputs, options: Options) -> Tensor:
 
 
 def _sm90(inputs: Inputs, options: Options) -> Tensor:
+    scale = inputs.get("weight_scale")
+    if scale is not None and scale.shape[0] != -(-inputs["weight"].shape[0] // 128):
+        raise NotImplementedError("weight_scale [N, K/128]: the kernel indexes it per 128x128 block; it is refused")
     return blockscaled.fp8_blockscale_gemm_sm90(**inputs, out_dtype=_dtype(options))
 
 

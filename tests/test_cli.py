@@ -303,10 +303,11 @@ class TestCapturesAndLedger:
         assert record["complaints"] == []
         assert not [name for name, o in replayed.items() if o["fails"]]
         wrong = {name: o["verdict"]["outside"] for name, o in replayed.items() if o["known_failure"]}
-        assert set(wrong) == {name for name in replayed if name.endswith(("rowmajor_scale", "fp16_out"))}
+        assert set(wrong) == {name for name in replayed if name.endswith(("rowmajor_scale", "fp16_out", "bf16_bf16"))}
         for library in (
             "deep_gemm.fp8_gemm",
             "flashinfer.w8a8_colmajor",
+            "flashinfer.bf16_fp8",
             "torch",
             "vllm.cutlass",
             "deep_gemm.m_grouped",

@@ -71,7 +71,14 @@ def point(codes: Tensor, scale: Tensor) -> Box:
 
 
 def boxed_product(
-    boxes: Sequence[Box], b: Tensor, b_scale: Tensor, *, block: int, b_rows: int, acc: Accumulator | None
+    boxes: Sequence[Box],
+    b: Tensor,
+    b_scale: Tensor,
+    *,
+    block: int,
+    b_rows: int,
+    acc: Accumulator | None,
+    b_ends: tuple[Tensor, Tensor] | None = None,
 ) -> Range:
     """The range of ``a @ b.T`` with block scales for every ``a`` of one of the boxes.
 
@@ -80,6 +87,7 @@ def boxed_product(
     boxes : alternatives for the same rows; each row, in each block, is in one of them.
     b : Tensor ``[N, K]`` codes; ``b_scale [ceil(N / b_rows), B]`` float32; as :class:`oracle.gemm.ScaledProduct`.
     acc : the accumulator, or None for float32 arithmetic in any order.
+    b_ends : bounds ``[N, K]`` (float64 values of the format) of ``b`` where its codes may flip too.
 
     Raises
     ------
@@ -94,29 +102,36 @@ def boxed_product(
     parts = []
     for start in range(0, rows, step):
         tile = [box.rows(start, min(rows, start + step)) for box in boxes]
-        parts.append(_tile(tile, decode(b), b_scale, block, b_rows, acc, tight, of_dtype(b.dtype)))
+        parts.append(_tile(tile, b_ends or (decode(b),) * 2, b_scale, block, b_rows, acc, tight, of_dtype(b.dtype)))
     name = "any-order float32" if acc is None else f"{'residue' if tight else 'rank-1'} bound of {acc.name}"
     stacked = zip(*parts, strict=True)
     low, high, open_ = (torch.cat(tensors) for tensors in stacked)
     return Range(low, high, open_, f"{name}, codes that may flip")
 
 
-def chain(low: Tensor, high: Tensor, b: Tensor, acc: Accumulator, fmt: Format, b_fmt: Format) -> tuple[Tensor, Tensor]:
-    """The accumulator's interval ``[R, N]`` after one chain over ``low, high [R, k]`` and ``b [N, k]``."""
+def chain(
+    low: Tensor, high: Tensor, b: Tensor, acc: Accumulator, fmt: Format, b_fmt: Format, b_high: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The accumulator's interval ``[R, N]`` after one chain over ``low, high [R, k]`` and ``b [N, k]``.
+
+    With ``b_high`` the second operand lies in ``[b, b_high]``.
+    """
     down = torch.zeros((low.shape[0], b.shape[0]), dtype=torch.float64, device=b.device)
     up = torch.zeros_like(down)
-    eb = _exponent(b, b_fmt)
-    e_most = torch.maximum(_exponent(low, fmt), _exponent(high, fmt))
-    sure = (low > 0) | (high < 0)
-    e_least = torch.where(sure, torch.minimum(_exponent(low, fmt), _exponent(high, fmt)), NONE)
-    free = low != high
+    b2 = b if b_high is None else b_high
+    (e_most, e_least), (eb_most, eb_least) = _exponents(low, high, fmt), _exponents(b, b2, b_fmt)
+    free = (low != high)[:, None, :] | (b != b2)[None, :, :]
     for start in range(0, b.shape[1], acc.group):
         s = slice(start, start + acc.group)
         p1, p2 = low[:, None, s] * b[None, :, s], high[:, None, s] * b[None, :, s]
-        top = (e_most[:, None, s] + eb[None, :, s]).amax(dim=2)
-        certain = (e_least[:, None, s] + eb[None, :, s]).amax(dim=2)
+        if b_high is not None:
+            p3, p4 = low[:, None, s] * b2[None, :, s], high[:, None, s] * b2[None, :, s]
+            corners = torch.stack([p1, p2, p3, p4])
+            p1, p2 = corners.amin(dim=0), corners.amax(dim=0)
+        top = (e_most[:, None, s] + eb_most[None, :, s]).amax(dim=2)
+        certain = (e_least[:, None, s] + eb_least[None, :, s]).amax(dim=2)
         quantum = power(torch.maximum(top, exponent_floor(torch.maximum(down.abs(), up.abs()))) - acc.align)
-        positive, negative = _losses(p1, p2, free[:, None, s], quantum)
+        positive, negative = _losses(p1, p2, free[:, :, s], quantum)
         nearest = torch.where((down <= 0) & (up >= 0), torch.zeros_like(up), torch.minimum(down.abs(), up.abs()))
         below = (nearest < power(top)) & ((down != 0) | (up != 0))
         lost = torch.where(below, power(top - acc.align), torch.zeros_like(up))
@@ -131,28 +146,27 @@ def chain(low: Tensor, high: Tensor, b: Tensor, acc: Accumulator, fmt: Format, b
 
 
 def chain_rank1(
-    low: Tensor, high: Tensor, b: Tensor, acc: Accumulator, fmt: Format, b_fmt: Format
+    low: Tensor, high: Tensor, b: Tensor, acc: Accumulator, fmt: Format, b_fmt: Format, b_high: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The same by matrix products alone; wider."""
     x1 = torch.zeros((low.shape[0], b.shape[0]), dtype=torch.float64, device=b.device)
     x2, error = torch.zeros_like(x1), torch.zeros_like(x1)
-    eb = _exponent(b, b_fmt)
-    ea = torch.maximum(_exponent(low, fmt), _exponent(high, fmt))
-    plus, minus = b.clamp(min=0), b.clamp(max=0)
+    b2 = b if b_high is None else b_high
+    ea, eb = _exponents(low, high, fmt)[0], _exponents(b, b2, b_fmt)[0]
     for step, start in enumerate(range(0, b.shape[1], acc.group)):
         s = slice(start, start + acc.group)
         top = ea[:, s].amax(dim=1)[:, None] + eb[:, s].amax(dim=1)[None, :]
         largest = torch.maximum(power(top), floor_power(torch.maximum(x1.abs(), x2.abs()) + error))
         error = error + (acc.group + (1 if step else 0)) * 2.0**-acc.align * largest
-        x1 = x1 + low[:, s] @ plus[:, s].T + high[:, s] @ minus[:, s].T
-        x2 = x2 + high[:, s] @ plus[:, s].T + low[:, s] @ minus[:, s].T
+        d1, d2 = _hull(low[:, s], high[:, s], b[:, s], b2[:, s])
+        x1, x2 = x1 + d1, x2 + d2
         error = error + 2.0**-acc.out * floor_power(torch.maximum(x1.abs(), x2.abs()) + error)
     return x1 - error, x2 + error
 
 
 def _tile(
     boxes: Sequence[Box],
-    b: Tensor,
+    b_ends: tuple[Tensor, Tensor],
     b_scale: Tensor,
     block: int,
     b_rows: int,
@@ -160,6 +174,7 @@ def _tile(
     tight: bool,
     b_fmt: Format,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    b, b2 = b_ends
     k = b.shape[1]
     down, up, size = (
         torch.zeros((boxes[0].low.shape[0], b.shape[0]), dtype=torch.float64, device=b.device) for _ in range(3)
@@ -167,18 +182,20 @@ def _tile(
     open_ = torch.zeros(down.shape, dtype=torch.bool, device=b.device)
     for start, stop, at in _spans(k, block, acc):
         columns = decode(b_scale[:, at]).repeat_interleave(b_rows)[None, : b.shape[0]]
-        part = b[:, start:stop]
+        part, part2 = b[:, start:stop], b2[:, start:stop]
         p1, p2, most, held = (torch.zeros_like(down) for _ in range(4))
         for j, box in enumerate(boxes):
             rows = _differing(boxes, j, slice(start, stop), at)
             low, high = box.low[rows, start:stop], box.high[rows, start:stop]
             s1, s2 = box.scale_low[rows, at, None], box.scale_high[rows, at, None]
             if acc is None:
-                ends = _hull(low, high, part)
-                magnitude = torch.maximum(low.abs(), high.abs()) @ part.abs().T * s2 * columns.abs()
+                ends = _hull(low, high, part, part2)
+                both = torch.maximum(low.abs(), high.abs()) @ torch.maximum(part.abs(), part2.abs()).T
+                magnitude = both * s2 * columns.abs()
                 most[rows] = torch.maximum(most[rows], magnitude)
             else:
-                ends = (chain if tight else chain_rank1)(low, high, part, acc, box.fmt, b_fmt)
+                known = None if b is b2 else part2
+                ends = (chain if tight else chain_rank1)(low, high, part, acc, box.fmt, b_fmt, known)
             held[rows] = torch.maximum(held[rows], torch.maximum(ends[0].abs(), ends[1].abs()))
             corners = torch.stack([s * columns * end for s in (s1, s2) for end in ends])
             left, right = corners.amin(dim=0), corners.amax(dim=0)
@@ -224,9 +241,15 @@ def _differing(boxes: Sequence[Box], j: int, k: slice, at: int) -> Tensor:
     return torch.nonzero(differs | (j == 0))[:, 0]
 
 
-def _hull(low: Tensor, high: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    plus, minus = b.clamp(min=0), b.clamp(max=0)
-    return low @ plus.T + high @ minus.T, high @ plus.T + low @ minus.T
+def _hull(low: Tensor, high: Tensor, b: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
+    """An interval of ``a @ b.T``; where ``b`` is an interval, by its middle and radius."""
+    middle = b if b is b2 else (b + b2) / 2
+    plus, minus = middle.clamp(min=0), middle.clamp(max=0)
+    down, up = low @ plus.T + high @ minus.T, high @ plus.T + low @ minus.T
+    if b is not b2:
+        radius = torch.maximum(low.abs(), high.abs()) @ ((b2 - b) / 2).T
+        down, up = down - radius, up + radius
+    return down, up
 
 
 def _losses(p1: Tensor, p2: Tensor, free: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,6 +266,13 @@ def _losses(p1: Tensor, p2: Tensor, free: Tensor, quantum: Tensor) -> tuple[Tens
 def _truncation(largest: Tensor, exact_below: Tensor, acc: Accumulator) -> Tensor:
     loss = 2.0**-acc.out * floor_power(largest.clamp(min=0))
     return torch.where(largest < exact_below, torch.zeros_like(loss), loss)
+
+
+def _exponents(low: Tensor, high: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """Largest exponent that values in ``[low, high]`` may have, and the least they must have (``NONE``: maybe zero)."""
+    e1, e2 = _exponent(low, fmt), _exponent(high, fmt)
+    sure = (low > 0) | (high < 0)
+    return torch.maximum(e1, e2), torch.where(sure, torch.minimum(e1, e2), NONE)
 
 
 def _exponent(value: Tensor, fmt: Format) -> Tensor:

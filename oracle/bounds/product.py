@@ -118,7 +118,7 @@ def _chains(product: ScaledProduct, acc: Accumulator) -> Iterator[tuple[int, int
 
 
 def _scale(scale: Tensor) -> Tensor:
-    """Scales for the bound: NaN as 0, since its results must be NaN and are judged as such; infinities stay, as open."""
+    """Scales for the bound: NaN as 0, since its results must be NaN and are judged as such; infinities stay (open)."""
     return torch.nan_to_num(decode(scale), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
 

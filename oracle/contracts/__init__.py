@@ -1,6 +1,18 @@
 """The contracts of the suite; importing this package registers them all."""
 
-from oracle.contracts import experts, gemm, grouped, layout, linear, logits, moe, quantize, scale_casts, shards
+from oracle.contracts import (
+    experts,
+    flashinfer,
+    gemm,
+    grouped,
+    layout,
+    linear,
+    logits,
+    moe,
+    quantize,
+    scale_casts,
+    shards,
+)
 from oracle.contracts.base import Contract, OptionSpec, TensorSpec, get, registered
 
 __all__ = [
@@ -8,6 +20,7 @@ __all__ = [
     "OptionSpec",
     "TensorSpec",
     "experts",
+    "flashinfer",
     "gemm",
     "get",
     "grouped",

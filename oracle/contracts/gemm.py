@@ -143,28 +143,6 @@ class Fp8GemmNt(ProductContract):
 
 
 @register
-class Fp8BlockscaleGemmSm90(ProductContract):
-    """FlashInfer's SM90 entry with both operands already FP8; the scales are the *logical* ones of the product."""
-
-    name = "fp8_blockscale_gemm_sm90"
-    summary = "FlashInfer's block-scaled GEMM for Hopper, FP8 times FP8"
-    source = "flashinfer.gemm.fp8_blockscale_gemm_sm90"
-    numerics = {"sm90": BLOCK_NUMERICS["sm90"], "cpu": BLOCK_NUMERICS["cpu"]}
-    inputs = (
-        TensorSpec("input", FP8, ("M", "K"), "activation codes"),
-        TensorSpec("weight", FP8, ("N", "K"), "weight codes"),
-        TensorSpec("input_scale", (torch.float32,), ("M", "K/128"), "logical 1x128 scales", contiguous=True),
-        TensorSpec("weight_scale", (torch.float32,), ("N/128|N", "K/128"), "128x128 or 1x128", contiguous=True),
-    )
-
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
-        return [Part(block_scaled(*(inputs[n] for n in ("input", "weight", "input_scale", "weight_scale"))))]
-
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return inputs["input"].shape[0], inputs["weight"].shape[0]
-
-
-@register
 class CutlassScaledMm(ProductContract):
     """Scale kinds are read off the shapes: ``[1]`` or ``[1, 1]`` per tensor; ``[M, 1]`` per token for ``a``;
     ``[1, N]``, ``[N, 1]`` or ``[N]`` per channel for ``b``; ``[M, ceil(K/128)]`` with ``[ceil(N/128), ceil(K/128)]``

@@ -142,6 +142,18 @@ class Fp8LinearOp(Contract):
         name: str,
         mistrust: str | None,
     ) -> Verdict:
+        admitted, said = self.admissible(inputs, options, product, out.dtype, name)
+        return verdict(compare(out, admitted), basis=said, mistrust=mistrust)
+
+    def admissible(
+        self,
+        inputs: Mapping[str, Tensor],
+        options: Mapping[str, object],
+        product: ScaledProduct,
+        dtype: torch.dtype,
+        name: str,
+    ) -> tuple[Admissible, str]:
+        """The admissible matrix ``[R, N]`` for any codes that a right quantiser may give, and what it rests on."""
         x = inputs["input"].reshape(-1, product.K)
         values = decode(x)
         lost = ~torch.isfinite(values).all(dim=1)
@@ -163,15 +175,15 @@ class Fp8LinearOp(Contract):
             low, high = low + decode(product.bias), high + decode(product.bias)
             slack = U * torch.maximum(low.abs(), high.abs()) * (1 + 2.0**-20) + ETA
             low, high = low - slack, high + slack
-        fmt = of_dtype(out.dtype)
+        fmt = of_dtype(dtype)
         edges = (round_to(e, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for e in (low, high))
         low, high = edges
-        expected = torch.nan_to_num(decode(rounded(product, exact(product), out.dtype)), 0.0)
+        expected = torch.nan_to_num(decode(rounded(product, exact(product), dtype)), 0.0)
         open_ = found.open | lost[:, None] | ~torch.isfinite(low) | ~torch.isfinite(high)
         nan = _nan_columns(product)
         expected, open_ = torch.where(nan, torch.full_like(expected, torch.nan), expected), open_ & ~nan
         said = f"{found.name}: {flips} of {values.numel()} of the input"
-        return verdict(compare(out, Admissible(low, high, expected, open=open_)), basis=said, mistrust=mistrust)
+        return Admissible(low, high, expected, open=open_), said
 
 
 @register

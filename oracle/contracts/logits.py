@@ -91,15 +91,22 @@ class LogitsContract(Contract):
         out = outputs_of(self.name, output, ("out",))["out"]
         rows = sum(problem.q.shape[0] for problem in problems)
         check_output(out, name="out", shape=(rows, columns), dtypes=F32, device=problems[0].q.device)
-        clean = bool(resolved["clean_logits"])
         window = torch.cat([_widened(problem.window(), columns, False) for problem in problems])
-        specified = torch.ones_like(window) if clean else window
+        specified = torch.ones_like(window) if resolved["clean_logits"] else window
         mistrust = _why_mistrust(problems, out, window)
         if name in LOGITS and all(problem.heads % 8 == 0 for problem in problems):
             predicted = self.predict(inputs, numerics=name, **options)
             if bool((same_bits(predicted, out) | ~specified).all()):
                 return verdict_of_equality(f"bits of {name}", name, int(specified.sum()), mistrust)
         return _judge_interval(problems, out, name, specified, mistrust)
+
+    def admissible(self, inputs: Mapping[str, Tensor], *, arch: str, **options: object) -> Admissible:
+        """The admissible float32 logits: the interval of the dot products, heads in any order."""
+        resolved = self.check(inputs, options)
+        problems, columns = self.problems(inputs, resolved), self.columns(inputs, resolved)
+        window = torch.cat([_widened(problem.window(), columns, False) for problem in problems])
+        specified = torch.ones_like(window) if resolved["clean_logits"] else window
+        return _admissible(problems, _numerics(self.name, arch, None), specified)[0]
 
 
 @register
@@ -208,7 +215,12 @@ def _judge_balance(found: list[int]) -> Verdict:
 def _judge_interval(
     problems: list[Logits], out: Tensor, name: str, specified: Tensor, mistrust: str | None
 ) -> Verdict:
-    basis, columns, acc = "", out.shape[1], _accumulator(name)
+    admitted, basis = _admissible(problems, name, specified)
+    return verdict(compare(out, admitted), basis=basis, mistrust=mistrust)
+
+
+def _admissible(problems: list[Logits], name: str, specified: Tensor) -> tuple[Admissible, str]:
+    basis, columns, acc = "", specified.shape[1], _accumulator(name)
 
     def bound(product: ScaledProduct) -> Interval:
         return ieee32_bound(product) if acc is None else residue_bound(product, acc)
@@ -227,8 +239,7 @@ def _judge_interval(
         assert found.open is not None
         opened.append(_widened(found.open & window, columns, False))
     low, high, expected = (torch.cat(rows) for rows in edges)
-    admitted = Admissible(low, high, expected, specified=specified, open=torch.cat(opened))
-    return verdict(compare(out, admitted), basis=basis, mistrust=mistrust)
+    return Admissible(low, high, expected, specified=specified, open=torch.cat(opened)), basis
 
 
 def _rounded(value: Exact) -> Tensor:

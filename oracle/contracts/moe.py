@@ -143,16 +143,16 @@ class MoeFp8(Contract):
         shape = tuple(call.tokens.codes.shape)
         check_output(out, name="out", shape=shape, dtypes=dtypes, device=call.tokens.codes.device)
         name = _numerics(self.name, arch, numerics, per_tensor=call.experts.w13_scale.dim() == 1)
-        acc = None if name == IEEE32 else of_schedule(get_schedule(name))
-        found = outcome(
-            call.tokens, call.experts, call.steps, numerics=name, acc=acc, x=call.x, given=inputs.get("a_scale")
-        )
-        fmt = of_dtype(out.dtype)
-        expected = nearest(layer(call.tokens, call.experts, call.steps), fmt)
-        low, high = nearest(found.span.low, fmt), nearest(found.span.high, fmt)
-        admitted = Admissible(low, high, torch.nan_to_num(expected, 0.0), open=found.open)
-        basis = f"{found.basis}: {found.flips} of {found.intermediates} of the intermediate"
+        admitted, basis = _admissible(call, out.dtype, name, inputs.get("a_scale"))
         return verdict(compare(out, admitted), basis=basis, mistrust=_why_mistrust(call, out))
+
+    def admissible(
+        self, inputs: Mapping[str, Tensor], dtype: torch.dtype, *, arch: str, **options: object
+    ) -> Admissible:
+        """The admissible output of ``dtype`` for whatever a flipped code of the intermediate may do."""
+        call = _call(inputs, self.check(inputs, options))
+        name = _numerics(self.name, arch, None, per_tensor=call.experts.w13_scale.dim() == 1)
+        return _admissible(call, dtype, name, inputs.get("a_scale"))[0]
 
 
 class _Call:
@@ -200,6 +200,16 @@ def _call(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> _Call:
         raise InputError("moe_fp8: a comes with a_scale")
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
     return _Call(Tokens(codes, scale, inputs["topk_ids"], weights, on_input), experts, steps, x)
+
+
+def _admissible(call: _Call, dtype: torch.dtype, name: str, given: Tensor | None) -> tuple[Admissible, str]:
+    acc = None if name == IEEE32 else of_schedule(get_schedule(name))
+    found = outcome(call.tokens, call.experts, call.steps, numerics=name, acc=acc, x=call.x, given=given)
+    fmt = of_dtype(dtype)
+    expected = nearest(layer(call.tokens, call.experts, call.steps), fmt)
+    low, high = nearest(found.span.low, fmt), nearest(found.span.high, fmt)
+    basis = f"{found.basis}: {found.flips} of {found.intermediates} of the intermediate"
+    return Admissible(low, high, torch.nan_to_num(expected, 0.0), open=found.open), basis
 
 
 def _steps(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Steps:

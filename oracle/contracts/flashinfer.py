@@ -1,0 +1,183 @@
+"""Contract of FlashInfer's block-scaled GEMM for Hopper, its internal quantisers included.
+
+Three pairs of dtypes: FP8 times FP8 (both scales given), bfloat16 times FP8, bfloat16 times bfloat16. A bfloat16
+operand is quantised inside the kernel with approximate divisions, so its codes and scales are known up to a set
+(:mod:`oracle.quantize_admissible`), not up to the bit. The order of judgement is the suite's: first the bits that the
+nominal recipe and the schedule give; then, as a theorem, the interval that every admissible quantisation allows:
+
+    activations   boxes of codes and scales, group by group (:mod:`oracle.contracts.code_boxes`)
+    weights       an interval of codes around the nominal scale, whose width joins that of the activations' scales
+
+``reference`` is the exact product of the nominally quantised operands. A failure that lies inside the interval of the
+kernel's known faulty amax scan is explained by it. NaN and infinity in a bfloat16 operand are not covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oracle.bounds import of_schedule
+from oracle.bounds.boxed import Box, boxed_product
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.compare import Admissible, Status, Verdict, compare, verdict
+from oracle.contracts.base import FP8, Output, TensorSpec, check_output, register
+from oracle.contracts.code_boxes import code_boxes
+from oracle.contracts.gemm import BLOCK_NUMERICS, OUT_DTYPES, ProductContract, block_scaled, only
+from oracle.errors import DtypeError, InputError, NumericsError, ShapeError
+from oracle.formats import BF16, E4M3FN, decode
+from oracle.judging import Part, same_bits, truth, verdict_of_equality, why_mistrust
+from oracle.quantize import quantize
+from oracle.quantize_admissible import APPROXIMATE_WIDTH
+from oracle.recipes import FLASHINFER_1X128, FLASHINFER_128X128, FLASHINFER_128X128_AMAX_FAULT, Recipe
+from oracle.rounding import Overflow, Rounding, round_to, to_dtype
+from oracle.routing import Span
+from oracle.tensorcore.schedules import get as get_schedule
+
+WIDE = torch.bfloat16
+OPERAND = (*FP8, WIDE)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight as the kernel multiplies it: nominal codes and scale, the bounds of the codes that may flip (None: the
+    codes are known), and the relative width of the scale."""
+
+    codes: Tensor
+    scale: Tensor
+    ends: tuple[Tensor, Tensor] | None
+    width: float
+
+
+@register
+class Fp8BlockscaleGemmSm90(ProductContract):
+    """The scales are the *logical* ones of the product, whatever layout the kernel wants them in."""
+
+    name = "fp8_blockscale_gemm_sm90"
+    summary = "FlashInfer's block-scaled GEMM for Hopper: FP8 x FP8, or bfloat16 operands quantised inside"
+    source = "flashinfer.gemm.fp8_blockscale_gemm_sm90; TensorRT-LLM fp8_blockscale_gemm"
+    numerics = {"sm90": BLOCK_NUMERICS["sm90"], "cpu": BLOCK_NUMERICS["cpu"]}
+    inputs = (
+        TensorSpec("input", OPERAND, ("M", "K"), "activation codes, or bfloat16 values"),
+        TensorSpec("weight", OPERAND, ("N", "K"), "weight codes, or bfloat16 values"),
+        TensorSpec(
+            "input_scale", (torch.float32,), ("M", "K/128"), "logical 1x128 scales of FP8 input",
+            optional=True, contiguous=True,
+        ),
+        TensorSpec(
+            "weight_scale", (torch.float32,), ("N/128|N", "K/128"), "128x128 or 1x128 scales of FP8 weight",
+            optional=True, contiguous=True,
+        ),
+    )  # fmt: skip
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        wide = {name: inputs[name].dtype == WIDE for name in ("input", "weight")}
+        if wide["weight"] and not wide["input"]:
+            raise DtypeError("FP8 input with bfloat16 weight is not a pair of this routine; quantise the weight")
+        for name, is_wide in wide.items():
+            if is_wide == (f"{name}_scale" in inputs):
+                what = "is bfloat16 and takes no" if is_wide else f"is {inputs[name].dtype} and needs its"
+                raise InputError(f"{name} {what} {name}_scale")
+        if any(wide.values()) and bound["K"] % 128:
+            raise ShapeError(f"K={bound['K']} is not a multiple of 128, which the kernel's quantisers need")
+        return bound
+
+    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+        a, a_scale = _nominal(inputs, "input", FLASHINFER_1X128)
+        b, b_scale = _nominal(inputs, "weight", FLASHINFER_128X128)
+        return [Part(block_scaled(a, b, a_scale, b_scale))]
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return inputs["input"].shape[0], inputs["weight"].shape[0]
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        out_dtype = self.check(inputs, options)["out_dtype"]
+        if inputs["input"].dtype != WIDE:
+            return super().judge(inputs, output, arch=arch, numerics=numerics, **options)
+        parts, tensor = self.parts(inputs), only(output)
+        dtypes = (out_dtype,) if isinstance(out_dtype, torch.dtype) else OUT_DTYPES
+        check_output(tensor, name="out", shape=self.shape(inputs), dtypes=dtypes, device=inputs["input"].device)
+        for name in ("input", "weight"):
+            if inputs[name].dtype == WIDE and not bool(torch.isfinite(decode(inputs[name])).all()):
+                raise InputError(f"{name} holds NaN or infinity; how the kernel quantises them is not covered")
+        names = self.admitted(arch, numerics, parts, tensor.dtype)
+        mistrust = why_mistrust(parts, tensor)
+        for name in names if names[0] != IEEE32 else ():
+            predicted = self.predict(inputs, numerics=name, out_dtype=tensor.dtype)
+            if bool(same_bits(predicted, tensor).all()):
+                said = f"{FLASHINFER_1X128.name} and {name}"
+                return verdict_of_equality(f"bits of {said}", said, tensor.numel(), mistrust)
+        return self._judge_range(inputs, tensor, names[0], mistrust)
+
+    def _judge_range(
+        self, inputs: Mapping[str, Tensor], tensor: Tensor, numerics: str, mistrust: str | None
+    ) -> Verdict:
+        found = _verdict(inputs, tensor, numerics, FLASHINFER_128X128, mistrust)
+        if found.status is not Status.FAILED or inputs["weight"].dtype != WIDE:
+            return found
+        fault = FLASHINFER_128X128_AMAX_FAULT
+        if _verdict(inputs, tensor, numerics, fault, None).outside == 0:
+            return replace(
+                found,
+                explained_by=(fault.name,),
+                summary=f"{found.summary}; explained by {fault.name}: every element is admissible under it",
+            )
+        return found
+
+
+def _verdict(
+    inputs: Mapping[str, Tensor], tensor: Tensor, numerics: str, recipe: Recipe, mistrust: str | None
+) -> Verdict:
+    """The interval test of an output with a bfloat16 input, weights quantised by ``recipe``."""
+    if numerics.endswith(".any") and numerics != IEEE32:
+        raise NumericsError(f"no interval through the quantiser is derived for {numerics}; declare the schedule itself")
+    acc = None if numerics == IEEE32 else of_schedule(get_schedule(numerics))
+    weight = _weight(inputs, recipe)
+    boxes, _ = code_boxes(Span(*[decode(inputs["input"])] * 2), FLASHINFER_1X128, BF16, None)
+    widened = [_widen(box, weight.width) for box in boxes]
+    rows = 1 if weight.scale.shape[0] == weight.codes.shape[0] else 128
+    found = boxed_product(
+        widened, weight.codes, weight.scale, block=128, b_rows=rows, acc=acc, b_ends=weight.ends
+    )
+    codes, scale = _nominal(inputs, "input", FLASHINFER_1X128)
+    part = Part(block_scaled(codes, weight.codes, scale, weight.scale))
+    expected = decode(truth([part], tensor.shape[0], tensor.dtype))
+    low, high = (_stored(x, tensor.dtype) for x in (found.low, found.high))
+    admitted = Admissible(low, high, expected, open=found.open)
+    return verdict(compare(tensor, admitted), basis=f"{found.name}; {recipe.name}", mistrust=mistrust)
+
+
+def _nominal(inputs: Mapping[str, Tensor], name: str, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Codes and scale of an operand: given, or by its recipe."""
+    x = inputs[name]
+    if x.dtype != WIDE:
+        return x, inputs[f"{name}_scale"]
+    made = quantize(x, recipe)
+    return made.codes, made.scale
+
+
+def _weight(inputs: Mapping[str, Tensor], recipe: Recipe) -> Weight:
+    codes, scale = _nominal(inputs, "weight", recipe)
+    if inputs["weight"].dtype != WIDE:
+        return Weight(codes, scale, None, 0.0)
+    n, k = codes.shape
+    s = decode(scale).repeat_interleave(128, dim=0)[:n].repeat_interleave(128, dim=1)[:, :k]
+    v = decode(inputs["weight"]) / s
+    width = 3 * APPROXIMATE_WIDTH  # the published scale, the multiplier and the division: each within one width
+    down, up = (v - width * v.abs(), v + width * v.abs())
+    ends = [round_to(x, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE) for x in (down, up)]
+    return Weight(codes, scale, (ends[0], ends[1]), width)
+
+
+def _widen(box: Box, width: float) -> Box:
+    return replace(box, scale_low=box.scale_low * (1 - width), scale_high=box.scale_high * (1 + width))
+
+
+def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return decode(to_dtype(x, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))
