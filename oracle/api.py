@@ -8,6 +8,7 @@ from torch import Tensor
 
 from oracle.compare import Verdict
 from oracle.contracts import Contract, get, registered
+from oracle.diagnose import explain_verdict
 from oracle.tensorcore.identify import Match
 
 
@@ -63,7 +64,9 @@ def judge(
     OracleError
         The call is wrong (names, dtypes, shapes, devices, options, numerics); never for a wrong kernel.
     """
-    return get(contract).judge(inputs, output, arch=arch, numerics=numerics, **options)
+    found = get(contract)
+    verdict = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
+    return explain_verdict(verdict, found, inputs, output, arch=arch, numerics=numerics, **options)
 
 
 def predict(

@@ -9,13 +9,15 @@ value is NaN passes only as NaN. This file knows no tolerance and chooses no bou
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
+from oracle import evidence
 from oracle.bounds.admissible import Admissible
+from oracle.evidence import Evidence
 from oracle.formats import decode
 from oracle.pattern import describe
 
@@ -67,7 +69,8 @@ class Verdict:
     ``outside`` of ``total`` specified elements are inadmissible; ``matches`` names the declared or identified
     numerics that reproduces every bit, ``basis`` the proof used for the rest; ``margin`` is the largest
     ``Worst.ratio`` over all elements; ``pattern`` says where the outside elements lie; ``explained_by`` the
-    known faults that reproduce them; ``reason`` is present for every status that needs one.
+    known faults that reproduce them; ``reason`` is present for every status that needs one; ``evidence`` of a failure
+    is what a report draws (two verdicts that differ in it alone are equal).
     """
 
     status: Status
@@ -82,6 +85,7 @@ class Verdict:
     margin: float = 0.0
     unconstrained: int = 0
     reason: str | None = None
+    evidence: Evidence | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.status.needs_reason and not self.reason:
@@ -89,13 +93,14 @@ class Verdict:
 
     def to_json(self) -> dict[str, object]:
         """A JSON-ready dict; non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
-        record = asdict(self)
+        record = asdict(replace(self, evidence=None))
         record["status"] = str(self.status)
         if record["worst"] is not None:
             record["worst"]["index"] = list(record["worst"]["index"])
             record["worst"] = {key: _jsonable(value) for key, value in record["worst"].items()}
         record["margin"] = _jsonable(record["margin"])
         record["explained_by"] = list(self.explained_by)
+        record["evidence"] = None if self.evidence is None else self.evidence.to_json()
         return record
 
 
@@ -109,6 +114,7 @@ class Comparison:
     margin: float
     worst: Worst | None
     bad: Tensor
+    evidence: Evidence | None = None
 
 
 def compare(actual: Tensor, admissible: Admissible, *, output: str = "out") -> Comparison:
@@ -122,16 +128,18 @@ def compare(actual: Tensor, admissible: Admissible, *, output: str = "out") -> C
     specified = torch.ones_like(ok) if admissible.specified is None else admissible.specified
     unconstrained = torch.zeros_like(ok) if admissible.open is None else admissible.open & specified
     bad = specified & ~ok & ~unconstrained
-    ratio = _ratio(value, admissible)
+    ratio = evidence.ratio_of(value, admissible)
     ratio = torch.where(specified & ~unconstrained, ratio, torch.full_like(ratio, -1.0))
     outside, total = int(bad.sum()), int(specified.sum())
     worst = None
     if total and value.numel():
-        rank = torch.where(bad, _overshoot(value, admissible), torch.full_like(ratio, -1.0)) if outside else ratio
+        beyond = evidence.overshoot(value, low, high)
+        rank = torch.where(bad, beyond, torch.full_like(ratio, -1.0)) if outside else ratio
         flat = int(rank.argmax())
         worst = _worst(flat, value, admissible, ratio, output)
     margin = max(0.0, float(ratio.max())) if ratio.numel() else 0.0
-    return Comparison(outside, total, int(unconstrained.sum()), margin, worst, bad)
+    seen = evidence.gather(actual, admissible, ratio, bad, output=output) if outside else None
+    return Comparison(outside, total, int(unconstrained.sum()), margin, worst, bad, seen)
 
 
 def verdict(
@@ -155,9 +163,11 @@ def verdict(
             f"{c.outside} of {c.total} elements outside the bound ({basis}); worst {w.output}{list(w.index)}: "
             f"actual {w.actual:.9g}, admissible [{w.low:.9g}, {w.high:.9g}]; {where}"
         )
+        seen = None if c.evidence is None else replace(c.evidence, tile=tiles)
         return Verdict(
-            Status.FAILED, summary, c.outside, c.total, w, None, (), basis, where, c.margin, c.unconstrained
-        )
+            Status.FAILED, summary, c.outside, c.total, w, None, (), basis, where, c.margin, c.unconstrained,
+            evidence=seen,
+        )  # fmt: skip
     said = f"all {c.total} elements admissible ({basis}), worst margin {c.margin:.3g}"
     if matches is not None:
         said = f"all {c.total} elements equal the bits of {matches}"
@@ -171,21 +181,6 @@ def verdict(
     return Verdict(
         status, said, 0, c.total, c.worst, matches, (), basis, "", c.margin, c.unconstrained, mistrust
     )
-
-
-def _ratio(value: Tensor, admissible: Admissible) -> Tensor:
-    low, high, expected = admissible.low, admissible.high, admissible.expected
-    distance = (value - expected).abs()
-    width = torch.where(value > expected, high - expected, expected - low)
-    ratio = torch.where(value == expected, torch.zeros_like(distance), distance / width)
-    both_nan = torch.isnan(expected) & torch.isnan(value)
-    ratio = torch.where(both_nan, torch.zeros_like(ratio), ratio)
-    return torch.nan_to_num(ratio, nan=math.inf, posinf=math.inf)
-
-
-def _overshoot(value: Tensor, admissible: Admissible) -> Tensor:
-    beyond = torch.maximum(admissible.low - value, value - admissible.high)
-    return torch.nan_to_num(beyond, nan=math.inf, posinf=math.inf)
 
 
 def _worst(flat: int, value: Tensor, admissible: Admissible, ratio: Tensor, output: str) -> Worst:

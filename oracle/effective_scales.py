@@ -65,9 +65,15 @@ def factors(product: ScaledProduct, output: Tensor) -> Factors | None:
     y = torch.where(usable, y, torch.zeros_like(y))
     design = torch.where(usable[None], z, torch.zeros_like(z)).permute(1, 2, 0)
     normal = design.transpose(1, 2) @ design
-    ridge = 1e-12 * normal.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None] * torch.eye(blocks, dtype=z.dtype, device=z.device)
+    ridge = (
+        1e-12
+        * normal.diagonal(dim1=1, dim2=2).amax(dim=1)[:, None, None]
+        * torch.eye(blocks, dtype=z.dtype, device=z.device)
+    )
     solvable = normal.diagonal(dim1=1, dim2=2).amin(dim=1) > 0
-    system = torch.where(solvable[:, None, None], normal + ridge, torch.eye(blocks, dtype=z.dtype, device=z.device)[None])
+    system = torch.where(
+        solvable[:, None, None], normal + ridge, torch.eye(blocks, dtype=z.dtype, device=z.device)[None]
+    )
     solved = torch.linalg.solve(system, design.transpose(1, 2) @ y[:, :, None])[:, :, 0]
     left = (y - (design @ solved[:, :, None])[:, :, 0]).norm(dim=1)
     good = solvable & (left <= FIT * y.norm(dim=1)) & (usable.sum(dim=1) >= 2 * blocks)

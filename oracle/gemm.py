@@ -182,7 +182,7 @@ def block_sums(a: Tensor, b: Tensor, *, quantum: float | None = None) -> Iterato
         _check_device_product(x, a, b, quantum)
         yield x
         return
-    own = _quantum(a) * _quantum(b)
+    own = quantum_of(a) * quantum_of(b)
     if a.shape[1] * largest <= 2.0**53 * own:
         yield from block_sums(a, b, quantum=own)
     elif a.shape[1] > LONG and LONG * largest <= 2.0**53 * own:
@@ -234,7 +234,7 @@ def _accumulate(hi: Tensor, lo: Tensor, slack: Tensor, p: Tensor, pe: Tensor) ->
     return hi, lo, slack + (e1.abs() + e2.abs()) * (1.0 + 2.0**-50)
 
 
-def _quantum(x: Tensor) -> float:
+def quantum_of(x: Tensor) -> float:
     """A power of two that divides every element of the float64 tensor ``x`` (1.0 when all are zero)."""
     nonzero = x[x != 0]
     if nonzero.numel() == 0:
@@ -248,12 +248,12 @@ def _quantum(x: Tensor) -> float:
 
 def _spread(x: Tensor) -> float:
     """Largest magnitude over quantum: the integer range that the elements span."""
-    return float(x.abs().max()) / _quantum(x)
+    return float(x.abs().max()) / quantum_of(x)
 
 
 def _bands(x: Tensor) -> tuple[Tensor, Tensor]:
     """``x`` as large + small elements, split at the geometric middle of its integer range."""
-    top, bottom = float(x.abs().max()), _quantum(x)
+    top, bottom = float(x.abs().max()), quantum_of(x)
     middle = bottom * 2.0 ** ((torch.frexp(torch.tensor(top / bottom, dtype=torch.float64))[1].item() + 1) // 2)
     high = torch.where(x.abs() >= middle, x, torch.zeros_like(x))
     low = x - high

@@ -196,7 +196,7 @@ def _refuted(parts: Sequence[Part], output: Tensor, promised: Schedule, wrong: S
     fixed = decode(prediction)
     admitted = Admissible(fixed, fixed, fixed, specified=_specified(parts, output))
     basis = f"bits of {promised.name}; every element equals the bits of a known fault: {wrong.name}"
-    return replace(verdict(compare(output, admitted), basis=basis), explained_by=(wrong.name,))
+    return replace(_banded(parts, verdict(compare(output, admitted), basis=basis)), explained_by=(wrong.name,))
 
 
 def _judge_interval(parts: Sequence[Part], output: Tensor, name: str, mistrust: str | None) -> Verdict:
@@ -214,7 +214,15 @@ def _judge_interval(parts: Sequence[Part], output: Tensor, name: str, mistrust: 
             open_[rows] = found.open
         basis = interval.name
     admitted = Admissible(low, high, expected, specified=_specified(parts, output), open=open_)
-    return verdict(compare(output, admitted), basis=basis, mistrust=mistrust)
+    return _banded(parts, verdict(compare(output, admitted), basis=basis, mistrust=mistrust))
+
+
+def _banded(parts: Sequence[Part], found: Verdict) -> Verdict:
+    """The verdict with the rows at which each part begins, for the lines of a picture."""
+    starts = sorted(int(part.rows[0]) for part in parts if part.rows is not None and part.rows.numel())
+    if found.evidence is None or len(starts) < 2:
+        return found
+    return replace(found, evidence=replace(found.evidence, bands=tuple(starts)))
 
 
 def _specified(parts: Sequence[Part], output: Tensor) -> Tensor | None:

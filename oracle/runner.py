@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -33,8 +34,8 @@ LONGEST_MESSAGE = 400  # characters of a subject's own error message that a repo
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to judge; ``judge()`` computes its verdict. ``stamp`` is what decides it beside the id, subject and arch:
-    the declared numerics and device, or what was recorded."""
+    """One thing to judge; ``judge()`` computes its verdict. ``stamp`` is what decides it beside the id, subject and
+    arch: the declared numerics and device, or what was recorded."""
 
     id: str
     contract: str
@@ -51,18 +52,20 @@ class Item:
 
 @dataclass(frozen=True)
 class Filter:
-    """What to keep: exact contract and subject names, one id; empty keeps everything."""
+    """What to keep: exact contract and subject names, one id, patterns of subjects; empty keeps everything."""
 
     contract: str | None = None
     subject: str | None = None
     id: str | None = None
+    subjects: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return any((self.contract, self.subject, self.id))
+        return any((self.contract, self.subject, self.id, self.subjects))
 
     def keeps(self, item: Item) -> bool:
         wanted = ((self.contract, item.contract), (self.subject, item.subject), (self.id, item.id))
-        return all(want is None or want == found for want, found in wanted)
+        named = not self.subjects or any(fnmatchcase(item.subject, pattern) for pattern in self.subjects)
+        return named and all(want is None or want == found for want, found in wanted)
 
 
 def live(subjects: Iterable[Subject], *, profile: str, cases: Sequence[Case] | None = None) -> list[Item]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.interval import Interval
 from oracle.formats import decode, of_dtype
-from oracle.gemm import ScaledProduct
+from oracle.gemm import ScaledProduct, quantum_of
 from oracle.tensorcore.instructions import Sum
 
 FLOAT32 = 2.0**24
@@ -47,7 +47,7 @@ def unrounded(product: ScaledProduct, acc: Accumulator | None) -> Tensor | None:
     if not (_powers(sa) and _powers(sb)):
         return None
     a, b = _finite(decode(product.a)), _finite(decode(product.b))
-    qa, qb = quantum(a), quantum(b)
+    qa, qb = quantum_of(a), quantum_of(b)
     q = qa * qb
     low, high = float(sa.min()), float(sb.min())
     if min(q * low, q * high, q * low * high, low * high) < LEAST:
@@ -59,17 +59,6 @@ def unrounded(product: ScaledProduct, acc: Accumulator | None) -> Tensor | None:
             return None
         limit = 2.0 ** (min(acc.align, acc.out) + 1) * q
     return _within(product, a.abs(), b.abs(), q, limit, acc)
-
-
-def quantum(x: Tensor) -> float:
-    """The largest power of two that divides every element of a finite float64 tensor; 1 when all are zero."""
-    nonzero = x[x != 0]
-    if nonzero.numel() == 0:
-        return 1.0
-    mantissa, exponent = torch.frexp(nonzero)
-    integer = (mantissa * 2.0**53).to(torch.int64)
-    lowest = torch.frexp((integer & -integer).to(torch.float64))[1].to(torch.int64) - 1
-    return float(2.0 ** (int((lowest + exponent.to(torch.int64)).min()) - 53))
 
 
 def _within(
@@ -93,7 +82,7 @@ def _within(
         if not bool(torch.isfinite(bias).all()):
             return None
         total = total + bias.abs()[None, :]
-        least = torch.minimum(least, torch.full_like(least, quantum(bias)))
+        least = torch.minimum(least, torch.full_like(least, quantum_of(bias)))
     largest = max(1.0, float(product.a_scale.max())) * max(1.0, float(product.b_scale.max()))
     ok &= (total < FLOAT32 * least) & (total * largest < MOST)
     return ok if bool(ok.any()) else None

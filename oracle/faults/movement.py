@@ -1,0 +1,465 @@
+"""Faults of data movement in scaled products: right numbers from, or to, the wrong place.
+
+Tiles are 128 x 128, the tile of the kernels where these faults were met; tails are what does not fill one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.faults.base import Call, Change, Family, Fault, Stage, WhyNot, always
+from oracle.faults.engine import stale
+from oracle.faults.roles import BLOCKS, CONTIGUOUS, GROUPED, MASKED, PRODUCTS, Matrix, matrix, read
+from oracle.formats import codes_of
+from oracle.gemm import ScaledProduct, take_rows
+
+TILE = 128
+SAME_ROWS = "the two rows are equal"
+UNSPECIFIED = "only rows that the contract leaves unspecified change"
+
+
+# --- what a call must have ----------------------------------------------------------------------------------
+
+
+def _several_rows(call: Call) -> str | None:
+    return None if call.rows > 1 else "there is one row"
+
+
+def _n_tail(call: Call) -> str | None:
+    n = call.parts[0].product.N
+    return None if n % TILE else f"N={n} fills its tiles"
+
+
+def _m_tail(call: Call) -> str | None:
+    rows = matrix(call, "a").shape[0]
+    return None if rows % TILE and rows > 1 else f"M={rows} fills its tiles"
+
+
+def _k_above(count: int) -> WhyNot:
+    def why_not(call: Call) -> str | None:
+        k = call.parts[0].product.K
+        return None if k > count else f"K={k} is not above {count}"
+
+    return why_not
+
+
+def _two_n_tiles(call: Call) -> str | None:
+    return None if call.parts[0].product.N > TILE else "there is one tile along N"
+
+
+def _square(call: Call) -> str | None:
+    rows, n = call.rows, call.parts[0].product.N
+    return None if rows == n else f"the output is {rows} x {n}, not square"
+
+
+# --- input side ---------------------------------------------------------------------------------------------
+
+
+def _drop_k(count: int) -> Matrix:
+    """The last ``count`` columns of a read as zero."""
+
+    def change(call: Call, a: Tensor) -> Tensor:
+        codes = codes_of(a).clone()
+        codes[:, -count:] = 0
+        return codes.view(a.dtype)
+
+    return change
+
+
+def _drop_tail_of_128(call: Call, a: Tensor) -> Tensor:
+    codes = codes_of(a).clone()
+    codes[:, a.shape[1] // TILE * TILE :] = 0
+    return codes.view(a.dtype)
+
+
+def _ragged_k(call: Call) -> str | None:
+    k = call.parts[0].product.K
+    return None if k % TILE and k > TILE else f"K={k} has no partial block behind a whole one"
+
+
+def _first_block_twice(call: Call, product: ScaledProduct) -> ScaledProduct:
+    """Block 1 computed from the codes of block 0: the prefetch stayed one stage behind."""
+    a, b = codes_of(product.a).clone(), codes_of(product.b).clone()
+    width = min(product.block, product.K - product.block)
+    for codes in (a, b):
+        codes[:, product.block : product.block + width] = codes[:, :width]
+    return replace(product, a=a.view(product.a.dtype), b=b.view(product.b.dtype))
+
+
+def _stale_tail_rows(call: Call, a: Tensor) -> Tensor:
+    """Rows of the last partial tile hold what the buffer held before: other rows in reverse order."""
+    rows = torch.arange(a.shape[0], device=a.device)
+    first = a.shape[0] // TILE * TILE
+    old = torch.where(rows >= first, (a.shape[0] - 1 - (rows - first)) % a.shape[0], rows)
+    return take_rows(a, torch.where((old == rows) & (rows >= first), (rows + 1) % a.shape[0], old))
+
+
+def _wrapped(call: Call, a: Tensor) -> Tensor:
+    """The row offset wraps at half of the matrix, as an int32 offset does at 2**31 elements."""
+    half = max(1, a.shape[0] // 2)
+    return take_rows(a, torch.arange(a.shape[0], device=a.device) % half)
+
+
+def _swap_halves_b(call: Call, b: Tensor) -> Tensor:
+    """Rows of b exchanged in halves, without their scales."""
+    half = b.shape[0] // 2
+    order = torch.arange(b.shape[0], device=b.device)
+    return take_rows(b, torch.where(order < 2 * half, (order + half) % (2 * half), order))
+
+
+# --- output side --------------------------------------------------------------------------------------------
+
+
+def _tail_in_next_row(call: Call, out: Tensor) -> Tensor:
+    """A tile is stored whole: its columns past N, all zero, land at the start of the next row."""
+    out = out.clone()
+    out[1:, : min(-out.shape[1] % TILE, out.shape[1])] = 0
+    return out
+
+
+def _tail_unwritten(call: Call, out: Tensor) -> Tensor:
+    out, old = out.clone(), stale(call, out)
+    first = out.shape[1] // TILE * TILE
+    out[:, first:] = old[:, first:]
+    return out
+
+
+def _rows_swapped(call: Call, out: Tensor) -> Tensor:
+    i, j = _two_rows(call)
+    out = out.clone()
+    out[[i, j]] = out[[j, i]]
+    return out
+
+
+def _row_duplicated(call: Call, out: Tensor) -> Tensor:
+    i, j = _two_rows(call)
+    out = out.clone()
+    out[j] = out[i]
+    return out
+
+
+def _two_rows(call: Call) -> tuple[int, int]:
+    """Two neighbouring specified rows in the middle."""
+    rows = _specified(call)
+    at = max(0, len(rows) // 2 - 1)
+    return rows[at], rows[min(at + 1, len(rows) - 1)]
+
+
+def _specified(call: Call) -> list[int]:
+    if call.parts[0].rows is None:
+        return list(range(call.rows))
+    return sorted(int(r) for part in call.parts if part.rows is not None for r in part.rows)
+
+
+def _row_tile_stale(call: Call, out: Tensor) -> Tensor:
+    out, old = out.clone(), stale(call, out)
+    row = _two_rows(call)[0]
+    out[row, -TILE:] = old[row, -TILE:]
+    return out
+
+
+def _tile_unwritten(call: Call, out: Tensor) -> Tensor:
+    out, old = out.clone(), stale(call, out)
+    top = _specified(call)[-1] // TILE * TILE
+    left = (out.shape[1] - 1) // TILE * TILE
+    out[top : top + TILE, left:] = old[top : top + TILE, left:]
+    return out
+
+
+def _largest(call: Call, out: Tensor) -> tuple[int, int]:
+    """Place of the largest finite specified element."""
+    rows = torch.tensor(_specified(call), device=out.device)
+    size = out[rows].to(torch.float32).abs().nan_to_num(0.0, 0.0, 0.0)
+    flat = int(size.argmax())
+    return int(rows[flat // out.shape[1]]), flat % out.shape[1]
+
+
+def _element_zeroed(call: Call, out: Tensor) -> Tensor:
+    out = out.clone()
+    out[_largest(call, out)] = 0
+    return out
+
+
+def _transposed(call: Call, out: Tensor) -> Tensor:
+    return out.t().contiguous()
+
+
+def _columns_reversed_in_pairs(call: Call, out: Tensor) -> Tensor:
+    order = torch.arange(out.shape[1], device=out.device)
+    return out[:, torch.where((order ^ 1) < out.shape[1], order ^ 1, order)]
+
+
+def _halves_swapped(call: Call, out: Tensor) -> Tensor:
+    half = out.shape[1] // 2
+    order = torch.arange(out.shape[1], device=out.device)
+    return out[:, torch.where(order < 2 * half, (order + half) % (2 * half), order)]
+
+
+# --- grouped ------------------------------------------------------------------------------------------------
+
+
+def _indices(change: Change) -> Change:
+    """A READ change of m_indices that keeps the rows which the right kernel writes."""
+
+    def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        return inputs | {"m_indices": change(call, inputs["m_indices"])}
+
+    return apply
+
+
+def _minus_one_as_expert(call: Call, index: Tensor) -> Tensor:
+    return torch.where(index < 0, call.inputs["b"].shape[0] - 1, index).to(index.dtype)
+
+
+def _first_of_tile(tile: int) -> Change:
+    def change(call: Call, index: Tensor) -> Tensor:
+        place = torch.arange(len(index), device=index.device) // tile * tile
+        return torch.where(index < 0, index, index[place].clamp(min=0)).to(index.dtype)
+
+    return change
+
+
+def _next_expert(call: Call, index: Tensor) -> Tensor:
+    groups = call.inputs["b"].shape[0]
+    return torch.where(index < 0, index, (index + 1) % groups).to(index.dtype)
+
+
+def _expert_offset(call: Call, index: Tensor) -> Tensor:
+    """Global expert numbers on a rank that holds the upper half: the offset is not subtracted."""
+    groups = call.inputs["b"].shape[0]
+    return torch.where(index < 0, index, (index + groups // 2) % groups).to(index.dtype)
+
+
+def _descriptor_of_previous(call: Call, index: Tensor) -> Tensor:
+    """The first tile of a group runs with the previous group's descriptor."""
+    place = torch.arange(len(index), device=index.device) // TILE
+    starts = index[::TILE]
+    shifted = torch.cat([starts[:1], starts[:-1]])
+    use = shifted[place]
+    return torch.where((index < 0) | (use < 0), index, use).to(index.dtype)
+
+
+def _padding_scale(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The last real row of a run takes the scale of the padding row behind it."""
+    index, scale = inputs["m_indices"], inputs["a_scale"].clone()
+    last = (index[:-1] >= 0) & (index[1:] < 0)
+    scale[:-1][last] = scale[1:][last]
+    return inputs | {"a_scale": scale}
+
+
+def _nan_spreads(call: Call, out: Tensor) -> Tensor:
+    """A padding row that holds NaN makes its whole tile NaN."""
+    out = out.clone()
+    for tile in _poisoned_tiles(call):
+        out[tile * TILE : (tile + 1) * TILE] = torch.nan
+    return out
+
+
+def _poisoned_tiles(call: Call) -> list[int]:
+    index = call.inputs["m_indices"]
+    poison = torch.isnan(call.inputs["a"].to(torch.float32)).any(dim=1) | torch.isnan(call.inputs["a_scale"]).any(dim=1)
+    return sorted({int(r) // TILE for r in torch.nonzero(poison & (index < 0))[:, 0]})
+
+
+def _padding_poisoned(call: Call) -> str | None:
+    return None if _poisoned_tiles(call) else "no padding row holds a NaN"
+
+
+def _has_padding(call: Call) -> str | None:
+    index = call.inputs["m_indices"]
+    return None if bool(((index[:-1] >= 0) & (index[1:] < 0)).any()) else "no real row stands before a padding row"
+
+
+def _several_experts(call: Call) -> str | None:
+    used = torch.unique(call.inputs["m_indices"])
+    return None if int((used >= 0).sum()) > 1 else "one expert is used"
+
+
+def _more_than_one_expert(call: Call) -> str | None:
+    return None if call.inputs["b"].shape[0] > 1 else "there is one expert"
+
+
+def _weights_of_next_group(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    b = inputs["b"]
+    bits = torch.roll(b.view(torch.uint8), -1, dims=0).view(b.dtype)
+    return inputs | {"b": bits, "b_scale": torch.roll(inputs["b_scale"], -1, dims=0)}
+
+
+def _one_row_short(call: Call, out: Tensor) -> Tensor:
+    """The last real row of every group is not written."""
+    out, old = out.clone(), stale(call, out)
+    for part in call.parts:
+        assert part.rows is not None
+        last = int(part.rows[-1])
+        out[last] = old[last]
+    return out
+
+
+def _fault(
+    name: str,
+    met_in: str,
+    stage: Stage,
+    change: Change,
+    why_not: WhyNot = always,
+    equivalent: str = "",
+    contracts: frozenset[str] = PRODUCTS,
+    tolerated: str = "",
+) -> Fault:
+    return Fault(name, Family.MOVEMENT, met_in, {stage: change}, contracts, why_not, equivalent, tolerated)
+
+
+def faults() -> list[Fault]:
+    """The faults of this family, in the order of the facts."""
+    contiguous, masked = frozenset({CONTIGUOUS}), frozenset({MASKED})
+    zeros = "what is dropped is zero"
+    return [
+        _fault(
+            "N tail written into the next row",
+            "kernels-community 1153",
+            Stage.WRITE,
+            _tail_in_next_row,
+            lambda c: _n_tail(c) or _several_rows(c),
+        ),
+        _fault("N tail unwritten", "Primus-Turbo 397", Stage.WRITE, _tail_unwritten, _n_tail),
+        _fault("last element of K dropped", "NUMERICS.md 1.7", Stage.READ, read("a", _drop_k(1)), _k_above(1), zeros),
+        _fault(
+            "last 32 elements of K dropped", "NUMERICS.md 1.7", Stage.READ, read("a", _drop_k(32)), _k_above(32), zeros
+        ),
+        _fault("last K block dropped", "Primus-Turbo 397", Stage.READ, read("a", _drop_k(128)), _k_above(128), zeros),
+        _fault("K tail dropped", "Primus-Turbo 397", Stage.READ, read("a", _drop_tail_of_128), _ragged_k, zeros),
+        _fault(
+            "K block 1 computed from the codes of block 0",
+            "TransformerEngine 2986",
+            Stage.PRODUCT,
+            _first_block_twice,
+            lambda c: None if c.parts[0].product.B > 1 else "there is one K block",
+            contracts=BLOCKS,
+        ),
+        _fault(
+            "rows of the M tail reuse older activations",
+            "aprender 2765",
+            Stage.READ,
+            read("a", _stale_tail_rows),
+            _m_tail,
+            SAME_ROWS,
+        ),
+        _fault(
+            "row offset wraps",
+            "vllm PR 9425, flash-linear-attention 1080",
+            Stage.READ,
+            read("a", _wrapped),
+            lambda c: None if matrix(c, "a").shape[0] > 1 else "there is one row",
+            SAME_ROWS,
+        ),
+        _fault(
+            "gate and up weights swapped without their scales", "sglang PR 11081", Stage.READ, read("b", _swap_halves_b)
+        ),
+        _fault("gate and up halves swapped with their scales", "sglang PR 32430", Stage.WRITE, _halves_swapped),
+        _fault("neighbouring columns exchanged", "pith-train PR 74", Stage.WRITE, _columns_reversed_in_pairs),
+        _fault("two rows swapped", "flashinfer 4396", Stage.WRITE, _rows_swapped, _several_rows, SAME_ROWS),
+        _fault("one row duplicated", "flashinfer PR 2716", Stage.WRITE, _row_duplicated, _several_rows, SAME_ROWS),
+        _fault("one row of one N tile stale", "flashinfer 4396", Stage.WRITE, _row_tile_stale),
+        _fault("one output tile unwritten", "flashinfer PR 2716", Stage.WRITE, _tile_unwritten),
+        _fault("one element zeroed", "NUMERICS.md 1.7", Stage.WRITE, _element_zeroed),
+        _fault(
+            "output transposed where it is square",
+            "pytorch 195751",
+            Stage.WRITE,
+            _transposed,
+            _square,
+            contracts=PRODUCTS - GROUPED,
+        ),
+        _fault(
+            "m_indices of -1 taken as an expert",
+            "DeepGEMM 34",
+            Stage.READ,
+            _indices(_minus_one_as_expert),
+            _has_padding,
+            UNSPECIFIED,
+            contiguous,
+        ),
+        _fault(
+            "all rows of a tile use the first row's expert",
+            "DeepGEMM PR 450",
+            Stage.READ,
+            _indices(_first_of_tile(TILE)),
+            _several_experts,
+            "every expert's run is aligned to the tile, as the contract demands",
+            contiguous,
+        ),
+        _fault(
+            "all rows of 256 use the first row's expert",
+            "DeepGEMM PR 450",
+            Stage.READ,
+            _indices(_first_of_tile(2 * TILE)),
+            _several_experts,
+            "every expert's run is aligned to 256 rows",
+            contiguous,
+        ),
+        _fault(
+            "group offset off by one",
+            "flashinfer 3547",
+            Stage.READ,
+            _indices(_next_expert),
+            _more_than_one_expert,
+            "",
+            contiguous,
+        ),
+        _fault(
+            "expert-parallel offset not applied",
+            "flashinfer 3547",
+            Stage.READ,
+            _indices(_expert_offset),
+            _more_than_one_expert,
+            "",
+            contiguous,
+        ),
+        _fault(
+            "previous group's descriptor used at a group switch",
+            "DeepGEMM PR 343",
+            Stage.READ,
+            _indices(_descriptor_of_previous),
+            _several_experts,
+            "",
+            contiguous,
+        ),
+        _fault(
+            "last real row uses a padding row's scale",
+            "vllm 45741",
+            Stage.READ,
+            _padding_scale,
+            _has_padding,
+            "both scales are equal",
+            contiguous,
+        ),
+        _fault(
+            "NaN of a padding row spreads to its tile",
+            "flashinfer PR 3650, 2861",
+            Stage.WRITE,
+            _nan_spreads,
+            _padding_poisoned,
+            "",
+            contiguous,
+        ),
+        _fault(
+            "weights of the next group",
+            "DeepGEMM PR 343",
+            Stage.READ,
+            _weights_of_next_group,
+            _more_than_one_expert,
+            "",
+            masked,
+        ),
+        _fault(
+            "last real row of each group not written",
+            "flashinfer 3547",
+            Stage.WRITE,
+            _one_row_short,
+            always,
+            "",
+            GROUPED,
+        ),
+    ]

@@ -1,0 +1,155 @@
+"""Buffers that notice: guard zones around every tensor, and poison in everything that is not yet written.
+
+A guarded tensor lies in the middle of a larger byte buffer whose ends hold the poison, so a write past an end is seen
+afterwards and a read past an end brings NaN into the result. The poison is a NaN in every float format of the suite;
+there are two of them, and an element that holds the first after one run and the second after another was never
+written. :class:`Poisoning` gives the same treatment to tensors that a kernel allocates through Python.
+
+Not covered: allocations inside compiled code (on the CPU the worker's ``MALLOC_PERTURB_`` fills those with 0x7F bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+GUARD = 1024  # bytes on either side
+POISONS = ((0x7F, 0x7FD5), (0xFF, 0xFFB3))  # one byte, two bytes; wider types repeat the two bytes
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A tensor and the bytes around it."""
+
+    name: str
+    tensor: Tensor
+    buffer: Tensor
+    before: Tensor
+
+    def inside(self) -> Tensor:
+        """The bytes between the guard zones, row padding included."""
+        return self.buffer[GUARD:-GUARD]
+
+    def damage(self) -> str | None:
+        """Where the guard zones were written, or None."""
+        now = torch.cat([self.buffer[:GUARD], self.buffer[-GUARD:]])
+        bad = torch.nonzero(now != self.before)[:, 0].tolist()
+        if not bad:
+            return None
+        left, right = [b - GUARD for b in bad if b < GUARD], [b - GUARD for b in bad if b >= GUARD]
+        where = []
+        if left:
+            where.append(f"{len(left)} bytes before its start (from {min(left)})")
+        if right:
+            where.append(f"{len(right)} bytes behind its end (up to +{max(right)})")
+        return f"{self.name}: {' and '.join(where)}"
+
+
+def guarded(
+    name: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    *,
+    poison: int,
+    stride: Sequence[int] | None = None,
+) -> Guarded:
+    """A poisoned tensor of this shape and stride (default: contiguous) between guard zones."""
+    stride = _contiguous(shape) if stride is None else tuple(stride)
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
+    size = dtype.itemsize
+    length = -(-extent * size // 16) * 16
+    buffer = torch.empty(2 * GUARD + length, dtype=torch.uint8, device=device)
+    fill(buffer, size, poison)
+    view = buffer[GUARD : GUARD + extent * size].view(dtype).as_strided(tuple(shape), stride, GUARD // size)
+    # the slack behind an odd extent belongs to the right guard
+    return Guarded(name, view, buffer[: 2 * GUARD + extent * size], _ends(buffer[: 2 * GUARD + extent * size]))
+
+
+def placed(name: str, source: Tensor, device: torch.device | str, *, poison: int, lead: int = 0) -> Guarded:
+    """A guarded copy of ``source``; ``lead`` extra elements at the end of every row, left poisoned."""
+    shape = tuple(source.shape)
+    stride = tuple(source.stride())
+    if source.dim() >= 2 and (lead or not _dense(source)):
+        rows = _contiguous((*shape[:-1], shape[-1] + lead))
+        stride = rows if source.stride(-1) == 1 or not _is_transposed(source) else _transposed(shape, lead)
+    found = guarded(name, shape, source.dtype, device, poison=poison, stride=stride)
+    found.tensor.view(_integer(source.dtype)).copy_(source.view(_integer(source.dtype)))
+    return found
+
+
+def fill(buffer: Tensor, size: int, poison: int) -> None:
+    """Poison a byte buffer for elements of ``size`` bytes."""
+    one, two = POISONS[poison]
+    if size == 1:
+        buffer.fill_(one)
+        return
+    buffer[0::2], buffer[1::2] = two & 0xFF, two >> 8
+
+
+def is_poison(x: Tensor, poison: int) -> Tensor:
+    """Elements whose bytes are all poison."""
+    one, two = POISONS[poison]
+    size = x.dtype.itemsize
+    bits = x.contiguous().view(torch.uint8).reshape(*x.shape, size)
+    pattern = [one] if size == 1 else [two & 0xFF, two >> 8] * (size // 2)
+    return (bits == torch.tensor(pattern, dtype=torch.uint8, device=x.device)).all(dim=-1)
+
+
+class Poisoning(TorchFunctionMode):
+    """While active, tensors that Python code leaves uninitialised are poisoned and guarded."""
+
+    def __init__(self, poison: int) -> None:
+        super().__init__()
+        self.poison = poison
+        self.made: list[Guarded] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func not in _EMPTY or not isinstance(made, Tensor) or made.device.type == "meta" or made.requires_grad:
+            return made
+        if made.layout != torch.strided or made.is_pinned() or made.numel() == 0:
+            return made
+        name = f"buffer {len(self.made)} {list(made.shape)}"
+        found = guarded(name, made.shape, made.dtype, made.device, poison=self.poison, stride=made.stride())
+        self.made.append(found)
+        return found.tensor
+
+
+_EMPTY = {torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided}
+
+
+def _ends(buffer: Tensor) -> Tensor:
+    return torch.cat([buffer[:GUARD], buffer[-GUARD:]])
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    stride, step = [], 1
+    for extent in reversed(shape):
+        stride.append(step)
+        step *= extent
+    return tuple(reversed(stride))
+
+
+def _dense(x: Tensor) -> bool:
+    """Whether the elements fill their extent, in any order of the axes."""
+    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) == x.numel()
+
+
+def _is_transposed(x: Tensor) -> bool:
+    return x.dim() == 2 and x.stride(0) == 1
+
+
+def _transposed(shape: tuple[int, ...], lead: int) -> tuple[int, int]:
+    return 1, shape[0] + lead
+
+
+def _integer(dtype: torch.dtype) -> torch.dtype:
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]

@@ -1,0 +1,112 @@
+"""What a validation found, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from oracle.compare import Status, Verdict
+
+SCHEMA = "fp8-oracle.validation/1"
+NUMBERS, LOAD = "numbers", "load"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One watch of one case: ``watch`` is ``"numbers"`` or the name of what was watched."""
+
+    case: str
+    watch: str
+    verdict: Verdict
+    seconds: float = 0.0
+
+    @property
+    def fails(self) -> bool:
+        """Whether this finding alone makes the kernel not conform."""
+        return self.verdict.status.is_failure
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON-ready dict."""
+        return {
+            "case": self.case,
+            "watch": self.watch,
+            "seconds": round(self.seconds, 6),
+            "fails": self.fails,
+            "verdict": self.verdict.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole validation. ``notes`` are observations that do not decide; ``saved`` is the file of the smallest case."""
+
+    kernel: str
+    contract: str
+    device: str
+    arch: str
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+    machine: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    workers: int = 0
+    saved: str | None = None
+    printed: str = ""
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        """Findings that fail."""
+        return tuple(f for f in self.findings if f.fails)
+
+    @property
+    def judged(self) -> int:
+        """Cases with a verdict on numbers."""
+        good = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
+        return sum(f.watch == NUMBERS and f.verdict.status in good for f in self.findings)
+
+    @property
+    def conforms(self) -> bool:
+        """Something was judged and nothing fails."""
+        return self.judged > 0 and not self.failures
+
+    @property
+    def exit_code(self) -> int:
+        """0 conforms, 1 does not, 2 could not be judged."""
+        if self.conforms:
+            return 0
+        return 1 if any(f.watch != LOAD for f in self.failures) else 2
+
+    def watches(self) -> dict[str, tuple[int, int]]:
+        """Per watch: how many findings, how many of them fail."""
+        table: dict[str, tuple[int, int]] = {}
+        for f in self.findings:
+            seen, failed = table.get(f.watch, (0, 0))
+            table[f.watch] = (seen + 1, failed + f.fails)
+        return table
+
+    def command(self, finding: Finding) -> str:
+        """The command that repeats one finding."""
+        return (
+            f"fp8-oracle validate {self.kernel} --contract {self.contract} --device {self.device} "
+            f"--case '{finding.case}'"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON-ready dict."""
+        return {
+            "schema": SCHEMA,
+            "kernel": self.kernel,
+            "contract": self.contract,
+            "device": self.device,
+            "arch": self.arch,
+            "conforms": self.conforms,
+            "exit_code": self.exit_code,
+            "judged": self.judged,
+            "watches": {name: {"findings": n, "failed": bad} for name, (n, bad) in self.watches().items()},
+            "notes": list(self.notes),
+            "machine": dict(self.machine),
+            "seconds": round(self.seconds, 3),
+            "workers": self.workers,
+            "saved": self.saved,
+            "printed": self.printed,
+            "findings": [f.to_json() for f in self.findings],
+        }

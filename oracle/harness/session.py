@@ -1,0 +1,170 @@
+"""One kernel under validation: sends cases to the worker and turns its replies into findings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from oracle.compare import Status, Verdict
+from oracle.contracts.base import Contract
+from oracle.contracts.gemm import ProductContract
+from oracle.contracts.quantize import QuantiserContract
+from oracle.errors import OracleError
+from oracle.harness.process import Worker
+from oracle.harness.report import NUMBERS, Finding
+
+CAUSES = {
+    "load": "cannot be loaded",
+    "hang": "hangs",
+    "lost": "crashed",
+    "exit": "ended the process",
+    "memory": "ran out of memory",
+    "device": "device error",
+    "raised": "raised",
+    "result": "gave no result",
+    "signature": "has another signature",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One call: its outputs by name, or why there are none."""
+
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    guards: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    seconds: float = 0.0
+    problem: Verdict | None = None
+    hopeless: bool = False  # the kernel cannot be loaded or called at all
+
+
+class Session:
+    """Calls of one kernel of one contract; ``arch`` and ``numerics`` say what is admitted."""
+
+    def __init__(
+        self, worker: Worker, contract: Contract, *, device: str, arch: str, numerics: str | None, folder: Path
+    ) -> None:
+        self.worker, self.contract, self.device = worker, contract, device
+        self.arch, self.numerics, self.folder = arch, numerics, folder
+        self.kernel_seconds = 0.0
+
+    def call(
+        self,
+        inputs: Mapping[str, Tensor],
+        options: Mapping[str, object],
+        *,
+        poison: int = 0,
+        lead: Mapping[str, int] | None = None,
+        mode: str = "plain",
+    ) -> Answer:
+        """Run the kernel once."""
+        given, result = self.folder / "inputs.safetensors", self.folder / "outputs.safetensors"
+        transposed = [name for name, t in inputs.items() if t.dim() == 2 and t.stride(0) == 1 and t.stride(1) != 1]
+        stored = {
+            name: (t.view(torch.uint8).t().contiguous().view(t.dtype) if name in transposed else t.contiguous())
+            for name, t in inputs.items()
+        }
+        safetensors.torch.save_file(stored, given)
+        reply = self.worker.ask(
+            {
+                "op": "call",
+                "inputs": str(given),
+                "output": str(result),
+                "transposed": transposed,
+                "poison": poison,
+                "lead": dict(lead or {}),
+                "mode": mode,
+                "names": list(self.contract.outputs),
+                "options": {name: _word(value) for name, value in options.items()},
+                "out": self._out(inputs, options),
+            }
+        )
+        if not reply["ok"]:
+            return Answer(problem=_problem(reply), hopeless=reply["kind"] in ("load", "signature"))
+        self.kernel_seconds += float(reply["seconds"])
+        return Answer(
+            safetensors.torch.load_file(result),
+            reply["outputs"],
+            tuple(reply["guards"]),
+            tuple(reply["changed"]),
+            float(reply["seconds"]),
+        )
+
+    def judge(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> Verdict:
+        """The verdict on the numbers of an answer."""
+        if answer.problem is not None:
+            return answer.problem
+        if (wrong := self.undeclared(inputs, options, answer)) is not None:
+            return wrong
+        output = answer.outputs["out"] if self.contract.outputs == ("out",) else dict(answer.outputs)
+        try:
+            return self.contract.judge(inputs, output, arch=self.arch, numerics=self.numerics, **options)
+        except OracleError as error:
+            return crashed(f"the output cannot be judged: {error}")
+
+    def numbers(
+        self, case: str, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer
+    ) -> Finding:
+        """The finding on the numbers."""
+        start = time.perf_counter()
+        verdict = self.judge(inputs, options, answer)
+        return Finding(case, NUMBERS, verdict, time.perf_counter() - start + answer.seconds)
+
+    def undeclared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> Verdict | None:
+        """A failure when a result has another dtype, shape or device than the call declares."""
+        due = self._out(inputs, options)
+        for name, fact in answer.facts.items():
+            if name in due:
+                shape, dtype = due[name]
+                if fact["dtype"] != f"torch.{dtype}":
+                    return failed(f"{name} has dtype {fact['dtype']}, the call declares torch.{dtype}")
+                if fact["shape"] != shape:
+                    return failed(f"{name} has shape {fact['shape']}, these inputs give {shape}")
+            if not str(fact["device"]).startswith(self.device.partition(":")[0]):
+                return failed(f"{name} lies on {fact['device']}, the inputs on {self.device}")
+        return None
+
+    def _out(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, tuple[list[int], str]]:
+        """Shape and dtype of outputs where the call fixes them."""
+        if isinstance(self.contract, ProductContract):
+            dtype = options.get("out_dtype") or torch.bfloat16
+            return {"out": (list(self.contract.shape(inputs)), str(dtype).removeprefix("torch."))}
+        if isinstance(self.contract, QuantiserContract):
+            reference = self.contract.reference(inputs, **options)
+            return {"q": (list(reference["q"].shape), "float8_e4m3fn")}
+        return {}
+
+
+def failed(what: str) -> Verdict:
+    """A failure that is no comparison of numbers."""
+    return Verdict(Status.FAILED, what, reason=what)
+
+
+def passed(what: str) -> Verdict:
+    """A pass that is no comparison of numbers."""
+    return Verdict(Status.PASSED, what)
+
+
+def crashed(reason: str) -> Verdict:
+    """The kernel gave nothing that could be judged."""
+    return Verdict(Status.CRASHED, f"CRASHED: {reason}", reason=reason)
+
+
+def _problem(reply: Mapping[str, Any]) -> Verdict:
+    if reply["kind"] == "unsupported":
+        return Verdict(
+            Status.UNSUPPORTED, f"the kernel does not offer this call: {reply['error']}", reason=reply["error"]
+        )
+    return crashed(f"{CAUSES[reply['kind']]}: {reply['error']}")
+
+
+def _word(value: object) -> object:
+    return str(value) if isinstance(value, torch.dtype) else value

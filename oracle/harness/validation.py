@@ -1,0 +1,265 @@
+"""Validate one kernel against one contract: cases, watches, report."""
+
+from __future__ import annotations
+
+import inspect
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oracle import cases, profiles
+from oracle.cases import Case
+from oracle.compare import Status
+from oracle.contracts import get
+from oracle.diagnose import explain_verdict
+from oracle.errors import CaseError, DeviceError, OptionError, SubjectError
+from oracle.failing_case import FailingCase, write
+from oracle.harness import watches
+from oracle.harness.process import Worker
+from oracle.harness.report import LOAD, NUMBERS, Finding, Report
+from oracle.harness.session import Answer, Session, failed
+from oracle.minimise import extents, minimise
+from oracle.mutate import poisoned
+
+PROFILES = ("quick", "full", "soak")
+LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up to a minute
+WATCHED = {"quick": 2, "full": 6, "soak": 12}  # cases on which the watches that need several calls run
+GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
+EXPLAINED = 2  # failing cases whose output is explained
+
+
+def validate(
+    kernel: str | Callable[..., object],
+    contract: str,
+    *,
+    adapter: str | Callable[..., object] | None = None,
+    device: str = "cpu",
+    arch: str | None = None,
+    numerics: str | None = None,
+    profile: str = "quick",
+    seed: int | None = None,
+    case: str | Sequence[str] | None = None,
+    require: Sequence[str] = (),
+    limit: float = LIMIT,
+    seconds: float | None = None,
+    save: Path | None = None,
+) -> Report:
+    """Run ``kernel`` over the cases of ``contract`` in a worker process, judge it and watch it.
+
+    Parameters
+    ----------
+    kernel : ``"MODULE:CALLABLE"`` or a function of an importable module
+        Called with the contract's inputs by name, the options that it takes, and, if it has a parameter ``out``, a
+        poisoned output. Returns the output, a tuple or dict of several, or None after writing ``out``.
+    contract : a name of :func:`oracle.contracts`.
+    adapter : ``(kernel, inputs, options) -> output`` for kernels with another calling convention.
+    device : ``"cpu"`` or ``"cuda"``.
+    arch : whose arithmetic is admitted; by default that of the device.
+    numerics : the declared schedule, as for :func:`oracle.judge`.
+    profile : ``"quick"``, ``"full"``, or ``"soak"`` (random cases until ``seconds`` are over, 600 by default).
+    seed : replaces the seeds of the profile's cases.
+    case : judge these case ids only.
+    require : watches that fail instead of making a note: ``"batch invariance"``.
+    limit : seconds for one call.
+    seconds : length of a soak.
+    save : minimise the first case with wrong numbers and write it to this safetensors file.
+
+    Returns
+    -------
+    Report
+        ``exit_code`` 0 when the kernel conforms, 1 when not, 2 when it could not be judged.
+
+    Raises
+    ------
+    OracleError
+        The question is wrong (contract, case, device, profile); never for a wrong kernel.
+    """
+    found = get(contract)
+    if profile not in PROFILES:
+        raise CaseError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
+    if unknown := [name for name in require if name != "batch invariance"]:
+        raise OptionError(f"require={unknown[0]!r} is no optional watch; there is: batch invariance")
+    arch = _arch(device) if arch is None else arch
+    if numerics is None and arch == "cpu" and "cpu" not in getattr(found, "numerics", {"cpu": ()}):
+        raise OptionError(f"{contract} has no model of {arch}; name arch= or numerics=")
+    name, start = _name(kernel), time.perf_counter()
+    with (
+        tempfile.TemporaryDirectory(prefix="fp8-oracle-") as folder,
+        Worker(name, adapter=None if adapter is None else _name(adapter), device=device, limit=limit) as worker,
+    ):
+        session = Session(worker, found, device=device, arch=arch, numerics=numerics, folder=Path(folder))
+        chosen = _cases(contract, profile, seed, case, seconds or 600.0)
+        findings: list[Finding] = []
+        notes: list[watches.Note] = []
+        for item in _run(session, chosen, profile, require):
+            if isinstance(item, Finding):
+                findings.append(item)
+            else:
+                notes.append(item)
+        saved = None if save is None else _saved(session, findings, name, save)
+        return Report(
+            name,
+            contract,
+            device,
+            arch,
+            tuple(findings),
+            _words(notes),
+            _machine(device, session.kernel_seconds),
+            time.perf_counter() - start,
+            worker.starts,
+            saved,
+            worker.output[-2000:],
+        )
+
+
+def _run(
+    session: Session, chosen: Iterator[Case], profile: str, require: Sequence[str]
+) -> Iterator[Finding | watches.Note]:
+    lost, watched, explained = 0, 0, 0
+    for case in chosen:
+        inputs, options = poisoned(case.contract, case.inputs()), case.call_options()
+        answer = session.call(inputs, options)
+        finding = session.numbers(str(case), inputs, options, answer)
+        if answer.hopeless:
+            yield Finding(str(case), LOAD, finding.verdict)
+            return
+        if finding.verdict.status is Status.FAILED and explained < EXPLAINED and answer.outputs:
+            explained += 1
+            finding = _explained(session, finding, inputs, options, answer)
+        yield finding
+        yield from watches.memory(session, str(case), answer)
+        lost = lost + 1 if finding.verdict.status is Status.CRASHED else 0
+        if lost >= GIVE_UP:
+            return
+        if watched < WATCHED[profile] and answer.problem is None and case.family == "randn":
+            watched += 1
+            again = _reseeded(case, case.seed + 1)
+            other = poisoned(again.contract, again.inputs()), again.call_options()
+            yield from watches.repeats(session, str(case), inputs, options, other)
+            yield from watches.strided(session, str(case), inputs, options)
+            yield from watches.metamorphic(session, str(case), inputs, options)
+            yield from watches.batch(session, str(case), inputs, options, required="batch invariance" in require)
+            yield from watches.launches(session, str(case), inputs, options)
+
+
+def _explained(
+    session: Session, finding: Finding, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer
+) -> Finding:
+    output = answer.outputs["out"] if session.contract.outputs == ("out",) else dict(answer.outputs)
+    if session.undeclared(inputs, options, answer) is not None:
+        return finding
+    verdict = explain_verdict(
+        finding.verdict, session.contract, inputs, output, arch=session.arch, numerics=session.numerics, **options
+    )
+    return Finding(finding.case, NUMBERS, verdict, finding.seconds)
+
+
+def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Path) -> str | None:
+    """The first case with wrong numbers, minimised by running the kernel again, as a file."""
+    wrong = next((f for f in findings if f.watch == NUMBERS and f.verdict.status is Status.FAILED), None)
+    if wrong is None:
+        return None
+    case = cases.parse(wrong.case)
+    options = case.call_options()
+
+    named = wrong.verdict.explained_by
+
+    def fails(inputs: Mapping[str, Tensor]) -> bool:
+        """Still wrong and, where the fault was named, still that fault and no other."""
+        answer = session.call(inputs, options)
+        if not answer.outputs or session.judge(inputs, options, answer).status is not Status.FAILED:
+            return False
+        finding = Finding(wrong.case, NUMBERS, failed(""))
+        return not named or _explained(session, finding, inputs, options, answer).verdict.explained_by == named
+
+    smallest = minimise(session.contract, poisoned(case.contract, case.inputs()), fails)
+    answer = session.call(smallest.inputs, options)
+    if not answer.outputs:
+        return None
+    output = answer.outputs["out"] if session.contract.outputs == ("out",) else dict(answer.outputs)
+    note = f"{wrong.case}, minimised to {extents(session.contract, smallest.inputs)}"
+    found = FailingCase(case.contract, smallest.inputs, output, options, session.arch, session.numerics, kernel, note)
+    write(path, found)
+    return str(path)
+
+
+def _cases(
+    contract: str, profile: str, seed: int | None, given: str | Sequence[str] | None, seconds: float
+) -> Iterator[Case]:
+    if given is not None:
+        yield from (cases.parse(text) for text in ([given] if isinstance(given, str) else given))
+        return
+    listed = profiles.cases(contract, "full" if profile == "soak" else profile)
+    if not listed:
+        raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
+    ordered = sorted(listed, key=lambda c: (c.family != "randn",))
+    for case in ordered:
+        yield _reseeded(case, seed)
+    if profile != "soak":
+        return
+    end, round_ = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end:
+        round_ += 1
+        for case in ordered:
+            yield _reseeded(case, (seed or 0) + 1000 * round_ + case.seed)
+            if time.perf_counter() >= end:
+                return
+
+
+def _reseeded(case: Case, seed: int | None) -> Case:
+    return case if seed is None else replace(case, seed=seed)
+
+
+def _name(kernel: str | Callable[..., object]) -> str:
+    if isinstance(kernel, str):
+        module, colon, path = kernel.partition(":")
+        if not (module and colon and path):
+            raise SubjectError(f"{kernel!r} is not of the form MODULE:CALLABLE, as mypackage.ops:my_gemm")
+        return kernel
+    module, path = getattr(kernel, "__module__", "__main__"), getattr(kernel, "__qualname__", "")
+    if module == "__main__" or "<" in path or not path:
+        raise SubjectError(
+            f"{path or kernel!r} of {module} cannot be imported by the worker process; put it into a module and pass "
+            "that function or its name MODULE:CALLABLE"
+        )
+    source = inspect.getsourcefile(kernel)
+    assert source is None or module in sys.modules
+    return f"{module}:{path}"
+
+
+def _arch(device: str) -> str:
+    if device == "cpu":
+        return "cpu"
+    if not device.startswith("cuda"):
+        raise DeviceError(f"device {device!r} is neither cpu nor cuda")
+    if not torch.cuda.is_available():
+        raise DeviceError("device cuda: torch sees no GPU on this machine; validate on the cpu or on another machine")
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm{major}{minor}"
+
+
+def _machine(device: str, kernel_seconds: float) -> dict[str, str]:
+    found = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "kernel_seconds": f"{kernel_seconds:.3f}",
+    }
+    if device.startswith("cuda"):
+        found |= {"device": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    return found
+
+
+def _words(notes: Sequence[watches.Note]) -> tuple[str, ...]:
+    merged: dict[tuple[str, str], list[str]] = {}
+    for note in notes:
+        merged.setdefault((note.watch, note.text), []).append(note.case)
+    return tuple(
+        f"{watch}: {text} ({found[0]}{', ...' if len(found) > 1 else ''})" for (watch, text), found in merged.items()
+    )

@@ -1,0 +1,254 @@
+"""What is watched besides the numbers. Each watch makes a few calls and gives findings of its own name.
+
+Some demand what every right kernel gives (guard zones, inputs unchanged, every element written, the same bits on
+rerun, no trace of the previous call, exact behaviour under powers of two and signs): they fail. Others describe
+(batch invariance, bits under permutation, refused strides): they are notes, unless they are required.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.compare import Status
+from oracle.contracts.gemm import ProductContract
+from oracle.faults import agree
+from oracle.faults.roles import GROUPED, ROLES, quantised
+from oracle.formats import decode
+from oracle.gemm import take_rows
+from oracle.harness.memory import is_poison
+from oracle.harness.report import Finding
+from oracle.harness.session import Answer, Session, failed, passed
+from oracle.judging import same_bits
+from oracle.pattern import describe
+
+Inputs = Mapping[str, Tensor]
+Options = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Note:
+    """An observation that does not decide."""
+
+    case: str
+    watch: str
+    text: str
+
+
+def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:
+    """Guard zones and inputs after one call."""
+    if answer.problem is not None:
+        return
+    if answer.guards:
+        yield Finding(case, "guard zones", failed(f"written out of bounds: {'; '.join(answer.guards)}"))
+    else:
+        yield Finding(case, "guard zones", passed("no byte outside the buffers was written"))
+    if answer.changed:
+        yield Finding(case, "inputs unchanged", failed(f"the kernel wrote to its inputs: {', '.join(answer.changed)}"))
+    else:
+        yield Finding(case, "inputs unchanged", passed("every input has its bits"))
+
+
+def repeats(
+    session: Session, case: str, inputs: Inputs, options: Options, other: tuple[Inputs, Options]
+) -> Iterator[Finding]:
+    """Reruns: the same call, the same call after ``other`` (same shapes, other data), and over another poison.
+
+    Each situation is met twice: where its two answers differ the kernel is not deterministic, and nothing else is
+    concluded from it.
+    """
+    plain = [session.call(inputs, options) for _ in range(4)]
+    after = []
+    for _ in range(2):
+        session.call(*other)
+        after.append(session.call(inputs, options))
+    dirty = [session.call(inputs, options, poison=1) for _ in range(3)]
+    answers = (*plain, *after, *dirty)
+    if any(a.problem is not None for a in answers):
+        first = next(a.problem for a in answers if a.problem is not None)
+        if first.status is not Status.UNSUPPORTED:
+            yield Finding(case, "rerun determinism", first)
+        return
+    unwritten = _unwritten(session, inputs, after[1], dirty[1])
+    yield _finding(case, "every element written", unwritten, "never written: {}", "every specified element was written")
+    known = {name: ~mask for name, mask in unwritten.items()}
+    pairs = ((plain[1], plain[2]), (plain[2], plain[3]), (after[0], after[1]), (dirty[1], dirty[2]))
+    changed: dict[str, Tensor] = {}
+    for x, y in pairs:
+        for name, mask in _differ(session, inputs, x, y, known).items():
+            changed[name] = changed.get(name, mask) | mask
+    yield _finding(case, "rerun determinism", changed, "other bits on rerun: {}", "the same bits on rerun")
+    if any(bool(mask.any()) for mask in changed.values()):
+        return
+    stale = _differ(session, inputs, plain[3], after[0], known)
+    first_call = _differ(session, inputs, plain[0], plain[1], known)
+    stale = {name: mask | first_call[name] for name, mask in stale.items()}
+    yield _finding(case, "stale state", stale, "depends on the previous call: {}", "no trace of the previous call")
+    if any(bool(mask.any()) for mask in stale.values()):
+        return
+    left = _differ(session, inputs, plain[3], dirty[1], known)
+    yield _finding(
+        case,
+        "uninitialised memory",
+        left,
+        "depends on memory that nobody wrote, or on padding: {}",
+        "no trace of uninitialised memory or padding",
+    )
+
+
+def strided(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
+    """Operands with padded rows, where the contract does not ask for contiguous ones."""
+    free = [
+        s.name for s in session.contract.inputs if not s.contiguous and s.name in inputs and inputs[s.name].dim() == 2
+    ]
+    if not free:
+        return
+    answer = session.call(inputs, options, lead=dict.fromkeys(free, 16))
+    if answer.problem is not None:
+        yield Note(
+            case, "non-contiguous inputs", f"refused with padded rows of {', '.join(free)}: {answer.problem.reason}"
+        )
+        return
+    finding = session.numbers(case, inputs, options, answer)
+    yield Finding(case, "non-contiguous inputs", finding.verdict)
+
+
+def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
+    """Relations that hold exactly for every right kernel of a scaled product, and some that describe it."""
+    contract = session.contract
+    if not isinstance(contract, ProductContract) or "bias" in inputs or quantised(contract, inputs) is not inputs:
+        return
+    role = ROLES[contract.name]
+    base = session.call(inputs, options)
+    if base.problem is not None:
+        return
+    right = base.outputs["out"]
+    doubled = session.call({**inputs, role["a_scale"]: inputs[role["a_scale"]] * 2}, options)
+    yield from _relation(
+        session, case, "scale doubled", inputs, doubled, decode(right) * 2, "the result is not doubled"
+    )
+    a = inputs[role["a"]]
+    negated = (a.view(torch.uint8) ^ 0x80).view(a.dtype)
+    flipped = session.call({**inputs, role["a"]: negated}, options)
+    yield from _relation(session, case, "sign flipped", inputs, flipped, -decode(right), "the result is not negated")
+    if contract.name in GROUPED:
+        return
+    order = torch.arange(a.shape[0] - 1, -1, -1)
+    turned = {**inputs, role["a"]: take_rows(a, order)}
+    if inputs[role["a_scale"]].numel() > 1:
+        turned[role["a_scale"]] = inputs[role["a_scale"]][order].contiguous()
+    answer = session.call(turned, options)
+    if answer.problem is None:
+        finding = session.numbers(case, turned, options, answer)
+        yield Finding(case, "rows permuted", finding.verdict)
+        if not bool(same_bits(answer.outputs["out"], take_rows(right, order)).all()):
+            yield Note(case, "rows permuted", "the bits of a row depend on its place in the batch")
+
+
+def batch(session: Session, case: str, inputs: Inputs, options: Options, *, required: bool) -> Iterator[Finding | Note]:
+    """A row alone, and in the first rows up to each dispatch threshold, against the row in the whole batch."""
+    contract = session.contract
+    if not isinstance(contract, ProductContract) or contract.name in GROUPED:
+        return
+    if quantised(contract, inputs) is not inputs:
+        return
+    role = ROLES[contract.name]
+    rows = inputs[role["a"]].shape[0]
+    base = session.call(inputs, options)
+    if base.problem is not None or rows < 2:
+        return
+    differing = []
+    for count in (1, 16, 31, 32, 33, 64, 128):
+        if count >= rows:
+            break
+        cut = {**inputs, role["a"]: inputs[role["a"]][:count].contiguous()}
+        scale = inputs[role["a_scale"]]
+        if scale.numel() > 1 and scale.shape[0] == rows:
+            cut[role["a_scale"]] = scale[:count].contiguous()
+        answer = session.call(cut, options)
+        if answer.problem is None and not bool(same_bits(answer.outputs["out"], base.outputs["out"][:count]).all()):
+            differing.append(count)
+    text = f"rows have other bits in batches of {', '.join(map(str, differing))} than in one of {rows}"
+    if required:
+        verdict = failed(text) if differing else passed("a row has the same bits in every batch tried")
+        yield Finding(case, "batch invariance", verdict)
+    elif differing:
+        yield Note(case, "batch invariance", text)
+
+
+def launches(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
+    """On a GPU: on a side stream, and captured in a graph."""
+    if not session.device.startswith("cuda"):
+        return
+    base = session.call(inputs, options)
+    for mode, name in (("stream", "side stream"), ("graph", "CUDA graph")):
+        answer = session.call(inputs, options, mode=mode)
+        if answer.problem is not None:
+            yield Note(case, name, f"refused: {answer.problem.reason}")
+        elif base.problem is None:
+            masks = _differ(session, inputs, base, answer, {})
+            yield _finding(case, name, masks, "other bits than a plain call: {}", "the bits of a plain call")
+
+
+# --- comparing ----------------------------------------------------------------------------------------------
+
+
+def _relation(
+    session: Session, case: str, name: str, inputs: Inputs, answer: Answer, wanted: Tensor, what: str
+) -> Iterator[Finding]:
+    if answer.problem is not None:
+        return
+    out = decode(answer.outputs["out"])
+    ordinary = (
+        torch.isfinite(wanted) & (wanted.abs() > 1e-30) & (wanted.abs() < torch.finfo(answer.outputs["out"].dtype).max)
+    )
+    if answer.outputs["out"].dtype == torch.float16:
+        ordinary &= wanted.abs() > 2.0**-13  # doubled subnormals were rounded at another place
+    bad = ordinary & (out != wanted) & _specified(session, inputs, out)
+    yield _finding(case, name, {"out": bad}, what + ": {}", "holds exactly")
+
+
+def _finding(case: str, name: str, masks: Mapping[str, Tensor], wrong: str, right: str) -> Finding:
+    found = [
+        f"{output} {describe(mask)} ({int(mask.sum())} elements)" for output, mask in masks.items() if bool(mask.any())
+    ]
+    return Finding(case, name, failed(wrong.format("; ".join(found))) if found else passed(right))
+
+
+def _unwritten(session: Session, inputs: Inputs, first: Answer, second: Answer) -> dict[str, Tensor]:
+    masks = {}
+    for name, x in first.outputs.items():
+        y = second.outputs[name]
+        if x.shape == y.shape and x.dtype == y.dtype:
+            masks[name] = is_poison(x, 0) & is_poison(y, 1) & _specified(session, inputs, x)
+    return masks
+
+
+def _differ(
+    session: Session, inputs: Inputs, first: Answer, second: Answer, known: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    masks = {}
+    for name, x in first.outputs.items():
+        y = second.outputs[name]
+        if x.shape != y.shape or x.dtype != y.dtype:
+            masks[name] = torch.ones(x.shape, dtype=torch.bool)
+            continue
+        masks[name] = ~agree(x, y) & _specified(session, inputs, x)
+        if name in known:
+            masks[name] &= known[name]
+    return masks
+
+
+def _specified(session: Session, inputs: Inputs, output: Tensor) -> Tensor:
+    """Elements of an output that the contract specifies."""
+    inside = torch.ones(output.shape, dtype=torch.bool)
+    contract = session.contract
+    if isinstance(contract, ProductContract) and contract.name in GROUPED:
+        inside = torch.zeros(output.shape, dtype=torch.bool)
+        flat = inside.view(-1, output.shape[-1])
+        for part in contract.parts(inputs):
+            flat[slice(None) if part.rows is None else part.rows] = True
+    return inside

@@ -1,0 +1,220 @@
+"""The process that runs a foreign kernel: ``python -m oracle.harness.worker REQUESTS REPLIES``.
+
+Reads one JSON request a line from one file descriptor, writes one JSON reply a line to another; tensors travel as
+safetensors files. Standard output and error belong to the kernel. The worker judges nothing: it says what came back and
+what happened to the memory around it. Whatever the kernel raises is caught and reported; whatever else it does to the
+process is the parent's to notice (:mod:`oracle.harness.process`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from oracle.harness.memory import Guarded, Poisoning, guarded, placed
+
+Reply = dict[str, Any]
+
+
+class Refused(Exception):
+    """What the kernel gave back is no result; ``kind`` is what the reply says of it."""
+
+    kind = "result"
+
+
+class Mismatch(Refused):
+    """The kernel cannot be called so."""
+
+    kind = "signature"
+
+
+def main(requests: int, replies: int) -> None:
+    """Serve until the requests end."""
+    owner = os.getpid()
+    server = Server()
+    with os.fdopen(requests, "r", encoding="utf-8") as incoming:
+        for line in incoming:
+            reply = server.answer(json.loads(line))
+            if os.getpid() != owner:
+                os._exit(0)  # the kernel forked and its child came back here
+            os.write(replies, (json.dumps(reply) + "\n").encode())
+
+
+class Server:
+    """The loaded kernel and how it is called."""
+
+    def __init__(self) -> None:
+        self.kernel: Callable[..., Any] | None = None
+        self.adapter: Callable[..., Any] | None = None
+        self.device = "cpu"
+
+    def answer(self, request: Mapping[str, Any]) -> Reply:
+        """One reply; everything that the kernel raises becomes its text."""
+        try:
+            return self.load(request) if request["op"] == "load" else self.call(request)
+        except Refused as error:
+            return {"ok": False, "kind": error.kind, "error": str(error)}
+        except MemoryError as error:
+            return {"ok": False, "kind": "memory", "error": f"out of memory: {error or 'MemoryError'}"}
+        except NotImplementedError as error:
+            return {"ok": False, "kind": "unsupported", "error": _text(error)}
+        except BaseException as error:  # foreign code may raise anything, KeyboardInterrupt and SystemExit included
+            if type(error).__name__ == "OutOfMemoryError":
+                return {"ok": False, "kind": "memory", "error": _text(error)}
+            if isinstance(error, SystemExit):
+                return {"ok": False, "kind": "exit", "error": f"the kernel called exit({error.code})"}
+            device = "CUDA" in str(error) or type(error).__name__ == "AcceleratorError"
+            return {"ok": False, "kind": "device" if device else "raised", "error": _text(error)}
+
+    def load(self, request: Mapping[str, Any]) -> Reply:
+        """Import the kernel and its adapter."""
+        for folder in request["path"]:
+            if folder not in sys.path:
+                sys.path.append(folder)
+        self.device = request["device"]
+        self.kernel = _import(request["kernel"])
+        self.adapter = _import(request["adapter"]) if request["adapter"] else None
+        return {"ok": True, "takes_out": self.adapter is None and _takes(self.kernel, "out")}
+
+    def call(self, request: Mapping[str, Any]) -> Reply:
+        """One call between guard zones; the result goes to ``request["output"]``."""
+        assert self.kernel is not None
+        poison = int(request["poison"])
+        tensors = safetensors.torch.load_file(request["inputs"])
+        for name in request["transposed"]:
+            tensors[name] = tensors[name].view(torch.uint8).t().view(tensors[name].dtype)
+        inputs = {
+            name: placed(name, t, self.device, poison=poison, lead=int(request["lead"].get(name, 0)))
+            for name, t in tensors.items()
+        }
+        before = {name: g.inside().clone() for name, g in inputs.items()}
+        options = {name: _option(value) for name, value in request["options"].items()}
+        outputs = {}
+        for name, (shape, dtype) in request["out"].items():
+            outputs[name] = guarded(name, shape, getattr(torch, dtype), self.device, poison=poison)
+        start = time.perf_counter()
+        with Poisoning(poison) as allocations:
+            result = self._invoke(inputs, options, outputs, request.get("mode", "plain"))
+            if self.device != "cpu":
+                torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        named = _named(result, outputs, request["names"])
+        damaged = [d for g in (*inputs.values(), *outputs.values(), *allocations.made) if (d := g.damage())]
+        changed = [name for name, g in inputs.items() if not torch.equal(g.inside(), before[name])]
+        facts = {
+            name: {"dtype": str(t.dtype), "shape": list(t.shape), "stride": list(t.stride()), "device": str(t.device)}
+            for name, t in named.items()
+        }
+        safetensors.torch.save_file({name: _plain(t) for name, t in named.items()}, request["output"])
+        return {"ok": True, "outputs": facts, "guards": damaged, "changed": changed, "seconds": seconds}
+
+    def _invoke(
+        self, inputs: Mapping[str, Guarded], options: Mapping[str, object], outputs: Mapping[str, Guarded], mode: str
+    ) -> Any:
+        given = {name: g.tensor for name, g in inputs.items()}
+        if mode == "stream":
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                result = self._run(given, options, outputs)
+            torch.cuda.current_stream().wait_stream(stream)
+            return result
+        if mode == "graph":
+            self._run(given, options, outputs)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                result = self._run(given, options, outputs)
+            graph.replay()
+            return result
+        return self._run(given, options, outputs)
+
+    def _run(self, given: Mapping[str, Tensor], options: Mapping[str, object], outputs: Mapping[str, Guarded]) -> Any:
+        assert self.kernel is not None
+        if self.adapter is not None:
+            return self.adapter(self.kernel, dict(given), dict(options))
+        arguments: dict[str, object] = {**given, **{k: v for k, v in options.items() if _takes(self.kernel, k)}}
+        if "out" in outputs and _takes(self.kernel, "out"):
+            arguments["out"] = outputs["out"].tensor
+        try:
+            inspect.signature(self.kernel).bind(**arguments)
+        except TypeError as error:
+            raise Mismatch(
+                f"the kernel cannot be called with {', '.join(arguments)}: {error}; pass an adapter "
+                "MODULE:CALLABLE that takes (kernel, inputs, options) and returns the output"
+            ) from None
+        except ValueError:
+            pass  # a builtin without a signature: calling it is the only way to know
+        return self.kernel(**arguments)
+
+
+def _import(name: str) -> Callable[..., Any]:
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise Refused(f"{module} has no {path!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise Refused(f"{name} is a {type(found).__name__}, not callable")
+    return found  # type: ignore[no-any-return]
+
+
+def _takes(kernel: Callable[..., Any], name: str) -> bool:
+    try:
+        parameters = inspect.signature(kernel).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == name for p in parameters) or (
+        name != "out" and any(p.kind is p.VAR_KEYWORD for p in parameters)
+    )
+
+
+def _named(result: Any, outputs: Mapping[str, Guarded], names: list[str]) -> dict[str, Tensor]:
+    if result is None and outputs:
+        return {name: g.tensor for name, g in outputs.items()}
+    if isinstance(result, Tensor):
+        result = (result,)
+    if isinstance(result, Mapping):
+        missing = [name for name in names if name not in result]
+        if missing:
+            raise Refused(f"the result lacks {', '.join(missing)}; it holds {', '.join(map(str, result)) or 'nothing'}")
+        result = tuple(result[name] for name in names)
+    if not isinstance(result, tuple | list) or len(result) != len(names):
+        what = f"{len(result)} values" if isinstance(result, tuple | list) else type(result).__name__
+        raise Refused(f"the kernel returned {what}; the contract's outputs are {', '.join(names)}")
+    for name, value in zip(names, result, strict=True):
+        if not isinstance(value, Tensor):
+            raise Refused(f"the result {name} is a {type(value).__name__}, not a tensor")
+        if value.layout != torch.strided or value.device.type == "meta":
+            raise Refused(f"the result {name} is {value.layout} on {value.device}, no dense tensor with data")
+    return dict(zip(names, result, strict=True))
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x.detach().cpu().contiguous().clone()
+
+
+def _option(value: object) -> object:
+    if isinstance(value, str) and value.startswith("torch."):
+        return getattr(torch, value.removeprefix("torch."))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _text(error: BaseException) -> str:
+    first = next(iter(str(error).splitlines()), "") or "no message"
+    return f"{type(error).__name__}: {first[:500]}"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""Example kernels: right ones, and ones that are broken in one way each."""

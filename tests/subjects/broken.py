@@ -1,0 +1,172 @@
+"""Kernels of ``fp8_gemm_nt`` that are broken in one way each."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import torch
+from torch import Tensor
+
+from tests.subjects.right import _product
+
+_previous: list[Tensor] = []
+
+
+def raises(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Raises for more than 32 rows."""
+    if a.shape[0] > 32:
+        raise RuntimeError("tile scheduler: unsupported M")
+    out.copy_(_product(a, a_scale, b, b_scale))
+
+
+def dies(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Reads address 0."""
+    ctypes.string_at(0)
+
+
+def killed(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Killed from outside, as the out-of-memory killer does it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exits(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Ends the process."""
+    os._exit(3)
+
+
+def quits(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Raises SystemExit."""
+    sys.exit(4)
+
+
+def hangs(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Never returns."""
+    while True:
+        time.sleep(1)
+
+
+def out_of_memory(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Asks for more memory than there is."""
+    raise MemoryError("cannot allocate 1 TiB")
+
+
+def chatty(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right, and prints a megabyte a call."""
+    os.write(1, b"x" * (1 << 20))
+    out.copy_(_product(a, a_scale, b, b_scale))
+
+
+def forks(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right, and leaves a child that comes back from the call as well."""
+    out.copy_(_product(a, a_scale, b, b_scale))
+    os.fork()
+
+
+def nan(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """One NaN."""
+    out.copy_(_product(a, a_scale, b, b_scale))
+    out[0, 0] = torch.nan
+
+
+def out_of_bounds(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Writes one element behind the output."""
+    out.copy_(_product(a, a_scale, b, b_scale))
+    ctypes.memset(out.data_ptr() + out.numel() * out.element_size(), 0, 2)
+
+
+def overwrites_input(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Scales its scale in place."""
+    out.copy_(_product(a, a_scale, b, b_scale))
+    a_scale.mul_(2)
+
+
+def unwritten_tail(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Leaves the last three columns as they were."""
+    out[:, :-3].copy_(_product(a, a_scale, b, b_scale)[:, :-3])
+
+
+def unwritten_own(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """The same in a buffer of its own."""
+    out = torch.empty(a.shape[0], b.shape[0], dtype=out_dtype)
+    out[:, :-3].copy_(_product(a, a_scale, b, b_scale)[:, :-3])
+    return out
+
+
+def random(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Sums in a random order, as a race does."""
+    order = torch.randperm(a.shape[1], generator=torch.Generator().manual_seed(time.perf_counter_ns() % (1 << 30)))
+    k = a.shape[1]
+    left = (a.float() * a_scale.repeat_interleave(128, dim=1)[:, :k])[:, order]
+    spread = b_scale.repeat_interleave(128, dim=0)[: b.shape[0]].repeat_interleave(128, dim=1)[:, :k]
+    total = torch.zeros(out.shape)
+    for piece in (b.float() * spread)[:, order].split(8, dim=1):
+        total += left[:, : piece.shape[1]] @ piece.T
+        left = left[:, piece.shape[1] :]
+    out.copy_(total)
+
+
+def stale(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """The last row is that of the previous call of the same shape."""
+    result = _product(a, a_scale, b, b_scale)
+    out.copy_(result)
+    if _previous and _previous[-1].shape[1] == result.shape[1]:
+        out[-1] = _previous[-1][-1].to(out.dtype)
+    _previous.append(result)
+
+
+def ignores_strides(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Reads a as though its rows were contiguous."""
+    flat = a.as_strided((a.shape[0], a.shape[1]), (a.shape[1], 1))
+    out.copy_(_product(flat, a_scale, b, b_scale))
+
+
+def float32_out(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
+    """Another dtype than the call declares."""
+    return _product(a, a_scale, b, b_scale)
+
+
+def nothing(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> None:
+    """No result."""
+
+
+def wrong_names(x: Tensor, w: Tensor) -> Tensor:
+    """A signature of its own."""
+    return x @ w
+
+
+def row_major_scale(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Reads the row-major scale as [K/128, align(M, 4)]."""
+    m, blocks = a_scale.shape
+    lead = -(-m // 4) * 4
+    at = torch.arange(blocks)[None, :] * lead + torch.arange(m)[:, None]
+    read = a_scale.flatten()[at % a_scale.numel()]
+    out.copy_(_product(a, read, b, b_scale))
+
+
+def drops_last_k(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """The last element of K is not multiplied."""
+    left = a.clone()
+    left[:, -1] = 0
+    out.copy_(_product(left, a_scale, b, b_scale))
+
+
+not_callable = 3
+
+
+def varies_with_m(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right, but sums backwards below 32 rows."""
+    if a.shape[0] >= 32:
+        out.copy_(_product(a, a_scale, b, b_scale))
+        return
+    k = a.shape[1]
+    left = a.float() * a_scale.repeat_interleave(128, dim=1)[:, :k]
+    spread = b_scale.repeat_interleave(128, dim=0)[: b.shape[0]].repeat_interleave(128, dim=1)[:, :k]
+    right = b.float() * spread
+    total = torch.zeros(out.shape)
+    for start in range(k - 4, -1, -4):
+        total += left[:, start : start + 4] @ right[:, start : start + 4].T
+    out.copy_(total)

@@ -1,0 +1,212 @@
+"""The harness: right kernels conform, broken ones are caught, each for its own reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import oracle
+from oracle.compare import Status
+from oracle.errors import CaseError, OptionError, SubjectError
+from oracle.failing_case import read
+from oracle.harness import validate
+from oracle.harness.memory import GUARD, Poisoning, guarded, is_poison, placed
+from oracle.harness.report import LOAD, NUMBERS
+from tests.conftest import Cli
+from tests.subjects import right
+
+GEMM = "fp8_gemm_nt"
+FEW = [
+    f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=33,n=192,k=384/family=randn/seed=1",
+    f"{GEMM}/e4m3xe4m3-f32/1x128:128x128/m=5,n=128,k=256/family=randn/seed=2",
+]
+
+
+class TestRightKernels:
+    """A right kernel conforms, in every calling convention, whatever it prints and forks."""
+
+    @pytest.mark.parametrize(
+        ("kernel", "adapter"),
+        [
+            ("right:gemm", None),
+            ("right:gemm_out", None),
+            ("right:gemm_pair", "tests.subjects.right:adapt_pair"),
+            ("right:dequantising", None),
+            ("broken:chatty", None),
+            ("broken:forks", None),
+        ],
+    )
+    def test_conforms(self, kernel: str, adapter: str | None) -> None:
+        """Exit 0, one worker, every watch met."""
+        report = validate(f"tests.subjects.{kernel}", GEMM, adapter=adapter, case=FEW, limit=60)
+        assert [f.verdict.summary for f in report.failures] == []
+        assert report.exit_code == 0 and report.workers == 1 and report.judged == 2
+        assert {"guard zones", "stale state", "every element written", "scale doubled"} <= set(report.watches())
+        assert len(report.printed) <= 2000
+
+    def test_a_function_is_as_good_as_its_name(self) -> None:
+        """``validate`` takes the function itself, and is a verb of the package."""
+        assert oracle.validate(right.gemm, GEMM, case=FEW[:1], limit=60).conforms
+
+    def test_the_quick_profile(self) -> None:
+        """Every case of the profile."""
+        report = validate("tests.subjects.right:gemm", GEMM)
+        assert report.conforms and report.judged >= 25
+
+
+# kernel, the watch that catches it, words of the summary
+CAUGHT = (
+    ("raises", NUMBERS, "unsupported M"),
+    ("dies", NUMBERS, "SIGSEGV"),
+    ("killed", NUMBERS, "SIGKILL"),
+    ("exits", NUMBERS, "status 3"),
+    ("quits", NUMBERS, "exit(4)"),
+    ("out_of_memory", NUMBERS, "out of memory"),
+    ("nan", NUMBERS, "only element (0, 0)"),
+    ("out_of_bounds", "guard zones", "2 bytes behind its end"),
+    ("overwrites_input", "inputs unchanged", "a_scale"),
+    ("unwritten_tail", "every element written", "columns 189..191"),
+    ("unwritten_own", "every element written", "columns 189..191"),
+    ("random", "rerun determinism", "other bits on rerun"),
+    ("stale", "stale state", "depends on the previous call"),
+    ("ignores_strides", "non-contiguous inputs", "outside the bound"),
+    ("float32_out", NUMBERS, "declares torch.bfloat16"),
+    ("nothing", "every element written", "every element"),
+    ("row_major_scale", NUMBERS, "outside the bound"),
+    ("wrong_names", LOAD, "pass an adapter"),
+    ("not_callable", LOAD, "not callable"),
+    ("absent", LOAD, "has no 'absent'"),
+)
+
+
+class TestBrokenKernels:
+    """Each is caught for its own reason, and the run survives."""
+
+    @pytest.mark.parametrize(("kernel", "watch", "words"), CAUGHT, ids=[c[0] for c in CAUGHT])
+    def test_caught(self, kernel: str, watch: str, words: str) -> None:
+        """The watch, and what it says."""
+        report = validate(f"tests.subjects.broken:{kernel}", GEMM, case=FEW[:1], limit=60)
+        caught = [f for f in report.failures if f.watch == watch]
+        assert any(words in f.verdict.summary for f in caught), [(f.watch, f.verdict.summary) for f in report.failures]
+        assert report.exit_code == (2 if watch == LOAD else 1)
+
+    def test_only_its_own_watch(self) -> None:
+        """Wrong memory with right numbers fails no numbers."""
+        for kernel in ("out_of_bounds", "overwrites_input"):
+            report = validate(f"tests.subjects.broken:{kernel}", GEMM, case=FEW[:1], limit=60)
+            assert {f.watch for f in report.failures} == {dict((c[0], c[1]) for c in CAUGHT)[kernel]}
+
+    def test_a_hang_ends_at_the_limit(self) -> None:
+        """The worker is killed, a fresh one takes the next case."""
+        report = validate("tests.subjects.broken:hangs", GEMM, case=FEW, limit=3)
+        assert [f.verdict.status for f in report.findings] == [Status.CRASHED] * 2
+        assert "no answer within 3 s" in report.findings[0].verdict.summary and report.workers == 2
+
+    def test_a_missing_module(self) -> None:
+        """Named, status 2."""
+        report = validate("no_such_module:kernel", GEMM, case=FEW)
+        assert report.exit_code == 2 and "No module named" in report.failures[0].verdict.summary
+
+    def test_the_fault_is_named_and_minimised(self, tmp_path: Path) -> None:
+        """From the output alone; the saved file explains itself and is still the same fault."""
+        path = tmp_path / "case.safetensors"
+        report = validate("tests.subjects.broken:row_major_scale", GEMM, case=FEW[:1], limit=60, save=path)
+        (wrong,) = [f for f in report.failures if f.watch == NUMBERS]
+        assert wrong.verdict.explained_by == ("row-major A scale read as [K/128, align(M, 4)]",)
+        assert report.saved == str(path) and path.stat().st_size < 40_000
+        case = read(path)
+        verdict = oracle.judge(case.contract, case.inputs, case.output, arch=case.arch, **case.options)
+        assert verdict.explained_by == wrong.verdict.explained_by
+
+    def test_batch_invariance_can_be_required(self) -> None:
+        """A note by default, a failure when required."""
+        case = FEW[0].replace("bf16", "f32")
+        plain = validate("tests.subjects.broken:varies_with_m", GEMM, case=case, limit=60)
+        assert plain.conforms and any("batch invariance" in note for note in plain.notes)
+        strict = validate(
+            "tests.subjects.broken:varies_with_m", GEMM, case=case, limit=60, require=("batch invariance",)
+        )
+        assert [f.watch for f in strict.failures] == ["batch invariance"]
+
+
+class TestWrongQuestions:
+    """Errors of the question are raised, not reported."""
+
+    def test_profile_watch_and_name(self) -> None:
+        """Each names what there is."""
+        with pytest.raises(CaseError, match="quick, full, soak"):
+            validate("a:b", GEMM, profile="slow")
+        with pytest.raises(OptionError, match="batch invariance"):
+            validate("a:b", GEMM, require=("speed",))
+        with pytest.raises(SubjectError, match="MODULE:CALLABLE"):
+            validate("not-a-name", GEMM)
+        with pytest.raises(SubjectError, match="cannot be imported"):
+            validate(lambda a: a, GEMM)
+
+
+class TestMemory:
+    """Guard zones and poison."""
+
+    @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.int32])
+    @pytest.mark.parametrize("poison", [0, 1])
+    def test_poison_is_nan_and_recognised(self, dtype: torch.dtype, poison: int) -> None:
+        """In every float format; the other poison is not taken for it."""
+        x = guarded("x", (3, 5), dtype, "cpu", poison=poison).tensor
+        assert bool(is_poison(x, poison).all()) and not bool(is_poison(x, 1 - poison).any())
+        if dtype.is_floating_point:
+            assert bool(torch.isnan(x.to(torch.float32)).all())
+
+    def test_a_write_outside_is_seen_a_write_inside_is_not(self) -> None:
+        """One byte before, one behind, and the whole inside."""
+        for offset, words in ((GUARD - 1, "1 bytes before its start"), (-GUARD, "1 bytes behind its end")):
+            x = guarded("x", (3, 5), torch.bfloat16, "cpu", poison=0)
+            x.tensor.zero_()
+            assert x.damage() is None
+            x.buffer[offset] = 0
+            assert words in (x.damage() or "")
+
+    def test_row_padding(self) -> None:
+        """A copy with padded rows has the values, and poison between them."""
+        source = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+        x = placed("x", source, "cpu", poison=0, lead=2)
+        assert torch.equal(x.tensor, source) and x.tensor.stride() == (6, 1)
+        assert bool(torch.isnan(x.tensor.as_strided((3, 6), (6, 1))[:2, 4:]).all())
+
+    def test_transposed_inputs_stay_transposed(self) -> None:
+        """A column-major weight keeps its strides."""
+        source = torch.arange(12, dtype=torch.float32).reshape(3, 4).t()
+        assert placed("x", source, "cpu", poison=0).tensor.stride() == source.stride()
+
+    def test_what_python_leaves_empty_is_poisoned(self) -> None:
+        """torch.empty inside the mode; torch.zeros stays zero."""
+        with Poisoning(0) as mode:
+            x, y = torch.empty(4, 4), torch.zeros(4)
+        assert bool(torch.isnan(x).all()) and bool((y == 0).all()) and len(mode.made) == 1
+
+
+class TestCommand:
+    """``fp8-oracle validate``."""
+
+    def test_a_right_kernel(self, cli: Cli) -> None:
+        """Status 0 and the word."""
+        ran = cli("validate", "tests.subjects.right:gemm", "--contract", GEMM, "--case", FEW[0])
+        assert ran.status == 0 and "CONFORMS" in ran.out
+
+    def test_a_wrong_one(self, cli: Cli, tmp_path: Path) -> None:
+        """Status 1, the failure, its explanation and its command; the report as JSON."""
+        path = tmp_path / "report.json"
+        ran = cli(
+            "validate", "tests.subjects.broken:drops_last_k", "--contract", GEMM, "--case", FEW[0], "--json", path
+        )  # fmt: skip
+        assert (
+            ran.status == 1 and "explained by: last element of K dropped" in ran.out and "repro: fp8-oracle" in ran.out
+        )
+        record = json.loads(path.read_text())
+        assert record["schema"] == "fp8-oracle.validation/1" and not record["conforms"]
+
+    def test_what_cannot_be_judged(self, cli: Cli) -> None:
+        """Status 2."""
+        assert cli("validate", "no_such:thing", "--contract", GEMM, "--case", FEW[0]).status == 2
