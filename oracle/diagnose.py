@@ -281,7 +281,8 @@ class _View:
         size = torch.maximum(
             y.abs(), decode(self.right).abs() if hasattr(self, "right") and self.right.shape == y.shape else y.abs()
         )
-        return ((x - y).abs() <= step * size) | (torch.isnan(x) & torch.isnan(y)) | (x == y)
+        near = torch.isfinite(x) & torch.isfinite(y) & ((x - y).abs() <= step * size)
+        return near | (torch.isnan(x) & torch.isnan(y)) | (x == y)
 
     def _specified(self) -> Tensor:
         inside = torch.zeros(self.output.shape, dtype=torch.bool, device=self.output.device)

@@ -38,7 +38,7 @@ def mutant(
 
 
 class TestSilentWrongAnswers:
-    """Wrong numbers that shipped kernels returned without a word (HARDWARE facts 1 to 5)."""
+    """Wrong numbers that shipped kernels returned without a word."""
 
     @pytest.mark.parametrize("shape", ["m16_n128_k512", "m40_n256_k1024"])
     @pytest.mark.parametrize(

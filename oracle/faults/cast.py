@@ -283,12 +283,12 @@ def faults() -> list[Fault]:
             _stored(Rounding.NEAREST_AWAY),
             equivalent="no sum is a tie of the output dtype",
         ),
-        _store("store truncates", "NUMERICS.md 1.7", _truncated, _out(torch.bfloat16, torch.float16), exact),
+        _store("store truncates", "mutant of an H200 output", _truncated, _out(torch.bfloat16, torch.float16), exact),
         _store(
             "store rounds stochastically", "flashinfer 5128", _stochastic, _out(torch.bfloat16, torch.float16), exact
         ),
         _store(
-            "store through float16", "NUMERICS.md 1.7", _through(torch.float16), _out(torch.bfloat16, torch.float32)
+            "store through float16", "mutant of an H200 output", _through(torch.float16), _out(torch.bfloat16, torch.float32)
         ),
         _store(
             "store through bfloat16",
@@ -299,7 +299,7 @@ def faults() -> list[Fault]:
         ),
         _store(
             "bfloat16 bits in a float16 buffer",
-            "HARDWARE.md 3",
+            "FlashInfer 0.6.18 on an H200",
             _bits_of_bf16,
             _out(torch.float16),
             "every sum is zero",
@@ -322,7 +322,7 @@ def faults() -> list[Fault]:
         Fault(
             "bias added after the cast",
             Family.CAST,
-            "NUMERICS.md 1.7",
+            "mutant of an H200 output",
             {Stage.SUM: _bias_after},
             WITH_BIAS,
             _narrow_bias,

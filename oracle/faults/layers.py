@@ -199,7 +199,7 @@ def faults() -> list[Fault]:
         _fault(
             "gated weights padded as one run (up half at the unpadded offset)",
             move,
-            "ROUTINES.md section 2, vLLM 0.20.2",
+            "vLLM 0.20.2",
             ALIGN,
             {write: _output("w13", _one_run)},
             _padded,

@@ -387,7 +387,7 @@ def faults() -> list[Fault]:
         _fault(
             "amax scan leaves out the late rows of a block",
             value,
-            "NUMERICS.md 0.2",
+            "FlashInfer 0.6.18 scale_128x128_kernel",
             Stage.AMAX,
             _amax(_late_rows_missed),
             lambda c: _own_scale(c) or _tall_blocks(c),
@@ -396,7 +396,7 @@ def faults() -> list[Fault]:
         _fault(
             "amax scan tests the row index where the column index is meant",
             value,
-            "NUMERICS.md 0.2",
+            "FlashInfer 0.6.18 scale_128x128_kernel",
             Stage.RECIPE,
             _recipe(scan=AmaxScan.ROW_AS_COLUMN),
             lambda c: _own_scale(c) or _tall_blocks(c),
@@ -405,7 +405,7 @@ def faults() -> list[Fault]:
         _fault(
             "amax scan ends in the middle of the group",
             value,
-            "NUMERICS.md 0.2",
+            "FlashInfer 0.6.18 scale_128x128_kernel",
             Stage.AMAX,
             _amax(_first_half),
             _own_scale,

@@ -49,6 +49,8 @@ Matrix = Callable[[Call, Tensor], Tensor]
 
 def quantised(contract: ProductContract, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The inputs as FP8 codes and scales where the routine quantises them itself: those of its own product."""
+    if contract.name not in ROLES:
+        return inputs
     role = ROLES[contract.name]
     if all(name in inputs and inputs[name].element_size() == 1 for name in (role["a"], role["b"])):
         return inputs

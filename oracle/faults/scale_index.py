@@ -243,7 +243,7 @@ _TIRX = "mlc-ai/TIRx-kernels PR 5"
 _FBGEMM = "pytorch/FBGEMM 6159"
 _CUTLASS = "NVIDIA/cutlass 2087, 2154"
 _SQUARE = "pytorch 195751, flashinfer 2147, pytorch/ao PR 4229"
-_FI_LAYOUT = "HARDWARE.md 1, pytorch/ao 4209, TensorRT-LLM PR 3144"
+_FI_LAYOUT = "FlashInfer 0.6.18 on an H200, pytorch/ao 4209, TensorRT-LLM PR 3144"
 
 
 def _both(role: str, what: str) -> list[Fault]:
@@ -357,7 +357,7 @@ def faults() -> list[Fault]:
         ),
         _fault(
             "row-major A scale read M-major",
-            "HARDWARE.md, vLLM cutlass_scaled_mm",
+            "vLLM 0.20.2 cutlass_scaled_mm on an H200",
             "a_scale",
             _as_column_major(1),
             _matrix_scale("a_scale"),
@@ -366,7 +366,7 @@ def faults() -> list[Fault]:
         ),
         _fault(
             "unpadded A scale read with leading dimension align(M, 4)",
-            "HARDWARE.md 2",
+            "FlashInfer 0.6.18 on an H200",
             "a_scale",
             _unpadded_read_padded,
             _rows_not_multiple_of_4,
@@ -401,7 +401,7 @@ def faults() -> list[Fault]:
         ),
         _fault(
             "per-token weight scale indexed per 128x128 block",
-            "HARDWARE.md 4",
+            "FlashInfer 0.6.18 on an H200",
             "b_scale",
             _per_token_as_block,
             _per_token_weight,
@@ -410,7 +410,7 @@ def faults() -> list[Fault]:
         Fault(
             "B scale of the last columns of an N block from the next one",
             Family.SCALE_INDEX,
-            "NUMERICS.md 1.7",
+            "mutant of an H200 output",
             {Stage.PRODUCT: _few_columns_of_next_block},
             BLOCKS,
             _b_blocks,

@@ -6,7 +6,7 @@ a sum of 33 such integers lies below ``2^21``. So float32 holds every term and e
 holds every exponent. Rounding the sum toward zero to 13 fraction bits is clearing the 10 low bits of a
 float32.
 
-Source: the bound is NUMERICS' argument for narrow lanes, re-derived above; tests compare with ``fused`` bit
+Source: derived above; tests compare with ``fused`` bit
 by bit. Not covered: NaN and infinite operands (the caller settles them), ``t > 16``, an accumulator other
 than 0 at the start.
 """

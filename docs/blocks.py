@@ -1,0 +1,314 @@
+"""The generated blocks: each is a function of words to Markdown, computed from the code that it describes."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from enum import Enum
+from importlib import import_module
+
+import figures
+
+from oracle import captures, cli, contracts, fixtures, ledger, profiles
+from oracle.cases import parse
+from oracle.compare import Status
+from oracle.faults import BEHAVIOURS, Family, catalogue
+from oracle.options import word
+from oracle.outcome import SEVERITY, Outcome
+from oracle.report.console import sentence
+from oracle.runner import replay
+from oracle.tensorcore.instructions import INSTRUCTIONS
+from oracle.tensorcore.schedules import schedules
+
+_ROLE = re.compile(r":(?:func|class|mod|meth|attr|data):`~?(?:[\w.]+\.)?(\w+)`")
+_COLUMNS = re.compile(r"^[^\s|`][^\n`]*\S {2,}\S", re.MULTILINE)
+_SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
+
+
+def api(*names: str) -> str:
+    """Signature and docstring of public names, as ``oracle.judge``."""
+    return "\n\n".join(_documented(name) for name in names)
+
+
+def module(name: str) -> str:
+    """The head of a file: what it computes, its formula, its source, and what it does not cover."""
+    return _markdown(inspect.getdoc(import_module(name)) or "")
+
+
+def contract_list() -> str:
+    """Every contract: summary, source, inputs, options, outputs, numerics, number of cases."""
+    lines = []
+    for contract in contracts().values():
+        lines += [f"### `{contract.name}`", "", f"{contract.summary}. Source: {contract.source}.", ""]
+        rows = []
+        for spec in contract.inputs:
+            shape = f"`[{', '.join(spec.dims)}]`" if spec.dims is not None else "see the note"
+            dtypes = ", ".join(str(word(dtype)) for dtype in spec.dtypes)
+            name = f"`{spec.name}`" + (" (optional)" if spec.optional else "")
+            rows.append((name, shape, dtypes, spec.doc))
+        lines += [_table(("input", "shape", "dtypes", "note"), rows), ""]
+        if contract.options:
+            options = [
+                (f"`{o.name}`", f"`{word(o.default)}`", _words(o.choices), o.doc) for o in contract.options
+            ]
+            lines += [_table(("option", "default", "values", "note"), options), ""]
+        numerics = getattr(contract, "numerics", {})
+        usual = "; ".join(f"{arch}: `{names[0]}`" for arch, names in numerics.items())
+        lines += [f"Outputs: {_words(contract.outputs)}." + (f" Usual numerics: {usual}." if usual else ""), ""]
+        lines += [f"Cases in profile quick: {len(profiles.cases(contract.name, 'quick'))}.", ""]
+    return "\n".join(lines)
+
+
+def schedule_table() -> str:
+    """Every schedule with what it is made of."""
+    rows = [
+        (
+            f"`{s.name}`", f"`{s.instruction.name}`", "K" if s.interval is None else str(s.interval),
+            f"`{s.promotion.value}`", f"`{s.epilogue.value}`", s.status.value, s.seen_in,
+        )
+        for s in schedules()
+    ]  # fmt: skip
+    return _table(("schedule", "instruction", "chain", "promotion", "epilogue", "checked", "seen in"), rows)
+
+
+def instruction_table() -> str:
+    """The table of matrix instructions."""
+    rows = [
+        (
+            f"`{i.name}`", " ".join(f"`{o}`" for o in i.operands), str(i.k), str(i.group),
+            "-" if i.align_bits is None else str(i.align_bits), str(i.out_bits), i.status.value, i.source,
+        )
+        for i in INSTRUCTIONS.values()
+    ]  # fmt: skip
+    return _table(("instruction", "operands", "k", "group", "t", "result", "checked", "source"), rows)
+
+
+def fault_catalogue() -> str:
+    """Every fault, by family; the faults of behaviour last."""
+    faults = list(catalogue().values())
+    lines = [f"{len(faults)} faults of numbers and {len(BEHAVIOURS)} of behaviour.", ""]
+    for family in Family:
+        chosen = [fault for fault in faults if fault.family is family]
+        if not chosen:
+            continue
+        lines += [f"## {family.value.capitalize()}", ""]
+        rows = []
+        for fault in chosen:
+            names = sorted(fault.contracts)
+            applies = f"{len(names)} contracts" if len(names) > 2 else _words(names)
+            rows.append((fault.name, applies, fault.met_in, fault.equivalent or "-"))
+        lines += [_table(("fault", "applies to", "met in", "gives the right bits when"), rows), ""]
+    watches = [(b.name, b.met_in, b.watch) for b in BEHAVIOURS]
+    lines += ["## Behaviour", "", _table(("fault", "met in", "noticed by"), watches)]
+    return "\n".join(lines)
+
+
+def routine_table() -> str:
+    """Which backend serves which routine on which architecture, all packages present."""
+    return str(import_module("kernels.plan").markdown_table())
+
+
+def capture(identity: str) -> str:
+    """The verdict on a captured output, in the words of ``verify``, with the known failure that it is."""
+    folder = fixtures.folder()
+    (item,) = [item for item in replay(folder / "captures") if item.id == identity]
+    outcome: Outcome = item.outcome()
+    (outcome,), complaints = ledger.apply([outcome], ledger.load(folder / ledger.FILE), whole=False)
+    assert not complaints, complaints
+    (recorded,) = [c for c in captures.load(folder / "captures") if c.id == identity]
+    made_by = ", ".join(f"{key} {value}" for key, value in recorded.recording.provenance.items() if key != "note")
+    return f"```text\n{sentence(outcome).plain}\n```\n\nRecorded with {made_by}."
+
+
+def right_captures() -> str:
+    """What passes among the captures, and in which words."""
+    outcomes = [item.outcome() for item in replay(fixtures.folder() / "captures")]
+    passed = [outcome for outcome in outcomes if outcome.status is Status.PASSED]
+    return _table(("capture", "verdict"), [(f"`{o.id.removeprefix('captures/')}`", o.verdict.summary) for o in passed])
+
+
+def capture_list() -> str:
+    """Every capture and what judges it."""
+    rows = [
+        (f"`{c.id.removeprefix('captures/')}`", f"`{c.contract}`", c.recording.arch, c.unsupported or f"`{c.numerics}`")
+        for c in captures.load(fixtures.folder() / "captures")
+    ]
+    return _table(("capture", "contract", "arch", "declared numerics, or why it is not judged"), rows)
+
+
+def known_failures() -> str:
+    """The ledger of known failures."""
+    entries = ledger.load(fixtures.folder() / ledger.FILE)
+    rows = [(f"`{e.id.removeprefix('captures/')}`", str(e.outside), e.reason, e.source) for e in entries]
+    return _table(("capture", "elements outside", "reason", "seen in"), rows)
+
+
+def statuses() -> str:
+    """The statuses of a verdict, worst first."""
+    rows = [(f"`{s}`", "yes" if s.is_failure else "no", "yes" if s.needs_reason else "no") for s in SEVERITY]
+    return _table(("status", "fails a run", "carries a reason"), rows)
+
+
+def errors() -> str:
+    """Every error that is raised on purpose."""
+    found = import_module("oracle.errors")
+    rows = [
+        (f"`{name}`", str(inspect.getdoc(kind)))
+        for name, kind in vars(found).items()
+        if inspect.isclass(kind) and kind.__module__ == "oracle.errors"
+    ]
+    return _table(("error", "raised when"), rows)
+
+
+def commands() -> str:
+    """The command line, read off its parser."""
+    lines = []
+    for name, parser, said in _parsers(cli.parser(), "fp8-oracle"):
+        skipped = argparse._HelpAction | argparse._SubParsersAction
+        rows = [_argument(action) for action in parser._actions if not isinstance(action, skipped)]
+        if name == "fp8-oracle" or (not rows and not said):
+            continue
+        lines += [f"### `{name}`", "", f"{said[:1].upper()}{said[1:].rstrip('.')}.", ""]
+        lines += [_table(("argument", "meaning", "values"), rows), ""] if rows else []
+    return "\n".join(lines)
+
+
+def profile_counts() -> str:
+    """How many cases each contract has in each profile."""
+    names = [name for name in contracts() if profiles.cases(name, "quick")]
+    rows = [(f"`{n}`", *(str(len(profiles.cases(n, p))) for p in profiles.PROFILES)) for n in names]
+    totals = [sum(len(profiles.cases(n, p)) for n in names) for p in profiles.PROFILES]
+    return _table(("contract", *profiles.PROFILES), [*rows, ("all", *(str(t) for t in totals))])
+
+
+def case_parts(identity: str) -> str:
+    """What the parts of a case id say, and the tensors they make."""
+    case = parse(identity)
+    rows = [(f"`{name}`", f"`{list(t.shape)}`", str(word(t.dtype))) for name, t in case.inputs().items()]
+    return f"`{case}`\n\n" + _table(("input", "shape", "dtype"), rows)
+
+
+BLOCKS: dict[str, Callable[..., str]] = {
+    "api": api, "module": module, "contracts": contract_list, "schedules": schedule_table,
+    "instructions": instruction_table, "faults": fault_catalogue, "routines": routine_table, "capture": capture,
+    "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures, "statuses": statuses,
+    "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,
+}  # fmt: skip
+
+
+# --- docstrings ---------------------------------------------------------------------------------------------------
+
+
+def _documented(name: str) -> str:
+    home, _, attribute = name.rpartition(".")
+    thing = getattr(import_module(home), attribute)
+    thing = getattr(thing, "_get_wrapped_function", lambda: thing)()
+    bare = inspect.isclass(thing) and issubclass(thing, BaseException | Enum)
+    shown = "" if bare else _signature(thing)
+    text = inspect.getdoc(thing) or ""
+    lines = [f"### `{name}`", "", *([f"```py\n{attribute}{shown}\n```", ""] if shown else []), _markdown(text)]
+    if inspect.isclass(thing) and issubclass(thing, Enum):
+        lines += ["", *(f"- `{m.name}`" + ("" if m.value == m.name else f": {m.value}") for m in thing)]
+    elif inspect.isclass(thing):
+        for key, value in vars(thing).items():
+            if not key.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                said, call = inspect.getdoc(value), "" if isinstance(value, property) else "()"
+                lines += ["", f"**`{key}{call}`**: {_markdown(said)}"] if said else []
+    return "\n".join(lines)
+
+
+def _signature(thing: Callable[..., object]) -> str:
+    signature = inspect.signature(thing)
+    shown = [_parameter(parameter) for parameter in signature.parameters.values()]
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    if keyword in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        shown.insert(kinds.index(keyword), "*")
+    returns = "" if inspect.isclass(thing) else f" -> {signature.return_annotation}"
+    one = f"({', '.join(shown)}){returns}"
+    return one if len(one) < 90 else "(\n" + "".join(f"    {parameter},\n" for parameter in shown) + f"){returns}"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    kind = "" if parameter.annotation is inspect.Parameter.empty else f": {parameter.annotation}"
+    default = parameter.default
+    if default is inspect.Parameter.empty or "factory" in repr(default):
+        return f"{star}{parameter.name}{kind}"
+    return f"{star}{parameter.name}{kind} = {default.__name__ if inspect.isfunction(default) else repr(default)}"
+
+
+def _markdown(text: str) -> str:
+    """A NumPy docstring as Markdown."""
+    text = _ROLE.sub(r"`\1`", text).replace("``", "`")
+    pieces = _SECTION.split(text)
+    lines = [_paragraphs(pieces[0])]
+    for title, body in zip(pieces[1::2], pieces[2::2], strict=True):
+        lines += ["", f"**{title}**", ""]
+        named = title in ("Parameters", "Attributes", "Raises", "Returns", "Warns")
+        lines.append(_items(body) if named else _paragraphs(body))
+    return "\n".join(lines).strip()
+
+
+def _paragraphs(text: str) -> str:
+    """Indented lines are code already, and lines with columns in them become so; a `::` before code is a colon."""
+    text = re.sub(r"::$", ":", text.strip("\n"), flags=re.MULTILINE)
+    parts = re.split(r"\n[ \t]*\n", text)
+    plain = [part.replace("`", "") for part in parts]
+    return "\n\n".join(
+        f"```text\n{bare}\n```" if _COLUMNS.search(part) else part for part, bare in zip(parts, plain, strict=True)
+    )
+
+
+def _items(body: str) -> str:
+    """``name : type`` with a description below it, or ``name : description`` alone."""
+    items: list[tuple[str, list[str]]] = []
+    for line in body.strip("\n").splitlines():
+        if line.startswith(" ") and items:
+            items[-1][1].append(line.strip())
+        elif line.strip():
+            name, _, rest = line.partition(" : ")
+            items.append((name.strip(), [rest.strip()]))
+    return "\n".join(_item(name, rest) for name, rest in items)
+
+
+def _item(name: str, lines: list[str]) -> str:
+    kind, *body = lines
+    typed = body and not kind.endswith((",", ";", ":")) and "`" not in kind
+    said = " ".join(body if typed else [kind, *body]).strip()
+    return f"- `{name}`" + (f" ({kind})" if typed and kind else "") + (f": {said}" if said else "")
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+
+    return "\n".join([line(heads), "|" + "---|" * len(heads), *(line(row) for row in rows)])
+
+
+def _words(values: Iterable[object] | None) -> str:
+    return "any" if values is None else ", ".join(f"`{word(value)}`" for value in values)
+
+
+def _parsers(parser: argparse.ArgumentParser, name: str) -> Iterable[tuple[str, argparse.ArgumentParser, str]]:
+    yield name, parser, parser.description or ""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for word_, child in action.choices.items():
+                for found, below, said in _parsers(child, f"{name} {word_}"):
+                    yield found, below, said or helps.get(found.rpartition(" ")[2], "")
+
+
+def _argument(action: argparse.Action) -> tuple[str, str, str]:
+    names = ", ".join(f"`{flag}`" for flag in action.option_strings)
+    value = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
+    shown = "" if action.nargs == 0 or (action.option_strings and action.choices) else f"`{value}`"
+    choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
+    default = "" if action.default in (None, False, [], argparse.SUPPRESS) else f" (default `{action.default}`)"
+    return f"{names} {shown}".strip(), (action.help or "").replace("%%", "%"), choices + default

@@ -1,0 +1,244 @@
+"""Everything in these pages that a program can say is said by one: run this file after a change, ``--check`` in CI.
+
+    python docs/generate.py [--check] [PAGE ...]
+
+Three kinds of text are made and compared:
+
+* ``<!-- generated: NAME arguments -->`` ... ``<!-- /generated -->``: the block ``NAME`` of :mod:`blocks`.
+* a ``python`` fence is executed, all fences of a page in one namespace; a ``text`` fence right after it is what it
+  prints. With ``title="FILE"`` it (or a ``cpp`` fence) is written to that file of the page's scratch folder instead.
+* a ``console`` fence: each line after ``$`` runs in the scratch folder; the lines below it are what it prints.
+
+Under ``<!-- requires: TOOL -->`` a fence is left as it is where that tool is not here, with a note on the standard
+error.
+Durations are replaced by ``1.2 s`` so that pages do not change with the machine. Exit 1 with a diff when ``--check``
+finds a page that differs from what was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+WIDTH = "100"
+_BLOCK = re.compile(r"<!-- generated: (?P<call>.+?) -->\n.*?<!-- /generated -->", re.DOTALL)
+_FENCE = re.compile(
+    r"^(?:<!-- requires: (?P<tool>\S+) -->\n)?```(?P<kind>python|cpp|console)(?P<rest>[^\n]*)\n(?P<body>.*?)^```\n",
+    re.DOTALL | re.MULTILINE,
+)
+_OUTPUT = re.compile(r"\n?```text\n.*?^```\n", re.DOTALL | re.MULTILINE)
+_DURATIONS = ((r"\b\d+\.\d+ ?s\b", "1.2 s"), (r'\btime="[\d.]+"', 'time="1.2"'))
+
+
+@dataclass
+class Scratch:
+    """What the fences of one page share: a namespace and a folder."""
+
+    folder: Path
+    namespace: dict[str, object] = field(default_factory=lambda: {"__name__": "page"})
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the pages; see the head of this file."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 with a diff if a page is stale")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of the pages")
+    parser.add_argument("page", nargs="*", help="only these, as tutorial.md")
+    given = parser.parse_args(arguments)
+    _surroundings()
+    stale = broken = 0
+    for path in pages(given.docs, given.page):
+        old, name = path.read_text(encoding="utf-8"), path.relative_to(given.docs).as_posix()
+        try:
+            new = made(old, name=name)
+        except Exception as error:  # an example that raises is a finding about its page; the others are still made
+            print(f"{name}: {''.join(traceback.format_exception(error, limit=-1))}", file=sys.stderr)
+            broken += 1
+            continue
+        if new == old:
+            continue
+        if given.check:
+            stale += 1
+            lines = difflib.unified_diff(old.splitlines(), new.splitlines(), f"{name} (stored)", f"{name} (made)", n=1)
+            print("\n".join(lines))
+        else:
+            path.write_text(new, encoding="utf-8")
+            print(f"{name}: written")
+    if stale or broken:
+        print(f"{stale} pages are out of date, {broken} cannot be made; run `python docs/generate.py`", file=sys.stderr)
+    return 1 if stale or broken else 0
+
+
+def pages(docs: Path, only: list[str]) -> list[Path]:
+    """The Markdown files, those that execute nothing first (an example may register something)."""
+    found = sorted(docs.rglob("*.md"), key=lambda path: (bool(_FENCE.search(path.read_text())), path))
+    kept = [path for path in found if not only or path.relative_to(docs).as_posix() in only]
+    if missing := set(only) - {path.relative_to(docs).as_posix() for path in kept}:
+        raise SystemExit(f"no page {', '.join(sorted(missing))} in {docs}")
+    return kept
+
+
+def made(text: str, *, name: str) -> str:
+    """The page as it should be."""
+    import blocks
+
+    text = _BLOCK.sub(lambda match: _generated(match["call"], blocks.BLOCKS), text)
+    with tempfile.TemporaryDirectory(prefix="page-") as folder:
+        scratch = Scratch(Path(folder).resolve())
+        with contextlib.chdir(scratch.folder), _importable(scratch.folder):
+            return "".join(_executed(text, scratch, name))
+
+
+@contextlib.contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Files of the scratch folder can be imported, as from where a reader stands, and are forgotten afterwards."""
+    path = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        _forget(folder)
+
+
+def _forget(folder: Path) -> None:
+    """Modules of the scratch folder are loaded afresh: their files may have been written again."""
+    importlib.invalidate_caches()
+    for name, loaded in list(sys.modules.items()):
+        if str(getattr(loaded, "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+
+
+def _generated(call: str, known: dict[str, Callable[..., str]]) -> str:
+    name, *arguments = shlex.split(call)
+    if name not in known:
+        raise LookupError(f"no generated block {name!r}; there are: {', '.join(known)}")
+    return f"<!-- generated: {call} -->\n{known[name](*arguments).strip()}\n<!-- /generated -->"
+
+
+def _executed(text: str, scratch: Scratch, page: str) -> Iterator[str]:
+    at = 0
+    while (fence := _FENCE.search(text, at)) is not None:
+        yield text[at : fence.start()]
+        at = fence.end()
+        if fence["tool"] is not None and shutil.which(fence["tool"]) is None:
+            print(f"{page}: {fence['tool']} is not here; what it prints was not compared", file=sys.stderr)
+            yield fence[0]  # and, as it stands, the output of a python fence
+            continue
+        if fence["kind"] == "console":
+            yield f"{fence[0][: fence.start('body') - fence.start()]}{_console(fence['body'], scratch, page)}```\n"
+            continue
+        yield fence[0]
+        if (title := re.search(r'title="([^"]+)"', fence["rest"])) is not None:
+            target = scratch.folder / title[1]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(fence["body"], encoding="utf-8")
+            _forget(scratch.folder)
+            continue
+        if fence["kind"] != "python":
+            continue
+        printed = _python(fence["body"], scratch, f"{page}:{text[: fence.start()].count(chr(10)) + 1}")
+        if (output := _OUTPUT.match(text, at)) is not None:
+            at = output.end()
+        if printed:
+            yield f"\n```text\n{_stable(printed, scratch)}```\n"
+    yield text[at:]
+
+
+def _python(source: str, scratch: Scratch, where: str) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(source, where, "exec"), scratch.namespace)
+    return printed.getvalue()
+
+
+def _console(body: str, scratch: Scratch, page: str) -> str:
+    lines = []
+    for command in (line[2:] for line in body.splitlines() if line.startswith("$ ")):
+        lines += [f"$ {command}", *_stable(_run(command), scratch).rstrip("\n").splitlines()]
+    if not lines:
+        raise ValueError(f"{page}: a console fence without a line that begins with $")
+    return "\n".join(lines) + "\n"
+
+
+def _run(command: str) -> str:
+    """What a command prints. Ours and pytest run in this process, which has everything loaded already."""
+    first, _, rest = command.partition(" | ")
+    words = shlex.split(first)
+    if words[0] == "fp8-oracle":
+        text = _in_process(_ours, words[1:])
+    elif words[:3] == ["python", "-m", "pytest"]:
+        text = _in_process(_pytest, words[3:])
+    else:
+        return _shell(command)
+    return _shell(rest, text) if rest else text
+
+
+def _shell(command: str, text: str | None = None) -> str:
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, input=text)
+    return done.stdout + done.stderr
+
+
+def _in_process(run: Callable[[list[str]], object], arguments: list[str]) -> str:
+    printed = io.StringIO()
+    with (
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        contextlib.suppress(SystemExit),  # how argparse ends --help, and a mistake
+    ):
+        run(arguments)
+    return printed.getvalue()
+
+
+def _ours(arguments: list[str]) -> object:
+    from oracle.cli import main as command_line
+
+    return command_line(arguments)
+
+
+def _pytest(arguments: list[str]) -> object:
+    import pytest
+
+    # The package is loaded before pytest could rewrite its assertions; a reader's pytest is not.
+    return pytest.main(["-W", "ignore::pytest.PytestAssertRewriteWarning", *arguments])
+
+
+def _stable(text: str, scratch: Scratch) -> str:
+    for folder, said in ((f"{scratch.folder}{os.sep}", ""), (str(scratch.folder), "."), (str(ROOT), "REPOSITORY")):
+        text = text.replace(folder, said)
+    for pattern, said in _DURATIONS:
+        text = re.sub(pattern, said, text)
+    return "\n".join(line.rstrip() for line in text.rstrip("\n").split("\n")) + "\n"
+
+
+def _surroundings() -> None:
+    """What the pages take for granted: our commands on the path, the stored captures, plain text 100 columns wide."""
+    sys.path.insert(0, str(DOCS))
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    os.environ.update(
+        COLUMNS=WIDTH, LC_ALL="C.UTF-8", NO_COLOR="1", TERM="dumb", PYTHONPATH="", PYTHONDONTWRITEBYTECODE="1",
+        FP8_ORACLE_FIXTURES=str(ROOT / "fixtures"), OMP_NUM_THREADS="1", PYTEST_ADDOPTS="-p no:cacheprovider",
+    )  # fmt: skip
+    import torch
+
+    torch.set_num_threads(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
