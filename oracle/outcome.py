@@ -5,6 +5,8 @@ The JSON form is versioned (``fp8-oracle.report/1``); fields are only ever added
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass, field
 
 from oracle.compare import Status, Verdict
@@ -27,8 +29,9 @@ SEVERITY = (
 class Outcome:
     """One judged (or unjudgeable) case of one subject.
 
-    ``id`` is a case id or ``captures/<file>/<output>``; ``known`` is the ledger's reason when the failure is a
-    known one, and such an outcome does not fail the run.
+    ``id`` is a case id, ``captures/<file>/<output>``, or ``pytest/<node id>`` (then ``#2`` and so on, where one test
+    judges several outputs); ``known`` is the ledger's reason when the failure is a known one, and such an outcome does
+    not fail the run.
     """
 
     id: str
@@ -52,6 +55,8 @@ class Outcome:
         """The command that runs this outcome alone; ids that are no case have none."""
         if "/" not in self.id:
             return ""
+        if self.id.startswith("pytest/"):
+            return f"pytest {shlex.quote(re.sub('#[0-9]+$', '', self.id.removeprefix('pytest/')))}"
         live = "" if self.id.startswith("captures/") else f" --subject '{self.subject}'"
         return f"fp8-oracle verify --case '{self.id}'{live}"
 

@@ -1,37 +1,67 @@
 """The command line: one small file for each command.
 
 Exit status: 0 everything is as it must be, 1 it is not, 2 the question could not be asked (one line on the
-standard error says why and what to do), 130 interrupted.
+standard error says why and what to do), 130 interrupted, 141 nobody reads the output any more.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from oracle.cli import (
+    compare,
+    completion,
     conformance,
     doctor,
+    examples,
+    explain,
     fingerprint,
     fixtures,
+    history,
     identify,
     judge,
     listing,
+    mutate,
     plan,
     predict,
+    report,
+    settings,
+    validate,
     verify,
 )
 from oracle.errors import OracleError
 
-COMMANDS = (verify, judge, predict, identify, fingerprint, doctor, listing, fixtures, conformance, plan)
+COMMANDS = (
+    verify,
+    validate,
+    judge,
+    explain,
+    mutate,
+    predict,
+    identify,
+    fingerprint,
+    doctor,
+    listing,
+    fixtures,
+    conformance,
+    plan,
+    report,
+    compare,
+    history,
+    completion,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    arguments = parser().parse_args(argv)
     try:
+        commands = parser()
+        settings.install(commands, settings.load())
+        arguments = commands.parse_args(argv)
         status: int = arguments.run(arguments)
     except OracleError as error:
         print(f"fp8-oracle: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -39,6 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fp8-oracle: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Whoever read the output has enough, as `head`; what is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return status
 
 
@@ -51,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
         module.add(commands)
+    examples.install(commands.choices)
     return result
 
 

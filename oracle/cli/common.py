@@ -21,11 +21,18 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 PIPE_WIDTH = 160  # columns of a table that does not go to a terminal
 
 
+class _Console(Console):
+    """A console that leaves a closed pipe to the command line; rich would exit as if something had failed."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console as wide as the terminal, or wide enough for the table when there is none."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
@@ -67,6 +74,13 @@ def inputs_of(
                 f"{', '.join(sorted(tensors))}; name the right one with --input {spec.name}=TENSOR"
             )
     return found
+
+
+def add_volume_arguments(command: argparse.ArgumentParser) -> None:
+    """``--quiet`` and ``--verbose``."""
+    volume = command.add_mutually_exclusive_group()
+    volume.add_argument("-q", "--quiet", action="store_true", help="only what fails, and the closing line")
+    volume.add_argument("-v", "--verbose", action="store_true", help="a line for every case")
 
 
 def add_file_arguments(command: argparse.ArgumentParser) -> None:

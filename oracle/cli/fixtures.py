@@ -1,19 +1,36 @@
-"""``fp8-oracle fixtures``: check the stored files, or make them again from what was recorded."""
+"""``fp8-oracle fixtures``: check the stored files, make them again, hand them out, judge what comes back."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from oracle import captures, fixtures, ledger
-from oracle.cli.common import Commands
+from rich.text import Text
+
+from oracle import captures, fixtures, golden, golden_export, ledger, seal
+from oracle.cli.common import Commands, console
+from oracle.golden_export import Answer
+from oracle.report.console import STYLES
 
 
 def add(commands: Commands) -> None:
-    command = commands.add_parser("fixtures", help="check or rebuild the stored fixtures")
+    command = commands.add_parser("fixtures", help="check, generate, list, export or judge the stored fixtures")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="read every file and compare it with its manifest")
+    check = actions.add_parser(
+        "check", help="read every file, compare it with its manifest, and compute every golden again"
+    )
     check.set_defaults(run=_check)
+    listing = actions.add_parser("list", help="list the golden fixtures")
+    listing.set_defaults(run=_list)
+    generate = actions.add_parser(
+        "generate",
+        help="write the golden fixtures",
+        description="Compute every golden of the manifest again and write what changed; contracts that have none get "
+        "some, chosen from the quick profile.",
+    )
+    generate.add_argument("--add", action="append", default=[], metavar="ID", help="a case to add")
+    generate.set_defaults(run=_generate)
+    _add_exchange(actions)
     rebuild = actions.add_parser(
         "import",
         help="make the captures again from recorded files",
@@ -22,8 +39,40 @@ def add(commands: Commands) -> None:
     )
     rebuild.add_argument("recorded", type=Path, metavar="DIR")
     rebuild.set_defaults(run=_import)
-    for action in (check, rebuild):
-        action.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
+    sealing = actions.add_parser("seal", help="write SHA256SUMS again after a file was changed on purpose")
+    sealing.set_defaults(run=_seal)
+    for action in actions.choices.values():
+        if action is not actions.choices["judge"]:
+            action.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
+
+
+def _add_exchange(actions: Commands) -> None:
+    export = actions.add_parser(
+        "export",
+        help="write a folder that can be read without Python",
+        description="Write the stored goldens as raw little-endian files with a plain-text index, a C header, a JSON "
+        "manifest and its schema.",
+    )
+    export.add_argument("target", type=Path, metavar="DIR", help="a new or empty folder")
+    export.add_argument("--all", action="store_true", help="also the large ones, computed now")
+    export.add_argument("--contract", metavar="NAME", help="only this routine")
+    export.set_defaults(run=_export)
+    judging = actions.add_parser(
+        "judge",
+        help="judge the outputs that somebody computed for an exported folder",
+        description="Exit 0 when every output that came back is admissible, 1 when one is not or none came.",
+    )
+    judging.add_argument("folder", type=Path, metavar="DIR", help="the exported folder")
+    judging.add_argument(
+        "--outputs", required=True, type=Path, metavar="THEIRS", help="folder of CASE.out.bin or CASE.safetensors"
+    )
+    judging.add_argument(
+        "--arch", default="cpu", help="whose arithmetic is admitted (default: cpu, float32 in any order)"
+    )
+    judging.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
+    judging.add_argument("--whole", action="store_true", help="a case that did not come back is a failure")
+    judging.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")
+    judging.set_defaults(run=_judge)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -31,10 +80,74 @@ def _check(arguments: argparse.Namespace) -> int:
     for line in captures.check(folder / "captures"):
         print(line)
     print(f"{ledger.FILE}: {len(ledger.load(folder / ledger.FILE))} known failures")
+    golden.check_files(folder / golden.FOLDER)
+    print(seal.check(folder))
+    for line in golden.check(folder / golden.FOLDER):
+        print(line)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    folder = fixtures.folder(arguments.fixtures) / golden.FOLDER
+    for entry in golden.load(folder)["cases"]:
+        print(f"{entry['id']}\t{entry['judged']}\t{entry['file'] or 'digests'}")
+    return 0
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    folder = fixtures.folder(arguments.fixtures)
+    for line in golden.generate(folder / golden.FOLDER, add=arguments.add):
+        print(line)
+    seal.write(folder)
     return 0
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    for line in captures.rebuild(fixtures.folder(arguments.fixtures) / "captures", arguments.recorded):
+    folder = fixtures.folder(arguments.fixtures)
+    for line in captures.rebuild(folder / "captures", arguments.recorded):
+        print(line)
+    seal.write(folder)
+    return 0
+
+
+def _seal(arguments: argparse.Namespace) -> int:
+    folder = fixtures.folder(arguments.fixtures)
+    print(f"{seal.FILE}: {'written' if seal.write(folder) else 'as it was'}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    goldens = fixtures.folder(arguments.fixtures) / golden.FOLDER
+    lines = golden_export.export(goldens, arguments.target, everything=arguments.all, contract=arguments.contract)
+    for line in lines:
         print(line)
     return 0
+
+
+def _judge(arguments: argparse.Namespace) -> int:
+    answers = golden_export.judge(
+        arguments.folder, arguments.outputs, arch=arguments.arch, numerics=arguments.numerics
+    )
+    screen = console()
+    for answer in answers:
+        if answer.verdict is not None or arguments.whole:
+            screen.print(_line(answer), soft_wrap=True)
+    if arguments.json is not None:
+        text = golden_export.to_json(answers, arch=arguments.arch, numerics=arguments.numerics)
+        fixtures.write_bytes(arguments.json, text.encode())
+    came = [answer.verdict for answer in answers if answer.verdict is not None]
+    failed = sum(verdict.status.is_failure for verdict in came)
+    missing = len(answers) - len(came)
+    ok = bool(came) and not failed and not (missing and arguments.whole)
+    print(f"{'OK' if ok else 'NOT OK'}  {len(came)} of {len(answers)} cases came back, {failed} not admissible")
+    return 0 if ok else 1
+
+
+def _line(answer: Answer) -> Text:
+    verdict = answer.verdict
+    if verdict is None:
+        return Text.assemble(("UNTESTED", "bold red"), f" {answer.slug}: nothing came back for {answer.id}")
+    line = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {answer.slug}: {verdict.summary}")
+    if verdict.explained_by:
+        line.append(f"\n  explained by: {', '.join(verdict.explained_by)}")
+    return line

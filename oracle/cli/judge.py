@@ -14,6 +14,7 @@ from oracle import fixtures, options
 from oracle.cli.common import Commands, add_file_arguments, console, inputs_of, pairs
 from oracle.compare import Verdict
 from oracle.contracts import Contract, get
+from oracle.diagnose import explain_verdict
 from oracle.errors import FixtureError
 from oracle.report.console import STYLES
 
@@ -42,7 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     call = options.parse(contract, pairs(arguments.option, "--option"))
     outputs = _outputs(contract, tensors, arguments.output, arguments.file)
     verdicts = {
-        name: contract.judge(inputs, output, arch=arguments.arch, numerics=arguments.numerics, **call)
+        name: explain_verdict(
+            contract.judge(inputs, output, arch=arguments.arch, numerics=arguments.numerics, **call),
+            contract, inputs, output, arch=arguments.arch, numerics=arguments.numerics, **call,
+        )  # fmt: skip
         for name, output in outputs.items()
     }
     screen = console(stderr=arguments.json == "-")

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import platform
+import contextlib
+import sys
 import time
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from oracle import cases, fixtures, ledger, profiles, runner, subjects
-from oracle.cli.common import Commands, console
+from oracle import cases, fixtures, ledger, profiles, provenance, record, runner, subjects
+from oracle.cli.common import Commands, add_volume_arguments, console
+from oracle.cli.outputs import add_output_arguments, takes_standard_output, write
 from oracle.contracts import get, registered
 from oracle.errors import CaseError, OptionError
+from oracle.ledger import Entry
 from oracle.outcome import Outcome, Report
+from oracle.record import Recorder, Run
 from oracle.report import console as words
-from oracle.report.files import to_json, to_junit
 from oracle.runner import Filter, Item
+from oracle.subjects import Provider
 
 
 def add(commands: Commands) -> None:
@@ -28,7 +33,7 @@ def add(commands: Commands) -> None:
         "verify",
         help="judge every subject on this machine over the cases, and replay the captures",
         description="Judge every subject on this machine over the cases, and replay the captured outputs. "
-        "Exit 0 when all is as it must be, 1 when not.",
+        "Exit 0 when all is as it must be, 1 when not, 130 when interrupted; then the reports hold what was judged.",
     )
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
     command.add_argument("--contract", metavar="NAME", help="only this routine")
@@ -42,31 +47,52 @@ def add(commands: Commands) -> None:
         metavar="N",
         help="CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)",
     )
-    command.add_argument("--json", metavar="FILE", help="write the report as JSON; `-` is the standard output")
-    command.add_argument("--junit", metavar="FILE", help="write the report as JUnit XML")
+    command.add_argument(
+        "--record", type=Path, metavar="FILE.jsonl", help="append every outcome to this file as soon as it is known"
+    )
+    command.add_argument("--resume", action="store_true", help="continue --record; what it holds is not run again")
+    add_output_arguments(command)
+    add_volume_arguments(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.contract is not None:
         get(arguments.contract)
-    wanted = Filter(arguments.contract, arguments.subject, _canonical(arguments.case))
+    if arguments.resume and arguments.record is None:
+        raise OptionError("--resume continues a record; name it with --record FILE.jsonl")
+    configured = () if arguments.subject or arguments.case else getattr(arguments, "subjects", ())
+    wanted = Filter(arguments.contract, arguments.subject, _canonical(arguments.case), configured)
     folder = None if arguments.fixtures == "none" else fixtures.folder(arguments.fixtures)
-    items = _items(wanted, folder, arguments.profile)
+    providers = subjects.providers()
+    items = _items(wanted, folder, arguments.profile, providers)
     if arguments.list:
         for item in items:
             print(f"{item.id}\t{item.subject}")
         return 0
     _use_threads(arguments.threads, wanted)
-    screen = console(stderr=arguments.json == "-")
-    start = time.perf_counter()
-    outcomes = _run(items, screen)
     entries = ledger.load(folder / ledger.FILE) if folder is not None else []
-    whole = not wanted and folder is not None
-    marked, complaints = ledger.apply(outcomes, entries, whole=whole)
-    report = Report(marked, complaints, _machine(), time.perf_counter() - start)
-    words.print_report(report, screen)
-    _write(report, arguments.json, arguments.junit)
+    screen = console(stderr=takes_standard_output(arguments))
+    about = _about(wanted, arguments, folder, providers, len(items))
+    recorder = None if arguments.record is None else record.start(arguments.record, about, resume=arguments.resume)
+    keys = [record.key_of(item.id, item.subject, item.arch, item.stamp, about) for item in items]
+    earlier = [_earlier(item, key, recorder) for item, key in zip(items, keys, strict=True)]
+    start = time.perf_counter() - sum(o.seconds for o in earlier if o is not None)
+    outcomes = _judge(items, keys, earlier, screen, entries, recorder, verbose=arguments.verbose)
+    unfinished = len(items) - len(outcomes)
+    marked, complaints = ledger.apply(
+        outcomes, entries, whole=not wanted and folder is not None and not unfinished
+    )
+    report = Report(
+        marked, complaints, about.machine, time.perf_counter() - start, about.versions, about.started, unfinished
+    )
+    if recorder is not None:
+        recorder.end(complaints, report.seconds, unfinished)
+    words.print_report(report, screen, quiet=arguments.quiet)
+    write(report, arguments)
+    if unfinished:
+        print("fp8-oracle: interrupted", file=sys.stderr)
+        return 130
     return 0 if report.ok else 1
 
 
@@ -82,19 +108,34 @@ def _canonical(case: str | None) -> str | None:
     return case if case is None or case.startswith("captures/") else str(cases.parse(case))
 
 
-def _items(wanted: Filter, folder: Path | None, profile: str) -> list[Item]:
+def _about(
+    wanted: Filter, arguments: argparse.Namespace, folder: Path | None, providers: Sequence[Provider], planned: int
+) -> Run:
+    """The machine, the versions, and what was asked for."""
+    asked = {
+        "profile": None if wanted.id else arguments.profile,
+        "contract": wanted.contract,
+        "subject": wanted.subject or ", ".join(wanted.subjects),
+        "case": wanted.id,
+        "fixtures": "none" if folder is None else None,
+    }
+    selection = {name: value for name, value in asked.items() if value}
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return Run(started, provenance.machine(), provenance.versions(providers), selection, planned)
+
+
+def _items(wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider]) -> list[Item]:
     replayed = [] if folder is None else runner.replay(folder / "captures")
     if wanted.id is not None and wanted.id.startswith("captures/"):
         items = replayed
     else:
-        providers = subjects.providers()
         available = [subject for provider in providers for subject in provider.subjects]
         one = None if wanted.id is None else [cases.parse(wanted.id)]
         items = runner.live(available, profile=profile, cases=one) + replayed
         if wanted.id is None:
             items = runner.broken(providers) + items
     kept = [item for item in items if wanted.keeps(item)]
-    if wanted.id is None and wanted.subject is None:
+    if wanted.id is None and wanted.subject is None and not wanted.subjects:
         contracts = list(registered()) if wanted.contract is None else [wanted.contract]
         kept += runner.untested(kept, contracts)
     if not kept:
@@ -109,36 +150,52 @@ def _nothing(wanted: Filter, items: Sequence[Item]) -> str:
     return f"nothing to run for {wanted.id or wanted.contract!r}; `fp8-oracle verify --list` prints every id"
 
 
-def _run(items: Sequence[Item], screen: Console) -> list[Outcome]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    outcomes: list[Outcome] = []
+def _judge(
+    items: Sequence[Item],
+    keys: Sequence[str],
+    earlier: Sequence[Outcome | None],
+    screen: Console,
+    entries: Sequence[Entry],
+    recorder: Recorder | None,
+    *,
+    verbose: bool,
+) -> list[Outcome]:
+    """The outcomes in order, as many as there are when somebody interrupts; each is recorded before the next."""
+    if recorder is not None:
+        for note in recorder.notes:
+            print(f"fp8-oracle: {note}", file=sys.stderr)
+    done: list[Outcome] = []
+
+    def one(number: int) -> Outcome:
+        found = earlier[number]
+        outcome = items[number].outcome() if found is None else replace(found, known=None)
+        ((outcome,), _) = ledger.apply([outcome], entries, whole=False)
+        if recorder is not None and found is None:
+            recorder.keep(keys[number], outcome)
+        if verbose:
+            screen.print(words.line(outcome), soft_wrap=True)
+        return outcome
+
+    # What is done is reported as an unfinished run, with exit status 130.
+    with contextlib.suppress(KeyboardInterrupt):
+        _each(items, screen, one, done)
+    return done
+
+
+def _earlier(item: Item, key: str, recorder: Recorder | None) -> Outcome | None:
+    """What a resumed record holds; an id without a slash is no case but a remark on this machine, made anew."""
+    return recorder.finished.get(key) if recorder is not None and "/" in item.id else None
+
+
+def _each(items: Sequence[Item], screen: Console, one: Callable[[int], Outcome], done: list[Outcome]) -> None:
+    """Judge item after item into ``done``, with a bar where somebody looks."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
         task = progress.add_task("", total=len(items))
-        for item in items:
-            progress.update(task, description=f"{item.contract} [{item.subject}]")
-            outcomes.append(item.outcome())
+        failing = 0
+        for number, item in enumerate(items):
+            so_far = f"[bold red]{failing} failing[/] " if failing else ""
+            progress.update(task, description=f"{so_far}{item.contract} \\[{item.subject}]")
+            done.append(one(number))
+            failing += done[-1].fails
             progress.advance(task)
-    return outcomes
-
-
-def _write(report: Report, json_file: str | None, junit_file: str | None) -> None:
-    if json_file == "-":
-        print(to_json(report), end="")
-    elif json_file is not None:
-        fixtures.write_bytes(json_file, to_json(report).encode())
-    if junit_file is not None:
-        fixtures.write_bytes(junit_file, to_junit(report).encode())
-
-
-def _machine() -> dict[str, str]:
-    facts = {
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "threads": str(torch.get_num_threads()),
-    }
-    for package in ("torch", "numpy", "numba"):
-        facts[package] = version(package)
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts

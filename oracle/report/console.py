@@ -22,11 +22,19 @@ STYLES = {
 }
 
 
-def print_report(report: Report, console: Console) -> None:
-    """Table, failures, reasons, ledger complaints, and a closing line."""
-    console.print(table(report))
-    _print_failures(report, console)
-    _print_reasons(report, console)
+def print_report(report: Report, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
+    """Table, failures, reasons, ledger complaints, and a closing line.
+
+    ``quiet`` leaves open failures, complaints and the closing line; ``verbose`` adds a line for every outcome.
+    """
+    if verbose:
+        for outcome in report.outcomes:
+            console.print(line(outcome), soft_wrap=True)
+    if not quiet:
+        console.print(table(report))
+    _print_failures(report, console, known=not quiet)
+    if not quiet:
+        _print_reasons(report, console)
     for complaint in report.complaints:
         console.print(Text.assemble(("LEDGER ", "bold red"), complaint), soft_wrap=True)
     console.print(closing(report), soft_wrap=True)
@@ -57,7 +65,16 @@ def closing(report: Report) -> Text:
     """The last line: what was counted and whether the run is good."""
     counts = ", ".join(f"{count} {name.lower()}" for name, count in report.counts().items() if count)
     word = ("OK", "bold green") if report.ok else ("NOT OK", "bold red")
-    return Text.assemble(word, f"  {counts or 'nothing was judged'}; {report.seconds:.1f} s")
+    left = f"; interrupted, {report.unfinished} not run" if report.unfinished else ""
+    return Text.assemble(word, f"  {counts or 'nothing was judged'}; {report.seconds:.1f} s{left}")
+
+
+def line(outcome: Outcome) -> Text:
+    """One outcome in one line."""
+    style = "yellow" if outcome.known is not None else STYLES[outcome.status]
+    word = "KNOWN" if outcome.known is not None else str(outcome.status)
+    text = Text.assemble((f"{word:<11}", style), f" {outcome.id} [{outcome.subject}] {outcome.seconds:.2f} s")
+    return text.append(f" {outcome.verdict.matches}") if outcome.verdict.matches else text
 
 
 def sentence(outcome: Outcome) -> Text:
@@ -85,8 +102,8 @@ def _verdict_cell(group: Group) -> Text:
     return Text(words + (f", {known} KNOWN" if known else ""), style=STYLES[group.status])
 
 
-def _print_failures(report: Report, console: Console) -> None:
-    marked = [*report.failures, *(o for o in report.outcomes if o.known is not None)]
+def _print_failures(report: Report, console: Console, *, known: bool) -> None:
+    marked = [*report.failures, *(o for o in report.outcomes if o.known is not None and known)]
     for outcome in marked:
         console.print(sentence(outcome), soft_wrap=True)
 

@@ -1,0 +1,74 @@
+"""The examples under the ``--help`` of every command, one table; a test parses each of them."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Mapping
+
+WIDTH = 100
+_CASE = "'fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=7,n=512,k=2688/family=randn/seed=1'"
+
+# command -> (what it does, the arguments)
+EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "verify": (
+        ("everything on this machine, with a page to look at", "verify --html report.html"),
+        ("one routine on one backend", "verify --contract fp8_gemm_nt --subject eager"),
+        ("what a failing row prints", f"verify --case {_CASE} --subject eager"),
+        ("a long run that may be killed, and its continuation", "verify --profile full --record run.jsonl --resume"),
+    ),
+    "validate": (("your own kernel", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt"),),
+    "judge": (
+        ("recorded outputs", "judge call.safetensors --contract fp8_gemm_nt"),
+        ("under other names", "judge call.safetensors --contract fp8_gemm_nt --input a=x --input b=w.T"),
+    ),
+    "explain": (("which known fault it is", "explain call.safetensors --contract fp8_gemm_nt"),),
+    "mutate": (("which faults the cases of one routine notice", "mutate --contract fp8_gemm_nt"),),
+    "predict": (
+        (
+            "the bits of Hopper's promoted accumulation",
+            "predict call.safetensors --contract fp8_gemm_nt --numerics sm90.promote128 --write out.safetensors",
+        ),
+    ),
+    "identify": (("which arithmetic made an output", "identify call.safetensors --contract fp8_gemm_nt --top 3"),),
+    "fingerprint": (
+        ("how a black box accumulates", "fingerprint mypackage.ops:my_gemm --contract fp8_gemm_nt --device cuda"),
+    ),
+    "doctor": (("what is usable here, and why not", "doctor"),),
+    "list": (
+        ("routines with inputs and options", "list contracts"),
+        ("the ids of a profile", "list cases --profile full"),
+    ),
+    "fixtures": (
+        ("read every stored file", "fixtures check"),
+        ("make the captures again", "fixtures import recorded/"),
+    ),
+    "conformance": (("the models against published hardware vectors", "conformance --vectors vectors/"),),
+    "plan": (("what runs a call, and why", "plan --op fp8_gemm_nt --arch sm90 --m 31 --n 4096 --k 4096"),),
+    "report": (
+        ("a page and a summary from a record", "report run.jsonl --html report.html --markdown summary.md"),
+        ("what failed, in a few lines", "report run.jsonl --failures --quiet"),
+    ),
+    "compare": (
+        ("before and after an upgrade", "compare before.jsonl after.jsonl"),
+        ("two backends of one run", "compare run.jsonl run.jsonl --pair eager=deep_gemm"),
+    ),
+    "history": (
+        ("keep a run", "history add run.jsonl --db runs.sqlite --label v1.2"),
+        ("look at all of them", "history show --db runs.sqlite --html history.html"),
+    ),
+    "completion": (
+        ("for this bash", "completion bash > ~/.local/share/bash-completion/completions/fp8-oracle"),
+        ("for zsh, in a folder of $fpath", "completion zsh > ~/.zfunc/_fp8-oracle"),
+    ),
+}
+
+
+def install(commands: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Put the examples under the help of every command; descriptions are wrapped here, because examples must not be."""
+    for name, command in commands.items():
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        if command.description is not None:
+            command.description = textwrap.fill(command.description, WIDTH)
+        lines = [text for said, shown in EXAMPLES.get(name, ()) for text in (f"  # {said}", f"  fp8-oracle {shown}")]
+        command.epilog = "\n".join(["examples:", *lines]) if lines else None

@@ -1,0 +1,140 @@
+"""``fp8-oracle mutate``: how many known faults the oracle notices, and what other projects' rules would have said."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from fnmatch import fnmatchcase
+
+from rich.table import Table
+from rich.text import Text
+
+from oracle import fixtures, profiles
+from oracle.cli.common import Commands, console
+from oracle.contracts import get
+from oracle.errors import OptionError
+from oracle.faults import Fault, catalogue, faults_of
+from oracle.legal import Variant, legal
+from oracle.mutate import Fate, Mutant, Score, contracts_with_cases, mutate, mutate_own_data
+from oracle.rules import rules
+
+SCHEMA = "fp8-oracle.mutation/1"
+
+
+def add(commands: Commands) -> None:
+    command = commands.add_parser(
+        "mutate",
+        help="measure which known faults the oracle notices",
+        description="Put every fault of the catalogue into a right kernel and judge it over the cases of a profile. "
+        "Exit 0 when no mutant survives and no legal variant fails, 1 otherwise.",
+    )
+    command.add_argument("--contract", metavar="NAME", help="only this routine (default: all with cases)")
+    command.add_argument("--fault", metavar="PATTERN", help="only faults whose name matches, as 'A scale*'")
+    command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
+    command.add_argument("--rules", action="store_true", help="also ask other projects' rules, on the same data")
+    command.add_argument("--own-data", action="store_true", help="ask them on each project's own data as well")
+    command.add_argument("--legal", type=int, default=0, metavar="N", help="also judge N random legal variants")
+    command.add_argument("--seed", type=int, default=1, help="seed of the legal variants (default: 1)")
+    command.add_argument("--list", action="store_true", help="print the catalogue, and stop")
+    command.add_argument("--json", metavar="FILE", help="write the scores as JSON; `-` is the standard output")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.contract is not None:
+        get(arguments.contract)
+    if arguments.list:
+        for fault in catalogue().values():
+            if _wanted(fault, arguments):
+                print(f"{fault.name}\t{fault.family}\t{fault.met_in}\t{','.join(sorted(fault.contracts))}")
+        return 0
+    screen = console(stderr=arguments.json == "-")
+    scores = []
+    for contract in [arguments.contract] if arguments.contract else contracts_with_cases():
+        chosen = [fault for fault in faults_of(contract) if _wanted(fault, arguments)]
+        if chosen:
+            scores.append(mutate(contract, profile=arguments.profile, faults=chosen, with_rules=arguments.rules))
+    if not scores:
+        raise OptionError(f"no fault matches {arguments.fault!r}; `fp8-oracle mutate --list` names them all")
+    screen.print(_table(scores, with_rules=arguments.rules))
+    for score in scores:
+        for mutant in score.mutants:
+            if mutant.fate in (Fate.SURVIVED, Fate.EQUIVALENT, Fate.TOLERATED):
+                screen.print(_line(mutant), soft_wrap=True)
+    own = {rule.name: mutate_own_data(rule) for rule in rules()} if arguments.own_data else {}
+    for name, said in own.items():
+        tried = [noticed for noticed in (said or {}).values() if noticed is not None]
+        measured = f"notices {sum(tried)} of {len(tried)} faults" if said is not None else "rejects a right result"
+        screen.print(f"{name} on its own data {measured}", soft_wrap=True)
+    variants = list(legal(arguments.legal, seed=arguments.seed)) if arguments.legal else []
+    alarms = [variant for variant in variants if variant.false_alarm]
+    for variant in alarms:
+        screen.print(_alarm(variant), soft_wrap=True)
+    if variants:
+        screen.print(f"{len(alarms)} false alarms over {len(variants)} legal variants (seed {arguments.seed})")
+    if arguments.json is not None:
+        _write(arguments.json, scores, own, len(variants), alarms)
+    survived = sum(score.count(Fate.SURVIVED) for score in scores)
+    return 1 if survived or alarms else 0
+
+
+def _wanted(fault: Fault, arguments: argparse.Namespace) -> bool:
+    if arguments.contract is not None and arguments.contract not in fault.contracts:
+        return False
+    return arguments.fault is None or fnmatchcase(fault.name.lower(), arguments.fault.lower())
+
+
+def _table(scores: list[Score], *, with_rules: bool) -> Table:
+    table = Table(title="mutation score", title_justify="left", header_style="bold")
+    table.add_column("routine", overflow="fold")
+    for fate in Fate:
+        table.add_column(fate.lower(), justify="right")
+    table.add_column("score", justify="right")
+    for rule in rules() if with_rules else ():
+        table.add_column(rule.name, justify="right", overflow="fold")
+    for score in scores:
+        counts = [str(score.count(fate)) for fate in Fate]
+        said = [f"{score.noticed(r.name)} ({score.alarms[r.name]})" if score.alarms else "" for r in rules()]
+        table.add_row(score.contract, *counts, f"{100 * score.ratio:.1f}%", *(said if with_rules else ()))
+    if with_rules:
+        table.caption = "rules: killed mutants that they notice too (cases whose right output they reject)"
+    return table
+
+
+def _line(mutant: Mutant) -> Text:
+    style = "bold red" if mutant.fate is Fate.SURVIVED else "dim"
+    return Text.assemble((str(mutant.fate), style), f" {mutant.contract}: {mutant.fault}: {mutant.why}")
+
+
+def _alarm(variant: Variant) -> str:
+    declared = variant.declared or "nothing"
+    return f"FALSE ALARM {variant.case} by {variant.computed_by}, declaring {declared}: {variant.verdict.summary}"
+
+
+def _write(
+    path: str,
+    scores: list[Score],
+    own: dict[str, dict[str, bool | None] | None],
+    legal_count: int,
+    alarms: list[Variant],
+) -> None:
+    record = {
+        "schema": SCHEMA,
+        "scores": [
+            {
+                "contract": s.contract,
+                "cases": s.cases,
+                "score": s.ratio,
+                "rules_reject_right": dict(s.alarms),
+                "mutants": [m.to_json() for m in s.mutants],
+            }
+            for s in scores
+        ],
+        "own_data": own,
+        "legal": {"variants": legal_count, "false_alarms": [_alarm(v) for v in alarms]},
+    }
+    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+    if path == "-":
+        print(text, end="")
+    else:
+        fixtures.write_bytes(path, text.encode())

@@ -1,0 +1,110 @@
+"""``fp8-oracle validate``: run a foreign kernel in a worker process, judge it and watch it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from oracle import fixtures
+from oracle.cli.common import Commands, console
+from oracle.harness.report import Finding, Report
+from oracle.harness.validation import LIMIT, PROFILES, validate
+from oracle.report.console import STYLES
+
+SHOWN = 12  # failures printed in full
+
+
+def add(commands: Commands) -> None:
+    command = commands.add_parser(
+        "validate",
+        help="judge a kernel by name, in a worker process, and watch what it does to memory",
+        description="Run MODULE:CALLABLE over the cases of a contract. Exit 0 when it conforms, 1 when not, "
+        "2 when it could not be judged.",
+    )
+    command.add_argument("kernel", metavar="MODULE:CALLABLE")
+    command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
+    command.add_argument("--adapter", metavar="MODULE:CALLABLE", help="called as adapter(kernel, inputs, options)")
+    command.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
+    command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
+    command.add_argument("--profile", choices=PROFILES, default="quick")
+    command.add_argument("--seed", type=int, help="replaces the seeds of the profile's cases")
+    command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
+    command.add_argument("--require", action="append", default=[], metavar="WATCH", help="'batch invariance' must hold")
+    command.add_argument(
+        "--limit", type=float, default=LIMIT, metavar="S", help=f"seconds for one call (default: {LIMIT:g})"
+    )
+    command.add_argument("--seconds", type=float, metavar="S", help="length of a soak (default: 600)")
+    command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
+    command.add_argument("--json", metavar="FILE", help="write the report as JSON; `-` is the standard output")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    report = validate(
+        arguments.kernel,
+        arguments.contract,
+        adapter=arguments.adapter,
+        device=arguments.device,
+        arch=arguments.arch,
+        numerics=arguments.numerics,
+        profile=arguments.profile,
+        seed=arguments.seed,
+        case=arguments.case,
+        require=arguments.require,
+        limit=arguments.limit,
+        seconds=arguments.seconds,
+        save=None if arguments.save is None else Path(arguments.save),
+    )
+    screen = console(stderr=arguments.json == "-")
+    print_report(report, screen)
+    if arguments.json is not None:
+        text = json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n"
+        if arguments.json == "-":
+            print(text, end="")
+        else:
+            fixtures.write_bytes(arguments.json, text.encode())
+    return report.exit_code
+
+
+def print_report(report: Report, screen: Console) -> None:
+    """The table of watches, the failures with their commands, the notes, one closing line."""
+    table = Table(title=f"{report.kernel} as {report.contract}", title_justify="left", header_style="bold")
+    table.add_column("watch")
+    table.add_column("findings", justify="right")
+    table.add_column("failed", justify="right")
+    for name, (count, bad) in report.watches().items():
+        table.add_row(name, str(count), Text(str(bad), style="bold red" if bad else "green"))
+    screen.print(table)
+    for finding in report.failures[:SHOWN]:
+        screen.print(_failure(report, finding), soft_wrap=True)
+    if len(report.failures) > SHOWN:
+        screen.print(f"... and {len(report.failures) - SHOWN} more failures")
+    for note in report.notes:
+        screen.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
+    if report.saved is not None:
+        screen.print(f"smallest failing case: {report.saved}; `fp8-oracle explain {report.saved}`", soft_wrap=True)
+    word = {0: ("CONFORMS", "bold green"), 1: ("DOES NOT CONFORM", "bold red"), 2: ("NOT JUDGED", "bold red")}[
+        report.exit_code
+    ]
+    closing = (
+        f"  {report.judged} cases judged on {report.device} ({report.arch}), {report.workers} workers, "
+        f"{report.seconds:.1f} s"
+    )
+    screen.print(Text.assemble(word, closing), soft_wrap=True)
+
+
+def _failure(report: Report, finding: Finding) -> Text:
+    verdict = finding.verdict
+    line = Text.assemble(
+        (str(verdict.status), STYLES[verdict.status]), f" {finding.watch}: {finding.case}\n  {verdict.summary}"
+    )
+    if verdict.explained_by:
+        line.append(f"\n  explained by: {', '.join(verdict.explained_by)}")
+    line.append(f"\n  repro: {report.command(finding)}")
+    return line

@@ -1,0 +1,176 @@
+"""Pictures of one failing output, from its :class:`~oracle.evidence.Evidence` alone: heat map, histogram, bits.
+
+The heat map is a palette PNG with one pixel for each cell, inside an SVG that adds what a pixel cannot say: lines
+between tiles or scale blocks, dashed lines where an expert begins, a ring around the worst element.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+
+from oracle.evidence import LEVELS, OPEN, STEPS, Element, Evidence
+
+# One colour for each level (inside: blue, outside: yellow to dark red), then the one of what is left open.
+COLOURS = (
+    *("#edf4f8", "#d5e7f0", "#b5d5e6", "#8fbfd9", "#5f9fc6"),
+    *("#ffe08a", "#ffbf47", "#fa8f36", "#e4572e", "#c81d25", "#8f1220", "#4d1150"),
+    "#a3a8ad",
+)
+MEANINGS = (
+    "the expected value itself",
+    *(f"inside, up to {part} of the way to the edge" for part in ("a quarter", "half", "three quarters")),
+    "inside, up to the edge of the interval",
+    "outside by one representable value",
+    *(f"outside by up to {n} representable values" for n in STEPS[1:]),
+    "outside by more",
+    "NaN or infinite; or other bits where bits alone count",
+    "left open by the contract",
+)
+SHORT = (
+    *("expected", "≤ ¼ inside", "≤ ½", "≤ ¾", "to the edge"),
+    *("1 step outside", *(f"≤ {n} steps" for n in STEPS[1:]), "more", "no number"),
+)
+WIDTH = 640.0  # units of the drawing
+CLOSEST = 6.0  # units between two lines, at least; closer ones would hide the picture
+
+
+def heat_map(seen: Evidence) -> str:
+    """The heat map as an inline SVG with a description for screen readers."""
+    rows, columns = _extent(seen)
+    height = WIDTH / min(4.0, max(0.6, columns / rows))
+    lines = [f"M0 {y:.4g}H{WIDTH:g}" for y in _lines(rows, seen.tile[0], height)]
+    lines += [f"M{x:.4g} 0V{height:.4g}" for x in _lines(columns, seen.tile[1], WIDTH)]
+    bands = [f"M0 {row / rows * height:.4g}H{WIDTH:g}" for row in seen.bands if row]
+    paths = "".join(
+        f'<path class="{name}" d="{"".join(found)}"/>' for name, found in (("tile", lines), ("band", bands)) if found
+    )
+    if seen.elements:
+        r, c = _place(seen.elements[0].index, seen.shape)
+        x, y = (c + 0.5) / columns * WIDTH, (r + 0.5) / rows * height
+        paths += f'<circle class="worst" cx="{x:.4g}" cy="{y:.4g}" r="9"/>'
+    said = f"Heat map of {seen.output} {list(seen.shape)}: red cells lie outside the admissible interval"
+    return (
+        f'<svg class="heat" viewBox="-10 -10 {WIDTH + 20:g} {height + 20:.4g}" role="img" aria-label="{escape(said)}">'
+        f'<image width="{WIDTH:g}" height="{height:.4g}" preserveAspectRatio="none" href="{_png(seen.levels)}"/>'
+        f"{paths}</svg>"
+    )
+
+
+def caption(seen: Evidence) -> str:
+    """What the lines and cells of the heat map are, as HTML."""
+    rows, columns = _extent(seen)
+    said = [f"{escape(seen.output)} {list(seen.shape)} {escape(seen.dtype)}; rows run down, columns to the right"]
+    if max(seen.cell) > 1:
+        said.append(f"a cell is the worst of {seen.cell[0]}&times;{seen.cell[1]} elements")
+    spaced = [
+        f"{spacing} {what}"
+        for spacing, extent, what in zip(seen.tile, (rows, columns), ("rows", "columns"), strict=True)
+        if _lines(extent, spacing, WIDTH)
+    ]
+    if spaced:
+        said.append(f"a line every {' and every '.join(spaced)}")
+    if seen.bands:
+        said.append("dashed lines where an expert begins")
+    return "; ".join([*said, "ring: the worst element"])
+
+
+def histogram(seen: Evidence) -> str:
+    """How many elements have each level, as bars; empty levels at both ends are left out."""
+    filled = [i for i, n in enumerate(seen.histogram) if n]
+    if not filled:
+        return ""
+    rows = [(SHORT[i], seen.histogram[i], COLOURS[i]) for i in range(filled[0], filled[-1] + 1)]
+    return bars(rows, "elements by distance from the expected value")
+
+
+def bars(rows: Sequence[tuple[str, int, str]], said: str) -> str:
+    """A list of label, count and colour as horizontal bars."""
+    most = max(1, *(n for _, n, _ in rows))
+    lines = "".join(
+        f'<li><span>{escape(label)}</span><span class="bar">'
+        f'<i style="width:{max(0.5, 100 * n / most) if n else 0:.3g}%;background:{colour}"></i></span><b>{n}</b></li>'
+        for label, n, colour in rows
+    )
+    return f'<ol class="bars" aria-label="{escape(said)}">{lines}</ol>'
+
+
+def bits(element: Element, fields: tuple[int, int, int]) -> str:
+    """The bits of the actual and the expected value, sign, exponent and fraction apart, differing ones marked."""
+    width = sum(fields)
+    actual, due = (f"{int(code, 16):0{width}b}" for code in (element.bits, element.expected_bits))
+    return f'<code class="bits">{_row(actual, due, fields)}<br>{_row(due, actual, fields)}</code>'
+
+
+def flips(seen: Evidence) -> str:
+    """In which share of the failing elements each bit is wrong, highest bit first."""
+    if not seen.flips:
+        return ""
+    ends = (seen.fields[0], seen.fields[0] + seen.fields[1])
+    names = ["sign" if i < ends[0] else "exponent" if i < ends[1] else "fraction" for i in range(len(seen.flips))]
+    if seen.fields[:2] == (0, 0):
+        names = ["bit"] * len(names)
+    last = len(seen.flips) - 1
+    shown = "".join(
+        f'<i class="{name}" style="--h:{100 * share:.3g}%" '
+        f'title="bit {last - i} ({name}): wrong in {100 * share:.3g}%"></i>'
+        for i, (share, name) in enumerate(zip(seen.flips, names, strict=True))
+    )
+    said = "share of failing elements in which each bit differs"
+    return f'<div class="flips" role="img" aria-label="{said}">{shown}</div>'
+
+
+def scale() -> str:
+    """The legend of the colours, as HTML list items."""
+    pairs = zip(COLOURS, MEANINGS, strict=True)
+    return "".join(f'<li><i style="background:{colour}"></i>{escape(said)}</li>' for colour, said in pairs)
+
+
+def _png(levels: Sequence[str]) -> str:
+    """A palette PNG, one pixel for each level, as a data URI."""
+    index = {digit: i for i, digit in enumerate(LEVELS + OPEN)}
+    data = b"".join(b"\0" + bytes(index[digit] for digit in row) for row in levels)
+    palette = b"".join(bytes.fromhex(colour[1:]) for colour in COLOURS)
+    head = struct.pack(">IIBBBBB", len(levels[0]), len(levels), 8, 3, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"PLTE", palette), (b"IDAT", zlib.compress(data, 9)), (b"IEND", b""))
+    content = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    )
+    return "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+def _extent(seen: Evidence) -> tuple[int, int]:
+    """Rows and columns of the output seen as a matrix."""
+    shape = (1, 1, *seen.shape)
+    columns, total = shape[-1], 1
+    for n in shape:
+        total *= n
+    return max(1, total // max(1, columns)), max(1, columns)
+
+
+def _place(index: Sequence[int], shape: Sequence[int]) -> tuple[int, int]:
+    row = 0
+    for i, n in list(zip(index, shape, strict=True))[:-1]:
+        row = row * n + i
+    return row, index[-1] if index else 0
+
+
+def _lines(extent: int, spacing: int, size: float) -> list[float]:
+    if spacing <= 0 or spacing / extent * size < CLOSEST:
+        return []
+    return [at / extent * size for at in range(spacing, extent, spacing)]
+
+
+def _row(shown: str, other: str, fields: tuple[int, int, int]) -> str:
+    starts = (0, fields[0], fields[0] + fields[1])
+    names = ["s" if i < starts[1] else "e" if i < starts[2] else "f" for i in range(len(shown))]
+    parts = []
+    for name, of_field in groupby(zip(names, shown, other, strict=True), key=lambda bit: bit[0]):
+        runs = ["".join(("<u>%s</u>" if differs else "%s") % "".join(b[1] for b in run)) for differs, run in
+                groupby(of_field, key=lambda bit: bit[1] != bit[2])]  # fmt: skip
+        parts.append(f'<span class="{name}">{"".join(runs)}</span>')
+    return "".join(parts)

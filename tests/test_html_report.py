@@ -1,0 +1,200 @@
+"""The HTML report in a real browser: nothing from the network, no overflow, both themes, keyboard, copy, filter."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from reports import every_status, many
+
+from oracle.cli import main
+from oracle.report.html import to_html
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+SIZES = {"desktop": (1280, 900), "tablet": (800, 1000), "phone": (390, 844), "small": (320, 600)}
+# Elements that stick out of the window, unless they lie in a box that scrolls.
+OVERFLOW = """[...document.querySelectorAll('body *')]
+  .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.scroll') && !e.closest('.skip'))
+  .map(e => e.outerHTML.slice(0, 100))"""
+CONTRAST = """() => {
+  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => {
+    const f = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b);
+  };
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor);
+      if (c.length < 4 || c[3] > 0) return c;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !e.getClientRects().length || e.closest('svg')) continue;
+    const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) poor.push(e.outerHTML.slice(0, 120));
+  }
+  return poor;
+}"""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is on the PATH")
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page with everything in it, one of 5,000 cases, and one of the stored captures as `verify` writes it."""
+    folder = tmp_path_factory.mktemp("pages")
+    found = {name: folder / f"{name}.html" for name in ("everything", "many", "captures")}
+    found["everything"].write_text(to_html(every_status()))
+    found["many"].write_text(to_html(many(5000, failing=True)))
+    subject = ("--subject", "flashinfer.w8a8_rowmajor_scale")
+    assert main(["verify", "--fixtures", str(ROOT / "fixtures"), *subject, "-q", "--html", str(found["captures"])]) == 0
+    return found
+
+
+@pytest.fixture
+def view(browser: object, pages: dict[str, Path]) -> Iterator[object]:
+    """Open a page; whatever it asks of the network or complains of is a failure."""
+    opened = []
+
+    def view(name: str, size: str = "desktop", theme: str = "light", **options: object) -> object:
+        width, height = SIZES[size]
+        window = {"width": width, "height": height}
+        context = browser.new_context(viewport=window, **options)  # type: ignore[attr-defined]
+        page = context.new_page()
+        trouble: list[str] = []
+        page.on("request", lambda r: r.url.startswith(("file:", "data:")) or trouble.append(r.url))
+        page.on("console", lambda message: trouble.append(message.text))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        opened.append((context, trouble))
+        page.goto(f"file://{pages[name]}?theme={theme}")
+        return page
+
+    yield view
+    for context, trouble in opened:
+        context.close()
+        assert trouble == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ["everything", "captures"])
+def test_nothing_sticks_out(view: object, name: str, size: str, theme: str) -> None:
+    page = view(name, size, theme)  # type: ignore[operator]
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(OVERFLOW) == []
+
+
+def test_something_that_sticks_out_is_found(view: object) -> None:
+    """The twin: one wide element is seen by both checks."""
+    page = view("everything", "phone")  # type: ignore[operator]
+    page.evaluate("document.querySelector('h2').style.width = '700px'")
+    assert not page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert len(page.evaluate(OVERFLOW)) == 1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_can_be_read(view: object, theme: str) -> None:
+    """Every text has a contrast of 4.5 at least (WCAG 2.2 AA); a twin with grey text on grey must be found."""
+    page = view("everything", "desktop", theme)  # type: ignore[operator]
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert page.evaluate(CONTRAST) == []
+    page.evaluate("document.querySelector('h1').style.color = getComputedStyle(document.body).backgroundColor")
+    assert len(page.evaluate(CONTRAST)) == 1
+
+
+def test_what_fails_is_seen_first(view: object) -> None:
+    """The known failure, its reason and the fault that reproduces it stand in the first window, at the top."""
+    page = view("captures")  # type: ignore[operator]
+    for words in ("flashinfer.w8a8_rowmajor_scale", "KNOWN FAILURE", "2 of 2 outputs wrong", "the kernel reads it as"):
+        found = page.get_by_text(words).first
+        assert found.is_visible()
+        assert found.bounding_box()["y"] < SIZES["desktop"][1]
+    assert page.get_by_text("row-major A scale read as").first.is_visible()
+    picture = page.locator("svg.heat").first
+    assert picture.bounding_box()["width"] > 400
+    red = page.evaluate(
+        """async () => { const image = new Image();
+        image.src = document.querySelector('svg.heat image').getAttribute('href'); await image.decode();
+        const canvas = document.createElement('canvas'); canvas.width = image.width; canvas.height = image.height;
+        const c = canvas.getContext('2d'); c.drawImage(image, 0, 0);
+        const d = c.getImageData(0, 0, image.width, image.height).data; let red = 0;
+        for (let i = 0; i < d.length; i += 4) red += d[i] > d[i + 2] + 60; return red / (d.length / 4); }"""
+    )
+    assert red > 0.9
+
+
+def test_themes(view: object) -> None:
+    """The system's theme is followed; the button goes round and is remembered."""
+    page = view("everything", theme="", color_scheme="dark")  # type: ignore[operator]
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(paper) == "rgb(20, 23, 26)"
+    button = page.get_by_role("button", name="Theme")
+    button.click()
+    assert (button.text_content(), page.evaluate(paper)) == ("Theme: light", "rgb(255, 255, 255)")
+    page.reload()
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+
+
+def test_keyboard(view: object) -> None:
+    """The first stop is the skip link; summaries, links, scrolling boxes and buttons can all be reached."""
+    page = view("everything")  # type: ignore[operator]
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.tagName + '.' + document.activeElement.className"))
+    assert {"BUTTON.", "BUTTON.copy", "SUMMARY.", "A.", "DIV.scroll"} <= reached
+    summary = page.locator("#cases summary").first
+    summary.focus()
+    page.keyboard.press("Enter")
+    assert summary.evaluate("s => s.parentElement.open")
+
+
+def test_a_chip_leads_to_its_cases(view: object) -> None:
+    page = view("everything")  # type: ignore[operator]
+    page.locator(".matrix a.chip").last.click()
+    assert page.evaluate("document.querySelector(location.hash).open")
+
+
+def test_copy(view: object) -> None:
+    page = view("everything", permissions=["clipboard-read", "clipboard-write"])  # type: ignore[operator]
+    page.locator("button.copy:visible").first.click()
+    page.get_by_text("Copied").wait_for(timeout=5000)
+    assert page.evaluate("navigator.clipboard.readText()").startswith("fp8-oracle verify --case '")
+
+
+def test_filter_of_five_thousand(view: object) -> None:
+    page = view("many")  # type: ignore[operator]
+    page.locator("#filter").fill("routine_7 seed=47")
+    page.locator("#filtered:not(:empty)").wait_for(timeout=10000)
+    shown = page.evaluate("[...document.querySelectorAll('#cases tbody tr')].filter(r => !r.hidden).length")
+    assert 0 < shown < 40
+
+
+def test_without_scripts(view: object) -> None:
+    """Nothing is lost but comfort: the buttons and the filter are not there, everything else is."""
+    page = view("everything", java_script_enabled=False)  # type: ignore[operator]
+    assert page.locator("button:visible").count() == 0
+    assert page.get_by_text("What fails, and why").is_visible()
