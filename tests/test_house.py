@@ -87,6 +87,18 @@ class TestCommands:
         for command in ("make verify", "make test"):
             assert command in (root / "README.md").read_text()
 
+    @pytest.mark.parametrize("name", ["cpu.yml", "gpu.yml"])
+    def test_workflows_run_what_exists(self, root: Path, name: str) -> None:
+        """Every step of a workflow is a target of the Makefile or a command of its environment, and pip is constrained."""
+        targets = [line.partition(":")[0] for line in (root / "Makefile").read_text().splitlines() if ":" in line]
+        text = (root / ".github" / "workflows" / name).read_text()
+        steps = [line.partition("run: ")[2] for line in text.splitlines() if "- run: " in line]
+        assert "make verify" in steps
+        for step in steps:
+            program, _, rest = step.partition(" ")
+            assert (program == "make" and rest in targets) or program.startswith(".venv/bin/"), step
+            assert "pip install" not in step or "-c constraints.txt" in step
+
     @pytest.mark.parametrize("module", ["oracle", "oracle.cli", "kernels"])
     def test_importing_loads_no_gpu_library(self, module: str) -> None:
         libraries = ("flashinfer", "deep_gemm", "vllm", "triton")
