@@ -34,6 +34,7 @@ from kernels.layout import (
     rotate_weights_for_fi_trtllm_fp8_per_tensor_moe,
     shuffle_matrix_a,
     swap_w13_to_w31,
+    swizzle_scale,
     transform_sf_into_required_layout,
 )
 from kernels.linear import (
@@ -153,6 +154,7 @@ __all__ = [
     "shuffle_matrix_a",
     "sparse_cutlass_supported",
     "swap_w13_to_w31",
+    "swizzle_scale",
     "torch_channelwise_w8a8_scaled_mm",
     "torch_per_tensor_w8a8_scaled_mm",
     "torch_per_token_w8a8_scaled_mm",

@@ -4,7 +4,7 @@ Nothing here changes a value except by adding zeros. Row permutations follow Fla
 layout; block-scale layouts follow DeepGEMM (MN-major with a leading stride of whole 16 bytes; UE8M0 exponents four
 an int32).
 
-Not covered: the 128x4 and 8x4 swizzles of FP4 scales.
+Not covered: scale factors of FP4 weights in the row order of the transposed MMA.
 """
 
 from __future__ import annotations
@@ -255,6 +255,36 @@ def shuffled_rows(n: int, epilogue_tile_m: int = 128) -> Tensor:
 def inverse_rows(rows: Tensor) -> Tensor:
     """The permutation that undoes ``rows``."""
     return torch.argsort(rows)
+
+
+def swizzle_scale(scale: Tensor, tile: str = "128x4") -> Tensor:
+    """One-byte block scales in the tiles that block-scaled MMA instructions read (cuBLAS; ``8x4``: TensorRT-LLM).
+
+    Parameters
+    ----------
+    scale
+        ``[M, C]`` or ``[G, M, C]`` of a one-byte dtype.
+    tile
+        ``128x4`` or ``8x4``: rows are padded to the tile's height, columns to 4, with zeros.
+
+    Returns
+    -------
+    Tensor
+        Flat for each group, same dtype, ``[align(M, height) * align(C, 4)]``.
+    """
+    height = {"128x4": 128, "8x4": 8}.get(tile)
+    if height is None:
+        raise OptionError(f"tile={tile!r}: there are 128x4 and 8x4")
+    if checks.tensor("scale", scale).element_size() != 1 or scale.dim() not in (2, 3):
+        raise ShapeError(f"scale is {scale.dtype} {list(scale.shape)}; pass [M, C] or [G, M, C] of a one-byte dtype")
+    m, c = scale.shape[-2:]
+    padded = torch.nn.functional.pad(scale.view(torch.uint8), (0, -c % 4, 0, -m % height))
+    *groups, rows, columns = padded.shape
+    row = min(32, height)
+    lanes = padded.reshape(*groups, rows // height, height // row, row, columns // 4, 4)
+    # [..., tile, group of 32 rows, row, tile across, column] -> a tile is rows x groups x columns
+    tiles: Tensor = lanes.movedim((-5, -2, -3, -4, -1), (-5, -4, -3, -2, -1)).flatten(-5).contiguous()
+    return tiles.view(scale.dtype)
 
 
 def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> int:

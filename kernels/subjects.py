@@ -27,6 +27,7 @@ from kernels import (
     routes,
 )
 from kernels.config import current_config
+from kernels.decisions import DECISIONS
 from kernels.errors import DtypeError, OptionError
 from kernels.plan import TABLE, Problem, backend_module
 
@@ -48,7 +49,7 @@ NUMERICS = {
     ("deep_gemm", "mqa_logits"): "sm90.mqa_logits",
     ("flashinfer", "blockscale_sm90"): "sm90.promote128",
 }
-SUMS = frozenset(op for _, op in NUMERICS) | {"paged_mqa_logits", "grouped_scaled"}
+SUMS = frozenset(op for _, op in NUMERICS) | {"paged_mqa_logits", "grouped_scaled", "dynamic_blockscale"}
 """Operations that accumulate: on a CPU in float32, any order."""
 
 
@@ -161,6 +162,28 @@ def _sm90(inputs: Inputs, options: Options) -> Tensor:
     if scale is not None and scale.shape[0] != -(-inputs["weight"].shape[0] // 128):
         raise NotImplementedError("weight_scale [N, K/128]: the kernel indexes it per 128x128 block; it is refused")
     return blockscaled.fp8_blockscale_gemm_sm90(**inputs, out_dtype=_dtype(options))
+
+
+def _wide_input(verb: Callable[..., Tensor]) -> Runner:
+    """Routines with a bf16 input, which give bf16 and take no output dtype."""
+
+    def run(inputs: Inputs, options: Options) -> Tensor:
+        if _dtype(options) != torch.bfloat16:
+            raise OptionError(f"out_dtype={_dtype(options)}: the routine gives bfloat16")
+        return verb(inputs["input"], inputs["weight"], inputs["weight_scale"])
+
+    return run
+
+
+def _block_scaled_layer(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    kernel = blockscaled.FlashInferFp8DeepGEMMDynamicBlockScaledKernel(use_deep_gemm_e8m0=False)
+    layer = torch.nn.Module()
+    layer.weight, layer.weight_scale_inv = (
+        torch.nn.Parameter(t, requires_grad=False) for t in (weight, weight_scale)
+    )
+    kernel.process_weights_after_loading(layer)
+    weight = checks.tensor("weight", layer.weight)
+    return kernel.apply_block_scaled_mm(input, weight, None, checks.tensor("weight_scale_inv", layer.weight_scale_inv))
 
 
 def _contiguous(inputs: Inputs, options: Options) -> Tensor:
@@ -280,6 +303,21 @@ def _rotated(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     return dict(zip(("gemm1_weights", "gemm2_weights"), made, strict=True))
 
 
+def _prepared(inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    layer, one = torch.nn.Module(), torch.ones(1)
+    settings = {
+        "is_act_and_mul": bool(options.get("is_act_and_mul", True)),
+        "weight_block_size": [128, 128] if options.get("block_quant") else None,
+    }
+    for name, value in settings.items():
+        setattr(layer, name, value)
+    w13, w2, w13_scale = moe.prepare_fp8_moe_layer_for_fi(
+        layer, inputs["w13"], inputs["w2"], inputs["w13_scale"], one, inputs["w2_scale"], one,
+        bool(options.get("is_trtllm", False)),
+    )  # fmt: skip
+    return {"w13": w13, "w2": w2, "w13_scale": w13_scale, "w2_scale": inputs["w2_scale"]}
+
+
 def _required(inputs: Inputs, options: Options) -> Tensor:
     machine = platform.Machine.described(str(options.get("target", "sm90")))
     rows, mn, k = (options.get(n) for n in ("gran_mn", "mn", "k"))
@@ -338,6 +376,12 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "torch_channelwise_w8a8_scaled_mm": ("torch_linear", _torch(linear.torch_channelwise_w8a8_scaled_mm)),
     "fp8_gemm_nt": ("fp8_gemm_nt", _gemm),
     "fp8_blockscale_gemm_sm90": ("blockscale_sm90", _sm90),
+    "flashinfer_fp8_blockscale_gemm": ("blockscale_sm90", _wide_input(blockscaled.flashinfer_fp8_blockscale_gemm)),
+    "dynamic_flashinfer_deepgemm_blockscale_gemm": (
+        "dynamic_blockscale",
+        _wide_input(blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm),
+    ),
+    "FlashInferFp8DeepGEMMDynamicBlockScaledKernel": ("dynamic_blockscale", _wide_input(_block_scaled_layer)),
     "m_grouped_fp8_gemm_nt_contiguous": ("grouped_contiguous", _contiguous),
     "fp8_m_grouped_gemm_nt_masked": ("grouped_masked", _masked),
     "scaled_grouped_mm": ("grouped_scaled", _grouped_scaled),
@@ -365,6 +409,9 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "rocm_per_tensor_w8a8_scaled_mm": ("torch_linear", _torch(linear.rocm_per_tensor_w8a8_scaled_mm)),
     "get_paged_mqa_logits_metadata": ("paged_metadata", _metadata),
     "align": ("layout", _rowwise(layout.align)),
+    **{name: ("layout", _rowwise(verb)) for name, verb in DECISIONS.items()},
+    "swizzle_scale": ("layout", _one(layout.swizzle_scale)),
+    "prepare_fp8_moe_layer_for_fi": ("layout", _prepared),
     "ceil_div": ("layout", _rowwise(layout.ceil_div)),
     "calculate_tile_tokens_dim": ("layout", _rowwise(layout.calculate_tile_tokens_dim)),
     "align_fp8_moe_weights_for_fi": ("layout", _padded),

@@ -4,6 +4,7 @@
     judge(contract, inputs, output)      a verdict on every element, with a proof behind it
     predict(contract, inputs)            the bits that the hardware produces
     identify(contract, inputs, output)   which known arithmetic produced these bits
+    validate(kernel, contract)           a kernel by name, run in a worker process, judged and watched
 
 Contract and input names are those of the routines that engines call (``contracts()`` lists them). This package never
 imports the production layer ``kernels``: a reference that shares code with its subject shares its bugs.
@@ -25,8 +26,9 @@ from oracle.errors import OracleError
 if TYPE_CHECKING:
     from oracle.api import contracts, identify, judge, predict, reference
     from oracle.compare import Status, Verdict, Worst
+    from oracle.harness import validate
 
-__all__ = ["OracleError", "Status", "Verdict", "Worst", "contracts", "identify", "judge", "predict", "reference"]
+__all__ = ["OracleError", "Status", "Verdict", "Worst", "contracts", "identify", "judge", "predict", "reference", "validate"]
 
 _HOME = {
     "identify": "oracle.api",
@@ -36,6 +38,7 @@ _HOME = {
     "Status": "oracle.compare",
     "Verdict": "oracle.compare",
     "Worst": "oracle.compare",
+    "validate": "oracle.harness",
 }
 
 

@@ -59,9 +59,11 @@ LAYOUT_SHAPES: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("e",): ("e=1", "e=16"),
 }
 
-# The shuffle of expert rows takes whole blocks of 32.
-SHUFFLED = ("rotate_weights_for_fi_trtllm_fp8_per_tensor_moe",)
-SHUFFLED_SHAPES = ("e=1,h=128,i=128", "e=3,h=128,i=96", "e=2,h=256,i=192")
+# The shuffle of expert rows takes whole blocks of 32; block scales are exchanged in two halves.
+OWN_SHAPES: Mapping[str, tuple[str, ...]] = {
+    "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": ("e=1,h=128,i=128", "e=3,h=128,i=96", "e=2,h=256,i=192"),
+    "prepare_fp8_moe_layer_for_fi": ("e=1,h=128,i=128", "e=3,h=128,i=72", "e=2,h=256,i=256"),
+}
 
 # M, K of a quantiser's input: one group, square scales, a ragged block of rows, long rows.
 QUANT_SHAPES = ((1, 128), (3, 384), (31, 256), (129, 640), (6, 2688))
@@ -189,7 +191,7 @@ def _layout(contract: str, profile: str) -> Iterable[str]:
     """Every listed shape with every single option and family."""
     grammar = grammars()[contract]
     options = ["", *(f"{key}={value}/" for key, values in grammar.options.items() for value in values)]
-    for shape in SHUFFLED_SHAPES if contract in SHUFFLED else LAYOUT_SHAPES[grammar.extents]:
+    for shape in OWN_SHAPES.get(contract) or LAYOUT_SHAPES[grammar.extents]:
         for option in options:
             for family in grammar.families:
                 for seed in SEEDS if profile == "full" else SEEDS[:1]:
@@ -207,6 +209,9 @@ _LISTS: dict[str, Callable[[str, str], Iterable[str]]] = {
     "torch_per_token_w8a8_scaled_mm": _gemm,
     "torch_channelwise_w8a8_scaled_mm": _gemm,
     "fp8_blockscale_gemm_sm90": _gemm,
+    "flashinfer_fp8_blockscale_gemm": _gemm,
+    "dynamic_flashinfer_deepgemm_blockscale_gemm": _gemm,
+    "FlashInferFp8DeepGEMMDynamicBlockScaledKernel": _gemm,
     "m_grouped_fp8_gemm_nt_contiguous": _grouped,
     "fp8_m_grouped_gemm_nt_masked": _grouped,
     "fp8_mqa_logits": _logits,

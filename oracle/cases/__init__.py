@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oracle.cases import layers, layouts, products, quantisers
+from oracle.cases import decisions, layers, layouts, products, quantisers
 from oracle.cases.record import Case, Grammar
 from oracle.errors import CaseError
 
@@ -27,6 +27,7 @@ _GRAMMARS: Mapping[str, Grammar] = {
     **quantisers.GRAMMARS,
     **layers.GRAMMARS,
     **layouts.GRAMMARS,
+    **decisions.GRAMMARS,
 }
 
 

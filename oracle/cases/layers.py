@@ -105,7 +105,7 @@ def _two(case: Case) -> dict[str, Tensor]:
 
 
 def _flags(case: Case) -> dict[str, Tensor]:
-    """Row ``i`` holds the six lowest bits of ``i``: 64 rows are the whole table."""
+    """Row ``i`` holds the six lowest bits of ``i``: 64 rows are the whole table. Only ROCm has a row-wise kernel."""
     names = (
         "cutlass_fp8_supported",
         "per_tensor_weights",
@@ -115,7 +115,8 @@ def _flags(case: Case) -> dict[str, Tensor]:
         "rowwise",
     )
     rows = torch.arange(case["r"])
-    return {name: (rows >> bit) & 1 for bit, name in enumerate(names)}
+    flags = {name: (rows >> bit) & 1 for bit, name in enumerate(names)}
+    return flags | {"rowwise": flags["rowwise"] & flags["rocm"]}
 
 
 GRAMMARS: Mapping[str, Grammar] = {

@@ -114,6 +114,27 @@ def _moe_scales(case: Case) -> dict[str, Tensor]:
     return {name: data.scales(case.label(name), "randn", (extent,)) for name, extent in extents.items()}
 
 
+def _prepared(case: Case) -> dict[str, Tensor]:
+    """Expert weights with their scales: one for each expert, or (``block=1``) one for each 128x128 block."""
+    weights = _experts("w13", "w2")(case)
+    blocks = case.option("block") == "1"
+
+    def scale(name: str) -> Tensor:
+        e, rows, columns = weights[name].shape
+        shape = (e, -(-rows // BLOCK), -(-columns // BLOCK)) if blocks else (e,)
+        return data.scales(case.label(f"{name}_scale"), "randn", shape)
+
+    return weights | {f"{name}_scale": scale(name) for name in ("w13", "w2")}
+
+
+def _prepared_options(case: Case) -> dict[str, object]:
+    return {
+        "block_quant": case.option("block") == "1",
+        "is_act_and_mul": case.option("gated") != "0",
+        "is_trtllm": case.option("trtllm") == "1",
+    }
+
+
 def _gran(case: Case) -> int:
     return int(case.option("gran") or 1)
 
@@ -176,6 +197,15 @@ GRAMMARS: Mapping[str, Grammar] = {
         _EHI, _experts("gemm1_weights", "gemm2_weights"), _flag("is_gated"), gated=True
     ),
     "align_fp8_moe_weights_for_fi": _of_weights(_EHI, _experts("w13", "w2"), _flag("is_act_and_mul"), gated=True),
+    "prepare_fp8_moe_layer_for_fi": Grammar(
+        _EHI,
+        ("e4m3",),
+        ("-",),
+        _WEIGHTS,
+        _prepared,
+        _prepared_options,
+        {"block": ("1",), "trtllm": ("1",), **_GATED},
+    ),
     "ceil_div": _of_integers(_integers(x=(0, 1 << 20), y=(1, 300))),
     "align": _of_integers(_integers(x=(0, 1 << 20), y=(1, 300))),
     "calculate_tile_tokens_dim": _of_integers(_integers(num_tokens=(1, 5000), top_k=(1, 9), num_experts=(1, 257))),

@@ -53,9 +53,11 @@ def _torch_product(case: Case) -> dict[str, Tensor]:
 
 
 def _flashinfer_product(case: Case) -> dict[str, Tensor]:
+    """A bfloat16 operand is quantised by the kernel and has no scale."""
     inputs = _product(case)
     names = {"a": "input", "b": "weight", "a_scale": "input_scale", "b_scale": "weight_scale"}
-    return {new: inputs[old] for old, new in names.items()}
+    wide = [side for side, dtype in zip("ab", case.operand_dtypes, strict=True) if dtype == torch.bfloat16]
+    return {new: inputs[old] for old, new in names.items() if old.removesuffix("_scale") not in wide or old in wide}
 
 
 def _vector(case: Case, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -153,6 +155,7 @@ def _clean(case: Case) -> dict[str, object]:
 
 PAGE = 64  # keys of a block of the paged cache
 _FAMILIES = tuple(data.OPERAND_FAMILIES)
+_FINITE = tuple(family for family in _FAMILIES if "nan" not in family)
 _OUT = ("e4m3xe4m3-bf16", "e4m3xe4m3-f16", "e4m3xe4m3-f32")
 _BIAS = {"bias": ("bf16", "f16", "f32")}
 _CLEAN = {"clean": ("1",)}
@@ -169,12 +172,20 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "fp8_blockscale_gemm_sm90": Grammar(
         _MNK,
-        _OUT,
+        (*_OUT, "bf16xe4m3-bf16", "bf16xbf16-bf16"),
         ("1x128:128x128", "1x128:1x128"),
         _FAMILIES,
         _flashinfer_product,
         out_dtype,
     ),
+    **{
+        name: Grammar(_MNK, ("bf16xe4m3-bf16",), ("1x128:128x128",), _FINITE, _flashinfer_product, out_dtype)
+        for name in (
+            "flashinfer_fp8_blockscale_gemm",
+            "dynamic_flashinfer_deepgemm_blockscale_gemm",
+            "FlashInferFp8DeepGEMMDynamicBlockScaledKernel",
+        )
+    },
     "cutlass_scaled_mm": _scaled_mm(
         ("tensor:tensor", "token:channel", "tensor:channel", "token:tensor", "1x128:128x128"), _product
     ),

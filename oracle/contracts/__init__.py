@@ -1,6 +1,7 @@
 """The contracts of the suite; importing this package registers them all."""
 
 from oracle.contracts import (
+    dynamic,
     experts,
     flashinfer,
     gemm,
@@ -9,6 +10,7 @@ from oracle.contracts import (
     linear,
     logits,
     moe,
+    platforms,
     quantize,
     scale_casts,
     shards,
@@ -19,6 +21,7 @@ __all__ = [
     "Contract",
     "OptionSpec",
     "TensorSpec",
+    "dynamic",
     "experts",
     "flashinfer",
     "gemm",
@@ -28,6 +31,7 @@ __all__ = [
     "linear",
     "logits",
     "moe",
+    "platforms",
     "quantize",
     "registered",
     "scale_casts",

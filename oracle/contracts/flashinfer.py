@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ class Fp8BlockscaleGemmSm90(ProductContract):
     summary = "FlashInfer's block-scaled GEMM for Hopper: FP8 x FP8, or bfloat16 operands quantised inside"
     source = "flashinfer.gemm.fp8_blockscale_gemm_sm90; TensorRT-LLM fp8_blockscale_gemm"
     numerics = {"sm90": BLOCK_NUMERICS["sm90"], "cpu": BLOCK_NUMERICS["cpu"]}
-    inputs = (
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("input", OPERAND, ("M", "K"), "activation codes, or bfloat16 values"),
         TensorSpec("weight", OPERAND, ("N", "K"), "weight codes, or bfloat16 values"),
         TensorSpec(

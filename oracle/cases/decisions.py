@@ -1,0 +1,48 @@
+"""Cases of decisions about machines: tables whose rows are drawn from the values on both sides of every limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from oracle.cases.record import Case, Grammar, no_options
+
+FLAG = (0, 1)
+ARCHES = (0, 80, 86, 89, 90, 100, 103, 120)
+CUDA = {"cuda_major": (11, 12, 13), "cuda_minor": (0, 1, 2, 3, 4, 7, 8, 9, 10)}
+SWITCHES = {"package": (0, 1, 1), "use_deep_gemm": (0, 1, 1), "use_flashinfer_moe_fp8": (0, 0, 1)}
+DEEP_GEMM = {"arch": (0, 89, 90, 90, 100, 100, 103, 120), **SWITCHES}
+E8M0 = {"use_deep_gemm_e8m0": FLAG, "use_deep_gemm_e8m0_hopper": FLAG}
+EXTENTS = (1, 64, 127, 128, 129, 256, 7168)
+CAPABILITY = {"capability_major": (9, 10), "capability_minor": (0, 3, 4, 5)}
+TORCH = {"torch_major": (1, 2, 3), "torch_minor": (0, 6, 7, 10, 11)}
+
+
+def _table(columns: Mapping[str, tuple[int, ...]]) -> Grammar:
+    def build(case: Case) -> dict[str, Tensor]:
+        rows = (case["r"],)
+        return {
+            name: torch.tensor(values)[torch.from_numpy(case.stream(name).integers(0, len(values), rows))]
+            for name, values in columns.items()
+        }
+
+    return Grammar(("r",), ("i64",), ("-",), ("integers",), build, no_options)
+
+
+_CUTLASS = _table({"arch": ARCHES, **CUDA})
+GRAMMARS: Mapping[str, Grammar] = {
+    "is_deep_gemm_supported": _table(DEEP_GEMM),
+    "is_deep_gemm_e8m0_used": _table({**DEEP_GEMM, **E8M0}),
+    "should_use_deepgemm_for_fp8_linear": _table(
+        {**DEEP_GEMM, "bfloat16_out": (0, 1, 1), "n": EXTENTS, "k": (128, *EXTENTS)}
+    ),
+    "cutlass_fp8_supported": _CUTLASS,
+    "cutlass_block_fp8_supported": _CUTLASS,
+    "cutlass_group_gemm_supported": _CUTLASS,
+    "sparse_cutlass_supported": _CUTLASS,
+    "use_rowwise_torch_scaled_mm": _table({"rocm": FLAG, **CAPABILITY, **TORCH}),
+    "get_flashinfer_moe_backend": _table({"arch": ARCHES, "choice": (0, 1, 2, 3)}),
+    "is_flashinfer_supporting_global_sf": _table({"backend": (0, 1, 2, 3)}),
+}

@@ -1,0 +1,130 @@
+"""Contracts of the decisions about a machine, as tables: one row is one machine with its switches.
+
+Columns are integers: 0 and 1 for conditions, the compute capability as in ``sm90`` (0 for no NVIDIA GPU), versions as
+two columns. Answers are 0 and 1, or a number that the contract explains. Right or wrong, row by row.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from oracle import platforms
+from oracle.contracts.base import TensorSpec, register
+from oracle.contracts.layout import INTEGERS, TableContract
+
+_SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
+
+
+def _columns(*names: str) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, INTEGERS, ("R",), "one value for each row of the table") for name in names)
+
+
+@register
+class DeepGemmSupported(TableContract):
+    name = "is_deep_gemm_supported"
+    summary = "sm90 or sm100, the package there, the switch on, FlashInfer's MoE off"
+    source = "vLLM utils/deep_gemm.is_deep_gemm_supported"
+    inputs = _columns("arch", *_SWITCHES)
+
+    def row(self, *arguments: int) -> int:
+        arch, *flags = arguments
+        return int(platforms.deep_gemm_supported(arch, *(bool(flag) for flag in flags)))
+
+
+@register
+class DeepGemmE8m0(TableContract):
+    name = "is_deep_gemm_e8m0_used"
+    summary = "DeepGEMM supported, and the UE8M0 switch of the architecture on"
+    source = "vLLM utils/deep_gemm.is_deep_gemm_e8m0_used"
+    inputs = _columns("arch", *_SWITCHES, "use_deep_gemm_e8m0", "use_deep_gemm_e8m0_hopper")
+
+    def row(self, *arguments: int) -> int:
+        arch, *flags = arguments
+        return int(platforms.deep_gemm_e8m0(arch, *(bool(flag) for flag in flags)))
+
+
+@register
+class DeepGemmLinear(TableContract):
+    name = "should_use_deepgemm_for_fp8_linear"
+    summary = "DeepGEMM supported, bfloat16 out, N and K multiples of 128"
+    source = "vLLM utils/deep_gemm.should_use_deepgemm_for_fp8_linear"
+    inputs = _columns("arch", *_SWITCHES, "bfloat16_out", "n", "k")
+
+    def row(self, *arguments: int) -> int:
+        arch, package, wanted, flashinfer_moe, bfloat16_out, n, k = arguments
+        supported = platforms.deep_gemm_supported(arch, bool(package), bool(wanted), bool(flashinfer_moe))
+        return int(platforms.deep_gemm_linear(supported, bool(bfloat16_out), n, k))
+
+
+class CutlassSupported(TableContract):
+    """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
+
+    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
+    inputs: ClassVar[tuple[TensorSpec, ...]] = _columns("arch", "cuda_major", "cuda_minor")
+
+    def row(self, *arguments: int) -> int:
+        arch, major, minor = arguments
+        return int(platforms.cutlass_supported(self.name, arch, (major, minor)))
+
+
+@register
+class CutlassFp8(CutlassSupported):
+    name = "cutlass_fp8_supported"
+    summary = "sm89 with CUDA 12.4, sm90 and above with CUDA 12.0"
+
+
+@register
+class CutlassBlockFp8(CutlassSupported):
+    name = "cutlass_block_fp8_supported"
+    summary = "sm90 with CUDA 12.0, sm100 and above with CUDA 12.8"
+
+
+@register
+class CutlassGroupGemm(CutlassSupported):
+    name = "cutlass_group_gemm_supported"
+    summary = "sm90 with CUDA 12.3, sm100 and above with CUDA 12.8"
+
+
+@register
+class SparseCutlass(CutlassSupported):
+    name = "sparse_cutlass_supported"
+    summary = "sm90 with CUDA 12.2"
+
+
+@register
+class RowwiseTorch(TableContract):
+    name = "use_rowwise_torch_scaled_mm"
+    summary = "ROCm, torch 2.7 and capability 9.4, compared as versions"
+    source = "vLLM w8a8_utils.USE_ROWWISE_TORCH_SCALED_MM"
+    inputs = _columns("rocm", "capability_major", "capability_minor", "torch_major", "torch_minor")
+
+    def row(self, *arguments: int) -> int:
+        rocm, major, minor, torch_major, torch_minor = arguments
+        return int(platforms.rowwise_torch(bool(rocm), (major, minor), (torch_major, torch_minor)))
+
+
+@register
+class MoeBackend(TableContract):
+    """``choice``: 0 unset, 1 throughput, 2 latency, 3 masked_gemm. Answer: 0 refused, 1 CUTLASS, 2 TensorRT-LLM,
+    3 CUTEDSL."""
+
+    name = "get_flashinfer_moe_backend"
+    summary = "the kernel family for VLLM_FLASHINFER_MOE_BACKEND on a machine"
+    source = "vLLM flashinfer_utils.get_flashinfer_moe_backend"
+    inputs = _columns("arch", "choice")
+
+    def row(self, *arguments: int) -> int:
+        return platforms.moe_backend(*arguments)
+
+
+@register
+class GlobalScale(TableContract):
+    """``backend``: 0 none, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL."""
+
+    name = "is_flashinfer_supporting_global_sf"
+    summary = "whether a MoE backend takes one scale for all experts"
+    source = "vLLM flashinfer_utils.is_flashinfer_supporting_global_sf"
+    inputs = _columns("backend")
+
+    def row(self, *arguments: int) -> int:
+        return int(platforms.supports_global_scale(arguments[0]))

@@ -1,0 +1,81 @@
+"""Decisions of the suite about a machine: pure functions of an architecture, versions and switches.
+
+``arch`` is the compute capability of an NVIDIA machine as one integer (90, 100), 0 for any other machine; ``cuda`` a
+version as a tuple. Versions compare as tuples of integers, never as strings.
+
+    DeepGEMM          sm90 or sm100, its package, VLLM_USE_DEEP_GEMM, not VLLM_USE_FLASHINFER_MOE_FP8
+    DeepGEMM, UE8M0   that, and VLLM_USE_DEEP_GEMM_E8M0 on sm100, VLLM_USE_DEEP_GEMM_E8M0_HOPPER on sm90
+    FP8 linear        DeepGEMM, bfloat16 out, N and K multiples of 128
+    CUTLASS           least CUDA by architecture (:data:`CUTLASS`)
+
+Sources: vLLM utils/deep_gemm.py, csrc cutlass_scaled_mm entry, quantization/utils/flashinfer_utils.py, w8a8_utils.py.
+Not covered: reading a machine or an environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NEVER = (1 << 30, 0)
+Cuda = tuple[int, int]
+# Least CUDA version for Ada (89), Hopper (90 to 99) and Blackwell (100 and above).
+CUTLASS: Mapping[str, tuple[Cuda, Cuda, Cuda]] = {
+    "cutlass_fp8_supported": ((12, 4), (12, 0), (12, 0)),
+    "cutlass_block_fp8_supported": (NEVER, (12, 0), (12, 8)),
+    "cutlass_group_gemm_supported": (NEVER, (12, 3), (12, 8)),
+    "sparse_cutlass_supported": (NEVER, (12, 2), NEVER),
+}
+UNSET, THROUGHPUT, LATENCY, MASKED_GEMM = range(4)
+NONE, CUTLASS_MOE, TENSORRT_LLM, CUTEDSL = range(4)
+"""Answers of :func:`moe_backend`; NONE: refused with the choices listed."""
+
+
+def cutlass_supported(routine: str, arch: int, cuda: Cuda) -> bool:
+    """Whether a CUTLASS kernel family is compiled for this architecture with this CUDA."""
+    ada, hopper, blackwell = CUTLASS[routine]
+    if arch >= 100:
+        return cuda >= blackwell
+    if arch >= 90:
+        return cuda >= hopper
+    return arch == 89 and cuda >= ada
+
+
+def deep_gemm_supported(arch: int, package: bool, wanted: bool, flashinfer_moe: bool) -> bool:
+    """Whether DeepGEMM is used at all."""
+    if flashinfer_moe or not wanted:
+        return False
+    return package and arch in (90, 100)
+
+
+def deep_gemm_e8m0(
+    arch: int, package: bool, wanted: bool, flashinfer_moe: bool, e8m0: bool, e8m0_hopper: bool
+) -> bool:
+    """Whether DeepGEMM gets UE8M0 scales."""
+    switch = e8m0_hopper if arch == 90 else e8m0
+    return switch and deep_gemm_supported(arch, package, wanted, flashinfer_moe)
+
+
+def deep_gemm_linear(supported: bool, bfloat16_out: bool, n: int, k: int) -> bool:
+    """Whether a linear layer with weight ``[N, K]`` goes to DeepGEMM."""
+    return supported and bfloat16_out and not (n % 128 or k % 128)
+
+
+def rowwise_torch(rocm: bool, capability: tuple[int, int], torch: tuple[int, int]) -> bool:
+    """Whether torch has a row-wise FP8 product: ROCm, torch 2.7, gfx942 and later."""
+    return rocm and torch >= (2, 7) and capability >= (9, 4)
+
+
+def moe_backend(arch: int, choice: int) -> int:
+    """FlashInfer's MoE backend for a value of ``VLLM_FLASHINFER_MOE_BACKEND``."""
+    if choice == MASKED_GEMM:
+        return CUTEDSL
+    if choice == LATENCY:
+        return TENSORRT_LLM if 100 <= arch < 110 else CUTLASS_MOE
+    if choice == THROUGHPUT or 90 <= arch < 100:
+        return CUTLASS_MOE
+    return NONE
+
+
+def supports_global_scale(backend: int) -> bool:
+    """Whether a MoE backend takes one scale for all experts: every backend does, none does not."""
+    return backend != NONE

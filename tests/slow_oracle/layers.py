@@ -1,0 +1,181 @@
+"""Routing, whole expert layers, the linear layer, casts through float16 and the difference measure."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from tests.slow_oracle.numbers import Array, Value, decided, encode, exp_bounds, multiply, rounded, sigmoid_bounds
+from tests.slow_oracle.products import part, scaled, transposed
+from tests.slow_oracle.quantisers import RULES, Rule, blocks
+
+F32 = "float32"
+E4M3 = "float8_e4m3fn"
+Bounds = tuple[Fraction, Fraction]
+
+
+def finite(values: list[Value]) -> list[Fraction]:
+    found = [v for v in values if isinstance(v, Fraction)]
+    assert len(found) == len(values), "outside this derivation: NaN or infinity"
+    return found
+
+
+def order(bounds: list[Bounds]) -> list[int]:
+    """Indices from the largest, where the bounds decide it; ArithmeticError where they do not."""
+    ranked = sorted(range(len(bounds)), key=lambda i: (-bounds[i][0], i))
+    for i, j in zip(ranked, ranked[1:], strict=False):
+        equal = bounds[i] == bounds[j]
+        if not equal and not bounds[i][0] > bounds[j][1]:
+            raise ArithmeticError(f"the bounds of {i} and {j} overlap")
+    return ranked
+
+
+def routing(logits: Array, bias: Array | None, options: dict[str, object]) -> dict[str, list[int]]:
+    """Weights (float32 codes) and experts, largest choice first."""
+    k, groups, top_groups = (int(str(options.get(n, d))) for n, d in
+                             (("top_k", 8), ("num_expert_group", 1), ("topk_group", 1)))  # fmt: skip
+    router = options.get("router", "deepseek_v3")
+    weights: list[int] = []
+    ids: list[int] = []
+    for row in logits.rows():
+        x = finite(row)
+        scores = softmax(x) if router == "softmax" else [sigmoid_bounds(v) for v in x]
+        shift = [Fraction(0)] * len(x) if bias is None else finite(bias.values())
+        choice = [(s[0] + b, s[1] + b) for s, b in zip(scores, shift, strict=True)]
+        if router == "llama4":
+            choice = [(v, v) for v in x]
+        size = len(x) // groups
+        of_group = [group_score(choice[g * size : (g + 1) * size], bias is not None) for g in range(groups)]
+        kept = sorted(order(of_group)[:top_groups])
+        members = [i for g in kept for i in range(g * size, (g + 1) * size)]
+        taken = [members[i] for i in order([choice[i] for i in members])[:k]]
+        found = [scores[i] for i in taken]
+        if options.get("renormalize"):
+            found = [
+                (s[0] / (s[0] + sum(t[1] for j, t in enumerate(found) if j != i)),
+                 s[1] / (s[1] + sum(t[0] for j, t in enumerate(found) if j != i)))
+                for i, s in enumerate(found)
+            ]  # fmt: skip
+        weights += [decided(low, high, F32) for low, high in found]
+        ids += taken
+    return {"topk_weights": weights, "topk_ids": ids}
+
+
+def group_score(choice: list[Bounds], biased: bool) -> Bounds:
+    best = [choice[i] for i in order(choice)[: 2 if biased else 1]]
+    return sum((b[0] for b in best), Fraction(0)), sum((b[1] for b in best), Fraction(0))
+
+
+def softmax(x: list[Fraction]) -> list[Bounds]:
+    e = [exp_bounds(v - max(x)) for v in x]
+    low, high = sum(b[0] for b in e), sum(b[1] for b in e)
+    return [(b[0] / high, b[1] / low) for b in e]
+
+
+def experts(inputs: dict[str, Array], options: dict[str, object]) -> list[int]:
+    """``moe_fp8`` from quantised input: w13, silu and mul, requantised intermediate, w2, weighted sum, in bfloat16."""
+    assert not set(options) - {"out_dtype"}
+    ids, weights = inputs["topk_ids"].code_rows(), inputs["topk_weights"].rows()
+    given = inputs.get("a2_scale")
+    a_scale = inputs["a_scale"].rows()
+    found: list[int] = []
+    for t, a in enumerate(inputs["a"].rows()):
+        total = [Fraction(0)] * len(a)
+        for expert, weight in zip(ids[t], weights[t], strict=True):
+            if expert < 0:
+                continue
+            y = one_expert(a, a_scale[0] if len(a_scale) == 1 else a_scale[t], inputs, expert, given)
+            assert isinstance(weight, Fraction)
+            total = [s + weight * v for s, v in zip(total, finite(y), strict=True)]
+        found += [encode(v, str(options["out_dtype"])) for v in total]
+    return found
+
+
+def one_expert(
+    a: list[Value], a_scale: list[Value], inputs: dict[str, Array], expert: int, given: Array | None
+) -> list[Value]:
+    h = finite(stored(a, a_scale, inputs, "w13", expert))
+    size = len(h) // 2
+    act = []
+    for gate, up in zip(h[:size], h[size:], strict=True):
+        low, high = sigmoid_bounds(gate)
+        ends = sorted((gate * low, gate * high))
+        silu = Array("bfloat16", (1,), [decided(ends[0], ends[1], "bfloat16")]).values()[0]
+        act.append(encode(multiply(silu, up), "bfloat16"))
+    row = Array("bfloat16", (1, size), act)
+    rule = RULES["group"] if given is None else Rule(zero_scale_gives_zero=True)
+    scale = None if given is None else given.values()[0]
+    codes, scales = blocks(row, 1, 128 if given is None else size, rule, scale=scale)
+    return stored(Array(E4M3, (1, size), codes).values(), Array(F32, (1,), scales).values(), inputs, "w2", expert)
+
+
+def stored(a: list[Value], a_scale: list[Value], inputs: dict[str, Array], which: str, expert: int) -> list[Value]:
+    weight, scale = part(inputs[which], expert), inputs[f"{which}_scale"]
+    if len(scale.shape) == 1:
+        table, block, rows = [[scale.values()[expert]]], weight.shape[1], weight.shape[0]
+    else:
+        table, block, rows = part(scale, expert).rows(), 128, 128
+    codes = scaled([a], weight.rows(), [a_scale], table, block=block, b_rows=rows, bias=None, dtype="bfloat16")
+    return Array("bfloat16", (len(codes),), codes).values()
+
+
+def linear(inputs: dict[str, Array], options: dict[str, object]) -> list[int]:
+    """``Fp8LinearOp`` of a matrix: quantise (static, per tensor, per token), multiply, add the bias."""
+    x, weight, given = inputs["input"], transposed(inputs["weight"]), inputs.get("input_scale")
+    per_token = bool(options.get("use_per_token_if_dynamic")) and given is None
+    rule = RULES["token"] if per_token else RULES["tensor"]
+    if per_token:
+        # plain torch's formula: the reference's first recipe
+        rule = Rule(scale_floor=RULES["token"].scale_floor, nan_in_amax=True)
+    rows = 1 if per_token else x.shape[0]
+    codes, scales = blocks(x, rows, x.shape[1], rule, scale=None if given is None else given.values()[0])
+    left = [[v] for v in Array(F32, (len(scales),), scales).values()]
+    right = [[v] for v in inputs["weight_scale"].values()]
+    bias = inputs["bias"].values() if "bias" in inputs else None
+    b_rows = weight.shape[0] if len(right) == 1 else 1
+    q = Array(E4M3, x.shape, codes).rows()
+    dtype = str(options["out_dtype"])
+    return scaled(q, weight.rows(), left, right, block=x.shape[1], b_rows=b_rows, bias=bias, dtype=dtype)
+
+
+def dequantised(q: Array, scale: Value) -> list[int]:
+    """Through float32 to float16: two roundings."""
+    wide = [rounded(multiply(v, scale), F32) for v in q.values()]
+    return [encode(v, "float16", negative_zero=code >= 0x80) for v, code in zip(wide, q.codes, strict=True)]
+
+
+def requantised(weight: Array, scales: Array, widths: Array) -> dict[str, list[int]]:
+    largest = max(finite(scales.values()))
+    found: list[int] = []
+    start = 0
+    for scale, width in zip(scales.values(), widths.codes, strict=True):
+        size = width * weight.shape[1]
+        shard = Array(weight.dtype, (width, weight.shape[1]), weight.codes[start : start + size])
+        start += size
+        wide = Array("float16", shard.shape, dequantised(shard, scale))
+        found += blocks(wide, max(width, 1), weight.shape[1], RULES["tensor"], scale=largest)[0]
+    return {"max_scale": [encode(largest, F32)], "weight": found + weight.codes[start:]}
+
+
+def scale_products(inputs: dict[str, Array]) -> dict[str, list[Value]]:
+    first, second = inputs["w13_input_scale"].values()[0], inputs["w2_input_scale"].values()[0]
+    return {
+        "g1": [rounded(multiply(v, first), F32) for v in inputs["w13_scale"].values()],
+        "g2": [rounded(multiply(v, second), F32) for v in inputs["w2_scale"].values()],
+    }
+
+
+def difference(x: Array, y: Array) -> int:
+    """``1 - 2 <x, y> / (<x, x> + <y, y>)``: exact sums, then float64 operations one by one."""
+    a, b = finite(x.values()), finite(y.values())
+    both, own = sum(p * q for p, q in zip(a, b, strict=True)), sum(p * p for p in a + b)
+    if own == 0:
+        return 0
+    quotient = rounded(2 * _of(both) / _of(own), "float64")
+    assert isinstance(quotient, Fraction)
+    return encode(1 - quotient, "float64")
+
+
+def _of(x: Fraction | int) -> Fraction:
+    value = rounded(Fraction(x), "float64")
+    assert isinstance(value, Fraction)
+    return value
