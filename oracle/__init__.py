@@ -28,7 +28,18 @@ if TYPE_CHECKING:
     from oracle.compare import Status, Verdict, Worst
     from oracle.harness import validate
 
-__all__ = ["OracleError", "Status", "Verdict", "Worst", "contracts", "identify", "judge", "predict", "reference", "validate"]
+__all__ = [
+    "OracleError",
+    "Status",
+    "Verdict",
+    "Worst",
+    "contracts",
+    "identify",
+    "judge",
+    "predict",
+    "reference",
+    "validate",
+]
 
 _HOME = {
     "identify": "oracle.api",

@@ -89,7 +89,7 @@ class TestCommands:
 
     @pytest.mark.parametrize("name", ["cpu.yml", "gpu.yml"])
     def test_workflows_run_what_exists(self, root: Path, name: str) -> None:
-        """Every step of a workflow is a target of the Makefile or a command of its environment, and pip is constrained."""
+        """Every step is a target of the Makefile or a command of its environment, and pip is constrained."""
         targets = [line.partition(":")[0] for line in (root / "Makefile").read_text().splitlines() if ":" in line]
         text = (root / ".github" / "workflows" / name).read_text()
         steps = [line.partition("run: ")[2] for line in text.splitlines() if "- run: " in line]

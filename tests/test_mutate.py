@@ -10,11 +10,12 @@ import torch
 
 from oracle import cases
 from oracle.bounds import of_schedule
-from oracle.bounds.exactly import quantum, unrounded
+from oracle.bounds.exactly import unrounded
 from oracle.contracts import get
 from oracle.contracts.gemm import block_scaled
 from oracle.faults import Family, Fault, Stage, faults_of
 from oracle.faults import get as get_fault
+from oracle.gemm import quantum_of
 from oracle.judging import interval_of
 from oracle.legal import legal
 from oracle.mutate import Fate, contracts_with_cases, mutate, mutate_own_data, poisoned, trials
@@ -140,8 +141,8 @@ class TestNothingRounds:
 
     def test_quantum(self) -> None:
         """The largest power of two that divides every element."""
-        assert quantum(torch.tensor([0.75, -3.0, 0.0], dtype=torch.float64)) == 0.25
-        assert quantum(torch.zeros(2, dtype=torch.float64)) == 1.0
+        assert quantum_of(torch.tensor([0.75, -3.0, 0.0], dtype=torch.float64)) == 0.25
+        assert quantum_of(torch.zeros(2, dtype=torch.float64)) == 1.0
 
 
 class TestCommand:

@@ -181,13 +181,13 @@ def faults() -> list[Fault]:
             pair,
             BLOCKS,
         ),
-        _fault("products aligned to one bit less", "mutant of an H200 output", {Stage.SCHEDULE: _narrower(1)}, _aligned, NARROW),
+        _fault("products aligned to one bit less", "H200 mutants", {Stage.SCHEDULE: _narrower(1)}, _aligned, NARROW),
         _fault(
-            "products aligned to two bits less", "mutant of an H200 output", {Stage.SCHEDULE: _narrower(2)}, _aligned, NARROW
+            "products aligned to two bits less", "H200 mutants", {Stage.SCHEDULE: _narrower(2)}, _aligned, NARROW
         ),
         _fault(
             "running sum kept in bfloat16",
-            "mutant of an H200 output",
+            "H200 mutants",
             {Stage.SUM: _running(torch.bfloat16)},
             _several_intervals,
             "every partial sum is a bfloat16 value",
@@ -232,7 +232,7 @@ def faults() -> list[Fault]:
         ),
         _fault(
             "bias added before the scales",
-            "mutant of an H200 output",
+            "H200 mutants",
             {Stage.SUM: _bias_scaled},
             lambda c: _has_bias(c) or (None if c.parts[0].product.B == 1 else "block scales take no bias"),
             zero_bias,

@@ -283,12 +283,12 @@ def faults() -> list[Fault]:
             _stored(Rounding.NEAREST_AWAY),
             equivalent="no sum is a tie of the output dtype",
         ),
-        _store("store truncates", "mutant of an H200 output", _truncated, _out(torch.bfloat16, torch.float16), exact),
+        _store("store truncates", "H200 mutants", _truncated, _out(torch.bfloat16, torch.float16), exact),
         _store(
             "store rounds stochastically", "flashinfer 5128", _stochastic, _out(torch.bfloat16, torch.float16), exact
         ),
         _store(
-            "store through float16", "mutant of an H200 output", _through(torch.float16), _out(torch.bfloat16, torch.float32)
+            "store through float16", "H200 mutants", _through(torch.float16), _out(torch.bfloat16, torch.float32)
         ),
         _store(
             "store through bfloat16",
@@ -322,7 +322,7 @@ def faults() -> list[Fault]:
         Fault(
             "bias added after the cast",
             Family.CAST,
-            "mutant of an H200 output",
+            "H200 mutants",
             {Stage.SUM: _bias_after},
             WITH_BIAS,
             _narrow_bias,

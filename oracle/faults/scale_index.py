@@ -410,7 +410,7 @@ def faults() -> list[Fault]:
         Fault(
             "B scale of the last columns of an N block from the next one",
             Family.SCALE_INDEX,
-            "mutant of an H200 output",
+            "H200 mutants",
             {Stage.PRODUCT: _few_columns_of_next_block},
             BLOCKS,
             _b_blocks,

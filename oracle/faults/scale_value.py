@@ -202,7 +202,7 @@ def faults() -> list[Fault]:
         ),
         _one(
             "A scale of one row 2^-7 too large",
-            "mutant of an H200 output",
+            "H200 mutants",
             "a_scale",
             _half_truncated_rows,
             equivalent="every sum of that row is zero",

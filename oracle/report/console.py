@@ -1,4 +1,4 @@
-"""A report for eyes: the table, then one sentence and one command for everything that needs attention."""
+"""A report for eyes: one sentence and one command for everything that needs attention, then the table."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ STYLES = {
 
 
 def print_report(report: Report, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
-    """Table, failures, reasons, ledger complaints, and a closing line.
+    """Failures, reasons, the table, ledger complaints, and a closing line.
 
     ``quiet`` leaves open failures, complaints and the closing line; ``verbose`` adds a line for every outcome.
     """
     if verbose:
         for outcome in report.outcomes:
             console.print(line(outcome), soft_wrap=True)
-    if not quiet:
-        console.print(table(report))
     _print_failures(report, console, known=not quiet)
     if not quiet:
         _print_reasons(report, console)
+        console.print(table(report))
     for complaint in report.complaints:
         console.print(Text.assemble(("LEDGER ", "bold red"), complaint), soft_wrap=True)
     console.print(closing(report), soft_wrap=True)
