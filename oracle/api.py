@@ -9,6 +9,7 @@ from torch import Tensor
 from oracle.compare import Verdict
 from oracle.contracts import Contract, get, registered
 from oracle.diagnose import explain_verdict
+from oracle.errors import InputError, NumericsError
 from oracle.tensorcore.identify import Match
 
 
@@ -30,7 +31,7 @@ def reference(contract: str, inputs: Mapping[str, Tensor], **options: object) ->
     OracleError
         A subclass names what is wrong with the call and the way out.
     """
-    return get(contract).reference(inputs, **options)
+    return get(contract).reference(_values(inputs), **options)
 
 
 def judge(
@@ -64,7 +65,9 @@ def judge(
     OracleError
         The call is wrong (names, dtypes, shapes, devices, options, numerics); never for a wrong kernel.
     """
-    found = get(contract)
+    found, inputs = get(contract), _values(inputs)
+    _name("arch", arch)
+    _name("numerics", numerics)
     verdict = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
     return explain_verdict(verdict, found, inputs, output, arch=arch, numerics=numerics, **options)
 
@@ -82,7 +85,8 @@ def predict(
     NumericsError
         Unknown numerics, or numerics that cannot compute this call; the message lists what exists.
     """
-    return get(contract).predict(inputs, numerics=numerics, **options)
+    _name("numerics", numerics)
+    return get(contract).predict(_values(inputs), numerics=numerics, **options)
 
 
 def identify(
@@ -106,4 +110,18 @@ def identify(
     OracleError
         The call is wrong, or nothing known can compute it.
     """
-    return get(contract).identify(inputs, output, arch=arch, **options)
+    _name("arch", arch)
+    return get(contract).identify(_values(inputs), output, arch=arch, **options)
+
+
+def _values(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs without their gradients; what is wrong with a single one the contract says."""
+    if not isinstance(inputs, Mapping):
+        raise InputError(f"inputs is a {type(inputs).__name__}; pass a mapping from the contract's names to tensors")
+    return {name: x.detach() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def _name(what: str, value: object) -> None:
+    """Refuse an arch or numerics that is no name."""
+    if value is not None and not isinstance(value, str):
+        raise NumericsError(f"{what}={value!r} is a {type(value).__name__}; pass its name as a str")

@@ -153,6 +153,19 @@ def rounded(product: ScaledProduct, value: Exact, dtype: torch.dtype) -> Tensor:
     return out
 
 
+def nearest(product: ScaledProduct, value: Exact) -> Tensor:
+    """The float64 nearest to the exact value; where ``value.slack`` leaves a tie open, rationals decide."""
+    out = value.hi + value.lo
+    if not bool((value.slack > 0).any()):
+        return out
+    inf = torch.full_like(out, torch.inf)
+    low = value.hi + torch.nextafter(value.lo - value.slack, -inf)
+    high = value.hi + torch.nextafter(value.lo + value.slack, inf)
+    for m, n in torch.nonzero((low != high) & (value.slack > 0)).tolist():
+        out[m, n] = float(rational(product, m, n))
+    return out
+
+
 def rational(product: ScaledProduct, m: int, n: int) -> Fraction:
     """Element ``(m, n)`` in rational arithmetic; finite operands only."""
     a, b = decode(product.a[m]).tolist(), decode(product.b[n]).tolist()

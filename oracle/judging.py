@@ -3,8 +3,9 @@
 The order of judgement:
 
 1. *Equality.* Each admitted schedule predicts the bits; when one reproduces all of them the output is proved right.
-2. *Known faults of accumulation.* When no admitted schedule does, but a schedule that is known to be wrong for this
-   contract reproduces every bit, the output is proved wrong, however small the difference.
+2. *Known faults of accumulation.* When no admitted schedule does, nor one that differs from it in the epilogue alone,
+   but a schedule that is known to be wrong for this contract reproduces every bit, the output is called wrong,
+   however small the difference.
 3. *Interval.* Otherwise every element must lie in the sound interval of the declared accumulator.
 
 Nothing here is tuned: a schedule either reproduces the bits or does not, and the interval is a theorem about the
@@ -31,9 +32,9 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.compare import Admissible, Status, Verdict, compare, verdict
 from oracle.engines import exact, residue_bound
 from oracle.formats import codes_of, decode, of_dtype
-from oracle.gemm import ScaledProduct, rounded
+from oracle.gemm import ScaledProduct, nearest, rounded
 from oracle.tensorcore.predict import predict_product
-from oracle.tensorcore.schedules import Promotion, Schedule
+from oracle.tensorcore.schedules import Promotion, Schedule, schedules
 from oracle.tensorcore.schedules import get as get_schedule
 
 SAMPLE_ROWS = 4  # rows of a part that a schedule must reproduce before the whole part is predicted
@@ -62,7 +63,7 @@ def truth(parts: Sequence[Part], rows: int, dtype: torch.dtype | None) -> Tensor
     result = torch.full((rows, first.N), torch.nan, dtype=out_dtype, device=first.a.device)
     for part in parts:
         value = exact(part.product)
-        tensor = value.hi + value.lo if dtype is None else rounded(part.product, value, dtype)
+        tensor = nearest(part.product, value) if dtype is None else rounded(part.product, value, dtype)
         if part.rows is None:
             result.copy_(tensor)
         else:
@@ -100,7 +101,7 @@ def judge_parts(
         said = f"bits of {matched.name}"
         return verdict_of_equality(said, matched.name, total, mistrust)
     wrong = _reproducing(parts, output, faults)
-    if wrong is not None and admitted:
+    if wrong is not None and admitted and _reproducing(parts, output, _siblings(admitted[0])) is None:
         return _refuted(parts, output, admitted[0], wrong)
     return _judge_interval(parts, output, numerics[0], mistrust)
 
@@ -159,6 +160,12 @@ def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
         aligner = replace(i, align_bits=i.align_bits - 1)
         found.append(replace(schedule, name=f"products aligned to {i.align_bits - 1} bits", instruction=aligner))
     return tuple(found)
+
+
+def _siblings(schedule: Schedule) -> list[Schedule]:
+    """Registered schedules that differ from this one in the epilogue alone: as right, if not as declared."""
+    i = schedule.instruction
+    return [s for s in schedules(i.arch) if s.instruction == i and s.interval == schedule.interval]
 
 
 def _reproducing(parts: Sequence[Part], output: Tensor, schedules: Iterable[Schedule]) -> Schedule | None:

@@ -254,6 +254,20 @@ class TestBounds:
                 assert _same(x.lo, y.lo) and _same(x.hi, y.hi)
                 assert x.open is not None and y.open is not None and torch.equal(x.open, y.open)
 
+    @pytest.mark.parametrize("fmt, large", [(torch.float8_e4m3fn, 0x7B), (torch.float8_e5m2, 0x5B)], ids=str)
+    def test_a_step_whose_products_are_all_zero_costs_nothing(self, fmt: torch.dtype, large: int) -> None:
+        """Also where the other operand is large."""
+        acc = of_schedule(get("sm90.promote128"))
+        product = _product(get("sm90.promote128"), 3, 5, 65, seed=14)
+        a, b = (x.float().to(fmt) for x in (product.a, product.b))
+        a.view(torch.uint8)[:, 64:] = 0
+        b.view(torch.uint8)[:, 64:] = large
+        product = replace(product, a=a, b=b)
+        mine, plain = cpu.residue_bound(product, acc), residue_bound(product, acc)
+        shorter = residue_bound(replace(product, a=a[:, :64], b=b[:, :64], block=128), acc)
+        assert _same(mine.lo, plain.lo) and _same(mine.hi, plain.hi)
+        assert _same(mine.lo, shorter.lo) and _same(mine.hi, shorter.hi)
+
     def test_wide_exponents(self) -> None:
         """E5M2 whose sums still fit float64."""
         acc = of_schedule(get("sm90.promote128"))

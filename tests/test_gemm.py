@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oracle.errors import ShapeError
 from oracle.formats import FORMATS, decode, from_codes, of_dtype
-from oracle.gemm import Exact, ScaledProduct, block_sums, exact, rational, rounded
+from oracle.gemm import Exact, ScaledProduct, block_sums, exact, nearest, rational, rounded
 from oracle.rounding import Overflow, Rounding, encode_scalar
 from tests.products import KINDS, block_scaled, operand, row_scaled
 
@@ -120,6 +120,24 @@ class TestRounded:
         product = block_scaled("codes", 6, 5, 256, seed=2)
         whole = exact(product).hi
         assert all(torch.equal(exact(product.rows(i, i + 1)).hi[0], whole[i]) for i in range(6))
+
+
+class TestNearest:
+    """The float64 reference is the float64 nearest to the exact value, also where a tiny addend breaks a tie."""
+
+    @pytest.mark.parametrize("bias", [-1.0, 0.0, 1.0])
+    @pytest.mark.parametrize("sign", [-1.0, 1.0])
+    def test_a_tie_that_only_the_bias_breaks(self, bias: float, sign: float) -> None:
+        """129 (2**46 + 2**24 + 1) has 54 bits, of which the last is set: half an ulp."""
+        x = torch.tensor([[8.0, 8.0, 1.0]]).to(torch.float8_e4m3fn)
+        scale = torch.tensor([[1 + 2.0**-23]])
+        product = ScaledProduct(
+            x, x, sign * scale * 2.0**50, scale * 2.0**60, block=3, b_rows=1, bias=torch.tensor([bias])
+        )
+        value = exact(product)
+        assert float(nearest(product, value)) == float(rational(product, 0, 0))
+        if bias * sign > 0:  # away from the even neighbour, to which the pair alone rounds
+            assert float(value.hi + value.lo) != float(rational(product, 0, 0))
 
 
 class TestShapes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -65,6 +66,30 @@ class TestRightOutputsPass:
         for arch, numerics in (("cpu", None), ("sm90", "ieee32.any")):
             verdict = judge(inputs, out, arch=arch, numerics=numerics)
             assert verdict.status is Status.PASSED and "float32" in verdict.basis
+
+    def test_float32_scales_that_overflow_before_the_product(self) -> None:
+        inputs = gemm_inputs(m=2, n=3, k=128)
+        inputs["a"] = (inputs["a"].float() * 2.0**-9).to(FP8)
+        inputs["a_scale"] = torch.tensor([[2.0**100], [1.0]])
+        inputs["b_scale"] = torch.tensor([[2.0**30]])
+        out = (inputs["a"].float() @ inputs["b"].float().T) * (inputs["a_scale"] * inputs["b_scale"])
+        assert bool(torch.isinf(out[0]).all())
+        verdict = judge(inputs, out, arch="cpu")
+        assert verdict.status is not Status.FAILED and verdict.unconstrained == 3
+        out[1, 1] *= 1.01
+        assert judge(inputs, out, arch="cpu").outside == 1
+
+    def test_an_infinite_code_may_meet_a_scale_product_that_is_zero_in_float32(self) -> None:
+        inputs = gemm_inputs(m=2, n=3, k=128)
+        inputs["a"], inputs["b"] = (inputs[x].float().to(torch.float8_e5m2) for x in ("a", "b"))
+        inputs["a"].view(torch.uint8)[0, 0] = 0x7C
+        inputs["a_scale"] *= 2.0**-80
+        inputs["b_scale"] *= 2.0**-80
+        out = (inputs["a"].float() @ inputs["b"].float().T) * (inputs["a_scale"] * inputs["b_scale"])
+        assert bool(torch.isnan(out[0]).all())
+        assert judge(inputs, out, arch="cpu").status is not Status.FAILED
+        out[1] = torch.nan
+        assert judge(inputs, out, arch="cpu").outside == 3
 
     def test_weak_bound_says_that_it_is_weak(self) -> None:
         inputs = gemm_inputs(n=8)
@@ -337,3 +362,66 @@ class TestGrouped:
         inputs["m_indices"][0] = 2
         with pytest.raises(errors.InputError, match=r"experts are 0\.\.1"):
             oracle.reference("m_grouped_fp8_gemm_nt_contiguous", inputs)
+
+
+class TestCalls:
+    """What a caller may pass, and what is refused with one typed error."""
+
+    def test_gradients_do_not_matter(self) -> None:
+        inputs = gemm_inputs(m=2, n=8)
+        plain = hopper(inputs)
+        inputs |= {name: torch.nn.Parameter(inputs[name]) for name in ("a_scale", "b_scale")}
+        assert torch.equal(hopper(inputs), plain) and not hopper(inputs, torch.float32).requires_grad
+        assert judge(inputs, plain).matches == "sm90.promote128"
+        assert judge(inputs, plain * 1.1).status is Status.FAILED
+        assert oracle.identify("fp8_gemm_nt", inputs, plain)[0].equal == 1
+
+    @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (2, 1, 129), (1, 2, 31)])
+    def test_a_wrong_output_of_few_elements_is_a_verdict(self, m: int, n: int, k: int) -> None:
+        inputs = gemm_inputs(m=m, n=n, k=k)
+        assert judge(inputs, torch.full((m, n), 777.0)).status is Status.FAILED
+
+    def test_block_scales_over_one_block_of_k(self) -> None:
+        inputs = gemm_inputs(m=3, n=256, k=128)
+        out = oracle.predict("cutlass_scaled_mm", inputs)
+        assert torch.equal(out, hopper(inputs))
+        assert oracle.judge("cutlass_scaled_mm", inputs, out).matches == "sm90.promote128"
+        swapped = {**inputs, "b_scale": inputs["b_scale"].flip(0)}
+        assert oracle.judge("cutlass_scaled_mm", swapped, out).status is Status.FAILED
+
+    def test_refusals(self) -> None:
+        inputs = gemm_inputs(m=2, n=8)
+        out = hopper(inputs)
+        for wrong in (None, list(inputs), inputs["a"]):
+            with pytest.raises(errors.InputError, match="mapping"):
+                oracle.reference("fp8_gemm_nt", wrong)  # type: ignore[arg-type]
+        with pytest.raises(errors.ContractError, match="there are"):
+            oracle.reference(["fp8_gemm_nt"], inputs)  # type: ignore[arg-type]
+        for options in ({"numerics": 3}, {"numerics": ["sm90.promote128"]}, {"arch": ["sm90"]}, {"arch": 90}):
+            with pytest.raises(errors.NumericsError, match=r"as a str"):
+                judge(inputs, out, **options)
+        with pytest.raises(errors.NumericsError, match="numerics=3"):
+            oracle.predict("fp8_gemm_nt", inputs, numerics=3)  # type: ignore[arg-type]
+        with pytest.raises(errors.NumericsError, match="arch=90"):
+            oracle.identify("fp8_gemm_nt", inputs, out, arch=90)  # type: ignore[arg-type]
+        with pytest.raises(errors.LayoutError, match="dense"):
+            judge(inputs, out.float().to_sparse())
+        with pytest.raises(errors.InputError, match="the output is 1"):
+            oracle.judge("fp8_gemm_nt", inputs, {1: out})  # type: ignore[dict-item]
+        with pytest.raises(errors.OptionError, match="out_dtype"):
+            oracle.reference("fp8_gemm_nt", inputs, out_dtype=np.ones(3))
+
+
+def test_a_legal_epilogue_is_no_fault_on_tiny_outputs() -> None:
+    """One element may have the bits of a fault and of a legal epilogue at once; then it is not the fault."""
+    schedule = get("sm90.promote128")
+    coincidences = 0
+    for seed in range(60):
+        p = block_scaled("randn", 1, 1, 256, seed=seed)
+        out = predict_product(p, "sm90.promote128.row_then_col", out_dtype=torch.float32)
+        if torch.equal(out, predict_product(p, schedule, out_dtype=torch.float32)):
+            continue
+        coincidences += 1
+        fault = replace(schedule, name="named a fault here", promotion=Promotion.ROW_COL_ADD)
+        assert judge_parts([Part(p)], out, numerics=[schedule.name], faults=(fault,)).status is Status.PASSED
+    assert coincidences > 0

@@ -39,7 +39,7 @@ from oracle.tensorcore.cpu_jit import jit
 V, R, A, SHIFT = FREE, FREE + LANES, FREE + 2 * LANES, FREE + 3 * LANES
 STATE = FREE + 4 * LANES
 ABSENT = -64  # exponent of a zero; a sum with it lies below every exponent of two nonzero operands
-LEAST = -60  # start of the maximum; no product of nonzero 8-bit operands reaches it
+LEAST = -40  # start of the maximum: below every product of two nonzero 8-bit operands, above all that hold a zero
 f64, i8, i64 = np.float64, np.int8, np.int64
 
 

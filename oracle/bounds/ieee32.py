@@ -38,8 +38,9 @@ def ieee32_bound(product: ScaledProduct) -> Interval:
     absolute = ETA * n * largest_code * largest_scale
     width = gamma * size * (1 + 2.0**-20) + absolute
     sigma = _largest(product.a_scale) * _largest(product.b_scale)
-    reach = largest_code * largest_scale * product.K if sigma * largest_code * product.K >= FLOAT32_MAX else 0.0
-    open_ = (size + width >= FLOAT32_MAX * (1 - 2.0**-20)) | (reach >= FLOAT32_MAX) | _reached_by_infinity(product)
+    open_ = (size + width >= FLOAT32_MAX * (1 - 2.0**-20)) | _reached_by_infinity(product)
+    if max(sigma, largest_scale * largest_code * product.K) >= FLOAT32_MAX / 2:
+        open_ |= _reach(product) * (1 + gamma) >= FLOAT32_MAX * (1 - 2.0**-20)
     return Interval(-width, width, "any-order float32 bound", weak=True, open=open_)
 
 
@@ -49,10 +50,33 @@ def _magnitudes(product: ScaledProduct) -> Tensor:
     return (a @ b.T) * (1 + product.K * 2.0**-52)
 
 
+def _reach(product: ScaledProduct) -> Tensor:
+    """The largest intermediate before the last scale: ``sa sb``, ``a sa``, ``b sb``, a sum with one of its scales."""
+    a = torch.nan_to_num(decode(product.a), 0.0, 0.0, 0.0).abs()
+    b = torch.nan_to_num(decode(product.b), 0.0, 0.0, 0.0).abs()
+    rows = (a * _expand(product.a_scale, product, 1)).amax(dim=1)[:, None]
+    columns = (b * _expand(product.b_scale, product, product.b_rows)).amax(dim=1)[None, :]
+    largest = torch.maximum(rows, columns)
+    sums = torch.zeros_like(largest)
+    for block in range(product.B):
+        k = slice(block * product.block, min(product.K, (block + 1) * product.block))
+        sa = torch.nan_to_num(decode(product.a_scale[:, block]), 0.0, 0.0, 0.0).abs()[:, None]
+        sb = torch.nan_to_num(decode(product.b_scale[:, block]), 0.0, 0.0, 0.0).abs()
+        sb = sb.repeat_interleave(product.b_rows)[None, : product.N]
+        largest = torch.maximum(largest, sa * sb)
+        sums = sums + torch.maximum(sa, sb) * (a[:, k] @ b[:, k].T)
+    return torch.maximum(largest, sums)
+
+
 def _reached_by_infinity(product: ScaledProduct) -> Tensor:
-    """Elements with an infinite scale: NaN or infinity, depending on whether codes or partial sums meet it."""
+    """Elements with an infinite scale: NaN or infinity, depending on whether codes or partial sums meet it; and those
+    with an infinite code whose scales float32 may round to zero first."""
     rows = torch.isinf(decode(product.a_scale)).any(dim=1)[:, None]
     columns = torch.isinf(decode(product.b_scale)).any(dim=1).repeat_interleave(product.b_rows)[None, : product.N]
+    sa, sb = _least(product.a_scale), _least(product.b_scale)
+    if min(sa * sb, _least(product.a) * sa, _least(product.b) * sb) < ETA:
+        rows = rows | torch.isinf(decode(product.a)).any(dim=1)[:, None]
+        columns = columns | torch.isinf(decode(product.b)).any(dim=1)[None, :]
     return (rows | columns).expand(product.M, product.N)
 
 
@@ -60,6 +84,12 @@ def _expand(scale: Tensor, product: ScaledProduct, rows: int) -> Tensor:
     value = torch.nan_to_num(decode(scale), 0.0, 0.0, 0.0).abs()
     value = value.repeat_interleave(product.block, dim=1)[:, : product.K]
     return value if rows == 1 or value.shape[0] == 1 else value.repeat_interleave(rows, dim=0)[: product.N]
+
+
+def _least(x: Tensor) -> float:
+    """The smallest non-zero magnitude; infinity when there is none."""
+    size = decode(x).abs()
+    return float(torch.where(size > 0, size, torch.inf).min())
 
 
 def _largest(x: Tensor) -> float:

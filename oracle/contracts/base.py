@@ -145,7 +145,7 @@ class Contract(ABC):
                     f"{self.name} has no option {name!r}; its options: {', '.join(known) or 'none'}"
                 )
             choices = known[name].choices
-            if choices is not None and value not in choices:
+            if choices is not None and not _among(value, choices):
                 raise OptionError(
                     f"{self.name}: {name}={value!r} is not one of {', '.join(map(repr, choices))}"
                 )
@@ -184,7 +184,7 @@ def registered() -> Mapping[str, Contract]:
 
 def get(name: str) -> Contract:
     """The contract of this name; ContractError lists what exists."""
-    if name not in _REGISTRY:
+    if not isinstance(name, str) or name not in _REGISTRY:
         raise ContractError(f"no contract {name!r}; there are: {', '.join(sorted(_REGISTRY))}")
     return _REGISTRY[name]
 
@@ -195,6 +195,8 @@ def check_output(
     """Refuse an output that cannot be judged at all: wrong kind, dtype, shape or device."""
     if not isinstance(output, Tensor):
         raise InputError(f"{name} is a {type(output).__name__}, not a torch.Tensor")
+    if output.layout != torch.strided:
+        raise LayoutError(f"{name} is {output.layout}; pass a dense tensor")
     if output.dtype not in dtypes:
         raise DtypeError(f"{name} has dtype {output.dtype}; expected {' or '.join(map(str, dtypes))}")
     if tuple(output.shape) != shape:
@@ -223,6 +225,13 @@ def _check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
             f"{spec.name} is not contiguous (strides {tensor.stride()}); the oracle takes logical values, "
             f"pass {spec.name}.contiguous()"
         )
+
+
+def _among(value: object, choices: tuple[object, ...]) -> bool:
+    try:
+        return value in choices
+    except (TypeError, ValueError, RuntimeError):  # an array or a tensor has no one truth value
+        return False
 
 
 def _evaluate(dim: str, bound: Mapping[str, int]) -> int:

@@ -175,7 +175,8 @@ class CutlassScaledMm(ProductContract):
     def admitted(
         self, arch: str, numerics: str | None, parts: Sequence[Part], out_dtype: torch.dtype
     ) -> tuple[str, ...]:
-        blocks = parts[0].product.B > 1
+        product = parts[0].product
+        blocks = product.B > 1 or 1 < product.b_rows < product.N
         table = BLOCK_NUMERICS if blocks and numerics is None else ROW_NUMERICS
         return _admitted(self.name, table, arch, numerics, parts, out_dtype)
 
@@ -262,7 +263,7 @@ def scaled_by_shape(
     (m, k), n = a.shape, b.shape[0]
     blocks, groups = -(-k // BLOCK), -(-n // BLOCK)
     shape_a, shape_b = tuple(a_scale.shape), tuple(b_scale.shape)
-    if blocks > 1 and shape_a == (m, blocks) and shape_b == (groups, blocks):
+    if (blocks > 1 or groups > 1) and shape_a == (m, blocks) and shape_b == (groups, blocks):
         return ScaledProduct(a, b, a_scale, b_scale, block=BLOCK, b_rows=BLOCK, bias=bias)
     if a_scale.numel() != 1 and shape_a != (m, 1):
         raise ShapeError(
@@ -286,7 +287,7 @@ def only(output: Output) -> Tensor:
         return output
     if isinstance(output, Mapping) and set(output) == {"out"}:
         return output["out"]
-    what = ", ".join(output) if isinstance(output, Mapping) else type(output).__name__
+    what = ", ".join(map(str, output)) if isinstance(output, Mapping) else type(output).__name__
     raise InputError(f"the output is {what}; this contract has one output, pass the tensor or {{'out': tensor}}")
 
 

@@ -28,6 +28,10 @@ def _several_rows(call: Call) -> str | None:
     return None if call.rows > 1 else "there is one row"
 
 
+def _several_columns(call: Call) -> str | None:
+    return None if call.parts[0].product.N > 1 else "there is one column"
+
+
 def _n_tail(call: Call) -> str | None:
     n = call.parts[0].product.N
     return None if n % TILE else f"N={n} fills its tiles"
@@ -355,9 +359,19 @@ def faults() -> list[Fault]:
             SAME_ROWS,
         ),
         _fault(
-            "gate and up weights swapped without their scales", "sglang PR 11081", Stage.READ, read("b", _swap_halves_b)
+            "gate and up weights swapped without their scales",
+            "sglang PR 11081",
+            Stage.READ,
+            read("b", _swap_halves_b),
+            _several_columns,
         ),
-        _fault("gate and up halves swapped with their scales", "sglang PR 32430", Stage.WRITE, _halves_swapped),
+        _fault(
+            "gate and up halves swapped with their scales",
+            "sglang PR 32430",
+            Stage.WRITE,
+            _halves_swapped,
+            _several_columns,
+        ),
         _fault("neighbouring columns exchanged", "pith-train PR 74", Stage.WRITE, _columns_reversed_in_pairs),
         _fault("two rows swapped", "flashinfer 4396", Stage.WRITE, _rows_swapped, _several_rows, SAME_ROWS),
         _fault("one row duplicated", "flashinfer PR 2716", Stage.WRITE, _row_duplicated, _several_rows, SAME_ROWS),

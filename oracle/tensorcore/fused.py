@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oracle.doubledouble import two_sum
 from oracle.errors import DtypeError, NumericsError
 from oracle.formats import by_name, decode, of_dtype
 from oracle.rounding import power_of_two
@@ -266,13 +267,6 @@ def block_scaled(p: Tensor, scale: Tensor, scale_exponent: Tensor) -> tuple[Tens
     """
     addends = p.reshape(*p.shape[:-1], -1, 16).sum(dim=-1) * scale
     return addends, torch.where(addends == 0, ABSENT, scale_exponent)
-
-
-def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """``a + b = high + low`` exactly, ``high = fl(a + b)`` (Knuth). Finite float64 operands."""
-    high = a + b
-    part = high - a
-    return high, (a - (high - part)) + (b - part)
 
 
 def round_to_odd(high: Tensor, low: Tensor) -> Tensor:
