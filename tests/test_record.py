@@ -149,7 +149,11 @@ class TestKilled:
     def stopped(self, path: Path, environment: dict[str, str], how: signal.Signals) -> tuple[int, str]:
         """Start it, wait until three cases are on the disk, stop it."""
         slow = environment | {"SLOW_SUBJECT": "0.3"}
-        with subprocess.Popen(self.command(path), env=slow, stderr=subprocess.PIPE, text=True) as started:
+        # A job in the background of a shell inherits an ignored SIGINT; a user's terminal does not.
+        with subprocess.Popen(
+            self.command(path), env=slow, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as started:  # fmt: skip
             deadline = time.monotonic() + 60
             while not path.exists() or path.read_bytes().count(b"\n") < 4:
                 assert time.monotonic() < deadline
