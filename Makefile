@@ -1,4 +1,4 @@
-# Two commands: `make verify` (judge everything on this machine) and `make test` (tests, lint, types).
+# Two commands: `make verify` (judge everything on this machine; leaves verify.html) and `make test` (tests, lint, types).
 # Both work in a fresh clone with nothing but Python 3.11 and pip; the plain commands stand in README.md.
 PYTHON ?= python3.11
 VENV := .venv
@@ -12,7 +12,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 verify: $(VENV)/.installed
-	$(VENV)/bin/fp8-oracle verify
+	$(VENV)/bin/fp8-oracle verify --html verify.html
 
 test: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install -q -c constraints.txt tox
