@@ -30,8 +30,8 @@ from oracle.faults import Beyond, Call, Fault, Stage, agree, faults_of, run
 from oracle.faults.engine import LOGITS, accumulated, products, stored, write
 from oracle.faults.layers import CONTRACTS as LAYERS
 from oracle.faults.roles import quantised
-from oracle.formats import codes_of, decode
-from oracle.judging import Part, same_bits
+from oracle.formats import codes_of, decode, same_bits
+from oracle.judging import Part
 from oracle.pattern import describe, ranges
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule

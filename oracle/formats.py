@@ -348,6 +348,15 @@ def from_codes(codes: Tensor, fmt: Format) -> Tensor:
     return _stored(codes, fmt)[1].view(dtype)
 
 
+def same_bits(x: Tensor, y: Tensor) -> Tensor:
+    """Elements of two tensors of one dtype whose bits are equal, bool of their shape.
+
+    Any NaN equals any NaN (hardware does not agree on payloads); -0 differs from +0.
+    """
+    nan = torch.isnan(decode(x)) & torch.isnan(decode(y))
+    return (codes_of(x) == codes_of(y)) | nan
+
+
 def _stored(codes: Tensor, fmt: Format | None) -> tuple[Format, Tensor]:
     """The format and the codes in ``fmt.storage``."""
     codes = codes.detach()

@@ -31,7 +31,7 @@ from oracle.bounds.exactly import collapsed
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.compare import Admissible, Status, Verdict, compare, verdict
 from oracle.engines import exact, residue_bound
-from oracle.formats import codes_of, decode, of_dtype
+from oracle.formats import decode, same_bits
 from oracle.gemm import ScaledProduct, nearest, rounded
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Promotion, Schedule, schedules
@@ -113,14 +113,6 @@ def verdict_of_equality(basis: str, name: str, total: int, mistrust: str | None)
         said += f"; but this proves little: {mistrust}"
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
     return Verdict(status, said, 0, total, None, name, (), basis, "", 0.0, 0, mistrust)
-
-
-def same_bits(x: Tensor, y: Tensor) -> Tensor:
-    """Elements with equal bits; any NaN equals any NaN (hardware does not agree on payloads)."""
-    fmt = of_dtype(x.dtype)
-    equal = codes_of(x) == codes_of(y)
-    nan = torch.isnan(decode(x, fmt)) & torch.isnan(decode(y, fmt))
-    return equal | nan
 
 
 def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:

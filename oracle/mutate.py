@@ -30,9 +30,8 @@ from oracle.contracts.gemm import ProductContract
 from oracle.errors import CaseError, OracleError
 from oracle.faults import Call, Fault, agree, faults_of, run
 from oracle.faults.roles import CONTIGUOUS, MASKED, quantised
-from oracle.formats import decode
+from oracle.formats import decode, same_bits
 from oracle.gemm import exact, rounded
-from oracle.judging import same_bits
 from oracle.rounding import Overflow, Rounding, to_dtype
 from oracle.rules import Rule, own_data, rules
 from oracle.tensorcore.schedules import get as get_schedule

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from oracle import cases, data, profiles
 from oracle.contracts import get, registered
 from oracle.errors import CaseError, OracleError
-from oracle.formats import E4M3FN, decode
+from oracle.formats import E4M3FN, decode, same_bits
 from oracle.gemm import exact, rounded
-from oracle.judging import same_bits
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as schedule
 

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from oracle.errors import NumericsError, ShapeError
+from oracle.formats import same_bits
 from oracle.gemm import ScaledProduct
-from oracle.tensorcore.identify import equal_bits, identify_product
+from oracle.tensorcore.identify import identify_product
 from oracle.tensorcore.logits import predict_logits
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Promotion, Schedule, get
@@ -89,7 +90,7 @@ def cutlass(name: str) -> tuple[ScaledProduct, torch.Tensor]:
 
 def wrong_bits(product: ScaledProduct, schedule: Schedule | str, out: torch.Tensor) -> int:
     got = predict_product(product, schedule, out_dtype=out.dtype, engine="torch")
-    return int((~equal_bits(got, out)).sum())
+    return int((~same_bits(got, out)).sum())
 
 
 @pytest.mark.parametrize(("name", "key", "schedule"), list(cases()))
@@ -128,7 +129,7 @@ def test_mqa_logits() -> None:
     equal = {}
     for schedule in ("sm90.mqa_logits", "sm90.mqa_logits.second_fused"):
         got = predict_logits(t["q_fp8"], t["k_fp8"], t["k_scale"], t["weights"], schedule=schedule)
-        equal[schedule] = int((equal_bits(got, out) & inside).sum())
+        equal[schedule] = int((same_bits(got, out) & inside).sum())
     assert equal == {"sm90.mqa_logits": 14_368, "sm90.mqa_logits.second_fused": 12_431}
 
 

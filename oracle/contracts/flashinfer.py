@@ -29,8 +29,8 @@ from oracle.contracts.base import FP8, Output, TensorSpec, check_output, registe
 from oracle.contracts.code_boxes import code_boxes
 from oracle.contracts.gemm import BLOCK_NUMERICS, OUT_DTYPES, ProductContract, block_scaled, only
 from oracle.errors import DtypeError, InputError, NumericsError, ShapeError
-from oracle.formats import BF16, E4M3FN, decode
-from oracle.judging import Part, same_bits, truth, verdict_of_equality, why_mistrust
+from oracle.formats import BF16, E4M3FN, decode, same_bits
+from oracle.judging import Part, truth, verdict_of_equality, why_mistrust
 from oracle.quantize import quantize
 from oracle.quantize_admissible import APPROXIMATE_WIDTH
 from oracle.recipes import FLASHINFER_1X128, FLASHINFER_128X128, FLASHINFER_128X128_AMAX_FAULT, Recipe

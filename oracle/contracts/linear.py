@@ -27,9 +27,9 @@ from oracle.contracts.gemm import FLOATS, OUT_DTYPE, OUT_DTYPES, ROW_NUMERICS, T
 from oracle.contracts.layout import TableContract, outputs_of
 from oracle.engines import exact
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
-from oracle.formats import decode, of_dtype
+from oracle.formats import decode, of_dtype, same_bits
 from oracle.gemm import ScaledProduct, rounded
-from oracle.judging import ZERO_TRUST, Part, accumulation_faults, judge_parts, same_bits, truth, verdict_of_equality
+from oracle.judging import ZERO_TRUST, Part, accumulation_faults, judge_parts, truth, verdict_of_equality
 from oracle.linear import ROUTINES, calc_diff, dispatch_w8a8_scaled_mm, input_recipes
 from oracle.quantize import WIDE, quantize
 from oracle.recipes import Recipe

@@ -26,8 +26,9 @@ from oracle.contracts.base import Contract, OptionSpec, Output, TensorSpec, chec
 from oracle.contracts.layout import outputs_of
 from oracle.engines import residue_bound
 from oracle.errors import NumericsError, OptionError, ShapeError
+from oracle.formats import same_bits
 from oracle.gemm import Exact, ScaledProduct
-from oracle.judging import ZERO_TRUST, same_bits, verdict_of_equality
+from oracle.judging import ZERO_TRUST, verdict_of_equality
 from oracle.logits import Logits, exact, from_pages, schedule, shares
 from oracle.rounding import Overflow, Rounding, pair_to_dtype
 from oracle.tensorcore.logits import LOGITS, predict_logits

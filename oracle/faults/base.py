@@ -33,7 +33,8 @@ from torch import Tensor
 from oracle.contracts.base import Contract
 from oracle.contracts.gemm import ProductContract
 from oracle.contracts.quantize import QuantiserContract
-from oracle.judging import Part, same_bits
+from oracle.formats import same_bits
+from oracle.judging import Part
 from oracle.recipes import Recipe
 from oracle.tensorcore.schedules import Schedule
 

@@ -17,12 +17,11 @@ from oracle.compare import Status
 from oracle.contracts.gemm import ProductContract
 from oracle.faults import agree
 from oracle.faults.roles import GROUPED, ROLES, quantised
-from oracle.formats import decode
+from oracle.formats import decode, same_bits
 from oracle.gemm import take_rows
 from oracle.harness.memory import is_poison
 from oracle.harness.report import Finding
 from oracle.harness.session import Answer, Session, failed, passed
-from oracle.judging import same_bits
 from oracle.pattern import describe
 
 Inputs = Mapping[str, Tensor]

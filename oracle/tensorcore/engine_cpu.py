@@ -22,7 +22,8 @@ from oracle.formats import Format, decode, of_dtype
 from oracle.gemm import ScaledProduct
 from oracle.tensorcore import cpu_fused
 from oracle.tensorcore.cpu_jit import codes_array, run_tasks, task_pieces
-from oracle.tensorcore.engine_parts import Plan, finish, float32_scale, narrow_lanes, plan, supported
+from oracle.tensorcore.engine_parts import Plan, finish, narrow_lanes, plan, supported
+from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.predict import store
 from oracle.tensorcore.schedules import Schedule
 

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from oracle.formats import decode, of_dtype
 from oracle.gemm import ScaledProduct, take_rows
-from oracle.tensorcore.engine_parts import INSIDE, UNROLL, Plan, finish, float32_scale, plan, supported
+from oracle.tensorcore.engine_parts import INSIDE, UNROLL, Plan, finish, plan, supported
+from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.instructions import Instruction, Sum
 from oracle.tensorcore.predict import predict_product, store
 from oracle.tensorcore.schedules import Scales, Schedule

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from oracle.gemm import ScaledProduct
-from oracle.rounding import power_of_two
-from oracle.tensorcore.fused import fma32
+from oracle.tensorcore.fused import float32_scale, fma32
 from oracle.tensorcore.instructions import FP8, Instruction, Order, Sum
 from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule
 
@@ -124,14 +123,6 @@ def _groups(first: int, end: int, instruction: Instruction) -> list[list[int]]:
         halves = [[k for k in ks if (k - first) % 4 < 2], [k for k in ks if (k - first) % 4 >= 2]]
         return [half for half in halves if half]
     return [list(ks[g : g + instruction.group]) for g in range(0, len(ks), instruction.group)]
-
-
-def float32_scale(scale: Tensor) -> Tensor:
-    """Scales as float32, exactly; E8M0 codes by their exponents."""
-    if scale.dtype == torch.float8_e8m0fnu:
-        bits = scale.view(torch.uint8).to(torch.int64)
-        return power_of_two(bits - 127).masked_fill(bits == 255, float("nan")).to(torch.float32)
-    return scale.to(torch.float32)
 
 
 def finish(acc: Tensor, product: ScaledProduct, schedule: Schedule) -> Tensor:

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from oracle.errors import ShapeError
-from oracle.formats import of_dtype
+from oracle.formats import of_dtype, same_bits
 from oracle.gemm import ScaledProduct
 from oracle.tensorcore import probes
-from oracle.tensorcore.identify import equal_bits, subset
+from oracle.tensorcore.identify import subset
 from oracle.tensorcore.instructions import Instruction, Order, Status, Sum
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.probes import Shape
@@ -262,7 +262,7 @@ def _reproduces(schedule: Schedule, product: ScaledProduct, out: Tensor) -> bool
 
 
 def _equal(schedule: Schedule, product: ScaledProduct, out: Tensor) -> bool:
-    return bool(equal_bits(predict_product(product, schedule, out_dtype=out.dtype), out).all())
+    return bool(same_bits(predict_product(product, schedule, out_dtype=out.dtype), out).all())
 
 
 def _combinations(inst: Instruction | None, interval: int | None) -> list[Schedule]:

@@ -287,6 +287,11 @@ def fma32(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return torch.where(torch.isfinite(high), round_to_odd(high, low), high).to(torch.float32)
 
 
+def float32_scale(scale: Tensor) -> Tensor:
+    """Scales (float32, or E8M0 codes) as float32, exactly; NaN stays NaN."""
+    return decode(scale).to(torch.float32)
+
+
 def _exact_step(p: Tensor, c: Tensor) -> Tensor:
     """All addends exactly, one rounding to nearest (gfx908).
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
-from oracle.gemm import ScaledProduct
+from oracle.formats import same_bits
+from oracle.gemm import ScaledProduct, take_rows
 from oracle.tensorcore.instructions import Status
 from oracle.tensorcore.predict import Engine, predict_product
 from oracle.tensorcore.schedules import Schedule, schedules
@@ -93,19 +94,12 @@ def identify_product(
     return sorted(found, key=lambda m: (-m.equal, order[m.schedule]))
 
 
-def equal_bits(actual: Tensor, expected: Tensor) -> Tensor:
-    """Elementwise equality of bits, with every NaN equal to every NaN. Same dtype and shape."""
-    integer = torch.int32 if actual.dtype == torch.float32 else torch.int16
-    same = actual.contiguous().view(integer) == expected.contiguous().view(integer)
-    return same | (torch.isnan(actual) & torch.isnan(expected))
-
-
 def subset(product: ScaledProduct, rows: Tensor, columns: Tensor) -> ScaledProduct:
     """The product restricted to some rows of ``a`` and rows of ``b`` (int64 indices)."""
     a_scale = product.a_scale if product.a_scale.shape[0] == 1 else product.a_scale[rows]
     return ScaledProduct(
-        a=_take(product.a, rows),
-        b=_take(product.b, columns),
+        a=take_rows(product.a, rows),
+        b=take_rows(product.b, columns),
         a_scale=a_scale,
         b_scale=product.b_scale[columns // product.b_rows],
         block=product.block,
@@ -116,7 +110,7 @@ def subset(product: ScaledProduct, rows: Tensor, columns: Tensor) -> ScaledProdu
 
 def _match(product: ScaledProduct, output: Tensor, schedule: Schedule, engine: Engine) -> Match:
     predicted = predict_product(product, schedule, out_dtype=output.dtype, engine=engine)
-    return Match(schedule.name, float(equal_bits(predicted, output).double().mean()), output.numel())
+    return Match(schedule.name, float(same_bits(predicted, output).double().mean()), output.numel())
 
 
 def _sample(shape: tuple[int, int], sample: int | None) -> tuple[Tensor, Tensor]:
@@ -126,10 +120,3 @@ def _sample(shape: tuple[int, int], sample: int | None) -> tuple[Tensor, Tensor]
     columns = min(n, max(1, int(sample**0.5)))
     rows = min(m, max(1, sample // columns))
     return torch.arange(rows) * m // rows, torch.arange(columns) * n // columns
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Rows of a tensor of any dtype (float8 has no index kernel everywhere)."""
-    if x.element_size() == 1:
-        return x.view(torch.uint8)[index].view(x.dtype)
-    return x[index]

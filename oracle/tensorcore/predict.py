@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
-from oracle.rounding import Overflow, Rounding, power_of_two, to_dtype
+from oracle.rounding import Overflow, Rounding, to_dtype
 from oracle.tensorcore import packed
-from oracle.tensorcore.fused import Operand, accumulate, block_scaled, exponent, fma32, operand
+from oracle.tensorcore.fused import Operand, accumulate, block_scaled, exponent, float32_scale, fma32, operand
 from oracle.tensorcore.instructions import NAN_FLOAT16, NAN_FLOAT32, Instruction, Sum
 from oracle.tensorcore.instructions import instruction as instruction_named
 from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule, get
@@ -186,7 +186,7 @@ class _Tile:
         self.schedule, self.a, self.b = schedule, a, b
         self.k = int(a.values.shape[1])
         self.block = product.block
-        a_scale, b_scale = _float32_scale(product.a_scale), _float32_scale(product.b_scale)
+        a_scale, b_scale = float32_scale(product.a_scale), float32_scale(product.b_scale)
         self.a_scale = a_scale.expand(product.a.shape[0], -1)[rows]
         index = torch.arange(columns.start, columns.stop, device=b_scale.device) // product.b_rows
         self.b_scale = b_scale[index]
@@ -282,13 +282,3 @@ def scale_exponents(scale: Tensor, instruction: Instruction) -> Tensor:
     """Alignment exponents of block scales: those of their format, zeros as its least."""
     emin = -127 if instruction.scale_format == "float8_e8m0fnu" else -6
     return exponent(scale, emin=emin).clamp(min=emin)
-
-
-def _float32_scale(scale: Tensor) -> Tensor:
-    if scale.dtype == torch.float32:
-        return scale
-    if scale.dtype == torch.float8_e8m0fnu:
-        bits = scale.view(torch.uint8).to(torch.int64)
-        values = power_of_two(bits - 127).masked_fill(bits == 255, float("nan"))
-        return values.to(torch.float32)
-    return scale.to(torch.float32)
