@@ -9,14 +9,21 @@ A captures folder holds safetensors files and one ``manifest.json`` (schema ``fp
     files.<name>.outputs.<tensor or group>  contract, inputs (contract name -> tensor, ``x.T`` transposed), options,
                                             numerics, or ``unsupported``: why no contract can judge it yet
 
-An output group of a contract with several outputs is named ``out.<label>`` and covers ``out.<label>.<output>``.
+An output group of a contract with several outputs is named ``out.<label>`` and covers ``out.<label>.<output>``. An
+output of a case (:mod:`oracle.keeping`) has, instead of inputs and options,
+
+    case, inputs_sha256   the case that makes the inputs again, and the digest of what it made then
+    subject               what ran
+    tensors.<output>      the tensor of the file, or with ``shape`` and ``strides`` the memory it is laid out over
+
 Not covered: judging (:mod:`oracle.runner`), known failures (:mod:`oracle.ledger`).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,8 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oracle import fixtures
-from oracle.errors import FixtureError
+from oracle import cases, fixtures, memory, options
+from oracle.contracts.base import get
+from oracle.errors import CaseError, FixtureError
+from oracle.golden import raw_bytes
 
 SCHEMA = "fp8-oracle.captures/1"
 MANIFEST = "manifest.json"
@@ -56,6 +65,10 @@ class Capture:
     option_words: Mapping[str, object]
     numerics: str | None
     unsupported: str | None
+    case: str | None = None
+    inputs_sha256: str = ""
+    ran: str = ""
+    tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -64,20 +77,55 @@ class Capture:
 
     @property
     def subject(self) -> str:
-        """The library and call, as in ``deep_gemm.fp8_gemm_nt``."""
-        return self.output.removeprefix("out.")
+        """The library and call, as in ``deep_gemm.fp8_gemm_nt``, or the subject of the case."""
+        return self.ran or self.output.removeprefix("out.")
 
     def inputs(self) -> dict[str, Tensor]:
-        """The contract's inputs; FixtureError when the file lacks one."""
+        """The contract's inputs; FixtureError when the file lacks one, or its case makes others now."""
+        if self.case is not None:
+            return _of_case(self.case, self.inputs_sha256)
         return {
             name: pick(self.recording.tensors, tensor, self.recording.path) for name, tensor in self.inputs_from.items()
         }
 
+    def call(self) -> dict[str, object]:
+        """The options of the call."""
+        if self.case is not None:
+            return cases.parse(self.case).call_options()
+        return options.parse(get(self.contract), self.option_words)
+
     def outputs(self, names: tuple[str, ...]) -> Tensor | dict[str, Tensor]:
         """The recorded output; a dict for a contract with several outputs."""
+        if self.tensors:
+            found = {name: self._laid_out(entry) for name, entry in self.tensors.items()}
+            return found if tuple(found) != ("out",) else found["out"]
         if self.output in self.recording.tensors:
             return pick(self.recording.tensors, self.output, self.recording.path)
         return {name: pick(self.recording.tensors, f"{self.output}.{name}", self.recording.path) for name in names}
+
+
+    def _laid_out(self, entry: Mapping[str, Any]) -> Tensor:
+        stored = pick(self.recording.tensors, _text(entry, "tensor", self.id), self.recording.path)
+        return memory.laid_out(stored, entry["shape"], entry["strides"]) if "strides" in entry else stored
+
+
+def _of_case(text: str, sha256: str) -> dict[str, Tensor]:
+    try:
+        made = cases.parse(text).inputs()
+    except CaseError as error:
+        raise FixtureError(f"the case {text} of a capture cannot be made: {error}") from error
+    if digest_of(made) != sha256:
+        raise FixtureError(f"the case {text} makes other inputs than those of the capture; record it again")
+    return made
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """One sha256 over the names, dtypes, shapes and row-major bits of tensors."""
+    total = hashlib.sha256()
+    for name, t in sorted(tensors.items()):
+        total.update(f"{name} {t.dtype} {list(t.shape)}\n".encode())
+        total.update(raw_bytes(t.detach().cpu()))
+    return total.hexdigest()
 
 
 def pick(tensors: Mapping[str, Tensor], name: str, path: Path) -> Tensor:
@@ -113,18 +161,25 @@ def load(folder: Path) -> list[Capture]:
         recording = Recording(folder / name, _text(entry, "sha256", name), _text(entry, "arch", name),
                               entry.get("provenance", {}))  # fmt: skip
         for output, call in _mapping(entry, "outputs", name).items():
-            captures.append(
-                Capture(
-                    recording=recording,
-                    output=output,
-                    contract=_text(call, "contract", f"{name}: {output}"),
-                    inputs_from=_mapping(call, "inputs", f"{name}: {output}"),
-                    option_words=call.get("options", {}),
-                    numerics=call.get("numerics"),
-                    unsupported=call.get("unsupported"),
-                )
-            )
+            captures.append(_capture(recording, output, call, f"{name}: {output}"))
     return captures
+
+
+def _capture(recording: Recording, output: str, call: Mapping[str, Any], where: str) -> Capture:
+    made = "case" in call
+    return Capture(
+        recording=recording,
+        output=output,
+        contract=_text(call, "contract", where),
+        inputs_from={} if made else _mapping(call, "inputs", where),
+        option_words=call.get("options", {}),
+        numerics=call.get("numerics"),
+        unsupported=call.get("unsupported"),
+        case=_text(call, "case", where) if made else None,
+        inputs_sha256=_text(call, "inputs_sha256", where) if made else "",
+        ran=_text(call, "subject", where) if made else "",
+        tensors=_mapping(call, "tensors", where) if made else {},
+    )
 
 
 def check(folder: Path) -> list[str]:
@@ -136,7 +191,11 @@ def check(folder: Path) -> list[str]:
     captures = load(folder)
     for recording in {id(c.recording): c.recording for c in captures}.values():
         count = len(recording.tensors)
-        listed = tuple(c.output for c in captures if c.recording is recording)
+        mine = [c for c in captures if c.recording is recording]
+        listed = tuple(c.output for c in mine)
+        for capture in mine:
+            if capture.case is not None:
+                capture.inputs(), capture.outputs(())
         for tensor in recording.tensors:
             if tensor.startswith("out") and not any(tensor == o or tensor.startswith(f"{o}.") for o in listed):
                 raise FixtureError(f"{recording.path}: output {tensor!r} is not in {MANIFEST}; say what judges it")
@@ -153,6 +212,8 @@ def rebuild(folder: Path, recorded: Path) -> list[str]:
     manifest = fixtures.read_json(folder / MANIFEST, schema=SCHEMA)
     lines = []
     for name, entry in _mapping(manifest, "files", MANIFEST).items():
+        if "source" not in entry:
+            continue  # kept by a run of this program (oracle.keeping): there is nothing to make it from
         source = _mapping(entry, "source", name)
         origin = recorded / _text(source, "file", name)
         tensors = fixtures.read_tensors(origin)

@@ -2,7 +2,8 @@
 
 The shapes sit where kernels change behaviour: M around 32 (the switch to another kernel) and around a tile, M = 1,
 K of 1, 2, 3 and 5 blocks, N that is no multiple of 128, scale matrices that are square (a transposed one has the
-same shape), and one longer K. ``full`` repeats the families at three more shapes and three more seeds.
+same shape), and one longer K. ``full`` repeats the families at three more shapes and three more seeds; ``compact`` is
+``quick`` thinned out, for outputs that are to be stored: every shape, dtype, scheme, option and family once.
 
 Not covered: shapes of real models; name them with ``--case``.
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from oracle.cases import Case, grammars, parse
 from oracle.errors import CaseError
 
-PROFILES = ("quick", "full")
+PROFILES = ("quick", "full", "compact")
 
 # M, N, K; what each is for stands beside it.
 BLOCK_SHAPES = (
@@ -37,6 +38,8 @@ GROUPED_SHAPES = {
         (384, 128, 256, 4),
     ),
     "fp8_m_grouped_gemm_nt_masked": (((1, 64, 128, 1), (5, 192, 256, 4), (33, 128, 640, 3)), (17, 128, 256, 4)),
+    # M is that of all experts together, in runs of any length.
+    "scaled_grouped_mm": (((1, 64, 128, 1), (70, 192, 256, 4), (129, 128, 640, 3)), (40, 128, 256, 4)),
 }
 
 LOGITS_SHAPES = {
@@ -82,9 +85,24 @@ def cases(contract: str, profile: str) -> list[Case]:
         raise CaseError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
     if contract not in grammars():
         return []
+    if profile == "compact":
+        return _thinned(cases(contract, "quick"))
     lists = _LISTS.get(contract, _layout if grammars()[contract].schemes == ("-",) else _quantiser)
     ids = dict.fromkeys(lists(contract, profile))
     return [parse(text) for text in ids]
+
+
+def _thinned(chosen: Iterable[Case]) -> list[Case]:
+    """Those that show something for the first time."""
+    seen: set[tuple[str, object]] = set()
+    kept = []
+    for case in chosen:
+        shows = {("dtypes", case.dtypes), ("scheme", case.scheme), ("extents", case.extents), ("family", case.family)}
+        shows |= set(case.options)
+        if shows - seen:
+            kept.append(case)
+        seen |= shows
+    return kept
 
 
 def _gemm(contract: str, profile: str) -> Iterable[str]:
@@ -117,13 +135,16 @@ def _product(
 
 
 def _grouped(contract: str, profile: str) -> Iterable[str]:
-    head = f"{contract}/e4m3xe4m3-bf16/1x128:128x128"
+    grammar = grammars()[contract]
+    heads = [f"{contract}/{dtypes}/{grammar.schemes[0]}" for dtypes in grammar.dtypes]
     shapes, family_shape = GROUPED_SHAPES[contract]
     for shape in shapes:
-        yield _group_case(head, shape, "randn", 1)
-    for family in grammars()[contract].families:
+        yield _group_case(heads[0], shape, "randn", 1)
+    for family in grammar.families:
         for seed in SEEDS if profile == "full" else SEEDS[:1]:
-            yield _group_case(head, family_shape, family, seed)
+            yield _group_case(heads[0], family_shape, family, seed)
+    for head in heads[1:]:
+        yield _group_case(head, family_shape, "randn", 2)
 
 
 def _group_case(head: str, shape: tuple[int, int, int, int], family: str, seed: int) -> str:
@@ -167,6 +188,32 @@ def _experts(contract: str, profile: str) -> Iterable[str]:
                     yield f"{head}/{shape}/family={family}/seed={seed}"
 
 
+def _tensor_experts(contract: str, profile: str) -> Iterable[str]:
+    """An aligned and a padded intermediate size, one rank of several, every kind of logits and of kept weight."""
+    head = f"{contract}/{grammars()[contract].dtypes[0]}/tensor:tensor"
+    small, ranks, padded = "t=1,g=2,e=2,h=128,i=128", "t=33,g=9,e=3,h=128,i=64", "t=17,g=6,e=3,h=160,i=72"
+    for family in grammars()[contract].families:
+        for seed in SEEDS if profile == "full" else SEEDS[:1]:
+            yield f"{head}/{padded}/family={family}/seed={seed}"
+    yield f"{head}/{small}/family=randn/seed=1"
+    for option in ("rank=1", "rank=2", "logits=bf16", "logits=f16", "logits=ties", "logits=far", "weight=f32",
+                   "rank=1,logits=ties", "weight=bf16"):  # fmt: skip
+        for seed in SEEDS if profile == "full" else SEEDS[:1]:
+            yield f"{head}/{ranks}/{option}/family=randn/seed={seed}"
+
+
+def _activation(contract: str, profile: str) -> Iterable[str]:
+    """Every dtype on every family, clamped or not, rounded once or twice."""
+    grammar = grammars()[contract]
+    for dtypes in grammar.dtypes:
+        for option in ("", "each=1/", "limit=0.5/", "limit=7,each=1/"):
+            for family in grammar.families:
+                for seed in SEEDS if profile == "full" else SEEDS[:1]:
+                    yield f"{contract}/{dtypes}/-/m=33,i=96/{option}family={family}/seed={seed}"
+    for shape in ("m=1,i=1", "m=3,i=1000"):
+        yield f"{contract}/{grammar.dtypes[0]}/-/{shape}/family=randn/seed=1"
+
+
 def _quantiser(contract: str, profile: str) -> Iterable[str]:
     """Shapes on ordinary data; every family with every single option; the other dtypes on what rounds hardest."""
     grammar = grammars()[contract]
@@ -206,6 +253,8 @@ _LISTS: dict[str, Callable[[str, str], Iterable[str]]] = {
     "torch_per_tensor_w8a8_scaled_mm": _gemm,
     "Fp8LinearOp": _linear,
     "moe_fp8": _experts,
+    "apply_fi_trtllm_fp8_per_tensor_moe": _tensor_experts,
+    "silu_and_mul": _activation,
     "torch_per_token_w8a8_scaled_mm": _gemm,
     "torch_channelwise_w8a8_scaled_mm": _gemm,
     "fp8_blockscale_gemm_sm90": _gemm,
@@ -214,6 +263,7 @@ _LISTS: dict[str, Callable[[str, str], Iterable[str]]] = {
     "FlashInferFp8DeepGEMMDynamicBlockScaledKernel": _gemm,
     "m_grouped_fp8_gemm_nt_contiguous": _grouped,
     "fp8_m_grouped_gemm_nt_masked": _grouped,
+    "scaled_grouped_mm": _grouped,
     "fp8_mqa_logits": _logits,
     "fp8_paged_mqa_logits": _logits,
 }

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
+import subprocess
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -34,10 +36,11 @@ def machine() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
     }
     for package in ("torch", "numpy", "numba"):
-        facts[package] = version(package)
+        facts[package] = _version(package) or "unknown"
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
         facts["cuda"] = str(torch.version.cuda)
+        facts["driver"] = _driver()
     return facts
 
 
@@ -58,7 +61,19 @@ def versions(providers: Iterable[Provider]) -> dict[str, str]:
     return found
 
 
+def _driver() -> str:
+    """The GPU driver's version as nvidia-smi says it."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "unknown: no nvidia-smi"
+    asked = [tool, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    answer = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30)
+    return answer.stdout.strip() or f"unknown: {answer.stderr.strip()}"
+
+
 def _version(name: str) -> str | None:
+    if name == "torch":
+        return str(torch.__version__)  # names the build (+cpu, +cu128), which its distribution may leave out
     try:
         return version(name)
     except PackageNotFoundError:

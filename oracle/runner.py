@@ -10,15 +10,16 @@ Not covered: isolation in a worker process, guard zones, rerun determinism.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from oracle import captures, options, profiles
+from oracle import captures, memory, profiles
 from oracle.cases import Case
 from oracle.compare import Status, Verdict
 from oracle.contracts.base import Contract, get, registered
@@ -28,6 +29,8 @@ from oracle.outcome import Outcome
 from oracle.subjects import Provider, Subject
 
 Outputs = Tensor | dict[str, Tensor]
+Keep = Callable[[Subject, Case, Mapping[str, Tensor], Outputs], None]
+"""Called with what was judged: a subject, its case, the inputs and the output."""
 
 LONGEST_MESSAGE = 400  # characters of a subject's own error message that a report keeps
 
@@ -52,24 +55,31 @@ class Item:
 
 @dataclass(frozen=True)
 class Filter:
-    """What to keep: exact contract and subject names, one id, patterns of subjects; empty keeps everything."""
+    """What to keep: exact contract, subject and arch names, one id, patterns of subjects; empty keeps everything."""
 
     contract: str | None = None
     subject: str | None = None
     id: str | None = None
     subjects: tuple[str, ...] = ()
+    arch: str | None = None
 
     def __bool__(self) -> bool:
-        return any((self.contract, self.subject, self.id, self.subjects))
+        return any((self.contract, self.subject, self.id, self.subjects, self.arch))
 
     def keeps(self, item: Item) -> bool:
-        wanted = ((self.contract, item.contract), (self.subject, item.subject), (self.id, item.id))
+        found = (item.contract, item.subject, item.id, item.arch)
+        wanted = zip((self.contract, self.subject, self.id, self.arch), found, strict=True)
         named = not self.subjects or any(fnmatchcase(item.subject, pattern) for pattern in self.subjects)
         return named and all(want is None or want == found for want, found in wanted)
 
 
-def live(subjects: Iterable[Subject], *, profile: str, cases: Sequence[Case] | None = None) -> list[Item]:
-    """Items of every subject over its contract's cases in a profile, or over the given cases."""
+def live(
+    subjects: Iterable[Subject], *, profile: str, cases: Sequence[Case] | None = None, keep: Keep | None = None
+) -> list[Item]:
+    """Items of every subject over its contract's cases in a profile, or over the given cases.
+
+    ``keep`` is called with every output that a contract could judge, whatever the verdict.
+    """
     items: list[Item] = []
     for subject in subjects:
         if (reason := subject.why_not()) is not None:
@@ -79,7 +89,7 @@ def live(subjects: Iterable[Subject], *, profile: str, cases: Sequence[Case] | N
             items.append(_fixed(subject, Status.UNSUPPORTED, why))
         else:
             chosen = profiles.cases(subject.contract, profile) if cases is None else cases
-            items += [_live_item(subject, case) for case in chosen if case.contract == subject.contract]
+            items += [_live_item(subject, case, keep) for case in chosen if case.contract == subject.contract]
     return items
 
 
@@ -134,30 +144,47 @@ def judge_outputs(
     return explain_verdict(verdict, contract, inputs, output, arch=arch, numerics=numerics, **call)
 
 
-def _live_item(subject: Subject, case: Case) -> Item:
+def _live_item(subject: Subject, case: Case, keep: Keep | None) -> Item:
     stamp = f"{subject.numerics} on {subject.device}"
-    return Item(str(case), subject.contract, subject.name, subject.arch, lambda: _judge_live(subject, case), stamp)
+    judge = partial(_judge_live, subject, case, keep)
+    return Item(str(case), subject.contract, subject.name, subject.arch, judge, stamp)
 
 
-def _judge_live(subject: Subject, case: Case) -> Verdict:
+def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
+    """Run on the subject's device, judge on the CPU: the verdict is the one that a replay will give."""
     contract = get(case.contract)
-    inputs = {name: tensor.to(subject.device) for name, tensor in case.inputs().items()}
-    call = case.call_options()
+    inputs, call = case.inputs(), case.call_options()
     contract.check(inputs, call)
     # A subject is foreign code: whatever it raises is a finding about it and must not end the run.
     try:
-        output = subject.run({name: tensor.clone() for name, tensor in inputs.items()}, dict(call))
+        given = {name: tensor.to(subject.device, copy=True) for name, tensor in inputs.items()}
+        output = subject.run(given, dict(call))
         if subject.device != "cpu":
             torch.cuda.synchronize()
+            output = _on_host(output)
     except NotImplementedError as error:
         return _without_numbers(Status.UNSUPPORTED, _one_line(error))
     except Exception as error:
         return _without_numbers(Status.CRASHED, f"{type(error).__name__}: {_one_line(error)}")
-    return judge_outputs(contract, inputs, output, arch=subject.arch, numerics=subject.numerics, call=call)
+    verdict = judge_outputs(contract, inputs, output, arch=subject.arch, numerics=subject.numerics, call=call)
+    if keep is not None and verdict.status is not Status.CRASHED:
+        keep(subject, case, inputs, output)
+    return verdict
+
+
+def _on_host(output: object) -> Outputs:
+    """An output on the CPU, laid out as it was; what is no tensor is left for the contract to refuse."""
+    if isinstance(output, Mapping):
+        return {name: _tensor_on_host(t) for name, t in output.items()}
+    return _tensor_on_host(output)
+
+
+def _tensor_on_host(x: object) -> Tensor:
+    return memory.on_host(x) if isinstance(x, Tensor) else x  # type: ignore[return-value]  # refused by the contract
 
 
 def _stamp(c: captures.Capture) -> str:
-    call = (c.contract, dict(c.inputs_from), dict(c.option_words), c.numerics, c.unsupported)
+    call = (c.contract, dict(c.inputs_from), dict(c.option_words), c.numerics, c.unsupported, c.case, dict(c.tensors))
     return f"{c.recording.sha256} {call}"
 
 
@@ -174,7 +201,7 @@ def _judge_capture(capture: captures.Capture) -> Verdict:
         capture.outputs(contract.outputs),
         arch=capture.recording.arch,
         numerics=capture.numerics,
-        call=options.parse(contract, capture.option_words),
+        call=capture.call(),
     )
 
 

@@ -56,6 +56,23 @@ def providers() -> list[Provider]:
     return [_load(point) for _, point in sorted(unique.items())]
 
 
+def provider(target: str) -> Provider:
+    """The subjects of ``MODULE:CALLABLE``, a function that no distribution has registered.
+
+    Raises
+    ------
+    SubjectError
+        It cannot be loaded, or ``target`` is not of that form.
+    """
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise SubjectError(f"{target!r} is no provider of subjects; name a function as MODULE:CALLABLE")
+    loaded = _load(EntryPoint(name, target, GROUP))
+    if loaded.problem is not None:
+        raise SubjectError(loaded.problem)
+    return loaded
+
+
 def available() -> list[Subject]:
     """The subjects of every sound provider.
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Left to right: a file may import from its own layer and from every layer before it. Folders stand for all they hold.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("elementwise",),
+    ("elementwise", "memory"),
     ("formats",),
     ("rounding_scalar", "rounding"),
     ("doubledouble",),
@@ -44,6 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("captures", "golden", "golden_text", "seal", "routines"),
     ("outcome",),
     ("ledger", "subjects", "record"),
+    ("keeping",),
     ("changes", "history"),
     ("runner", "harness", "provenance"),
     ("golden_export", "coverage"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from oracle import captures, fixtures, golden, golden_export, ledger, seal
+from oracle import captures, fixtures, golden, golden_export, keeping, ledger, seal
 from oracle.cli.common import Commands, console
 from oracle.golden_export import Answer
 from oracle.report.console import STYLES
@@ -39,6 +39,13 @@ def add(commands: Commands) -> None:
     )
     rebuild.add_argument("recorded", type=Path, metavar="DIR")
     rebuild.set_defaults(run=_import)
+    adoption = actions.add_parser(
+        "adopt",
+        help="take the captures of a folder that `verify --keep` wrote",
+        description="Check the folder against its manifest, copy its files into fixtures/captures, enter them there.",
+    )
+    adoption.add_argument("recorded", type=Path, metavar="DIR")
+    adoption.set_defaults(run=_adopt)
     sealing = actions.add_parser("seal", help="write SHA256SUMS again after a file was changed on purpose")
     sealing.set_defaults(run=_seal)
     for action in actions.choices.values():
@@ -105,6 +112,14 @@ def _generate(arguments: argparse.Namespace) -> int:
 def _import(arguments: argparse.Namespace) -> int:
     folder = fixtures.folder(arguments.fixtures)
     for line in captures.rebuild(folder / "captures", arguments.recorded):
+        print(line)
+    seal.write(folder)
+    return 0
+
+
+def _adopt(arguments: argparse.Namespace) -> int:
+    folder = fixtures.folder(arguments.fixtures)
+    for line in keeping.adopt(folder / "captures", arguments.recorded):
         print(line)
     seal.write(folder)
     return 0

@@ -15,11 +15,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from oracle import cases, fixtures, ledger, profiles, provenance, record, runner, subjects
+from oracle import cases, fixtures, keeping, ledger, profiles, provenance, record, runner, subjects
 from oracle.cli.common import Commands, add_volume_arguments, console
 from oracle.cli.outputs import add_output_arguments, takes_standard_output, write
 from oracle.contracts import get, registered
 from oracle.errors import CaseError, OptionError
+from oracle.keeping import Keeper
 from oracle.ledger import Entry
 from oracle.outcome import Outcome, Report
 from oracle.record import Recorder, Run
@@ -39,6 +40,14 @@ def add(commands: Commands) -> None:
     command.add_argument("--contract", metavar="NAME", help="only this routine")
     command.add_argument("--subject", metavar="NAME", help="only this subject (a backend, or a captured call)")
     command.add_argument("--case", metavar="ID", help="only this case or capture, as a failing row prints it")
+    command.add_argument("--arch", metavar="NAME", help="only what ran or runs on this arch, as sm90")
+    command.add_argument(
+        "--provider",
+        action="append",
+        default=[],
+        metavar="MODULE:CALLABLE",
+        help="also the subjects that this function returns; may be repeated",
+    )
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
     command.add_argument(
@@ -51,6 +60,9 @@ def add(commands: Commands) -> None:
         "--record", type=Path, metavar="FILE.jsonl", help="append every outcome to this file as soon as it is known"
     )
     command.add_argument("--resume", action="store_true", help="continue --record; what it holds is not run again")
+    command.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep the judged outputs as a captures folder, for `fixtures adopt`"
+    )
     add_output_arguments(command)
     add_volume_arguments(command)
     command.set_defaults(run=run)
@@ -61,11 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
         get(arguments.contract)
     if arguments.resume and arguments.record is None:
         raise OptionError("--resume continues a record; name it with --record FILE.jsonl")
+    keeper = _keeper(arguments)
     configured = () if arguments.subject or arguments.case else getattr(arguments, "subjects", ())
-    wanted = Filter(arguments.contract, arguments.subject, _canonical(arguments.case), configured)
+    wanted = Filter(arguments.contract, arguments.subject, _canonical(arguments.case), configured, arguments.arch)
     folder = None if arguments.fixtures == "none" else fixtures.folder(arguments.fixtures)
-    providers = subjects.providers()
-    items = _items(wanted, folder, arguments.profile, providers)
+    providers = subjects.providers() + [subjects.provider(target) for target in arguments.provider]
+    items = _items(wanted, folder, arguments.profile, providers, keeper)
     if arguments.list:
         for item in items:
             print(f"{item.id}\t{item.subject}")
@@ -90,10 +103,28 @@ def run(arguments: argparse.Namespace) -> int:
         recorder.end(complaints, report.seconds, unfinished)
     words.print_report(report, screen, quiet=arguments.quiet)
     write(report, arguments)
+    if keeper is not None:
+        for line in keeper.write(arguments.keep, provenance=_provenance(about, arguments)):
+            screen.print(line, soft_wrap=True)
     if unfinished:
         print("fp8-oracle: interrupted", file=sys.stderr)
         return 130
     return 0 if report.ok else 1
+
+
+def _keeper(arguments: argparse.Namespace) -> Keeper | None:
+    if arguments.keep is None:
+        return None
+    if arguments.resume:
+        raise OptionError("--keep needs every output, and --resume skips what its record holds; use one of them")
+    keeping.require_empty(arguments.keep)
+    return Keeper()
+
+
+def _provenance(about: Run, arguments: argparse.Namespace) -> dict[str, str]:
+    words = ["verify", *(f"--{name} {value}" for name, value in about.selection.items())]
+    words += [f"--provider {target}" for target in arguments.provider]
+    return keeping.provenance_of(about.machine, about.versions, " ".join(["fp8-oracle", *words, "--keep DIR"]))
 
 
 def _use_threads(given: int | None, wanted: Filter) -> None:
@@ -117,6 +148,7 @@ def _about(
         "contract": wanted.contract,
         "subject": wanted.subject or ", ".join(wanted.subjects),
         "case": wanted.id,
+        "arch": wanted.arch,
         "fixtures": "none" if folder is None else None,
     }
     selection = {name: value for name, value in asked.items() if value}
@@ -124,18 +156,21 @@ def _about(
     return Run(started, provenance.machine(), provenance.versions(providers), selection, planned)
 
 
-def _items(wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider]) -> list[Item]:
+def _items(
+    wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider], keeper: Keeper | None
+) -> list[Item]:
     replayed = [] if folder is None else runner.replay(folder / "captures")
     if wanted.id is not None and wanted.id.startswith("captures/"):
         items = replayed
     else:
         available = [subject for provider in providers for subject in provider.subjects]
         one = None if wanted.id is None else [cases.parse(wanted.id)]
-        items = runner.live(available, profile=profile, cases=one) + replayed
-        if wanted.id is None:
+        keep = None if keeper is None else keeper.keep
+        items = runner.live(available, profile=profile, cases=one, keep=keep) + replayed
+        if wanted.id is None and wanted.arch is None:
             items = runner.broken(providers) + items
     kept = [item for item in items if wanted.keeps(item)]
-    if wanted.id is None and wanted.subject is None and not wanted.subjects:
+    if wanted.id is None and wanted.subject is None and not wanted.subjects and wanted.arch is None:
         contracts = list(registered()) if wanted.contract is None else [wanted.contract]
         kept += runner.untested(kept, contracts)
     if not kept:
@@ -147,7 +182,9 @@ def _nothing(wanted: Filter, items: Sequence[Item]) -> str:
     if wanted.subject is not None and wanted.subject not in {item.subject for item in items}:
         known = ", ".join(sorted({item.subject for item in items})) or "none; is the package installed?"
         return f"no subject {wanted.subject!r} on this machine; there are: {known}"
-    return f"nothing to run for {wanted.id or wanted.contract!r}; `fp8-oracle verify --list` prints every id"
+    asked = [str(part) for part in (wanted.id, wanted.contract, wanted.subject, wanted.arch) if part is not None]
+    arches = ", ".join(sorted({item.arch for item in items} - {"-"}))
+    return f"nothing to run for {', '.join(asked)} (arches: {arches}); `fp8-oracle verify --list` prints every id"
 
 
 def _judge(

@@ -1,15 +1,14 @@
 """Rates of the compiled engines beside a float64 matmul and a direct scalar implementation of the same model.
 
 ``pytest tests/benchmarks/test_bench_engines.py --benchmark-enable --benchmark-only`` compares within each group (one
-shape a group); ``python tests/benchmarks/test_bench_engines.py`` prints one table of GMAC/s, with the CUDA engine where
-there is a device, whose bits it compares with the CPU engine's on a sample. Nothing here asserts a time.
+shape a group); ``python tests/benchmarks/test_bench_engines.py`` prints one table of GMAC/s. The CUDA engine has its
+own file beside this one. Nothing here asserts a time.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numba
@@ -28,7 +27,6 @@ DEEPSEEK = (128, 4096, 7168)
 SMALL = (32, 512, 2048)
 BOUND = (64, 1024, 2048)
 REFERENCE = (512, 4096, 4096)
-ON_DEVICE = (4096, 4096, 7168)
 
 
 def product(m: int, n: int, k: int) -> ScaledProduct:
@@ -147,7 +145,7 @@ class TestResidueBound:
 
     def test_cpu(self, benchmark: Any) -> None:
         p = product(*BOUND)
-        _measure(benchmark, lambda: cpu.residue_bound(p, accumulator()), p)
+        _measure(benchmark, lambda: cpu.exact_and_residue(p, accumulator()), p)
 
     def test_plain_torch_one_eighth(self, benchmark: Any) -> None:
         p = product(BOUND[0], BOUND[1] // 8, BOUND[2])
@@ -203,7 +201,7 @@ def benchmark_cpu() -> None:
     _row("CPU engine, promote128", q, lambda: predict(q, "cpu"))
     _row("float64 matmul", q, matmul(q))
     r = product(*BOUND)
-    _row("residue bound B2", r, lambda: cpu.residue_bound(r, accumulator()))
+    _row("residue bound B2", r, lambda: cpu.exact_and_residue(r, accumulator()))
     s = product(*REFERENCE)
     bound = _row("exact value with B1", s, lambda: cpu.exact_and_rank1(s, accumulator()))
     _row("exact value", s, lambda: cpu.exact_value(s))
@@ -211,33 +209,5 @@ def benchmark_cpu() -> None:
     print(f"exact value with B1 / float64 matmul: {bound / plain:.2f}")
 
 
-def benchmark_cuda(shape: tuple[int, int, int] = ON_DEVICE) -> None:
-    """Rates of the CUDA engine, and its bits against the CPU engine's on 64 rows."""
-    here = product(*shape)
-    there = replace(here, **{name: getattr(here, name).cuda() for name in ("a", "b", "a_scale", "b_scale")})
-    print(torch.cuda.get_device_name())
-    _row("CUDA engine, promote128", there, lambda: predict(there, "cuda"))
-    _row("float64 matmul", there, matmul(there))
-    chain = replace(there, a_scale=there.a_scale[:, :1], b_scale=there.b_scale[:1, :1], block=here.K, b_rows=here.N)
-    for name in ("sm90.chain", "sm100.chain", "sm90.mma_sync.promote128.scale_after"):
-
-        def run(name: str = name) -> torch.Tensor:
-            return predict_product(chain, name, out_dtype=torch.bfloat16, engine="cuda")
-
-        _row(f"CUDA engine, {name}", chain, run)
-    rows = torch.linspace(0, here.M - 1, 64).to(torch.int64)
-    sample = predict_product(here.take(rows), PROMOTE, out_dtype=torch.float32, engine="cpu")
-    fast = predict_product(there, PROMOTE, out_dtype=torch.float32, engine="cuda").cpu()[rows]
-    print(f"{PROMOTE}: {int((codes_of(sample) != codes_of(fast)).sum())} of {fast.numel()} bits differ from the CPU's")
-    for name in ("sm90.chain", "sm100.chain", "sm90.mma_sync.promote128.scale_after"):
-        part = replace(chain.take(rows[:8].cuda()), b=chain.b[:512])
-        cpu_part = replace(part, **{f: getattr(part, f).cpu() for f in ("a", "b", "a_scale", "b_scale")})
-        fast = predict_product(part, name, out_dtype=torch.float32, engine="cuda").cpu()
-        slow = predict_product(cpu_part, name, out_dtype=torch.float32, engine="cpu")
-        print(f"{name}: {int((codes_of(fast) != codes_of(slow)).sum())} of {fast.numel()} differ")
-
-
 if __name__ == "__main__":
     benchmark_cpu()
-    if torch.cuda.is_available():
-        benchmark_cuda()

@@ -1,4 +1,7 @@
-"""What the layer costs: overhead per call, end-to-end linear, quantiser bandwidth, graph capture, compilation."""
+"""What the layer costs: overhead per call, end-to-end linear, quantiser bandwidth; graph capture, compilation, engines.
+
+Candidates of one table are measured in turns in one run, so that drift hits all alike.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from hardware.recorder import Recorder
-from hardware.routines_gemm import dense_inputs, to
-from hardware.seeded_inputs import make_all, recipe
+from benchmarks import test_bench_cuda as bench
+from hardware.notes import Notes
 from torch import Tensor
 
 from kernels import blockscaled, linear, quantize
-from kernels.backends import cutlass, flashinfer
+from kernels.backends import cutlass, eager, flashinfer
+from oracle import cases, data
 
 ROUNDS = 25
 FP8 = torch.float8_e4m3fn
@@ -65,12 +68,12 @@ def device_microseconds(calls: dict[str, Callable[[int], object]], device: str, 
     return {name: round(statistics.median(values), 3) for name, values in samples.items()}
 
 
-def overhead(r: Recorder, device: str) -> None:
+def overhead(notes: Notes, device: str) -> None:
     """Host time of our fp8_gemm_nt and of the M switch against the bare library calls."""
-    t = to(make_all(dense_inputs(16, 512, 512, 1)), device)
-    scale = quantize.eager.column_major(t["a_scale"], 4)
+    t = product(16, 512, 512, device)
+    scale = eager.column_major(t["a_scale"], 4)
     out = torch.empty(16, 512, dtype=torch.bfloat16, device=device)
-    with r.attempt("timing: overhead of fp8_gemm_nt"):
+    with notes.attempt("timing: overhead of fp8_gemm_nt"):
         calls: dict[str, Callable[[], object]] = {
             "layer.fp8_gemm_nt": lambda: blockscaled.fp8_gemm_nt((t["a"], scale), (t["b"], t["b_scale"]), out)
         }
@@ -79,9 +82,9 @@ def overhead(r: Recorder, device: str) -> None:
             calls["bare.fp8_gemm_nt"] = lambda: bare(
                 (t["a"], scale), (t["b"], t["b_scale"]), out, disable_ue8m0_cast=True
             )
-        r.timings["host_us.fp8_gemm_nt"] = host_microseconds(calls, device)
-    x = make_all({"x": recipe("bf16.bell", (64, 512), 2, 0)})["x"].to(device)
-    with r.attempt("timing: overhead of the M switch"):
+        notes.time("host_us.fp8_gemm_nt", host_microseconds(calls, device))
+    x = activation(64, 512, device)
+    with notes.attempt("timing: overhead of the M switch"):
         switch = blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm
         operator = torch.ops.fp8_kernels.dynamic_flashinfer_deepgemm_blockscale_gemm
         calls = {}
@@ -106,25 +109,23 @@ def overhead(r: Recorder, device: str) -> None:
 
             calls["bare.quantise+deep_gemm M=64"] = sequence
             calls["bare.vllm quantise+deep_gemm M=64"] = vllm_sequence
-        r.timings["host_us.switch"] = host_microseconds(calls, device)
+        notes.time("host_us.switch", host_microseconds(calls, device))
 
 
-def end_to_end(r: Recorder, device: str) -> None:
+def end_to_end(notes: Notes, device: str) -> None:
     """bf16-to-bf16 block-scaled linear: the layer against the bare sequence of library calls."""
     n, k = (4096, 7168) if device == "cuda" else (256, 512)
-    weight = make_all(
-        {"b": recipe("e4m3.bell", (n, k), 3, 0, shift=10), "s": recipe("f32.scale", (n // 128, k // 128), 3, 1)}
-    )
-    b, bs = weight["b"].to(device), weight["s"].to(device)
+    weight = product(1, n, k, device)
+    b, bs = weight["b"], weight["b_scale"]
     for m in (16, 64, 512, 4096) if device == "cuda" else (16, 64):
-        with r.attempt(f"timing: linear M={m}"):
-            x = make_all({"x": recipe("bf16.bell", (m, k), 4, m)})["x"].to(device)
+        with notes.attempt(f"timing: linear M={m}"):
+            x = activation(m, k, device)
             calls: dict[str, Callable[[int], object]] = {
                 "layer": lambda _, x=x: blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm(x, b, bs)
             }
             if device == "cuda":
                 calls["bare"] = _bare_linear(x, b, bs)
-            r.timings[f"device_us.linear M={m} N={n} K={k}"] = device_microseconds(calls, device)
+            notes.time(f"device_us.linear M={m} N={n} K={k}", device_microseconds(calls, device))
 
 
 def _bare_linear(x: Tensor, b: Tensor, bs: Tensor) -> Callable[[int], object]:
@@ -144,7 +145,7 @@ def _bare_linear(x: Tensor, b: Tensor, bs: Tensor) -> Callable[[int], object]:
     return run
 
 
-def bandwidth(r: Recorder, device: str) -> None:
+def bandwidth(notes: Notes, device: str) -> None:
     """Our 1x128 quantiser against a copy of the same bytes and against vLLM's operator, at 4096 x 7168."""
     m, k = (4096, 7168) if device == "cuda" else (64, 512)
     copies = 8 if device == "cuda" else 1  # together far beyond the cache
@@ -152,7 +153,7 @@ def bandwidth(r: Recorder, device: str) -> None:
     moved = m * k * 3 + m * (k // 128) * 4
     source = [torch.empty(moved // 2, dtype=torch.uint8, device=device) for _ in range(copies)]
     target = [torch.empty_like(s) for s in source]
-    with r.attempt("timing: quantiser bandwidth"):
+    with notes.attempt("timing: quantiser bandwidth"):
         calls: dict[str, Callable[[int], object]] = {
             "copy of the same bytes": lambda i: target[i % copies].copy_(source[i % copies]),
             "layer row-major": lambda i: quantize.per_token_group_quant_fp8(xs[i % copies], 128),
@@ -166,8 +167,8 @@ def bandwidth(r: Recorder, device: str) -> None:
         found = device_microseconds(calls, device)
         if device == "cuda":
             found |= device_microseconds(_vllm_quantisers(xs, m, k, copies), device)
-        r.timings[f"device_us.quantiser {m}x{k}"] = found
-        r.timings["quantiser_gb_per_s"] = {name: round(moved / us / 1e3, 1) for name, us in found.items()}
+        notes.time(f"device_us.quantiser {m}x{k}", found)
+        notes.time("quantiser_gb_per_s", {name: round(moved / us / 1e3, 1) for name, us in found.items()})
 
 
 def _vllm_quantisers(xs: Sequence[Tensor], m: int, k: int, copies: int) -> dict[str, Callable[[int], object]]:
@@ -182,46 +183,69 @@ def _vllm_quantisers(xs: Sequence[Tensor], m: int, k: int, copies: int) -> dict[
     return {"vllm row-major": lambda i: run(i, False), "vllm column-major": lambda i: run(i, True)}
 
 
-def graphs_and_compile(r: Recorder, device: str) -> None:
-    """CUDA-graph capture of the linear paths, and the compiled M switch, give the eager bits."""
-    t = to(make_all(dense_inputs(64, 512, 512, 5)), device)
-    x = make_all({"x": recipe("bf16.bell", (64, 512), 6, 0)})["x"].to(device)
+def graphs(notes: Notes, device: str) -> None:
+    """CUDA-graph capture of the linear paths gives the eager bits, also on new data."""
+    if device == "cpu":
+        raise RuntimeError("graph capture needs a GPU")
+    t, x, other = product(64, 512, 512, device), activation(64, 512, device), activation(64, 512, device, seed=2)
     layer = linear.Fp8LinearOp(use_per_token_if_dynamic=True)
-    w, ws = quantize.scaled_fp8_quant(
-        make_all({"w": recipe("bf16.bell", (512, 512), 7, 0)})["w"].to(device), use_per_token_if_dynamic=True
-    )
-    paths: dict[str, Callable[[], Tensor]] = {
-        "switch M=16": lambda: blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm(x[:16], t["b"], t["b_scale"]),
-        "switch M=64": lambda: blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm(x, t["b"], t["b_scale"]),
-        "Fp8LinearOp": lambda: layer.apply(x, w.t(), ws),
+    w, ws = quantize.scaled_fp8_quant(activation(512, 512, device), use_per_token_if_dynamic=True)
+    paths: dict[str, Callable[[Tensor], Tensor]] = {
+        "switch M=16": lambda z: blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm(z[:16], t["b"], t["b_scale"]),
+        "switch M=64": lambda z: blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm(z, t["b"], t["b_scale"]),
+        "Fp8LinearOp": lambda z: layer.apply(z, w.t(), ws),
     }
     for name, call in paths.items():
-        with r.attempt(f"graph capture: {name}"):
-            eager = call().clone()
-            if device == "cpu":
-                raise RuntimeError("needs a GPU")
-            stream = torch.cuda.Stream()
+        with notes.attempt(f"graph capture: {name}"):
+            eager_bits = [call(z).clone() for z in (x, other)]
+            given, stream = x.clone(), torch.cuda.Stream()
             with torch.cuda.stream(stream):
                 for _ in range(3):
-                    call()
+                    call(given)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                captured = call()
-            captured.zero_()
-            graph.replay()
-            torch.cuda.synchronize()
-            r.check(f"graph replay = eager: {name}", torch.equal(captured, eager))
+                captured = call(given)
+            for z, right in zip((x, other), eager_bits, strict=True):
+                given.copy_(z)
+                captured.zero_()
+                graph.replay()
+                torch.cuda.synchronize()
+                notes.check(f"graph replay = eager: {name}", torch.equal(captured, right))
+
+
+def compiled(notes: Notes, device: str) -> None:
+    """The compiled M switch gives the eager bits on both sides of M = 32."""
+    t, x = product(64, 512, 512, device), activation(64, 512, device)
+    switch = blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm
     for backend in ("aot_eager", "inductor"):
-        with r.attempt(f"torch.compile {backend}"):
+        with notes.attempt(f"torch.compile {backend}"):
             torch._dynamo.reset()
-            switch = blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm
-            compiled = torch.compile(
-                lambda z, switch=switch: switch(z, t["b"], t["b_scale"]), dynamic=True, fullgraph=True, backend=backend
+            made = torch.compile(
+                lambda z: switch(z, t["b"], t["b_scale"]), dynamic=True, fullgraph=True, backend=backend
             )
             good = True
             for m in (31, 32, 5, 64):
                 z = x[:m].clone()
                 torch._dynamo.mark_dynamic(z, 0)
-                good &= torch.equal(compiled(z), switch(z, t["b"], t["b_scale"]))
-            r.check(f"torch.compile {backend} over M=32 = eager", good)
+                good &= torch.equal(made(z), switch(z, t["b"], t["b_scale"]))
+            notes.check(f"torch.compile {backend} over M=32 = eager", good)
+
+
+def engines(notes: Notes, device: str) -> None:
+    """Rates of the oracle's CUDA engine and a corner of what it computed, to be compared with the CPU engine's."""
+    if device == "cpu":
+        raise RuntimeError("the CUDA engine needs a GPU")
+    notes.time("engine GMAC/s", bench.rates())
+    notes.keep("engine", bench.corners())
+
+
+def product(m: int, n: int, k: int, device: str) -> dict[str, Tensor]:
+    """Inputs of one block-scaled product, by the contract's names."""
+    text = f"fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m={m},n={n},k={k}/family=randn/seed=1"
+    return {name: t.to(device) for name, t in cases.parse(text).inputs().items()}
+
+
+def activation(m: int, k: int, device: str, *, seed: int = 1) -> Tensor:
+    """A bf16 activation ``[m, k]``."""
+    return data.activations(f"timing/{m}x{k}/{seed}", "randn", m, k, dtype=torch.bfloat16).to(device)

@@ -1,0 +1,123 @@
+"""Rates of the CUDA engine beside a float64 matmul on the same GPU, and its bits on a corner of the product.
+
+``pytest tests/benchmarks/test_bench_cuda.py --benchmark-enable --benchmark-only`` on a machine with a GPU. Data come
+from :mod:`oracle.data`, the same on every machine, so that :func:`corner` of a GPU can be compared with the CPU
+engine's anywhere. Nothing here asserts a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracle import data
+from oracle.formats import codes_of, decode
+from oracle.gemm import ScaledProduct
+from oracle.tensorcore.predict import predict_product
+
+PROMOTE = "sm90.promote128"
+CHAINS = ("sm90.chain", "sm100.chain", "sm90.mma_sync.promote128.scale_after")
+SHAPE = (4096, 4096, 7168)
+CORNER = (64, 512)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU here")
+
+
+def product(m: int, n: int, k: int, device: str = "cpu") -> ScaledProduct:
+    """1x128 x 128x128 scales, normal-like codes."""
+    a, b = (
+        data.operand(f"bench/{side}/{rows}x{k}", "randn", rows, k, dtype=torch.float8_e4m3fn, side=side)
+        for side, rows in (("a", m), ("b", n))
+    )
+    sa, sb = (data.scales(f"bench/scale/{rows}", "randn", (rows, k // 128)) for rows in (m, n // 128))
+    return ScaledProduct(*(t.to(device) for t in (a, b, sa, sb)), 128, 128)
+
+
+def per_tensor(p: ScaledProduct) -> ScaledProduct:
+    """The same operands with one scale each."""
+    return replace(p, a_scale=p.a_scale[:1, :1], b_scale=p.b_scale[:1, :1], block=p.K, b_rows=p.N)
+
+
+def corner(p: ScaledProduct, rows: int = CORNER[0], columns: int = CORNER[1]) -> ScaledProduct:
+    """The first rows and columns of the result as a product of its own."""
+    scales = p.b_scale[: -(-columns // p.b_rows)] if p.b_scale.shape[0] > 1 else p.b_scale
+    return replace(
+        p, a=p.a[:rows], a_scale=p.a_scale[:rows] if p.a_scale.shape[0] > 1 else p.a_scale, b=p.b[:columns],
+        b_scale=scales,
+    )  # fmt: skip
+
+
+def predict(p: ScaledProduct, schedule: str, engine: str = "cuda") -> Tensor:
+    """Float32 bits of the whole product."""
+    return predict_product(p, schedule, out_dtype=torch.float32, engine=engine)
+
+
+def calls(shape: tuple[int, int, int] = SHAPE, device: str = "cuda") -> dict[str, Callable[[], Tensor]]:
+    """What is compared: the engine by schedule, and a float64 matmul."""
+    p = product(*shape, device)
+    left, right = decode(p.a), decode(p.b).T
+    one = per_tensor(p)
+    named: dict[str, Callable[[], Tensor]] = {PROMOTE: lambda: predict(p, PROMOTE), "matmul": lambda: left @ right}
+    return named | {name: (lambda name=name: predict(one, name)) for name in CHAINS}
+
+
+def rates(shape: tuple[int, int, int] = SHAPE) -> dict[str, float]:
+    """GMAC/s of each call, the best of three after one to warm up."""
+    found = {}
+    for name, run in calls(shape).items():
+        seconds = []
+        for _ in range(4):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        found[name] = round(shape[0] * shape[1] * shape[2] / min(seconds[1:]) / 1e9, 1)
+    return found
+
+
+def corners(shape: tuple[int, int, int] = SHAPE) -> dict[str, Tensor]:
+    """First rows and columns of what the CUDA engine computes of the whole shape, by schedule."""
+    p = product(*shape, "cuda")
+    rows, columns = CORNER
+    named = {PROMOTE: p} | {name: per_tensor(p) for name in CHAINS}
+    return {name: predict(q, name)[:rows, :columns].clone() for name, q in named.items()}
+
+
+@pytest.mark.benchmark(group="CUDA engine, 4096x4096x7168")
+@needs_gpu
+@pytest.mark.parametrize("name", [PROMOTE, *CHAINS, "matmul"])
+def test_rate(benchmark: Any, name: str) -> None:
+    run = calls()[name]
+
+    def waited() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    benchmark.pedantic(waited, rounds=3, warmup_rounds=1)
+    benchmark.extra_info["GMAC/s"] = round(SHAPE[0] * SHAPE[1] * SHAPE[2] / benchmark.stats.stats.min / 1e9, 1)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", [PROMOTE, *CHAINS])
+def test_bits_of_a_large_product(name: str) -> None:
+    """The corner of a large product has the bits of the plain definition."""
+    small = product(256, 1024, 1024, "cuda")
+    p = small if name == PROMOTE else per_tensor(small)
+    whole = predict(p, name)[:16, :128]
+    plain = predict(corner(p, 16, 128), name, "torch")
+    assert torch.equal(codes_of(whole), codes_of(plain))
+
+
+def test_corner_is_the_corner() -> None:
+    """On the CPU: a product of the first rows and columns is the corner of the product."""
+    p = product(40, 256, 256)
+    for name, q in ((PROMOTE, p), (CHAINS[0], per_tensor(p))):
+        whole = predict(q, name, "torch")[:16, :128]
+        assert torch.equal(codes_of(whole), codes_of(predict(corner(q, 16, 128), name, "torch")))
+        assert not torch.equal(codes_of(whole), codes_of(predict(q, name, "torch")[16:32, :128]))

@@ -1,0 +1,234 @@
+"""GPU libraries called without the dispatch layer, as subjects: calls it never makes, and wrong ones they accept.
+
+    fp8-oracle verify --provider hardware.libraries:subjects --arch sm90 ...        (with tests/ on PYTHONPATH)
+
+The layer's own backends are subjects already. Here are: the other import name of DeepGEMM and its layout helpers,
+torch's unpromoted accumulation, FlashInfer's quantiser and row orders by themselves, and, as ``LIBRARY.wrong.FAULT``,
+calls that a library takes and answers with wrong numbers. Not covered: whether a library is there (a missing one is
+UNSUPPORTED with its own words).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.backends import cutlass, deep_gemm, flashinfer
+
+Inputs = Mapping[str, Tensor]
+Options = Mapping[str, object]
+Outputs = Tensor | dict[str, Tensor]
+FP8 = torch.float8_e4m3fn
+WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Library:
+    """One bare call; see ``oracle.subjects.Subject``."""
+
+    name: str
+    contract: str
+    call: Callable[[Inputs, Options], Outputs]
+    numerics: str | None = None
+    device: str = "cuda"
+
+    @property
+    def arch(self) -> str:
+        major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+        return f"sm{major}{minor}" if major else "cuda"
+
+    def why_not(self) -> str | None:
+        return None if torch.cuda.is_available() else "no CUDA device"
+
+    def run(self, inputs: Inputs, options: Options) -> Outputs:
+        return self.call(inputs, options)
+
+
+def subjects() -> list[Library]:
+    """Every bare call."""
+    promoted, chain = "sm90.promote128", "sm90.chain"
+    found = [
+        Library("torch.fast", "torch_per_tensor_w8a8_scaled_mm", _torch_fast, chain),
+        Library("torch.fast", "torch_per_token_w8a8_scaled_mm", _torch_fast, f"{chain}.row_then_col"),
+        Library("flashinfer.internal", "flashinfer_quantize_1x128", _flashinfer_quantiser),
+        Library("flashinfer.helpers", "reorder_rows_for_gated_act_gemm", _rows("reorder_rows_for_gated_act_gemm")),
+        Library("flashinfer.helpers", "shuffle_matrix_a", _rows("shuffle_matrix_a")),
+        Library("vllm.ops", "scaled_fp8_quant", _vllm_quantiser),
+        Library(f"vllm.{WRONG}.row_major_scale", "cutlass_scaled_mm", _vllm_row_major, promoted),
+    ]
+    for name in deep_gemm.IMPORT_NAMES:
+        bare = functools.partial(_deep_gemm, name)
+        layouts = "get_col_major_tma_aligned_tensor", "get_mn_major_tma_aligned_packed_ue8m0_tensor"
+        found += [Library(f"{name}.bare", "fp8_gemm_nt", bare, promoted)]
+        found += [Library(f"{name}.bare", contract, functools.partial(_layout, name, contract)) for contract in layouts]
+    faults = {
+        "row_major_scale": _flashinfer_row_major,
+        "unpadded_scale": _flashinfer_unpadded,
+        "fp16_out": _flashinfer_fp16,
+        "per_token_weight_scale": _flashinfer_weight_scale,
+        "bf16_weight_amax": _flashinfer_bf16,
+    }
+    found += [
+        Library(f"flashinfer.{WRONG}.{fault}", "fp8_blockscale_gemm_sm90", call, promoted)
+        for fault, call in faults.items()
+    ]
+    return found
+
+
+def _only(wanted: bool, why: str) -> None:
+    """A case that says nothing about the call is not offered."""
+    if not wanted:
+        raise NotImplementedError(why)
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise NotImplementedError(f"{name}: {error}") from error
+
+
+# --- right calls ------------------------------------------------------------------------------------------------------
+
+
+def _deep_gemm(name: str, inputs: Inputs, options: Options) -> Tensor:
+    a, b = inputs["a"], inputs["b"]
+    whole = a.shape[1] % 128 == 0 and b.shape[0] % 64 == 0 and "c" not in inputs
+    _only(options.get("out_dtype") == torch.bfloat16 and whole, "bf16 out, K % 128 == 0, N % 64 == 0, no c")
+    out = torch.full((a.shape[0], b.shape[0]), float("nan"), dtype=torch.bfloat16, device=a.device)
+    call = _module(name).fp8_gemm_nt
+    call((a, inputs["a_scale"]), (b, inputs["b_scale"]), out, disable_ue8m0_cast=True)
+    return out
+
+
+def _layout(name: str, contract: str, inputs: Inputs, options: Options) -> Tensor:
+    library, utils = _module(name), _module(f"{name}.utils")
+    names = {
+        "get_col_major_tma_aligned_tensor": ("get_mn_major_tma_aligned_tensor", contract),
+        "get_mn_major_tma_aligned_packed_ue8m0_tensor": (contract,),
+    }[contract]
+    found = [f for n in names for place in (library, utils) if (f := getattr(place, n, None)) is not None]
+    _only(bool(found), f"this release has no {' or '.join(names)}")
+    made: Tensor = found[0](inputs["scale"])
+    return made
+
+
+def _torch_fast(inputs: Inputs, options: Options) -> Tensor:
+    _only(inputs.get("bias") is None, "the products without a bias")
+    a, b = inputs["qinput"], inputs["weight"]
+    _only(a.shape[1] % 16 == 0 and b.shape[1] % 16 == 0, "K and N in multiples of 16")
+    scale_b = inputs["scale_b"].reshape(1, -1) if inputs["scale_b"].numel() > 1 else inputs["scale_b"]
+    columns = b if b.stride(0) == 1 else b.t().contiguous().t()
+    dtype = options["out_dtype"]
+    assert isinstance(dtype, torch.dtype)
+    return torch._scaled_mm(a, columns, inputs["scale_a"], scale_b, out_dtype=dtype, use_fast_accum=True)
+
+
+def _flashinfer_quantiser(inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    x = inputs["x"]
+    m, k = x.shape
+    _only(x.dtype == torch.bfloat16 and k % 128 == 0, "bf16, K % 128 == 0")
+    runner: Any = _module("flashinfer.gemm.gemm_base").get_fp8_blockscale_gemm_runner_sm90()
+    lead = m + (-m % 4)
+    q, scale = torch.empty(m, k, dtype=FP8, device=x.device), torch.zeros(k // 128, lead, device=x.device)
+    runner.fp8_quantize_1x128(x, q, scale, False)
+    return {"q": q, "scale": scale}
+
+
+def _rows(name: str) -> Callable[[Inputs, Options], Tensor]:
+    def run(inputs: Inputs, options: Options) -> Tensor:
+        (x,) = inputs.values()
+        _only(x.dim() == 2, "one matrix")
+        made: Tensor = getattr(_module("flashinfer"), name)(x.view(torch.uint8), *options.values())
+        return made.view(x.dtype)
+
+    return run
+
+
+def _vllm_quantiser(inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    ops, x = _vllm(), inputs["x"]
+    token, scale_ub = bool(options.get("use_per_token_if_dynamic")), inputs.get("scale_ub")
+    q = torch.empty(x.shape, dtype=FP8, device=x.device)
+    names = {"static": "static_scaled_fp8_quant", "tensor": "dynamic_scaled_fp8_quant"}
+    kind = "static" if "scale" in inputs else "token" if token else "tensor"
+    name = names.get(kind, "dynamic_per_token_scaled_fp8_quant")
+    _only(hasattr(ops, name), f"{name} is not in the loaded libraries")
+    scale = inputs["scale"] if kind == "static" else torch.empty((x.shape[0], 1) if token else (1,), device=x.device)
+    getattr(ops, name)(q, x, scale, *([scale_ub] if kind == "token" else []))
+    return {"q": q, "scale": scale}
+
+
+def _vllm() -> Any:
+    try:
+        return cutlass.operators()
+    except ImportError as error:
+        raise NotImplementedError(str(error)) from error
+
+
+# --- calls that are taken and answered wrongly --------------------------------------------------------------------
+
+
+def _vllm_row_major(inputs: Inputs, options: Options) -> Tensor:
+    a, b, a_scale, b_scale = (inputs[n] for n in ("a", "b", "a_scale", "b_scale"))
+    m, k = a.shape
+    blocks = tuple(a_scale.shape) == (m, -(-k // 128)) and a_scale.shape[1] > 1 and m > 1
+    _only(blocks and m % 4 == 0 and b.shape[0] % 128 == 0, "block scales, M % 4 == 0, N % 128 == 0")
+    _only(options.get("out_dtype") == torch.bfloat16 and inputs.get("bias") is None, "bf16 out, no bias")
+    out = torch.empty(m, b.shape[0], dtype=torch.bfloat16, device=a.device)
+    ready = b_scale.t().contiguous().t() if b_scale.shape[0] != b_scale.shape[1] else b_scale
+    _vllm().cutlass_scaled_mm(out, a, b.t(), a_scale.contiguous(), ready.t(), None)
+    return out
+
+
+def _flashinfer() -> Callable[..., Tensor]:
+    _module("flashinfer")
+    call: Callable[..., Tensor] = flashinfer.library("flashinfer.gemm").fp8_blockscale_gemm_sm90
+    return call
+
+
+def _both_fp8(inputs: Inputs, options: Options, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
+    _only(options.get("out_dtype") == dtype, f"{dtype} out")
+    _only("input_scale" in inputs and inputs["weight"].shape[0] % 64 == 0, "fp8 and fp8, N % 64 == 0")
+    n, k = inputs["weight"].shape
+    _only(k % 128 == 0 and inputs["weight_scale"].shape[0] == -(-n // 128), "weight scales of blocks, K % 128 == 0")
+    return tuple(inputs[name] for name in ("input", "weight", "input_scale", "weight_scale"))
+
+
+def _flashinfer_row_major(inputs: Inputs, options: Options) -> Tensor:
+    x, weight, scale, weight_scale = _both_fp8(inputs, options)
+    _only(x.shape[0] % 4 == 0 and min(scale.shape) > 1, "M % 4 == 0, more than one scale along each axis")
+    return _flashinfer()(x, weight, scale.contiguous(), weight_scale)
+
+
+def _flashinfer_unpadded(inputs: Inputs, options: Options) -> Tensor:
+    x, weight, scale, weight_scale = _both_fp8(inputs, options)
+    _only(x.shape[0] % 4 != 0 and scale.shape[1] > 1, "M % 4 != 0, several K blocks")
+    return _flashinfer()(x, weight, scale.t().contiguous(), weight_scale)
+
+
+def _flashinfer_fp16(inputs: Inputs, options: Options) -> Tensor:
+    x, weight, scale, weight_scale = _both_fp8(inputs, options, torch.float16)
+    return _flashinfer()(x, weight, flashinfer.kernel_scale(scale), weight_scale, out_dtype=torch.float16)
+
+
+def _flashinfer_weight_scale(inputs: Inputs, options: Options) -> Tensor:
+    x, weight, weight_scale = inputs["input"], inputs["weight"], inputs.get("weight_scale")
+    rows = weight_scale is not None and weight_scale.shape[0] == weight.shape[0] > 1
+    _only(rows and weight.shape[0] % 64 == 0 and options.get("out_dtype") == torch.bfloat16, "a scale per weight row")
+    scale = flashinfer.kernel_scale(inputs["input_scale"]) if "input_scale" in inputs else None
+    return _flashinfer()(x, weight, scale, weight_scale)
+
+
+def _flashinfer_bf16(inputs: Inputs, options: Options) -> Tensor:
+    x, weight = inputs["input"], inputs["weight"]
+    _only(weight.dtype == torch.bfloat16 and weight.shape[0] % 64 == 0, "bf16 and bf16, N % 64 == 0")
+    return _flashinfer()(x, weight)
+
+

@@ -1,0 +1,56 @@
+"""Measure on a GPU what is no verdict: overhead, bandwidth, graph capture, engines, division tables, probes.
+
+    python tests/hardware/measure.py --out DIRECTORY [--only FAMILY ...] [--device cpu]
+
+Verdicts and captures of every routine come from ``fp8-oracle verify --arch sm90 --keep``; this is the rest. Every
+block has its own attempt: a failure is recorded with its text and the run goes on. On a CPU what needs a GPU is
+recorded as failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import torch  # noqa: E402  # the paths above come first
+from hardware import probes, timings  # noqa: E402
+from hardware.notes import Notes  # noqa: E402
+
+from oracle import provenance, subjects  # noqa: E402
+
+FAMILIES: dict[str, tuple[Callable[[Notes, str], None], ...]] = {
+    "probes": (probes.division_tables, probes.instruction_probes, probes.own_quantisers),
+    "overhead": (timings.overhead,),
+    "linear": (timings.end_to_end,),
+    "bandwidth": (timings.bandwidth,),
+    "graphs": (timings.graphs, timings.compiled),
+    "engines": (timings.engines,),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the families asked for; see the module's text."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--only", nargs="*", choices=list(FAMILIES), help="families to run; default all")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda when there is one")
+    options = parser.parse_args(arguments)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    notes = Notes(options.out, provenance.machine() | provenance.versions(subjects.providers()))
+    for family in options.only or FAMILIES:
+        for routine in FAMILIES[family]:
+            with notes.attempt(f"{family}: {routine.__name__}"):
+                routine(notes, device)
+        notes.write()
+    failed = [name for name, entry in notes.attempts.items() if entry["status"] != "ok"]
+    print(f"{len(notes.attempts) - len(failed)} of {len(notes.attempts)} attempts went through; {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

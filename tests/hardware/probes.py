@@ -1,0 +1,78 @@
+"""Small questions to a GPU: its approximate division, one and two instruction steps, our quantisers' bits."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from hardware.notes import Notes
+from torch import Tensor
+
+from kernels.backends import eager, triton_quant
+from oracle import cases
+from oracle.formats import same_bits
+
+TINY, HUGE = 2.0**-9, 448.0
+"""The smallest and the largest magnitude of E4M3."""
+
+
+def division_tables(notes: Notes, device: str) -> None:
+    """``div.approx.ftz`` of 448 by each bf16 significand and ``rcp.approx.ftz`` of the result, at several exponents."""
+    tables = importlib.import_module("hardware.approximate_division").tables
+    exponents = (-10, 0, 1, 12)
+    amax = torch.stack([(1 + torch.arange(128) / 128) * 2.0**e for e in exponents]).to(device)
+    made = tables(amax)
+    notes.keep("division", {"amax": amax, **made})
+    exact = torch.full_like(amax, HUGE).cpu() / amax.cpu()
+    differs = int((made["div_approx"].cpu().view(torch.int32) != exact.view(torch.int32)).sum())
+    notes.check("div.approx entries that differ from IEEE division", differs)
+    by_row = [bool(same_bits(made["div_approx"][0] * 2.0 ** (e + 10), made["div_approx"][i]).all())
+              for i, e in enumerate(exponents)]  # fmt: skip
+    notes.check("div.approx depends on the significand alone", by_row)
+
+
+def instruction_probes(notes: Notes, device: str) -> None:
+    """One, two and four steps of 32 products with specials, through torch's unpromoted kernel, float32 out."""
+    rows = []
+    for big in (HUGE, 1.0, TINY):
+        for position in (0, 1, 3, 31):
+            row = [TINY] * 32
+            row[position] = big
+            rows += [row, [-v for v in row], [0.0 if j % 2 else v for j, v in enumerate(row)]]
+    rows += [[0.0] * 32, [-0.0] * 32, [HUGE] * 32, [HUGE, -HUGE] * 16, [float("nan")] + [1.0] * 31]
+    rows += [[0.0] * 32] * (-len(rows) % 16)
+    a = torch.tensor(rows).to(torch.float8_e4m3fn)
+    b = cases.parse("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=1,n=16,k=32/family=codes/seed=900").inputs()["b"]
+    b = b.view(torch.uint8).clone()
+    for i, value in enumerate((1.0, HUGE, TINY, -1.0, -0.0)):
+        b[i] = torch.full((32,), value).to(torch.float8_e4m3fn).view(torch.uint8)
+    one = torch.ones(1, device=device)
+    for steps in (1, 2, 4):
+        left = a.view(torch.uint8).repeat(1, steps).view(a.dtype).to(device)
+        right = b.repeat(1, steps).view(a.dtype).to(device)
+        y = torch._scaled_mm(left, right.t(), one, one, out_dtype=torch.float32, use_fast_accum=True)
+        notes.keep(f"probe.k{32 * steps}", {"y": y, "a": left.view(torch.uint8), "b": right.view(torch.uint8)})
+
+
+def own_quantisers(notes: Notes, device: str) -> None:
+    """Our Triton kernels against plain torch on the CPU: every bit, every layout, on what rounds hardest."""
+    backend = triton_quant if device == "cuda" else eager
+    for family in ("ties", "amax", "special", "nan"):
+        text = f"per_token_group_quant_fp8/bf16-e4m3/1x128/m=133,k=512/family={family}/seed=77"
+        host = cases.parse(text).inputs()["x"]
+        for scales in ("row", "col", "tma"):
+            for ue8m0 in (False, True):
+                with notes.attempt(f"own group quantiser {family} {scales} ue8m0={ue8m0}"):
+                    ours = backend.quant_group(host.to(device), 128, 1e-10, ue8m0, scales)
+                    right = eager.quant_group(host, 128, 1e-10, ue8m0, scales)
+                    notes.check(f"own group quantiser = torch on cpu [{family} {scales} {ue8m0}]", _same(ours, right))
+        with notes.attempt(f"own token and tensor quantisers {family}"):
+            token = backend.quant_token(host.to(device), None), eager.quant_token(host, None)
+            tensor = backend.quant_tensor(host.to(device)), eager.quant_tensor(host)
+            notes.check(f"own token quantiser = torch on cpu [{family}]", _same(*token))
+            notes.check(f"own tensor quantiser = torch on cpu [{family}]", _same(*tensor))
+
+
+def _same(found: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> bool:
+    """Equal bits, any NaN equal to any NaN."""
+    return all(bool(same_bits(x.cpu(), y).all()) for x, y in zip(found, right, strict=True))
