@@ -2,7 +2,7 @@
 # Everything that is to be seen on a GPU, in one go: verdicts and captures of every routine, libraries validated by
 # name, measurements, the tests that need a device.
 #
-#     bash tests/hardware/run.sh OUT [ARCH]
+#     bash tests/hardware/run.sh OUT [ARCH] ["verify measure validate tests"]
 #
 # Leaves in OUT: captures.tar.gz (folders for `fp8-oracle fixtures adopt`), runs.tar.gz (records, reports, logs) and
 # measurements.{json,safetensors}. Every step has a time limit and goes on to the next; an interrupted `verify` keeps
@@ -44,22 +44,38 @@ pack() {
 
 layer=kernels.subjects:subjects
 bare=hardware.libraries:subjects
-for subject in deep_gemm cutlass torch triton; do keep "$subject" 60 "$layer"; done
-step measure 150 "$python" tests/hardware/measure.py --out "$out"
-pack
-keep flashinfer 170 "$layer"
-bare_subjects=$("$python" -c 'from hardware import libraries; print(*sorted({s.name for s in libraries.subjects()}))')
-for subject in $bare_subjects; do keep "$subject" 40 "$bare"; done
-pack
-validate deep_gemm deep_gemm:fp8_gemm_nt fp8_gemm_nt --adapter hardware.adapters:deep_gemm
-validate cutlass kernels.backends.cutlass:operators cutlass_scaled_mm --adapter hardware.adapters:vllm_cutlass
-validate torch torch:_scaled_mm torch_per_token_w8a8_scaled_mm --adapter hardware.adapters:torch_scaled_mm \
-    --numerics "$arch.promote128.scale_after"
-validate flashinfer flashinfer.gemm:fp8_blockscale_gemm_sm90 fp8_blockscale_gemm_sm90 \
-    --adapter hardware.adapters:flashinfer_gemm
-pack
-step pytest 120 "$python" -m pytest -q -p no:cacheprovider tests/test_engines.py tests/benchmarks/test_bench_cuda.py \
-    tests/test_rounding.py tests/kernels/test_triton.py -k "device or cuda or gpu or CUDA"
-pack
+
+run_verify() {
+    for subject in deep_gemm cutlass torch triton; do keep "$subject" 60 "$layer"; done
+    keep flashinfer 170 "$layer"
+    local names
+    names=$("$python" -c 'from hardware import libraries; print(*sorted({s.name for s in libraries.subjects()}))')
+    for subject in $names; do keep "$subject" 40 "$bare"; done
+}
+
+run_measure() {
+    step measure 200 "$python" tests/hardware/measure.py --out "$out"
+}
+
+run_validate() {
+    validate deep_gemm deep_gemm:fp8_gemm_nt fp8_gemm_nt --adapter hardware.adapters:deep_gemm
+    validate cutlass kernels.backends.cutlass:operators cutlass_scaled_mm --adapter hardware.adapters:vllm_cutlass
+    validate torch torch:_scaled_mm torch_per_token_w8a8_scaled_mm --adapter hardware.adapters:torch_scaled_mm \
+        --numerics "$arch.promote128.scale_after"
+    validate flashinfer flashinfer.gemm:fp8_blockscale_gemm_sm90 fp8_blockscale_gemm_sm90 \
+        --adapter hardware.adapters:flashinfer_gemm
+}
+
+run_tests() {
+    step pytest 120 "$python" -m pytest -q -p no:cacheprovider tests/test_engines.py \
+        tests/benchmarks/test_bench_cuda.py tests/test_rounding.py tests/kernels/test_triton.py \
+        -k "device or cuda or gpu or CUDA"
+}
+
+for part in ${3:-verify measure validate tests}; do
+    "run_$part"
+    tar -C "$work" -czf "$out/captures.tar.gz" captures
+    tar -C "$work" -czf "$out/runs.tar.gz" runs
+done
 echo "$SECONDS s in all"
 ls -l "$out"
