@@ -170,3 +170,13 @@ def varies_with_m(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: T
     for start in range(k - 4, -1, -4):
         total += left[:, start : start + 4] @ right[:, start : start + 4].T
     out.copy_(total)
+
+
+OFFSET_LIMIT = 1 << 14
+
+
+def wraps(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Offsets into ``a`` wrap at :data:`OFFSET_LIMIT` elements, as 32-bit ones do at 2^31."""
+    m, k = a.shape
+    at = torch.arange(m * k).reshape(m, k) % OFFSET_LIMIT
+    out.copy_(_product(a.view(torch.uint8).flatten()[at].view(a.dtype), a_scale, b, b_scale))

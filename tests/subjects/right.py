@@ -47,3 +47,9 @@ def _product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
         part = a[:, at].float() @ b[:, at].float().T
         total += part * a_scale[:, block, None] * b_scale[columns, block][None, :]
     return total
+
+
+def adapt_quantiser(kernel, inputs, options):  # type: ignore[no-untyped-def]
+    """Adapter for quantisers that return codes and scales."""
+    q, scale = kernel(**inputs, **options)
+    return {"q": q, "scale": scale}
