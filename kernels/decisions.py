@@ -1,7 +1,8 @@
 """Decisions about a machine as functions of integers: one call is one row of a conformance tool's table.
 
 Conditions are 0 and 1; ``arch`` is the compute capability as in ``sm90``, 0 for no NVIDIA GPU; versions are two
-integers. Nothing is decided here: each function describes a machine, asks the layer, and numbers the answer.
+integers, dtypes their number in :data:`DTYPES`. Nothing is decided here: each function describes a machine or a
+configuration, asks the layer, and numbers the answer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from kernels import linear, moe, platform
 from kernels.config import MOE_BACKENDS, Config
-from kernels.errors import ConfigError, OptionError
+from kernels.errors import ConfigError, DeviceError, OptionError
 
 ROUTINES = (
     "cutlass_w8a8_scaled_mm",
@@ -22,6 +23,8 @@ ROUTINES = (
     "torch_channelwise_w8a8_scaled_mm",
 )
 """The answers of ``dispatch_w8a8_scaled_mm``, numbered as its contract numbers them."""
+DTYPES = (None, torch.bfloat16, torch.float16, torch.float32)
+"""Dtypes in the tables of records, by number."""
 
 
 def _dispatched(
@@ -107,6 +110,63 @@ def _global_scale(backend: int) -> int:
     return int(moe.is_flashinfer_supporting_global_sf((None, *moe.FlashinferMoeBackend)[backend]))
 
 
+def _num_sms(product: int, reported: int) -> int:
+    """Product 0 is a machine without a GPU; a count that a driver reports stands in for the product's own."""
+    sms = None if reported < 0 else reported
+    name = (None, *platform.PRODUCTS)[product]
+    machine = platform.Machine.described("cpu", sms=sms) if name is None else platform.Machine.of_product(name, sms=sms)
+    try:
+        return platform.get_num_sms(machine=machine)
+    except DeviceError:
+        return 0  # refused
+
+
+def _experts_record(
+    config: int,
+    in_dtype: int,
+    dp_size: int,
+    ep_rank: int,
+    ep_size: int,
+    tp_rank: int,
+    tp_size: int,
+    out_dtype: int,
+    quant_config: int,
+    use_deepseek_fp8_block_scale: int,
+) -> tuple[int, ...]:
+    """Whether there is a record, and its fields; -1 in every field when there is none."""
+    try:
+        made = moe.select_cutlass_fp8_gemm_impl(
+            _moe_config(in_dtype, dp_size, ep_rank, ep_size, tp_rank, tp_size) if config else None,
+            quant_config,
+            DTYPES[out_dtype],
+            bool(use_deepseek_fp8_block_scale),
+        )
+    except OptionError:
+        return 0, *(len(EXPERTS_FIELDS) - 1) * (-1,)
+    given = int(made.quant_config) if isinstance(made.quant_config, int) else -1
+    ranks = (made.ep_rank, made.ep_size, made.tp_rank, made.tp_size)
+    return 1, DTYPES.index(made.out_dtype), given, *ranks, int(made.use_deepseek_fp8_block_scale)
+
+
+def _prepare_finalize(
+    config: int, dp_size: int, ep_size: int, tp_size: int, use_deepseek_fp8_block_scale: int
+) -> tuple[int, ...]:
+    described = _moe_config(1, dp_size, 0, ep_size, 0, tp_size) if config else None
+    made = moe.build_flashinfer_fp8_cutlass_moe_prepare_finalize(described, bool(use_deepseek_fp8_block_scale))
+    return int(made.use_dp), int(made.use_deepseek_fp8_block_scale)
+
+
+def _moe_config(
+    in_dtype: int, dp_size: int, ep_rank: int, ep_size: int, tp_rank: int, tp_size: int
+) -> moe.MoeConfig:
+    dtype = DTYPES[in_dtype]
+    if dtype is None:
+        raise OptionError("a moe config has an input dtype; number it 1, 2 or 3")
+    return moe.MoeConfig(
+        in_dtype=dtype, dp_size=dp_size, ep_rank=ep_rank, ep_size=ep_size, tp_rank=tp_rank, tp_size=tp_size
+    )
+
+
 DECISIONS: dict[str, Callable[..., int]] = {
     "is_deep_gemm_supported": _deep_gemm,
     "is_deep_gemm_e8m0_used": _deep_gemm_e8m0,
@@ -119,5 +179,19 @@ DECISIONS: dict[str, Callable[..., int]] = {
     "get_flashinfer_moe_backend": _moe_backend,
     "is_flashinfer_supporting_global_sf": _global_scale,
     "dispatch_w8a8_scaled_mm": _dispatched,
+    "get_num_sms": _num_sms,
 }
 """By the name of the contract."""
+
+EXPERTS_FIELDS = (
+    "accepted", "out_dtype", "quant_config", "ep_rank", "ep_size", "tp_rank", "tp_size",
+    "use_deepseek_fp8_block_scale",
+)  # fmt: skip
+RECORDS: dict[str, tuple[Callable[..., tuple[int, ...]], tuple[str, ...]]] = {
+    "select_cutlass_fp8_gemm_impl": (_experts_record, EXPERTS_FIELDS),
+    "build_flashinfer_fp8_cutlass_moe_prepare_finalize": (
+        _prepare_finalize,
+        ("use_dp", "use_deepseek_fp8_block_scale"),
+    ),
+}
+"""Decisions that are records, by the name of the contract: the function, and the names of its fields in order."""

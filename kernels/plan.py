@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Protocol, cast
 
+import torch
+
 from kernels.config import Config, current_config
 from kernels.errors import MissingPackageError, NoBackendError, OptionError
 from kernels.platform import ARCHES, Machine, current_machine
@@ -79,6 +81,18 @@ ROUTINES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "fp8_mqa_logits": ("mqa_logits", {"heads": 32, "head_dim": 128}),
     "fp8_paged_mqa_logits": ("paged_mqa_logits", {"heads": 32, "head_dim": 128, "block_size": 64}),
 }
+
+
+SCALES = ("tensor", "token", "channel", "block")
+"""Kinds of scales."""
+WORDS: Mapping[str, tuple[object, ...]] = {
+    "device": ("cuda", "cpu"),
+    "a_scale": SCALES,
+    "b_scale": SCALES,
+    "kernel": (None, "tensorwise", "rowwise", "unfused"),
+    "ue8m0": (False, True),
+}
+"""What the fields of a problem that are neither extents nor dtypes may hold."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +202,11 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     dims
         Fields of :class:`Problem` (``m``, ``n``, ``k``, ``out_dtype``...), and ``cuda``, ``rocm``, ``torch_version``
         of the described machine.
+
+    Raises
+    ------
+    OptionError
+        The operation, the architecture or a field is unknown, or a value is none that the field can hold.
     """
     machine = current_machine() if arch is None else _described(arch, dims)
     representative: Mapping[str, object] = {}
@@ -201,6 +220,8 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     if unknown:
         raise OptionError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(names))}")
     given = {**representative, **{k: v for k, v in dims.items() if v is not None}}
+    for name, value in given.items():
+        _check_field(name, value)
     problem = Problem(op, **{"device": machine.device, **given})  # type: ignore[arg-type]  # names checked above
     try:
         chosen = plan(problem, machine)
@@ -213,6 +234,18 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     after = TABLE[op][TABLE[op].index(chosen.backend) + 1 :]
     lines += [f"  not asked: {name}" for name in after]
     return "\n".join(lines)
+
+
+def _check_field(name: str, value: object) -> None:
+    if name in WORDS:
+        if not any(value is word or (isinstance(word, str) and value == word) for word in WORDS[name]):
+            words = ", ".join(str(word).lower() for word in WORDS[name] if word is not None)
+            raise OptionError(f"{name}={value!r}; it is one of {words}")
+    elif name.endswith("dtype") or name in ("bias", "c"):
+        if not isinstance(value, str) or not isinstance(getattr(torch, value, None), torch.dtype):
+            raise OptionError(f"{name}={value!r} is no torch dtype; name one, as bfloat16")
+    elif not isinstance(value, int) or value < (0 if name == "m" else 1):
+        raise OptionError(f"{name}={value!r} is no extent; give a positive integer{', or 0' if name == 'm' else ''}")
 
 
 def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
@@ -236,5 +269,7 @@ def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
 
 
 def _described(arch: str, dims: dict[str, object]) -> Machine:
+    if arch not in ARCHES:
+        raise OptionError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}")
     versions = {key: str(dims.pop(key)) for key in ("cuda", "rocm", "torch_version") if dims.get(key) is not None}
     return Machine.described(arch, **versions)  # type: ignore[arg-type]  # three string options

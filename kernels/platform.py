@@ -35,6 +35,21 @@ INSTALL = {
 }
 """The way out of each missing package."""
 DISTRIBUTIONS = {"flashinfer": "flashinfer-python", "flashinfer_cubin": "flashinfer-cubin"}
+PRODUCTS: Mapping[str, tuple[str, int]] = {
+    # product: (architecture, multiprocessors). NVIDIA's white papers of GA100, GA102, AD102, GH100 and RTX Blackwell;
+    # H200 and B200 as their drivers report them.
+    "A100 SXM4": ("sm80", 108),
+    "A40": ("sm86", 84),
+    "L40S": ("sm89", 142),
+    "RTX 4090": ("sm89", 128),
+    "H100 SXM5": ("sm90", 132),
+    "H100 PCIe": ("sm90", 114),
+    "H200": ("sm90", 132),
+    "B200": ("sm100", 148),
+    "RTX 5090": ("sm120", 170),
+    "RTX PRO 6000 Blackwell": ("sm120", 188),
+}
+"""Products whose number of multiprocessors is known; an architecture alone does not determine it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,7 @@ class Machine:
     cuda, rocm, torch
         Versions as integer tuples; None when absent.
     sms
-        Multiprocessors (0 on a CPU).
+        Multiprocessors; 0 on a CPU, and where a described machine does not say.
     packages
         One record for each of :data:`PACKAGES`.
     """
@@ -99,19 +114,22 @@ class Machine:
         *,
         cuda: str = "13.0",
         rocm: str = "6.4",
-        torch_version: str = "2.11.0",
+        torch_version: str = "2.13.0",
         packages: Mapping[str, str] | None = None,
-        sms: int = 132,
+        sms: int | None = None,
     ) -> Machine:
         """A machine of architecture ``arch`` with the given versions.
 
-        ``packages`` maps names to versions; default: every package the vendor's machines can have.
+        ``packages`` maps names to versions; default: every package the vendor's machines can have. ``sms`` are its
+        multiprocessors; default: those of the first of :data:`PRODUCTS` of that architecture, 0 when there is none.
         """
         capability = capability_of(arch)
         vendor = "cpu" if capability is None else "amd" if arch.startswith("gfx") else "nvidia"
         if packages is None:
             have = PACKAGES if vendor == "nvidia" else ("triton",) if vendor == "amd" else ()
             packages = dict.fromkeys(have, "1.0")
+        if sms is None:
+            sms = next((count for known, count in PRODUCTS.values() if known == arch), 0)
         return cls(
             vendor=vendor,
             arch=arch,
@@ -122,6 +140,20 @@ class Machine:
             sms=0 if vendor == "cpu" else sms,
             packages=tuple(Package(n, v) for n, v in packages.items()),
         )
+
+    @classmethod
+    def of_product(cls, product: str, *, sms: int | None = None) -> Machine:
+        """A machine with the given GPU; ``sms`` when a driver reports another count (a slice, a salvaged part).
+
+        Raises
+        ------
+        OptionError
+            The product is not one of :data:`PRODUCTS`.
+        """
+        if product not in PRODUCTS:
+            raise OptionError(f"unknown product {product!r}; known: {', '.join(PRODUCTS)}; or describe its arch")
+        arch, count = PRODUCTS[product]
+        return cls.described(arch, sms=count if sms is None else sms)
 
     @classmethod
     def detect(cls, config: Config | None = None) -> Machine:
@@ -248,17 +280,35 @@ def use_rowwise_torch_scaled_mm(machine: Machine | None = None) -> bool:
     return machine.vendor == "amd" and machine.torch >= (2, 7) and (machine.capability or (0, 0)) >= (9, 4)
 
 
-def get_num_sms(device: torch.device | int | None = None) -> int:
-    """Multiprocessors of a CUDA device.
+def get_num_sms(device: torch.device | int | None = None, *, machine: Machine | None = None) -> int:
+    """Multiprocessors of a machine: what a persistent kernel's grid and its schedule are made for.
+
+    A live CUDA device is asked: its driver counts what is enabled, which an architecture does not determine (an H100
+    has 132 or 114, a slice of it fewer). A described machine answers by what it was described with.
+
+    Parameters
+    ----------
+    device
+        A CUDA device; default: the current one.
+    machine
+        A described machine, instead of any device.
 
     Raises
     ------
     DeviceError
-        There is no CUDA device.
+        There is no CUDA device, or the machine has no multiprocessors or does not say how many.
     """
-    if not torch.cuda.is_available():
-        raise DeviceError("get_num_sms needs a CUDA device; pass num_sms explicitly on a CPU")
-    return int(torch.cuda.get_device_properties(device or torch.cuda.current_device()).multi_processor_count)
+    if machine is None and torch.cuda.is_available():
+        chosen = torch.cuda.current_device() if device is None else device
+        count = int(torch.cuda.get_device_properties(chosen).multi_processor_count)
+    else:
+        count = (machine or current_machine()).sms
+    if count < 1:
+        raise DeviceError(
+            f"get_num_sms needs a CUDA device with multiprocessors, found {count}; pass num_sms explicitly on a CPU, "
+            "or sms= when describing a machine"
+        )
+    return count
 
 
 def __getattr__(name: str) -> bool:

@@ -9,6 +9,8 @@ A captures folder holds safetensors files and one ``manifest.json`` (schema ``fp
     files.<name>.outputs.<tensor or group>  contract, inputs (contract name -> tensor, ``x.T`` transposed), options,
                                             numerics, or ``unsupported``: why no contract can judge it yet
 
+    files.<name>.outputs.<...>.also         further calls that give this output: contract, inputs, options, numerics
+
 An output group of a contract with several outputs is named ``out.<label>`` and covers ``out.<label>.<output>``. An
 output of a case (:mod:`oracle.keeping`) has, instead of inputs and options,
 
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -69,11 +71,12 @@ class Capture:
     inputs_sha256: str = ""
     ran: str = ""
     tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    again: bool = False
 
     @property
     def id(self) -> str:
-        """``captures/<file stem>/<output>``, unique in its folder."""
-        return f"captures/{self.recording.path.stem}/{self.output}"
+        """``captures/<file stem>/<output>``, with ``/<contract>`` where it is judged again; unique in its folder."""
+        return f"captures/{self.recording.path.stem}/{self.output}" + (f"/{self.contract}" if self.again else "")
 
     @property
     def subject(self) -> str:
@@ -162,6 +165,8 @@ def load(folder: Path) -> list[Capture]:
                               entry.get("provenance", {}))  # fmt: skip
         for output, call in _mapping(entry, "outputs", name).items():
             captures.append(_capture(recording, output, call, f"{name}: {output}"))
+            for other in call.get("also", ()):
+                captures.append(replace(_capture(recording, output, other, f"{name}: {output}: also"), again=True))
     return captures
 
 

@@ -7,12 +7,13 @@ admissible scale is judged by the contract, not by this table.
 
     products, logits, layers   the sound interval of the contract's numerics on an arch (:mod:`oracle.bounds`)
     quantisers                 the sets of the reference's recipe (:mod:`oracle.quantize_admissible`)
+    activation                 the interval of a device's silu, rounded as the contract says
     scales, casts              the ends that the contract admits
     layouts                    the expected bits themselves, with padding free where it is unspecified
 
 Not covered: contracts whose right answers are no interval around one product (a partition of work, an order of experts,
-operands that the kernel quantises itself); they have none (:func:`intervals` gives an empty mapping) and only
-:func:`oracle.judge` decides.
+operands that the kernel quantises itself, a routing weight of either dtype); they have none (:func:`intervals` gives an
+empty mapping) and only :func:`oracle.judge` decides.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from oracle.bounds import admissible
 from oracle.compare import Admissible
+from oracle.contracts.activation import SiluAndMul
 from oracle.contracts.base import Contract
 from oracle.contracts.flashinfer import Fp8BlockscaleGemmSm90
 from oracle.contracts.gemm import ProductContract
@@ -35,6 +37,8 @@ from oracle.contracts.logits import LogitsContract
 from oracle.contracts.moe import BLOCK_NUMERICS as BLOCKWISE
 from oracle.contracts.moe import TENSOR_NUMERICS as TENSORWISE
 from oracle.contracts.moe import MoeFp8
+from oracle.contracts.moe_tensor import NUMERICS as TENSOR_MOE_NUMERICS
+from oracle.contracts.moe_tensor import TensorMoe
 from oracle.contracts.quantize import QuantiserContract
 from oracle.contracts.scale_casts import CeilToUe8m0, PerTensorDequantize
 from oracle.contracts.shards import ProductsOfScales
@@ -50,6 +54,7 @@ from oracle.rounding import Overflow, Rounding, round_to, to_dtype
 from oracle.ue8m0 import ceil_power
 
 ARCHES = ("cpu", "sm90", "gfx942")
+TENSOR_MOE = {arch: TENSOR_MOE_NUMERICS[arch] for arch in ("cpu", "sm100")}
 LINEAR = {"cpu": "ieee32.any", "sm90": "sm90.chain"}
 EXACT = "bits"
 """The arch of what is the same on every machine."""
@@ -104,6 +109,10 @@ def intervals(
         return {arch: Sets(LOGITS[arch][0], {"out": found}) for arch, found in logits.items()}
     if isinstance(contract, Fp8LinearOp):
         return {a: Sets(n, {"out": _linear(contract, inputs, outputs["out"], n, options)}) for a, n in LINEAR.items()}
+    if isinstance(contract, TensorMoe):
+        made = {a: contract.admissible(inputs, arch=a, **options) for a in TENSOR_MOE}
+        alone = {a: _range(sets, torch.bfloat16) for a, sets in made.items() if sets is not None}
+        return {a: Sets(TENSOR_MOE[a], {"out": found}) for a, found in alone.items()}
     if isinstance(contract, MoeFp8):
         dtype, table = outputs["out"].dtype, TENSORWISE if inputs["w13_scale"].dim() == 1 else BLOCKWISE
         layers = {a: _range(contract.admissible(inputs, dtype, arch=a, **options), dtype) for a in ARCHES[:2]}
@@ -183,6 +192,8 @@ def _alike(
         free = {n: torch.zeros(v.shape, dtype=torch.uint8) for n, v in exactly.items()}
         rounded_ends = {n: tuple(_nearest(edge, torch.float32) for edge in ends[n]) for n in outputs}
         return {n: Range(rounded_ends[n][0], rounded_ends[n][1], free[n]) for n in outputs}
+    if isinstance(contract, SiluAndMul):
+        return {"out": _range(contract.admissible(inputs, **options), outputs["out"].dtype)}
     if isinstance(contract, CalcDiff):
         width = 4 * (inputs["x"].numel() + 4) * 2.0**-53
         due = outputs["out"]

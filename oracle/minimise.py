@@ -21,7 +21,7 @@ from oracle.contracts.base import Contract
 from oracle.contracts.gemm import ProductContract
 from oracle.contracts.quantize import QuantiserContract
 from oracle.errors import OracleError
-from oracle.faults.roles import CONTIGUOUS, GROUPED, ROLES, TORCH_NAMES
+from oracle.faults.roles import CONTIGUOUS, GROUPED, ROLES, SCALED, TORCH_NAMES
 
 Inputs = Mapping[str, Tensor]
 Fails = Callable[[Inputs], bool]
@@ -141,15 +141,14 @@ def _cut(contract: Contract, inputs: Inputs, axis: str, first: int, last: int) -
             cut["m_indices"] = inputs["m_indices"][first:last].clone()
         if "masked_m" in cut:
             cut["masked_m"] = (inputs["masked_m"] - first).clamp(0, last - first).to(inputs["masked_m"].dtype)
+        if "offsets" in cut:
+            cut["offsets"] = (inputs["offsets"] - first).clamp(0, last - first).to(inputs["offsets"].dtype)
     elif axis == "N":
         cut[names["b"]] = _narrow(inputs[names["b"]], 1 if torch_like else -2, first, last, keep=torch_like)
         scale = inputs[names["b_scale"]]
         if product.b_rows < product.N:
             rows = slice(first // product.b_rows, -(-last // product.b_rows))
-            along = (
-                scale.dim() - 2 if contract.name in GROUPED or product.B > 1 else int(scale.shape.index(scale.numel()))
-            )
-            cut[names["b_scale"]] = _narrow(scale, along, rows.start, rows.stop)
+            cut[names["b_scale"]] = _narrow(scale, _channels(contract, scale, product.B), rows.start, rows.stop)
         if "bias" in cut:
             cut["bias"] = inputs["bias"][first:last].clone()
     else:
@@ -160,6 +159,13 @@ def _cut(contract: Contract, inputs: Inputs, axis: str, first: int, last: int) -
             for key in ("a_scale", "b_scale"):
                 cut[names[key]] = _narrow(inputs[names[key]], -1, *blocks)
     return cut
+
+
+def _channels(contract: ProductContract, scale: Tensor, blocks: int) -> int:
+    """The axis of ``b_scale`` that runs along N."""
+    if contract.name == SCALED:
+        return 1
+    return scale.dim() - 2 if contract.name in GROUPED or blocks > 1 else int(scale.shape.index(scale.numel()))
 
 
 def _per_row(contract: ProductContract, inputs: Inputs) -> bool:

@@ -29,7 +29,7 @@ from oracle.contracts import Contract, get, registered
 from oracle.contracts.gemm import ProductContract
 from oracle.errors import CaseError, OracleError
 from oracle.faults import Call, Fault, agree, faults_of, run
-from oracle.faults.roles import CONTIGUOUS, MASKED, quantised
+from oracle.faults.roles import CONTIGUOUS, MASKED, ROLES, SCALED, quantised
 from oracle.formats import decode, same_bits
 from oracle.gemm import exact, rounded
 from oracle.rounding import Overflow, Rounding, to_dtype
@@ -79,6 +79,11 @@ EXTRA: Mapping[str, tuple[str, ...]] = {
     MASKED: (
         "e4m3xe4m3-bf16/1x128:128x128/m=70,n=136,k=200,g=2/family=randn/seed=1",
         "e4m3xe4m3-bf16/1x128:128x128/m=2,n=128,k=256,g=3/family=randn/seed=1",
+    ),
+    SCALED: (
+        "e4m3xe4m3-bf16/token:channel/m=70,n=136,k=200,g=3/family=randn/seed=1",
+        "e4m3xe4m3-bf16/token:channel/m=160,n=64,k=128,g=1/family=randn/seed=1",
+        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256,g=2/family=wide/seed=1",
     ),
     "per_block_cast_to_fp8": ("bf16-e4m3/128x128/m=256,k=256/family=randn/seed=1",),
 }
@@ -366,12 +371,15 @@ def poisoned(contract: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     elif contract == MASKED:
         place = torch.arange(inputs["a"].shape[1])[None, :]
         padding = place >= inputs["masked_m"][:, None]
+    elif contract == SCALED:
+        padding = torch.arange(inputs["a"].shape[0]) >= inputs["offsets"][-1]
     else:
         return inputs
-    a, scale = inputs["a"].clone(), inputs["a_scale"].clone()
+    name = ROLES[contract]["a_scale"]
+    a, scale = inputs["a"].clone(), inputs[name].clone()
     a.view(torch.uint8)[padding] = 0x7F
     scale[padding] = torch.nan
-    return inputs | {"a": a, "a_scale": scale}
+    return inputs | {"a": a, name: scale}
 
 
 def _named(output: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:

@@ -7,14 +7,18 @@ version as a tuple. Versions compare as tuples of integers, never as strings.
     DeepGEMM, UE8M0   that, and VLLM_USE_DEEP_GEMM_E8M0 on sm100, VLLM_USE_DEEP_GEMM_E8M0_HOPPER on sm90
     FP8 linear        DeepGEMM, bfloat16 out, N and K multiples of 128
     CUTLASS           least CUDA by architecture (:data:`CUTLASS`)
+    multiprocessors   what the driver reports; of a described product its FP32 cores / those of one multiprocessor
 
-Sources: vLLM utils/deep_gemm.py, csrc cutlass_scaled_mm entry, quantization/utils/flashinfer_utils.py, w8a8_utils.py.
-Not covered: reading a machine or an environment.
+Sources: vLLM utils/deep_gemm.py, csrc cutlass_scaled_mm entry, quantization/utils/flashinfer_utils.py, w8a8_utils.py;
+NVIDIA's data sheets (cores of a product), CUDA C++ Programming Guide (cores of a multiprocessor, by compute
+capability). Not covered: reading a machine or an environment; slices of a GPU, whose count only a driver knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from oracle.errors import InputError
 
 NEVER = (1 << 30, 0)
 Cuda = tuple[int, int]
@@ -25,6 +29,21 @@ CUTLASS: Mapping[str, tuple[Cuda, Cuda, Cuda]] = {
     "cutlass_group_gemm_supported": (NEVER, (12, 3), (12, 8)),
     "sparse_cutlass_supported": (NEVER, (12, 2), NEVER),
 }
+GPUS: tuple[tuple[str, int, int], ...] = (
+    # product, compute capability, FP32 cores; numbered from 1
+    ("A100 SXM4", 80, 6912),
+    ("A40", 86, 10752),
+    ("L40S", 89, 18176),
+    ("RTX 4090", 89, 16384),
+    ("H100 SXM5", 90, 16896),
+    ("H100 PCIe", 90, 14592),
+    ("H200", 90, 16896),
+    ("B200", 100, 18944),
+    ("RTX 5090", 120, 21760),
+    ("RTX PRO 6000 Blackwell", 120, 24064),
+)
+CORES: Mapping[int, int] = {80: 64, 86: 128, 89: 128, 90: 128, 100: 128, 120: 128}
+"""FP32 cores of one multiprocessor."""
 UNSET, THROUGHPUT, LATENCY, MASKED_GEMM = range(4)
 NONE, CUTLASS_MOE, TENSORRT_LLM, CUTEDSL = range(4)
 """Answers of :func:`moe_backend`; NONE: refused with the choices listed."""
@@ -79,3 +98,23 @@ def moe_backend(arch: int, choice: int) -> int:
 def supports_global_scale(backend: int) -> bool:
     """Whether a MoE backend takes one scale for all experts: every backend does, none does not."""
     return backend != NONE
+
+
+def multiprocessors(product: int, reported: int) -> int:
+    """Multiprocessors of a product (0: no GPU, else its number in :data:`GPUS`), 0 where the question is refused.
+
+    ``reported`` is the count of a driver, -1 when none was asked; it stands above the product's.
+
+    Raises
+    ------
+    InputError
+        There is no such product.
+    """
+    if not 0 <= product <= len(GPUS):
+        raise InputError(f"product={product}; products are numbered 1..{len(GPUS)}, 0 is no GPU")
+    if product == 0:
+        return 0
+    if reported >= 0:
+        return reported
+    _, capability, cores = GPUS[product - 1]
+    return cores // CORES[capability]

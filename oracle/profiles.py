@@ -62,10 +62,11 @@ LAYOUT_SHAPES: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("e",): ("e=1", "e=16"),
 }
 
-# The shuffle of expert rows takes whole blocks of 32; block scales are exchanged in two halves.
+# The shuffle of expert rows takes whole blocks of 32; block scales are exchanged in two halves; unread values are few.
 OWN_SHAPES: Mapping[str, tuple[str, ...]] = {
     "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": ("e=1,h=128,i=128", "e=3,h=128,i=96", "e=2,h=256,i=192"),
     "prepare_fp8_moe_layer_for_fi": ("e=1,h=128,i=128", "e=3,h=128,i=72", "e=2,h=256,i=256"),
+    "maybe_create_device_identity": ("m=1,k=1", "m=3,k=32"),
 }
 
 # M, K of a quantiser's input: one group, square scales, a ragged block of rows, long rows.
@@ -189,25 +190,25 @@ def _experts(contract: str, profile: str) -> Iterable[str]:
 
 
 def _tensor_experts(contract: str, profile: str) -> Iterable[str]:
-    """An aligned and a padded intermediate size, one rank of several, every kind of logits and of kept weight."""
+    """An aligned and a padded intermediate size, one rank of several, every kind of logits."""
     head = f"{contract}/{grammars()[contract].dtypes[0]}/tensor:tensor"
     small, ranks, padded = "t=1,g=2,e=2,h=128,i=128", "t=33,g=9,e=3,h=128,i=64", "t=17,g=6,e=3,h=160,i=72"
     for family in grammars()[contract].families:
         for seed in SEEDS if profile == "full" else SEEDS[:1]:
             yield f"{head}/{padded}/family={family}/seed={seed}"
     yield f"{head}/{small}/family=randn/seed=1"
-    for option in ("rank=1", "rank=2", "logits=bf16", "logits=f16", "logits=ties", "logits=far", "weight=f32",
-                   "rank=1,logits=ties", "weight=bf16"):  # fmt: skip
+    for option in ("rank=1", "rank=2", "logits=bf16", "logits=f16", "logits=ties", "logits=far", "rank=1,logits=ties"):
         for seed in SEEDS if profile == "full" else SEEDS[:1]:
             yield f"{head}/{ranks}/{option}/family=randn/seed={seed}"
 
 
 def _activation(contract: str, profile: str) -> Iterable[str]:
-    """Every dtype on every family, clamped or not, rounded once or twice."""
+    """The first dtype on every family, clamped or not, rounded once or twice; the others on what rounds hardest."""
     grammar = grammars()[contract]
     for dtypes in grammar.dtypes:
+        first = dtypes == grammar.dtypes[0]
         for option in ("", "each=1/", "limit=0.5/", "limit=7,each=1/"):
-            for family in grammar.families:
+            for family in grammar.families if first else ("randn", "ties", "special", "nan"):
                 for seed in SEEDS if profile == "full" else SEEDS[:1]:
                     yield f"{contract}/{dtypes}/-/m=33,i=96/{option}family={family}/seed={seed}"
     for shape in ("m=1,i=1", "m=3,i=1000"):

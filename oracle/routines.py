@@ -56,11 +56,11 @@ GEMM = (
     *_section(
         "GEMM",
         *("fp8_gemm_nt", "fp8_blockscale_gemm_sm90", "m_grouped_fp8_gemm_nt_contiguous"),
-        *("fp8_m_grouped_gemm_nt_masked", "cutlass_scaled_mm", "cutlass_w8a8_scaled_mm"),
+        *("fp8_m_grouped_gemm_nt_masked", "scaled_grouped_mm", "cutlass_scaled_mm", "cutlass_w8a8_scaled_mm"),
         *("torch_per_tensor_w8a8_scaled_mm", "torch_per_token_w8a8_scaled_mm", "torch_channelwise_w8a8_scaled_mm"),
         *("rocm_per_tensor_w8a8_scaled_mm", "dispatch_w8a8_scaled_mm", "Fp8LinearOp", "calc_diff"),
         gpu=("fp8_gemm_nt", "fp8_blockscale_gemm_sm90", "m_grouped_fp8_gemm_nt_contiguous",
-             "fp8_m_grouped_gemm_nt_masked", "cutlass_scaled_mm", "cutlass_w8a8_scaled_mm",
+             "fp8_m_grouped_gemm_nt_masked", "scaled_grouped_mm", "cutlass_scaled_mm", "cutlass_w8a8_scaled_mm",
              "torch_per_tensor_w8a8_scaled_mm", "torch_per_token_w8a8_scaled_mm", "torch_channelwise_w8a8_scaled_mm"),
     ),
     *_section(
@@ -78,6 +78,7 @@ MOE = (
         *("select_cutlass_fp8_gemm_impl", "build_flashinfer_fp8_cutlass_moe_prepare_finalize"),
         "apply_fi_trtllm_fp8_per_tensor_moe",
     ),
+    Routine("silu_and_mul", "MoE", production="moe_layer.silu_and_mul"),
     Routine("moe_routing", "MoE", production="moe_layer.route_deepseek_v3"),
     Routine("moe_fp8", "MoE", gpu=True, production="moe_layer.moe_block_scaled"),
 )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from conftest import Cli
 
+from kernels.platform import Machine, use_machine
 from oracle import coverage
 from oracle.contracts import registered
 from oracle.errors import FixtureError
-from oracle.routines import ROUTINES
+from oracle.routines import ROUTINES, Routine
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,13 @@ class Stand:
         raise NotImplementedError
 
 
+@pytest.fixture
+def a_cpu() -> Iterator[None]:
+    """A CPU with the pinned torch, of which the README speaks: an older torch lacks the row-wise product."""
+    with use_machine(Machine.described("cpu")):
+        yield
+
+
 def row(name: str, subjects: list[Stand], folder: Path, exposes: bool = True) -> coverage.Row:
     rows = coverage.rows(subjects, folder, lambda attribute: exposes)  # type: ignore[arg-type]  # run is never called
     return next(r for r in rows if r.routine.name == name)
@@ -50,7 +59,19 @@ class TestLegs:
         assert row("fp8_gemm_nt", [], fixtures_folder).missing == "D"
         assert row("fp8_gemm_nt", [Stand("fp8_gemm_nt", "no GPU")], fixtures_folder).missing == "D"
         assert row("fp8_gemm_nt", [Stand("fp8_gemm_nt")], fixtures_folder, exposes=False).missing == "P"
-        assert "RDG" in row("get_num_sms", [Stand("get_num_sms")], fixtures_folder).missing
+
+    def test_a_routine_without_a_contract_shows(self, fixtures_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One more sabotaged twin: exposed and run, but nobody judges it and nothing of it is stored."""
+        monkeypatch.setattr(coverage, "ROUTINES", (Routine("no_such_routine", "GEMM"),))
+        assert row("no_such_routine", [Stand("no_such_routine")], fixtures_folder).missing == "RDG"
+
+    @pytest.mark.usefixtures("a_cpu")
+    def test_no_leg_is_missing_but_hardware(self, cli: Cli) -> None:
+        """Every routine is exposed, judged, tried on this machine and stored."""
+        block = cli("list", "--coverage", "--markdown").out
+        rows = [line.split("|")[1:-1] for line in block.splitlines() if line.startswith("| `")]
+        assert len(rows) == len(ROUTINES)
+        assert not [cells[0] for cells in rows if not all(cell.strip() for cell in cells[:5])]
 
     def test_every_contract_is_in_the_table(self) -> None:
         assert set(registered()) <= {routine.judged_as for routine in ROUTINES}
@@ -75,6 +96,7 @@ class TestCommand:
 class TestReadme:
     """The block between the markers is what the command computes now; run it when this fails."""
 
+    @pytest.mark.usefixtures("a_cpu")
     def test_the_block_is_true(self, cli: Cli, root: Path) -> None:
         text = (root / "README.md").read_text()
         block = cli("list", "--coverage", "--markdown").out

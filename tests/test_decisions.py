@@ -10,6 +10,7 @@ import torch
 from oracle import cases, judge, platforms, reference
 from oracle.compare import Status
 from oracle.contracts import get
+from oracle.errors import InputError
 
 
 def table(**columns: int) -> dict[str, torch.Tensor]:
@@ -43,6 +44,14 @@ class TestRules:
             ("get_flashinfer_moe_backend", {"arch": 90, "choice": 2}, 1),
             ("get_flashinfer_moe_backend", {"arch": 120, "choice": 3}, 3),
             ("is_flashinfer_supporting_global_sf", {"backend": 0}, 0),
+            ("get_num_sms", {"product": 5, "reported": -1}, 132),
+            ("get_num_sms", {"product": 6, "reported": -1}, 114),
+            ("get_num_sms", {"product": 1, "reported": -1}, 108),
+            ("get_num_sms", {"product": 8, "reported": -1}, 148),
+            ("get_num_sms", {"product": 5, "reported": 16}, 16),
+            ("get_num_sms", {"product": 5, "reported": 0}, 0),
+            ("get_num_sms", {"product": 0, "reported": -1}, 0),
+            ("get_num_sms", {"product": 0, "reported": 132}, 0),
         ],
     )  # fmt: skip
     def test_answer(self, routine: str, columns: dict[str, int], answer: int) -> None:
@@ -66,6 +75,48 @@ class TestRules:
             assert found.tolist() == [answer]  # type: ignore[union-attr]
 
 
+class TestRecords:
+    """One output for each field; a refusal is an answer."""
+
+    CONFIG = {"in_dtype": 1, "dp_size": 4, "ep_rank": 2, "ep_size": 3, "tp_rank": 5, "tp_size": 8}
+
+    def select(self, **columns: int) -> dict[str, list[int]]:
+        given = {"config": 1, **self.CONFIG, "out_dtype": 0, "quant_config": 7, "use_deepseek_fp8_block_scale": 1}
+        found = reference("select_cutlass_fp8_gemm_impl", table(**(given | columns)))
+        assert isinstance(found, dict)
+        return {name: column.tolist() for name, column in found.items()}
+
+    def test_of_a_configuration(self) -> None:
+        """Its input dtype, whatever the caller names; its ranks, each in its place."""
+        wanted = {"accepted": 1, "out_dtype": 1, "quant_config": 7, "ep_rank": 2, "ep_size": 3, "tp_rank": 5,
+                  "tp_size": 8, "use_deepseek_fp8_block_scale": 1}  # fmt: skip
+        for named in (0, 2, 3):
+            assert self.select(out_dtype=named) == {name: [value] for name, value in wanted.items()}
+
+    def test_alone(self) -> None:
+        """Rank 0 of 1, the caller's dtype; without one there is no record."""
+        found = self.select(config=0, out_dtype=2)
+        fields = ("out_dtype", "ep_rank", "ep_size", "tp_rank", "tp_size")
+        assert [found[name] for name in fields] == [[2], [0], [1], [0], [1]]
+        refused = self.select(config=0)
+        assert refused.pop("accepted") == [0] and set(map(tuple, refused.values())) == {(-1,)}
+
+    def test_prepare_finalize(self) -> None:
+        name = "build_flashinfer_fp8_cutlass_moe_prepare_finalize"
+        for config, dp_size, use_dp in ((1, 2, 1), (1, 1, 0), (0, 2, 0)):
+            columns = {"config": config, "dp_size": dp_size, "ep_size": 4, "tp_size": 8}
+            found = reference(name, table(**columns, use_deepseek_fp8_block_scale=1))
+            assert isinstance(found, dict)
+            assert (found["use_dp"].tolist(), found["use_deepseek_fp8_block_scale"].tolist()) == ([use_dp], [1])
+
+    def test_numbers_that_mean_nothing_are_named(self) -> None:
+        for column, value in (("in_dtype", 0), ("in_dtype", 4), ("out_dtype", -1)):
+            with pytest.raises(InputError, match=f"{column}={value}"):
+                self.select(**{column: value})
+        with pytest.raises(InputError, match="product=11"):
+            reference("get_num_sms", table(product=11, reported=-1))
+
+
 def _as_text(major: torch.Tensor, minor: torch.Tensor, least: str) -> torch.Tensor:
     """The published mistake: versions compared as strings, so that 2.10 is below 2.7."""
     rows = zip(major.tolist(), minor.tolist(), strict=True)
@@ -86,6 +137,8 @@ class TestWrongDecisions:
             ("sparse_cutlass_supported/i64/-/r=500/family=integers/seed=1",
              lambda i: (i["arch"] >= 90).long() * (100 * i["cuda_major"] + i["cuda_minor"] >= 1202)),
             ("get_flashinfer_moe_backend/i64/-/r=500/family=integers/seed=1", lambda i: i["choice"].clamp(min=1)),
+            ("get_num_sms/i64/-/r=500/family=integers/seed=1", lambda i: torch.full_like(i["product"], 132)),
+            ("get_num_sms/i64/-/r=500/family=integers/seed=1", lambda i: i["reported"].clamp(min=0)),
         ],
     )  # fmt: skip
     def test_found(self, case: str, wrong: Callable[[dict[str, torch.Tensor]], torch.Tensor]) -> None:

@@ -96,7 +96,8 @@ class TestIntervals:
     @pytest.mark.parametrize("contract", [
         "fp8_gemm_nt", "cutlass_scaled_mm", "torch_channelwise_w8a8_scaled_mm", "fp8_m_grouped_gemm_nt_masked",
         "fp8_mqa_logits", "fp8_paged_mqa_logits", "Fp8LinearOp", "moe_fp8", "per_tensor_dequantize", "calc_diff",
-        "make_fp8_moe_alpha_scales_for_fi", "m_grouped_fp8_gemm_nt_contiguous",
+        "make_fp8_moe_alpha_scales_for_fi", "m_grouped_fp8_gemm_nt_contiguous", "scaled_grouped_mm", "silu_and_mul",
+        "apply_fi_trtllm_fp8_per_tensor_moe",
     ])  # fmt: skip
     def test_edges(self, contract: str) -> None:
         entry = next(e for e in STORED if e["contract"] == contract and "low" in str(e["tensors"]))

@@ -89,7 +89,8 @@ class TestGoldens:
 class TestInputsMatter:
     """The second derivation reads its inputs: another code or scale gives another answer."""
 
-    @pytest.mark.parametrize("contract", ["fp8_gemm_nt", "fp8_mqa_logits", "moe_fp8", "Fp8LinearOp"])
+    @pytest.mark.parametrize("contract", ["fp8_gemm_nt", "fp8_mqa_logits", "moe_fp8", "Fp8LinearOp", "silu_and_mul",
+                                          "scaled_grouped_mm", "apply_fi_trtllm_fp8_per_tensor_moe"])  # fmt: skip
     def test_a_changed_input_is_noticed(self, contract: str) -> None:
         entry = next(e for e in CASES if e["contract"] == contract and "family=randn" in e["id"])
         tensors = read(GOLDEN / entry["file"])

@@ -1,4 +1,5 @@
-"""Cases of whole layers and what belongs to them: quantised linear, routing, experts, the difference measure."""
+"""Cases of whole layers and what belongs to them: quantised linear, routing, experts, activation, the difference
+measure, the unit scale."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from oracle import data
 from oracle.cases.record import BLOCK, DTYPES, Case, Grammar, no_options, out_dtype
 
+FAR = 30.0  # logits of this spread have sigmoids from 2**-100 to 1
 STATIC_GAIN = 16.0  # brings a stream's scales (around 2**-8) to where ordinary values fill the range of E4M3
 
 
@@ -90,6 +92,60 @@ def _chosen(case: Case, t: int, e: int, k: int) -> Tensor:
     return ids.masked_fill(absent, -1).to(torch.int32)
 
 
+def _tensor_experts(case: Case) -> dict[str, Tensor]:
+    """``g`` experts in all, ``e`` of them here; every scale another. ``logits=ties`` has equal largest ones, ``far``
+    such that weights are 0, tiny and 1."""
+    t, g, e, h, i = (case[name] for name in "tgehi")
+    wide, narrow = case.operand_dtypes
+    codes = case.family == "codes"
+
+    def weight(name: str, rows: int, cols: int) -> Tensor:
+        family = "codes" if codes else "randn"
+        return data.operand(case.label(name), family, e * rows, cols, dtype=narrow, side="b").reshape(e, rows, cols)
+
+    return {
+        "hidden_states": data.activations(case.label("x"), "randn" if codes else case.family, t, h, dtype=wide),
+        "router_logits": _logits(case, t, g),
+        "w13": weight("w13", 2 * i, h),
+        "w13_scale": data.scales(case.label("w13_scale"), "randn", (e,)),
+        "w13_input_scale": _given_scale(case, "w13_input_scale"),
+        "w2": weight("w2", h, i),
+        "w2_scale": data.scales(case.label("w2_scale"), "randn", (e,)),
+        "w2_input_scale": _given_scale(case, "w2_input_scale"),
+    }
+
+
+def _logits(case: Case, t: int, g: int) -> Tensor:
+    kind = case.option("logits")
+    if kind == "ties":
+        return data.small_integers(case.label("router_logits"), (t, g), bound=1, dtype=torch.bfloat16)
+    if kind == "far":
+        return data.normal(case.label("router_logits"), (t, g), dtype=torch.float32) * FAR - FAR
+    return data.normal(case.label("router_logits"), (t, g), dtype=DTYPES[kind or "f32"])
+
+
+def _tensor_experts_options(case: Case) -> dict[str, object]:
+    options: dict[str, object] = {"ep_rank": int(case.option("rank") or 0)}
+    kept = case.option("weight")
+    return options if kept is None else options | {"weight_dtype": DTYPES[kept]}
+
+
+def _gate_and_up(case: Case) -> dict[str, Tensor]:
+    (dtype,) = case.operand_dtypes
+    return {"x": data.activations(case.label("x"), case.family, case["m"], 2 * case["i"], dtype=dtype)}
+
+
+def _gate_and_up_options(case: Case) -> dict[str, object]:
+    options: dict[str, object] = {"round_silu": case.option("each") == "1"}
+    limit = case.option("limit")
+    return options if limit is None else options | {"limit": float(limit)}
+
+
+def _anything(case: Case) -> dict[str, Tensor]:
+    (dtype,) = case.operand_dtypes
+    return {"x": data.activations(case.label("x"), case.family, case["m"], case["k"], dtype=dtype)}
+
+
 def _given_scale(case: Case, name: str) -> Tensor:
     return data.scales(case.label(name), "randn", (1,)) * STATIC_GAIN
 
@@ -146,6 +202,25 @@ GRAMMARS: Mapping[str, Grammar] = {
         _experts,
         out_dtype,
     ),
+    "apply_fi_trtllm_fp8_per_tensor_moe": Grammar(
+        ("t", "g", "e", "h", "i"),
+        ("bf16xe4m3-bf16",),
+        ("tensor:tensor",),
+        ("randn", "codes", "outlier", "amax", "ties", "special", "nan"),
+        _tensor_experts,
+        _tensor_experts_options,
+        {"rank": ("1", "2"), "logits": ("bf16", "f16", "ties", "far"), "weight": ("f32", "bf16")},
+    ),
+    "silu_and_mul": Grammar(
+        ("m", "i"),
+        ("bf16", "f16", "f32"),
+        ("-",),
+        tuple(data.ACTIVATION_FAMILIES),
+        _gate_and_up,
+        _gate_and_up_options,
+        {"limit": ("0.5", "7"), "each": ("1",)},
+    ),
+    "maybe_create_device_identity": Grammar(("m", "k"), ("bf16", "f32"), ("-",), ("randn",), _anything, no_options),
     "calc_diff": Grammar(("m", "k"), ("f32", "bf16"), ("-",), ("randn", "heavy"), _two, no_options),
     "dispatch_w8a8_scaled_mm": Grammar(("r",), ("i64",), ("-",), ("integers",), _flags, no_options),
 }

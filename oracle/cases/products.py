@@ -105,6 +105,26 @@ def _masked(case: Case) -> dict[str, Tensor]:
     }
 
 
+def _scaled_grouped(case: Case) -> dict[str, Tensor]:
+    """Rows in runs of any length: of several experts the first has none and the second one row; the last eighth of the
+    rows, where there are eight, belongs to nobody."""
+    m, n, k, g = case["m"], case["n"], case["k"], case["g"]
+    inputs = _operands(case, m, g * n, k)
+    used = m - m // 8
+    ends = case.stream("offsets").integers(min(1, used), used + 1, (g,))
+    ends.sort()
+    ends[-1] = used
+    if g > 2:
+        ends[:2] = 0, 1
+    return {
+        "a": inputs["a"],
+        "b": inputs["b"].reshape(g, n, k),
+        "scale_a": _scale(case, "scale_a", "token", m, k),
+        "scale_b": data.scales(case.label("scale_b"), case.family, (g, n)),
+        "offsets": torch.from_numpy(ends).to(torch.int32),
+    }
+
+
 def _mqa_logits(case: Case) -> dict[str, Tensor]:
     """Queries of H heads against N keys; windows [ks, ke) of every kind: empty, full, ragged."""
     m, n, h, d = case["m"], case["n"], case["h"], case["d"]
@@ -201,6 +221,14 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "fp8_m_grouped_gemm_nt_masked": Grammar(
         ("m", "n", "k", "g"), ("e4m3xe4m3-bf16",), ("1x128:128x128",), _FAMILIES, _masked, out_dtype
+    ),
+    "scaled_grouped_mm": Grammar(
+        ("m", "n", "k", "g"),
+        _OUT,
+        ("token:channel",),
+        _FAMILIES,
+        _scaled_grouped,
+        out_dtype,
     ),
     "fp8_mqa_logits": Grammar(
         ("m", "n", "h", "d"), ("e4m3xe4m3-f32",), ("tensor:token",), _FAMILIES, _mqa_logits, _clean, _CLEAN

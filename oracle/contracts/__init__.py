@@ -1,6 +1,7 @@
 """The contracts of the suite; importing this package registers them all."""
 
 from oracle.contracts import (
+    activation,
     dynamic,
     experts,
     flashinfer,
@@ -10,8 +11,10 @@ from oracle.contracts import (
     linear,
     logits,
     moe,
+    moe_tensor,
     platforms,
     quantize,
+    records,
     scale_casts,
     shards,
 )
@@ -21,6 +24,7 @@ __all__ = [
     "Contract",
     "OptionSpec",
     "TensorSpec",
+    "activation",
     "dynamic",
     "experts",
     "flashinfer",
@@ -31,8 +35,10 @@ __all__ = [
     "linear",
     "logits",
     "moe",
+    "moe_tensor",
     "platforms",
     "quantize",
+    "records",
     "registered",
     "scale_casts",
     "shards",

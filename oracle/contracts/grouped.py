@@ -1,20 +1,23 @@
 """Contracts of the grouped products of MoE layers: rows of ``a`` meet the weight of their expert.
 
 Contiguous: ``m_indices[r]`` is the expert of row ``r``, or -1 for a padding row, whose output is unspecified. Masked:
-group ``g`` has ``masked_m[g]`` real rows; rows past it are unspecified, in and out. ``G`` experts.
+group ``g`` has ``masked_m[g]`` real rows; rows past it are unspecified, in and out. Scaled: rows of group ``g`` end at
+``offsets[g]``, without alignment; rows past the last end are unspecified; one scale for each row and each channel of
+each expert, applied after the sum. ``G`` experts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from oracle.contracts.base import FP8, TensorSpec, register
-from oracle.contracts.gemm import BLOCK_NUMERICS, ProductContract, block_scaled
+from oracle.contracts.gemm import BLOCK_NUMERICS, ROW_NUMERICS, ProductContract, block_scaled
 from oracle.errors import InputError
-from oracle.gemm import take_rows
+from oracle.gemm import ScaledProduct, take_rows
 from oracle.judging import Part
 
 _INDEX = (torch.int32, torch.int64)
@@ -93,4 +96,53 @@ class GroupedMasked(ProductContract):
             raise InputError(f"masked_m holds {bad[0]}; a group has 0..{bound['M']} real rows")
         if not any(counts):
             raise InputError("masked_m is all zero: no row is real and there is nothing to judge")
+        return bound
+
+
+SEEN = "sm90.chain.row_then_col"
+"""torch._scaled_grouped_mm on an H200: one chain over K, then ``(sum * scale_a) * scale_b``."""
+
+
+@register
+class ScaledGroupedMm(ProductContract):
+    """A group may be empty, of one row, and start at any row."""
+
+    name = "scaled_grouped_mm"
+    summary = "rows sorted by expert, runs of any length; (sum * scale_a) * scale_b with a scale per token and channel"
+    source = "torch._scaled_grouped_mm; vLLM csrc cutlass_moe_mm"
+    numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **ROW_NUMERICS,
+        "sm90": (SEEN, *(name for name in ROW_NUMERICS["sm90"] if name != SEEN)),
+    }
+    inputs = (
+        TensorSpec("a", FP8, ("M", "K"), "activation codes, rows sorted by expert"),
+        TensorSpec("b", FP8, ("G", "N", "K"), "weight codes of every expert"),
+        TensorSpec("scale_a", (torch.float32,), ("M", "1"), "one scale for each row", contiguous=True),
+        TensorSpec("scale_b", (torch.float32,), ("G", "N"), "one scale for each channel", contiguous=True),
+        TensorSpec("offsets", _INDEX, ("G",), "where the rows of each expert end"),
+    )
+
+    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+        parts, start = [], 0
+        for g, end in enumerate(inputs["offsets"].tolist()):
+            if end > start:
+                rows = torch.arange(start, end, device=inputs["a"].device)
+                a, scale = take_rows(inputs["a"], rows), inputs["scale_a"][start:end]
+                product = ScaledProduct(
+                    a, inputs["b"][g], scale, inputs["scale_b"][g][:, None], block=a.shape[1], b_rows=1
+                )
+                parts.append(Part(product, rows))
+            start = end
+        return parts
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return inputs["a"].shape[0], inputs["b"].shape[1]
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        ends = inputs["offsets"].tolist()
+        if ends != sorted(ends) or ends[0] < 0 or ends[-1] > bound["M"]:
+            raise InputError(f"offsets are {ends}; they run from 0 to at most {bound['M']} and never back")
+        if ends[-1] == 0:
+            raise InputError("offsets are all zero: no row is real and there is nothing to judge")
         return bound

@@ -235,16 +235,19 @@ class SwizzleScale(LayoutContract):
 
 
 class TableContract(LayoutContract):
-    """An integer function over vectors of its arguments."""
+    """An integer function over vectors of its arguments; one that gives a record has an output for each field."""
 
-    def row(self, *arguments: int) -> int:
+    def row(self, *arguments: int) -> int | tuple[int, ...]:
         """The function."""
         raise NotImplementedError
 
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
         columns = [inputs[spec.name].tolist() for spec in self.inputs]
-        rows = [self.row(*arguments) for arguments in zip(*columns, strict=True)]
-        return {"out": torch.tensor(rows, dtype=torch.int64, device=inputs[self.inputs[0].name].device)}
+        answers = [self.row(*arguments) for arguments in zip(*columns, strict=True)]
+        rows = [answer if isinstance(answer, tuple) else (answer,) for answer in answers]
+        device = inputs[self.inputs[0].name].device
+        fields = zip(self.outputs, zip(*rows, strict=True), strict=True)
+        return {name: torch.tensor(values, dtype=torch.int64, device=device) for name, values in fields}
 
 
 def _columns(*names: str) -> tuple[TensorSpec, ...]:

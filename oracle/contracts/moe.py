@@ -142,16 +142,16 @@ class MoeFp8(Contract):
         dtypes = (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES
         shape = tuple(call.tokens.codes.shape)
         check_output(out, name="out", shape=shape, dtypes=dtypes, device=call.tokens.codes.device)
-        name = _numerics(self.name, arch, numerics, per_tensor=call.experts.w13_scale.dim() == 1)
+        name = layer_numerics(self.name, arch, numerics, _table(call.experts))
         admitted, basis = _admissible(call, out.dtype, name, inputs.get("a_scale"))
-        return verdict(compare(out, admitted), basis=basis, mistrust=_why_mistrust(call, out))
+        return verdict(compare(out, admitted), basis=basis, mistrust=why_mistrust(call.tokens, call.experts, out))
 
     def admissible(
         self, inputs: Mapping[str, Tensor], dtype: torch.dtype, *, arch: str, **options: object
     ) -> Admissible:
         """The admissible output of ``dtype`` for whatever a flipped code of the intermediate may do."""
         call = _call(inputs, self.check(inputs, options))
-        name = _numerics(self.name, arch, None, per_tensor=call.experts.w13_scale.dim() == 1)
+        name = layer_numerics(self.name, arch, None, _table(call.experts))
         return _admissible(call, dtype, name, inputs.get("a_scale"))[0]
 
 
@@ -236,27 +236,37 @@ def _judge_ids(bad: Tensor, ids: Tensor) -> Verdict:
     return verdict(comparison, basis="experts whose choice no rounding explains otherwise")
 
 
-def _numerics(contract: str, arch: str, numerics: str | None, *, per_tensor: bool) -> str:
+def layer_numerics(contract: str, arch: str, numerics: str | None, table: Mapping[str, str]) -> str:
+    """The numerics of a layer's products: the declared ones, or the arch's in ``table``.
+
+    Raises
+    ------
+    NumericsError
+        The declared ones have no bound for boxes of codes, or the arch has no model.
+    """
     if numerics is not None:
         if numerics.endswith(".any") and numerics != IEEE32:
             raise NumericsError(f"{contract} has no any-order bound for {numerics}; declare the schedule or {IEEE32}")
         return numerics
-    table = TENSOR_NUMERICS if per_tensor else BLOCK_NUMERICS
     if arch not in table:
         known = ", ".join(table)
         raise NumericsError(f"{contract} has no model for arch {arch!r}; known: {known}; or declare numerics=")
     return table[arch]
 
 
-def _why_mistrust(call: _Call, out: Tensor) -> str | None:
-    experts = call.experts
-    if not any(True for _ in call.tokens.slots(experts)):
+def _table(experts: Experts) -> Mapping[str, str]:
+    return TENSOR_NUMERICS if experts.w13_scale.dim() == 1 else BLOCK_NUMERICS
+
+
+def why_mistrust(tokens: Tokens, experts: Experts, out: Tensor) -> str | None:
+    """Reason for which a pass of a layer with these inputs would prove little, or None."""
+    if not any(True for _ in tokens.slots(experts)):
         return "no token goes to an expert of this rank"
     for name in ("w13_scale", "w2_scale"):
         scale = getattr(experts, name)
         if scale.numel() > 1 and bool((scale == scale.flatten()[0]).all()):
             return f"all values of {name} are equal, so a wrong scale index changes nothing"
-    local = call.tokens.ids.to(torch.int64) - experts.first
+    local = tokens.ids.to(torch.int64) - experts.first
     busy = ((local >= 0) & (local < experts.w13.shape[0])).any(dim=1)
     share = float((decode(out)[busy] == 0).to(torch.float64).mean())
     return f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None

@@ -12,6 +12,7 @@ from oracle import platforms
 from oracle.contracts.base import TensorSpec, register
 from oracle.contracts.layout import INTEGERS, TableContract
 
+_NUMBERED = tuple(enumerate(platforms.GPUS, start=1))
 _SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
 
 
@@ -128,3 +129,20 @@ class GlobalScale(TableContract):
 
     def row(self, *arguments: int) -> int:
         return int(platforms.supports_global_scale(arguments[0]))
+
+
+@register
+class NumSms(TableContract):
+    """``product``: 0 no GPU, else its number in :data:`oracle.platforms.GPUS`; ``reported``: the count of a driver, -1
+    when the machine is described by its product alone. Answer: multiprocessors, 0 where the question is refused."""
+
+    name = "get_num_sms"
+    summary = "multiprocessors of a device as its driver reports them, of a described product by its cores"
+    source = "vLLM utils/deep_gemm.get_num_sms; NVIDIA data sheets; CUDA C++ Programming Guide, compute capabilities"
+    inputs = (
+        TensorSpec("product", INTEGERS, ("R",), f"0 no GPU, {', '.join(f'{i} {g[0]}' for i, g in _NUMBERED)}"),
+        TensorSpec("reported", INTEGERS, ("R",), "count of a driver, -1: none was asked"),
+    )
+
+    def row(self, *arguments: int) -> int:
+        return platforms.multiprocessors(*arguments)

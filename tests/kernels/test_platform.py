@@ -1,5 +1,7 @@
 """The machine, the switches, and the questions engines ask of them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -183,7 +185,43 @@ class TestConfig:
         assert current_config() is before
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_num_sms_needs_a_device() -> None:
-    with pytest.raises(DeviceError, match="CUDA"):
-        platform.get_num_sms()
+class TestNumSms:
+    """A live device is asked; a described machine answers for itself; nothing is guessed."""
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+    def test_no_device(self) -> None:
+        with pytest.raises(DeviceError, match="CUDA"):
+            platform.get_num_sms()
+
+    @pytest.mark.parametrize("product", platform.PRODUCTS)
+    def test_products(self, product: str) -> None:
+        machine = Machine.of_product(product)
+        arch, count = platform.PRODUCTS[product]
+        assert (machine.arch, platform.get_num_sms(machine=machine)) == (arch, count)
+        assert platform.get_num_sms(machine=Machine.of_product(product, sms=count // 7)) == count // 7
+
+    def test_unknown_product_lists_the_known(self) -> None:
+        with pytest.raises(OptionError, match="H100 PCIe"):
+            Machine.of_product("Voodoo 2")
+
+    def test_an_architecture_stands_for_its_first_product(self) -> None:
+        assert platform.get_num_sms(machine=Machine.described("sm100")) == 148
+        assert platform.get_num_sms(machine=Machine.described("sm90", sms=78)) == 78
+
+    @pytest.mark.parametrize(
+        "machine", [Machine.described("cpu"), Machine.described("cpu", sms=132), Machine.described("sm90", sms=0),
+                    Machine.described("sm103"), Machine.described("gfx942")],
+    )  # fmt: skip
+    def test_none_or_unknown_is_refused(self, machine: Machine) -> None:
+        with pytest.raises(DeviceError, match="found 0"):
+            platform.get_num_sms(machine=machine)
+
+    def test_the_driver_of_the_device_that_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Device 0 is device 0 also where another one is current."""
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda d: SimpleNamespace(multi_processor_count=(114, 132)[d])
+        )
+        assert (platform.get_num_sms(), platform.get_num_sms(0), platform.get_num_sms(1)) == (132, 114, 132)
+        assert platform.get_num_sms(machine=Machine.described("sm90", sms=78)) == 78

@@ -45,3 +45,43 @@ def moe_backend(arch: int, choice: int) -> int:
 
 def global_scale(backend: int) -> int:
     return min(backend, 1)
+
+
+def num_sms(product: int, reported: int) -> int:
+    """Texture processing clusters of each product, two multiprocessors in each; a driver's count stands above."""
+    clusters = {1: 54, 2: 42, 3: 71, 4: 64, 5: 66, 6: 57, 7: 66, 8: 74, 9: 85, 10: 94}
+    if product not in clusters:
+        return 0
+    return 2 * clusters[product] if reported == -1 else reported
+
+
+def experts_record(
+    config: int,
+    in_dtype: int,
+    dp_size: int,
+    ep_rank: int,
+    ep_size: int,
+    tp_rank: int,
+    tp_size: int,
+    out_dtype: int,
+    quant_config: int,
+    block: int,
+) -> dict[str, int]:
+    """The fields by name."""
+    dtype, known = {1: (in_dtype, 1), 0: (out_dtype, int(out_dtype > 0))}[config]
+    fields = {
+        "accepted": 1,
+        "out_dtype": dtype,
+        "quant_config": quant_config,
+        "ep_rank": config * ep_rank,
+        "ep_size": ep_size if config else 1,
+        "tp_rank": config * tp_rank,
+        "tp_size": tp_size if config else 1,
+        "use_deepseek_fp8_block_scale": block,
+    }
+    return fields if known else {name: -(name != "accepted") for name in fields}
+
+
+def prepare_finalize(config: int, dp_size: int, ep_size: int, tp_size: int, block: int) -> dict[str, int]:
+    """The fields by name."""
+    return {"use_dp": int(config * dp_size > 1), "use_deepseek_fp8_block_scale": block}

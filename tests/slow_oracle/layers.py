@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 from tests.slow_oracle.numbers import Array, Value, decided, encode, exp_bounds, multiply, rounded, sigmoid_bounds
@@ -108,14 +109,81 @@ def one_expert(
     return stored(Array(E4M3, (1, size), codes).values(), Array(F32, (1,), scales).values(), inputs, "w2", expert)
 
 
-def stored(a: list[Value], a_scale: list[Value], inputs: dict[str, Array], which: str, expert: int) -> list[Value]:
+def stored(
+    a: list[Value], a_scale: list[Value], inputs: dict[str, Array], which: str, expert: int, dtype: str = "bfloat16"
+) -> list[Value]:
     weight, scale = part(inputs[which], expert), inputs[f"{which}_scale"]
     if len(scale.shape) == 1:
         table, block, rows = [[scale.values()[expert]]], weight.shape[1], weight.shape[0]
     else:
         table, block, rows = part(scale, expert).rows(), 128, 128
-    codes = scaled([a], weight.rows(), [a_scale], table, block=block, b_rows=rows, bias=None, dtype="bfloat16")
-    return Array("bfloat16", (len(codes),), codes).values()
+    codes = scaled([a], weight.rows(), [a_scale], table, block=block, b_rows=rows, bias=None, dtype=dtype)
+    return Array(dtype, (len(codes),), codes).values()
+
+
+def tensor_experts(inputs: dict[str, Array], options: dict[str, object]) -> list[int]:
+    """``apply_fi_trtllm_fp8_per_tensor_moe``: the expert of the largest logit, its sigmoid in the input's scale."""
+    assert inputs["w13"].dtype == E4M3
+    x, logits = inputs["hidden_states"], inputs["router_logits"]
+    first, second = (finite(inputs[f"{name}_input_scale"].values())[0] for name in ("w13", "w2"))
+    local = inputs["w13"].shape[0]
+    rule = Rule(zero_scale_gives_zero=True)
+    codes = Array(E4M3, x.shape, blocks(x, x.shape[0], x.shape[1], rule, scale=first)[0]).rows()
+    found: list[int] = []
+    for t, row in enumerate(logits.rows()):
+        own = finite(row)
+        expert = own.index(max(own)) - int(str(options["ep_rank"])) * local
+        if not 0 <= expert < local:
+            found += [0] * x.shape[1]
+            continue
+        low, high = sigmoid_bounds(max(own))
+        kept = str(options.get("weight_dtype") or F32)
+        weight = Array(kept, (1,), [decided(low, high, kept)]).values()[0]
+        scale = rounded(multiply(weight, first), F32)
+        h = finite(stored(codes[t], [scale], inputs, "w13", expert, F32))
+        act = [silu_times(g, u, F32) for g, u in zip(h[: len(h) // 2], h[len(h) // 2 :], strict=True)]
+        inner = Array(F32, (1, len(act)), act)
+        q = Array(E4M3, inner.shape, blocks(inner, 1, len(act), rule, scale=second)[0]).values()
+        found += [encode(v, "bfloat16") for v in stored(q, [second], inputs, "w2", expert, F32)]
+    return found
+
+
+def silu_and_mul(x: Array, options: dict[str, object]) -> list[int | None]:
+    """Gate and up of every row; None where a special value leaves it open."""
+    limit, half = options.get("limit"), x.shape[-1] // 2
+    found: list[int | None] = []
+    for row in x.rows():
+        for gate, up in zip(row[:half], row[half:], strict=True):
+            if not (isinstance(gate, Fraction) and isinstance(up, Fraction)):
+                found.append(special(gate, up, x.dtype, limit is not None))
+                continue
+            if limit is not None:
+                bound = Fraction(float(str(limit)))
+                gate, up = min(gate, bound), min(max(up, -bound), bound)
+            found.append(silu_times(gate, up, x.dtype, between=x.dtype if options.get("round_silu") else None))
+    return found
+
+
+def silu_times(gate: Fraction, up: Fraction, dtype: str, *, between: str | None = None) -> int:
+    """``silu(gate) * up`` rounded once, or also after silu."""
+    ends = sorted(gate * s for s in sigmoid_bounds(gate))
+    if between is not None:
+        silu = Array(between, (1,), [decided(ends[0], ends[1], between)]).values()[0]
+        return encode(multiply(silu, up), dtype)
+    low, high = sorted(s * up for s in ends)
+    return decided(low, high, dtype)
+
+
+def special(gate: Value, up: Value, dtype: str, clamped: bool) -> int | None:
+    """NaN stays NaN and an infinite gate keeps its sign's meaning, without a clamp; else nothing is derived."""
+    values = [v for v in (gate, up) if isinstance(v, float)]
+    if clamped:
+        return None
+    if any(math.isnan(v) for v in values):
+        return encode(math.nan, dtype)
+    if gate == math.inf:
+        return encode(math.nan, dtype) if up == 0 else encode(multiply(gate, up), dtype)
+    return None
 
 
 def linear(inputs: dict[str, Array], options: dict[str, object]) -> list[int]:

@@ -103,6 +103,21 @@ def masked(a: Array, a_scale: Array, b: Array, b_scale: Array, counts: list[int]
     return found
 
 
+def runs(a: Array, b: Array, a_scale: Array, b_scale: Array, ends: list[int], dtype: str) -> list[int | None]:
+    """Rows up to each end against that expert, one scale for each row and channel; None past the last end."""
+    found: list[int | None] = []
+    rows, scales, start = a.rows(), a_scale.rows(), 0
+    for g, end in enumerate(ends):
+        if end > start:
+            channels = [[v] for v in b_scale.rows()[g]]
+            found += scaled(
+                rows[start:end], part(b, g).rows(), scales[start:end], channels, block=a.shape[1], b_rows=1, bias=None,
+                dtype=dtype,
+            )  # fmt: skip
+        start = end
+    return found + [None] * ((a.shape[0] - start) * b.shape[1])
+
+
 def logits(
     q: Array, k: Array, k_scale: list[Value], weights: Array, start: list[int], stop: list[int], outside: int | None
 ) -> list[int | None]:

@@ -94,6 +94,16 @@ def _rows(function: Callable[..., int]) -> Callable[[Inputs, Options], Codes]:
     return run
 
 
+def _records(function: Callable[..., dict[str, int]], *names: str) -> Callable[[Inputs, Options], Outputs]:
+    """A function that gives a record, row by row: one output for each field."""
+
+    def run(i: Inputs, o: Options) -> Outputs:
+        made = [function(*row) for row in zip(*(i[name].codes for name in names), strict=True)]
+        return {field: [record[field] for record in made] for field in made[0]}
+
+    return run
+
+
 def _named(function: Callable[..., int], *names: str) -> Callable[[Inputs, Options], Codes]:
     return lambda i, o: _rows(function)({name: i[name] for name in names}, o)
 
@@ -143,10 +153,16 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "fp8_m_grouped_gemm_nt_masked": lambda i, o: products.masked(
         i["a"], i["a_scale"], i["b"], i["b_scale"], i["masked_m"].codes, _dtype(o)
     ),
+    "scaled_grouped_mm": lambda i, o: products.runs(
+        i["a"], i["b"], i["scale_a"], i["scale_b"], i["offsets"].codes, _dtype(o)
+    ),
     "fp8_mqa_logits": _logits,
     "fp8_paged_mqa_logits": _paged,
     "Fp8LinearOp": layers.linear,
     "moe_fp8": layers.experts,
+    "apply_fi_trtllm_fp8_per_tensor_moe": layers.tensor_experts,
+    "silu_and_mul": lambda i, o: layers.silu_and_mul(i["x"], o),
+    "maybe_create_device_identity": lambda i, o: [encode(Fraction(1), "float32")],
     "moe_routing": lambda i, o: layers.routing(i["logits"], i.get("bias"), o),
     "scaled_fp8_quant": _dynamic,
     "per_token_group_quant_fp8": _quantiser("group", 1, 128),
@@ -197,6 +213,15 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     ),
     "get_flashinfer_moe_backend": _named(decisions.moe_backend, "arch", "choice"),
     "is_flashinfer_supporting_global_sf": _named(decisions.global_scale, "backend"),
+    "get_num_sms": _named(decisions.num_sms, "product", "reported"),
+    "select_cutlass_fp8_gemm_impl": _records(
+        decisions.experts_record,
+        *("config", "in_dtype", "dp_size", "ep_rank", "ep_size", "tp_rank", "tp_size", "out_dtype", "quant_config"),
+        "use_deepseek_fp8_block_scale",
+    ),
+    "build_flashinfer_fp8_cutlass_moe_prepare_finalize": _records(
+        decisions.prepare_finalize, "config", "dp_size", "ep_size", "tp_size", "use_deepseek_fp8_block_scale"
+    ),
     "dispatch_w8a8_scaled_mm": _named(
         places.route_number,
         "cutlass_fp8_supported",

@@ -1,0 +1,224 @@
+"""How the inputs and options of a contract become one call of a routine: products, quantisers, logits, tables.
+
+Every function here (or what it returns) is a runner: it takes a contract's named inputs and its options, makes fresh
+outputs where the routine wants them, and never writes into an input. Mixture-of-experts routines are in
+:mod:`kernels.moe_calls`; what is run and where, in :mod:`kernels.subjects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from kernels import blockscaled, checks, grouped, linear, logits
+from kernels.errors import OptionError
+
+Inputs = Mapping[str, Tensor]
+Options = Mapping[str, object]
+Outputs = Tensor | dict[str, Tensor]
+Runner = Callable[[Inputs, Options], Outputs]
+"""A routine on the inputs and options of its contract."""
+
+
+def with_out_dtype(verb: Callable[..., Tensor]) -> Runner:
+    """torch's linear routines, which take their inputs by the contract's names; bf16 where no dtype is asked for."""
+
+    def run(inputs: Inputs, options: Options) -> Tensor:
+        return verb(**inputs, **{"out_dtype": torch.bfloat16, **options})
+
+    return run
+
+
+def cutlass_scaled_mm(inputs: Inputs, options: Options) -> Tensor:
+    """``b`` is stored ``[N, K]``; a block scale is stored ``[N/128, K/128]``, recognised by both shapes."""
+    a_scale, b_scale = inputs["a_scale"], inputs["b_scale"]
+    n, k = inputs["b"].shape
+    nb, kb = -(-n // 128), -(-k // 128)
+    stored = tuple(b_scale.shape) == (nb, kb)
+    block = stored and (a_scale.dim() == 2 and a_scale.shape[1] == kb > 1 or (kb == 1 and nb not in (1, n)))
+    scale = b_scale.t() if block else b_scale
+    a, b, bias = inputs["a"], inputs["b"].t(), inputs.get("bias")
+    return linear.cutlass_scaled_mm(a, b, a_scale, scale, out_dtype_of(options), bias)
+
+
+def out_dtype_of(options: Options) -> torch.dtype:
+    """The output dtype of a call, bf16 when none is named; OptionError when it is no dtype."""
+    dtype = options.get("out_dtype", torch.bfloat16)
+    if not isinstance(dtype, torch.dtype):
+        raise OptionError(f"out_dtype must be a torch dtype, got {dtype!r}")
+    return dtype
+
+
+def gemm(inputs: Inputs, options: Options) -> Tensor:
+    """DeepGEMM's dense product into a fresh output."""
+    a, b = inputs["a"], inputs["b"]
+    out = torch.empty(a.shape[0], b.shape[0], dtype=out_dtype_of(options), device=a.device)
+    blockscaled.fp8_gemm_nt((a, inputs["a_scale"]), (b, inputs["b_scale"]), out, c=inputs.get("c"))
+    return out
+
+
+def blockscale_sm90(inputs: Inputs, options: Options) -> Tensor:
+    """FlashInfer's product; a weight scale per token is not offered."""
+    scale = inputs.get("weight_scale")
+    if scale is not None and scale.shape[0] != -(-inputs["weight"].shape[0] // 128):
+        raise NotImplementedError("weight_scale [N, K/128]: the kernel indexes it per 128x128 block; it is refused")
+    return blockscaled.fp8_blockscale_gemm_sm90(**inputs, out_dtype=out_dtype_of(options))
+
+
+def wide_input(verb: Callable[..., Tensor]) -> Runner:
+    """Routines with a bf16 input, which give bf16 and take no output dtype."""
+
+    def run(inputs: Inputs, options: Options) -> Tensor:
+        if out_dtype_of(options) != torch.bfloat16:
+            raise OptionError(f"out_dtype={out_dtype_of(options)}: the routine gives bfloat16")
+        return verb(inputs["input"], inputs["weight"], inputs["weight_scale"])
+
+    return run
+
+
+def block_scaled_layer(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """The layer object: weights after loading, then the product."""
+    kernel = blockscaled.FlashInferFp8DeepGEMMDynamicBlockScaledKernel(use_deep_gemm_e8m0=False)
+    layer = torch.nn.Module()
+    layer.weight, layer.weight_scale_inv = (
+        torch.nn.Parameter(t, requires_grad=False) for t in (weight, weight_scale)
+    )
+    kernel.process_weights_after_loading(layer)
+    weight = checks.tensor("weight", layer.weight)
+    return kernel.apply_block_scaled_mm(input, weight, None, checks.tensor("weight_scale_inv", layer.weight_scale_inv))
+
+
+def contiguous(inputs: Inputs, options: Options) -> Tensor:
+    """The contiguous grouped product; padding rows stay zero."""
+    a, b = inputs["a"], inputs["b"]
+    out = torch.zeros(a.shape[0], b.shape[1], dtype=out_dtype_of(options), device=a.device)
+    indices = inputs["m_indices"].to(torch.int32)
+    grouped.m_grouped_fp8_gemm_nt_contiguous((a, inputs["a_scale"]), (b, inputs["b_scale"]), out, indices)
+    return out
+
+
+def masked(inputs: Inputs, options: Options) -> Tensor:
+    """The masked grouped product; rows past a group's count stay zero."""
+    a, b = inputs["a"], inputs["b"]
+    out = torch.zeros(*a.shape[:2], b.shape[1], dtype=out_dtype_of(options), device=a.device)
+    rows = inputs["masked_m"].to(torch.int32)
+    expected = options.get("expected_m", a.shape[1])
+    left, right = (a, inputs["a_scale"]), (b, inputs["b_scale"])
+    grouped.fp8_m_grouped_gemm_nt_masked(left, right, out, rows, expected)  # type: ignore[arg-type]  # checked there
+    return out
+
+
+def grouped_scaled(inputs: Inputs, options: Options) -> Tensor:
+    """The grouped product with scales per token and per channel."""
+    a, b, scale_a, scale_b, offsets = (inputs[n] for n in ("a", "b", "scale_a", "scale_b", "offsets"))
+    return grouped.scaled_grouped_mm(a, b, scale_a, scale_b, offsets.to(torch.int32), out_dtype_of(options))
+
+
+def mqa_logits(inputs: Inputs, options: Options) -> Tensor:
+    """Attention logits of a contiguous cache."""
+    names = ("q", "k", "k_scale", "weights", "cu_seqlen_ks", "cu_seqlen_ke")
+    q, k, k_scale, weights, ks, ke = (inputs[n] for n in names)
+    clean = bool(options.get("clean_logits", True))
+    return logits.fp8_mqa_logits(q, (k, k_scale), weights, ks.to(torch.int32), ke.to(torch.int32), clean)
+
+
+def paged_logits(inputs: Inputs, options: Options) -> Tensor:
+    """Attention logits of a paged cache, with its own schedule."""
+    cache, lens = inputs["kv_cache"], inputs["context_lens"].to(torch.int32)
+    sms = 132 if cache.device.type == "cpu" else None
+    schedule = logits.get_paged_mqa_logits_metadata(lens, cache.shape[1], sms)
+    tables = inputs["block_tables"].to(torch.int32)
+    longest = options.get("max_model_len", tables.shape[1] * cache.shape[1])
+    return logits.fp8_paged_mqa_logits(
+        inputs["q"], cache, inputs["weights"], lens, tables, schedule, longest,  # type: ignore[arg-type]  # checked there
+        bool(options.get("clean_logits", True)),
+    )  # fmt: skip
+
+
+def codes_and_scale(verb: Callable[..., tuple[Tensor, Tensor]], first: str = "x") -> Runner:
+    """Quantisers, which give codes and a scale; ``first`` is the routine's name for the contract's ``x``."""
+
+    def run(inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        named = {first if name == "x" else name: t for name, t in inputs.items()}
+        q, scale = verb(**named, **options)
+        return {"q": q, "scale": scale}
+
+    return run
+
+
+def tensor(verb: Callable[..., Tensor]) -> Runner:
+    """Routines of one output that take the contract's names."""
+
+    def run(inputs: Inputs, options: Options) -> Tensor:
+        return verb(**inputs, **options)
+
+    return run
+
+
+def named(verb: Callable[..., tuple[Tensor | None, ...]], *names: str) -> Runner:
+    """Routines of several outputs, named in order; those that are None are left out."""
+
+    def run(inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        made = verb(**inputs, **options)
+        return {name: t for name, t in zip(names, made, strict=True) if t is not None}
+
+    return run
+
+
+def with_widths(verb: Callable[..., object]) -> Callable[..., object]:
+    """The contract's integer tensor ``logical_widths`` as the list that engines pass."""
+
+    def call(logical_widths: Tensor, **rest: object) -> object:
+        return verb(logical_widths=logical_widths.tolist(), **rest)
+
+    return call
+
+
+def by_row(verb: Callable[..., int]) -> Runner:
+    """Integer routines on columns of arguments."""
+
+    def run(inputs: Inputs, options: Options) -> Tensor:
+        columns = {name: t.tolist() for name, t in inputs.items()}
+        rows = [verb(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+        return torch.tensor(rows, dtype=next(iter(inputs.values())).dtype)
+
+    return run
+
+
+def by_row_named(verb: Callable[..., tuple[int, ...]], *names: str) -> Runner:
+    """Routines that give a record of integers, on columns of arguments: one output for each field of the record."""
+
+    def run(inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        columns = {name: t.tolist() for name, t in inputs.items()}
+        rows = [verb(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+        made = torch.tensor(rows, dtype=next(iter(inputs.values())).dtype)
+        return {name: made[:, i].contiguous() for i, name in enumerate(names)}
+
+    return run
+
+
+def device_identity(inputs: Inputs, options: Options) -> Tensor:
+    """The unit scale on the device of the input."""
+    return linear.maybe_create_device_identity(inputs["x"].device)
+
+
+def linear_op(inputs: Inputs, options: Options) -> Tensor:
+    """The layer of an engine."""
+    layer = linear.Fp8LinearOp(
+        cutlass_supported=bool(options.get("cutlass_fp8_supported", False)),
+        use_per_token_if_dynamic=bool(options.get("use_per_token_if_dynamic", False)),
+    )
+    return layer.apply(**inputs, out_dtype=options.get("out_dtype"))  # type: ignore[arg-type]  # checked there
+
+
+def w8a8(inputs: Inputs, options: Options) -> Tensor:
+    """The CUTLASS linear routine."""
+    return with_out_dtype(linear.cutlass_w8a8_scaled_mm)(inputs, {"out_dtype": out_dtype_of(options)})  # type: ignore[return-value]
+
+
+def paged_metadata(inputs: Inputs, options: Options) -> Tensor:
+    """The schedule of the paged kernel, for an H100's 132 multiprocessors unless told otherwise."""
+    given = {"block_size": 64, "num_sms": 132, **options}
+    return logits.get_paged_mqa_logits_metadata(inputs["context_lens"].to(torch.int32), **given)  # type: ignore[arg-type]
