@@ -182,7 +182,7 @@ def by_row(verb: Callable[..., int]) -> Runner:
     def run(inputs: Inputs, options: Options) -> Tensor:
         columns = {name: t.tolist() for name, t in inputs.items()}
         rows = [verb(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-        return torch.tensor(rows, dtype=next(iter(inputs.values())).dtype)
+        return torch.tensor(rows, dtype=next(iter(inputs.values())).dtype, device="cpu")
 
     return run
 
@@ -193,7 +193,7 @@ def by_row_named(verb: Callable[..., tuple[int, ...]], *names: str) -> Runner:
     def run(inputs: Inputs, options: Options) -> dict[str, Tensor]:
         columns = {name: t.tolist() for name, t in inputs.items()}
         rows = [verb(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-        made = torch.tensor(rows, dtype=next(iter(inputs.values())).dtype)
+        made = torch.tensor(rows, dtype=next(iter(inputs.values())).dtype, device="cpu")
         return {name: made[:, i].contiguous() for i, name in enumerate(names)}
 
     return run

@@ -16,6 +16,8 @@ FP8_MAX = 448.0
 """Largest finite E4M3 value (OCP OFP8 1.0, table 1)."""
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes that a quantiser takes and a GEMM can write."""
+INTEGER = (int, torch.SymInt)
+"""Integers, those that ``torch.compile`` stands for included. A tuple: torch 2.9 cannot trace a union of types."""
 
 
 def tensor(name: str, x: object) -> Tensor:
@@ -77,7 +79,7 @@ def out_dtype(value: object, *admitted: torch.dtype) -> torch.dtype:
 
 def positive(name: str, value: object) -> int:
     """Return ``value`` when it is an integer of at least 1 (a bool is not an integer here)."""
-    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+    if isinstance(value, bool) or not isinstance(value, INTEGER):
         raise OptionError(f"{name} must be a positive integer, got {value!r}")
     if value < 1:
         raise OptionError(f"{name} must be a positive integer, got {value}")
@@ -95,11 +97,11 @@ def scalar(name: str, value: object) -> None:
 
 def integers(name: str, value: object, count: int | None = None) -> list[int]:
     """Return ``value`` as a list when it is a sequence of integers (``count`` of them when given)."""
-    if not isinstance(value, list | tuple | torch.Size) or (count is not None and len(value) != count):
+    if not isinstance(value, (list, tuple)) or (count is not None and len(value) != count):
         wanted = "integers" if count is None else f"{count} integers"
         raise OptionError(f"{name} must be a sequence of {wanted}, got {value!r}")
     for v in value:
-        if isinstance(v, bool) or not isinstance(v, int | torch.SymInt):
+        if isinstance(v, bool) or not isinstance(v, INTEGER):
             raise OptionError(f"{name} must be a sequence of integers, got {value!r}")
     return list(value)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels import checks
 from kernels import platform as machines
 from kernels.backends import eager
+from kernels.backends._rows import take
 from kernels.checks import FP8
 from kernels.errors import OptionError, ShapeError, ValueRangeError
 
@@ -207,13 +208,13 @@ def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
     n = checks.nonempty("w", checks.rank("w", w, 2), 1).shape[0]
     if n % 2:
         raise ShapeError(f"w has {n} rows; gated weights have an even number")
-    return _take(w, gated_rows(n))
+    return take(w, gated_rows(n))
 
 
 def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     """Permute rows within blocks of 32 (16 when the tile is no multiple of 128) for the transposed MMA output."""
     n = checks.rank("w", w, 2).shape[0]
-    return _take(w, shuffled_rows(n, epilogue_tile_m))
+    return take(w, shuffled_rows(n, epilogue_tile_m))
 
 
 def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
@@ -235,21 +236,21 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
     rows = shuffled_rows(n1, 128)
     if is_gated_activation:
         rows = gated_rows(n1)[rows]
-    return _take(gemm1, rows, 1), _take(gemm2, shuffled_rows(n2, 128), 1)
+    return take(gemm1, rows, 1), take(gemm2, shuffled_rows(n2, 128), 1)
 
 
 def gated_rows(n: int) -> Tensor:
     """Source row of each destination row of :func:`reorder_rows_for_gated_act_gemm`."""
     if n % 2:
         raise ShapeError(f"{n} rows; gated weights have an even number")
-    return torch.arange(n).view(2, n // 2).t().flatten()
+    return torch.arange(n, device="cpu").view(2, n // 2).t().flatten()
 
 
 def shuffled_rows(n: int, epilogue_tile_m: int = 128) -> Tensor:
     """Source row of each destination row of :func:`shuffle_matrix_a`."""
     block = 32 if checks.positive("epilogue_tile_m", epilogue_tile_m) % 128 == 0 else 16
     checks.multiple("rows", n, block, "pad the weight rows")
-    return torch.arange(n).view(-1, 8, block // 8).transpose(1, 2).flatten()
+    return torch.arange(n, device="cpu").view(-1, 8, block // 8).transpose(1, 2).flatten()
 
 
 def inverse_rows(rows: Tensor) -> Tensor:
@@ -295,9 +296,3 @@ def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> 
     tokens = int((num_tokens * top_k // checks.positive("num_experts", num_experts)) * 1.3)
     return min(max(1 << max(tokens - 1, 0).bit_length(), 8), 64)
 
-
-def _take(w: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
-    index = rows.to(w.device)
-    if w.element_size() == 1:  # no indexing kernels for float8 on some devices
-        return w.view(torch.uint8).index_select(dim, index).view(w.dtype)
-    return w.index_select(dim, index)

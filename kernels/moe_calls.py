@@ -37,7 +37,7 @@ def rotated_weights(inputs: Inputs, options: Options) -> dict[str, Tensor]:
 
 def prepared_layer(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     """Weights and scales as FlashInfer's kernels take them."""
-    layer, one = torch.nn.Module(), torch.ones(1, device=inputs["w13"].device)
+    layer, one = torch.nn.Module(), torch.ones(1, device=inputs["w13"].device, dtype=torch.float32)
     settings = {
         "is_act_and_mul": bool(options.get("is_act_and_mul", True)),
         "weight_block_size": [128, 128] if options.get("block_quant") else None,

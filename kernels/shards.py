@@ -79,7 +79,7 @@ def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) 
         ``[sum(widths), 1]`` float32.
     """
     widths = _shards(weight_scale, logical_widths)
-    repeats = torch.tensor(widths, device=weight_scale.device)
+    repeats = torch.tensor(widths, dtype=torch.int64, device=weight_scale.device)
     return weight_scale.repeat_interleave(repeats, output_size=sum(widths)).unsqueeze(1)
 
 

@@ -171,7 +171,10 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         "cast",
         calls.named(quantize.normalize_e4m3fn_to_e4m3fnuz, "weight", "weight_scale", "input_scale"),
     ),
-    "all_close_1d": ("cast", lambda inputs, options: torch.tensor(quantize.all_close_1d(**inputs))),
+    "all_close_1d": (
+        "cast",
+        lambda inputs, options: torch.tensor(quantize.all_close_1d(**inputs), dtype=torch.bool, device="cpu"),
+    ),
     "calc_diff": ("cast", calls.tensor(calc.calc_diff)),
     "make_fp8_moe_alpha_scales_for_fi": (
         "cast",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import subprocess
@@ -68,6 +69,12 @@ class TestDeclaration:
         assert "fp8-oracle" in {point.name for point in entry_points(group="console_scripts")}
 
 
+def expanded(text: str) -> list[str]:
+    """``a{1,2}-b`` is ``a1-b`` and ``a2-b``."""
+    parts = [part.split(",") for part in re.split("[{}]", text)]
+    return ["".join(choice) for choice in itertools.product(*parts)]
+
+
 class TestCommands:
     """Every pip command is constrained; CI runs the README's test command."""
 
@@ -79,6 +86,21 @@ class TestCommands:
 
     def test_tox_is_constrained(self, root: Path) -> None:
         assert (root / "tox.ini").read_text().count("PIP_CONSTRAINT = {tox_root}{/}constraints.txt") == 2
+
+    @pytest.mark.parametrize("sabotaged", [False, True])
+    def test_tox_takes_every_environment_by_name(self, root: Path, tmp_path: Path, sabotaged: bool) -> None:
+        """``tox run -e NAME`` refuses a name with a factor that no line of the file asks about."""
+        text = (root / "tox.ini").read_text()
+        labels = [line.partition(" = ")[2] for line in text.splitlines() if re.match("    (matrix|gpu) = ", line)]
+        names = [name for label in labels for name in expanded(label)]
+        assert len(names) == len(set(names)) > 40 and "py312-torch29-cpu" in names
+        if sabotaged:
+            text = re.sub("^    cpu: .*\n", "", text, flags=re.MULTILINE)
+        (tmp_path / "tox.ini").write_text(text)
+        command = [sys.executable, "-m", "tox", "config", "-e", ",".join(names), "-k", "description"]
+        asked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        refused = "not found in configuration file" in asked.stdout + asked.stderr
+        assert (asked.returncode != 0, refused) == (sabotaged, sabotaged), asked.stdout + asked.stderr
 
     def test_ci_runs_the_documented_command(self, root: Path) -> None:
         script = root / ".ci" / "run"

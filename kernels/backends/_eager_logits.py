@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.backends._rows import take
+
 SPLIT_KV = 256
 """Cached tokens in one unit of work of the paged kernel's schedule."""
 
@@ -43,7 +45,7 @@ def paged_mqa_logits(
     logits = torch.full((batch * next_n, longest), float("-inf"), dtype=torch.float32, device=q.device)
     for b, row in enumerate(lens.tolist()):
         pages = tables[b, : -(-max(row) // block)].long()
-        k, k_scale = codes[pages].view(-1, depth), scales[pages].view(-1)
+        k, k_scale = take(codes, pages).view(-1, depth), scales[pages].view(-1)
         for t, length in enumerate(row):
             at = b * next_n + t
             logits[at, :length] = (score(q[b, t : t + 1], k[:length], weights[at : at + 1]) * k_scale[:length])[0]
@@ -55,7 +57,7 @@ def paged_metadata(lens: Tensor, block_size: int, num_sms: int) -> Tensor:
     pieces = (lens[:, -1].cpu().long() + SPLIT_KV - 1) // SPLIT_KV
     ends = pieces.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
-    at = torch.arange(num_sms + 1)
+    at = torch.arange(num_sms + 1, device="cpu")
     starts = at * (total // num_sms) + at.clamp(max=total % num_sms)
     sequence = torch.searchsorted(ends, starts, right=True)
     before = torch.cat([ends.new_zeros(1), ends])[sequence]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends._eager_quant import saturate
+from kernels.backends._rows import take
 
 
 def moe_trtllm(
@@ -38,7 +39,7 @@ def moe_trtllm(
         if len(tokens) == 0:
             continue
         w31 = gemm1_weights[local].to(torch.float32)[rows1]
-        acc = (hidden_states[tokens].to(torch.float32) @ w31.t()) * weight[tokens].unsqueeze(1)
+        acc = (take(hidden_states, tokens).to(torch.float32) @ w31.t()) * weight[tokens].unsqueeze(1)
         up, gate = acc.chunk(2, dim=-1)
         gate = torch.nn.functional.silu(gate * output1_scales_gate_scalar[local])
         codes = saturate(gate * (up * output1_scales_scalar[local]))
@@ -48,8 +49,8 @@ def moe_trtllm(
 
 
 def _interleaved(n: int) -> Tensor:
-    return torch.arange(n).view(2, n // 2).t().flatten()
+    return torch.arange(n, device="cpu").view(2, n // 2).t().flatten()
 
 
 def _shuffled(n: int) -> Tensor:
-    return torch.arange(n).view(-1, 8, 4).transpose(1, 2).flatten()
+    return torch.arange(n, device="cpu").view(-1, 8, 4).transpose(1, 2).flatten()

@@ -1,9 +1,11 @@
 """Triton kernels of the quantisers (imported only when a plan chooses them).
 
 Amax is taken on the bits of ``|x|`` as integers: they order like the values and a NaN, being above infinity, wins.
-Division is IEEE division (``div_rn``), so that scales and codes equal those of plain torch bit for bit. On a GPU the
-hardware converts to E4M3 (round to nearest even, saturating); under the interpreter, whose own conversion rounds
-differently, the codes are built from integer bits.
+Division is IEEE division with subnormals, so that scales and codes equal those of plain torch bit for bit. On a GPU
+it is written as its PTX instruction, since ``tl.div_rn`` of Triton 3.5 flushes subnormals (``div.rn.ftz.f32``), and
+the hardware converts to E4M3 (round to nearest even, saturating). The interpreter knows no PTX, and its conversion
+rounds differently: there ``tl.div_rn`` divides and the codes are built from integer bits. It also makes integers of
+a mask and a scalar condition, so masks take a condition for each lane (``lane * 0 + col < groups``).
 """
 
 # Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
@@ -33,6 +35,14 @@ def _encode(y, NATIVE: tl.constexpr):
 
 
 @triton.jit
+def _divide(x, y, NATIVE: tl.constexpr):
+    """x / y rounded to nearest even, subnormal operands and quotients included."""
+    if NATIVE:
+        return tl.inline_asm_elementwise("div.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, is_pure=True, pack=1)
+    return tl.div_rn(x, y)
+
+
+@triton.jit
 def _ceil_ue8m0(scale):
     """Bits of the smallest power of two >= scale, at least 2**-127; NaN stays."""
     bits = scale.to(tl.int32, bitcast=True)
@@ -42,9 +52,9 @@ def _ceil_ue8m0(scale):
 
 
 @triton.jit
-def _quotient(v, scale):
+def _quotient(v, scale, NATIVE: tl.constexpr):
     """v / scale, and 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, tl.div_rn(v, tl.where(scale == 0.0, 1.0, scale)))
+    return tl.where(scale == 0.0, 0.0, _divide(v, tl.where(scale == 0.0, 1.0, scale), NATIVE))
 
 
 @triton.jit
@@ -69,10 +79,10 @@ def group_kernel(
     source = row[:, None] * x_stride + col[:, None] * GROUP + lane[None, :]
     v = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
     amax = tl.maximum(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), eps_bits)
-    scale = tl.div_rn(amax.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32))
+    scale = _divide(amax.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32), NATIVE)
     if UE8M0:
         scale = _ceil_ue8m0(scale).to(tl.float32, bitcast=True)
-    y = _quotient(v, tl.broadcast_to(scale[:, None], [BLOCK, LANES]))
+    y = _quotient(v, tl.broadcast_to(scale[:, None], [BLOCK, LANES]), NATIVE)
     target = (row[:, None] * groups + col[:, None]) * GROUP + lane[None, :]
     tl.store(q + target, _encode(y, NATIVE), mask=inside)
     tl.store(s + row * s_row + col * s_col, scale, mask=valid)
@@ -91,13 +101,13 @@ def packed_kernel(
     lane = tl.arange(0, LANES)
     for part in tl.static_range(4):
         col = word * 4 + part
-        inside = (row < rows)[:, None] & ((lane < GROUP) & (col < groups))[None, :]
+        inside = (row < rows)[:, None] & ((lane < GROUP) & (lane * 0 + col < groups))[None, :]
         source = row[:, None] * x_stride + col * GROUP + lane[None, :]
         v = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
         amax = tl.maximum(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), eps_bits)
-        scale = tl.div_rn(amax.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32))
+        scale = _divide(amax.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32), NATIVE)
         bits = _ceil_ue8m0(scale)
-        y = _quotient(v, tl.broadcast_to(bits.to(tl.float32, bitcast=True)[:, None], [BLOCK, LANES]))
+        y = _quotient(v, tl.broadcast_to(bits.to(tl.float32, bitcast=True)[:, None], [BLOCK, LANES]), NATIVE)
         target = (row[:, None] * groups + col) * GROUP + lane[None, :]
         tl.store(q + target, _encode(y, NATIVE), mask=inside)
         packed |= tl.where(col < groups, (bits >> 23) & 0xFF, 0) << (8 * part)
@@ -124,14 +134,14 @@ def token_kernel(
         amax = tl.where(value > limit, limit.to(tl.int32, bitcast=True), amax)  # false for NaN: it stays
         amax = tl.where(limit != limit, limit.to(tl.int32, bitcast=True), amax)
     wide = amax + tl.zeros([BLOCK], tl.int32)
-    scale = tl.div_rn(wide.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32))
-    floor = tl.div_rn(tl.full([BLOCK], 1.0, tl.float32), tl.full([BLOCK], 229376.0, tl.float32))
+    scale = _divide(wide.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32), NATIVE)
+    floor = tl.full([BLOCK], 1.0 / 229376.0, tl.float32)  # the double quotient rounds to the float32 one
     scale = tl.where(scale < floor, floor, scale)
     for part in tl.static_range(PARTS):
         start = part * BLOCK
         inside = start + lane < cols
         v = tl.load(x + row * x_stride + start + lane, mask=inside, other=0.0).to(tl.float32)
-        tl.store(q + row * cols + start + lane, _encode(_quotient(v, scale), NATIVE), mask=inside)
+        tl.store(q + row * cols + start + lane, _encode(_quotient(v, scale, NATIVE), NATIVE), mask=inside)
     tl.store(s + row + lane, scale, mask=lane < 1)
 
 
@@ -156,8 +166,8 @@ def tensor_kernel(x, q, amax, s, total, BLOCK: tl.constexpr, STATIC: tl.constexp
         scale = tl.load(s) + tl.zeros([BLOCK], tl.float32)
     else:
         bits = tl.load(amax) + tl.zeros([BLOCK], tl.int32)
-        scale = tl.div_rn(bits.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32))
-        tl.store(s + lane, scale, mask=(lane < 1) & (tl.program_id(0) == 0))
+        scale = _divide(bits.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32), NATIVE)
+        tl.store(s + lane, scale, mask=(lane < 1) & (lane * 0 + tl.program_id(0) == 0))
     index = tl.program_id(0).to(tl.int64) * BLOCK + lane
     v = tl.load(x + index, mask=index < total, other=0.0).to(tl.float32)
-    tl.store(q + index, _encode(_quotient(v, scale), NATIVE), mask=index < total)
+    tl.store(q + index, _encode(_quotient(v, scale, NATIVE), NATIVE), mask=index < total)

@@ -26,6 +26,7 @@ from kernels.backends._eager_quant import (
     quant_tensor,
     quant_token,
 )
+from kernels.backends._rows import take
 from kernels.config import Config
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def grouped_contiguous(
     for group in range(b.shape[0]):
         rows = (m_indices == group).nonzero().squeeze(1)
         if len(rows):
-            out[rows] = block_product(a[rows], a_scale[rows], b[group], b_scale[group]).to(out.dtype)
+            out[rows] = block_product(take(a, rows), a_scale[rows], b[group], b_scale[group]).to(out.dtype)
 
 
 def grouped_masked(

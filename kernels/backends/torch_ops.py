@@ -17,18 +17,21 @@ from torch import Tensor
 
 from kernels.backends import _needs
 from kernels.config import Config
+from kernels.platform import Machine, current_machine, use_rowwise_torch_scaled_mm
 
 if TYPE_CHECKING:
     from kernels.plan import Problem
-    from kernels.platform import Machine
+
+CPU_ROWWISE = (2, 12)
+"""The first torch whose ``_scaled_mm`` takes row-wise scales on a CPU: 2.11.0 refused them, 2.12.0 took them."""
 
 
 def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
     """Reasons against torch's products; see :mod:`kernels.plan`."""
-    on_cpu = machine.vendor == "cpu" or p.device == "cpu"
     if p.op in ("linear", "torch_linear"):
-        if on_cpu:
-            return None if machine.torch >= (2, 6) else "torch._scaled_mm on a CPU needs torch 2.6"
+        if _on_cpu(p, machine):
+            old = None if machine.torch >= (2, 6) else "torch._scaled_mm on a CPU needs torch 2.6"
+            return _needs.first(old, _rowwise(p, machine))
         return _needs.first(
             _fp8_hardware(machine), _needs.multiples(p, k=16, n=16), _rowwise(p, machine), _fused_bias(p)
         )
@@ -60,10 +63,18 @@ def _fp8_hardware(machine: Machine) -> str | None:
     return None if machine.sm >= 89 else f"FP8 needs sm89 or newer; this is {machine.arch}"
 
 
-def _rowwise(p: Problem, machine: Machine) -> str | None:
-    from kernels.platform import use_rowwise_torch_scaled_mm
+def _on_cpu(p: Problem, machine: Machine) -> bool:
+    return machine.vendor == "cpu" or p.device == "cpu"
 
-    if p.op != "torch_linear" or p.kernel != "rowwise" or machine.sm >= 89 or use_rowwise_torch_scaled_mm(machine):
+
+def _rowwise(p: Problem, machine: Machine) -> str | None:
+    if p.op != "torch_linear" or p.kernel != "rowwise":
+        return None
+    if _on_cpu(p, machine):
+        if machine.torch >= CPU_ROWWISE:
+            return None
+        return "row-wise scales on a CPU need torch 2.12; use torch_channelwise_w8a8_scaled_mm"
+    if machine.sm >= 89 or use_rowwise_torch_scaled_mm(machine):
         return None
     return "row-wise scaling needs sm89 or newer, or ROCm with torch 2.7 on gfx942 or newer"
 
@@ -80,23 +91,26 @@ def kernel(p: Problem, machine: Machine) -> str:
     """The routine torch would run."""
     if p.op == "block_linear":
         return "torch.nn.functional.scaled_mm"
-    return "torch._scaled_grouped_mm" if p.op == "grouped_scaled" else f"torch._scaled_mm ({_mode(p, machine.device)})"
+    return "torch._scaled_grouped_mm" if p.op == "grouped_scaled" else f"torch._scaled_mm ({_mode(p, machine)})"
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """What happens to the operands first."""
     if p.op == "block_linear":
         return ("a_scale to strides (1, M)",)
-    if p.op == "linear" and _mode(p, machine.device) == "unfused":
+    if p.op == "linear" and _mode(p, machine) == "unfused":
         return ("unit-scale product to float32, scales and bias afterwards",)
     return ()
 
 
-def _mode(p: Problem, device: str) -> str:
+def _mode(p: Problem, machine: Machine) -> str:
     if p.kernel is not None:
         return p.kernel
-    fused_bias = p.bias is None or (p.bias == p.out_dtype and p.out_dtype != "float32") or device == "cpu"
-    kinds = {("tensor", "tensor"): "tensorwise", ("token", "channel"): "rowwise"}
+    on_cpu = _on_cpu(p, machine)
+    fused_bias = p.bias is None or (p.bias == p.out_dtype and p.out_dtype != "float32") or on_cpu
+    kinds = {("tensor", "tensor"): "tensorwise"}
+    if not on_cpu or machine.torch >= CPU_ROWWISE:
+        kinds["token", "channel"] = "rowwise"
     return kinds.get((p.a_scale, p.b_scale), "unfused") if fused_bias else "unfused"
 
 
@@ -125,8 +139,10 @@ def linear(
 ) -> Tensor:
     """``[M, N]`` for any mix of scale kinds; ``scale_a`` ``[M or 1, 1]``, ``scale_b`` ``[1, N or 1]``."""
     per_tensor = scale_a.numel() == 1 and scale_b.numel() == 1
+    on_cpu = a.device.type == "cpu"
     per_row = scale_a.shape[0] == a.shape[0] and scale_b.shape[1] == b.shape[1]
-    fused_bias = bias is None or a.device.type == "cpu" or (bias.dtype == out_dtype and out_dtype != torch.float32)
+    per_row = per_row and (not on_cpu or current_machine().torch >= CPU_ROWWISE)
+    fused_bias = bias is None or on_cpu or (bias.dtype == out_dtype and out_dtype != torch.float32)
     if fused_bias and (per_tensor or per_row):
         return scaled_mm(a, b, scale_a.contiguous(), scale_b.contiguous(), bias, out_dtype)
     return unfused(a, b, scale_a, scale_b, bias, out_dtype, torch.ones(1, dtype=torch.float32, device=a.device))

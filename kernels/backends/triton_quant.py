@@ -28,6 +28,8 @@ TILE = 32
 """Groups (or rows) of one program: 4096 elements at 128 a group."""
 LINEAR = 4096
 """Elements of one program of the per-tensor kernels."""
+EXACT = {"enable_fp_fusion": False}
+"""Of every launch: no product and sum become one rounding, whatever this Triton's default is."""
 
 
 def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
@@ -79,7 +81,7 @@ def quant_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
     amax = torch.zeros(1, dtype=torch.int32, device=x.device)
     parts = 4
     grid = (-(-x.numel() // (LINEAR * parts)),)
-    library()[0].amax_kernel[grid](x, amax, x.numel(), BLOCK=LINEAR, PARTS=parts, num_warps=8)
+    library()[0].amax_kernel[grid](x, amax, x.numel(), BLOCK=LINEAR, PARTS=parts, num_warps=8, **EXACT)
     _tensor(x, q, amax, scale)
     return q, scale
 
@@ -96,6 +98,7 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
         kernels.token_kernel[(rows,)](
             x, q.view(torch.uint8), scale, bound, cols, x.stride(0), BLOCK=block, PARTS=-(-cols // block),
             BOUNDED=scale_ub is not None, NATIVE=native, num_warps=8 if block > 2048 else 4,
+            **EXACT,
         )  # fmt: skip
     return q, scale
 
@@ -123,7 +126,7 @@ def quant_group(
         kernels.group_kernel[(programs,)](
             flat, q.view(torch.uint8), scale, rows, groups, flat.stride(0), *scale.stride(), _bits(eps),
             GROUP=group, LANES=_power_of_two(group), BLOCK=block, TRANSPOSED=transposed, UE8M0=ue8m0, NATIVE=native,
-            num_warps=4,
+            num_warps=4, **EXACT,
         )  # fmt: skip
     return q.view(x.shape), scale.view(*x.shape[:-1], groups) if layout == "row" else scale
 
@@ -140,7 +143,7 @@ def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tenso
         block = _tile(group)
         kernels.packed_kernel[(-(-rows // block) * words,)](
             x, q.view(torch.uint8), scale, rows, groups, words, x.stride(0), lead, _bits(eps), GROUP=group,
-            LANES=_power_of_two(group), BLOCK=block, NATIVE=native, num_warps=4,
+            LANES=_power_of_two(group), BLOCK=block, NATIVE=native, num_warps=4, **EXACT,
         )  # fmt: skip
     return q, scale
 
@@ -156,7 +159,7 @@ def _tensor(x: Tensor, q: Tensor, amax: Tensor | None, scale: Tensor) -> None:
     kernels, native = library()
     kernels.tensor_kernel[(-(-x.numel() // LINEAR),)](
         x, q.view(torch.uint8), scale if amax is None else amax, scale, x.numel(), BLOCK=LINEAR,
-        STATIC=amax is None, NATIVE=native, num_warps=8,
+        STATIC=amax is None, NATIVE=native, num_warps=8, **EXACT,
     )  # fmt: skip
 
 

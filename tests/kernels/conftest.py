@@ -8,6 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.backends import torch_ops
+from kernels.config import Config
+from kernels.plan import Problem
+from kernels.platform import current_machine
+
 FP8 = torch.float8_e4m3fn
 
 
@@ -37,3 +42,9 @@ def _error(actual: Tensor, expected: Tensor) -> float:
 def make() -> SimpleNamespace:
     """``codes``, ``scales``: seeded operands; ``product``, ``error``: float64 truth and distance from it."""
     return SimpleNamespace(codes=_codes, scales=_scales, product=_product, error=_error)
+
+
+@pytest.fixture(scope="session")
+def rowwise_refused() -> str | None:
+    """Why this machine's torch has no row-wise product for CPU tensors, or None."""
+    return torch_ops.why_not(Problem("torch_linear", device="cpu", kernel="rowwise"), current_machine(), Config())

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from kernels import linear, routes
-from kernels.errors import DtypeError, OptionError, ShapeError
-from kernels.platform import Machine
+from kernels.config import Config
+from kernels.errors import DtypeError, NoBackendError, OptionError, ShapeError
+from kernels.plan import Problem, plan
+from kernels.platform import Machine, use_machine
 from kernels.quantize import scaled_fp8_quant
 
 M, N, K = 5, 48, 160
@@ -78,12 +80,63 @@ class TestTorchRoutines:
         assert y.shape == (1, 3, N) and make.error(y[0], truth(a, b, sa, sb)[:3]) < EPS[dtype] * 4
 
     @pytest.mark.parametrize("shape", [(N, 1), (1, N), (N,)])
-    def test_per_token_and_channelwise(self, make, dtype, shape) -> None:
+    def test_per_token_and_channelwise(self, make, rowwise_refused, dtype, shape) -> None:
         a, b, sa, sb = make.codes(M, K), make.codes(N, K, seed=1), make.scales(M, 1), make.scales(N, seed=1)
         shift = torch.randn(N).to(torch.bfloat16)
-        for routine in (linear.torch_per_token_w8a8_scaled_mm, linear.torch_channelwise_w8a8_scaled_mm):
-            y = routine(qinput=a, weight=b.t(), out_dtype=dtype, scale_a=sa, scale_b=sb.view(shape), bias=shift)
-            assert make.error(y, truth(a, b, sa, sb, shift)) < EPS[dtype]
+        given = dict(qinput=a, weight=b.t(), out_dtype=dtype, scale_a=sa, scale_b=sb.view(shape), bias=shift)
+        y = linear.torch_channelwise_w8a8_scaled_mm(**given)
+        assert make.error(y, truth(a, b, sa, sb, shift)) < EPS[dtype]
+        if rowwise_refused:
+            with pytest.raises(NoBackendError, match="row-wise scales on a CPU"):
+                linear.torch_per_token_w8a8_scaled_mm(**given)
+        else:
+            assert make.error(linear.torch_per_token_w8a8_scaled_mm(**given), truth(a, b, sa, sb, shift)) < EPS[dtype]
+
+
+class TestRowwiseOnTheCpu:
+    """torch before 2.12 multiplies on a CPU with per-tensor scales only: a reason, and the unfused product instead."""
+
+    OLD, NEW = (Machine.described("cpu", torch_version=v) for v in ("2.11.0", "2.12.0"))
+
+    def test_the_version_is_right(self, make, rowwise_refused) -> None:
+        a, b, sa, sb = make.codes(M, K), make.codes(N, K, seed=1), make.scales(M, 1), make.scales(1, N)
+        try:
+            torch._scaled_mm(a, b.t(), scale_a=sa, scale_b=sb, out_dtype=torch.float32)
+        except RuntimeError:
+            assert rowwise_refused
+        else:
+            assert rowwise_refused is None
+
+    @pytest.mark.parametrize(("machine", "mode"), [(OLD, "unfused"), (NEW, "rowwise")])
+    def test_plan(self, machine: Machine, mode: str) -> None:
+        for m in (machine, Machine.described("sm90", torch_version=".".join(map(str, machine.torch)))):  # CPU tensors
+            made = plan(Problem("linear", device="cpu", a_scale="token", b_scale="channel"), m, Config())
+            assert made.backend == "torch" and made.kernel == f"torch._scaled_mm ({mode})"
+            assert bool(made.steps) == (mode == "unfused")
+
+    @pytest.mark.parametrize("bias", [False, True])
+    def test_old_torch_multiplies_unfused(self, make, monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+        real = torch._scaled_mm
+
+        def per_tensor_only(*operands, scale_a, scale_b, **rest):
+            assert scale_a.numel() == scale_b.numel() == 1
+            return real(*operands, scale_a=scale_a, scale_b=scale_b, **rest)
+
+        monkeypatch.setattr(torch, "_scaled_mm", per_tensor_only)
+        a, b, sa, sb = make.codes(M, K), make.codes(N, K, seed=1), make.scales(M, 1), make.scales(1, N, seed=1)
+        shift = torch.randn(N).to(torch.bfloat16) if bias else None
+        with use_machine(self.OLD):
+            y = linear.cutlass_scaled_mm(a, b.t(), sa, sb, torch.float32, shift)
+            assert make.error(y, truth(a, b, sa, sb, shift)) < 1e-6
+        with use_machine(self.NEW), pytest.raises(AssertionError):
+            linear.cutlass_scaled_mm(a, b.t(), sa, sb, torch.float32, shift)
+
+    def test_the_rowwise_routine_says_what_to_use(self, make) -> None:
+        a, b, sa, sb = make.codes(M, K), make.codes(N, K, seed=1), make.scales(M, 1), make.scales(N, 1)
+        with use_machine(self.OLD), pytest.raises(NoBackendError, match="torch 2.12; use torch_channelwise"):
+            linear.torch_per_token_w8a8_scaled_mm(
+                qinput=a, weight=b.t(), out_dtype=torch.float32, scale_a=sa, scale_b=sb
+            )
 
 
 class TestDispatch:

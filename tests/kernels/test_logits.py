@@ -69,7 +69,7 @@ class TestPaged:
         out = logits.fp8_paged_mqa_logits(q, cache, w, context, tables, schedule, 192)
         assert out.shape == (2 * next_n, 192)
         for b, length in enumerate(lens):
-            keys = k[tables[b].long()].reshape(-1, D)
+            keys = k.double()[tables[b].long()].reshape(-1, D)
             scales = scale[tables[b].long()].reshape(-1).double()
             for t in range(next_n):
                 seen, at = length - next_n + t + 1, b * next_n + t

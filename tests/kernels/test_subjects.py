@@ -38,6 +38,12 @@ class TestRecords:
         for contract in ("torch_per_tensor_w8a8_scaled_mm", "torch_per_token_w8a8_scaled_mm", "cutlass_scaled_mm"):
             assert find(contract, "torch").numerics == "ieee32.any"
 
+    def test_an_old_torch_lists_what_it_lacks_with_the_reason(self) -> None:
+        with use_machine(Machine.described("cpu", torch_version="2.11.0")):
+            old = {s.contract: s for s in subjects() if s.name == "torch"}
+        assert "torch 2.12" in str(old["torch_per_token_w8a8_scaled_mm"].why_not())
+        assert old["torch_per_tensor_w8a8_scaled_mm"].why_not() is None
+
     def test_a_hopper_lists_its_libraries_with_reasons(self) -> None:
         with use_machine(Machine.described("sm90", packages={"deep_gemm": "2.5"})):
             on_gpu = {(s.contract, s.name): s for s in subjects() if s.device == "cuda"}
