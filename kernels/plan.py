@@ -22,15 +22,15 @@ from kernels.platform import ARCHES, Machine, current_machine
 
 TABLE: Mapping[str, tuple[str, ...]] = {
     # operation: backends in order of preference
-    "quant_tensor": ("triton", "cutlass", "eager"),
-    "quant_token": ("triton", "cutlass", "eager"),
-    "quant_group": ("triton", "cutlass", "eager"),
-    "quant_group_packed": ("triton", "cutlass", "eager"),
+    "quant_tensor": ("triton", "cutlass", "sgl_kernel", "eager"),
+    "quant_token": ("triton", "cutlass", "sgl_kernel", "eager"),
+    "quant_group": ("triton", "cutlass", "sgl_kernel", "eager"),
+    "quant_group_packed": ("triton", "cutlass", "sgl_kernel", "eager"),
     "cast": ("eager",),
     "layout": ("eager",),
-    "linear": ("cutlass", "torch", "eager"),
+    "linear": ("cutlass", "sgl_kernel", "torch", "eager"),
     "torch_linear": ("torch",),
-    "block_linear": ("cutlass", "torch", "eager"),
+    "block_linear": ("cutlass", "sgl_kernel", "torch", "eager"),
     "fp8_gemm_nt": ("deep_gemm", "eager"),
     "blockscale_sm90": ("flashinfer", "eager"),
     "dynamic_blockscale": ("flashinfer", "deep_gemm", "eager"),
@@ -46,6 +46,7 @@ TABLE: Mapping[str, tuple[str, ...]] = {
 MODULES: Mapping[str, str] = {
     "triton": "kernels.backends.triton_quant",
     "cutlass": "kernels.backends.cutlass",
+    "sgl_kernel": "kernels.backends.sgl_kernel",
     "torch": "kernels.backends.torch_ops",
     "deep_gemm": "kernels.backends.deep_gemm",
     "flashinfer": "kernels.backends.flashinfer",

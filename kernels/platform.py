@@ -24,17 +24,22 @@ from kernels.errors import DeviceError, OptionError
 
 ARCHES = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "gfx90a", "gfx942", "gfx950", "cpu")
 """Architectures with a described machine."""
-PACKAGES = ("deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "triton")
+PACKAGES = ("deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "sgl_kernel", "triton")
 """Packages a plan can ask for."""
 INSTALL = {
     "deep_gemm": "install `sgl-deep-gemm` or vLLM, which vendors it",
     "flashinfer": "install `flashinfer-python`",
     "flashinfer_cubin": "install `flashinfer-cubin` (without it FlashInfer would download kernels at first use)",
     "vllm_ops": "install vLLM, or set FP8_KERNELS_VLLM_OPS to its compiled operators",
+    "sgl_kernel": "install `sgl-kernel`",
     "triton": "install `triton`",
 }
 """The way out of each missing package."""
-DISTRIBUTIONS = {"flashinfer": "flashinfer-python", "flashinfer_cubin": "flashinfer-cubin"}
+DISTRIBUTIONS = {
+    "flashinfer": "flashinfer-python",
+    "flashinfer_cubin": "flashinfer-cubin",
+    "sgl_kernel": "sgl-kernel",
+}
 PRODUCTS: Mapping[str, tuple[str, int]] = {
     # product: (architecture, multiprocessors). NVIDIA's white papers of GA100, GA102, AD102, GH100 and RTX Blackwell;
     # H200 and B200 as their drivers report them.

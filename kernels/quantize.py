@@ -25,7 +25,7 @@ from kernels import checks
 from kernels.backends import eager
 from kernels.checks import FP8, WIDE
 from kernels.errors import LayoutError, OptionError, ShapeError
-from kernels.routes import route
+from kernels.routes import dtype_name, route
 from kernels.shards import (
     all_close_1d,
     convert_to_channelwise,
@@ -193,7 +193,8 @@ def per_token_group_quant_fp8(
     if torch.compiler.is_compiling():
         q, scale = torch.ops.fp8_kernels.per_token_group_quant_fp8(x, group_size, eps, layout, use_ue8m0)
         return (q if out is None else out.copy_(q)), scale
-    run = route("quant_group", x.device, ("group_size", group_size))
+    key = (("group_size", group_size), ("a_dtype", dtype_name(x.dtype)), ("ue8m0", use_ue8m0))
+    run = route("quant_group", x.device, *key)
     q, scale = run.quant_group(x, group_size, eps, use_ue8m0, layout, out)
     return q, scale
 
@@ -216,7 +217,8 @@ def per_token_group_quant_fp8_packed(
     _matrix(x)
     checks.positive("group_size", group_size)
     checks.multiple("K", x.shape[1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[1]}")
-    run = route("quant_group_packed", x.device, ("group_size", group_size))
+    key = (("group_size", group_size), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[1]))
+    run = route("quant_group_packed", x.device, *key)
     q, scale = run.quant_group_packed(x, group_size, eps)
     return q, scale
 

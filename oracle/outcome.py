@@ -25,6 +25,12 @@ SEVERITY = (
 )
 
 
+def quoted(text: str) -> str:
+    """``text`` as one word of a shell, always in quotes."""
+    word = shlex.quote(text)
+    return word if word.startswith("'") else f"'{word}'"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One judged (or unjudgeable) case of one subject.
@@ -57,8 +63,8 @@ class Outcome:
             return ""
         if self.id.startswith("pytest/"):
             return f"pytest {shlex.quote(re.sub('#[0-9]+$', '', self.id.removeprefix('pytest/')))}"
-        live = "" if self.id.startswith("captures/") else f" --subject '{self.subject}'"
-        return f"fp8-oracle verify --case '{self.id}'{live}"
+        live = "" if self.id.startswith("captures/") else f" --subject {quoted(self.subject)}"
+        return f"fp8-oracle verify --case {quoted(self.id)}{live}"
 
     def to_json(self) -> dict[str, object]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ import oracle
 from oracle import captures, cases
 from oracle.compare import Status
 from oracle.contracts import get
+from oracle.contracts.gemm import ProductContract
 from oracle.diagnose import diagnose
 from oracle.effective_scales import factors
 from oracle.failing_case import FailingCase, read, write
 from oracle.faults import Call, run
 from oracle.faults import get as get_fault
 from oracle.minimise import extents, minimise
+from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
 from tests.conftest import Cli
 
@@ -145,9 +148,113 @@ class TestWhere:
 
     def test_a_sample_is_enough_for_a_large_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Above the limit a fault inside the product is named from some rows and columns."""
-        monkeypatch.setattr("oracle.diagnose.WHOLE", 1 << 10)
+        for module in ("diagnose", "hypotheses"):
+            monkeypatch.setattr(f"oracle.{module}.WHOLE", 1 << 10)
         call, output = mutant(GEMM, "B scale of the next K block")
         assert diagnose("fp8_gemm_nt", call.inputs, output).names == ("B scale of the next K block",)
+
+
+# Drawn at random from all pairs of a fault and a contract, with a case of the quick profile that shows it.
+DRAWN = (
+    (
+        "A codes saturate at 240",
+        "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=128,k=256,g=4/family=randn/seed=1",
+    ),
+    (
+        "store rounds half away from zero",
+        "scaled_grouped_mm/e4m3xe4m3-bf16/token:channel/m=40,n=128,k=256,g=4/family=ties/seed=1",
+    ),
+    (
+        "second half of a split K missing",
+        "fp8_blockscale_gemm_sm90/e4m3xe4m3-f16/1x128:128x128/m=33,n=256,k=384/family=codes/seed=2",
+    ),
+    (
+        "A scale rounded to bfloat16",
+        "torch_per_tensor_w8a8_scaled_mm/e4m3xe4m3-bf16/tensor:tensor/m=33,n=256,k=384/family=subnormal/seed=1",
+    ),
+    (
+        "B scale of the first row throughout",
+        "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=192,k=256,g=4/family=randn/seed=1",
+    ),
+    (
+        "inverse of the B scale used",
+        "torch_per_token_w8a8_scaled_mm/e4m3xe4m3-bf16/token:channel/m=33,n=256,k=384/family=exact/seed=2",
+    ),
+    (
+        "A codes saturate at 256",
+        "torch_channelwise_w8a8_scaled_mm/e4m3xe4m3-bf16/token:tensor/m=33,n=256,k=384/bias=bf16/family=randn/seed=1",
+    ),
+    (
+        "shard scale row overwritten by the next shard",
+        "torch_per_token_w8a8_scaled_mm/e4m3xe4m3-bf16/token:channel/m=31,n=256,k=256/family=randn/seed=1",
+    ),
+    (
+        "B scale of the previous N block",
+        "scaled_grouped_mm/e4m3xe4m3-bf16/token:channel/m=40,n=128,k=256,g=4/family=spike/seed=1",
+    ),
+    (
+        "logits outside the window finite",
+        "fp8_mqa_logits/e4m3xe4m3-f32/tensor:token/m=5,n=256,h=64,d=128/clean=1/family=randn/seed=1",
+    ),
+    (
+        "codes rounded toward zero",
+        "per_token_group_quant_fp8/bf16-e4m3/1x128/m=130,k=384/columns=plain/family=randn/seed=1",
+    ),
+    (
+        "rows of gated weights reordered backwards",
+        "reorder_rows_for_gated_act_gemm/e4m3/-/m=256,k=256/family=codes/seed=1",
+    ),
+    ("softmax for sigmoid", "moe_routing/f32/-/t=40,e=32,k=4/family=randn/seed=1"),
+    ("last row not written", "flashinfer_quantize_1x128/bf16-e4m3/1x128/m=129,k=640/family=randn/seed=1"),
+    (
+        "N tail unwritten",
+        "cutlass_w8a8_scaled_mm/e4m3xe4m3-bf16/tensor:tensor/m=32,n=192,k=384/family=randn/seed=1",
+    ),
+)
+
+
+class TestExplainAFile:
+    """From a file with nothing but the call and its output, the fault that was put in stands first, or tied."""
+
+    @pytest.mark.parametrize(("fault", "text"), DRAWN, ids=[fault for fault, _ in DRAWN])
+    def test_first_or_tied(self, tmp_path: Path, cli: Cli, fault: str, text: str) -> None:
+        case = cases.parse(text)
+        contract, options = get(case.contract), case.call_options()
+        dtype = case.out_dtype if isinstance(contract, ProductContract) else torch.bfloat16
+        call = Call(contract, case.inputs(), options, _first_admitted(case), dtype)
+        path = tmp_path / "case.safetensors"
+        output = run(call, get_fault(fault))
+        write(path, FailingCase(case.contract, call.inputs, output, options, "sm90", None))
+        assert cli("explain", path, "--json", tmp_path / "said.json").status == 1
+        found = json.loads((tmp_path / "said.json").read_text())["diagnosis"]["explanations"]
+        worth = [(e["complete"], e["explained"] - e["contradicted"], e["placed"]) for e in found]
+        assert fault in [e["name"] for e, w in zip(found, worth, strict=True) if w == worth[0]]
+
+    def test_by_place(self) -> None:
+        """What an unwritten tail holds cannot be predicted, where it is can; one wrong element beside it, and the
+        place explains nothing."""
+        call, output = mutant(GEMM.replace("m=40,n=256", "m=136,n=192"), "N tail unwritten")
+        assert isinstance(output, torch.Tensor)
+        assert [name.partition(" (by")[0] for name in diagnose("fp8_gemm_nt", call.inputs, output).names] == [
+            "N tail unwritten"
+        ]
+        output[0, 0] += 1
+        assert not any("N tail" in name for name in diagnose("fp8_gemm_nt", call.inputs, output).names)
+
+    def test_everything_unwritten_is_no_place(self) -> None:
+        """Where the tail is all there is, the hypothesis would fit any output."""
+        call, _ = mutant(GEMM.replace("n=256", "n=64"), "N tail unwritten")
+        output = torch.ones(40, 64, dtype=torch.bfloat16)
+        assert not any(e.placed for e in diagnose("fp8_gemm_nt", call.inputs, output).explanations)
+
+
+def _first_admitted(case: cases.Case) -> Schedule | None:
+    """The schedule of the right kernel of a product."""
+    contract = get(case.contract)
+    if not isinstance(contract, ProductContract):
+        return None
+    names = contract.admitted("sm90", None, contract.parts(case.inputs()), case.out_dtype)
+    return get_schedule(next(name for name in names if not name.endswith(".any")))
 
 
 class TestMinimise:
@@ -193,3 +300,20 @@ class TestMinimise:
         again = read(path)
         assert again.inputs["weight"].stride() == inputs["weight"].stride()
         assert oracle.judge(case.contract, again.inputs, again.output, arch="cpu").status is Status.PASSED
+
+    def test_strides_and_padding_survive_the_file(self, tmp_path: Path) -> None:
+        """Columns of a TMA-aligned scale with what stands between them; a kernel may also return its own input."""
+        contract = "get_col_major_tma_aligned_tensor"
+        case = cases.parse(f"{contract}/f32/-/m=31,c=7,g=1/family=randn/seed=1")
+        output = get(contract).reference(case.inputs())
+        assert isinstance(output, torch.Tensor)
+        path = tmp_path / "case.safetensors"
+        for padding, status in ((0.0, Status.PASSED), (1.0, Status.FAILED)):
+            output.as_strided((output.shape[1], 1), (32, 1), 31).fill_(padding)
+            write(path, FailingCase(contract, case.inputs(), output, {}, "cpu", None))
+            again = read(path)
+            assert isinstance(again.output, torch.Tensor) and again.output.stride() == output.stride() == (1, 32)
+            assert oracle.judge(contract, again.inputs, again.output, arch="cpu").status is status
+        same = case.inputs()["scale"]
+        write(path, FailingCase(contract, {"scale": same}, same, {}, "cpu", None))
+        assert torch.equal(read(path).inputs["scale"], same)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -88,7 +89,8 @@ class TestBrokenKernels:
     @pytest.mark.parametrize(("kernel", "watch", "words"), CAUGHT, ids=[c[0] for c in CAUGHT])
     def test_caught(self, kernel: str, watch: str, words: str) -> None:
         """The watch, and what it says."""
-        report = validate(f"tests.subjects.broken:{kernel}", GEMM, case=FEW[:1], limit=60)
+        which = FEW[1:] if kernel == "random" else FEW[:1]  # bfloat16 hides most of what another order changes
+        report = validate(f"tests.subjects.broken:{kernel}", GEMM, case=which, limit=60)
         caught = [f for f in report.failures if f.watch == watch]
         assert any(words in f.verdict.summary for f in caught), [(f.watch, f.verdict.summary) for f in report.failures]
         assert report.exit_code == (2 if watch == LOAD else 1)
@@ -130,6 +132,91 @@ class TestBrokenKernels:
             "tests.subjects.broken:varies_with_m", GEMM, case=case, limit=60, require=("batch invariance",)
         )
         assert [f.watch for f in strict.failures] == ["batch invariance"]
+
+
+GROUP = "per_token_group_quant_fp8/bf16-e4m3/1x128/m=5,k=384/columns=tma/family=randn/seed=1"
+COLUMNS = "get_col_major_tma_aligned_tensor/f32/-/m=31,c=7,g=3/family=randn/seed=1"
+
+
+class TestEveryKindOfOutput:
+    """A scalar, integers, padded columns, float64: the reference of the contract conforms to it."""
+
+    @pytest.mark.parametrize(
+        "case",
+        [
+            GROUP,
+            COLUMNS,
+            COLUMNS.replace("m=31,c=7,g=3", "m=1,c=1,g=1"),
+            "get_mn_major_tma_aligned_packed_ue8m0_tensor/f32/-/m=31,c=7,g=1/family=randn/seed=1",
+            "calc_diff/f32/-/m=128,k=128/family=randn/seed=1",
+            "requantize_with_max_scale/e4m3/-/s=3,n=96,k=128/family=randn/seed=1",
+            "moe_routing/f32/-/t=4,e=8,k=2/family=randn/seed=1",
+        ],
+    )
+    def test_conforms(self, case: str) -> None:
+        contract = case.partition("/")[0]
+        report = validate(f"tests.subjects.references:{contract}", contract, case=case, limit=60)
+        assert [f.verdict.summary for f in report.failures] == [] and report.exit_code == 0
+        assert {"every element written", "rerun determinism"} <= set(report.watches())
+
+    def test_a_product_that_quantises_by_itself(self) -> None:
+        """It has no exact relations; the rest is watched."""
+        contract = "dynamic_flashinfer_deepgemm_blockscale_gemm"
+        case = f"{contract}/bf16xe4m3-bf16/1x128:128x128/m=3,n=128,k=256/family=randn/seed=1"
+        report = validate(
+            "kernels.blockscaled:dynamic_flashinfer_deepgemm_blockscale_gemm", contract,
+            case=case, limit=60,
+        )  # fmt: skip
+        assert [f.verdict.summary for f in report.failures] == [] and report.exit_code == 0
+        assert "scale doubled" not in report.watches() and "stale state" in report.watches()
+
+    def test_another_layout_of_the_right_numbers(self) -> None:
+        """Strides travel from the worker to the verdict; so does what stands in the padding."""
+        report = validate("tests.subjects.broken:row_major_scales", "per_token_group_quant_fp8", case=GROUP, limit=60)
+        assert any("strides (3, 1)" in f.verdict.summary for f in report.failures) and report.exit_code == 1
+        report = validate(
+            "tests.subjects.broken:unpadded_lanes", "get_col_major_tma_aligned_tensor", case=COLUMNS, limit=60
+        )
+        assert any("worst padding" in f.verdict.summary for f in report.failures) and report.exit_code == 1
+
+
+# kernel, the fault that its output must be explained by
+INTERPRETED = (
+    ("drops_odd_tile", "last K block dropped"),
+    ("scale_of_previous_row", "A scale of the previous row"),
+    ("scale_of_next_block", "A scale of the next K block"),
+)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+class TestInterpretedKernels:
+    """A Triton kernel through Triton's interpreter: the right one conforms, each twin is caught and named."""
+
+    SMALL = f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=5,n=64,k=384/family=randn/seed=1"
+    RIGHT = (
+        SMALL,
+        f"{GEMM}/e4m3xe4m3-f32/1x128:128x128/m=33,n=192,k=256/family=subnormal/seed=2",
+        f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=17,n=192,k=384/family=nan/seed=1",
+    )
+
+    @pytest.fixture(autouse=True)
+    def interpreter(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The worker inherits it, and imports Triton after it is set."""
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+    def test_conforms(self) -> None:
+        """Every watch met, both output dtypes, NaN codes and subnormals as well."""
+        report = validate("tests.subjects.interpreted:gemm", GEMM, case=self.RIGHT, limit=60)
+        assert [f.verdict.summary for f in report.failures] == []
+        assert report.exit_code == 0 and report.judged == 3
+        assert {"guard zones", "stale state", "every element written", "scale doubled"} <= set(report.watches())
+
+    @pytest.mark.parametrize(("kernel", "fault"), INTERPRETED, ids=[c[0] for c in INTERPRETED])
+    def test_caught_and_named(self, kernel: str, fault: str) -> None:
+        """By its numbers, with the name of what was put in."""
+        report = validate(f"tests.subjects.interpreted:{kernel}", GEMM, case=self.SMALL, limit=60)
+        (wrong,) = [f for f in report.failures if f.watch == NUMBERS]
+        assert report.exit_code == 1 and wrong.verdict.explained_by == (fault,)
 
 
 class TestWrongQuestions:

@@ -7,6 +7,8 @@ standard error says why and what to do), 130 interrupted, 141 nobody reads the o
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -33,7 +35,7 @@ from oracle.cli import (
     validate,
     verify,
 )
-from oracle.errors import OracleError
+from oracle.errors import OptionError, OracleError
 
 COMMANDS = (
     verify,
@@ -58,11 +60,14 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as `>&-` does: the status is still worth having
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open as long as the process
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):  # a file name may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
     try:
-        commands = parser()
-        settings.install(commands, settings.load())
-        arguments = commands.parse_args(argv)
-        status: int = arguments.run(arguments)
+        return _status(argv)
     except OracleError as error:
         print(f"fp8-oracle: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -70,10 +75,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("fp8-oracle: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read the output has enough, as `head`; what is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read the output has enough, as `head`
         return 141
+    except MemoryError as error:
+        print(f"fp8-oracle: error: not enough memory: {error or 'for this question'}", file=sys.stderr)
+        return 2
+    except UnicodeEncodeError as error:
+        print(f"fp8-oracle: error: {error.object[:80]!r} is no Unicode text ({error.reason})", file=sys.stderr)
+        return 2
+    except OSError as error:
+        what = "the output cannot be written" if error.filename is None else error.filename
+        print(f"fp8-oracle: error: {what}: {error.strerror or error}", file=sys.stderr)
+        if error.errno == errno.ENOSPC:
+            _drop_output()
+        return 2
+
+
+def _status(argv: Sequence[str] | None) -> int:
+    commands = parser()
+    settings.install(commands, settings.load())
+    try:
+        arguments = commands.parse_args(argv)
+    except SystemExit:  # --help and --version
+        sys.stdout.flush()
+        raise
+    _no_empty_word(arguments)
+    status: int = arguments.run(arguments)
+    sys.stdout.flush()  # what cannot be written is an error of this command, not a remark after its end
     return status
+
+
+def _no_empty_word(arguments: argparse.Namespace) -> None:
+    """Refuse ``--flag ''``, as from a shell variable that was never set: no argument means something by it."""
+    for name, value in vars(arguments).items():
+        if "" in (value if isinstance(value, list) else [value]):
+            raise OptionError(f"argument {name} is empty; give it a value, or leave it out")
+
+
+def _drop_output() -> None:
+    """What is still buffered must not raise again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser() -> argparse.ArgumentParser:

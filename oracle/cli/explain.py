@@ -69,10 +69,10 @@ def words(found: Diagnosis) -> list[str]:
     lines = [f"  {found.failing} of {found.total} elements differ from the right kernel's bits: {found.where}"]
     lines += [f"  {finding}" for finding in found.findings]
     for rank, e in enumerate(found.explanations[:5], 1):
-        lines.append(
-            f"  {rank}. {e.name}: {e.explained} of {e.failing} failing elements, {e.contradicted} contradicted "
-            f"({e.numerics}; met in {e.met_in})"
-        )
+        said = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
+        if e.placed:
+            said = f"all {e.placed} failing elements lie where it writes nothing, and whatever it writes is right"
+        lines.append(f"  {rank}. {e.name}: {said} ({e.numerics}; met in {e.met_in})")
     if not found.explanations:
         lines.append("  no fault of the catalogue reproduces half of the failing elements")
     return lines
@@ -93,6 +93,7 @@ def to_json(found: Diagnosis) -> dict[str, object]:
                 "explained": e.explained,
                 "failing": e.failing,
                 "contradicted": e.contradicted,
+                "placed": e.placed,
                 "complete": e.complete,
                 "met_in": e.met_in,
             }

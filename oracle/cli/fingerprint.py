@@ -11,7 +11,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from oracle.cli.common import Commands
+from oracle.cli.common import Commands, whole
 from oracle.errors import OptionError, OracleError, SubjectError
 from oracle.tensorcore.fingerprint import Kernel, fingerprint
 from oracle.tensorcore.probes import Shape
@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--k", type=int, default=512, help="a multiple of 128 (default: 512)")
     command.add_argument("--out-dtype", choices=sorted(OUT_DTYPES), default="bfloat16")
     command.add_argument("--device", default="cpu")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=whole(0), default=0)
     command.set_defaults(run=run)
 
 

@@ -18,7 +18,7 @@ def add(commands: Commands) -> None:
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
     adding = actions.add_parser("add", help="add a run; one that is there already is not added again")
     adding.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
-    adding.add_argument("--label", default="", help="a name for the run, as a commit or a library version")
+    adding.add_argument("--label", help="a name for the run, as a commit or a library version")
     adding.set_defaults(run=_add)
     show = actions.add_parser("show", help="one row for each run, and sparklines")
     show.add_argument("--contract", metavar="NAME", help="count this routine only")
@@ -34,7 +34,7 @@ def _add(arguments: argparse.Namespace) -> int:
     report, notes = read_report(arguments.record)
     for note in notes:
         print(f"fp8-oracle: {note}", file=sys.stderr)
-    number, new = history.add(arguments.db, report, label=arguments.label)
+    number, new = history.add(arguments.db, report, label=arguments.label or "")
     print(f"{arguments.db}: {'added as' if new else 'is already'} run {number}")
     return 0
 

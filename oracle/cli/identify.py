@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 import oracle
 from oracle import fixtures, options
-from oracle.cli.common import Commands, add_file_arguments, inputs_of, pairs
+from oracle.cli.common import Commands, add_file_arguments, inputs_of, pairs, whole
 from oracle.contracts import get
 from oracle.errors import FixtureError
 
@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
     add_file_arguments(command)
     command.add_argument("--output", default="*", metavar="PATTERN", help="only outputs that match, as out.mine*")
     command.add_argument("--arch", help="only schedules of this arch")
-    command.add_argument("--top", type=int, default=5, metavar="N", help="schedules to print (default: 5)")
+    command.add_argument("--top", type=whole(1), default=5, metavar="N", help="schedules to print (default: 5)")
     command.set_defaults(run=run)
 
 

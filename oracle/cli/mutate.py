@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oracle import fixtures, profiles
-from oracle.cli.common import Commands, console
+from oracle.cli.common import Commands, console, whole
 from oracle.contracts import get
 from oracle.errors import OptionError
 from oracle.faults import Fault, catalogue, faults_of
@@ -33,8 +33,8 @@ def add(commands: Commands) -> None:
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
     command.add_argument("--rules", action="store_true", help="also ask other projects' rules, on the same data")
     command.add_argument("--own-data", action="store_true", help="ask them on each project's own data as well")
-    command.add_argument("--legal", type=int, default=0, metavar="N", help="also judge N random legal variants")
-    command.add_argument("--seed", type=int, default=1, help="seed of the legal variants (default: 1)")
+    command.add_argument("--legal", type=whole(0), default=0, metavar="N", help="also judge N random legal variants")
+    command.add_argument("--seed", type=whole(0), default=1, help="seed of the legal variants (default: 1)")
     command.add_argument("--list", action="store_true", help="print the catalogue, and stop")
     command.add_argument("--json", metavar="FILE", help="write the scores as JSON; `-` is the standard output")
     command.set_defaults(run=run)

@@ -30,13 +30,15 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise SubjectError(f"the production layer cannot be imported ({error}); see `fp8-oracle doctor`") from None
     given = {name: _value(text) for name, text in pairs(arguments.option, "--option").items()}
+    if twice := sorted({"op", "arch", *(d for d in "mnk" if getattr(arguments, d) is not None)} & set(given)):
+        raise OptionError(f"--option {twice[0]}=...: {twice[0]} has a flag of its own, --{twice[0]}")
     dims = {dim: getattr(arguments, dim) for dim in ("m", "n", "k") if getattr(arguments, dim) is not None}
     try:
-        print(plan.describe(op=arguments.op, arch=arguments.arch, **dims, **given))
+        print(plan.describe(op=arguments.op, arch=arguments.arch, **{**given, **dims}))
     except errors.KernelError as error:
         raise OptionError(str(error)) from None
     return 0
 
 
 def _value(text: str) -> object:
-    return int(text) if text.isdigit() else {"true": True, "false": False}.get(text, text)
+    return int(text) if text.isdecimal() else {"true": True, "false": False}.get(text, text)

@@ -70,9 +70,10 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPa
 
 def _table(path: Path) -> dict[str, object] | None:
     try:
-        found = tomllib.loads(path.read_text("utf-8")).get("tool", {}).get("fp8-oracle")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tools = tomllib.loads(path.read_text("utf-8")).get("tool")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionError(f"{path}: is not TOML ({error})") from None
+    found = tools.get("fp8-oracle") if isinstance(tools, dict) else None
     if found is not None and not isinstance(found, dict):
         raise OptionError(f"{path}: {TABLE} is no table")
     return found
@@ -84,8 +85,8 @@ def _checked(table: dict[str, object], path: Path) -> Settings:
     profile, fixtures, subjects = (table.get(key) for key in KEYS)
     if profile is not None and profile not in profiles.PROFILES:
         raise OptionError(f"{path}: [{TABLE}] profile={profile!r}; there are {', '.join(profiles.PROFILES)}")
-    if fixtures is not None and not isinstance(fixtures, str):
-        raise OptionError(f"{path}: [{TABLE}] fixtures={fixtures!r} is no text; name a folder, or \"none\"")
+    if fixtures is not None and not (isinstance(fixtures, str) and fixtures):
+        raise OptionError(f"{path}: [{TABLE}] fixtures={fixtures!r} is no path; name a folder, or \"none\"")
     if subjects is not None and not (isinstance(subjects, list) and all(isinstance(s, str) and s for s in subjects)):
         raise OptionError(f"{path}: [{TABLE}] subjects={subjects!r} is no list of names")
     place = fixtures if fixtures in (None, "none") else str(path.parent / str(fixtures))

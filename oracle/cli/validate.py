@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oracle import fixtures
-from oracle.cli.common import Commands, console
+from oracle.cli.common import Commands, console, whole
 from oracle.harness.report import Finding, Report
 from oracle.harness.validation import LIMIT, PROFILES, validate
 from oracle.report.console import STYLES
@@ -33,9 +34,15 @@ def add(commands: Commands) -> None:
     command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     command.add_argument("--profile", choices=PROFILES, default="quick")
-    command.add_argument("--seed", type=int, help="replaces the seeds of the profile's cases")
+    command.add_argument("--seed", type=whole(0), help="replaces the seeds of the profile's cases")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
-    command.add_argument("--require", action="append", default=[], metavar="WATCH", help="'batch invariance' must hold")
+    command.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        metavar="WATCH",
+        help="'batch invariance' must hold; 'large offsets' makes a call beyond 2^31 elements (a soak does)",
+    )
     command.add_argument(
         "--limit", type=float, default=LIMIT, metavar="S", help=f"seconds for one call (default: {LIMIT:g})"
     )
@@ -74,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def print_report(report: Report, screen: Console) -> None:
     """The table of watches, the failures with their commands, the notes, one closing line."""
-    table = Table(title=f"{report.kernel} as {report.contract}", title_justify="left", header_style="bold")
+    screen.print(f"{report.kernel} as {report.contract}", style="italic", soft_wrap=True)  # a title wraps inside names
+    table = Table(header_style="bold")
     table.add_column("watch")
     table.add_column("findings", justify="right")
     table.add_column("failed", justify="right")
@@ -88,7 +96,8 @@ def print_report(report: Report, screen: Console) -> None:
     for note in report.notes:
         screen.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
     if report.saved is not None:
-        screen.print(f"smallest failing case: {report.saved}; `fp8-oracle explain {report.saved}`", soft_wrap=True)
+        command = f"fp8-oracle explain {shlex.quote(report.saved)}"
+        screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
     word = {0: ("CONFORMS", "bold green"), 1: ("DOES NOT CONFORM", "bold red"), 2: ("NOT JUDGED", "bold red")}[
         report.exit_code
     ]

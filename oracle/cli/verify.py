@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -132,7 +133,7 @@ def _use_threads(given: int | None, wanted: Filter) -> None:
     if given is not None and given < 1:
         raise OptionError(f"--threads {given}: at least 1")
     if given is not None or wanted.id is None:
-        torch.set_num_threads(given or 1)
+        torch.set_num_threads(min(given or 1, os.cpu_count() or 1))
 
 
 def _canonical(case: str | None) -> str | None:

@@ -15,7 +15,19 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from oracle.errors import OptionError
-from oracle.faults import arithmetic, cast, layers, logits, movement, quantiser, scale_index, scale_value
+from oracle.faults import (
+    arithmetic,
+    cast,
+    experts,
+    layers,
+    logits,
+    movement,
+    movement_grouped,
+    quantiser,
+    scale_index,
+    scale_layout,
+    scale_value,
+)
 from oracle.faults.base import Beyond, Call, Family, Fault, Stage, agree
 from oracle.faults.behaviour import BEHAVIOURS, Behaviour
 from oracle.faults.engine import run
@@ -36,11 +48,26 @@ __all__ = [
 ]
 
 
+FAMILIES = (
+    scale_index,
+    scale_layout,
+    scale_value,
+    cast,
+    movement,
+    movement_grouped,
+    arithmetic,
+    quantiser,
+    logits,
+    layers,
+    experts,
+)
+
+
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, Fault]:
     """Every fault by name, in the order of the families."""
     found: dict[str, Fault] = {}
-    for module in (scale_index, scale_value, cast, movement, arithmetic, quantiser, logits, layers):
+    for module in FAMILIES:
         for fault in module.faults():
             if fault.name in found:
                 raise ValueError(f"fault {fault.name!r} stands twice in the catalogue")

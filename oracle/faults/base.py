@@ -160,6 +160,8 @@ def agree(x: Tensor, y: Tensor) -> Tensor:
         return x.to(torch.float64) == y.to(torch.float64)
     if not x.is_floating_point():
         return x == y
+    if x.dtype is torch.float64:  # no format of a kernel, but the output of a contract that measures one
+        return (x.view(torch.int64) == y.view(torch.int64)) | (torch.isnan(x) & torch.isnan(y))
     return same_bits(x.contiguous(), y.contiguous())
 
 

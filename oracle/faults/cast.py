@@ -140,7 +140,8 @@ def _stochastic(call: Call, acc: Tensor) -> Tensor:
     up = to_dtype(acc.to(torch.float64), call.out_dtype, rounding=Rounding.UP, overflow=Overflow.INF)
     low, high = decode(down), decode(up)
     share = torch.where(high > low, (acc.to(torch.float64) - low) / (high - low), torch.zeros_like(low))
-    draw = torch.rand(acc.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(acc.device)
+    seeded = torch.Generator().manual_seed(7)
+    draw = torch.rand(acc.shape, generator=seeded, dtype=torch.float64, device="cpu").to(acc.device)
     return _keep_nan(acc, torch.where(draw < share, up, down))
 
 

@@ -15,6 +15,7 @@ from oracle.contracts.gemm import ProductContract
 from oracle.contracts.quantize import QuantiserContract
 from oracle.errors import NumericsError
 from oracle.faults.base import Beyond, Call, Fault, Stage, fold, touches
+from oracle.faults.experts import CONTRACTS as EXPERTS
 from oracle.faults.layers import CONTRACTS as LAYERS
 from oracle.faults.quantiser_engine import run_quantiser
 from oracle.gemm import ScaledProduct, exact, rounded
@@ -24,6 +25,8 @@ from oracle.tensorcore.predict import predict_product, store
 from oracle.tensorcore.schedules import Schedule
 
 LOGITS = "fp8_mqa_logits"
+REFERENCES = LAYERS | EXPERTS
+"""Contracts whose right kernel is their reference."""
 
 
 def run(call: Call, *faults: Fault) -> Tensor | dict[str, Tensor]:
@@ -46,7 +49,7 @@ def run(call: Call, *faults: Fault) -> Tensor | dict[str, Tensor]:
         return run_quantiser(call, faults)
     if call.contract.name == LOGITS:
         return _logits(call, faults)
-    if call.contract.name in LAYERS:
+    if call.contract.name in REFERENCES:
         return _reference(call, faults)
     raise NumericsError(f"no kernel of {call.contract.name} is modelled, so no fault can be put into one")
 

@@ -109,7 +109,7 @@ def _gate_scale_twice(call: Call, out: Tensor) -> Tensor:
     """The output scale of the first product holds the gate's scale, which the kernel applies once more."""
     experts = experts_of(call.inputs, call.resolved)
     tokens = tokens_of(call.inputs, choices(call.inputs["router_logits"])[0], torch.float32)
-    made = torch.zeros(out.shape, dtype=torch.float64)
+    made = torch.zeros(out.shape, dtype=torch.float64, device="cpu")
     once_more = decode(call.inputs["w13_scale"]) * decode(call.inputs["w13_input_scale"]).reshape(())
     for expert, token, _ in tokens.slots(experts):
         h = decode(stored(experts.product("w13", expert, *tokens.rows(token)), torch.float32))
@@ -126,7 +126,7 @@ def _bf16(x: Tensor) -> Tensor:
 def _as_sxm(call: Call, out: Tensor) -> Tensor:
     """132 for everything that is sm90."""
     numbers = [i for i, (_, capability, _) in enumerate(platforms.GPUS, start=1) if capability == 90]
-    hopper = torch.isin(call.inputs["product"], torch.tensor(numbers))
+    hopper = torch.isin(call.inputs["product"], torch.tensor(numbers, dtype=torch.int64, device="cpu"))
     return torch.where(hopper & (out > 0), 132, out)
 
 

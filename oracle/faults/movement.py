@@ -12,13 +12,12 @@ from torch import Tensor
 
 from oracle.faults.base import Call, Change, Family, Fault, Stage, WhyNot, always
 from oracle.faults.engine import stale
-from oracle.faults.roles import BLOCKS, CONTIGUOUS, GROUPED, MASKED, PRODUCTS, Matrix, matrix, read
+from oracle.faults.roles import BLOCKS, GROUPED, PRODUCTS, Matrix, matrix, read
 from oracle.formats import codes_of
 from oracle.gemm import ScaledProduct, take_rows
 
 TILE = 128
 SAME_ROWS = "the two rows are equal"
-UNSPECIFIED = "only rows that the contract leaves unspecified change"
 
 
 # --- what a call must have ----------------------------------------------------------------------------------
@@ -175,7 +174,7 @@ def _tile_unwritten(call: Call, out: Tensor) -> Tensor:
 
 def _largest(call: Call, out: Tensor) -> tuple[int, int]:
     """Place of the largest finite specified element."""
-    rows = torch.tensor(_specified(call), device=out.device)
+    rows = torch.tensor(_specified(call), dtype=torch.int64, device=out.device)
     size = out[rows].to(torch.float32).abs().nan_to_num(0.0, 0.0, 0.0)
     flat = int(size.argmax())
     return int(rows[flat // out.shape[1]]), flat % out.shape[1]
@@ -202,107 +201,7 @@ def _halves_swapped(call: Call, out: Tensor) -> Tensor:
     return out[:, torch.where(order < 2 * half, (order + half) % (2 * half), order)]
 
 
-# --- grouped ------------------------------------------------------------------------------------------------
-
-
-def _indices(change: Change) -> Change:
-    """A READ change of m_indices that keeps the rows which the right kernel writes."""
-
-    def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        return inputs | {"m_indices": change(call, inputs["m_indices"])}
-
-    return apply
-
-
-def _minus_one_as_expert(call: Call, index: Tensor) -> Tensor:
-    return torch.where(index < 0, call.inputs["b"].shape[0] - 1, index).to(index.dtype)
-
-
-def _first_of_tile(tile: int) -> Change:
-    def change(call: Call, index: Tensor) -> Tensor:
-        place = torch.arange(len(index), device=index.device) // tile * tile
-        return torch.where(index < 0, index, index[place].clamp(min=0)).to(index.dtype)
-
-    return change
-
-
-def _next_expert(call: Call, index: Tensor) -> Tensor:
-    groups = call.inputs["b"].shape[0]
-    return torch.where(index < 0, index, (index + 1) % groups).to(index.dtype)
-
-
-def _expert_offset(call: Call, index: Tensor) -> Tensor:
-    """Global expert numbers on a rank that holds the upper half: the offset is not subtracted."""
-    groups = call.inputs["b"].shape[0]
-    return torch.where(index < 0, index, (index + groups // 2) % groups).to(index.dtype)
-
-
-def _descriptor_of_previous(call: Call, index: Tensor) -> Tensor:
-    """The first tile of a group runs with the previous group's descriptor."""
-    place = torch.arange(len(index), device=index.device) // TILE
-    starts = index[::TILE]
-    shifted = torch.cat([starts[:1], starts[:-1]])
-    use = shifted[place]
-    return torch.where((index < 0) | (use < 0), index, use).to(index.dtype)
-
-
-def _padding_scale(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The last real row of a run takes the scale of the padding row behind it."""
-    index, scale = inputs["m_indices"], inputs["a_scale"].clone()
-    last = (index[:-1] >= 0) & (index[1:] < 0)
-    scale[:-1][last] = scale[1:][last]
-    return inputs | {"a_scale": scale}
-
-
-def _nan_spreads(call: Call, out: Tensor) -> Tensor:
-    """A padding row that holds NaN makes its whole tile NaN."""
-    out = out.clone()
-    for tile in _poisoned_tiles(call):
-        out[tile * TILE : (tile + 1) * TILE] = torch.nan
-    return out
-
-
-def _poisoned_tiles(call: Call) -> list[int]:
-    index = call.inputs["m_indices"]
-    poison = torch.isnan(call.inputs["a"].to(torch.float32)).any(dim=1) | torch.isnan(call.inputs["a_scale"]).any(dim=1)
-    return sorted({int(r) // TILE for r in torch.nonzero(poison & (index < 0))[:, 0]})
-
-
-def _padding_poisoned(call: Call) -> str | None:
-    return None if _poisoned_tiles(call) else "no padding row holds a NaN"
-
-
-def _has_padding(call: Call) -> str | None:
-    index = call.inputs["m_indices"]
-    return None if bool(((index[:-1] >= 0) & (index[1:] < 0)).any()) else "no real row stands before a padding row"
-
-
-def _several_experts(call: Call) -> str | None:
-    used = torch.unique(call.inputs["m_indices"])
-    return None if int((used >= 0).sum()) > 1 else "one expert is used"
-
-
-def _more_than_one_expert(call: Call) -> str | None:
-    return None if call.inputs["b"].shape[0] > 1 else "there is one expert"
-
-
-def _weights_of_next_group(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    b = inputs["b"]
-    bits = torch.roll(b.view(torch.uint8), -1, dims=0).view(b.dtype)
-    return inputs | {"b": bits, "b_scale": torch.roll(inputs["b_scale"], -1, dims=0)}
-
-
-def _one_row_short(call: Call, out: Tensor) -> Tensor:
-    """The last real row of every group is not written."""
-    out, old = out.clone(), stale(call, out)
-    for part in call.parts:
-        assert part.rows is not None
-        last = int(part.rows[-1])
-        out[last] = old[last]
-    return out
-
-
-def _fault(
+def moved(
     name: str,
     met_in: str,
     stage: Stage,
@@ -312,29 +211,27 @@ def _fault(
     contracts: frozenset[str] = PRODUCTS,
     tolerated: str = "",
 ) -> Fault:
+    """A fault of movement with one change."""
     return Fault(name, Family.MOVEMENT, met_in, {stage: change}, contracts, why_not, equivalent, tolerated)
 
 
 def faults() -> list[Fault]:
-    """The faults of this family, in the order of the facts."""
-    contiguous, masked = frozenset({CONTIGUOUS}), frozenset({MASKED})
+    """The faults of plain products, in the order of the facts."""
     zeros = "what is dropped is zero"
     return [
-        _fault(
+        moved(
             "N tail written into the next row",
             "kernels-community 1153",
             Stage.WRITE,
             _tail_in_next_row,
             lambda c: _n_tail(c) or _several_rows(c),
         ),
-        _fault("N tail unwritten", "Primus-Turbo 397", Stage.WRITE, _tail_unwritten, _n_tail),
-        _fault("last element of K dropped", "H200 mutants", Stage.READ, read("a", _drop_k(1)), _k_above(1), zeros),
-        _fault(
-            "last 32 elements of K dropped", "H200 mutants", Stage.READ, read("a", _drop_k(32)), _k_above(32), zeros
-        ),
-        _fault("last K block dropped", "Primus-Turbo 397", Stage.READ, read("a", _drop_k(128)), _k_above(128), zeros),
-        _fault("K tail dropped", "Primus-Turbo 397", Stage.READ, read("a", _drop_tail_of_128), _ragged_k, zeros),
-        _fault(
+        moved("N tail unwritten", "Primus-Turbo 397", Stage.WRITE, _tail_unwritten, _n_tail),
+        moved("last element of K dropped", "H200 mutants", Stage.READ, read("a", _drop_k(1)), _k_above(1), zeros),
+        moved("last 32 elements of K dropped", "H200 mutants", Stage.READ, read("a", _drop_k(32)), _k_above(32), zeros),
+        moved("last K block dropped", "Primus-Turbo 397", Stage.READ, read("a", _drop_k(128)), _k_above(128), zeros),
+        moved("K tail dropped", "Primus-Turbo 397", Stage.READ, read("a", _drop_tail_of_128), _ragged_k, zeros),
+        moved(
             "K block 1 computed from the codes of block 0",
             "TransformerEngine 2986",
             Stage.PRODUCT,
@@ -342,7 +239,7 @@ def faults() -> list[Fault]:
             lambda c: None if c.parts[0].product.B > 1 else "there is one K block",
             contracts=BLOCKS,
         ),
-        _fault(
+        moved(
             "rows of the M tail reuse older activations",
             "aprender 2765",
             Stage.READ,
@@ -350,7 +247,7 @@ def faults() -> list[Fault]:
             _m_tail,
             SAME_ROWS,
         ),
-        _fault(
+        moved(
             "row offset wraps",
             "vllm PR 9425, flash-linear-attention 1080",
             Stage.READ,
@@ -358,122 +255,32 @@ def faults() -> list[Fault]:
             lambda c: None if matrix(c, "a").shape[0] > 1 else "there is one row",
             SAME_ROWS,
         ),
-        _fault(
+        moved(
             "gate and up weights swapped without their scales",
             "sglang PR 11081",
             Stage.READ,
             read("b", _swap_halves_b),
             _several_columns,
         ),
-        _fault(
+        moved(
             "gate and up halves swapped with their scales",
             "sglang PR 32430",
             Stage.WRITE,
             _halves_swapped,
             _several_columns,
         ),
-        _fault("neighbouring columns exchanged", "pith-train PR 74", Stage.WRITE, _columns_reversed_in_pairs),
-        _fault("two rows swapped", "flashinfer 4396", Stage.WRITE, _rows_swapped, _several_rows, SAME_ROWS),
-        _fault("one row duplicated", "flashinfer PR 2716", Stage.WRITE, _row_duplicated, _several_rows, SAME_ROWS),
-        _fault("one row of one N tile stale", "flashinfer 4396", Stage.WRITE, _row_tile_stale),
-        _fault("one output tile unwritten", "flashinfer PR 2716", Stage.WRITE, _tile_unwritten),
-        _fault("one element zeroed", "H200 mutants", Stage.WRITE, _element_zeroed),
-        _fault(
+        moved("neighbouring columns exchanged", "pith-train PR 74", Stage.WRITE, _columns_reversed_in_pairs),
+        moved("two rows swapped", "flashinfer 4396", Stage.WRITE, _rows_swapped, _several_rows, SAME_ROWS),
+        moved("one row duplicated", "flashinfer PR 2716", Stage.WRITE, _row_duplicated, _several_rows, SAME_ROWS),
+        moved("one row of one N tile stale", "flashinfer 4396", Stage.WRITE, _row_tile_stale),
+        moved("one output tile unwritten", "flashinfer PR 2716", Stage.WRITE, _tile_unwritten),
+        moved("one element zeroed", "H200 mutants", Stage.WRITE, _element_zeroed),
+        moved(
             "output transposed where it is square",
             "pytorch 195751",
             Stage.WRITE,
             _transposed,
             _square,
             contracts=PRODUCTS - GROUPED,
-        ),
-        _fault(
-            "m_indices of -1 taken as an expert",
-            "DeepGEMM 34",
-            Stage.READ,
-            _indices(_minus_one_as_expert),
-            _has_padding,
-            UNSPECIFIED,
-            contiguous,
-        ),
-        _fault(
-            "all rows of a tile use the first row's expert",
-            "DeepGEMM PR 450",
-            Stage.READ,
-            _indices(_first_of_tile(TILE)),
-            _several_experts,
-            "every expert's run is aligned to the tile, as the contract demands",
-            contiguous,
-        ),
-        _fault(
-            "all rows of 256 use the first row's expert",
-            "DeepGEMM PR 450",
-            Stage.READ,
-            _indices(_first_of_tile(2 * TILE)),
-            _several_experts,
-            "every expert's run is aligned to 256 rows",
-            contiguous,
-        ),
-        _fault(
-            "group offset off by one",
-            "flashinfer 3547",
-            Stage.READ,
-            _indices(_next_expert),
-            _more_than_one_expert,
-            "",
-            contiguous,
-        ),
-        _fault(
-            "expert-parallel offset not applied",
-            "flashinfer 3547",
-            Stage.READ,
-            _indices(_expert_offset),
-            _more_than_one_expert,
-            "",
-            contiguous,
-        ),
-        _fault(
-            "previous group's descriptor used at a group switch",
-            "DeepGEMM PR 343",
-            Stage.READ,
-            _indices(_descriptor_of_previous),
-            _several_experts,
-            "",
-            contiguous,
-        ),
-        _fault(
-            "last real row uses a padding row's scale",
-            "vllm 45741",
-            Stage.READ,
-            _padding_scale,
-            _has_padding,
-            "both scales are equal",
-            contiguous,
-        ),
-        _fault(
-            "NaN of a padding row spreads to its tile",
-            "flashinfer PR 3650, 2861",
-            Stage.WRITE,
-            _nan_spreads,
-            _padding_poisoned,
-            "",
-            contiguous,
-        ),
-        _fault(
-            "weights of the next group",
-            "DeepGEMM PR 343",
-            Stage.READ,
-            _weights_of_next_group,
-            _more_than_one_expert,
-            "",
-            masked,
-        ),
-        _fault(
-            "last real row of each group not written",
-            "flashinfer 3547",
-            Stage.WRITE,
-            _one_row_short,
-            always,
-            "",
-            GROUPED,
         ),
     ]

@@ -1,181 +1,19 @@
-"""Faults of quantisers: a wrong amax, a wrong scale, a wrong cast, a wrong place."""
+"""Faults of quantisers: those of their scales, then a wrong cast and codes in a wrong place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from oracle.contracts import registered
-from oracle.contracts.quantize import QuantiserContract
-from oracle.faults.base import Call, Change, Family, Fault, Stage, WhyNot, always
-from oracle.faults.quantiser_engine import Amax, Values
+from oracle.faults import quantiser_scale
+from oracle.faults.base import Call, Change, Family, Fault, Stage, always
+from oracle.faults.quantiser_engine import Values, values_of
+from oracle.faults.quantiser_scale import holds, negative, quantiser_fault, recipe_changed
 from oracle.formats import BF16
-from oracle.quantize import f32, prepare
-from oracle.recipes import AmaxScan, NanAmax, NanCode, PowerOfTwo, Recipe, ScaleFormat, ScaleFormula
-from oracle.rounding import Overflow, Rounding, power_of_two, round_to
-
-QUANTISERS = frozenset(name for name, contract in registered().items() if isinstance(contract, QuantiserContract))
-EXACT_POWERS = "every scale is a power of two"
-
-
-# --- what a call must have ----------------------------------------------------------------------------------
-
-
-def _own_scale(call: Call) -> str | None:
-    return "the scale is given" if call.recipe.formula is ScaleFormula.GIVEN else None
-
-
-def _several_scales(axis: int) -> WhyNot:
-    def why_not(call: Call) -> str | None:
-        if (reason := _own_scale(call)) is not None:
-            return reason
-        counts = prepare(call.inputs["x"]).grid(call.recipe.block).count
-        return None if counts[axis] > 1 else f"one block {'down' if axis == 0 else 'across'}"
-
-    return why_not
-
-
-def _square(call: Call) -> str | None:
-    if (reason := _own_scale(call)) is not None:
-        return reason
-    down, across = prepare(call.inputs["x"]).grid(call.recipe.block).count
-    return None if down == across > 1 else f"the scales are {down} x {across}, not square"
-
-
-def _float32_scale(call: Call) -> str | None:
-    if (reason := _own_scale(call)) is not None:
-        return reason
-    return "the scale is a power of two" if call.recipe.scale_format is ScaleFormat.UE8M0 else None
-
-
-def _ue8m0(call: Call) -> str | None:
-    return None if call.recipe.scale_format is ScaleFormat.UE8M0 else "the scale is no power of two"
-
-
-def _ceiling(call: Call) -> str | None:
-    return None if call.recipe.power_of_two is PowerOfTwo.CEIL else "the scale is not rounded up to a power of two"
-
-
-def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
-    def why_not(call: Call) -> str | None:
-        return None if bool(found(call.inputs["x"].to(torch.float64)).any()) else missing
-
-    return why_not
-
-
-def _tall_blocks(call: Call) -> str | None:
-    rows = call.recipe.block.rows
-    return None if rows is not None and rows > 4 else "a block has one row, or is the whole tensor"
-
-
-# --- changes ------------------------------------------------------------------------------------------------
-
-
-def _recipe(**fields: object) -> Change:
-    def change(call: Call, recipe: Recipe) -> Recipe:
-        return replace(recipe, **fields)  # type: ignore[arg-type]
-
-    return change
-
-
-def _floor_on_scale(call: Call, recipe: Recipe) -> Recipe:
-    return replace(recipe, amax_floor=0.0, scale_floor=recipe.amax_floor)
-
-
-def _has_floor(call: Call) -> str | None:
-    return None if call.recipe.amax_floor > 0 else "the recipe has no amax floor"
-
-
-def _amax(change: Callable[[Amax], Tensor]) -> Change:
-    def apply(call: Call, amax: Amax) -> Tensor:
-        return change(amax)
-
-    return apply
-
-
-def _signed(amax: Amax) -> Tensor:
-    return amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0)
-
-
-def _bf16(amax: Amax) -> Tensor:
-    return round_to(amax.right, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-
-
-def _first_half(amax: Amax) -> Tensor:
-    """The scan ends in the middle of the block's columns."""
-    blocks = amax.blocks[..., : max(1, amax.blocks.shape[3] // 2)]
-    return blocks.nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True)
-
-
-def _late_rows_missed(amax: Amax) -> Tensor:
-    """Rows from three quarters of the block on do not enter."""
-    rows = amax.blocks.shape[1]
-    blocks = amax.blocks[:, : max(1, rows * 3 // 4)]
-    return blocks.nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True)
-
-
-def _neighbour(axis: int) -> Callable[[Amax], Tensor]:
-    return lambda amax: torch.roll(amax.right, 1, dims=axis)
-
-
-def _whole_row(amax: Amax) -> Tensor:
-    return amax.right.amax(dim=2, keepdim=True).expand_as(amax.right)
-
-
-def _published(change: Callable[[Tensor], Tensor]) -> Change:
-    def apply(call: Call, scale: Tensor) -> Tensor:
-        return change(scale)
-
-    return apply
-
-
-def _truncate(scale: Tensor) -> Tensor:
-    return _power(scale, up=False)
-
-
-def _round_up(scale: Tensor) -> Tensor:
-    return _power(scale, up=True)
-
-
-def _power(scale: Tensor, *, up: bool) -> Tensor:
-    mantissa, exponent = torch.frexp(scale)
-    down = power_of_two(exponent.to(torch.int64) - 1)
-    power = torch.where((mantissa != 0.5) & up, down * 2, down)
-    return torch.where((scale > 0) & torch.isfinite(scale), power, scale)
-
-
-def _ulp_up(scale: Tensor) -> Tensor:
-    return f32(scale * (1 + 2.0**-23))
-
-
-def _inverse(scale: Tensor) -> Tensor:
-    return f32(torch.ones_like(scale) / scale)
-
-
-def _transpose(scale: Tensor) -> Tensor:
-    return scale.t().contiguous()
-
-
-def _column_major_bytes(scale: Tensor) -> Tensor:
-    """Stored transposed behind the same logical shape."""
-    return scale.t().contiguous().reshape(scale.shape)
-
-
-def _zero_byte(scale: Tensor) -> Tensor:
-    return torch.where(scale == 2.0**-127, torch.zeros_like(scale), scale)
-
-
-def _last_unwritten(scale: Tensor) -> Tensor:
-    scale = scale.clone().flatten()
-    scale[-1] = scale[0]
-    return scale
-
-
-def _keep_shape(change: Callable[[Tensor], Tensor]) -> Change:
-    return lambda call, scale: change(scale).reshape(scale.shape)
+from oracle.recipes import NanAmax, NanCode
+from oracle.rounding import Overflow, Rounding, round_to
 
 
 def _limit(top: float) -> Change:
@@ -191,10 +29,8 @@ def _rounding(rounding: Rounding, overflow: Overflow = Overflow.SATURATE) -> Cha
 
 def _stochastic(call: Call, values: Values) -> Values:
     generator = torch.Generator().manual_seed(11)
-    up = torch.rand(values.quotient.shape, generator=generator) < 0.5
+    up = torch.rand(values.quotient.shape, generator=generator, dtype=torch.float32, device="cpu") < 0.5
     high, low = values.altered(rounding=Rounding.UP).codes(), values.altered(rounding=Rounding.DOWN).codes()
-    from oracle.faults.quantiser_engine import values_of
-
     chosen = values_of(torch.where(up.to(high.device), high, low))
     return values.altered(quotient=torch.where(torch.isnan(values.quotient), values.quotient, chosen))
 
@@ -202,10 +38,6 @@ def _stochastic(call: Call, values: Values) -> Values:
 def _through_bf16(call: Call, values: Values) -> Values:
     once = round_to(values.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
     return values.altered(quotient=once)
-
-
-def _by_inverse_of_240(call: Call, values: Values) -> Values:
-    return values.altered(quotient=values.quotient * (240.0 / 448.0))
 
 
 def _codes(change: Callable[[Tensor], Tensor]) -> Change:
@@ -235,202 +67,13 @@ def _tail_unwritten(codes: Tensor) -> Tensor:
     return codes
 
 
-def _negative(x: Tensor) -> Tensor:
-    return x < 0
-
-
-def _fault(
-    name: str,
-    family: Family,
-    met_in: str,
-    stage: Stage,
-    change: Change,
-    why_not: WhyNot = always,
-    equivalent: str = "",
-    tolerated: str = "",
-) -> Fault:
-    return Fault(name, family, met_in, {stage: change}, QUANTISERS, why_not, equivalent, tolerated)
-
-
 def faults() -> list[Fault]:
     """The faults of quantisers, by family."""
-    index, value, cast, move = Family.SCALE_INDEX, Family.SCALE_VALUE, Family.CAST, Family.MOVEMENT
+    cast, move = Family.CAST, Family.MOVEMENT
     half_even = "no quotient is a tie"
     return [
-        _fault(
-            "amax of the previous row block",
-            index,
-            "NVIDIA/cutlass 2087",
-            Stage.AMAX,
-            _amax(_neighbour(0)),
-            _several_scales(0),
-            "neighbours have equal amax",
-        ),
-        _fault(
-            "amax of the previous K group",
-            index,
-            "mlc-ai/TIRx-kernels PR 5",
-            Stage.AMAX,
-            _amax(_neighbour(2)),
-            _several_scales(1),
-            "neighbours have equal amax",
-        ),
-        _fault(
-            "one amax for all K groups of a row",
-            index,
-            "NVIDIA/cutlass 2154",
-            Stage.AMAX,
-            _amax(_whole_row),
-            _several_scales(1),
-            "all groups have equal amax",
-        ),
-        _fault(
-            "published scale transposed where it is square",
-            index,
-            "pytorch 195751",
-            Stage.SCALE,
-            _published(_transpose),
-            _square,
-            "the matrix is symmetric",
-        ),
-        _fault(
-            "published scale column-major behind a row-major shape",
-            index,
-            "flashinfer 2147",
-            Stage.SCALE,
-            _published(_column_major_bytes),
-            lambda c: _several_scales(0)(c) or _several_scales(1)(c),
-            "all scales are equal",
-        ),
-        _fault(
-            "mantissa of the published scale truncated",
-            value,
-            "DeepGEMM PR 112",
-            Stage.SCALE,
-            _published(_truncate),
-            _float32_scale,
-            EXACT_POWERS,
-        ),
-        _fault(
-            "published scale rounded up after the payload was quantised",
-            value,
-            "sglang PR 28418",
-            Stage.SCALE,
-            _published(_round_up),
-            _float32_scale,
-            EXACT_POWERS,
-        ),
-        _fault(
-            "scale rounded down to a power of two",
-            value,
-            "vllm PR 22399",
-            Stage.RECIPE,
-            _recipe(power_of_two=PowerOfTwo.AMAX_FLOOR),
-            _ceiling,
-            EXACT_POWERS,
-        ),
-        _fault(
-            "published scale one ulp high",
-            value,
-            "sglang PR 32616",
-            Stage.SCALE,
-            _published(_ulp_up),
-            _float32_scale,
-            "",
-            "a scale within 4 * 2^-24 of amax/448 is admissible: right formulas differ by as much",
-        ),
-        _fault(
-            "inverse of the scale published",
-            value,
-            "vllm PR 36297",
-            Stage.SCALE,
-            _published(_inverse),
-            _own_scale,
-            "every scale is 1",
-        ),
-        _fault(
-            "floor applied to the scale instead of to amax",
-            value,
-            "vllm 53339",
-            Stage.RECIPE,
-            _floor_on_scale,
-            _has_floor,
-            "no amax lies below the floor",
-        ),
-        _fault(
-            "amax floor missing",
-            value,
-            "pytorch/ao 4713, TransformerEngine PR 786",
-            Stage.RECIPE,
-            _recipe(amax_floor=0.0),
-            _has_floor,
-            "no amax lies below the floor",
-        ),
-        _fault(
-            "amax rounded to bfloat16",
-            value,
-            "pytorch/ao PR 4725",
-            Stage.AMAX,
-            _amax(_bf16),
-            _own_scale,
-            "every amax is a bfloat16 value",
-        ),
-        _fault(
-            "amax of signed values",
-            value,
-            "TransformerEngine 3550",
-            Stage.AMAX,
-            _amax(_signed),
-            lambda c: _own_scale(c) or _holds(_negative, "no value is negative")(c),
-            "the largest magnitude of every block is positive",
-        ),
-        _fault(
-            "amax scan leaves out the late rows of a block",
-            value,
-            "FlashInfer 0.6.18 scale_128x128_kernel",
-            Stage.AMAX,
-            _amax(_late_rows_missed),
-            lambda c: _own_scale(c) or _tall_blocks(c),
-            "the missed rows hold no largest magnitude",
-        ),
-        _fault(
-            "amax scan tests the row index where the column index is meant",
-            value,
-            "FlashInfer 0.6.18 scale_128x128_kernel",
-            Stage.RECIPE,
-            _recipe(scan=AmaxScan.ROW_AS_COLUMN),
-            lambda c: _own_scale(c) or _tall_blocks(c),
-            "the missed rows hold no largest magnitude",
-        ),
-        _fault(
-            "amax scan ends in the middle of the group",
-            value,
-            "FlashInfer 0.6.18 scale_128x128_kernel",
-            Stage.AMAX,
-            _amax(_first_half),
-            _own_scale,
-            "the second half holds no largest magnitude",
-        ),
-        _fault("scale for 240 instead of 448", value, "vllm PR 12134", Stage.QUOTIENT, _by_inverse_of_240, _own_scale),
-        _fault(
-            "E8M0 byte 0 published as 0",
-            value,
-            "triton PR 11737",
-            Stage.SCALE,
-            _published(_zero_byte),
-            _ue8m0,
-            "the amax floor keeps every scale far above 2^-127",
-        ),
-        _fault(
-            "last scale not written",
-            value,
-            "vllm-omni 5263",
-            Stage.SCALE,
-            _keep_shape(_last_unwritten),
-            lambda c: None if _several_scales(0)(c) is None or _several_scales(1)(c) is None else "one scale",
-            "the first and last scale are equal",
-        ),
-        _fault(
+        *quantiser_scale.faults(),
+        quantiser_fault(
             "codes saturate at 256",
             cast,
             "sglang PR 40581",
@@ -439,7 +82,7 @@ def faults() -> list[Fault]:
             always,
             "no quotient exceeds 256",
         ),
-        _fault(
+        quantiser_fault(
             "codes saturate at 240",
             cast,
             "vllm PR 12134",
@@ -448,7 +91,7 @@ def faults() -> list[Fault]:
             always,
             "no quotient exceeds 240",
         ),
-        _fault(
+        quantiser_fault(
             "codes rounded half away from zero",
             cast,
             "flashinfer 5128",
@@ -458,7 +101,7 @@ def faults() -> list[Fault]:
             half_even,
             "beside a midpoint right formulas give either code unless the scale is a power of two",
         ),
-        _fault(
+        quantiser_fault(
             "codes rounded toward zero",
             cast,
             "flashinfer 5128",
@@ -467,7 +110,7 @@ def faults() -> list[Fault]:
             always,
             "every quotient is a code",
         ),
-        _fault(
+        quantiser_fault(
             "codes rounded stochastically",
             cast,
             "flashinfer 5128",
@@ -476,7 +119,7 @@ def faults() -> list[Fault]:
             always,
             "every quotient is a code",
         ),
-        _fault(
+        quantiser_fault(
             "quotient rounded to bfloat16 first",
             cast,
             "TensorRT-LLM PR 14464",
@@ -485,7 +128,7 @@ def faults() -> list[Fault]:
             always,
             "every quotient is a bfloat16 value",
         ),
-        _fault(
+        quantiser_fault(
             "overflow coded as NaN",
             cast,
             "ml_dtypes 400",
@@ -494,17 +137,17 @@ def faults() -> list[Fault]:
             always,
             "x / s stays at 448 within the rounding of s, below the first overflow at 464",
         ),
-        _fault(
+        quantiser_fault(
             "NaN coded as 448",
             cast,
             "Model-Optimizer PR 1397",
             Stage.RECIPE,
-            _recipe(nan_code=NanCode.POSITIVE_MAX, nan_amax=NanAmax.IGNORED),
-            _holds(torch.isnan, "no value is NaN"),
+            recipe_changed(nan_code=NanCode.POSITIVE_MAX, nan_amax=NanAmax.IGNORED),
+            holds(torch.isnan, "no value is NaN"),
             "the recipe codes NaN so",
             "a declared recipe of the contract codes NaN so",
         ),
-        _fault(
+        quantiser_fault(
             "subnormal codes flushed to zero",
             cast,
             "flashinfer PR 3932",
@@ -513,16 +156,16 @@ def faults() -> list[Fault]:
             always,
             "no code is subnormal",
         ),
-        _fault(
+        quantiser_fault(
             "sign lost",
             cast,
             "flashinfer PR 3932",
             Stage.CODES,
             _codes(lambda c: c & 0x7F),
-            _holds(_negative, "no value is negative"),
+            holds(negative, "no value is negative"),
         ),
-        _fault("codes exchanged in byte pairs", move, "pith-train PR 74", Stage.CODES, _codes(_pairs)),
-        _fault(
+        quantiser_fault("codes exchanged in byte pairs", move, "pith-train PR 74", Stage.CODES, _codes(_pairs)),
+        quantiser_fault(
             "last row not written",
             move,
             "aprender 2765",
@@ -531,7 +174,7 @@ def faults() -> list[Fault]:
             lambda c: None if c.inputs["x"].shape[0] > 1 else "there is one row",
             "the first and last row are equal",
         ),
-        _fault(
+        quantiser_fault(
             "last 16 codes of every row not written",
             move,
             "Primus-Turbo 397",

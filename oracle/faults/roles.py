@@ -19,6 +19,7 @@ FLASHINFER = "fp8_blockscale_gemm_sm90"
 CUTLASS = "cutlass_scaled_mm"
 CONTIGUOUS = "m_grouped_fp8_gemm_nt_contiguous"
 MASKED = "fp8_m_grouped_gemm_nt_masked"
+SCALED = "scaled_grouped_mm"
 
 _PLAIN = MappingProxyType({"a": "a", "b": "b", "a_scale": "a_scale", "b_scale": "b_scale"})
 _TORCH = MappingProxyType({"a": "qinput", "b": "weight", "a_scale": "scale_a", "b_scale": "scale_b"})
@@ -31,6 +32,7 @@ ROLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         CUTLASS: _PLAIN,
         CONTIGUOUS: _PLAIN,
         MASKED: _PLAIN,
+        SCALED: MappingProxyType({"a": "a", "b": "b", "a_scale": "scale_a", "b_scale": "scale_b"}),
         "torch_per_tensor_w8a8_scaled_mm": _TORCH,
         "torch_per_token_w8a8_scaled_mm": _TORCH,
         "torch_channelwise_w8a8_scaled_mm": _TORCH,
@@ -39,8 +41,8 @@ ROLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 PRODUCTS = frozenset(ROLES)
-GROUPED = frozenset({CONTIGUOUS, MASKED})
-BLOCKS = frozenset({"fp8_gemm_nt", FLASHINFER, CUTLASS}) | GROUPED
+GROUPED = frozenset({CONTIGUOUS, MASKED, SCALED})
+BLOCKS = frozenset({"fp8_gemm_nt", FLASHINFER, CUTLASS, CONTIGUOUS, MASKED})
 TORCH_NAMES = frozenset(name for name, role in ROLES.items() if role is _TORCH)
 WITH_BIAS = TORCH_NAMES | {CUTLASS}
 
@@ -93,6 +95,8 @@ def _matrices(call: Call, role: str, given: Tensor) -> list[Tensor]:
     product = call.parts[0].product
     if call.contract.name == CONTIGUOUS:
         return [given]
+    if call.contract.name == SCALED and role == "b_scale":
+        return [channels[:, None] for channels in given]
     blocks = product.B
     return [given.reshape(-1, blocks)]
 

@@ -96,7 +96,7 @@ def is_poison(x: Tensor, poison: int) -> Tensor:
     """Elements whose bytes are all poison."""
     one, two = POISONS[poison]
     size = x.dtype.itemsize
-    bits = x.contiguous().view(torch.uint8).reshape(*x.shape, size)
+    bits = x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).reshape(*x.shape, size)
     pattern = [one] if size == 1 else [two & 0xFF, two >> 8] * (size // 2)
     return (bits == torch.tensor(pattern, dtype=torch.uint8, device=x.device)).all(dim=-1)
 

@@ -34,7 +34,7 @@ MARGIN = 4  # rows judged on either side of a multiple of the limit
 def large_offsets(
     session: Session, case: str, inputs: Mapping[str, Tensor], options: Mapping[str, object], *, scheme: str
 ) -> Iterator[Finding | Note]:
-    """One call beyond the limit, or a note why there is none; nothing where rows are too few or depend on each other."""
+    """One call beyond the limit, or a note why there is none; nothing where rows are few or depend on each other."""
     names = _by_row(session, inputs, scheme)
     if names is None:
         return
@@ -47,7 +47,7 @@ def large_offsets(
     if size > (there := _memory(session.device)):
         yield Note(case, NAME, f"not tried: it may take {size >> 30} GiB, and {there >> 30} GiB are free")
         return
-    period = torch.arange(rows) % (min(PERIOD, operand.shape[0] - 1) | 1)
+    period = torch.arange(rows, device="cpu") % (min(PERIOD, operand.shape[0] - 1) | 1)
     large = {name: take_rows(t, period) if name in names else t for name, t in inputs.items()}
     answer = session.call(large, options)
     if answer.problem is not None:
@@ -86,7 +86,7 @@ def _rows(rows: int, widths: set[int]) -> Tensor:
         for multiple in range(1, rows * width // LIMIT + 1):
             at = multiple * LIMIT // width
             wanted |= set(range(at - MARGIN, at + MARGIN))
-    return torch.tensor(sorted(row for row in wanted if 0 <= row < rows))
+    return torch.tensor(sorted(row for row in wanted if 0 <= row < rows), dtype=torch.int64, device="cpu")
 
 
 def _memory(device: str) -> int:

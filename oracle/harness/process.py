@@ -22,6 +22,7 @@ from typing import Any, Self
 from oracle.harness.worker import Reply
 
 KEPT = 1 << 16  # bytes of the kernel's own output that are kept
+DRAINED = 1.0  # seconds that the rest of a dead worker's output may take
 FATAL = ("device", "exit", "memory")  # after these the process is not to be trusted
 
 
@@ -40,6 +41,7 @@ class Worker:
         }
         self.limit, self.starts = limit, 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._drainer: threading.Thread | None = None
         self._reply = self._request = -1
         self._tail = bytearray()
         self._buffer = b""
@@ -75,6 +77,10 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):  # already gone, children included
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        assert self._drainer is not None and process.stdout is not None
+        self._drainer.join(DRAINED)
+        if not self._drainer.is_alive():  # else a process that left the group still holds the other end
+            process.stdout.close()
         for descriptor in (self._reply, self._request):
             os.close(descriptor)
 
@@ -100,7 +106,8 @@ class Worker:
         os.close(take)
         os.close(give)
         assert self._process.stdout is not None
-        threading.Thread(target=self._drain, args=(self._process.stdout.fileno(),), daemon=True).start()
+        self._drainer = threading.Thread(target=self._drain, args=(self._process.stdout.fileno(),), daemon=True)
+        self._drainer.start()
         return self._exchange(self._load)
 
     def _exchange(self, request: Mapping[str, Any]) -> Reply:

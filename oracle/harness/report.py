@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from oracle.compare import Status, Verdict
+from oracle.outcome import quoted
 
 SCHEMA = "fp8-oracle.validation/1"
 NUMBERS, LOAD = "numbers", "load"
@@ -51,6 +53,8 @@ class Report:
     workers: int = 0
     saved: str | None = None
     printed: str = ""
+    adapter: str | None = None
+    numerics: str | None = None
 
     @property
     def failures(self) -> tuple[Finding, ...]:
@@ -84,18 +88,25 @@ class Report:
         return table
 
     def command(self, finding: Finding) -> str:
-        """The command that repeats one finding."""
-        return (
-            f"fp8-oracle validate {self.kernel} --contract {self.contract} --device {self.device} "
-            f"--case '{finding.case}'"
-        )
+        """The command that repeats one finding, safe to paste into a shell."""
+        called = {
+            "contract": self.contract,
+            "adapter": self.adapter,
+            "device": self.device,
+            "arch": self.arch,
+            "numerics": self.numerics,
+        }
+        flags = [f"--{name} {shlex.quote(value)}" for name, value in called.items() if value is not None]
+        return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)} --case {quoted(finding.case)}"
 
     def to_json(self) -> dict[str, object]:
         """A JSON-ready dict."""
         return {
             "schema": SCHEMA,
             "kernel": self.kernel,
+            "adapter": self.adapter,
             "contract": self.contract,
+            "numerics": self.numerics,
             "device": self.device,
             "arch": self.arch,
             "conforms": self.conforms,

@@ -16,9 +16,10 @@ from oracle.compare import Status, Verdict
 from oracle.contracts.base import Contract
 from oracle.contracts.gemm import ProductContract
 from oracle.contracts.quantize import QuantiserContract
-from oracle.errors import OracleError
+from oracle.errors import NumericsError, OracleError
 from oracle.harness.process import Worker
 from oracle.harness.report import NUMBERS, Finding
+from oracle.strides import restored
 
 CAUSES = {
     "load": "cannot be loaded",
@@ -54,7 +55,7 @@ class Session:
     ) -> None:
         self.worker, self.contract, self.device = worker, contract, device
         self.arch, self.numerics, self.folder = arch, numerics, folder
-        self.kernel_seconds = 0.0
+        self.kernel_seconds, self.judged = 0.0, False
 
     def call(
         self,
@@ -90,8 +91,9 @@ class Session:
         if not reply["ok"]:
             return Answer(problem=_problem(reply), hopeless=reply["kind"] in ("load", "signature"))
         self.kernel_seconds += float(reply["seconds"])
+        facts, made = reply["outputs"], safetensors.torch.load_file(result)
         return Answer(
-            safetensors.torch.load_file(result),
+            {name: restored(made[name], facts[name]["stride"], made.get(f"memory.{name}")) for name in facts},
             reply["outputs"],
             tuple(reply["guards"]),
             tuple(reply["changed"]),
@@ -106,9 +108,13 @@ class Session:
             return wrong
         output = answer.outputs["out"] if self.contract.outputs == ("out",) else dict(answer.outputs)
         try:
-            return self.contract.judge(inputs, output, arch=self.arch, numerics=self.numerics, **options)
+            verdict = self.contract.judge(inputs, output, arch=self.arch, numerics=self.numerics, **options)
         except OracleError as error:
+            if isinstance(error, NumericsError) and not self.judged:
+                raise  # nothing could be judged under this arch or numerics: the question is wrong, not the kernel
             return crashed(f"the output cannot be judged: {error}")
+        self.judged = True
+        return verdict
 
     def numbers(
         self, case: str, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer

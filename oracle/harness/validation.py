@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import platform
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from oracle.contracts import get
 from oracle.diagnose import explain_verdict
 from oracle.errors import CaseError, DeviceError, OptionError, SubjectError
 from oracle.failing_case import FailingCase, write
-from oracle.harness import watches
+from oracle.harness import offsets, watches
 from oracle.harness.process import Worker
 from oracle.harness.report import LOAD, NUMBERS, Finding, Report
 from oracle.harness.session import Answer, Session, failed
@@ -30,6 +31,8 @@ from oracle.mutate import poisoned
 
 PROFILES = ("quick", "full", "soak")
 LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up to a minute
+OPTIONAL = ("batch invariance", offsets.NAME)
+"""Watches that are asked for by name: a description that becomes a demand, and one that takes gigabytes."""
 WATCHED = {"quick": 2, "full": 6, "soak": 12}  # cases on which the watches that need several calls run
 GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
 EXPLAINED = 2  # failing cases whose output is explained
@@ -66,7 +69,8 @@ def validate(
     profile : ``"quick"``, ``"full"``, or ``"soak"`` (random cases until ``seconds`` are over, 600 by default).
     seed : replaces the seeds of the profile's cases.
     case : judge these case ids only.
-    require : watches that fail instead of making a note: ``"batch invariance"``.
+    require : watches asked for by name: ``"batch invariance"`` fails instead of making a note, ``"large offsets"``
+        makes one call beyond 2^31 elements where memory allows.
     limit : seconds for one call.
     seconds : length of a soak.
     save : minimise the first case with wrong numbers and write it to this safetensors file.
@@ -84,8 +88,9 @@ def validate(
     found = get(contract)
     if profile not in PROFILES:
         raise CaseError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
-    if unknown := [name for name in require if name != "batch invariance"]:
-        raise OptionError(f"require={unknown[0]!r} is no optional watch; there is: batch invariance")
+    _numbers_make_sense(limit, seconds, seed)
+    if unknown := [name for name in require if name not in OPTIONAL]:
+        raise OptionError(f"require={unknown[0]!r} is no optional watch; there are: {', '.join(OPTIONAL)}")
     arch = _arch(device) if arch is None else arch
     if numerics is None and arch == "cpu" and "cpu" not in getattr(found, "numerics", {"cpu": ()}):
         raise OptionError(f"{contract} has no model of {arch}; name arch= or numerics=")
@@ -116,13 +121,24 @@ def validate(
             worker.starts,
             saved,
             worker.output[-2000:],
+            None if adapter is None else _name(adapter),
+            numerics,
         )
+
+
+def _numbers_make_sense(limit: float, seconds: float | None, seed: int | None) -> None:
+    for what, value in (("limit", limit), ("seconds", seconds)):
+        if value is not None and not 0 < value < math.inf:
+            raise OptionError(f"{what}={value:g} is no number of seconds; give a positive one")
+    if seed is not None and seed < 0:
+        raise OptionError(f"seed={seed} is negative; a case id holds 0 or more")
 
 
 def _run(
     session: Session, chosen: Iterator[Case], profile: str, require: Sequence[str]
 ) -> Iterator[Finding | watches.Note]:
     lost, watched, explained = 0, 0, 0
+    large = profile == "soak" or offsets.NAME in require  # until it was done once
     for case in chosen:
         inputs, options = poisoned(case.contract, case.inputs()), case.call_options()
         answer = session.call(inputs, options)
@@ -147,6 +163,10 @@ def _run(
             yield from watches.metamorphic(session, str(case), inputs, options)
             yield from watches.batch(session, str(case), inputs, options, required="batch invariance" in require)
             yield from watches.launches(session, str(case), inputs, options)
+            if large:
+                found = list(offsets.large_offsets(session, str(case), inputs, options, scheme=case.scheme))
+                yield from found
+                large = not found
 
 
 def _explained(

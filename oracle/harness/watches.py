@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from oracle.compare import Status
+from oracle.contracts.base import Contract
 from oracle.contracts.gemm import ProductContract
 from oracle.faults import agree
 from oracle.faults.roles import GROUPED, ROLES, quantised
@@ -118,7 +119,7 @@ def strided(session: Session, case: str, inputs: Inputs, options: Options) -> It
 def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
     """Relations that hold exactly for every right kernel of a scaled product, and some that describe it."""
     contract = session.contract
-    if not isinstance(contract, ProductContract) or "bias" in inputs or quantised(contract, inputs) is not inputs:
+    if not _takes_codes(contract, inputs) or "bias" in inputs:
         return
     role = ROLES[contract.name]
     base = session.call(inputs, options)
@@ -135,7 +136,7 @@ def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -
     yield from _relation(session, case, "sign flipped", inputs, flipped, -decode(right), "the result is not negated")
     if contract.name in GROUPED:
         return
-    order = torch.arange(a.shape[0] - 1, -1, -1)
+    order = torch.arange(a.shape[0] - 1, -1, -1, device="cpu")
     turned = {**inputs, role["a"]: take_rows(a, order)}
     if inputs[role["a_scale"]].numel() > 1:
         turned[role["a_scale"]] = inputs[role["a_scale"]][order].contiguous()
@@ -150,9 +151,7 @@ def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -
 def batch(session: Session, case: str, inputs: Inputs, options: Options, *, required: bool) -> Iterator[Finding | Note]:
     """A row alone, and in the first rows up to each dispatch threshold, against the row in the whole batch."""
     contract = session.contract
-    if not isinstance(contract, ProductContract) or contract.name in GROUPED:
-        return
-    if quantised(contract, inputs) is not inputs:
+    if not _takes_codes(contract, inputs) or contract.name in GROUPED:
         return
     role = ROLES[contract.name]
     rows = inputs[role["a"]].shape[0]
@@ -190,6 +189,11 @@ def launches(session: Session, case: str, inputs: Inputs, options: Options) -> I
         elif base.problem is None:
             masks = _differ(session, inputs, base, answer, {})
             yield _finding(case, name, masks, "other bits than a plain call: {}", "the bits of a plain call")
+
+
+def _takes_codes(contract: Contract, inputs: Inputs) -> bool:
+    """A scaled product of given codes and scales; one that quantises by itself has no exact relations."""
+    return contract.name in ROLES and isinstance(contract, ProductContract) and quantised(contract, inputs) is inputs
 
 
 # --- comparing ----------------------------------------------------------------------------------------------
@@ -233,7 +237,7 @@ def _differ(
     for name, x in first.outputs.items():
         y = second.outputs[name]
         if x.shape != y.shape or x.dtype != y.dtype:
-            masks[name] = torch.ones(x.shape, dtype=torch.bool)
+            masks[name] = torch.ones(x.shape, dtype=torch.bool, device="cpu")
             continue
         masks[name] = ~agree(x, y) & _specified(session, inputs, x)
         if name in known:
@@ -243,10 +247,10 @@ def _differ(
 
 def _specified(session: Session, inputs: Inputs, output: Tensor) -> Tensor:
     """Elements of an output that the contract specifies."""
-    inside = torch.ones(output.shape, dtype=torch.bool)
+    inside = torch.ones(output.shape, dtype=torch.bool, device="cpu")
     contract = session.contract
     if isinstance(contract, ProductContract) and contract.name in GROUPED:
-        inside = torch.zeros(output.shape, dtype=torch.bool)
+        inside = torch.zeros(output.shape, dtype=torch.bool, device="cpu")
         flat = inside.view(-1, output.shape[-1])
         for part in contract.parts(inputs):
             flat[slice(None) if part.rows is None else part.rows] = True

@@ -21,7 +21,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from oracle.harness.memory import Guarded, Poisoning, guarded, placed
+from oracle.harness.memory import GUARD, Guarded, Poisoning, guarded, placed
+from oracle.strides import padded_memory
 
 Reply = dict[str, Any]
 
@@ -115,7 +116,8 @@ class Server:
             name: {"dtype": str(t.dtype), "shape": list(t.shape), "stride": list(t.stride()), "device": str(t.device)}
             for name, t in named.items()
         }
-        safetensors.torch.save_file({name: _plain(t) for name, t in named.items()}, request["output"])
+        watched = {g.buffer.untyped_storage().data_ptr(): g for g in (*outputs.values(), *allocations.made)}
+        safetensors.torch.save_file(_stored(named, watched), request["output"])
         return {"ok": True, "outputs": facts, "guards": damaged, "changed": changed, "seconds": seconds}
 
     def _invoke(
@@ -199,6 +201,18 @@ def _named(result: Any, outputs: Mapping[str, Guarded], names: list[str]) -> dic
         if value.layout != torch.strided or value.device.type == "meta":
             raise Refused(f"the result {name} is {value.layout} on {value.device}, no dense tensor with data")
     return dict(zip(names, result, strict=True))
+
+
+def _stored(named: Mapping[str, Tensor], watched: Mapping[int, Guarded]) -> dict[str, Tensor]:
+    """The logical elements of every output, and the memory of those with padding, guard zones left out."""
+    found = {name: _plain(t) for name, t in named.items()}
+    for name, t in named.items():
+        owner = watched.get(t.untyped_storage().data_ptr())
+        end = None if owner is None else GUARD + owner.inside().numel()
+        memory = padded_memory(t.detach(), end=end)
+        if memory is not None:
+            found[f"memory.{name}"] = _plain(memory)
+    return found
 
 
 def _plain(x: Tensor) -> Tensor:

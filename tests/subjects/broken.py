@@ -180,3 +180,20 @@ def wraps(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -
     m, k = a.shape
     at = torch.arange(m * k).reshape(m, k) % OFFSET_LIMIT
     out.copy_(_product(a.view(torch.uint8).flatten()[at].view(a.dtype), a_scale, b, b_scale))
+
+
+def row_major_scales(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Per-token group quantiser that ignores ``column_major_scales``: right numbers in another layout."""
+    groups = x.float().unflatten(1, (-1, group_size))
+    scale = groups.abs().amax(dim=2).clamp(min=1e-10) / 448.0
+    codes = (groups / scale[..., None]).clamp(-448, 448).flatten(1).to(torch.float8_e4m3fn)
+    return codes, scale
+
+
+def unpadded_lanes(scale: Tensor) -> Tensor:
+    """The strides of a TMA-aligned scale, and in its padding what was there before."""
+    m, c = scale.shape[-2:]
+    lanes = -(-m // 4) * 4
+    memory = torch.empty(*scale.shape[:-2], c, lanes, dtype=scale.dtype)
+    out = memory.transpose(-1, -2)[..., :m, :]
+    return out.copy_(scale)

@@ -1,0 +1,220 @@
+"""SGLang's compiled operators, from the package ``sgl_kernel``: FP8 products, block-scaled products, group quantiser.
+
+Its products read operands, and scales along M, as dense memory whatever their strides say (only the unit stride is
+checked), so anything else is copied first; per-tensor scales are spread to one per token and channel. Its group
+quantiser numbers groups in 32 bits, ignores NaN, and for packed scales counts whole words of four. Not offered, because
+the routine here promises otherwise: its per-tensor operator multiplies by the reciprocal, and adds to a scale that must
+be zero before; its per-token operator has no floor and codes an all-zero row of a small batch as NaN; its float32 UE8M0
+scales, row-major, are rounded after the payload was quantised.
+
+Read off sgl-kernel 0.3.21 and its sources (fp8_gemm_kernel.cu, fp8_blockwise_gemm_kernel.cu,
+per_token_group_quant_8bit{,_v2}.cu); its sm90 build uses approximate division. Has not run on hardware here. Not
+covered: int8, FP4, grouped products, the masked and fused forms of the quantiser.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernels.backends import _needs
+from kernels.config import Config
+from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError
+
+if TYPE_CHECKING:
+    from kernels.plan import Problem
+    from kernels.platform import Machine
+
+PACKAGE = "sgl_kernel"
+FP8_MAX = 448.0
+EPS = 1e-10
+"""The floor that is compiled into the group quantiser; it refuses others."""
+GROUP = 128
+WORD = 4
+"""Exponent bytes of one packed scale."""
+ELEMENTS = 1 << 31
+"""Elements that a 32-bit offset reaches."""
+GROUP_QUANT = ("sgl_per_token_group_quant_8bit", "sgl_per_token_group_quant_fp8")
+"""The quantiser's names, newest first."""
+PRODUCTS = {"linear": (89, 90, 100), "block_linear": (90, 100)}
+"""Compute capabilities whose kernels the sources dispatch to."""
+
+
+def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
+    """Reasons against SGLang's operators; see :mod:`kernels.plan`."""
+    from kernels import platform
+
+    reason = _needs.gpu(p, machine, PACKAGE)
+    if reason is not None:
+        return reason
+    if p.op == "quant_tensor":
+        return "its per-tensor operator multiplies by the reciprocal; this contract divides"
+    if p.op == "quant_token":
+        return "its per-token operator has no floor on the scale, and codes a zero row of a small batch as NaN"
+    if p.op.startswith("quant_group"):
+        return _quantiser(p, machine)
+    good = (
+        platform.cutlass_fp8_supported(machine) if p.op == "linear" else platform.cutlass_block_fp8_supported(machine)
+    )
+    if machine.sm not in PRODUCTS[p.op] or not good:
+        have = ", ".join(f"sm{sm}" for sm in PRODUCTS[p.op])
+        cuda = ".".join(map(str, machine.cuda or ()))
+        return (
+            f"needs {have}, and CUDA 12.0 (sm89 12.4, block scales on sm100 12.8); this is {machine.arch}, CUDA {cuda}"
+        )
+    bias = None if p.bias in (None, p.out_dtype) else f"bias={p.bias}; it takes the output dtype {p.out_dtype}"
+    return _needs.first(
+        "block scales take no bias" if p.op == "block_linear" and p.bias is not None else bias,
+        _needs.multiples(p, k=128, n=128) if p.op == "block_linear" else _needs.multiples(p, k=16, n=16),
+        _needs.dtypes(p, "out_dtype", "bfloat16", "float16"),
+    )
+
+
+def _quantiser(p: Problem, machine: Machine) -> str | None:
+    words = p.k is None or p.k % (GROUP * WORD) == 0
+    return _needs.first(
+        None if machine.sm >= 89 else f"E4M3 needs sm89 or newer; this is {machine.arch}",
+        None if p.group_size == GROUP else f"group_size={p.group_size}; it takes {GROUP}",
+        _needs.dtypes(p, "a_dtype", "bfloat16", "float16") if p.a_dtype != "float8_e4m3fn" else None,
+        "its UE8M0 scales are packed, or rounded after the payload was quantised" if p.ue8m0 else None,
+        None if words or p.op == "quant_group" else f"K={p.k} ends inside a word of four groups",
+    )
+
+
+def kernel(p: Problem, machine: Machine) -> str:
+    """The library's routine."""
+    return {
+        "linear": "fp8_scaled_mm",
+        "block_linear": "fp8_blockwise_scaled_mm",
+        "quant_tensor": "sgl_per_tensor_quant_fp8",
+        "quant_token": "sgl_per_token_quant_fp8",
+    }.get(p.op, GROUP_QUANT[0])
+
+
+def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
+    """What happens to the operands first."""
+    if p.op == "linear":
+        spread = "tensor" in (p.a_scale, p.b_scale)
+        return ("operands dense", *(("scales spread to one per token and channel",) if spread else ()))
+    return ("operands dense", "a_scale to M-major, dense") if p.op == "block_linear" else ("input contiguous",)
+
+
+@functools.cache
+def library() -> ModuleType:
+    """The imported package.
+
+    Raises
+    ------
+    MissingPackageError
+        It is not there, or its libraries do not load.
+    """
+    try:
+        return importlib.import_module(PACKAGE)
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise MissingPackageError("sgl-kernel; install it for this torch and CUDA", {PACKAGE: reason}) from error
+
+
+def routine(*names: str) -> Callable[..., Any]:
+    """The first of these names that the installed release has.
+
+    Raises
+    ------
+    MissingPackageError
+        It has none of them.
+    """
+    module = library()
+    for name in names:
+        found: Callable[..., Any] | None = getattr(module, name, None)
+        if found is not None:
+            return found
+    have = getattr(module, "__version__", "unknown")
+    raise MissingPackageError(names[0], {PACKAGE: f"release {have} has no {' or '.join(names)}; install a newer one"})
+
+
+def linear(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """``[M, N]``: one chain over K, scales per token and channel, bias of the output dtype."""
+    m, n = a.shape[0], b.shape[1]
+    return routine("fp8_scaled_mm")(  # type: ignore[no-any-return]  # a compiled operator is untyped
+        dense(a),
+        dense(b.t()).t(),
+        scale_a.reshape(-1).expand(m).contiguous(),
+        scale_b.reshape(-1).expand(n).contiguous(),
+        out_dtype,
+        None if bias is None else bias.contiguous(),
+    )
+
+
+def block_linear(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """``[M, N]``: ``scale_a [M, K/128]`` in any strides, ``scale_b [K/128, N/128]``; promotion every 128.
+
+    The library pads M to a multiple of 4 by itself and crops the result.
+    """
+    return routine("fp8_blockwise_scaled_mm")(  # type: ignore[no-any-return]  # a compiled operator is untyped
+        dense(a), dense(b.t()).t(), scale_a.t().contiguous().t(), scale_b.t().contiguous().t(), out_dtype
+    )
+
+
+def quant_group(
+    x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Scale ``amax * (1/448)``, payload ``x * (448/amax)``; ``layout`` row, col or tma. NaN never enters an amax."""
+    if ue8m0:
+        raise OptionError("ue8m0: sgl-kernel rounds a float32 scale after the payload was quantised; use packed scales")
+    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device) if out is None else out
+    rows_of, groups = x.numel() // x.shape[-1], x.shape[-1] // group
+    if layout == "row":
+        scale = torch.empty(rows_of, groups, dtype=torch.float32, device=x.device)
+        _quantise(x, q, scale, group, eps, ue8m0=False)
+        return q, scale.view(*x.shape[:-1], groups)
+    if x.dim() != 2:
+        raise NoBackendError("column-major scales of more than two axes", {PACKAGE: "its operator takes a matrix"})
+    lead = rows_of + (-rows_of % 4 if layout == "tma" else 0)
+    scale = torch.zeros(groups, lead, dtype=torch.float32, device=x.device)[:, :rows_of].t()
+    _quantise(x, q, scale, group, eps, ue8m0=False)
+    return q, scale
+
+
+def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Packed UE8M0 scales (int32, strides ``(1, align(M, 4))``, pad lanes 0)."""
+    m, groups = x.shape[0], x.shape[1] // group
+    if groups % WORD:
+        raise NoBackendError(f"K={x.shape[1]} with packed scales", {PACKAGE: "K ends inside a word of four groups"})
+    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.zeros(groups // WORD, m + (-m % 4), dtype=torch.int32, device=x.device)[:, :m].t()
+    _quantise(x, q, scale, group, eps, ue8m0=True)
+    return q, scale
+
+
+def _quantise(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, *, ue8m0: bool) -> None:
+    """The bare operator; it sees the layout of the scale in its strides."""
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        raise DtypeError(f"x has dtype {x.dtype}; sgl-kernel's quantiser takes bfloat16 or float16")
+    if eps != EPS:
+        raise OptionError(f"eps={eps!r}: sgl-kernel's quantiser was compiled with {EPS}")
+    if x.numel() >= ELEMENTS:
+        raise NoBackendError(f"{x.numel()} elements", {PACKAGE: "its quantiser numbers elements in 32 bits"})
+    if x.numel() == 0:
+        return  # an empty launch is an error of the runtime
+    run = routine(*GROUP_QUANT)
+    # Without the argument newer releases ask sglang, which need not be installed, which of two kernels to take.
+    chosen = {"enable_v2": False} if "enable_v2" in inspect.signature(run).parameters else {}
+    given = x.reshape(-1, x.shape[-1])
+    run(dense(given), q.view(given.shape), scale, group, eps, -FP8_MAX, FP8_MAX, ue8m0, **chosen)
+
+
+def dense(x: Tensor) -> Tensor:
+    """A matrix with rows next to each other that begins on 16 bytes: itself, or a copy."""
+    good = x.is_contiguous() and x.data_ptr() % 16 == 0
+    return x if good else x.clone(memory_format=torch.contiguous_format)

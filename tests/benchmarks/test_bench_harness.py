@@ -1,0 +1,265 @@
+"""What the harness costs: a ``validate --profile quick`` run beside the same calls bare and judged, in one run.
+
+    share = seconds of a part / seconds of the whole run
+
+Parts: poison and guard zones, and the snapshots of the inputs (the recorded calls replayed through the worker's own
+code with and without them), the rerun checks (timed inside the run, guards and process boundary included), the files
+and the pipe, the start of the worker. Required: poison, guard zones, snapshots and rerun checks below 30% of the run.
+Both sides run warm: engines are compiled before the clock starts, so that the run is short and the shares are large.
+``pytest tests/benchmarks/test_bench_harness.py --benchmark-enable --benchmark-only`` has the shares in ``extra_info``
+of the run; ``python -m tests.benchmarks.test_bench_harness`` prints them as a table. Nothing here asserts a
+time; the bits of a bare call are compared with those of the watched one. Not covered: kernels on a GPU.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from oracle.contracts import get
+from oracle.faults import agree
+from oracle.harness import validate, watches, worker
+from oracle.harness.memory import Guarded
+from oracle.harness.process import Worker
+from oracle.harness.session import Answer, Session
+from tests.subjects.right import gemm_out
+
+GEMM = "fp8_gemm_nt"
+KERNEL = "tests.subjects.right:gemm_out"
+FEW = [
+    f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=33,n=192,k=384/family=randn/seed=1",
+    f"{GEMM}/e4m3xe4m3-f32/1x128:128x128/m=5,n=128,k=256/family=randn/seed=2",
+]
+ROUNDS = 5  # of every replayed call; the fastest counts
+OWN, TOTAL = ("poison and guard zones", "snapshots of inputs", "rerun checks"), "the harness' own"
+REQUIRED = 0.30  # share of TOTAL, the sum of OWN
+
+
+@dataclass
+class Run:
+    """One watched run: its calls, what of them was judged, and where its seconds went."""
+
+    calls: list[tuple[dict[str, Any], Mapping[str, Tensor], Mapping[str, object], Answer]] = field(default_factory=list)
+    judged: list[tuple[Mapping[str, Tensor], Mapping[str, object], Answer]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+
+def watched(case: list[str] | None) -> Run:
+    """``validate --profile quick``, recorded: every request with its inputs, and the seconds of its parts."""
+    run, requests = Run(), []
+    ask, start, call, judge, repeats = Worker.ask, Worker._start, Session.call, Session.judge, watches.repeats
+
+    def asked(self: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
+        requests.append(dict(request))
+        return ask(self, request)
+
+    def started(self: Worker) -> dict[str, Any]:
+        with run.timed("start of the worker"):
+            return start(self)
+
+    def called(self: Session, inputs: Mapping[str, Tensor], options: Mapping[str, object], **how: Any) -> Answer:
+        with run.timed("calls"):
+            answer = call(self, inputs, options, **how)
+        run.calls.append((requests[-1], inputs, options, answer))
+        return answer
+
+    def judging(self: Session, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> Any:
+        run.judged.append((inputs, options, answer))
+        with run.timed("judging"):
+            return judge(self, inputs, options, answer)
+
+    def repeating(*given: Any) -> list[Any]:
+        with run.timed("rerun checks"):
+            return list(repeats(*given))
+
+    with ExitStack() as stack:
+        for where, name, instead in (
+            (Worker, "ask", asked),
+            (Worker, "_start", started),
+            (Session, "call", called),
+            (Session, "judge", judging),
+            (watches, "repeats", repeating),
+        ):
+            stack.enter_context(patch.object(where, name, instead))
+        with run.timed("run"):
+            report = validate(KERNEL, GEMM, case=case)
+    assert report.conforms, [f.verdict.summary for f in report.failures]
+    run.seconds["kernel, inside"] = sum(answer.seconds for *_, answer in run.calls)
+    return run
+
+
+# --- the same calls with less around them -------------------------------------------------------------------
+
+
+@dataclass
+class Plain:
+    """A tensor without guard zones, snapshot or poison."""
+
+    tensor: Tensor
+
+    @property
+    def buffer(self) -> Tensor:
+        return self.tensor
+
+    def inside(self) -> Tensor:
+        return self.tensor.new_empty(0)
+
+    def damage(self) -> None:
+        return None
+
+
+class Off:
+    """No poison in what Python allocates."""
+
+    made: tuple[Guarded, ...] = ()
+
+    def __init__(self, poison: int) -> None:
+        pass
+
+    def __enter__(self) -> Off:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _plainly(name: str, shape: list[int], dtype: torch.dtype, device: str, *, poison: int) -> Plain:
+    return Plain(torch.empty(shape, dtype=dtype, device=device))
+
+
+@contextmanager
+def without_snapshots() -> Iterator[None]:
+    """The worker's code, its buffers guarded and poisoned, its inputs never compared."""
+    with patch.object(Guarded, "inside", lambda self: self.buffer[:0]):
+        yield
+
+
+@contextmanager
+def without_anything() -> Iterator[None]:
+    """The worker's code on plain tensors."""
+    with (
+        patch.object(worker, "placed", lambda name, source, *_, **__: Plain(source)),
+        patch.object(worker, "guarded", _plainly),
+        patch.object(worker, "Poisoning", Off),
+    ):
+        yield
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _stored(request: Mapping[str, Any], inputs: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
+    """The request with its inputs in files of this process, as the session wrote them."""
+    given = {
+        name: (t.view(torch.uint8).t().contiguous().view(t.dtype) if name in request["transposed"] else t.contiguous())
+        for name, t in inputs.items()
+    }
+    safetensors.torch.save_file(given, folder / "in.safetensors")
+    return {**request, "inputs": str(folder / "in.safetensors"), "output": str(folder / "out.safetensors")}
+
+
+def ablated(run: Run) -> dict[str, float]:
+    """Seconds of poison with guard zones and of snapshots, over every call of the run."""
+    server, total = worker.Server(), {"full": 0.0, "without snapshots": 0.0, "without anything": 0.0}
+    assert server.load({"path": [], "device": "cpu", "kernel": KERNEL, "adapter": None})["ok"]
+    with tempfile.TemporaryDirectory() as folder:
+        for request, inputs, _, _ in run.calls:
+            stored = _stored(request, inputs, Path(folder))
+            total["full"] += _fastest(lambda stored=stored: server.call(stored))  # type: ignore[misc]
+            with without_snapshots():
+                total["without snapshots"] += _fastest(lambda stored=stored: server.call(stored))  # type: ignore[misc]
+            with without_anything():
+                total["without anything"] += _fastest(lambda stored=stored: server.call(stored))  # type: ignore[misc]
+    return {
+        "poison and guard zones": total["without snapshots"] - total["without anything"],
+        "snapshots of inputs": total["full"] - total["without snapshots"],
+    }
+
+
+def plainly(request: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Tensor:
+    """One call in this process, on plain tensors."""
+    shape, dtype = request["out"]["out"]
+    out = torch.empty(shape, dtype=getattr(torch, dtype))
+    gemm_out(**inputs, out=out)
+    return out
+
+
+def bare(run: Run) -> float:
+    """Seconds of the same calls and the same judgements with nothing around them: what a careless run would cost."""
+    found, start = get(GEMM), time.perf_counter()
+    for request, inputs, _, _ in run.calls:
+        plainly(request, inputs)
+    for inputs, options, answer in run.judged:
+        found.judge(inputs, answer.outputs["out"], arch="cpu", numerics=None, **options)
+    return time.perf_counter() - start
+
+
+def shares(run: Run) -> dict[str, float]:
+    """Every part as a share of the run; differences of two measurements may come out a little below zero."""
+    whole, seconds = run.seconds["run"], dict(run.seconds)
+    seconds |= ablated(run)
+    seconds["files and pipe"] = seconds["calls"] - seconds["kernel, inside"] - seconds["start of the worker"]
+    seconds["files and pipe"] -= seconds["poison and guard zones"] + seconds["snapshots of inputs"]
+    seconds["bare and judged"] = bare(run)
+    seconds["beyond bare and judged"] = whole - seconds["bare and judged"]
+    seconds[TOTAL] = sum(seconds[name] for name in OWN)
+    return {name: value / whole for name, value in seconds.items() if name != "run"}
+
+
+@pytest.mark.benchmark(group="validate --profile quick")
+class TestCost:
+    """The watched run and its calls without the harness; two cases when benchmarks are off."""
+
+    def test_watched(self, benchmark: Any) -> None:
+        """The whole run; its parts are in ``extra_info``."""
+        case = None if benchmark.enabled else FEW
+        run = benchmark.pedantic(watched, args=(case,), rounds=1, warmup_rounds=1)
+        benchmark.extra_info.update({"required": f"{TOTAL} below {REQUIRED:.0%}", **shares(run)})
+        assert len(run.calls) > len(run.judged) > 0
+
+    def test_bare(self, benchmark: Any) -> None:
+        """The same calls and judgements without it, and the same bits."""
+        run = watched(None if benchmark.enabled else FEW)
+        benchmark.pedantic(bare, args=(run,), rounds=3, warmup_rounds=1)
+        for request, inputs, _, answer in run.calls:
+            assert bool(agree(plainly(request, inputs), answer.outputs["out"]).all())
+
+
+def main() -> None:
+    """One table: seconds and shares of one run."""
+    watched(None)
+    run = watched(None)
+    parts = shares(run)
+    print(f"{GEMM}: {run.seconds['run']:.2f} s, {len(run.calls)} calls, {len(run.judged)} judged")
+    for name, share in parts.items():
+        print(f"  {name:32s} {share * run.seconds['run']:8.3f} s  {share:6.1%}")
+    print(f"required: {TOTAL} below {REQUIRED:.0%}")
+
+
+if __name__ == "__main__":
+    main()
