@@ -95,7 +95,8 @@ def _plainly_right(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) ->
     kb = -(-rows[1] // BLOCK)
     if xs.shape != (rows[0], kb) or ws.shape != (-(-cols[0] // BLOCK), kb) or out.shape != (rows[0], cols[0]):
         return False
-    return x.device == xs.device == w.device == ws.device == out.device and xs.layout is torch.strided
+    one_device = x.device == xs.device == w.device == ws.device == out.device
+    return one_device and xs.layout is torch.strided and out.is_contiguous()
 
 
 def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None) -> None:
@@ -106,7 +107,7 @@ def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Te
     kb, nb = -(-k // BLOCK), -(-n // BLOCK)
     _scale("a_scale", xs, (m, kb), "[M, ceil(K/128)]")
     _scale("b_scale", ws, (nb, kb), "[ceil(N/128), ceil(K/128)]")
-    checks.shape("out", checks.dtype("out", checks.tensor("out", out), *checks.WIDE), (m, n), "[M, N]")
+    checks.output("out", out, (m, n), "[M, N]", *checks.WIDE)
     if c is not None:
         checks.shape("c", checks.dtype("c", checks.tensor("c", c), *checks.WIDE), (m, n), "[M, N]")
     checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, c=c)
@@ -172,7 +173,7 @@ def fp8_blockscale_gemm_sm90(
     _scale_matches("input_scale", input, input_scale, (m, k // BLOCK), "[M, K/128]")
     _weight_scale(weight, weight_scale, n, k)
     if out is not None:
-        checks.shape("out", checks.dtype("out", checks.tensor("out", out), *checks.WIDE), (m, n), "[M, N]")
+        checks.output("out", out, (m, n), "[M, N]", *checks.WIDE)
         if out_dtype is not None and out_dtype != out.dtype:
             raise OptionError(f"out is {dtype_name(out.dtype)} but out_dtype is {dtype_name(out_dtype)}")
     kind = out.dtype if out is not None else out_dtype or torch.bfloat16

@@ -53,6 +53,17 @@ def shape(name: str, x: Tensor, expected: tuple[int, ...], meaning: str) -> Tens
     return x
 
 
+def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
+    """Return ``x`` when a kernel can write it: dtype, shape, and no two elements in one place."""
+    t = shape(name, dtype(name, tensor(name, x), *dtypes), expected, meaning)
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
+        if stride <= reach:
+            raise LayoutError(f"{name} has elements that share memory (strides {t.stride()}); pass a tensor of its own")
+        reach += stride * (size - 1)
+    return t
+
+
 def same_device(**tensors: Tensor | None) -> torch.device:
     """Return the one device of all given tensors."""
     first: tuple[str, torch.device] | None = None

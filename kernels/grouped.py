@@ -62,7 +62,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     groups, n = _weight(w, ws, k)
     blocks = -(-k // BLOCK)
     _float("a_scale", xs, (m, blocks), "[M, ceil(K/128)]")
-    checks.shape("out", checks.dtype("out", checks.tensor("out", out), *checks.WIDE), (m, n), "[M, N]")
+    checks.output("out", out, (m, n), "[M, N]", *checks.WIDE)
     checks.shape(
         "m_indices", checks.dtype("m_indices", checks.tensor("m_indices", m_indices), torch.int32), (m,), "[M]"
     )
@@ -113,7 +113,7 @@ def fp8_m_grouped_gemm_nt_masked(
     if g != groups:
         raise ShapeError(f"a has {g} groups but b has {groups}")
     _float("a_scale", xs, (g, m, -(-k // BLOCK)), "[G, M, ceil(K/128)]")
-    checks.shape("out", checks.dtype("out", checks.tensor("out", out), *checks.WIDE), (g, m, n), "[G, M, N]")
+    checks.output("out", out, (g, m, n), "[G, M, N]", *checks.WIDE)
     checks.shape("masked_m", checks.dtype("masked_m", checks.tensor("masked_m", masked_m), torch.int32), (g,), "[G]")
     checks.positive("expected_m", expected_m)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, masked_m=masked_m)

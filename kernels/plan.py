@@ -94,6 +94,8 @@ WORDS: Mapping[str, tuple[object, ...]] = {
     "ue8m0": (False, True),
 }
 """What the fields of a problem that are neither extents nor dtypes may hold."""
+NO_BACKEND = "no backend"
+"""How :func:`describe` ends its first line where nothing serves a problem."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     if op not in TABLE:
         matches = [row for name, row in ROUTINES.items() if name.split(" ")[0] == op]
         if not matches:
-            raise OptionError(f"unknown operation {op!r}; known: {', '.join([*TABLE, *ROUTINES])}")
+            raise OptionError(f"unknown operation {op!r}; known: {', '.join(dict.fromkeys([*TABLE, *ROUTINES]))}")
         op, representative = matches[0]
     names = {f.name for f in fields(Problem)} - {"op"}
     unknown = sorted(set(dims) - names)
@@ -227,7 +229,7 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     try:
         chosen = plan(problem, machine)
     except NoBackendError as error:
-        lines = [f"{problem} on {machine.arch}: no backend"]
+        lines = [f"{problem} on {machine.arch}: {NO_BACKEND}"]
         return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in error.reasons.items()])
     lines = [f"{problem} on {machine.arch}: {chosen.backend} -> {chosen.kernel}"]
     lines += [f"  step: {step}" for step in chosen.steps]

@@ -177,7 +177,7 @@ def per_token_group_quant_fp8(
     checks.multiple(
         "K", x.shape[-1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[-1]}"
     )
-    if not isinstance(eps, float) or not math.isfinite(eps) or eps <= 0:
+    if not isinstance(eps, float) or not 0.0 < eps < math.inf:
         raise OptionError(f"eps must be a positive finite float, got {eps!r}")
     if tma_aligned_scales and not column_major_scales:
         raise OptionError("tma_aligned_scales needs column_major_scales=True: the alignment is of the leading stride")

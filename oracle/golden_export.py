@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -46,8 +46,12 @@ class Answer:
     verdict: Verdict | None
 
 
-def export(goldens: Path, target: Path, *, everything: bool = False, contract: str | None = None) -> list[str]:
+def export(
+    goldens: Path, target: Path, *, everything: bool = False, contracts: Collection[str] | None = None
+) -> list[str]:
     """Write the stored goldens (with ``everything`` the large ones too) of a folder to ``target``, new or empty.
+
+    ``contracts`` are the routines wanted; None for all.
 
     Raises
     ------
@@ -55,12 +59,15 @@ def export(goldens: Path, target: Path, *, everything: bool = False, contract: s
         ``target`` holds something already, or a golden is damaged.
     """
     manifest = golden.load(goldens)
-    chosen = [e for e in manifest["cases"] if (everything or e["file"]) and contract in (None, e["contract"])]
-    if not chosen:
-        raise FixtureError(f"{goldens}: no stored golden of {contract!r}; add --all for those that are kept as digests")
+    chosen = [e for e in manifest["cases"] if everything or e["file"]]
+    if contracts is not None:
+        if absent := sorted(set(contracts) - {e["contract"] for e in chosen}):
+            why = "add --all for those that are kept as digests"
+            raise FixtureError(f"{goldens}: no stored golden of {', '.join(absent)}; {why}")
+        chosen = [e for e in chosen if e["contract"] in contracts]
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FixtureError(f"{target}: exists and is not an empty folder; name a new one")
-    (target / DATA).mkdir(parents=True, exist_ok=True)
+    fixtures.make_folder(target / DATA)
     records, lines = [], []
     for entry in chosen:
         if entry["file"]:
@@ -216,7 +223,8 @@ def _strided(tensor: Tensor, facts: Mapping[str, Any]) -> Tensor:
     if strides is None or list(tensor.shape) != facts["shape"]:
         return tensor
     last = sum(s * (n - 1) for s, n in zip(strides, tensor.shape, strict=True))
-    memory = torch.zeros(last + 1 + ALIGNMENT, dtype=tensor.dtype)  # the padding of the last line exists too
+    # the padding of the last line exists too
+    memory = torch.zeros(last + 1 + ALIGNMENT, dtype=tensor.dtype, device="cpu")
     view = memory.as_strided(tensor.shape, strides)
     view.copy_(tensor)
     return view

@@ -31,7 +31,8 @@ interval holds for; `numerics` in the manifest names it. dtypes: `float8_e4m3fn`
 
 1. `free` is 1: it is not specified, or the derivation does not constrain it; anything is right.
 2. The expected value is NaN: it must be NaN.
-3. Otherwise `low <= element <= high`; -0 equals +0.
+3. Otherwise `low <= element <= high`. -0 equals +0, except in an output of codes (one byte an element): a quantiser
+   keeps the sign of what it rounds to zero, and there -0 lies below +0.
 
 An output without an interval must equal the expected bits. The exceptions are marked `"judged": "contract"` in the
 manifest: the experts of `moe_routing` may come in any order; any balanced partition of the work is right for

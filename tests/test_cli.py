@@ -443,6 +443,10 @@ class TestOtherCommands:
         assert ran.status == 0, ran.err
         assert "deep_gemm" in ran.out
 
+    def test_plan_without_a_backend(self, cli: Cli) -> None:
+        ran = cli("plan", "--op", "fp8_gemm_nt", "--arch", "gfx950", "--n", 4096, "--k", 4096)
+        assert (ran.status, "no backend" in ran.out, "rejected" in ran.out) == (1, True, True)
+
     @pytest.mark.parametrize("wrong", [["--op", "frobnicate"], ["--op", "fp8_gemm_nt", "--option", "speed=9"]])
     def test_plan_refuses_in_one_line(self, cli: Cli, wrong: list[str]) -> None:
         ran = cli("plan", *wrong)

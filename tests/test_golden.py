@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from oracle import cases, fixtures, golden, golden_export, seal
 from oracle.contracts import get, registered
 from oracle.errors import FixtureError
-from oracle.formats import decode
+from oracle.formats import codes_of, decode
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "fixtures" / golden.FOLDER
@@ -298,6 +298,15 @@ class TestExport:
         assert ran.status == 0, ran.err
         assert len(ran.out.splitlines()) == sum(e["contract"] == "fp8_gemm_nt" for e in ENTRIES)
 
+    def test_several_contracts(self, tmp_path: Path, cli: Cli) -> None:
+        two = {"align", "ceil_div"}
+        flags = [word for name in two for word in ("--contract", name)]
+        assert cli("fixtures", "export", tmp_path / "x", *flags).status == 0
+        manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
+        assert {case["contract"] for case in manifest["cases"]} == two
+        ran = cli("fixtures", "export", tmp_path / "y", *flags, "--contract", "nothing")
+        assert (ran.status, "no stored golden of nothing" in ran.err) == (2, True)
+
 
 class TestExchange:
     """What a vendor sends back is judged; a C program that knows only the folder takes part."""
@@ -345,6 +354,24 @@ class TestExchange:
         self.answer(tmp_path, next(e["id"] for e in STORED if e["contract"] == "fp8_gemm_nt"))
         ran = cli("fixtures", "judge", exported, "--outputs", tmp_path, "--arch", "gfx942")
         assert "UNSUPPORTED" in ran.out and "gfx942" in ran.out
+        assert (ran.status, "NOT JUDGED" in ran.out, "1 not judged" in ran.out) == (2, True, True)
+
+    def test_the_sign_of_a_zero_code(self, exported: Path, tmp_path: Path, cli: Cli) -> None:
+        """As the folder's own rules say: the sign counts in an output of codes, and nowhere else."""
+        assert "except in an output of codes" in (exported / "README.md").read_text()
+        for contract, name, status in (("per_token_group_quant_fp8", "out.q", 1), ("fp8_mqa_logits", "out", 0)):
+            folder, zeros = tmp_path / contract, 0
+            folder.mkdir()
+            for entry in (e for e in STORED if e["contract"] == contract):
+                path = self.answer(folder, entry["id"])
+                answers = fixtures.read_tensors(path)
+                out = answers[name]
+                at = decode(out) == 0
+                zeros += int(at.sum())
+                bits, sign = codes_of(out), torch.tensor(1 << (8 * out.element_size() - 1)).to(codes_of(out).dtype)
+                fixtures.write_tensors(path, {**answers, name: torch.where(at, bits ^ sign, bits).view(out.dtype)})
+            ran = cli("fixtures", "judge", exported, "--outputs", folder)
+            assert zeros and ran.status == status, ran.out
 
     @pytest.mark.parametrize(
         ("spoil", "said"),

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from oracle import captures, fixtures, golden, golden_export, keeping, ledger, seal
 from oracle.cli.common import Commands, console
+from oracle.compare import Status
 from oracle.golden_export import Answer
 from oracle.report.console import STYLES
 
@@ -62,12 +63,13 @@ def _add_exchange(actions: Commands) -> None:
     )
     export.add_argument("target", type=Path, metavar="DIR", help="a new or empty folder")
     export.add_argument("--all", action="store_true", help="also the large ones, computed now")
-    export.add_argument("--contract", metavar="NAME", help="only this routine")
+    export.add_argument("--contract", action="append", metavar="NAME", help="only this routine; may be repeated")
     export.set_defaults(run=_export)
     judging = actions.add_parser(
         "judge",
         help="judge the outputs that somebody computed for an exported folder",
-        description="Exit 0 when every output that came back is admissible, 1 when one is not or none came.",
+        description="Exit 0 when every output that came back is admissible, 1 when one is not or none came, 2 when "
+        "one could not be judged, as for an arch that has no model.",
     )
     judging.add_argument("folder", type=Path, metavar="DIR", help="the exported folder")
     judging.add_argument(
@@ -133,7 +135,7 @@ def _seal(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     goldens = fixtures.folder(arguments.fixtures) / golden.FOLDER
-    lines = golden_export.export(goldens, arguments.target, everything=arguments.all, contract=arguments.contract)
+    lines = golden_export.export(goldens, arguments.target, everything=arguments.all, contracts=arguments.contract)
     for line in lines:
         print(line)
     return 0
@@ -152,10 +154,12 @@ def _judge(arguments: argparse.Namespace) -> int:
         fixtures.write_bytes(arguments.json, text.encode())
     came = [answer.verdict for answer in answers if answer.verdict is not None]
     failed = sum(verdict.status.is_failure for verdict in came)
+    unjudged = sum(verdict.status is Status.UNSUPPORTED for verdict in came)
     missing = len(answers) - len(came)
-    ok = bool(came) and not failed and not (missing and arguments.whole)
-    print(f"{'OK' if ok else 'NOT OK'}  {len(came)} of {len(answers)} cases came back, {failed} not admissible")
-    return 0 if ok else 1
+    bad = not came or failed or (missing and arguments.whole)
+    words = f"{len(came)} of {len(answers)} cases came back, {failed} not admissible, {unjudged} not judged"
+    print(f"{'NOT OK' if bad else 'NOT JUDGED' if unjudged else 'OK'}  {words}")
+    return 1 if bad else 2 if unjudged else 0
 
 
 def _line(answer: Answer) -> Text:

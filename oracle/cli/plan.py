@@ -13,7 +13,11 @@ from oracle.errors import OptionError, SubjectError
 
 
 def add(commands: Commands) -> None:
-    command = commands.add_parser("plan", help="which backend the production layer chooses, and why not the others")
+    command = commands.add_parser(
+        "plan",
+        help="which backend the production layer chooses, and why not the others",
+        description="Print the decision for one problem and every reason. Exit 1 when no backend serves it.",
+    )
     command.add_argument("--op", required=True, help="operation or routine, as fp8_gemm_nt")
     command.add_argument("--arch", help="sm90, gfx942, cpu...; default: this machine")
     for dim in ("m", "n", "k"):
@@ -34,10 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError(f"--option {twice[0]}=...: {twice[0]} has a flag of its own, --{twice[0]}")
     dims = {dim: getattr(arguments, dim) for dim in ("m", "n", "k") if getattr(arguments, dim) is not None}
     try:
-        print(plan.describe(op=arguments.op, arch=arguments.arch, **{**given, **dims}))
+        text = plan.describe(op=arguments.op, arch=arguments.arch, **{**given, **dims})
     except errors.KernelError as error:
         raise OptionError(str(error)) from None
-    return 0
+    print(text)
+    return 1 if text.splitlines()[0].endswith(plan.NO_BACKEND) else 0
 
 
 def _value(text: str) -> object:

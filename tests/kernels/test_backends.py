@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels.backends import cutlass, deep_gemm, flashinfer
+from kernels.backends import cutlass, deep_gemm, flashinfer, sgl_kernel
 from kernels.backends import eager as plain
-from kernels.errors import MissingPackageError
+from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError
 
 FP8 = torch.float8_e4m3fn
 
@@ -192,3 +192,167 @@ class TestFlashInfer:
             make.codes(4, 128), torch.ones(4, 1), make.codes(64, 128), torch.ones(1, 1), wide[:, :64]
         )
         assert (wide[:, :64] == 2).all() and (wide[:, 64:] == 0).all()
+
+
+def as_packed(x: torch.Tensor) -> torch.Tensor:
+    """What a kernel reads that checks one stride and takes the memory for dense."""
+    row_major = x.stride(1) == 1
+    shape = x.shape if row_major else (x.shape[1], x.shape[0])
+    read = torch.as_strided(x.view(torch.uint8) if x.element_size() == 1 else x, shape, (shape[1], 1))
+    read = read.clone().view(x.dtype)
+    return read if row_major else read.t()
+
+
+class FakeSglKernel(types.ModuleType):
+    """Stands for the package, with its checks and with its silences: dense memory, whole words, a compiled floor."""
+
+    def __init__(self) -> None:
+        super().__init__("sgl_kernel")
+        self.calls: list[str] = []
+
+    def fp8_scaled_mm(self, mat_a, mat_b, scales_a, scales_b, out_dtype, bias=None):
+        assert mat_a.stride(1) == 1 and mat_b.stride(0) == 1
+        assert scales_a.numel() == mat_a.shape[0] and scales_b.numel() == mat_b.shape[1]
+        assert scales_a.is_contiguous() and scales_b.is_contiguous()
+        assert bias is None or (bias.is_contiguous() and bias.dtype == out_dtype)
+        y = as_packed(mat_a).double() @ as_packed(mat_b).double() * scales_a.reshape(-1, 1) * scales_b.reshape(1, -1)
+        return (y if bias is None else y + bias).to(out_dtype)
+
+    def fp8_blockwise_scaled_mm(self, mat_a, mat_b, scales_a, scales_b, out_dtype):
+        m, k = mat_a.shape
+        assert mat_a.stride(1) == 1 and mat_b.stride(0) == 1 and out_dtype in (torch.bfloat16, torch.float16)
+        assert scales_a.shape == (m, k // 128) and (scales_a.stride(0) == 1 or 1 in scales_a.shape)
+        assert scales_b.shape == (k // 128, mat_b.shape[1] // 128)
+        assert scales_b.stride(0) == 1 or 1 in scales_b.shape
+        read = scales_a.as_strided(scales_a.shape, (1, m))
+        return plain.block_linear(as_packed(mat_a), as_packed(mat_b), read, scales_b, None, out_dtype)
+
+    def sgl_per_token_group_quant_8bit(
+        self, input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0=False, fuse_silu_and_mul=False,
+        masked_m=None, enable_v2=None,
+    ):  # fmt: skip
+        assert enable_v2 is False, "asks sglang, which is not installed"
+        self.sgl_per_token_group_quant_fp8(input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0)
+
+    def sgl_per_token_group_quant_fp8(
+        self, input, output_q, output_s, group_size, eps, fp8_min, fp8_max, scale_ue8m0
+    ) -> None:
+        assert input.is_contiguous() and output_q.is_contiguous() and output_s.dim() == 2 and group_size == 128
+        assert abs(eps - 1e-10) < 1e-13 and (fp8_min, fp8_max) == (-448.0, 448.0)
+        columns = output_s.stride(0) < output_s.stride(1)
+        assert columns or not scale_ue8m0
+        if scale_ue8m0:
+            assert output_s.dtype == torch.int32 and input.shape[1] // 128 == 4 * output_s.shape[1], "whole words"
+            q, scale = plain.quant_group_packed(input, group_size, eps)
+        else:
+            q, scale = plain.quant_group(input, group_size, eps, False)
+        output_q.copy_(q)
+        output_s.copy_(scale)
+
+
+class TestSglKernel:
+    """Right answers from any strides; the stand-in reads dense memory as the library does."""
+
+    @pytest.fixture
+    def package(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSglKernel]:
+        fake = FakeSglKernel()
+        monkeypatch.setitem(sys.modules, "sgl_kernel", fake)
+        sgl_kernel.library.cache_clear()
+        yield fake
+        sgl_kernel.library.cache_clear()
+
+    @pytest.mark.parametrize("kind", ["tensor", "token"])
+    @pytest.mark.parametrize("strided", [False, True])
+    def test_linear(self, package, make, kind: str, strided: bool) -> None:
+        """Padded rows and one scale for all: each would be read wrongly, or refused."""
+        a, b = make.codes(7, 64), make.codes(32, 64, seed=1)
+        given = torch.nn.functional.pad(a.view(torch.uint8), (0, 16)).view(FP8)[:, :64] if strided else a
+        weight = torch.nn.functional.pad(b.view(torch.uint8), (0, 16)).view(FP8)[:, :64] if strided else b
+        sa, sb = (make.scales(7, 1), make.scales(1, 32)) if kind == "token" else (make.scales(1, 1), make.scales(1, 1))
+        bias = torch.arange(64, dtype=torch.bfloat16)[::2] if strided else None
+        y = sgl_kernel.linear(given, weight.t(), sa, sb, bias, torch.bfloat16)
+        expected = a.double() @ b.double().t() * sa * sb + (0 if bias is None else bias)
+        assert make.error(y, expected) < 2**-8
+        if strided:  # the twin: as it would be without the hook
+            spread = sa.expand(7, 1).contiguous(), sb.expand(1, 32).contiguous()
+            wrong = package.fp8_scaled_mm(given, weight.t(), *spread, torch.bfloat16)
+            assert not make.error(wrong, a.double() @ b.double().t() * sa * sb) < 2**-8
+
+    @pytest.mark.parametrize("m", [1, 4, 7, 16])
+    @pytest.mark.parametrize("layout", ["row", "col", "tma"])
+    def test_block(self, package, make, m: int, layout: str) -> None:
+        """Scales in any strides, weights in any strides; a leading dimension align(M, 4) would be read as M."""
+        a, b, sa, sb = make.codes(m, 256), make.codes(128, 256, seed=1), make.scales(m, 2), make.scales(1, 2, seed=1)
+        given = sa if layout == "row" else plain.column_major(sa, 1 if layout == "col" else 4)
+        padded = torch.nn.functional.pad(a.view(torch.uint8), (0, 128)).view(FP8)[:, :256]
+        y = sgl_kernel.block_linear(padded, b.t(), given, sb.t(), None, torch.bfloat16)
+        assert make.error(y, make.product(a, sa, b, sb)) < 2**-8
+        if layout == "tma" and m == 7:
+            wrong = package.fp8_blockwise_scaled_mm(a, b.t(), given, sb.t(), torch.bfloat16)
+            assert not make.error(wrong, make.product(a, sa, b, sb)) < 2**-8
+
+    @pytest.mark.parametrize("old", [False, True])
+    @pytest.mark.parametrize("layout", ["row", "col", "tma"])
+    def test_group_quantiser(self, package, monkeypatch, layout: str, old: bool) -> None:
+        """Both names, every layout, a strided input; newer releases must not ask sglang."""
+        if old:
+            monkeypatch.delattr(FakeSglKernel, "sgl_per_token_group_quant_8bit")
+        x = torch.randn(7, 512, dtype=torch.bfloat16)[:, 128:384]
+        ours = plain.quant_group(x, 128, 1e-10, False, layout)
+        q, scale = sgl_kernel.quant_group(x, 128, 1e-10, False, layout)
+        assert torch.equal(q.float(), ours[0].float()) and torch.equal(scale, ours[1])
+        assert scale.stride() == ours[1].stride()
+
+    def test_three_axes_and_an_output(self, package) -> None:
+        x, out = torch.randn(2, 3, 256, dtype=torch.float16), torch.empty(2, 3, 256, dtype=FP8)
+        q, scale = sgl_kernel.quant_group(x, 128, 1e-10, False, "row", out)
+        assert q is out and scale.shape == (2, 3, 2)
+        assert torch.equal(q.float(), plain.quant_group(x, 128, 1e-10, False)[0].float())
+
+    @pytest.mark.parametrize("m", [1, 5])
+    def test_packed(self, package, m: int) -> None:
+        x = torch.randn(m, 1024, dtype=torch.bfloat16)
+        ours = plain.quant_group_packed(x, 128, 1e-10)
+        q, scale = sgl_kernel.quant_group_packed(x, 128, 1e-10)
+        assert torch.equal(q.float(), ours[0].float()) and torch.equal(scale, ours[1])
+        assert scale.stride() == ours[1].stride()
+
+    def test_no_rows(self, package) -> None:
+        """No launch."""
+        q, scale = sgl_kernel.quant_group(torch.empty(0, 256, dtype=torch.bfloat16), 128, 1e-10, False)
+        assert q.shape == (0, 256) and scale.shape == (0, 2)
+
+    @pytest.mark.parametrize(
+        ("call", "error", "said"),
+        [
+            (lambda x: sgl_kernel.quant_group(x.float(), 128, 1e-10, False), DtypeError, "bfloat16 or float16"),
+            (lambda x: sgl_kernel.quant_group(x, 128, 1e-4, False), OptionError, "compiled with 1e-10"),
+            (lambda x: sgl_kernel.quant_group(x, 128, 1e-10, True), OptionError, "after the payload"),
+            (lambda x: sgl_kernel.quant_group_packed(x[:, :384], 128, 1e-10), NoBackendError, "inside a word"),
+            (lambda x: sgl_kernel.quant_group(x[None], 128, 1e-10, False, "col"), NoBackendError, "takes a matrix"),
+            (
+                lambda x: sgl_kernel.quant_group(x[:1, :128].expand(1 << 24, 128), 128, 1e-10, False,
+                                                 out=x[:1, :1].to(FP8).expand(1 << 24, 128)),
+                NoBackendError, "32 bits",
+            ),
+        ],
+    )  # fmt: skip
+    def test_what_it_would_get_wrong(self, package, call, error: type[Exception], said: str) -> None:
+        """A typed error before anything is launched."""
+        with pytest.raises(error, match=said):
+            call(torch.randn(4, 512, dtype=torch.bfloat16))
+
+    def test_a_release_without_the_routine(self, package, monkeypatch) -> None:
+        monkeypatch.delattr(FakeSglKernel, "fp8_scaled_mm")
+        with pytest.raises(MissingPackageError, match="has no fp8_scaled_mm"):
+            sgl_kernel.routine("fp8_scaled_mm")
+
+    @pytest.mark.parametrize("error", [ImportError("libcudart.so.12"), OSError("no library"), RuntimeError("")])
+    def test_a_package_that_does_not_load(self, monkeypatch, error: Exception) -> None:
+        def fails(name: str) -> types.ModuleType:
+            raise error
+
+        sgl_kernel.library.cache_clear()
+        monkeypatch.setattr("kernels.backends.sgl_kernel.importlib.import_module", fails)
+        with pytest.raises(MissingPackageError, match="install it for this torch"):
+            sgl_kernel.library()

@@ -6,7 +6,7 @@ import torch
 from kernels import blockscaled as bs
 from kernels import quantize, routes
 from kernels.config import Config, use_config
-from kernels.errors import DtypeError, InputError, NoBackendError, OptionError, ShapeError
+from kernels.errors import DtypeError, InputError, LayoutError, NoBackendError, OptionError, ShapeError
 
 FP8 = torch.float8_e4m3fn
 
@@ -222,3 +222,24 @@ class TestBlackwellScales:
                 bs.packed_scales(a_scale * 0.3, b_scale, (5, 192, 256), False)
             with pytest.raises(OptionError, match="UE8M0 scales only"):
                 bs.packed_scales(a_scale, b_scale, (5, 192, 256), True)
+
+
+class TestOutput:
+    """An output whose elements share memory is refused before anything is launched; any other view is written."""
+
+    @staticmethod
+    def _call(out: torch.Tensor) -> None:
+        a, b = torch.zeros(4, 128).to(FP8), torch.zeros(256, 128).to(FP8)
+        bs.fp8_gemm_nt((a, torch.ones(4, 1)), (b, torch.ones(2, 1)), out)
+
+    @pytest.mark.parametrize("strides", [(0, 1), (128, 1), (1, 2), (1, 1)])
+    def test_shared_memory(self, strides: tuple[int, int]) -> None:
+        with pytest.raises(LayoutError, match="share memory"):
+            self._call(torch.empty(1024, dtype=torch.bfloat16).as_strided((4, 256), strides))
+
+    @pytest.mark.parametrize("strides", [(256, 1), (1, 4), (1024, 2), (300, 1)])
+    def test_views(self, strides: tuple[int, int]) -> None:
+        memory = torch.ones(4096, dtype=torch.bfloat16)
+        view = memory.as_strided((4, 256), strides)
+        self._call(view)
+        assert not view.any() and int(memory.sum()) == 4096 - 1024

@@ -8,6 +8,7 @@ import torch
 from torch.library import opcheck
 
 import kernels
+from kernels import quantize
 from kernels.config import Config, use_config
 
 OPS = torch.ops.fp8_kernels
@@ -147,3 +148,17 @@ def test_compiled_linear_layer(make, per_token: bool) -> None:
     for m in (3, 19):
         x = torch.randn(m, 64)
         assert torch.equal(compiled(x), layer.apply(x, weight.t(), scale))
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_compiled_group_quantiser_with_its_defaults(columns: bool) -> None:
+    """Called as engines call it: no option names a float that would be traced."""
+    x = torch.randn(33, 256, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+
+    def quantised(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return quantize.per_token_group_quant_fp8(z, 128, column_major_scales=columns)
+
+    made = torch.compile(quantised, dynamic=True, fullgraph=True, backend="aot_eager")
+    for m in (33, 5, 1):
+        (q, scale), (right, right_scale) = made(x[:m]), quantised(x[:m])
+        assert torch.equal(q.view(torch.uint8), right.view(torch.uint8)) and torch.equal(scale, right_scale)

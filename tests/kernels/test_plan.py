@@ -145,7 +145,25 @@ class TestWords:
         text = describe(op="fp8_gemm_nt", arch="sm86", m=4, n=128, k=128)
         assert "no backend" in text and text.count("rejected") == 2
 
-    @pytest.mark.parametrize("bad", [{"op": "gemm"}, {"op": "linear", "widht": 3}, {"op": "linear", "arch": "sm1"}])
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            {"op": "gemm"},
+            {"op": "linear", "widht": 3},
+            {"op": "linear", "arch": "sm1"},
+            {"op": "linear", "arch": "sm42"},
+            {"op": "linear", "arch": ""},
+            {"op": "linear", "m": -1},
+            {"op": "linear", "n": 0},
+            {"op": "linear", "k": "many"},
+            {"op": "linear", "a_scale": "row"},
+            {"op": "linear", "out_dtype": "fp8"},
+            {"op": "linear", "bias": "yes"},
+            {"op": "linear", "device": "tpu"},
+            {"op": "quant_group", "ue8m0": "maybe"},
+            {"op": "quant_group", "ue8m0": 1},
+        ],
+    )
     def test_describe_refuses(self, bad: dict[str, object]) -> None:
         with pytest.raises(OptionError):
             describe(**bad)
@@ -204,7 +222,8 @@ def test_backends_of_one_operation_are_interchangeable() -> None:
         "cast": (),
         "layout": (),
     }
-    rejected = {("cutlass", "quant_tensor"), ("cutlass", "quant_static")}  # its static operator is never chosen
+    tensor = {(backend, f"quant_{how}") for backend in ("cutlass", "sgl_kernel") for how in ("tensor", "static")}
+    rejected = tensor | {("sgl_kernel", "quant_token")}  # operators that promise something else are never chosen
     for op, row in TABLE.items():
         for name in functions.get(op, (op,)):
             expected = list(inspect.signature(getattr(backend_module("eager"), name)).parameters)
@@ -214,3 +233,76 @@ def test_backends_of_one_operation_are_interchangeable() -> None:
                         op,
                         backend,
                     )
+
+
+class TestSglKernel:
+    """SGLang's operators: only where the package is, never above vLLM's, never where they promise something else."""
+
+    OPS = ("quant_tensor", "quant_token", "quant_group", "quant_group_packed", "linear", "block_linear")
+
+    def machine(self, arch: str, *without: str) -> Machine:
+        machine = Machine.described(arch).with_package("sgl_kernel")
+        for name in without:
+            machine = machine.with_package(name, f"package {name} is not installed; install it")
+        return machine
+
+    def chosen(self, op: str, arch: str, *without: str, **dims: object) -> str:
+        problem = Problem(op, n=4096, k=4096, **dims)  # type: ignore[arg-type]  # fields of a problem
+        try:
+            return plan(problem, self.machine(arch, *without), BARE).backend
+        except NoBackendError:
+            return "-"
+
+    def test_below_vllm(self) -> None:
+        """In every row of the table, and so in every decision."""
+        for op, row in TABLE.items():
+            assert ("sgl_kernel" in row) == (op in self.OPS)
+            if "sgl_kernel" in row:
+                assert row.index("cutlass") < row.index("sgl_kernel")
+        for op in self.OPS:
+            for arch in ("sm89", "sm90", "sm100", "sm103", "sm120"):
+                with_vllm = self.chosen(op, arch, "triton")
+                assert with_vllm != "sgl_kernel" or self.chosen(op, arch, "triton", "sgl_kernel") != "cutlass"
+
+    @pytest.mark.parametrize(
+        ("op", "serves"),
+        [
+            ("quant_group", {"sm89", "sm90", "sm100", "sm103", "sm120"}),
+            ("quant_group_packed", {"sm89", "sm90", "sm100", "sm103", "sm120"}),
+            ("linear", {"sm89", "sm90", "sm100"}),
+            ("block_linear", {"sm90", "sm100"}),
+            ("quant_tensor", set()),
+            ("quant_token", set()),
+        ],
+    )
+    def test_without_vllm(self, op: str, serves: set[str]) -> None:
+        """What it serves with neither vLLM nor Triton, and nothing where the package is missing."""
+        for arch in ARCHES:
+            if arch == "cpu":
+                continue
+            taken = self.chosen(op, arch, "triton", "vllm_ops")
+            assert (taken == "sgl_kernel") == (arch in serves), (arch, taken)
+            assert self.chosen(op, arch, "triton", "vllm_ops", "sgl_kernel") != "sgl_kernel"
+
+    @pytest.mark.parametrize(
+        ("op", "dims"),
+        [
+            ("linear", {"n": 4104}),
+            ("linear", {"k": 4104}),
+            ("linear", {"out_dtype": "float32"}),
+            ("linear", {"bias": "float16"}),
+            ("block_linear", {"n": 4160}),
+            ("block_linear", {"k": 4160}),
+            ("block_linear", {"bias": "bfloat16"}),
+            ("quant_group", {"group_size": 64}),
+            ("quant_group", {"a_dtype": "float32"}),
+            ("quant_group", {"ue8m0": True}),
+            ("quant_group_packed", {"k": 4096 + 128}),
+        ],
+    )
+    def test_refusals(self, op: str, dims: dict[str, object]) -> None:
+        """Extents, dtypes and scales that its kernels read wrongly, or refuse at run time."""
+        problem = Problem(op, **{"n": 4096, "k": 4096, **dims})  # type: ignore[arg-type]  # fields of a problem
+        machine = self.machine("sm90")
+        assert backend_module("sgl_kernel").why_not(problem, machine, BARE) is not None
+        assert backend_module("sgl_kernel").why_not(Problem(op, n=4096, k=4096), machine, BARE) is None
