@@ -47,7 +47,7 @@ def contract_list() -> str:
             shape = f"`[{', '.join(spec.dims)}]`" if spec.dims is not None else "see the note"
             dtypes = ", ".join(str(word(dtype)) for dtype in spec.dtypes)
             name = f"`{spec.name}`" + (" (optional)" if spec.optional else "")
-            rows.append((name, shape, dtypes, spec.doc))
+            rows.append((name, shape, dtypes, spec.doc + ("; contiguous" if spec.contiguous else "")))
         lines += [_table(("input", "shape", "dtypes", "note"), rows), ""]
         if contract.options:
             options = [

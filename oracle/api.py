@@ -8,6 +8,7 @@ from torch import Tensor
 
 from oracle.compare import Verdict
 from oracle.contracts import Contract, get, registered
+from oracle.contracts.base import plain
 from oracle.diagnose import explain_verdict
 from oracle.errors import InputError, NumericsError
 from oracle.tensorcore.identify import Match
@@ -49,23 +50,26 @@ def judge(
     ----------
     contract : name of :func:`contracts`.
     inputs : logical, contiguous operands under the contract's names; float8 tensors hold codes.
-    output : the tensor of the kernel (its dtype is the output dtype), or a mapping for several outputs.
+    output : the tensor of the kernel (its dtype is the output dtype), or a mapping for several outputs. Here and in
+        ``inputs`` gradients, subclasses, strides and pending negations change nothing.
     arch : ``"sm90"``, ``"sm89"``, ``"sm100"``, ``"cpu"``...: whose arithmetic is admitted.
     numerics : a declared schedule (``"sm90.promote128"``), ``"<schedule>.any"`` for its accumulator in unknown order,
-        or ``"ieee32.any"`` for float32 arithmetic in any order; None admits what the contract's kernels use.
+        or ``"ieee32.any"`` for float32 arithmetic in any order; None admits what the contract's kernels use on ``arch``
+        and, for an output that lies in its interval as a whole, float32 in any order.
 
     Returns
     -------
     Verdict
         PASSED when all bits equal an admitted schedule's, or every element lies in the sound interval of the first
-        admitted numerics; FAILED otherwise; MISTRUSTED when the inputs could not have shown a fault.
+        admitted numerics (undeclared, of any one of them); FAILED otherwise; MISTRUSTED when the inputs could not have
+        shown a fault.
 
     Raises
     ------
     OracleError
         The call is wrong (names, dtypes, shapes, devices, options, numerics); never for a wrong kernel.
     """
-    found, inputs = get(contract), _values(inputs)
+    found, inputs, output = get(contract), _values(inputs), _values_of(output)
     _name("arch", arch)
     _name("numerics", numerics)
     verdict = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
@@ -111,17 +115,26 @@ def identify(
         The call is wrong, or nothing known can compute it.
     """
     _name("arch", arch)
-    return get(contract).identify(_values(inputs), output, arch=arch, **options)
+    return get(contract).identify(_values(inputs), _values_of(output), arch=arch, **options)
 
 
 def _values(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs without their gradients; what is wrong with a single one the contract says."""
+    """The inputs as plain tensors; what else is wrong with a single one the contract says."""
     if not isinstance(inputs, Mapping):
         raise InputError(f"inputs is a {type(inputs).__name__}; pass a mapping from the contract's names to tensors")
-    return {name: x.detach() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    return {name: plain(x, str(name)) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+def _values_of(output: Tensor | Mapping[str, Tensor]) -> Tensor | Mapping[str, Tensor]:
+    """An output, or every one of several, as plain tensors."""
+    if isinstance(output, Tensor):
+        return plain(output, "out")
+    return _values(output) if isinstance(output, Mapping) else output
 
 
 def _name(what: str, value: object) -> None:
     """Refuse an arch or numerics that is no name."""
     if value is not None and not isinstance(value, str):
         raise NumericsError(f"{what}={value!r} is a {type(value).__name__}; pass its name as a str")
+    if value == "":
+        raise NumericsError(f"{what} is empty; pass its name, or leave it out")

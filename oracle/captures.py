@@ -227,7 +227,7 @@ def rebuild(folder: Path, recorded: Path) -> list[str]:
             raise FixtureError(f"{origin}: has no tensor {unknown[0]!r}, which the manifest renames")
         kept = {rename.get(tensor, tensor): value for tensor, value in tensors.items()}
         for unit, shape in source.get("ones", {}).items():
-            kept[unit] = torch.ones(shape, dtype=torch.float32)
+            kept[unit] = torch.ones(shape, dtype=torch.float32, device="cpu")
         entry["sha256"] = fixtures.write_tensors(folder / name, kept)
         provenance = {**entry.get("provenance", {}), **fixtures.read_metadata(origin)}
         entry["provenance"] = dict(sorted(provenance.items()))

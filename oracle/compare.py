@@ -184,7 +184,7 @@ def verdict(
 
 
 def _worst(flat: int, value: Tensor, admissible: Admissible, ratio: Tensor, output: str) -> Worst:
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), value.shape))
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, dtype=torch.int64, device="cpu"), value.shape))
     return Worst(
         index=index,
         actual=float(value[index]),

@@ -120,7 +120,10 @@ def placed(text: str, block: str, path: Path) -> str:
 
 def place(path: Path, block: str) -> bool:
     """Write the block into a file; True when it changed."""
-    text = fixtures.read_bytes(path).decode("utf-8")
+    try:
+        text = fixtures.read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FixtureError(f"{path}: is no UTF-8 text ({error.reason} at byte {error.start})") from None
     made = placed(text, block, path)
     if made != text:
         fixtures.write_bytes(path, made.encode("utf-8"))

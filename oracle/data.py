@@ -316,7 +316,7 @@ def _x_randn(stream: Stream, rows: int, cols: int) -> Reals:
 
 def _x_ties(stream: Stream, rows: int, cols: int) -> Reals:
     """amax = 448 * 2**e, so the scale is a power of two and every other value is a midpoint of two codes."""
-    positive = decode(torch.arange(127, dtype=torch.uint8), of_dtype(torch.float8_e4m3fn)).numpy()
+    positive = decode(torch.arange(127, dtype=torch.uint8, device="cpu"), of_dtype(torch.float8_e4m3fn)).numpy()
     middle = (positive[:-1] + positive[1:]) / 2.0
     values = middle[stream.integers(0, len(middle), (rows, cols))] * stream.signs((rows, cols))
     values[:, ::32] = 448.0

@@ -22,18 +22,21 @@ from oracle.gemm import ScaledProduct
 CHUNK = 128  # of K, where one scale covers all of it
 SURE = 0.02  # a factor this far from 1 is no rounding of a bfloat16 output; only used to put a finding into words
 FIT = 0.05  # residual over size above which the output is not such a sum
+ERRORS = 5.0  # standard errors within which a factor is known; noise leaves them once in a million
 
 
 @dataclass(frozen=True)
 class Factors:
-    """``factor [M, B]`` (NaN where nothing is claimed) and the number of products of one block."""
+    """``factor [M, B]`` (NaN where nothing is claimed), its standard ``error [M, B]`` by the residual, and the number
+    of products of one block."""
 
     factor: Tensor
+    error: Tensor
     block: int
 
     def wrong(self) -> Tensor:
-        """Rows and blocks whose factor is not 1, bool ``[M, B]``."""
-        return (self.factor - 1).abs() > SURE
+        """Rows and blocks whose factor is surely not 1, bool ``[M, B]``."""
+        return (self.factor - 1).abs() > SURE + ERRORS * self.error
 
     def first_block(self) -> int | None:
         """The first K block whose factor is not 1 in some row."""
@@ -76,6 +79,9 @@ def factors(product: ScaledProduct, output: Tensor) -> Factors | None:
     )
     solved = torch.linalg.solve(system, design.transpose(1, 2) @ y[:, :, None])[:, :, 0]
     left = (y - (design @ solved[:, :, None])[:, :, 0]).norm(dim=1)
+    free = (usable.sum(dim=1) - blocks).clamp(min=1)
+    spread = torch.linalg.inv(system).diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    error = spread * (left / free.sqrt())[:, None]
     good = solvable & (left <= FIT * y.norm(dim=1)) & (usable.sum(dim=1) >= 2 * blocks)
     solved = torch.where(good[:, None], solved, torch.full_like(solved, torch.nan))
-    return Factors(solved, length) if bool(good.any()) else None
+    return Factors(solved, error, length) if bool(good.any()) else None

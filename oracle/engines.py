@@ -29,12 +29,23 @@ def exact(product: ScaledProduct) -> Exact:
 
 def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """:func:`oracle.bounds.product.residue_bound` by the fastest engine that takes ``product``."""
+    compiled = _both(product, acc)
+    return definition.residue_bound(product, acc) if compiled is None else compiled[1]
+
+
+def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
+    """:func:`exact` and :func:`residue_bound`, in one pass where the engine can."""
+    compiled = _both(product, acc)
+    return (exact(product), definition.residue_bound(product, acc)) if compiled is None else compiled
+
+
+def _both(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval] | None:
     cpu = _compiled(product)
-    if cpu is not None and cpu.why_not(product, acc) is None:
-        interval = cpu.residue_bound(product, acc)
-        assert isinstance(interval, Interval)
-        return interval
-    return definition.residue_bound(product, acc)
+    if cpu is None or cpu.why_not(product, acc) is not None:
+        return None
+    value, interval = cpu.exact_and_residue(product, acc)
+    assert isinstance(value, Exact) and isinstance(interval, Interval)
+    return value, interval
 
 
 def _compiled(product: ScaledProduct) -> ModuleType | None:

@@ -21,6 +21,7 @@ the worst level of its elements. Not covered: judging (a level never decides) an
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from oracle.rounding import Overflow, Rounding, encode, encode_scalar
 
 GRID = 64  # cells along each axis of the picture, at most
 LISTED = 8  # elements listed with their bits
+BAND = 1 << 20  # elements looked at together
 SAMPLED = 4096  # failing elements whose bits are compared with the expected ones
 LEVELS = "0123456789ab"
 OPEN = "."
@@ -90,6 +92,20 @@ class Evidence:
         return record
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of an output seen as a matrix, ``[R, C]`` each: what was found, its intervals, ratios and failures.
+
+    ``ratio`` is float64, negative where an element is unspecified or not constrained; ``bad`` are the failing elements,
+    which alone get a level outside.
+    """
+
+    actual: Tensor
+    admissible: Admissible
+    ratio: Tensor
+    bad: Tensor
+
+
 def gather(
     actual: Tensor,
     admissible: Admissible,
@@ -99,37 +115,62 @@ def gather(
     output: str,
     tile: tuple[int, int] = (128, 128),
 ) -> Evidence:
-    """The evidence of a comparison that failed.
+    """The evidence of a comparison that failed; arguments as of :class:`Piece`, of any rank."""
+    sets = [_matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad)]
+    step = max(1, BAND // max(1, sets[0].shape[1]))
 
-    Parameters
-    ----------
-    actual : the output, any float dtype, any rank.
-    admissible : its intervals.
-    ratio : float64 of the same shape; negative where an element is unspecified or not constrained.
-    bad : bool, the failing elements; they alone get a level outside.
-    """
-    fmt = of_dtype(actual.dtype)
-    codes, value = codes_of(actual).flatten().to(torch.int64) & _mask(fmt.bits), decode(actual).flatten()
-    low, high, expected = (t.flatten() for t in (admissible.low, admissible.high, admissible.expected))
-    level = torch.bucketize(ratio, torch.tensor(RATIOS, dtype=torch.float64, device=ratio.device)).flatten()
-    level = torch.where(ratio.flatten() < 0, torch.full_like(level, -1), level)
-    failing = torch.nonzero(bad.flatten())[:, 0]
-    steps = _steps(codes[failing], value[failing], low[failing], high[failing], fmt)
-    level[failing] = _outside(steps)
-    beyond = overshoot(value[failing], low[failing], high[failing])
-    few = torch.topk(beyond, min(LISTED, len(failing))).indices
-    due = _encoded(expected[failing[:SAMPLED]], fmt)
-    elements = tuple(
-        _element(
-            _index(at, actual), float(value[at]), float(low[at]), float(high[at]), float(expected[at]),
-            float(ratio.flatten()[at]), int(codes[at]), int(steps[i]), fmt,
-        )
-        for i, at in zip(few.tolist(), failing[few].tolist(), strict=True)
-    )  # fmt: skip
+    def pieces() -> Iterator[Piece]:
+        for start in range(0, sets[0].shape[0], step):
+            seen, low, high, expected, ratios, failing = (t[start : start + step] for t in sets)
+            yield Piece(seen, Admissible(low, high, expected), ratios, failing)
+
+    return gather_pieces(pieces(), actual, output=output, tile=tile)
+
+
+def gather_pieces(
+    pieces: Iterable[Piece], like: Tensor, *, output: str, tile: tuple[int, int] = (128, 128)
+) -> Evidence:
+    """The evidence of consecutive pieces, which together are an output of the shape and dtype of ``like``."""
+    fmt, columns = of_dtype(like.dtype), _matrix(like).shape[1]
+    levels: list[Tensor] = []
+    worst: list[tuple[float, Element]] = []
+    bits: list[Tensor] = []
+    due: list[Tensor] = []
+    row = 0
+    for piece in pieces:
+        level, steps, beyond = _levels(piece, fmt)
+        levels.append(level)
+        failing = torch.nonzero(piece.bad.flatten())[:, 0]
+        few = torch.sort(beyond, descending=True, stable=True).indices[:LISTED]
+        for i in few.tolist():
+            at = int(failing[i])
+            found = _element_of(piece, at, _index(row * columns + at, like), int(steps[i]), fmt)
+            worst.append((-float(beyond[i]), found))
+        left = failing[: max(0, SAMPLED - sum(len(b) for b in bits))]
+        bits.append(_raw(piece.actual, fmt)[left])
+        due.append(_encoded(piece.admissible.expected.flatten()[left], fmt))
+        row += len(piece.actual)
+    elements = [e for _, e in sorted(worst, key=lambda pair: pair[0])[:LISTED]]
     return _evidence(
-        actual, level, output=output, tile=tile, elements=elements, fields=_fields(fmt),
-        flips=_flips(codes[failing[:SAMPLED]], due, fmt.bits),
+        like, torch.cat(levels), output=output, tile=tile, elements=tuple(elements), fields=_fields(fmt),
+        flips=_flips(torch.cat(bits), torch.cat(due), fmt.bits),
     )  # fmt: skip
+
+
+def _levels(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
+    """Levels ``[R, C]`` (int8), and of every failing element its steps and how far it lies beyond its interval."""
+    value, ratio = decode(piece.actual).flatten(), piece.ratio.flatten()
+    low, high = piece.admissible.low.flatten(), piece.admissible.high.flatten()
+    edges = torch.tensor(RATIOS, dtype=torch.float64, device=ratio.device)
+    level = torch.bucketize(ratio, edges).to(torch.int8).masked_fill(ratio < 0, -1)
+    failing = torch.nonzero(piece.bad.flatten())[:, 0]
+    steps = _steps(_raw(piece.actual, fmt)[failing], value[failing], low[failing], high[failing], fmt)
+    level[failing] = _outside(steps).to(torch.int8)
+    return level.view(piece.actual.shape), steps, overshoot(value[failing], low[failing], high[failing])
+
+
+def _raw(actual: Tensor, fmt: Format) -> Tensor:
+    return codes_of(actual).flatten().to(torch.int64) & _mask(fmt.bits)
 
 
 def of_bits(
@@ -221,14 +262,14 @@ def _matrix(x: Tensor) -> Tensor:
 
 
 def _index(flat: int, like: Tensor) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), like.shape))
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, dtype=torch.int64, device="cpu"), like.shape))
 
 
-def _element(
-    index: tuple[int, ...], actual: float, low: float, high: float, expected: float, ratio: float, bits: int,
-    steps: int, fmt: Format,
-) -> Element:  # fmt: skip
-    digits = -(-fmt.bits // 4)
+def _element_of(piece: Piece, at: int, index: tuple[int, ...], steps: int, fmt: Format) -> Element:
+    sets = piece.admissible
+    low, high, expected, ratio = (float(t.flatten()[at]) for t in (sets.low, sets.high, sets.expected, piece.ratio))
+    one = piece.actual.flatten()[at : at + 1]
+    actual, bits, digits = float(decode(one)), int(_raw(one, fmt)), -(-fmt.bits // 4)
     due = encode_scalar(expected, fmt, rounding=Rounding.NEAREST_EVEN, overflow=_overflow(fmt))
     counted = None if steps < 0 else steps
     return Element(index, actual, low, high, expected, ratio, f"{bits:0{digits}x}", f"{due:0{digits}x}", counted)
@@ -244,7 +285,7 @@ def _steps(codes: Tensor, value: Tensor, low: Tensor, high: Tensor, fmt: Format)
 
 def _outside(steps: Tensor) -> Tensor:
     """Levels of failing elements."""
-    edges = torch.tensor(STEPS, device=steps.device)
+    edges = torch.tensor(STEPS, dtype=torch.int64, device=steps.device)
     level = FIRST_OUTSIDE + torch.bucketize(steps, edges)
     return torch.where(steps < 0, torch.full_like(level, NO_NUMBER), level)
 

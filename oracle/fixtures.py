@@ -66,7 +66,10 @@ def read_tensors(path: str | Path, *, sha256: str | None = None) -> dict[str, Te
         )
     _check_container(path, content)
     _check_header(path, content)
-    tensors: dict[str, Tensor] = safetensors.torch.load(content)
+    try:
+        tensors: dict[str, Tensor] = safetensors.torch.load(content)
+    except (safetensors.SafetensorError, KeyError) as error:  # KeyError: a dtype that this version maps to no torch one
+        raise FixtureError(f"{path}: the safetensors library cannot load it ({error}); {_CONVERT}") from None
     return tensors
 
 
@@ -84,6 +87,8 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 def read_bytes(path: Path) -> bytes:
     """The content of a file; FixtureError says in one line why there is none."""
     try:
+        if path.is_char_device():
+            raise FixtureError(f"{path}: is a device, not a file")
         return path.read_bytes()
     except FileNotFoundError:
         raise FixtureError(f"{path}: no such file") from None
@@ -114,9 +119,10 @@ def digest(path: Path) -> str:
 def read_json(path: str | Path, *, schema: str | None = None) -> dict[str, object]:
     """A JSON object; with ``schema``, one whose ``"schema"`` entry is exactly that (``name/version``)."""
     path = Path(path)
+    content = read_bytes(path)
     try:
-        record = json.loads(read_bytes(path).decode("utf-8"))
-    except ValueError as error:
+        record = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise FixtureError(f"{path}: not valid JSON ({error}); restore it from version control") from None
     if not isinstance(record, dict):
         raise FixtureError(f"{path}: holds a JSON {type(record).__name__}, not an object")
@@ -134,14 +140,41 @@ def write_json(path: str | Path, record: Mapping[str, object]) -> None:
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file atomically: temporary file in the same folder, fsync, rename."""
+    """Write a file atomically: temporary file in the same folder, fsync, rename.
+
+    A link is followed, so that it stays a link; a device or a pipe is written to as it is, never replaced.
+
+    Raises
+    ------
+    FixtureError
+        The folder does not exist, the path is a folder, or the system refuses (no permission, no space).
+    """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise FixtureError(f"{path}: the folder {path.parent} does not exist; create it first")
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+        if not path.parent.is_dir():
+            raise FixtureError(f"{path}: the folder {path.parent} does not exist; create it first")
+        if path.is_dir():
+            raise FixtureError(f"{path}: is a folder; name a file in it")
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+        else:
+            _replace(Path(os.path.realpath(path)), content)
+    except BrokenPipeError:
+        raise  # nobody reads a pipe any more: the command line has its own status for that
     except OSError as error:
         raise FixtureError(f"{path}: cannot be written ({error.strerror}); choose a writable folder") from None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it; FixtureError when the system refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FixtureError(f"{path}: no folder can be made there ({error.strerror})") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
@@ -204,7 +237,7 @@ def _check_header(path: Path, content: bytes) -> dict[str, object]:
         raise broken(f"truncated: the header claims {length} bytes, the file holds {len(content) - 8} after it")
     try:
         header = json.loads(content[8 : 8 + length].decode("utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise broken("the header is not JSON") from None
     if not isinstance(header, dict):
         raise broken("the header is not a JSON object")

@@ -16,6 +16,7 @@ Not covered: hardware behaviour, tolerances, layouts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -93,6 +94,12 @@ class ScaledProduct:
         scale = self.a_scale if self.a_scale.shape[0] == 1 else self.a_scale[start:stop]
         return replace(self, a=self.a[start:stop], a_scale=scale)
 
+    def columns(self, start: int, stop: int) -> ScaledProduct:
+        """The same product restricted to rows ``start..stop-1`` of ``b``, each with a scale row of its own."""
+        groups = torch.arange(start, stop, device=self.b.device) // self.b_rows
+        bias = None if self.bias is None else self.bias[start:stop]
+        return replace(self, b=self.b[start:stop], b_scale=self.b_scale[groups], b_rows=1, bias=bias)
+
     def take(self, rows: Tensor) -> ScaledProduct:
         """The same product restricted to the rows of ``a`` listed in ``rows`` (int64)."""
         scale = self.a_scale if self.a_scale.shape[0] == 1 else self.a_scale.index_select(0, rows)
@@ -149,7 +156,7 @@ def rounded(product: ScaledProduct, value: Exact, dtype: torch.dtype) -> Tensor:
     fmt = of_dtype(dtype)
     for m, n in torch.nonzero((decode(low) != decode(high)) & (value.slack > 0)).tolist():
         code = encode_scalar(rational(product, m, n), fmt, rounding=rounding, overflow=overflow)
-        out[m, n] = from_codes(torch.tensor(code), fmt)
+        out[m, n] = from_codes(torch.tensor(code, dtype=torch.int64, device="cpu"), fmt)
     return out
 
 
@@ -265,10 +272,10 @@ def _spread(x: Tensor) -> float:
 
 
 def _bands(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` as large + small elements, split at the geometric middle of its integer range."""
+    """``x`` as the sum of its high and its low bits, split at the geometric middle of its integer range."""
     top, bottom = float(x.abs().max()), quantum_of(x)
-    middle = bottom * 2.0 ** ((torch.frexp(torch.tensor(top / bottom, dtype=torch.float64))[1].item() + 1) // 2)
-    high = torch.where(x.abs() >= middle, x, torch.zeros_like(x))
+    middle = bottom * 2.0 ** ((math.frexp(top / bottom)[1] + 1) // 2)
+    high = torch.trunc(x / middle) * middle
     low = x - high
     if not bool(high.any()) or not bool(low.any()):
         raise ExactnessError(

@@ -110,7 +110,7 @@ def raw_bytes(tensor: Tensor) -> bytes:
 
 def row_major(tensor: Tensor) -> Tensor:
     """A copy with the strides of its shape, also along axes of one element."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
 
 def slug(case_id: str) -> str:

@@ -1,31 +1,43 @@
 """Hypotheses about a wrong product: the right kernel with a fault in it predicts bits, and is weighed by them.
 
-A hypothesis is worth the failing elements whose bits it reproduces. It says nothing about elements that depend on
-memory beyond a buffer, and a right result there speaks against it. It is tried on all of a small call. Of a large one,
-faults inside the product are tried on a sample of its rows and columns, faults of the output on all of it. Where no
-single fault explains half of the failing elements, pairs of a fault and a wrong store are tried. A fault that leaves
-elements unwritten predicts no bits; it explains by place when all that fails lies where it writes nothing. Not covered:
-three faults at once; contracts that are no product (:mod:`oracle.diagnose` compares whole outputs).
+A hypothesis is worth the failing elements whose bits it reproduces or, where the order of summation is unknown, that
+lie in the interval of the mutated product (float32 in any order, stored as the mutant stores). It says nothing about
+elements that depend on memory beyond a buffer, and a right result there speaks against it. It is tried on all of a
+small call. Of a large one, faults inside the product are tried on a sample of its rows and columns, faults of the
+output on all of it. Where no single fault explains half of the failing elements, pairs of a fault and a wrong store are
+tried. A fault that leaves elements unwritten predicts no bits; it explains by place when all that fails lies where it
+writes nothing and the values there do not follow the right ones. A fault that reproduces all that fails, where all the
+rest is right, is at work in that region alone. Not covered: three faults at once; contracts that are no product
+(:mod:`oracle.diagnose` compares whole outputs).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from oracle.bounds import Interval
+from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.faults import Call, Fault, Stage
+from oracle.faults.base import fold, touches
 from oracle.faults.engine import accumulated, products, stored, write
 from oracle.formats import codes_of, decode, same_bits
-from oracle.judging import Part
+from oracle.gemm import ScaledProduct, exact
+from oracle.judging import COINCIDENCES, Part, interval_of
+from oracle.tensorcore.identify import subset
+from oracle.tensorcore.schedules import Schedule
 
 WHOLE = 1 << 28  # products of one hypothesis up to which all of the output is predicted
 SAMPLE = (96, 192)  # rows and columns of a larger one
 PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
 Grid = tuple[Tensor, Tensor]
+Sums = tuple[Grid, tuple[Tensor, ...], Tensor | None]
 CHANCE = 0.25  # share of right results beyond a buffer above which the hypothesis is contradicted there
+DEVIATIONS = 5.0  # values that do not follow others correlate by more standard errors once in a million
 LISTED = 0.5  # an explanation that covers less than half of the failing elements is not named
 
 
@@ -33,7 +45,7 @@ LISTED = 0.5  # an explanation that covers less than half of the failing element
 class Explanation:
     """One hypothesis: of ``failing`` elements that it predicts, it reproduces ``explained``; of all it predicts
     ``known``, and contradicts ``contradicted``. ``placed``: the elements that fail, where they are those that it leaves
-    unwritten."""
+    unwritten. ``local``: what it contradicts is right without it."""
 
     name: str
     numerics: str
@@ -43,6 +55,7 @@ class Explanation:
     contradicted: int
     met_in: str = ""
     placed: int = 0
+    local: bool = False
 
     @property
     def share(self) -> float:
@@ -57,20 +70,90 @@ class Explanation:
     def __str__(self) -> str:
         if self.complete:
             return self.name
+        if self.local:
+            return f"{self.name} (in the failing elements only, all of which it reproduces)"
         if self.placed:
             return f"{self.name} (by place: every failing element, and nothing else, lies there)"
         return f"{self.name} ({100 * self.share:.3g}% of the failing elements)"
 
 
-class View:
-    """One output seen against one arithmetic: the right prediction, what fails, and what a hypothesis explains."""
+@dataclass(frozen=True)
+class Predicted:
+    """What a hypothesis says of every element: the bits ``value`` or, where the order of summation is unknown, all that
+    lies between the ``ends``. ``own`` is what its arithmetic gives without the fault, if that is not the view's."""
 
-    def __init__(self, call: Call, output: Tensor) -> None:
+    value: Tensor
+    ends: tuple[Tensor, Tensor] | None = None
+    own: Tensor | None = None
+
+    def agrees(self, output: Tensor) -> Tensor:
+        """Elements of ``output`` that may be what it says; any NaN is any NaN."""
+        same = same_bits(output, self.value)
+        if self.ends is None:
+            return same
+        actual, (x, y) = decode(output), (decode(end) for end in self.ends)
+        return same | ((torch.minimum(x, y) <= actual) & (actual <= torch.maximum(x, y)))
+
+
+class View:
+    """One output seen against one arithmetic: the right prediction, what fails, and what a hypothesis explains.
+
+    ``outside`` are the elements that the judgement refuses; those of them that are right by this arithmetic do not fail
+    (all of ``outside``, where that would leave none).
+    """
+
+    def __init__(self, call: Call, output: Tensor, outside: Tensor) -> None:
         self.call, self.output = call, output
-        self.right = write(call, products(call, ()), ())
+        self.widths: dict[int, Interval] = {}
+        right = self.predict(())
+        self.right = right.value
         self.specified = self._specified()
-        self.bad = self.specified & ~self._agree(self.output, self.right)
+        agrees = right.agrees(output)
+        self.equal = int((same_bits(output, self.right) & self.specified).sum())
+        outside = outside & self.specified
+        self.bad = outside & ~agrees if bool((outside & ~agrees).any()) else outside
         self.failing, self.total = int(self.bad.sum()), int(self.specified.sum())
+
+    @cached_property
+    def exactly(self) -> View:
+        """The same output seen against exact sums."""
+        return self if self.call.schedule is None else View(replace(self.call, schedule=None), self.output, self.bad)
+
+    def predict(self, faults: tuple[Fault, ...]) -> Predicted:
+        """The whole output of a kernel with these faults."""
+        call, computed = self.call, products(self.call, faults)
+        if call.schedule is not None:
+            fallen = any(schedule is None for _, schedule in computed)
+            return Predicted(write(call, computed, faults), own=self.exactly.right if fallen else None)
+        first = computed[0][0].product
+        made = [
+            torch.full((call.rows, first.N), torch.nan, dtype=call.out_dtype, device=first.a.device) for _ in range(3)
+        ]
+        for i, (part, schedule) in enumerate(computed):
+            for out, acc in zip(made, self.sums(i, part.product, schedule, faults), strict=True):
+                out[part.place] = stored(call, acc, faults)
+        value, low, high = (fold(call, faults, Stage.WRITE, out) for out in made)
+        return Predicted(value, (low, high))
+
+    def sums(
+        self, i: int | None, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]
+    ) -> tuple[Tensor, ...]:
+        """Float32 results of one product before the store; by exact sums also the ends of what right sums give.
+
+        ``i`` numbers the part, whose interval is kept where no fault changes the product; None keeps nothing.
+        """
+        acc = accumulated(self.call, product, schedule, faults)
+        if self.call.schedule is not None:
+            return (acc,)
+        if i is None or touches(faults, Stage.READ, Stage.PRODUCT):
+            width = interval_of(product, IEEE32)
+        else:
+            if i not in self.widths:
+                self.widths[i] = interval_of(product, IEEE32)
+            width = self.widths[i]
+        infinity = torch.tensor(torch.inf, dtype=torch.float32, device=acc.device)
+        low, high = ((decode(acc) + end).to(torch.float32) for end in (width.lo, width.hi))
+        return acc, torch.nextafter(low, -infinity), torch.nextafter(high, infinity)
 
     def rank(self, faults: Sequence[Fault]) -> tuple[Explanation, ...]:
         """Explanations of at least one failing element that contradict less than they explain, best first.
@@ -88,7 +171,9 @@ class View:
             )
             if explanation is not None and at_end and explanation.explained == 0:
                 explanation = self._by_place(fault, explanation)
-            if explanation is not None and explanation.explained + explanation.placed > explanation.contradicted:
+            if explanation is not None and (
+                explanation.local or explanation.explained + explanation.placed > explanation.contradicted
+            ):
                 found.append(explanation)
         if not any(e.share >= LISTED or e.placed for e in found):
             found += self._pairs(fitting, sample)
@@ -110,62 +195,57 @@ class View:
         return found
 
     def _try(self, faults: tuple[Fault, ...]) -> Explanation:
-        if len(faults) == 1 and set(faults[0].changes) <= {Stage.WRITE}:
-            predicted = faults[0].changes[Stage.WRITE](self.call, self.right)
+        if self.call.schedule is not None and len(faults) == 1 and set(faults[0].changes) <= {Stage.WRITE}:
+            predicted = Predicted(faults[0].changes[Stage.WRITE](self.call, self.right))
         else:
-            predicted = write(self.call, products(self.call, faults), faults)
+            predicted = self.predict(faults)
         return self.weigh(faults, predicted, self.output, self.right, self.bad, self.specified)
 
     def _by_place(self, fault: Fault, explanation: Explanation) -> Explanation:
-        """With the failing elements counted where a fault of the store writes nothing, if they are just those."""
+        """With the failing elements counted where a fault of the store writes nothing, if they are just those and hold
+        nothing that follows the right values."""
         unwritten = torch.isnan(decode(fault.changes[Stage.WRITE](self.call, self.right))) & self.specified
         unwritten &= ~torch.isnan(decode(self.right))
         count = int(unwritten.sum())
         beside, right_there = int((self.bad & ~unwritten).sum()), int((unwritten & ~self.bad).sum())
         if beside or explanation.contradicted or not 0 < count < self.total or right_there > CHANCE * count:
             return explanation
+        if follows(self.output, self.right, self.bad) or other_groups(self):
+            return explanation
         return replace(explanation, placed=self.failing)
 
     def weigh(
         self,
         faults: tuple[Fault, ...],
-        predicted: Tensor,
+        predicted: Predicted,
         output: Tensor,
         right: Tensor,
         bad: Tensor,
         specified: Tensor,
     ) -> Explanation:
         """How well a prediction does on the elements that it speaks of."""
-        unknown = torch.isnan(decode(predicted)) & ~torch.isnan(decode(right)) & ~torch.isnan(decode(output))
+        unknown = torch.isnan(decode(predicted.value)) & ~torch.isnan(decode(right)) & ~torch.isnan(decode(output))
         unknown &= specified
         right_there = unknown & ~bad  # other data would seldom give the right bits
         known = specified & ~unknown
         if int(right_there.sum()) > CHANCE * int(unknown.sum()):
             known |= right_there
-        agrees = self._agree(output, predicted)
+        agrees = predicted.agrees(output)
+        said = agrees & ~same_bits(predicted.value, right if predicted.own is None else predicted.own)
         name = self.call.schedule.name if self.call.schedule is not None else "exact sums"
+        contradicted = known & ~agrees
+        explained, failing = int((bad & known & said).sum()), int((bad & known).sum())
+        beside = bool(contradicted.any()) and not bool((contradicted & ~same_bits(output, right)).any())
         return Explanation(
             " and ".join(fault.name for fault in faults),
             name,
-            int((bad & known & agrees).sum()),
-            int((bad & known).sum()),
+            explained,
+            failing,
             int(known.sum()),
-            int((known & ~agrees).sum()),
+            int(contradicted.sum()),
             "; ".join(fault.met_in for fault in faults),
+            local=beside and explained == failing and _telling(predicted.value[bad & known]),
         )
-
-    def _agree(self, output: Tensor, predicted: Tensor) -> Tensor:
-        """Equal bits or, where the order of summation is unknown, values nearer than float32 sums differ."""
-        if self.call.schedule is not None:
-            return same_bits(output, predicted)
-        x, y = decode(output), decode(predicted)
-        k = self.call.parts[0].product.K
-        step = torch.finfo(output.dtype).eps + k * 2.0**-24
-        size = torch.maximum(
-            y.abs(), decode(self.right).abs() if hasattr(self, "right") and self.right.shape == y.shape else y.abs()
-        )
-        near = torch.isfinite(x) & torch.isfinite(y) & ((x - y).abs() <= step * size)
-        return near | (torch.isnan(x) & torch.isnan(y)) | (x == y)
 
     def _specified(self) -> Tensor:
         inside = torch.zeros(self.output.shape, dtype=torch.bool, device=self.output.device)
@@ -189,39 +269,89 @@ class Sample:
         """The faults' explanation on the sample; None for faults that regroup the rows."""
         return self.weigh(faults, self.sums(faults))
 
-    def sums(self, faults: tuple[Fault, ...]) -> list[tuple[Grid, Tensor]] | None:
-        """Float32 results before the store on the sample of each part, with their places in the output."""
+    def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
+        """Float32 results before the store on the sample of each part, as :meth:`View.sums`, with their places in the
+        output and, where the mutant leaves the schedule, the right results by exact sums."""
         call, found = self.view.call, []
         for (part, schedule), original, rows in zip(products(call, faults), call.parts, self.rows, strict=False):
             if part.product.M != original.product.M:
                 return None
-            product = part.product.take(rows)
-            each = product.b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N]
-            b = codes_of(product.b)[self.columns].view(product.b.dtype)
-            bias = None if product.bias is None else product.bias[self.columns]
-            product = replace(product, b=b, b_scale=each[self.columns], b_rows=1, bias=bias)
             at = rows if original.rows is None else original.rows[rows]
-            found.append(((at[:, None], self.columns[None, :]), accumulated(call, product, schedule, faults)))
+            accs = self.view.sums(None, subset(part.product, rows, self.columns), schedule, faults)
+            own = None
+            if call.schedule is not None and schedule is None:
+                own = stored(call, accumulated(call, subset(original.product, rows, self.columns), None, ()), ())
+            found.append(((at[:, None], self.columns[None, :]), accs, own))
         return found
 
-    def weigh(self, faults: tuple[Fault, ...], pieces: list[tuple[Grid, Tensor]] | None) -> Explanation | None:
+    def weigh(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> Explanation | None:
         """The explanation that these sums give once stored."""
         view, total = self.view, None
-        for grid, acc in pieces or ():
-            predicted = stored(view.call, acc, faults)
+        for grid, accs, own in pieces or ():
+            value, *ends = (stored(view.call, acc, faults) for acc in accs)
+            predicted = Predicted(value, (ends[0], ends[1]) if ends else None, own)
             cut = (view.output[grid], view.right[grid], view.bad[grid], view.specified[grid])
             one = view.weigh(faults, predicted, *cut)
             total = one if total is None else _sum(total, one)
         return total
 
 
-def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
-    """Complete explanations, those of half of what fails, those by place, the rest; within each by the elements
-    explained less those contradicted; ties as they came."""
+def follows(output: Tensor, wanted: Tensor, where: Tensor) -> bool:
+    """Whether the values of ``output`` at ``where`` correlate with those of ``wanted``, row by row.
 
-    def rank(e: Explanation) -> tuple[int, int]:
-        tier = 0 if e.complete else 1 if e.share >= LISTED else 2 if e.placed else 3
-        return tier, e.contradicted - e.explained
+    ``[M, N]`` each, floating; elements that are not finite in both are left out, and rows of fewer than three. Under
+    independence the sum of ``(n - 1) r`` over rows of ``n`` elements has the variance of the sum of ``n - 1``
+    (Pearson's ``r``). Of rows too short for that the columns are asked.
+    """
+    x, y = (t if t.dtype == torch.float64 else decode(t) for t in (output, wanted))
+    inside = where & torch.isfinite(x) & torch.isfinite(y)
+    count = inside.sum(dim=1, keepdim=True)
+    if not bool((count > 2).any()):
+        if not bool((inside.sum(dim=0) > 2).any()):
+            return False
+        x, y, inside = x.t(), y.t(), inside.t()
+        count = inside.sum(dim=1, keepdim=True)
+
+    def centred(values: Tensor) -> Tensor:
+        kept = torch.where(inside, values, torch.zeros_like(values))
+        kept = torch.where(inside, kept - kept.sum(dim=1, keepdim=True) / count.clamp(min=1), torch.zeros_like(kept))
+        return kept / kept.abs().amax(dim=1, keepdim=True).clamp(min=2.0**-1000)
+
+    x, y, free = centred(x), centred(y), (count[:, 0] - 1).to(torch.float64)
+    size = x.norm(dim=1) * y.norm(dim=1)
+    usable = (free > 1) & (size > 0)
+    r = (x * y).sum(dim=1)[usable] / size[usable]
+    return bool((r * free[usable]).sum().abs() > DEVIATIONS * free[usable].sum().sqrt())
+
+
+def other_groups(view: View) -> list[tuple[int, int, str]]:
+    """Parts that fail and follow a product with operands of another part: ``(part, other, which operands)``.
+
+    A part counts when its failing values follow that product and not the right one.
+    """
+    parts, found = view.call.parts, []
+    for i, part in enumerate(parts):
+        bad, output = part.of(view.bad), part.of(view.output)
+        if not bool(bad.any()) or follows(output, part.of(view.right), bad):
+            continue
+        for j, other in enumerate(parts):
+            p, q = part.product, other.product
+            if i == j or p.N != q.N or p.b_rows != q.b_rows:
+                continue
+            for said, b, scale in (("codes", q.b, p.b_scale), ("codes and scales", q.b, q.b_scale)):
+                if follows(output, exact(replace(p, b=b, b_scale=scale)).hi, bad):
+                    found.append((i, j, said))
+                    break
+    return found
+
+
+def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
+    """Complete explanations, those of half of what fails, those by place, the rest; within each the local ones first,
+    then by the elements explained less those contradicted; ties as they came."""
+
+    def rank(e: Explanation) -> tuple[int, bool, int]:
+        tier = 0 if e.complete else 1 if e.local or e.share >= LISTED else 2 if e.placed else 3
+        return tier, not e.local, e.contradicted - e.explained
 
     return tuple(sorted(found, key=rank))
 
@@ -233,7 +363,20 @@ def _sum(x: Explanation, y: Explanation) -> Explanation:
         failing=x.failing + y.failing,
         known=x.known + y.known,
         contradicted=x.contradicted + y.contradicted,
+        local=_all_local(x, y),
     )
+
+
+def _telling(values: Tensor) -> bool:
+    """Whether so many of the predicted bits differ from the most frequent ones that no wrong hypothesis has them by
+    chance, nor one that predicts a constant where a constant stands."""
+    counts = torch.unique(codes_of(values), return_counts=True)[1]
+    return len(counts) > 0 and int(counts.sum() - counts.max()) >= COINCIDENCES
+
+
+def _all_local(x: Explanation, y: Explanation) -> bool:
+    """Whether two parts of one explanation are local, those that speak of nothing left aside."""
+    return (x.local or y.local) and all(e.local or (e.failing == e.contradicted == 0) for e in (x, y))
 
 
 def _some(wanted: Tensor, count: int) -> Tensor:

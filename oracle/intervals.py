@@ -137,8 +137,8 @@ def _products(
             name = contract.admitted(arch, None, parts, out.dtype)[0]
         except NumericsError:
             continue  # that arch does not multiply these dtypes
-        empty = torch.full(flat.shape, torch.nan, dtype=torch.float64)
-        low, high, open_ = empty, empty.clone(), torch.ones(flat.shape, dtype=torch.bool)
+        empty = torch.full(flat.shape, torch.nan, dtype=torch.float64, device="cpu")
+        low, high, open_ = empty, empty.clone(), torch.ones(flat.shape, dtype=torch.bool, device="cpu")
         for part in parts:
             value = exact(part.product)
             sets = admissible(value, rounded(part.product, value, out.dtype), interval_of(part.product, name))
@@ -189,7 +189,7 @@ def _alike(
         widths = {n: 2.0**-22 if n in contract.quotients else 0.0 for n in outputs}
         exactly = contract.formula(inputs)
         ends = {n: (v - widths[n] * v.abs(), v + widths[n] * v.abs()) for n, v in exactly.items()}
-        free = {n: torch.zeros(v.shape, dtype=torch.uint8) for n, v in exactly.items()}
+        free = {n: torch.zeros(v.shape, dtype=torch.uint8, device="cpu") for n, v in exactly.items()}
         rounded_ends = {n: tuple(_nearest(edge, torch.float32) for edge in ends[n]) for n in outputs}
         return {n: Range(rounded_ends[n][0], rounded_ends[n][1], free[n]) for n in outputs}
     if isinstance(contract, SiluAndMul):
@@ -197,7 +197,7 @@ def _alike(
     if isinstance(contract, CalcDiff):
         width = 4 * (inputs["x"].numel() + 4) * 2.0**-53
         due = outputs["out"]
-        return {"out": Range(due - width, due + width, torch.zeros((), dtype=torch.uint8))}
+        return {"out": Range(due - width, due + width, torch.zeros((), dtype=torch.uint8, device="cpu"))}
     return None
 
 
@@ -224,7 +224,7 @@ def _quantiser(
     dtype = outputs["scale"].dtype
     published = [contract.publish(_as(torch.where(torch.isnan(scales.expected), torch.nan, e), dtype), resolved)
                  for e in ends]  # fmt: skip
-    known = torch.zeros(outputs["scale"].shape, dtype=torch.uint8)
+    known = torch.zeros(outputs["scale"].shape, dtype=torch.uint8, device="cpu")
     low_scale, high_scale = (p.reshape(outputs["scale"].shape) for p in published)
     return {
         "q": Range(_as(edges[0], q.dtype), _as(edges[1], q.dtype), free),
@@ -249,7 +249,7 @@ def _range(sets: Admissible, dtype: torch.dtype, shape: torch.Size | None = None
 
 
 def _free(sets: Admissible, like: Tensor) -> Tensor:
-    free = torch.zeros(like.shape, dtype=torch.bool)
+    free = torch.zeros(like.shape, dtype=torch.bool, device="cpu")
     if sets.open is not None:
         free |= sets.open
     if sets.specified is not None:
@@ -258,7 +258,7 @@ def _free(sets: Admissible, like: Tensor) -> Tensor:
 
 
 def _exactly(tensor: Tensor) -> Range:
-    return Range(tensor, tensor, torch.zeros(tensor.shape, dtype=torch.uint8))
+    return Range(tensor, tensor, torch.zeros(tensor.shape, dtype=torch.uint8, device="cpu"))
 
 
 def _as(value: Tensor, dtype: torch.dtype) -> Tensor:

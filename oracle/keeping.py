@@ -64,7 +64,7 @@ class Keeper:
         if len(self.arches) != 1:
             found = ", ".join(sorted(self.arches)) or "nothing was judged"
             raise FixtureError(f"{folder}: a captures folder holds the outputs of one arch, not of: {found}")
-        folder.mkdir(parents=True, exist_ok=True)
+        fixtures.make_folder(folder)
         name = f"{folder.resolve().name}.safetensors"
         entry = {
             "sha256": fixtures.write_tensors(folder / name, self.tensors),

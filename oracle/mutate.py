@@ -369,10 +369,10 @@ def poisoned(contract: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     if contract == CONTIGUOUS:
         padding = inputs["m_indices"] < 0
     elif contract == MASKED:
-        place = torch.arange(inputs["a"].shape[1])[None, :]
+        place = torch.arange(inputs["a"].shape[1], device="cpu")[None, :]
         padding = place >= inputs["masked_m"][:, None]
     elif contract == SCALED:
-        padding = torch.arange(inputs["a"].shape[0]) >= inputs["offsets"][-1]
+        padding = torch.arange(inputs["a"].shape[0], device="cpu") >= inputs["offsets"][-1]
     else:
         return inputs
     name = ROLES[contract]["a_scale"]

@@ -2,8 +2,10 @@
 
 The shapes sit where kernels change behaviour: M around 32 (the switch to another kernel) and around a tile, M = 1,
 K of 1, 2, 3 and 5 blocks, N that is no multiple of 128, scale matrices that are square (a transposed one has the
-same shape), and one longer K. ``full`` repeats the families at three more shapes and three more seeds; ``compact`` is
-``quick`` thinned out, for outputs that are to be stored: every shape, dtype, scheme, option and family once.
+same shape), whole tiles (M of 64, 128, 256), N beyond five tiles of 128, a K of 4096 and one that ends inside a block.
+Every dtype of a grammar has a case. ``full`` repeats the families at three more shapes and three more seeds;
+``compact`` is ``quick`` thinned out, for outputs that are to be stored: every shape, dtype, scheme, option and family
+once.
 
 Not covered: shapes of real models; name them with ``--case``.
 """
@@ -27,6 +29,12 @@ BLOCK_SHAPES = (
     (7, 512, 2688),  # 21 blocks: the scale of the wrong block shows
     (129, 64, 256),  # M ends inside a second tile; N is half a block
 )
+# On the first scheme only: whole tiles of M, more columns than five tiles, a long K.
+LARGE_SHAPES = ((64, 128, 256), (128, 704, 384), (256, 64, 256), (3, 64, 4096))
+TAIL_SHAPE = (5, 192, 208)  # K ends inside a block, on a multiple of 16 as the loads of a kernel want it
+TAILS = ("fp8_gemm_nt", "cutlass_scaled_mm")  # contracts of both scale kinds that take such a K
+# Below and above every tile height; long K.
+FULL_SHAPES = ((16, 64, 512), (65, 64, 256), (127, 192, 256), (255, 64, 128), (257, 128, 256), (2, 64, 7168))
 FAMILY_SHAPE = (33, 256, 384)
 MORE_SHAPES = ((5, 640, 640), (130, 384, 512), (17, 128, 1152))
 SEEDS = (1, 2, 3)
@@ -34,10 +42,13 @@ SEEDS = (1, 2, 3)
 # M, N, K, G: contiguous rows come in runs of 128 for all experts together; masked M is each expert's own.
 GROUPED_SHAPES = {
     "m_grouped_fp8_gemm_nt_contiguous": (
-        ((128, 128, 128, 1), (384, 192, 256, 4), (512, 128, 640, 3)),
+        ((128, 128, 128, 1), (384, 192, 256, 4), (512, 128, 640, 3), (256, 704, 256, 2), (128, 64, 4096, 1)),
         (384, 128, 256, 4),
     ),
-    "fp8_m_grouped_gemm_nt_masked": (((1, 64, 128, 1), (5, 192, 256, 4), (33, 128, 640, 3)), (17, 128, 256, 4)),
+    "fp8_m_grouped_gemm_nt_masked": (
+        ((1, 64, 128, 1), (5, 192, 256, 4), (33, 128, 640, 3), (64, 64, 128, 2), (130, 192, 256, 3), (257, 64, 128, 2)),
+        (17, 128, 256, 4),
+    ),
     # M is that of all experts together, in runs of any length.
     "scaled_grouped_mm": (((1, 64, 128, 1), (70, 192, 256, 4), (129, 128, 640, 3)), (40, 128, 256, 4)),
 }
@@ -116,13 +127,20 @@ def _gemm(contract: str, profile: str) -> Iterable[str]:
         if bias:
             yield _product(contract, grammar.dtypes[0], scheme, *FAMILY_SHAPE, "randn", 1, "bias=bf16/")
             yield _product(contract, grammar.dtypes[0], scheme, *FAMILY_SHAPE, "exact", 1, "bias=bf16/")
+    if bias:
+        for dtype in ("f16", "f32"):
+            yield _product(contract, grammar.dtypes[0], first, *FAMILY_SHAPE, "randn", 1, f"bias={dtype}/")
+    for m, n, k in (*LARGE_SHAPES, *((TAIL_SHAPE,) if contract in TAILS else ())):
+        yield _product(contract, grammar.dtypes[0], first, m, n, k, "randn", 1)
     for dtypes in grammar.dtypes:
-        for family in ("exact", "ties", "randn", "codes"):
+        for family in ("randn", "codes") if "e5m2" in dtypes else ("exact", "ties", "randn", "codes"):
             yield _product(contract, dtypes, first, *FAMILY_SHAPE, family, 2)
     for scheme in (first, *others) if profile == "full" else (first,):
         for family in grammar.families:
             yield _product(contract, grammar.dtypes[0], scheme, *FAMILY_SHAPE, family, 1)
     if profile == "full":
+        for m, n, k in FULL_SHAPES:
+            yield _product(contract, grammar.dtypes[0], first, m, n, k, "randn", 1)
         for shape in MORE_SHAPES:
             for seed in SEEDS:
                 for family in grammar.families:

@@ -16,7 +16,9 @@ E4M3.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,6 +44,7 @@ from oracle.rounding import Overflow, Rounding, encode, round_to, to_dtype
 FP8_MAX = 448.0
 RECIPROCAL_448 = float.fromhex("0x1.24924ap-9")
 """fl32(1/448): 1/448 rounded to float32, 3/8 of an ulp too large."""
+BAND = 1 << 21  # elements of a band: 16 MiB for each float64 temporary
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -89,7 +92,7 @@ def prepare(x: Tensor, *, scale: Tensor | None = None, scale_ub: Tensor | None =
     if x.dtype not in WIDE:
         raise DtypeError(f"x has dtype {x.dtype}; quantise bfloat16, float16 or float32")
     grid(x.shape, TENSOR)
-    return Prepared(decode(x), x.dtype, _one_value("scale", scale, x), _one_value("scale_ub", scale_ub, x))
+    return Prepared(x.detach(), _one_value("scale", scale, x), _one_value("scale_ub", scale_ub, x))
 
 
 @dataclass(frozen=True)
@@ -107,16 +110,43 @@ class Steps:
 
 
 class Prepared:
-    """One input in float64, with everything that recipes share computed once."""
+    """One input with everything that recipes share computed once; what is per element is made in bands of rows.
 
-    def __init__(self, values: Tensor, dtype: torch.dtype, given: Tensor | None, scale_ub: Tensor | None) -> None:
-        self.values, self.dtype, self.given, self.scale_ub = values, dtype, given, scale_ub
+    ``whole`` is the input of which this one is a band.
+    """
+
+    def __init__(
+        self, x: Tensor, given: Tensor | None, scale_ub: Tensor | None, *, whole: Prepared | None = None
+    ) -> None:
+        self.x, self.dtype, self.given, self.scale_ub = x, x.dtype, given, scale_ub
+        self._whole = whole
         self._blocks: dict[Block, Tensor] = {}
         self._amax: dict[tuple[Block, NanAmax, AmaxScan], Tensor] = {}
 
+    @cached_property
+    def values(self) -> Tensor:
+        """The input in float64."""
+        return decode(self.x)
+
     def grid(self, block: Block) -> Grid:
         """The blocks of this input."""
-        return grid(self.values.shape, block)
+        return grid(self.x.shape, block)
+
+    def bands(self, block: Block) -> Iterator[Band]:
+        """Consecutive rows, as many whole blocks of them as have about ``BAND`` elements; all of a small input."""
+        cells = self.grid(block)
+        unit = 1 if block.rows is None else cells.block_rows
+        height = unit * max(1, BAND // (unit * cells.columns))
+        if height >= cells.rows:
+            yield Band(self, slice(None), slice(None))
+            return
+        matrix = self.x.reshape(cells.rows, cells.columns)
+        for start in range(0, cells.rows, height):
+            rows = slice(start, min(cells.rows, start + height))
+            down = slice(None) if block.rows is None else slice(start // unit, -(-rows.stop // unit))
+            part = Prepared(matrix[rows], self.given, self.scale_ub, whole=self)
+            part._amax = {key: amax[down] for key, amax in self._amax.items() if key[0] == block}
+            yield Band(part, rows, down)
 
     def blocks(self, block: Block) -> Tensor:
         """The values as ``[down, r, across, c]``, ragged blocks filled with zeros."""
@@ -128,7 +158,12 @@ class Prepared:
         """Exact amax per block ``[down, 1, across, 1]`` by the recipe's NaN policy and scan, before any floor."""
         key = (recipe.block, recipe.nan_amax, recipe.scan)
         if key not in self._amax:
-            self._amax[key] = block_amax(self.blocks(recipe.block), recipe, columns=self.values.shape[-1])
+            if recipe.block.rows is None and self._whole is not None:
+                return self._whole.amax(recipe)
+            columns = self.x.shape[-1]
+            bands = self.bands(recipe.block)
+            parts = [block_amax(band.x.blocks(recipe.block), recipe, columns=columns) for band in bands]
+            self._amax[key] = torch.stack(parts).amax(dim=0) if recipe.block.rows is None else torch.cat(parts)
         return self._amax[key]
 
     def steps(self, recipe: Recipe) -> Steps:
@@ -145,9 +180,14 @@ class Prepared:
 
     def codes(self, recipe: Recipe) -> Tensor:
         """The codes, uint8 of the shape of ``x``."""
-        steps = self.steps(recipe)
-        codes = _codes(self.blocks(recipe.block), steps.scale, steps.inverse, recipe)
-        return self.grid(recipe.block).join(codes)
+        out = torch.empty(self.x.shape, dtype=torch.uint8, device=self.x.device)
+        matrix = out.view(-1, out.shape[-1])
+        for band in self.bands(recipe.block):
+            steps = band.x.steps(recipe)
+            codes = _codes(band.x.blocks(recipe.block), steps.scale, steps.inverse, recipe)
+            joined = band.x.grid(recipe.block).join(codes)
+            matrix[band.rows] = joined.view(-1, joined.shape[-1])
+        return out
 
     def _check(self, recipe: Recipe) -> None:
         if (self.given is not None) != (recipe.formula is ScaleFormula.GIVEN):
@@ -155,6 +195,15 @@ class Prepared:
             raise OptionError(f"recipe {recipe.name} {need}")
         if self.scale_ub is not None and not recipe.takes_scale_ub:
             raise OptionError(f"recipe {recipe.name} takes no scale_ub; pass None")
+
+
+@dataclass(frozen=True)
+class Band:
+    """Some rows of an input seen as a matrix: ``x`` itself, and where its rows and its blocks of scales lie in it."""
+
+    x: Prepared
+    rows: slice
+    blocks: slice
 
 
 def dequantize(q: Tensor, scale: Tensor, block: Block) -> Tensor:
@@ -242,9 +291,9 @@ def seen_by_row_as_column(shape: tuple[int, ...] | torch.Size, columns: int) -> 
     lane >= K``. Of the last block of any K only 4 rows are seen.
     """
     _, r, across, c = shape
-    row = torch.arange(r).reshape(1, r, 1, 1)
-    block = torch.arange(across).reshape(1, 1, across, 1)
-    lane = torch.arange(c).reshape(1, 1, 1, c) % 32
+    row = torch.arange(r, device="cpu").reshape(1, r, 1, 1)
+    block = torch.arange(across, device="cpu").reshape(1, 1, across, 1)
+    lane = torch.arange(c, device="cpu").reshape(1, 1, 1, c) % 32
     return block * c + row * 32 + lane < columns
 
 

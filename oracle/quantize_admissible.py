@@ -30,7 +30,7 @@ from torch import Tensor
 
 from oracle import ue8m0
 from oracle.formats import E4M3FN, FP32, codes_of, decode, of_dtype
-from oracle.quantize import FP8_MAX, Prepared, f32
+from oracle.quantize import FP8_MAX, Band, Prepared, f32
 from oracle.recipes import PowerOfTwo, Recipe, ScaleFormat, ScaleFormula, recipes
 from oracle.rounding import Overflow, Rounding, encode
 
@@ -89,11 +89,13 @@ class CodeSet:
 
 @dataclass(frozen=True)
 class Judged:
-    """One output against one recipe; ``exact`` says that every bit is the recipe's own."""
+    """One output against one recipe; ``exact`` says that every bit is the recipe's own.
+
+    The codes' sets are not kept: :func:`code_bands` makes them again, some rows at a time.
+    """
 
     recipe: Recipe
     scales: ScaleSet
-    codes: CodeSet
     bad_scales: Tensor
     bad_codes: Tensor
     exact: bool
@@ -105,18 +107,40 @@ class Judged:
 
 def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judged:
     """Judge codes ``q`` (float8_e4m3fn) and ``scale`` (float32, bfloat16 or E8M0, logical shape) by a recipe."""
-    cells = x.grid(recipe.block)
-    published = decode(scale)
-    raw = codes_of(q)
-    scales = scale_set(x, recipe)
-    codes = code_set(x, recipe, published)
+    published, scales = decode(scale), scale_set(x, recipe)
     own_scale = _same(published, scales.expected)
-    own_code = _same_code(raw, x.codes(recipe))
-    bad_scales, bad_codes = ~scales.admits(published), ~codes.admits(raw)
-    if recipe.fault is None:
-        bad_codes = bad_codes & ~(own_code & cells.spread(own_scale.to(torch.float64)).to(torch.bool))
-    exact = bool(own_scale.all()) and bool(own_code.all())
-    return Judged(recipe, scales, codes, bad_scales, bad_codes, exact)
+    bad_scales, exact = ~scales.admits(published), bool(own_scale.all())
+    bad_codes = torch.zeros(q.shape, dtype=torch.bool, device=q.device)
+    raw, bad = codes_of(q).reshape(-1, q.shape[-1]), bad_codes.view(-1, q.shape[-1])
+    for band in x.bands(recipe.block):
+        rows, cells = raw[band.rows], band.x.grid(recipe.block)
+        own = _same_code(rows, band.x.codes(recipe).view(rows.shape))
+        exact = exact and bool(own.all())
+        if recipe.fault is None:
+            blocks = _of_band(own_scale, band, x, recipe).to(torch.float64)
+            own = own & cells.spread(blocks).to(torch.bool).view(rows.shape)
+            if bool(own.all()):
+                continue  # the recipe's own bits are admissible
+        sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
+        admitted = sets.admits(rows.reshape(sets.low.shape)).view(rows.shape)
+        bad[band.rows] = ~admitted if recipe.fault is not None else ~admitted & ~own
+    return Judged(recipe, scales, bad_scales, bad_codes, exact)
+
+
+def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple[slice, CodeSet]]:
+    """:func:`code_set` of consecutive rows of ``x`` seen as a matrix; ``published`` as there."""
+    for band in x.bands(recipe.block):
+        sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
+        parts = (sets.low, sets.high, sets.expected, sets.nan, sets.free)
+        yield band.rows, CodeSet(*(t.view(-1, t.shape[-1]) for t in parts))
+
+
+def _of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
+    """The blocks of a band, in its own logical shape, out of a tensor of the whole input's."""
+    if band.x is x:
+        return scale
+    down, _ = x.grid(recipe.block).count
+    return scale.reshape(down, -1)[band.blocks].reshape(band.x.grid(recipe.block).scale_shape)
 
 
 def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
@@ -156,7 +180,7 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     policy = recipe.nan_code.code
     undefined = torch.isnan(v)
     must_be_nan = undefined & (policy == 0x7F)
-    fixed = torch.full_like(near, int(ordinal(torch.tensor(policy, dtype=torch.uint8))))
+    fixed = torch.full_like(near, int(ordinal(torch.tensor(policy, dtype=torch.uint8, device="cpu"))))
     low = torch.where(undefined, fixed, torch.minimum(near, far))
     high = torch.where(undefined, fixed, torch.maximum(near, far))
     free = (s == 0).expand_as(v) & ~torch.isnan(blocks)
@@ -174,14 +198,40 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
 
     Recipes with a given scale are tried only when ``x`` was prepared with one. The faulty ones are included.
     """
-    return tuple(name for name, equal in agreement(x, q, scale, among=among) if equal == 1.0)
+    published, raw = decode(scale), codes_of(q).reshape(-1, q.shape[-1])
+    candidates = _candidates(x, q, scale, among)
+    alive = [r for r in candidates if bool(_same(published, x.scale(r).reshape(scale.shape)).all())]
+    for block in dict.fromkeys(recipe.block for recipe in alive):
+        for band in x.bands(block):
+            rows = raw[band.rows]
+            alive = [
+                r
+                for r in alive
+                if r.block != block or bool(_same_code(rows, band.x.codes(r).view(rows.shape)).all())
+            ]
+    return tuple(recipe.name for recipe in alive)
 
 
 def agreement(
     x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None
 ) -> Iterator[tuple[str, float]]:
     """Every recipe that could have produced this shape, with the fraction of codes and scales that it reproduces."""
-    published, raw = decode(scale), codes_of(q)
+    published, raw = decode(scale), codes_of(q).reshape(-1, q.shape[-1])
+    candidates = _candidates(x, q, scale, among)
+    equal = {r.name: int(_same(published, x.scale(r).reshape(scale.shape)).sum()) for r in candidates}
+    for block in dict.fromkeys(recipe.block for recipe in candidates):
+        for band in x.bands(block):
+            rows = raw[band.rows]
+            for recipe in candidates:
+                if recipe.block == block:
+                    equal[recipe.name] += int(_same_code(rows, band.x.codes(recipe).view(rows.shape)).sum())
+    for recipe in candidates:
+        yield recipe.name, equal[recipe.name] / (scale.numel() + q.numel())
+
+
+def _candidates(x: Prepared, q: Tensor, scale: Tensor, among: Iterable[Recipe] | None) -> list[Recipe]:
+    """Recipes that could have produced outputs of these shapes."""
+    found = []
     for recipe in recipes().values() if among is None else among:
         if (recipe.formula is ScaleFormula.GIVEN) != (x.given is not None):
             continue
@@ -189,11 +239,9 @@ def agreement(
             continue
         if x.scale_ub is not None and not recipe.takes_scale_ub:
             continue
-        if x.grid(recipe.block).scale_shape != tuple(scale.shape):
-            continue
-        scales = _same(published, x.scale(recipe).reshape(scale.shape))
-        codes = _same_code(raw, x.codes(recipe))
-        yield recipe.name, (int(scales.sum()) + int(codes.sum())) / (scales.numel() + codes.numel())
+        if x.grid(recipe.block).scale_shape == tuple(scale.shape):
+            found.append(recipe)
+    return found
 
 
 def ordinal(codes: Tensor) -> Tensor:

@@ -126,6 +126,8 @@ def start(path: Path, run: Run, *, resume: bool) -> Recorder:
     FixtureError
         The file cannot be written, is no record, is damaged, or another run is writing it.
     """
+    if path.exists() and not path.is_file():
+        raise FixtureError(f"{path}: is no regular file; a record is locked, appended to and read again")
     if path.exists() and path.stat().st_size and not resume:
         raise OptionError(f"{path} exists; --resume continues it, or name another file")
     stream = _locked(path)
@@ -175,7 +177,7 @@ def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
     content = read_bytes(path)
     try:
         whole = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, dict) and whole.get("schema") == REPORT:
         try:
@@ -262,7 +264,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...], int]:
     for number, piece in enumerate(pieces, 1):
         try:
             line = json.loads(piece)
-        except ValueError:
+        except (ValueError, RecursionError):
             line = None
         if not isinstance(line, dict) or "kind" not in line:
             raise FixtureError(f"{path}:{number}: no line of a record; the file is damaged or is something else")

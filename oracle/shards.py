@@ -32,7 +32,7 @@ def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) 
     ``weight_scale [shards]`` float32. Raises ShapeError when it does not hold one scale for each shard.
     """
     widths = _widths(weight_scale, logical_widths)
-    counts = torch.tensor(widths, device=weight_scale.device)
+    counts = torch.tensor(widths, dtype=torch.int64, device=weight_scale.device)
     return weight_scale.reshape(-1).repeat_interleave(counts)[:, None].contiguous()
 
 

@@ -108,9 +108,29 @@ def promoting(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype:
     return _right(inputs, {"out_dtype": out_dtype})
 
 
-def throws(*_: object) -> Tensor:
+def throws(**_: object) -> Tensor:
     raise RuntimeError("out of order")
 
 
-def returns_none(*_: object) -> None:
+def returns_none(**_: object) -> None:
     return None
+
+
+def by_name_only(*, b_scale: Tensor, b: Tensor, a_scale: Tensor, a: Tensor) -> Tensor:
+    """The same in another order of parameters, always to bfloat16."""
+    return promoting(a, b, a_scale, b_scale, torch.bfloat16)
+
+
+def other_names(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+    """Names of its own."""
+    return promoting(x, w, sx, sw, torch.bfloat16)
+
+
+def constant(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Zero, whatever it is given."""
+    out.zero_()
+
+
+def transposed_answer(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> Tensor:
+    """Multiplies every row of ``a`` with the next row of ``b``."""
+    return promoting(a, b.view(torch.uint8).roll(1, 0).view(b.dtype), a_scale, b_scale, torch.bfloat16)

@@ -284,6 +284,23 @@ class TestProfiles:
         assert any(-(-case["n"] // 128) == case["k"] // 128 > 1 for case in listed), "b_scale is square somewhere"
         assert {case.family for case in listed} == set(data.OPERAND_FAMILIES)
 
+    @pytest.mark.parametrize(
+        "contract",
+        ["fp8_gemm_nt", "cutlass_scaled_mm", "m_grouped_fp8_gemm_nt_contiguous", "fp8_m_grouped_gemm_nt_masked"],
+    )
+    def test_every_dtype_that_is_accepted_has_a_case(self, contract: str) -> None:
+        """Operands, outputs, biases: what the contract's own inputs and options admit, and nothing less."""
+        found = get(contract)
+        codes = {spec.name: set(spec.dtypes) for spec in found.inputs if spec.name in ("a", "b", "bias")}
+        listed = profiles.cases(contract, "quick")
+        made: dict[str, set[object]] = {name: set() for name in codes}
+        for dtypes, bias in {(c.dtypes, c.option("bias")): c for c in listed}:
+            inputs = next(c for c in listed if (c.dtypes, c.option("bias")) == (dtypes, bias)).inputs()
+            for name in set(codes) & set(inputs):
+                made[name].add(inputs[name].dtype)
+        assert made == codes
+        assert {case.out_dtype for case in listed} == {torch.bfloat16, torch.float16, torch.float32}
+
     def test_full_contains_quick(self) -> None:
         for name in cases.grammars():
             assert set(profiles.cases(name, "quick")) <= set(profiles.cases(name, "full"))

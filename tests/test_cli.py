@@ -472,6 +472,12 @@ class TestOtherCommands:
         assert "promotion every 128" in ran.out
         assert "sm90.promote128" in ran.out
 
+    def test_fingerprint_calls_by_name(self, cli: Cli) -> None:
+        """As ``validate`` does: the order of the parameters does not matter, ``out_dtype`` need not be there."""
+        ran = cli("fingerprint", "example_subjects:by_name_only", "--contract", "fp8_gemm_nt", "--k", 256)
+        assert ran.status == 0, ran.err
+        assert "schedules that reproduce every bit: sm90.promote128\n" in ran.out
+
     @pytest.mark.parametrize(
         ("target", "said"),
         [
@@ -480,6 +486,9 @@ class TestOtherCommands:
             ("example_subjects:nothing", "no callable"),
             ("example_subjects:throws", "raised RuntimeError: out of order"),
             ("example_subjects:returns_none", "returned NoneType"),
+            ("example_subjects:other_names", "called with a, b, a_scale, b_scale by name"),
+            ("example_subjects:constant", "the probes do not answer: element (0, 0) is 0"),
+            ("example_subjects:transposed_answer", "the probes do not answer"),
         ],
     )
     def test_a_kernel_that_cannot_be_probed(self, cli: Cli, target: str, said: str) -> None:

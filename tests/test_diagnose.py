@@ -287,7 +287,7 @@ class TestMinimise:
         path = tmp_path / "right.safetensors"
         write(path, FailingCase("fp8_gemm_nt", call.inputs, run(call), call.options, "sm90", None))
         ran = cli("explain", path)
-        assert ran.status == 0 and "every bit is that of a right kernel" in ran.out
+        assert ran.status == 0 and "no element fails" in ran.out
 
     def test_a_transposed_weight_survives_the_file(self, tmp_path: Path) -> None:
         """torch's contracts take a column-major weight."""

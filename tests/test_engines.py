@@ -167,12 +167,12 @@ class TestBlocking:
     def test_bound_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         acc = of_schedule(get("sm90.promote128"))
         product = _product(get("sm90.promote128"), 9, 140, 256, seed=9)
-        value, rank1, residue = *cpu.exact_and_rank1(product, acc), cpu.residue_bound(product, acc)
+        value, rank1, residue = *cpu.exact_and_rank1(product, acc), cpu.exact_and_residue(product, acc)[1]
         monkeypatch.setattr(cpu, "CHUNK_BYTES", 9 * 256 * 4)
         monkeypatch.setattr(cpu_jit, "TASK_ROWS", 3)
         again, other = cpu.exact_and_rank1(product, acc)
         assert _same(value.hi, again.hi) and _same(value.lo, again.lo) and _same(rank1.hi, other.hi)
-        assert _same(residue.lo, cpu.residue_bound(product, acc).lo)
+        assert _same(residue.lo, cpu.exact_and_residue(product, acc)[1].lo)
 
     @pytest.mark.parametrize("rows, columns", [(1, 1), (1, 1000), (1000, 1), (300, 300), (257, 129)])
     def test_pieces_cover_once(self, rows: int, columns: int) -> None:
@@ -248,9 +248,10 @@ class TestBounds:
             plain, rank1, residue = gemm.exact(product), rank1_bound(product, acc), residue_bound(product, acc)
             for x, y in ((plain.hi, value.hi), (plain.lo, value.lo), (plain.slack, value.slack)):
                 assert _same(x, y)
-            alone = cpu.exact_value(product)
-            assert _same(alone.hi, plain.hi) and _same(alone.lo, plain.lo) and _same(alone.slack, plain.slack)
-            for x, y in ((rank1, interval), (residue, cpu.residue_bound(product, acc))):
+            also, fast_residue = cpu.exact_and_residue(product, acc)
+            for alone in (cpu.exact_value(product), also):
+                assert _same(alone.hi, plain.hi) and _same(alone.lo, plain.lo) and _same(alone.slack, plain.slack)
+            for x, y in ((rank1, interval), (residue, fast_residue)):
                 assert _same(x.lo, y.lo) and _same(x.hi, y.hi)
                 assert x.open is not None and y.open is not None and torch.equal(x.open, y.open)
 
@@ -263,7 +264,7 @@ class TestBounds:
         a.view(torch.uint8)[:, 64:] = 0
         b.view(torch.uint8)[:, 64:] = large
         product = replace(product, a=a, b=b)
-        mine, plain = cpu.residue_bound(product, acc), residue_bound(product, acc)
+        mine, plain = cpu.exact_and_residue(product, acc)[1], residue_bound(product, acc)
         shorter = residue_bound(replace(product, a=a[:, :64], b=b[:, :64], block=128), acc)
         assert _same(mine.lo, plain.lo) and _same(mine.hi, plain.hi)
         assert _same(mine.lo, shorter.lo) and _same(mine.hi, shorter.hi)
@@ -273,15 +274,15 @@ class TestBounds:
         acc = of_schedule(get("sm90.promote128"))
         product = _product(get("sm90.promote128"), 5, 9, 300, seed=11, formats=("float8_e5m2", "float8_e4m3fn"))
         assert cpu.why_not(product, acc) is None
-        mine, plain = cpu.residue_bound(product, acc), residue_bound(product, acc)
+        mine, plain = cpu.exact_and_residue(product, acc)[1], residue_bound(product, acc)
         assert _same(mine.lo, plain.lo) and _same(mine.hi, plain.hi)
 
     def test_notices_another_accumulator(self) -> None:
         """One alignment bit fewer widens the interval."""
         acc = of_schedule(get("sm90.promote128"))
         product = _product(get("sm90.promote128"), 4, 8, 256, seed=12)
-        narrow = cpu.residue_bound(product, acc)
-        wide = cpu.residue_bound(product, replace(acc, align=acc.align - 1))
+        narrow = cpu.exact_and_residue(product, acc)[1]
+        wide = cpu.exact_and_residue(product, replace(acc, align=acc.align - 1))[1]
         assert bool((wide.hi - wide.lo > narrow.hi - narrow.lo).all())
 
     def test_refusals(self) -> None:
@@ -293,7 +294,7 @@ class TestBounds:
             reason = cpu.why_not(product, accumulator)
             assert reason is not None and word in reason
             with pytest.raises(NumericsError, match=word):
-                cpu.residue_bound(product, accumulator)
+                cpu.exact_and_residue(product, accumulator)
         with pytest.raises(NumericsError, match="leave float64"):
             cpu.exact_value(too_wide)
 

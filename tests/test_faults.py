@@ -92,6 +92,21 @@ class TestRun:
         assert isinstance(out, torch.Tensor)
         assert bool(torch.isnan(out).any()) and not bool(torch.isnan(out).all())
 
+    def test_an_accumulator_not_cleared(self) -> None:
+        """Before the middle K block: the block before it counts again, by the middle one's scales; by its own scales
+        the sum is another."""
+        one = replace(call(), schedule=None)
+        out = run(one, get_fault("accumulator not cleared before the middle K block"))
+        a, b, sa, sb = (one.inputs[name].double() for name in ("a", "b", "a_scale", "b_scale"))
+        cut, each = [slice(128 * k, 128 * k + 128) for k in range(4)], sb.repeat_interleave(128, dim=0)[:192]
+        raw = [a[:, at] @ b[:, at].T for at in cut]
+        right = sum(x * sa[:, k, None] * each[:, k] for k, x in enumerate(raw))
+        assert isinstance(out, torch.Tensor) and isinstance(right, torch.Tensor)
+        for block, near in ((2, True), (1, False)):
+            wanted = right + raw[1] * sa[:, block, None] * each[:, block]
+            same = agree(out, wanted.float().to(torch.bfloat16))
+            assert bool(same.to(torch.float32).mean() > 0.99) is near  # one addition is rounded twice
+
     def test_faults_compose(self) -> None:
         """Two faults at once differ from either alone and from the right kernel."""
         one = call()

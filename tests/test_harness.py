@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
 import oracle
+from oracle import cases, profiles
 from oracle.compare import Status
 from oracle.errors import CaseError, OptionError, SubjectError
 from oracle.failing_case import read
 from oracle.harness import validate
 from oracle.harness.memory import GUARD, Poisoning, guarded, is_poison, placed
 from oracle.harness.report import LOAD, NUMBERS
+from oracle.harness.soak import HEIGHTS, drawn
+from oracle.harness.watches import SMALLER
 from tests.conftest import Cli
 from tests.subjects import right
 
@@ -75,6 +79,15 @@ CAUGHT = (
     ("stale", "stale state", "depends on the previous call"),
     ("ignores_strides", "non-contiguous inputs", "outside the bound"),
     ("float32_out", NUMBERS, "declares torch.bfloat16"),
+    ("fewer_rows", NUMBERS, "out has shape [32, 192], these inputs give [33, 192]"),
+    ("transposed_shape", NUMBERS, "out has shape [192, 33]"),
+    ("empty", NUMBERS, "out has shape [0]"),
+    ("flat", NUMBERS, "out has shape [6336]"),
+    ("complex_out", NUMBERS, "out has dtype torch.complex64"),
+    ("boolean", NUMBERS, "out has dtype torch.bool"),
+    ("transposed_memory", "row-major output", "strides [1, 33]"),
+    ("forgets_row_of_small_batch", SMALLER, "the first 16 of 33 rows as a batch: 192 of 3072 elements outside"),
+    ("refuses_small_batch", SMALLER, "the first 4 of 33 rows as a batch: CRASHED: raised: RuntimeError: no tile"),
     ("nothing", "every element written", "every element"),
     ("row_major_scale", NUMBERS, "outside the bound"),
     ("wrong_names", LOAD, "pass an adapter"),
@@ -97,9 +110,20 @@ class TestBrokenKernels:
 
     def test_only_its_own_watch(self) -> None:
         """Wrong memory with right numbers fails no numbers."""
-        for kernel in ("out_of_bounds", "overwrites_input"):
+        for kernel in ("out_of_bounds", "overwrites_input", "transposed_memory", "refuses_small_batch"):
             report = validate(f"tests.subjects.broken:{kernel}", GEMM, case=FEW[:1], limit=60)
             assert {f.watch for f in report.failures} == {dict((c[0], c[1]) for c in CAUGHT)[kernel]}
+
+    def test_a_wrong_shape_does_not_end_the_run(self) -> None:
+        """The next case is judged as well, by the same worker, and nothing else is said of the first."""
+        report = validate("tests.subjects.broken:fewer_rows", GEMM, case=FEW, limit=60)
+        assert [f.watch for f in report.failures] == [NUMBERS] * 2 and report.workers == 1
+
+    def test_rows_with_space_between_them(self) -> None:
+        """A note: code that asks for strides reads them. Dense rows have none (the twin)."""
+        padded = validate("tests.subjects.broken:padded_rows", GEMM, case=FEW[:1], limit=60)
+        assert padded.conforms and any("row-major output: rows with space" in note for note in padded.notes)
+        assert not any("row-major" in note for note in validate(right.gemm, GEMM, case=FEW[:1], limit=60).notes)
 
     def test_a_hang_ends_at_the_limit(self) -> None:
         """The worker is killed, a fresh one takes the next case."""
@@ -132,6 +156,46 @@ class TestBrokenKernels:
             "tests.subjects.broken:varies_with_m", GEMM, case=case, limit=60, require=("batch invariance",)
         )
         assert [f.watch for f in strict.failures] == ["batch invariance"]
+
+
+# kernels that are wrong on one kind of shape or dtype only
+SELDOM = ("whole_tiles", "many_rows", "long_k", "wide", "tail", "reads_e5m2_as_e4m3", "no_float16")
+
+
+class TestReach:
+    """The quick profile and a soak meet what kernels switch on."""
+
+    @pytest.mark.parametrize("kernel", SELDOM)
+    def test_quick_meets_it(self, kernel: str) -> None:
+        """On few cases of many: the rest of the kernel is right."""
+        report = validate(f"tests.subjects.broken:{kernel}", GEMM)
+        wrong = [f for f in report.failures if f.watch == NUMBERS]
+        assert report.exit_code == 1 and 0 < len(wrong) < report.judged / 2
+
+    @pytest.mark.parametrize("contract", sorted(cases.grammars()))
+    def test_a_soak_draws_valid_calls(self, contract: str) -> None:
+        """The same ones for the same seed, others for another; each parses back."""
+        first = list(islice(drawn(contract, 3), 5))
+        assert first == list(islice(drawn(contract, 3), 5)) != list(islice(drawn(contract, 4), 5))
+        assert all(cases.parse(str(case)) == case for case in first)
+
+    def test_a_soak_draws_everything(self) -> None:
+        """Heights at thresholds and others, K tails, all dtypes and families; no listed shape is needed."""
+        found = list(islice(drawn(GEMM, 0), 300))
+        heights = {case["m"] for case in found}
+        assert heights > set(HEIGHTS) and heights - set(HEIGHTS)
+        assert {case["k"] % 128 == 0 for case in found} == {True, False}
+        grammar = cases.grammars()[GEMM]
+        assert {c.dtypes for c in found} == set(grammar.dtypes) and {c.family for c in found} == set(grammar.families)
+        listed = {case.extents for case in profiles.cases(GEMM, "full")}
+        assert len({case.extents for case in found} - listed) > 250
+
+    def test_a_soak_ends(self) -> None:
+        """Within the longest case and one watch of its time; a broken kernel is caught in it."""
+        report = validate("tests.subjects.right:gemm", GEMM, profile="soak", seconds=6, limit=60)
+        assert report.conforms and 6 <= report.seconds < 9 and report.judged > 5
+        report = validate("tests.subjects.broken:tail", GEMM, profile="soak", seconds=6, limit=60)
+        assert any(f.watch == NUMBERS and "of" in f.verdict.summary for f in report.failures)
 
 
 GROUP = "per_token_group_quant_fp8/bf16-e4m3/1x128/m=5,k=384/columns=tma/family=randn/seed=1"
@@ -228,6 +292,8 @@ class TestWrongQuestions:
             validate("a:b", GEMM, profile="slow")
         with pytest.raises(OptionError, match="batch invariance"):
             validate("a:b", GEMM, require=("speed",))
+        with pytest.raises(CaseError, match="is a case of fp8_mqa_logits, and the kernel is judged as fp8_gemm_nt"):
+            validate("a:b", GEMM, case=[FEW[0], str(profiles.cases("fp8_mqa_logits", "quick")[0])])
         with pytest.raises(SubjectError, match="MODULE:CALLABLE"):
             validate("not-a-name", GEMM)
         with pytest.raises(SubjectError, match="cannot be imported"):

@@ -190,6 +190,15 @@ def test_the_report_reads_as_sentences() -> None:
     assert "promotion interval: promotion every 128; levels (32, 128)" in lines
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, float("nan")])
+def test_a_constant_answers_nothing(value: float) -> None:
+    """Instead of one group over all of K, which is what the masks alone would read."""
+    with pytest.raises(NumericsError, match="the probes do not answer"):
+        fingerprint(
+            lambda a, b, *_: torch.full((64, 64), value), shape_of(get("sm90.promote128")), out_dtype=torch.float32
+        )
+
+
 class TestProbes:
     """Products are placed where they are asked for."""
 

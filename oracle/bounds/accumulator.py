@@ -3,7 +3,8 @@
 One fused step of ``group`` products on the accumulator ``c``: every addend is truncated toward zero to a multiple
 of ``2**(m - align)``, ``m`` the largest exponent among ``c`` and the non-zero products; the sum is exact and is
 truncated toward zero to ``out`` fraction bits. ``promotion`` is the number of products after which the accumulator
-is added, scaled, to a float32 sum (None: one chain over a whole scale block).
+is added, scaled, to a float32 sum (None: one chain over a whole scale block). Block-scaled FP4 adds not products but
+sums of 16 of them, times their scales.
 
 The numbers are not kept here: :func:`of_schedule` reads them from :mod:`oracle.tensorcore`, whose tables carry the
 sources.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oracle.errors import NumericsError
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.tensorcore.schedules import Schedule
 
@@ -23,7 +23,9 @@ class Accumulator:
     """Parameters of the bounds of :mod:`oracle.bounds.chain`; see the module's text.
 
     ``kind`` and ``order`` say how a step adds, ``length`` is the number of products of one instruction, ``wide`` the
-    fraction bits of the second alignment that CDNA3 has.
+    fraction bits of the second alignment that CDNA3 has. ``flushes`` and ``truncates`` say what the instruction makes
+    of its operands: subnormals to zero, float32 to TF32. ``scale_format`` is that of scales inside the instruction.
+    ``exact`` says that float64 holds every prefix of the sums at hand, as it does for 8-bit operands.
     """
 
     name: str
@@ -36,19 +38,15 @@ class Accumulator:
     order: Order = Order.SEQUENTIAL
     length: int = 32
     wide: int = 0
+    flushes: bool = False
+    truncates: bool = False
+    scale_format: str = "float8_e8m0fnu"
+    exact: bool = True
 
 
 def of_schedule(schedule: Schedule) -> Accumulator:
-    """The accumulator of a schedule.
-
-    Raises
-    ------
-    NumericsError
-        For the block-scaled FP4 instructions, for which no bound is derived.
-    """
+    """The accumulator of a schedule."""
     i = schedule.instruction
-    if i.sum is Sum.BLOCK_SCALED_GROUPS:
-        raise NumericsError(f"no bound is derived for {schedule.name}; compare with predict(numerics=...)")
     return Accumulator(
         schedule.name,
         i.group,
@@ -60,4 +58,7 @@ def of_schedule(schedule: Schedule) -> Accumulator:
         i.order,
         i.k,
         i.wide_out_bits or 0,
+        i.flush_subnormals,
+        "tfloat32" in i.operands,
+        i.scale_format or "float8_e8m0fnu",
     )

@@ -10,7 +10,12 @@ L3  truncating the sum ``S`` to ``to`` bits loses less than ``2**-to pw(S)``, an
     ``|S| < 2**(m + 1 + to - t)``, as ``S`` is a multiple of ``2**(m - t)``.
 L4  ``c`` itself is truncated only in steps whose largest product exponent exceeds ``E(c)``.
 
-Every quantity is dyadic and within 53 bits for FP8 operands, so float64 evaluates the recursions exactly.
+Exponents of the alignment, of ``c`` and of a result are at least -126, so in L1 to L4 ``m``, and ``pw`` of a non-zero
+value, are at least those of ``2**-126``. Once a prefix may exceed float32 nothing is claimed: the bound is infinite.
+
+Every quantity is dyadic and within 53 bits for FP8 operands, so float64 evaluates the recursions exactly. For wider
+operands a prefix of ``n`` products may miss the exact one by ``2**-51 n sum |p|``; that *slack* is added wherever a
+prefix is looked at, and to the result.
 Plain PyTorch, the readable definition; :mod:`oracle.bounds.cpu` has the same numbers faster. Not covered: scales,
 promotion, output rounding (:mod:`oracle.bounds.promote`).
 Source: derived here from the step's definition; Blanchard, Higham, Lopez, Mary, Pranesh (SISC 42(3), 2020) is the
@@ -29,6 +34,8 @@ from oracle.formats import Format
 
 NONE = -(1 << 20)  # the exponent of a zero: smaller than any exponent that occurs
 EMIN32 = -126  # a float32 accumulator is never aligned below this exponent
+LEAST = 2.0**EMIN32
+OVERFLOW = (2.0 - 2.0**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
@@ -56,17 +63,18 @@ def rank1(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
     ``E += n 2**-t Q + 2**-to pw(|x'| + E + n 2**-t Q)`` with ``n = group`` (+ 1 after the first step, for ``c``).
     """
     x = _zeros(a, b)
-    error = torch.zeros_like(x)
+    error, slack = torch.zeros_like(x), torch.zeros_like(x)
     for step, (start, stop) in enumerate(_steps(a, acc)):
         sa, sb = a.steps(start, stop), b.steps(start, stop)
         top = sa.exponent.amax(dim=1)[:, None] + sb.exponent.amax(dim=1)[None, :]
-        largest = torch.maximum(power(top), floor_power(x.abs() + error))
+        largest = _normal(torch.maximum(power(top), floor_power(x.abs() + error + slack)), top > NONE // 2)
         addends = acc.group + (1 if step else 0)
         loss = addends * 2.0**-acc.align * largest
-        x = x + sa.value @ sb.value.T
+        x, slack = x + sa.value @ sb.value.T, slack + float64_slack(sa, sb, a.value.shape[1], acc)
         error = error + loss
-        error = error + 2.0**-acc.out * floor_power(x.abs() + error)
-    return x, -error, error
+        error = error + 2.0**-acc.out * _normal(floor_power(x.abs() + error + slack), top > NONE // 2)
+        error = torch.where(x.abs() + error > OVERFLOW, torch.inf, error)
+    return x, -(error + slack), error + slack
 
 
 def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,25 +85,38 @@ def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, T
     exponent may lie below ``mg``, and the output truncation ``2**-to pw`` of the largest possible sum (L1 to L4).
     """
     x = _zeros(a, b)
-    low, high = torch.zeros_like(x), torch.zeros_like(x)
+    low, high, slack = (torch.zeros_like(x) for _ in range(3))
     for start, stop in _steps(a, acc):
         sa, sb = a.steps(start, stop), b.steps(start, stop)
+        slack = slack + float64_slack(sa, sb, a.value.shape[1], acc)
         p = sa.value[:, None, :] * sb.value[None, :, :]
         top = (sa.exponent[:, None, :] + sb.exponent[None, :, :]).amax(dim=2)
-        live = top > NONE // 2
-        held = torch.maximum((x + low).abs(), (x + high).abs())
-        quantum = power(torch.maximum(top, exponent_floor(held)) - acc.align)
-        positive, negative = _residues(p, quantum)
-        lost = torch.where(_may_be_below(x, low, high, top), power(top - acc.align), torch.zeros_like(x))
-        after = x + p.sum(dim=2)
-        l1 = low - positive - torch.where(x + high > 0, lost, torch.zeros_like(x))
-        h1 = high + negative + torch.where(x + low < 0, lost, torch.zeros_like(x))
-        exact_below = power(top + 1 + acc.out - acc.align)
-        l2 = l1 - _truncation(after + h1, exact_below, acc)
-        h2 = h1 + _truncation(-(after + l1), exact_below, acc)
-        low, high = torch.where(live, l2, low), torch.where(live, h2, high)
-        x = after
-    return x, low, high
+        x, low, high = residue_step(x, low, high, slack, p, top, acc)
+    return x, low - slack, high + slack
+
+
+def residue_step(
+    x: Tensor, low: Tensor, high: Tensor, slack: Tensor, p: Tensor, top: Tensor, acc: Accumulator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of :func:`residue`: addends ``p [M, N, G]`` (float64) whose largest exponent is ``top [M, N]``.
+
+    ``slack`` bounds what ``x``, before and after the step, may miss.
+    """
+    live = top > NONE // 2
+    held = torch.maximum((x + low).abs(), (x + high).abs()) + slack
+    top = torch.where(live, top.clamp(min=EMIN32), top)
+    quantum = power(torch.maximum(top, exponent_floor(held)) - acc.align)
+    positive, negative = residues(p, quantum)
+    lost = torch.where(_may_be_below(x, low - slack, high + slack, top), power(top - acc.align), torch.zeros_like(x))
+    after = x + p.sum(dim=2)
+    l1 = low - positive - torch.where(x + high + slack > 0, lost, torch.zeros_like(x))
+    h1 = high + negative + torch.where(x + low - slack < 0, lost, torch.zeros_like(x))
+    exact_below = power(torch.where(top - acc.align < EMIN32 - acc.out, NONE, top + 1 + acc.out - acc.align))
+    l2 = l1 - _truncation(after + h1 + slack, exact_below, acc)
+    h2 = h1 + _truncation(-(after + l1) + slack, exact_below, acc)
+    over = torch.maximum((after + l2).abs(), (after + h2).abs()) > OVERFLOW
+    l2, h2 = torch.where(over, -torch.inf, l2), torch.where(over, torch.inf, h2)
+    return after, torch.where(live, l2, low), torch.where(live, h2, high)
 
 
 def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,22 +129,24 @@ def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor,
     top = (a.exponent[:, None, :] + b.exponent[None, :, :]).amax(dim=2)
     live = top > NONE // 2
     positive, negative = p.clamp(min=0).sum(dim=2), (-p).clamp(min=0).sum(dim=2)
+    slack = float64_slack(a, b, a.value.shape[1], acc)
+    top = torch.where(live, top.clamp(min=EMIN32), top)
     steps = len(_steps(a, acc))
-    largest = torch.maximum(positive, negative)
+    largest = torch.maximum(positive, negative) + slack
     total = largest
     for _ in range(64):
         mbar = torch.maximum(top, exponent_floor(total))
-        plus, minus = _residues(p, power(mbar - acc.align))
-        drift = (steps - 1) * power(top - acc.align) + steps * 2.0**-acc.out * floor_power(total)
+        plus, minus = residues(p, power(mbar - acc.align))
+        drift = (steps - 1) * power(top - acc.align) + steps * 2.0**-acc.out * _normal(floor_power(total), live)
         grown = largest + torch.maximum(plus, minus) + drift
         if bool((floor_power(grown) <= floor_power(total)).all()):
             break
         total = torch.maximum(total, grown)
     else:  # no fixed point found: claim nothing
         drift = torch.full_like(largest, torch.inf)
-    zero = torch.zeros_like(largest)
-    x = p.sum(dim=2)
-    return x, torch.where(live, -(plus + drift), zero), torch.where(live, minus + drift, zero)
+    drift = torch.where(grown > OVERFLOW, torch.inf, drift)
+    x, zero = p.sum(dim=2), torch.zeros_like(largest)
+    return x, torch.where(live, -(plus + drift), zero) - slack, torch.where(live, minus + drift, zero) + slack
 
 
 def floor_power(x: Tensor) -> Tensor:
@@ -135,6 +158,11 @@ def exponent_floor(x: Tensor) -> Tensor:
     """``max(floor(log2 x), -126)`` for non-negative float64, ``NONE`` for 0."""
     exponent = (torch.frexp(x)[1].to(torch.int64) - 1).clamp(min=EMIN32)
     return torch.where(x == 0, torch.full_like(exponent, NONE), exponent)
+
+
+def _normal(power_of_two: Tensor, live: Tensor) -> Tensor:
+    """At least ``2**-126`` where a step has non-zero products."""
+    return torch.where(live, power_of_two.clamp(min=LEAST), power_of_two)
 
 
 def power(exponent: Tensor) -> Tensor:
@@ -153,7 +181,12 @@ def _zeros(a: Operand, b: Operand) -> Tensor:
     return torch.zeros(shape, dtype=torch.float64, device=a.value.device)
 
 
-def _residues(p: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:
+def float64_slack(a: Operand, b: Operand, length: int, acc: Accumulator) -> Tensor:
+    """What float64 may miss of sums over these columns, which are part of a chain of ``length`` products."""
+    return _zeros(a, b) if acc.exact else length * 2.0**-51 * (a.value.abs() @ b.value.abs().T)
+
+
+def residues(p: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:
     """Sums over the last axis of ``|p| mod quantum`` for the positive and for the negative products."""
     q = torch.where(quantum == 0, torch.ones_like(quantum), quantum)[..., None]
     magnitude = p.abs()
@@ -170,6 +203,6 @@ def _may_be_below(x: Tensor, low: Tensor, high: Tensor, top: Tensor) -> Tensor:
 
 
 def _truncation(largest: Tensor, exact_below: Tensor, acc: Accumulator) -> Tensor:
-    """Most that truncating a sum of at most ``largest`` loses; 0 where sums that small are representable."""
-    loss = 2.0**-acc.out * floor_power(largest.clamp(min=0))
+    """Most that truncating a sum of at most ``largest`` loses; 0 where it is negative, or small enough to be exact."""
+    loss = 2.0**-acc.out * floor_power(largest.clamp(min=0)).clamp(min=LEAST)
     return torch.where(largest < exact_below, torch.zeros_like(loss), loss)

@@ -1,7 +1,7 @@
 """Fast CPU twins of the exact reference and of the bounds B1 and B2: compiled, threaded, the same bits.
 
-``exact_value`` is :func:`oracle.gemm.exact`; ``exact_and_rank1`` adds B1 in the same pass; ``residue_bound`` is B2.
-Each equals its plain definition in every bit. Elements whose row of ``a`` or column of ``b`` holds a NaN or an
+``exact_value`` is :func:`oracle.gemm.exact`; ``exact_and_rank1`` and ``exact_and_residue`` add B1 or B2 in the same
+pass. Each equals its plain definition in every bit. Elements whose row of ``a`` or column of ``b`` holds a NaN or an
 infinity (or a scale that does) are computed by the definition itself.
 
 ``why_not`` says what this file does not cover: products whose float64 sums are not exact without splitting, scales
@@ -49,9 +49,13 @@ def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | Non
             return f"{acc.name} does not add by fused truncating steps in ascending order"
         if product.a.element_size() > 1 or product.b.element_size() > 1:
             return "the bound's recursion is exact in float64 for 8-bit operands only"
-    quantum = of_dtype(product.a.dtype).min_subnormal * of_dtype(product.b.dtype).min_subnormal
+    formats = of_dtype(product.a.dtype), of_dtype(product.b.dtype)
+    quantum = formats[0].min_subnormal * formats[1].min_subnormal
+    length = min(product.block, product.K)
+    if length * formats[0].max_finite * formats[1].max_finite <= 2.0**53 * quantum:
+        return None  # whatever the codes are
     largest = _largest(product.a) * _largest(product.b)
-    if min(product.block, product.K) * largest > 2.0**53 * quantum:
+    if length * largest > 2.0**53 * quantum:
         return f"sums of {product.block} products up to {largest} over a quantum of {quantum} leave float64"
     return None
 
@@ -80,14 +84,19 @@ def exact_and_rank1(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, In
     return Exact(out[0], out[1], out[2]), interval
 
 
-def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
-    """:func:`oracle.bounds.residue_bound`, bit for bit."""
+def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
+    """:func:`oracle.gemm.exact` and :func:`oracle.bounds.residue_bound`, bit for bit, in one pass."""
     refused = why_not(product, acc)
     if refused is not None:
         raise NumericsError(f"no compiled residue bound: {refused}; use oracle.bounds.residue_bound")
     definition.check_fit(product, acc)
-    out = _overlay(product, _residue_pass(product, acc), lambda part: _stack(None, definition.residue_bound(part, acc)))
-    return Interval(out[0], out[1], f"residue bound of {acc.name}", False, out[2] != 0)
+    out = _overlay(
+        product,
+        _residue_pass(product, acc),
+        lambda part: _stack(gemm.exact(part), definition.residue_bound(part, acc)),
+    )
+    interval = Interval(out[3], out[4], f"residue bound of {acc.name}", False, out[5] != 0)
+    return Exact(out[0], out[1], out[2]), interval
 
 
 @dataclass(frozen=True)
@@ -156,12 +165,12 @@ def _exact_pass(product: ScaledProduct, acc: Accumulator | None) -> Tensor:
 
 
 def _residue_pass(product: ScaledProduct, acc: Accumulator) -> Tensor:
-    """Run the kernel over row chunks; float64 ``[3, M, N]``."""
+    """Run the kernel over row chunks; float64 ``[6, M, N]``."""
     packed, group = _pack(product, acc)
     a_value, a_exponent = _exponents(product.a)
     b_value, b_exponent = _exponents(product.b)
     b, sb, bias = codes_array(product.b), decode(product.b_scale).numpy(), _bias(product)
-    out = np.empty((3, product.M, product.N))
+    out = np.empty((6, product.M, product.N))
     step = max(1, CHUNK_BYTES // (9 * max(1, packed.source.size)))
     for start in range(0, product.M, step):
         rows = product.rows(start, min(product.M, start + step))
@@ -206,7 +215,7 @@ def _one_more_row(x: NDArray[np.float64]) -> NDArray[np.float64]:
 def _tables(x: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Value of every code (0 for NaN and infinity) and ``2^E`` (0 for zeros)."""
     fmt = of_dtype(x.dtype)
-    value = torch.nan_to_num(decode(torch.arange(1 << fmt.bits), fmt), 0.0, 0.0, 0.0)
+    value = torch.nan_to_num(decode(torch.arange(1 << fmt.bits, device="cpu"), fmt), 0.0, 0.0, 0.0)
     power = (value.abs().view(torch.int64) & POWER).view(torch.float64).clamp(min=2.0**fmt.emin)
     return value.numpy(), torch.where(value == 0, 0.0, power).numpy()
 
@@ -225,8 +234,8 @@ def _largest(x: Tensor) -> float:
     return float(np.abs(value[present]).max(initial=0.0))
 
 
-def _stack(value: Exact | None, interval: Interval | None) -> Tensor:
-    parts = [] if value is None else [value.hi, value.lo, value.slack]
+def _stack(value: Exact, interval: Interval | None) -> Tensor:
+    parts = [value.hi, value.lo, value.slack]
     if interval is not None:
         assert interval.open is not None
         parts += [interval.lo, interval.hi, interval.open.to(torch.float64)]
@@ -236,7 +245,7 @@ def _stack(value: Exact | None, interval: Interval | None) -> Tensor:
 def _overlay(product: ScaledProduct, out: Tensor, plain: Callable[[ScaledProduct], Tensor]) -> Tensor:
     """Replace rows and columns with a NaN or an infinity among their inputs by the definition's."""
     rows = ~(_finite(product.a) & _finite(product.a_scale).expand(product.M))
-    groups = torch.arange(product.N) // product.b_rows
+    groups = torch.arange(product.N, device="cpu") // product.b_rows
     columns = ~(_finite(product.b) & _finite(product.b_scale)[groups])
     if product.bias is not None:
         columns |= ~torch.isfinite(decode(product.bias))
@@ -253,7 +262,7 @@ def _finite(x: Tensor) -> Tensor:
     """Per row, whether all elements are finite."""
     if x.element_size() <= 2:
         fmt = of_dtype(x.dtype)
-        finite = torch.isfinite(decode(torch.arange(1 << fmt.bits), fmt)).numpy()
+        finite = torch.isfinite(decode(torch.arange(1 << fmt.bits, device="cpu"), fmt)).numpy()
         return torch.from_numpy(finite[codes_array(x)].all(axis=1))
     return torch.isfinite(x).all(dim=1)
 

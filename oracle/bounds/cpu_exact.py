@@ -36,8 +36,7 @@ from oracle.bounds.cpu_promote import (
 )
 from oracle.tensorcore.cpu_jit import fma, jit
 
-BLOCK, HI, LO, SLACK = (FREE + LANES * quantity for quantity in range(4))
-STATE = FREE + 4 * LANES
+BLOCK, HI, LO, SLACK, STATE = (FREE + LANES * quantity for quantity in range(5))
 SPLITTER = 2.0**27 + 1.0
 
 
@@ -91,21 +90,23 @@ def exact_rank1(
                         _after(s0, ulp)
                         _after(s1, ulp)
                 if flags & CHAIN_END:
-                    _into_block(s0)
-                    _into_block(s1)
+                    into_block(s0)
+                    into_block(s1)
                     if bound:
+                        _mirror(s0)
+                        _mirror(s1)
                         promote(s0, sa[i0, at], scale)
                         promote(s1, sa[i1, at], scale)
                     else:
                         _restart(s0)
                         _restart(s1)
                 if flags & BLOCK_END:
-                    _close_block(s0, sa[i0, at], scale)
-                    _close_block(s1, sa[i1, at], scale)
+                    close_block(s0, sa[i0, at], scale)
+                    close_block(s1, sa[i1, at], scale)
         for j in range(width):
             scale[j] = bias[first + j] if has_bias else 0.0
         for i in range(row1 - row0):
-            _normalise(state[i], scale, has_bias)
+            normalise(state[i], scale, has_bias)
             if bound:
                 close(state[i], scale, has_bias)
             for j in range(width):
@@ -176,10 +177,16 @@ def _after(s: NDArray[np.float64], ulp: float) -> None:
 
 
 @jit
-def _into_block(s: NDArray[np.float64]) -> None:
-    """The finished chain joins the exact sum of its block; its bound is symmetric."""
+def into_block(s: NDArray[np.float64]) -> None:
+    """The finished chain joins the exact sum of its block."""
     for j in range(LANES):
         s[BLOCK + j] += s[X + j]
+
+
+@jit
+def _mirror(s: NDArray[np.float64]) -> None:
+    """B1 is symmetric."""
+    for j in range(LANES):
         s[LOW + j] = -s[HIGH + j]
 
 
@@ -190,7 +197,7 @@ def _restart(s: NDArray[np.float64]) -> None:
 
 
 @jit
-def _close_block(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> None:
+def close_block(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> None:
     """``hi + lo += sigma * X`` and what that misses, as :func:`oracle.gemm.exact` does."""
     for j in range(LANES):
         x = s[BLOCK + j]
@@ -225,7 +232,7 @@ def _add_pair(s: NDArray[np.float64], j: int, p: float, pe: float) -> None:
 
 
 @jit
-def _normalise(s: NDArray[np.float64], bias: NDArray[np.float64], has_bias: bool) -> None:
+def normalise(s: NDArray[np.float64], bias: NDArray[np.float64], has_bias: bool) -> None:
     """The bias, then ``|lo| <= ulp(hi) / 2``."""
     for j in range(LANES):
         if has_bias:

@@ -1,5 +1,6 @@
-"""The residue bound B2 in one compiled pass: the recursion of :func:`oracle.bounds.chain.residue`, promoted.
+"""The residue bound B2 in one compiled pass, and the exact value, whose prefixes it needs anyway.
 
+The recursion of :func:`oracle.bounds.chain.residue`, promoted; the exact value is :func:`oracle.gemm.exact`'s.
 Per step of ``group`` products, with ``mg`` their largest exponent and ``mbar = max(mg, E(max |x + [l, h]|))``:
 
     v = a_k b_k 2^(t - mbar),  r = v - trunc(v);   V = sum v,  R = sum r,  A = sum |r|
@@ -19,10 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from oracle.bounds.cpu_exact import HI, LO, SLACK, close_block, into_block, normalise
+from oracle.bounds.cpu_exact import STATE as OWN
 from oracle.bounds.cpu_promote import (
+    BLOCK_END,
     CHAIN_END,
     DOWN,
-    FREE,
     HIGH,
     LANES,
     LOW,
@@ -36,8 +39,7 @@ from oracle.bounds.cpu_promote import (
 )
 from oracle.tensorcore.cpu_jit import jit
 
-V, R, A, SHIFT = FREE, FREE + LANES, FREE + 2 * LANES, FREE + 3 * LANES
-STATE = FREE + 4 * LANES
+V, R, A, SHIFT, STATE = (OWN + LANES * quantity for quantity in range(5))
 ABSENT = -64  # exponent of a zero; a sum with it lies below every exponent of two nonzero operands
 LEAST = -40  # start of the maximum: below every product of two nonzero 8-bit operands, above all that hold a zero
 f64, i8, i64 = np.float64, np.int8, np.int64
@@ -51,8 +53,9 @@ def residue(
     bias: NDArray[np.float64], has_bias: bool, out: NDArray[np.float64], origin: int,
     row0: int, row1: int, panel0: int, panel1: int,
 ) -> None:  # fmt: skip
-    """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]``: interval lo, hi, open.
+    """Fill ``out[:, origin + row0 : origin + row1, panel0 * LANES : panel1 * LANES]``.
 
+    ``out`` holds hi, lo, slack, interval lo, interval hi, open.
     ``a``, ``a_exponent`` ``[M, Kp]`` packed; ``b`` ``[N, K]`` codes with tables; scales float64; ``tiles`` as in
     :mod:`oracle.bounds.cpu`.
     """
@@ -85,15 +88,22 @@ def residue(
                         _add_products(a_row, k0 + k, value, k, s)
                     _step(s, top, t, to)
                 if tile[3] & CHAIN_END:
+                    into_block(s)
                     promote(s, sa[row0 + i, at], scale)
+                if tile[3] & BLOCK_END:
+                    close_block(s, sa[row0 + i, at], scale)
         for j in range(width):
             scale[j] = bias[first + j] if has_bias else 0.0
         for i in range(row1 - row0):
+            normalise(state[i], scale, has_bias)
             close(state[i], scale, has_bias)
             for j in range(width):
-                out[0, origin + row0 + i, first + j] = state[i, DOWN + j]
-                out[1, origin + row0 + i, first + j] = state[i, UP + j]
-                out[2, origin + row0 + i, first + j] = state[i, OPEN + j]
+                out[0, origin + row0 + i, first + j] = state[i, HI + j]
+                out[1, origin + row0 + i, first + j] = state[i, LO + j]
+                out[2, origin + row0 + i, first + j] = state[i, SLACK + j]
+                out[3, origin + row0 + i, first + j] = state[i, DOWN + j]
+                out[4, origin + row0 + i, first + j] = state[i, UP + j]
+                out[5, origin + row0 + i, first + j] = state[i, OPEN + j]
 
 
 @jit

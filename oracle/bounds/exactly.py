@@ -4,13 +4,16 @@ Let every product be a multiple of ``q = q_a q_b`` (powers of two that divide al
 ``T_c = sum |a| |b|`` over one chain ``c``, ``e`` the largest nominal product exponent, all scales powers of two, and
 ``sigma_c`` the scale of the chain. Nothing is rounded before the store when
 
-    2**(e - t) <= q,   T_c < 2**(min(t, to) + 1) q for every chain      (fused steps: alignment t, result to + 1 bits)
-    sum_c sigma_c T_c + |bias| < 2**24 min(q min_c sigma_c, q_bias)      (float32: promotion, scales, bias)
+    2**(e - t) <= q,   T_c < 2**(min(t, to) + 1) q for every chain      (an aligner of t bits, result to + 1 bits)
+    T_c < 2**24 q for every chain                                       (sums without an aligner)
+    sum_c sigma_c T_c + |bias| < 2**24 min(q min_c sigma_c, q_bias)     (float32: promotion, scales, bias)
 
-and no float32 intermediate leaves the normal range. Proof: every partial sum, in any order, is a multiple of the
-quantum and below the stated multiple of it, so it is representable; a product with a power of two is exact. Without
-an accumulator (float32 in any order) the second line alone is needed. Source: derived here; this is the theorem behind
-"first exact, then close". Not covered: instructions that do not add by fused steps, scales inside the instruction.
+and no float32 intermediate leaves the normal range; where subnormals are flushed, no operand may be one. Proof: every
+partial sum, in any order, is a multiple of the quantum and below the stated multiple of it, so it is representable,
+and an aligner keeps it (an accumulator has an exponent of at most ``log2 T_c``, also where it is floored or dropped
+below 25 binades); a product with a power of two is exact. Without an accumulator (float32 in any order) the last line
+alone is needed. Source: derived here; this is the theorem behind "first exact, then close". Not covered: scales inside
+the instruction.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from oracle.formats import decode, of_dtype
 from oracle.gemm import ScaledProduct, quantum_of
 from oracle.tensorcore.instructions import Sum
 
+UNALIGNED = (Sum.EXACT, Sum.TREE_FLUSH)
 FLOAT32 = 2.0**24
 LEAST, MOST = 2.0**-126, 2.0**127
 
@@ -41,7 +45,7 @@ def collapsed(product: ScaledProduct, interval: Interval, acc: Accumulator | Non
 
 def unrounded(product: ScaledProduct, acc: Accumulator | None) -> Tensor | None:
     """Bool ``[M, N]``: elements whose float32 sum is exact in every admitted arithmetic; None when there are none."""
-    if acc is not None and (acc.kind is not Sum.FUSED or acc.scales_inside):
+    if acc is not None and acc.scales_inside:
         return None
     sa, sb = decode(product.a_scale), decode(product.b_scale)
     if not (_powers(sa) and _powers(sb)):
@@ -54,10 +58,14 @@ def unrounded(product: ScaledProduct, acc: Accumulator | None) -> Tensor | None:
         return None
     limit = torch.inf
     if acc is not None:
-        top = _largest_exponent(a, product.a) + _largest_exponent(b, product.b)
-        if 2.0 ** (top - acc.align) > q:
+        if acc.kind is Sum.TREE_FLUSH and (q < LEAST or _has_subnormal(a, product.a) or _has_subnormal(b, product.b)):
             return None
-        limit = 2.0 ** (min(acc.align, acc.out) + 1) * q
+        limit = FLOAT32 * q
+        if acc.kind not in UNALIGNED:
+            top = _largest_exponent(a, product.a) + _largest_exponent(b, product.b)
+            if 2.0 ** (top - acc.align) > q:
+                return None
+            limit = min(limit, 2.0 ** (min(acc.align, acc.out) + 1) * q)
     return _within(product, a.abs(), b.abs(), q, limit, acc)
 
 
@@ -86,6 +94,11 @@ def _within(
     largest = max(1.0, float(product.a_scale.max())) * max(1.0, float(product.b_scale.max()))
     ok &= (total < FLOAT32 * least) & (total * largest < MOST)
     return ok if bool(ok.any()) else None
+
+
+def _has_subnormal(value: Tensor, codes: Tensor) -> bool:
+    size = value.abs()
+    return bool(((size > 0) & (size < 2.0 ** of_dtype(codes.dtype).emin)).any())
 
 
 def _powers(scale: Tensor) -> bool:

@@ -9,11 +9,14 @@ For pure summation Jeannerod and Rump give ``(K - 1) u`` without the denominator
 An underflowing operation adds at most ``eta = 2**-149``, times the magnitude by which it is later multiplied.
 
 Covers dequantise-then-multiply as well as multiply-then-scale, fused multiply-adds, split K and bf16 *outputs*; not
-covered: lower-precision partial sums. Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 3.1;
+covered: lower-precision partial sums. Evaluated in tiles of rows and columns.
+Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., 3.1;
 Jeannerod and Rump, SIMAX 34(2), 2013.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,73 +27,111 @@ from oracle.formats import decode
 from oracle.gemm import ScaledProduct
 
 NAME = "ieee32.any"
+TILE = 1 << 23  # elements of an operand decoded at once: 64 MiB for each float64 temporary
 
 
 def ieee32_bound(product: ScaledProduct) -> Interval:
     """The interval of ``product`` under float32 arithmetic in any order; float64 ``[M, N]``, symmetric."""
+    extremes = _Extremes.of(product)
+    step = max(1, TILE // product.K)
+    if max(product.M, product.N) <= step:
+        width, open_ = _tile(product, extremes)
+    else:
+        width = torch.empty((product.M, product.N), dtype=torch.float64, device=product.a.device)
+        open_ = torch.empty((product.M, product.N), dtype=torch.bool, device=product.a.device)
+        for n in range(0, product.N, step):
+            columns = product.columns(n, min(product.N, n + step))
+            for m in range(0, product.M, step):
+                tile = columns.rows(m, min(product.M, m + step))
+                at = slice(m, m + step), slice(n, n + step)
+                width[at], open_[at] = _tile(tile, extremes)
+    return Interval(-width, width, "any-order float32 bound", weak=True, open=open_)
+
+
+@dataclass(frozen=True)
+class _Extremes:
+    """Largest magnitudes of the whole product, at least 1 each but for the scales; ``vanishing`` says whether float32
+    may round a scale, or a product with one, to zero."""
+
+    code: float
+    scale: float
+    sigma: float
+    vanishing: bool
+
+    @classmethod
+    def of(cls, product: ScaledProduct) -> _Extremes:
+        a, least_a = _range(product.a)
+        b, least_b = _range(product.b)
+        sa, least_sa = _range(product.a_scale)
+        sb, least_sb = _range(product.b_scale)
+        vanishing = min(least_sa * least_sb, least_a * least_sa, least_b * least_sb) < ETA
+        return cls(max(1.0, a) * max(1.0, b), max(1.0, sa, sb), sa * sb, vanishing)
+
+
+def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
+    """Half the width of the interval, and where it is open."""
     size = _magnitudes(product)
     n = product.K + 4
     gamma = n * U / (1 - n * U)
     if product.bias is not None:
-        size = size + torch.nan_to_num(decode(product.bias), 0.0, 0.0, 0.0).abs()[None, :]
-    largest_scale = max(1.0, _largest(product.a_scale), _largest(product.b_scale))
-    largest_code = max(1.0, _largest(product.a)) * max(1.0, _largest(product.b))
-    absolute = ETA * n * largest_code * largest_scale
+        size = size + _finite(decode(product.bias)).abs()[None, :]
+    absolute = ETA * n * extremes.code * extremes.scale
     width = gamma * size * (1 + 2.0**-20) + absolute
-    sigma = _largest(product.a_scale) * _largest(product.b_scale)
-    open_ = (size + width >= FLOAT32_MAX * (1 - 2.0**-20)) | _reached_by_infinity(product)
-    if max(sigma, largest_scale * largest_code * product.K) >= FLOAT32_MAX / 2:
+    open_ = (size + width >= FLOAT32_MAX * (1 - 2.0**-20)) | _reached_by_infinity(product, extremes)
+    if max(extremes.sigma, extremes.scale * extremes.code * product.K) >= FLOAT32_MAX / 2:
         open_ |= _reach(product) * (1 + gamma) >= FLOAT32_MAX * (1 - 2.0**-20)
-    return Interval(-width, width, "any-order float32 bound", weak=True, open=open_)
+    return width, open_
 
 
 def _magnitudes(product: ScaledProduct) -> Tensor:
-    a = torch.nan_to_num(decode(product.a), 0.0, 0.0, 0.0).abs() * _expand(product.a_scale, product, 1)
-    b = torch.nan_to_num(decode(product.b), 0.0, 0.0, 0.0).abs() * _expand(product.b_scale, product, product.b_rows)
+    a = _finite(decode(product.a)).abs() * _expand(product.a_scale, product, 1)
+    b = _finite(decode(product.b)).abs() * _expand(product.b_scale, product, product.b_rows)
     return (a @ b.T) * (1 + product.K * 2.0**-52)
 
 
 def _reach(product: ScaledProduct) -> Tensor:
     """The largest intermediate before the last scale: ``sa sb``, ``a sa``, ``b sb``, a sum with one of its scales."""
-    a = torch.nan_to_num(decode(product.a), 0.0, 0.0, 0.0).abs()
-    b = torch.nan_to_num(decode(product.b), 0.0, 0.0, 0.0).abs()
+    a, b = _finite(decode(product.a)).abs(), _finite(decode(product.b)).abs()
     rows = (a * _expand(product.a_scale, product, 1)).amax(dim=1)[:, None]
     columns = (b * _expand(product.b_scale, product, product.b_rows)).amax(dim=1)[None, :]
     largest = torch.maximum(rows, columns)
     sums = torch.zeros_like(largest)
     for block in range(product.B):
         k = slice(block * product.block, min(product.K, (block + 1) * product.block))
-        sa = torch.nan_to_num(decode(product.a_scale[:, block]), 0.0, 0.0, 0.0).abs()[:, None]
-        sb = torch.nan_to_num(decode(product.b_scale[:, block]), 0.0, 0.0, 0.0).abs()
+        sa = _finite(decode(product.a_scale[:, block])).abs()[:, None]
+        sb = _finite(decode(product.b_scale[:, block])).abs()
         sb = sb.repeat_interleave(product.b_rows)[None, : product.N]
         largest = torch.maximum(largest, sa * sb)
         sums = sums + torch.maximum(sa, sb) * (a[:, k] @ b[:, k].T)
     return torch.maximum(largest, sums)
 
 
-def _reached_by_infinity(product: ScaledProduct) -> Tensor:
+def _reached_by_infinity(product: ScaledProduct, extremes: _Extremes) -> Tensor:
     """Elements with an infinite scale: NaN or infinity, depending on whether codes or partial sums meet it; and those
     with an infinite code whose scales float32 may round to zero first."""
     rows = torch.isinf(decode(product.a_scale)).any(dim=1)[:, None]
     columns = torch.isinf(decode(product.b_scale)).any(dim=1).repeat_interleave(product.b_rows)[None, : product.N]
-    sa, sb = _least(product.a_scale), _least(product.b_scale)
-    if min(sa * sb, _least(product.a) * sa, _least(product.b) * sb) < ETA:
+    if extremes.vanishing:
         rows = rows | torch.isinf(decode(product.a)).any(dim=1)[:, None]
         columns = columns | torch.isinf(decode(product.b)).any(dim=1)[None, :]
     return (rows | columns).expand(product.M, product.N)
 
 
 def _expand(scale: Tensor, product: ScaledProduct, rows: int) -> Tensor:
-    value = torch.nan_to_num(decode(scale), 0.0, 0.0, 0.0).abs()
+    value = _finite(decode(scale)).abs()
     value = value.repeat_interleave(product.block, dim=1)[:, : product.K]
     return value if rows == 1 or value.shape[0] == 1 else value.repeat_interleave(rows, dim=0)[: product.N]
 
 
-def _least(x: Tensor) -> float:
-    """The smallest non-zero magnitude; infinity when there is none."""
-    size = decode(x).abs()
-    return float(torch.where(size > 0, size, torch.inf).min())
+def _finite(x: Tensor) -> Tensor:
+    return torch.nan_to_num(x, 0.0, 0.0, 0.0)
 
 
-def _largest(x: Tensor) -> float:
-    return float(torch.nan_to_num(decode(x), 0.0, 0.0, 0.0).abs().max())
+def _range(x: Tensor) -> tuple[float, float]:
+    """The largest finite magnitude (0 when there is none) and the smallest one that is not zero (infinity)."""
+    largest, least = 0.0, float("inf")
+    for start in range(0, x.shape[0], max(1, TILE // x.shape[1])):
+        size = decode(x[start : start + max(1, TILE // x.shape[1])]).abs()
+        largest = max(largest, float(_finite(size).max()))
+        least = min(least, float(torch.where(size > 0, size, torch.inf).min()))
+    return largest, least

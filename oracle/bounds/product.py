@@ -1,15 +1,18 @@
 """B1, B2 and B3 of a whole scaled product: chains of :mod:`oracle.bounds.chain`, promoted block by block.
 
 A chain runs over ``min(promotion, scale block)`` products. Scales that enter as exponents inside the instruction
-(UE8M0 on tcgen05) are multiplied into the operands first, which is exact, and the chain runs over all of K. Where the
-operands' range may exceed what float64 sums exactly (16-bit formats, scales inside), the float64 rounding of the
-recursion, at most ``2**-52`` of ``sum |p|`` for each product, is added.
+(UE8M0) are multiplied into the operands first, which is exact, and the chain runs over all of K; block-scaled FP4 adds
+sums of 16 products times their scales instead (:func:`oracle.bounds.steps.scaled_groups`). Operands may be of any
+dtype that holds their values: FP4 has no torch dtype of one value per element, and E4M3 holds every FP4 value.
+
+Where an instruction changes its operands (TF32 drops 13 bits of a float32, CDNA2 flushes subnormals), the bound is that
+of the changed ones, moved by the difference of the two exact sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,10 +21,11 @@ from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.chain import Operand, any_order, operand, rank1, residue
 from oracle.bounds.interval import Interval
 from oracle.bounds.promote import Promotion
-from oracle.bounds.steps import stepwise
+from oracle.bounds.steps import scaled_groups, stepwise
 from oracle.errors import NumericsError
-from oracle.formats import decode, of_dtype
+from oracle.formats import by_name, decode, of_dtype
 from oracle.gemm import ScaledProduct
+from oracle.rounding import Overflow, Rounding, round_to
 from oracle.tensorcore.instructions import Sum
 
 Chain = Callable[[Operand, Operand, Accumulator], tuple[Tensor, Tensor, Tensor]]
@@ -57,8 +61,11 @@ def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
     if acc.scales_inside:
         for name, scale in (("a_scale", product.a_scale), ("b_scale", product.b_scale)):
             value = decode(scale)
-            if not bool((torch.frexp(value)[0] == 0.5).all()):
-                raise NumericsError(f"{acc.name} takes UE8M0 scales; {name} holds a value that is no power of two")
+            if acc.scale_format == "float8_e8m0fnu":
+                if not bool((torch.frexp(value)[0] == 0.5).all()):
+                    raise NumericsError(f"{acc.name} takes UE8M0 scales; {name} holds a value that is no power of two")
+            elif not bool((_in_format(value, acc.scale_format) & (value >= 0)).all()):
+                raise NumericsError(f"{acc.name} takes {acc.scale_format} scales; {name} holds another value")
     elif acc.promotion is None and product.B > 1:
         raise NumericsError(
             f"{acc.name} is one chain over K and cannot apply {product.B} block scales; declare a promoted schedule"
@@ -71,33 +78,67 @@ def _bound(
     product: ScaledProduct, acc: Accumulator, chain: Chain, depth: int, name: str, *, weak: bool
 ) -> Interval:
     check_fit(product, acc)
-    inner = _scales_into_operands(product) if acc.scales_inside else None
+    acc = replace(acc, exact=not acc.scales_inside and _sums_fit(product))
     step = max(1, CUBE // (product.N * depth))
+    b = _Side.of(product.b, product.b_scale, product.b_rows, product, acc)
     parts: list[Interval] = []
     for start in range(0, product.M, step):
-        stop = min(product.M, start + step)
-        tile = product.rows(start, stop)
-        a, b = inner if inner is not None else (_operand(product.a), _operand(product.b))
-        rows = Operand(a.value[start:stop], a.exponent[start:stop])
-        parts.append(_tile(tile, rows, b, acc, chain, name, weak))
+        tile = product.rows(start, min(product.M, start + step))
+        parts.append(_tile(tile, _Side.of(tile.a, tile.a_scale, 1, tile, acc), b, acc, chain, name, weak))
     return _concatenate(parts)
 
 
-def _tile(
-    tile: ScaledProduct, a: Operand, b: Operand, acc: Accumulator, chain: Chain, name: str, weak: bool
-) -> Interval:
-    like = torch.zeros((tile.M, tile.N), dtype=torch.float64, device=tile.a.device)
-    promotion = Promotion(like)
-    one = torch.ones((1, 1), dtype=torch.float64, device=like.device)
-    exact = not acc.scales_inside and of_dtype(tile.a.dtype).bits == of_dtype(tile.b.dtype).bits == 8
-    for block, start, stop in _chains(tile, acc):
-        sa, sb = a.steps(start, stop), b.steps(start, stop)
-        x, low, high = chain(sa, sb, acc)
-        if not exact:
-            drift = (stop - start) * 2.0**-51 * (sa.value.abs() @ sb.value.abs().T)
-            low, high = low - drift, high + drift
+def _sums_fit(product: ScaledProduct) -> bool:
+    """Whether float64 holds every sum of products of one scale block: ``K max|a| max|b| <= 2**53 q_a q_b``."""
+    formats = of_dtype(product.a.dtype), of_dtype(product.b.dtype)
+    room = 2.0**53 * formats[0].min_subnormal * formats[1].min_subnormal
+    length = min(product.block, product.K)
+    if length * formats[0].max_finite * formats[1].max_finite <= room:
+        return True
+    if max(fmt.bits for fmt in formats) > 8:
+        return False
+    largest = [float(_operand(x).value.abs().max()) for x in (product.a, product.b)]
+    return length * largest[0] * largest[1] <= room
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One operand: what is given, and what the instruction makes of it (None: the same)."""
+
+    given: Operand
+    seen: Operand | None
+
+    @classmethod
+    def of(cls, codes: Tensor, scale: Tensor, rows: int, product: ScaledProduct, acc: Accumulator) -> _Side:
+        given = _operand(codes)
         if acc.scales_inside:
-            promotion.add(one, one.expand(1, tile.N), x, low, high)
+            given = _scaled(given, scale, rows, product)
+        if not (acc.flushes or acc.truncates):
+            return cls(given, None)
+        fmt, value = of_dtype(codes.dtype), given.value
+        if acc.truncates:
+            value = _tf32(value)
+        if acc.flushes:
+            value = torch.where(value.abs() < 2.0**fmt.emin, torch.zeros_like(value), value)
+        return cls(given, operand(value, fmt))
+
+
+def _tile(
+    tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chain, name: str, weak: bool
+) -> Interval:
+    promotion = Promotion(torch.zeros((tile.M, tile.N), dtype=torch.float64, device=tile.a.device))
+    for block, start, stop in _chains(tile, acc):
+        sa, sb = a.given.steps(start, stop), b.given.steps(start, stop)
+        if acc.kind is Sum.BLOCK_SCALED_GROUPS:
+            x, low, high = scaled_groups(_operand(tile.a), _operand(tile.b), _scales(tile), acc)
+        elif a.seen is None or b.seen is None:
+            x, low, high = chain(sa, sb, acc)
+        else:
+            seen, low, high = chain(a.seen.steps(start, stop), b.seen.steps(start, stop), acc)
+            x, drift = sa.value @ sb.value.T, (stop - start) * 2.0**-51 * (sa.value.abs() @ sb.value.abs().T)
+            low, high = low + (seen - x) - drift, high + (seen - x) + drift
+        if acc.scales_inside:
+            promotion.only(x, low, high)
             continue
         columns = _scale(tile.b_scale[:, block]).repeat_interleave(tile.b_rows)[: tile.N]
         promotion.add(_scale(tile.a_scale[:, block])[:, None], columns[None, :], x, low, high)
@@ -127,15 +168,36 @@ def _operand(codes: Tensor) -> Operand:
     return operand(value, of_dtype(codes.dtype))
 
 
-def _scales_into_operands(product: ScaledProduct) -> tuple[Operand, Operand]:
-    def scaled(codes: Tensor, scale: Tensor, rows: int) -> Operand:
-        plain = _operand(codes)
-        factor = decode(scale).repeat_interleave(rows, dim=0)[: codes.shape[0]]
-        factor = factor.expand(codes.shape[0], -1).repeat_interleave(product.block, dim=1)[:, : product.K]
-        shift = torch.frexp(factor)[1].to(torch.int64) - 1
-        return replace(plain, value=plain.value * factor, exponent=plain.exponent + shift)
+def _scaled(plain: Operand, scale: Tensor, rows: int, product: ScaledProduct) -> Operand:
+    """An operand with its block scales multiplied in; powers of two add to the exponents."""
+    factor = _spread(decode(scale), rows, plain.value.shape[0]).repeat_interleave(product.block, dim=1)[:, : product.K]
+    shift = torch.frexp(factor)[1].to(torch.int64) - 1
+    return replace(plain, value=plain.value * factor, exponent=plain.exponent + shift)
 
-    return scaled(product.a, product.a_scale, 1), scaled(product.b, product.b_scale, product.b_rows)
+
+def _scales(product: ScaledProduct) -> tuple[Tensor, Tensor]:
+    """Scales of every 16 products, ``[M, K / 16]`` and ``[N, K / 16]``."""
+    if product.K % 16:
+        raise NumericsError(f"K={product.K} is no multiple of 16; block-scaled FP4 sums 16 products first: pad with 0")
+    blocks = torch.arange(0, product.K, 16, device=product.a.device) // product.block
+    a, b = _spread(decode(product.a_scale), 1, product.M), _spread(decode(product.b_scale), product.b_rows, product.N)
+    return a[:, blocks], b[:, blocks]
+
+
+def _spread(scale: Tensor, rows: int, count: int) -> Tensor:
+    return scale.repeat_interleave(rows, dim=0)[:count].expand(count, -1)
+
+
+def _tf32(value: Tensor) -> Tensor:
+    """Float64 values of float32 without their 13 low bits."""
+    bits = value.to(torch.float32).view(torch.int32) & ~0x1FFF
+    return bits.view(torch.float32).to(torch.float64)
+
+
+def _in_format(value: Tensor, name: str) -> Tensor:
+    fmt = by_name(name)
+    near = round_to(value, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+    return near == value
 
 
 def _concatenate(parts: list[Interval]) -> Interval:

@@ -34,6 +34,11 @@ class Promotion:
         self._y, self._lo, self._hi, self._phi = (torch.zeros_like(like) for _ in range(4))
         self._open = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
 
+    def only(self, x: Tensor, low: Tensor, high: Tensor) -> None:
+        """The one chain of a kernel that scales inside the instruction: it is the sum, and nothing is rounded."""
+        self._y, self._lo, self._hi = x, low, high
+        self._open |= ~(torch.maximum((x + low).abs(), (x + high).abs()) < FLOAT32_MAX * (1 - 2.0**-20))
+
     def add(self, a_scale: Tensor, b_scale: Tensor, x: Tensor, low: Tensor, high: Tensor) -> None:
         """Add one block: ``a_scale [M or 1, 1]``, ``b_scale [1, N]`` float64, ``x, low, high [M, N]``."""
         sigma = a_scale * b_scale

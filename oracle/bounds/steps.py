@@ -1,15 +1,22 @@
-"""Bounds of chains whose steps are not the fused truncating sum: each step adds a symmetric error.
+"""Bounds of chains whose steps are not the fused truncating sum of products.
 
-    E' = E + delta(step),   |c - x| <= E
+Each step turns the interval ``[x + l, x + h]`` of the accumulator into that of the next. With ``u = 2**-24``, ``top``
+the largest product exponent of the step, ``D+`` and ``D-`` the residues of the positive and of the negative products
+modulo ``2**(top - t)``, ``E(c)`` the accumulator's exponent, ``S`` the largest possible sum and ``common = max(top,
+E(c))``, a step adds, before it rounds to nearest and errs by ``u pw(S)``:
 
-with ``u = 2**-24``, ``top`` the largest product exponent of the step, ``G`` its products and ``S = |x'| + E``:
+FUSED_THEN_ADD   the residue bound of the groups, chained from zero
+EXACT            nothing
+TREE_FLUSH       ``u pw(|s| + e) + 2**-126`` for every node ``s`` of the tree, ``e`` its own error, and ``2**-126`` for
+                 each value that is flushed on the way
+LATE_FLOOR       ``[-D+, D-]``; then the floors, all downwards: ``2**(top - t)`` for the half of lesser exponent,
+                 ``2**(common - wide)`` where that grid is coarser than the products', ``2**(top - t)`` for an
+                 accumulator that may lie two binades below them; one 25 binades below may be dropped instead
 
-FUSED_THEN_ADD   the residue bound of the groups, chained from zero, then one float32 addition: ``u (S + losses)``
-EXACT            one rounding of an exact sum: ``u S``
-TREE_FLUSH       ``ceil(log2 G)`` float32 additions: ``ceil(log2 G) u sum|p| (1 + u)**G``, then ``u S``; flushing of
-                 subnormals costs at most ``2**-126`` for each of the ``2 G + 2`` intermediate values
-LATE_FLOOR       ``(G + 2) 2**(top - t)`` for the products (truncation, and the floor of the two halves), then on the
-                 common grid ``2**(common - wide) + 2**(common - t)`` for sum and accumulator, then ``u S``
+A rounding to nearest errs by ``2**-150`` where the result is subnormal; beyond float32 nothing is claimed.
+
+BLOCK_SCALED_GROUPS is the fused step of :func:`oracle.bounds.chain.residue_step` on other addends: exact sums of 16
+products times the significands of their scales, whose exponent is that of the scales alone.
 
 Source: the definitions in :mod:`oracle.tensorcore.fused`; standard error analysis (Higham, ch. 2 to 4).
 """
@@ -20,46 +27,119 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator
-from oracle.bounds.chain import Operand, exponent_floor, power, residue
+from oracle.bounds.chain import (
+    EMIN32,
+    NONE,
+    OVERFLOW,
+    Operand,
+    exponent_floor,
+    float64_slack,
+    floor_power,
+    power,
+    residue,
+    residue_step,
+    residues,
+)
+from oracle.formats import by_name
 from oracle.tensorcore.instructions import Order, Sum
 
 U = 2.0**-24
 FLUSHED = 2.0**-126
+HALF_SUBNORMAL = 2.0**-150
+PRODUCTS = 16  # of one addend of a block-scaled instruction
 
 
 def stepwise(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
-    """``x, -E, E`` (FUSED_THEN_ADD: ``x, l, h``) of one chain over all columns of ``a`` and ``b``."""
+    """``x, l, h`` of one chain over all columns of ``a`` and ``b``."""
     x = torch.zeros((a.value.shape[0], b.value.shape[0]), dtype=torch.float64, device=a.value.device)
-    low, high = torch.zeros_like(x), torch.zeros_like(x)
+    low, high, slack = (torch.zeros_like(x) for _ in range(3))
     width = acc.length if acc.kind is Sum.FUSED_THEN_ADD else acc.group
     for start in range(0, a.value.shape[1], width):
         sa, sb = a.steps(start, start + width), b.steps(start, start + width)
+        slack = slack + float64_slack(sa, sb, a.value.shape[1], acc)
         if acc.kind is Sum.FUSED_THEN_ADD:
             dx, dl, dh = residue(_ordered(sa, acc), _ordered(sb, acc), acc)
         else:
-            dx = sa.value @ sb.value.T
-            dh = _loss(sa, sb, x.abs() + torch.maximum(-low, high), acc)
-            dl = -dh
-        x, low, high = x + dx, low + dl, high + dh
-        reach = torch.maximum((x + low).abs(), (x + high).abs())
-        rounding = U * reach * (1 + 2.0**-40)
+            dx, (dl, dh) = sa.value @ sb.value.T, _loss(sa, sb, (x + low - slack, x + high + slack), acc)
+        live = (sa.value != 0).to(x.dtype) @ (sb.value != 0).to(x.dtype).T > 0  # a step of zeros changes nothing
+        x, l1, h1 = x + dx, low + dl, high + dh
+        reach = torch.maximum((x + l1).abs(), (x + h1).abs()) + slack
+        rounding = U * floor_power(reach) + HALF_SUBNORMAL * (reach > 0).to(reach.dtype)
         if acc.kind is Sum.TREE_FLUSH:
             rounding = rounding + 2 * FLUSHED
-        low, high = low - rounding, high + rounding
-    return x, low, high
+        rounding = torch.where(reach + rounding > OVERFLOW, torch.inf, rounding)
+        low, high = torch.where(live, l1 - rounding, low), torch.where(live, h1 + rounding, high)
+    return x, low - slack, high + slack
 
 
-def _loss(a: Operand, b: Operand, held: Tensor, acc: Accumulator) -> Tensor:
-    """What one step may lose before its final rounding; ``held`` bounds the accumulator's magnitude."""
+def scaled_groups(
+    a: Operand, b: Operand, scales: tuple[Tensor, Tensor], acc: Accumulator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``x, l, h`` of one chain of block-scaled instructions over all columns of ``a`` and ``b``, unscaled.
+
+    ``scales`` are those of every 16 columns, ``[M, K / 16]`` and ``[N, K / 16]``, float64.
+    """
+    sa, sb = scales
+    emin = by_name(acc.scale_format).emin
+    ea, eb = (torch.frexp(s)[1].to(torch.int64).sub(1).clamp(min=emin) for s in scales)
+    x = torch.zeros((a.value.shape[0], b.value.shape[0]), dtype=torch.float64, device=a.value.device)
+    low, high, slack = (torch.zeros_like(x) for _ in range(3))
+    for start in range(0, a.value.shape[1], acc.length):
+        stop = min(a.value.shape[1], start + acc.length)
+        products = a.value[:, None, start:stop] * b.value[None, :, start:stop]
+        g = slice(start // PRODUCTS, stop // PRODUCTS)
+        sums = products.reshape(*products.shape[:2], -1, PRODUCTS).sum(dim=3)
+        addends = sums * (sa[:, None, g] * sb[None, :, g])
+        exponents = torch.where(addends == 0, NONE, ea[:, None, g] + eb[None, :, g])
+        slack = slack + a.value.shape[1] * 2.0**-51 * addends.abs().sum(dim=2)
+        x, low, high = residue_step(x, low, high, slack, addends, exponents.amax(dim=2), acc)
+    return x, low - slack, high + slack
+
+
+def _loss(a: Operand, b: Operand, held: tuple[Tensor, Tensor], acc: Accumulator) -> tuple[Tensor, Tensor]:
+    """What one step may add before its final rounding; ``held`` are the ends of the accumulator."""
     if acc.kind is Sum.EXACT:
-        return torch.zeros_like(held)
+        return torch.zeros_like(held[0]), torch.zeros_like(held[0])
+    p = a.value[:, None, :] * b.value[None, :, :]
     if acc.kind is Sum.TREE_FLUSH:
-        depth = (acc.group - 1).bit_length()
-        return depth * U * (a.value.abs() @ b.value.abs().T) * (1 + 2.0**-18) + 2 * acc.group * FLUSHED
-    top = (a.exponent[:, None, :] + b.exponent[None, :, :]).amax(dim=2).clamp(min=-1000)
-    common = torch.maximum(top, exponent_floor(held)).clamp(min=-126)
-    own = (acc.group + 2) * power(top.clamp(min=-126) - acc.align)
-    return own + power(common - acc.wide) + power(common - acc.align)
+        error = _tree(p)
+        return -error, error
+    return _late_floor(p, a.exponent[:, None, :] + b.exponent[None, :, :], held, acc)
+
+
+def _tree(terms: Tensor) -> Tensor:
+    """Error of a pairwise tree of float32 additions over the last axis, without the last one."""
+    error = torch.full_like(terms, FLUSHED).masked_fill(terms.abs() > OVERFLOW, torch.inf)
+    while terms.shape[-1] > 1:
+        if terms.shape[-1] % 2:
+            terms, error = (torch.nn.functional.pad(t, (0, 1)) for t in (terms, error))
+        terms, error = terms[..., 0::2] + terms[..., 1::2], error[..., 0::2] + error[..., 1::2]
+        size = terms.abs() * (1 + 2.0**-40) + error
+        error = error + U * floor_power(size) + FLUSHED
+        error = torch.where(size > OVERFLOW, torch.inf, error)
+    return error[..., 0] * (1 + 2.0**-40)
+
+
+def _late_floor(p: Tensor, e: Tensor, held: tuple[Tensor, Tensor], acc: Accumulator) -> tuple[Tensor, Tensor]:
+    split = acc.kind is Sum.LATE_FLOOR_ODD_EVEN
+    halves = [slice(0, None, 2), slice(1, None, 2)] if split and p.shape[-1] > 1 else [slice(None)]
+    tops = [e[..., half].amax(dim=-1).clamp(min=EMIN32) for half in halves]
+    top = torch.stack(tops).amax(dim=0)
+    low, high = torch.zeros_like(held[0]), torch.zeros_like(held[0])
+    unit = power(top - acc.align)
+    for half, own in zip(halves, tops, strict=True):
+        positive, negative = residues(p[..., half], power(own - acc.align))
+        low, high = low - positive - torch.where(own < top, unit, 0.0), high + negative
+    common = torch.maximum(top, exponent_floor(torch.maximum(held[0].abs(), held[1].abs())))
+    grid = e.amax(dim=-1) - acc.align  # of the products, also where they lie below 2**-126
+    low = low - torch.where(common - acc.wide > grid, power(common - acc.wide), 0.0)
+    nearest = torch.where((held[0] <= 0) & (held[1] >= 0), 0.0, torch.minimum(held[0].abs(), held[1].abs()))
+    below = (nearest < power(top - 1)) & ((held[0] != 0) | (held[1] != 0))
+    low = low - torch.where(below, unit, 0.0)
+    if split:
+        dropped = torch.minimum(power(common - 25), (-held[0]).clamp(min=0))
+        high = high + torch.where(nearest < power(common - 25), dropped, 0.0)
+    return low, high
 
 
 def _ordered(x: Operand, acc: Accumulator) -> Operand:

@@ -41,7 +41,9 @@ def _rows(build: Callable[[Case], dict[str, Tensor]]) -> Grammar:
 def _drawn(case: Case, columns: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     rows = (case["r"],)
     return {
-        name: torch.tensor(values)[torch.from_numpy(case.stream(name).integers(0, len(values), rows))]
+        name: torch.tensor(values, dtype=torch.int64, device="cpu")[
+            torch.from_numpy(case.stream(name).integers(0, len(values), rows))
+        ]
         for name, values in columns.items()
     }
 
@@ -52,7 +54,7 @@ def _experts_records(case: Case) -> dict[str, Tensor]:
     anywhere = _drawn(case, {"ep_rank": tuple(range(8)), "tp_rank": tuple(range(8))})
     ranks = {name: rank % sizes[name.replace("rank", "size")] for name, rank in anywhere.items()}
     other = _drawn(case, {"config": (0, 1, 1), **DTYPE_NUMBERS, "use_deepseek_fp8_block_scale": FLAG})
-    columns = {**sizes, **ranks, **other, "quant_config": torch.arange(1, case["r"] + 1) * 100}
+    columns = {**sizes, **ranks, **other, "quant_config": torch.arange(1, case["r"] + 1, device="cpu") * 100}
     return {spec.name: columns[spec.name] for spec in SelectExperts.inputs}
 
 

@@ -170,7 +170,7 @@ def _flags(case: Case) -> dict[str, Tensor]:
         "rocm",
         "rowwise",
     )
-    rows = torch.arange(case["r"])
+    rows = torch.arange(case["r"], device="cpu")
     flags = {name: (rows >> bit) & 1 for bit, name in enumerate(names)}
     return flags | {"rowwise": flags["rowwise"] & flags["rocm"]}
 

@@ -87,7 +87,7 @@ def _shards(case: Case) -> dict[str, Tensor]:
     widths = [stop - start for start, stop in zip([0, *cuts], [*cuts, n], strict=True)]
     return {
         "weight_scale": data.scales(case.label("weight_scale"), "randn", (s,)),
-        "logical_widths": torch.tensor(widths, dtype=torch.int64),
+        "logical_widths": torch.tensor(widths, dtype=torch.int64, device="cpu"),
     }
 
 

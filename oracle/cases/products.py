@@ -81,7 +81,7 @@ def _grouped(case: Case) -> dict[str, Tensor]:
     tiles = m // BLOCK
     owner = sorted(stream.integers(0, g, (tiles,)).tolist())
     used = stream.integers(1, BLOCK + 1, (tiles,)).tolist()
-    indices = torch.full((m,), -1, dtype=torch.int32)
+    indices = torch.full((m,), -1, dtype=torch.int32, device="cpu")
     for tile, expert in enumerate(owner):
         last = tile + 1 == tiles or owner[tile + 1] != expert
         indices[tile * BLOCK : tile * BLOCK + (used[tile] if last else BLOCK)] = expert
@@ -177,18 +177,26 @@ PAGE = 64  # keys of a block of the paged cache
 _FAMILIES = tuple(data.OPERAND_FAMILIES)
 _FINITE = tuple(family for family in _FAMILIES if "nan" not in family)
 _OUT = ("e4m3xe4m3-bf16", "e4m3xe4m3-f16", "e4m3xe4m3-f32")
+_E5M2 = ("e5m2xe4m3-bf16", "e4m3xe5m2-bf16", "e5m2xe5m2-bf16")
 _BIAS = {"bias": ("bf16", "f16", "f32")}
 _CLEAN = {"clean": ("1",)}
 _MNK = ("m", "n", "k")
 
 
-def _scaled_mm(schemes: tuple[str, ...], build: Callable[[Case], dict[str, Tensor]]) -> Grammar:
-    return Grammar(_MNK, _OUT, schemes, _FAMILIES, build, out_dtype, _BIAS)
+def _scaled_mm(
+    schemes: tuple[str, ...], build: Callable[[Case], dict[str, Tensor]], dtypes: tuple[str, ...] = _OUT
+) -> Grammar:
+    return Grammar(_MNK, dtypes, schemes, _FAMILIES, build, out_dtype, _BIAS)
 
 
 GRAMMARS: Mapping[str, Grammar] = {
     "fp8_gemm_nt": Grammar(
-        _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f32"), ("1x128:128x128",), _FAMILIES, _product, out_dtype
+        _MNK,
+        ("e4m3xe4m3-bf16", "e4m3xe4m3-f32", "e4m3xe4m3-f16", *_E5M2),
+        ("1x128:128x128",),
+        _FAMILIES,
+        _product,
+        out_dtype,
     ),
     "fp8_blockscale_gemm_sm90": Grammar(
         _MNK,
@@ -207,7 +215,9 @@ GRAMMARS: Mapping[str, Grammar] = {
         )
     },
     "cutlass_scaled_mm": _scaled_mm(
-        ("tensor:tensor", "token:channel", "tensor:channel", "token:tensor", "1x128:128x128"), _product
+        ("tensor:tensor", "token:channel", "tensor:channel", "token:tensor", "1x128:128x128"),
+        _product,
+        (*_OUT, *_E5M2),
     ),
     "cutlass_w8a8_scaled_mm": _scaled_mm(
         ("tensor:tensor", "token:channel", "tensor:channel", "token:tensor"), _torch_product
@@ -217,10 +227,10 @@ GRAMMARS: Mapping[str, Grammar] = {
     "torch_per_token_w8a8_scaled_mm": _scaled_mm(("token:channel",), _torch_product),
     "torch_channelwise_w8a8_scaled_mm": _scaled_mm(("token:channel", "tensor:channel", "token:tensor"), _torch_product),
     "m_grouped_fp8_gemm_nt_contiguous": Grammar(
-        ("m", "n", "k", "g"), ("e4m3xe4m3-bf16",), ("1x128:128x128",), _FAMILIES, _grouped, out_dtype
+        ("m", "n", "k", "g"), (*_OUT, *_E5M2), ("1x128:128x128",), _FAMILIES, _grouped, out_dtype
     ),
     "fp8_m_grouped_gemm_nt_masked": Grammar(
-        ("m", "n", "k", "g"), ("e4m3xe4m3-bf16",), ("1x128:128x128",), _FAMILIES, _masked, out_dtype
+        ("m", "n", "k", "g"), (*_OUT, *_E5M2), ("1x128:128x128",), _FAMILIES, _masked, out_dtype
     ),
     "scaled_grouped_mm": Grammar(
         ("m", "n", "k", "g"),

@@ -65,11 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
 def words(found: Diagnosis) -> list[str]:
     """A diagnosis in lines."""
     if not found.failing:
-        return ["  every bit is that of a right kernel"]
-    lines = [f"  {found.failing} of {found.total} elements differ from the right kernel's bits: {found.where}"]
+        return ["  no element fails: there is nothing to explain"]
+    lines = [f"  {found.failing} of {found.total} elements fail: {found.where}"]
     lines += [f"  {finding}" for finding in found.findings]
     for rank, e in enumerate(found.explanations[:5], 1):
         said = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
+        if e.local:
+            said = f"all {e.explained} failing elements, and the rest is right without it"
         if e.placed:
             said = f"all {e.placed} failing elements lie where it writes nothing, and whatever it writes is right"
         lines.append(f"  {rank}. {e.name}: {said} ({e.numerics}; met in {e.met_in})")
@@ -94,6 +96,7 @@ def to_json(found: Diagnosis) -> dict[str, object]:
                 "failing": e.failing,
                 "contradicted": e.contradicted,
                 "placed": e.placed,
+                "local": e.local,
                 "complete": e.complete,
                 "met_in": e.met_in,
             }

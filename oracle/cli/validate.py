@@ -34,14 +34,15 @@ def add(commands: Commands) -> None:
     command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     command.add_argument("--profile", choices=PROFILES, default="quick")
-    command.add_argument("--seed", type=whole(0), help="replaces the seeds of the profile's cases")
+    command.add_argument("--seed", type=whole(0), help="replaces the seeds of the profile's cases; chooses a soak's")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
     command.add_argument(
         "--require",
         action="append",
         default=[],
         metavar="WATCH",
-        help="'batch invariance' must hold; 'large offsets' makes a call beyond 2^31 elements (a soak does)",
+        help="'batch invariance' must hold; 'large offsets' makes a call beyond 2^31 elements (as a soak of five "
+        "minutes does)",
     )
     command.add_argument(
         "--limit", type=float, default=LIMIT, metavar="S", help=f"seconds for one call (default: {LIMIT:g})"

@@ -193,10 +193,7 @@ def check_output(
     output: Tensor, *, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> None:
     """Refuse an output that cannot be judged at all: wrong kind, dtype, shape or device."""
-    if not isinstance(output, Tensor):
-        raise InputError(f"{name} is a {type(output).__name__}, not a torch.Tensor")
-    if output.layout != torch.strided:
-        raise LayoutError(f"{name} is {output.layout}; pass a dense tensor")
+    _check_memory(name, output)
     if output.dtype not in dtypes:
         raise DtypeError(f"{name} has dtype {output.dtype}; expected {' or '.join(map(str, dtypes))}")
     if tuple(output.shape) != shape:
@@ -205,11 +202,36 @@ def check_output(
         raise DeviceError(f"{name} lies on {output.device}, the inputs on {device}; move one with .to(device)")
 
 
-def _check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
+def plain(tensor: Tensor, name: str) -> Tensor:
+    """The same values as a plain tensor: no gradient, no subclass, no negation or conjugation that is still pending.
+
+    Raises
+    ------
+    InputError
+        The tensor is of a subclass that holds no memory of its own (a fake or a distributed one).
+    """
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise InputError(f"{name} is a {type(tensor).__name__}, which has no values of its own; pass a plain tensor")
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return tensor  # refused by the contract, under its name there
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
+
+
+def _check_memory(name: str, tensor: Tensor) -> None:
+    """Refuse what has no bits to look at as they stand."""
     if not isinstance(tensor, Tensor):
-        raise InputError(f"{spec.name} is a {type(tensor).__name__}, not a torch.Tensor")
-    if tensor.layout != torch.strided or tensor.device.type == "meta":
-        raise LayoutError(f"{spec.name} is {tensor.layout} on {tensor.device}; pass a dense tensor with data")
+        raise InputError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+    if tensor.is_nested or tensor.layout != torch.strided:
+        raise LayoutError(f"{name} is {'nested' if tensor.is_nested else tensor.layout}; pass a dense tensor")
+    if tensor.is_neg() or tensor.is_conj():
+        raise LayoutError(f"{name} is a view that is yet to be negated or conjugated; pass {name}.resolve_neg()")
+
+
+def _check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
+    _check_memory(spec.name, tensor)
+    if tensor.device.type == "meta":
+        raise LayoutError(f"{spec.name} is on {tensor.device}; pass a dense tensor with data")
     if tensor.dtype not in spec.dtypes:
         raise DtypeError(
             f"{spec.name} has dtype {tensor.dtype}; expected {' or '.join(map(str, spec.dtypes))}"

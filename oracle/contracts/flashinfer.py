@@ -30,7 +30,7 @@ from oracle.contracts.code_boxes import code_boxes
 from oracle.contracts.gemm import BLOCK_NUMERICS, OUT_DTYPES, ProductContract, block_scaled, only
 from oracle.errors import DtypeError, InputError, NumericsError, ShapeError
 from oracle.formats import BF16, E4M3FN, decode, same_bits
-from oracle.judging import Part, truth, verdict_of_equality, why_mistrust
+from oracle.judging import Part, or_float32, truth, verdict_of_equality, why_mistrust
 from oracle.quantize import quantize
 from oracle.quantize_admissible import APPROXIMATE_WIDTH
 from oracle.recipes import FLASHINFER_1X128, FLASHINFER_128X128, FLASHINFER_128X128_AMAX_FAULT, Recipe
@@ -114,7 +114,9 @@ class Fp8BlockscaleGemmSm90(ProductContract):
             if bool(same_bits(predicted, tensor).all()):
                 said = f"{FLASHINFER_1X128.name} and {name}"
                 return verdict_of_equality(f"bits of {said}", said, tensor.numel(), mistrust)
-        return self._judge_range(inputs, tensor, names[0], mistrust)
+        return or_float32(
+            lambda name: self._judge_range(inputs, tensor, name, mistrust), names[0], declared=numerics is not None
+        )
 
     def _judge_range(
         self, inputs: Mapping[str, Tensor], tensor: Tensor, numerics: str, mistrust: str | None

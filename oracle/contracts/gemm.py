@@ -19,7 +19,7 @@ from oracle.compare import Verdict
 from oracle.contracts.base import FP8, Contract, OptionSpec, Output, TensorSpec, check_output, register
 from oracle.errors import InputError, NumericsError, ShapeError
 from oracle.gemm import ScaledProduct
-from oracle.judging import Part, accumulation_faults, judge_parts, predict_parts, truth
+from oracle.judging import Part, accumulation_faults, judge_parts, predict_parts, truth, wider_classes
 from oracle.tensorcore.identify import Match, identify_product
 from oracle.tensorcore.schedules import get as get_schedule
 
@@ -94,20 +94,21 @@ class ProductContract(Contract):
         out_dtype = self.check(inputs, options)["out_dtype"]
         shape, parts = self.shape(inputs), self.parts(inputs)
         tensor = only(output)
-        dtypes = (out_dtype,) if isinstance(out_dtype, torch.dtype) else OUT_DTYPES
-        check_output(tensor, name="out", shape=shape, dtypes=dtypes, device=parts[0].product.a.device)
+        check_output(tensor, name="out", shape=shape, dtypes=_stores(out_dtype), device=parts[0].product.a.device)
         names = self.admitted(arch, numerics, parts, tensor.dtype)
         faults = () if names[0].endswith(".any") else accumulation_faults(get_schedule(names[0]))
-        return judge_parts(parts, tensor.reshape(_rows(shape), shape[-1]), numerics=names, faults=faults)
+        wider = wider_classes(names) if numerics is None else ()
+        flat = tensor.reshape(_rows(shape), shape[-1])
+        return judge_parts(parts, flat, numerics=names, wider=wider, faults=faults)
 
     def identify(
         self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
     ) -> list[Match]:
         """Schedules by the fraction of equal bits over all parts, best first; a sample of each large part."""
-        self.check(inputs, options)
+        out_dtype = self.check(inputs, options)["out_dtype"]
         shape, parts = self.shape(inputs), self.parts(inputs)
         tensor = only(output)
-        check_output(tensor, name="out", shape=shape, dtypes=OUT_DTYPES, device=parts[0].product.a.device)
+        check_output(tensor, name="out", shape=shape, dtypes=_stores(out_dtype), device=parts[0].product.a.device)
         flat = tensor.reshape(_rows(shape), shape[-1])
         found: dict[str, list[Match]] = {}
         for part in parts:
@@ -289,6 +290,11 @@ def only(output: Output) -> Tensor:
         return output["out"]
     what = ", ".join(map(str, output)) if isinstance(output, Mapping) else type(output).__name__
     raise InputError(f"the output is {what}; this contract has one output, pass the tensor or {{'out': tensor}}")
+
+
+def _stores(out_dtype: object) -> tuple[torch.dtype, ...]:
+    """Dtypes that an output may have under the option ``out_dtype``."""
+    return (out_dtype,) if isinstance(out_dtype, torch.dtype) else OUT_DTYPES
 
 
 def _joined(matches: Sequence[Match]) -> Match:

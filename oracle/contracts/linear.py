@@ -29,7 +29,16 @@ from oracle.engines import exact
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.formats import decode, of_dtype, same_bits
 from oracle.gemm import ScaledProduct, rounded
-from oracle.judging import ZERO_TRUST, Part, accumulation_faults, judge_parts, truth, verdict_of_equality
+from oracle.judging import (
+    ZERO_TRUST,
+    Part,
+    accumulation_faults,
+    judge_parts,
+    or_float32,
+    truth,
+    verdict_of_equality,
+    wider_classes,
+)
 from oracle.linear import ROUTINES, calc_diff, dispatch_w8a8_scaled_mm, input_recipes
 from oracle.quantize import WIDE, quantize
 from oracle.recipes import Recipe
@@ -104,14 +113,19 @@ class Fp8LinearOp(Contract):
         names = _admitted(self.name, arch, numerics, first, out.dtype)
         if products[0][0] is None:
             faults = () if names[0].endswith(".any") else accumulation_faults(get_schedule(names[0]))
-            return judge_parts([Part(first)], matrix, numerics=names, faults=faults)
+            wider = wider_classes(names) if numerics is None else ()
+            return judge_parts([Part(first)], matrix, numerics=names, wider=wider, faults=faults)
         mistrust = _why_mistrust(first, matrix)
         for recipe, product in products:
             for name in names:
                 if not name.endswith(".any") and _reproduces(product, name, matrix):
                     assert recipe is not None
                     return verdict_of_equality(f"{recipe.name}, then {name}", name, matrix.numel(), mistrust)
-        return self._judge_interval(inputs, resolved, first, matrix, names[0], mistrust)
+        return or_float32(
+            lambda name: self._judge_interval(inputs, resolved, first, matrix, name, mistrust),
+            names[0],
+            declared=numerics is not None,
+        )
 
     def products(
         self, inputs: Mapping[str, Tensor], options: Mapping[str, object]
@@ -271,7 +285,7 @@ class CalcDiff(Contract):
         ok = math.isnan(actual) if math.isnan(expected) else abs(actual - expected) <= width
         ratio = 0.0 if actual == expected or (ok and math.isnan(expected)) else abs(actual - expected) / width
         worst = Worst((), actual, expected - width, expected + width, expected, ratio)
-        bad = torch.tensor(not ok)
+        bad = torch.tensor(not ok, dtype=torch.bool, device="cpu")
         return verdict(Comparison(int(not ok), 1, 0, ratio, worst, bad), basis="float64 sums in any order")
 
 

@@ -28,7 +28,7 @@ from oracle.engines import residue_bound
 from oracle.errors import NumericsError, OptionError, ShapeError
 from oracle.formats import same_bits
 from oracle.gemm import Exact, ScaledProduct
-from oracle.judging import ZERO_TRUST, verdict_of_equality
+from oracle.judging import ZERO_TRUST, or_float32, verdict_of_equality
 from oracle.logits import Logits, exact, from_pages, schedule, shares
 from oracle.rounding import Overflow, Rounding, pair_to_dtype
 from oracle.tensorcore.logits import LOGITS, predict_logits
@@ -99,7 +99,9 @@ class LogitsContract(Contract):
             predicted = self.predict(inputs, numerics=name, **options)
             if bool((same_bits(predicted, out) | ~specified).all()):
                 return verdict_of_equality(f"bits of {name}", name, int(specified.sum()), mistrust)
-        return _judge_interval(problems, out, name, specified, mistrust)
+        return or_float32(
+            lambda name: _judge_interval(problems, out, name, specified, mistrust), name, declared=numerics is not None
+        )
 
     def admissible(self, inputs: Mapping[str, Tensor], *, arch: str, **options: object) -> Admissible:
         """The admissible float32 logits: the interval of the dot products, heads in any order."""
@@ -201,7 +203,7 @@ class PagedMqaLogitsMetadata(Contract):
 
 
 def _judge_balance(found: list[int]) -> Verdict:
-    share = torch.tensor(found, dtype=torch.float64)
+    share = torch.tensor(found, dtype=torch.float64, device="cpu")
     low, high = sum(found) // len(found), -(-sum(found) // len(found))
     bad = (share < low) | (share > high)
     worst = None

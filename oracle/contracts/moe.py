@@ -29,7 +29,7 @@ from oracle.contracts.layout import outputs_of, worst_of
 from oracle.contracts.moe_ranges import outcome
 from oracle.errors import InputError, NumericsError, OptionError
 from oracle.formats import decode, of_dtype
-from oracle.judging import ZERO_TRUST
+from oracle.judging import ZERO_TRUST, or_float32
 from oracle.moe import Activation, Experts, Steps, Tokens, layer, nearest, weighted_input
 from oracle.quantize import WIDE, quantize
 from oracle.recipes import ScaleFormula
@@ -143,8 +143,13 @@ class MoeFp8(Contract):
         shape = tuple(call.tokens.codes.shape)
         check_output(out, name="out", shape=shape, dtypes=dtypes, device=call.tokens.codes.device)
         name = layer_numerics(self.name, arch, numerics, _table(call.experts))
-        admitted, basis = _admissible(call, out.dtype, name, inputs.get("a_scale"))
-        return verdict(compare(out, admitted), basis=basis, mistrust=why_mistrust(call.tokens, call.experts, out))
+        mistrust = why_mistrust(call.tokens, call.experts, out)
+
+        def judged_by(name: str) -> Verdict:
+            admitted, basis = _admissible(call, out.dtype, name, inputs.get("a_scale"))
+            return verdict(compare(out, admitted), basis=basis, mistrust=mistrust)
+
+        return or_float32(judged_by, name, declared=numerics is not None)
 
     def admissible(
         self, inputs: Mapping[str, Tensor], dtype: torch.dtype, *, arch: str, **options: object

@@ -40,6 +40,7 @@ from oracle.contracts.moe import TENSOR_NUMERICS, layer_numerics, why_mistrust
 from oracle.contracts.moe_ranges import act_span, boxed_span
 from oracle.errors import InputError, OptionError, ShapeError
 from oracle.formats import BF16, FP32, decode, of_dtype
+from oracle.judging import or_float32
 from oracle.moe import Activation, Experts, Steps, Tokens, layer, nearest
 from oracle.quantize import WIDE, quantize
 from oracle.recipes import TORCH_STATIC
@@ -116,9 +117,15 @@ class TensorMoe(Contract):
         check_output(out, name="out", shape=tuple(x.shape), dtypes=(torch.bfloat16,), device=x.device)
         name = layer_numerics(self.name, arch, numerics, NUMERICS)
         kept = KEPT if resolved["weight_dtype"] is None else (resolved["weight_dtype"],)
-        verdicts = (self._judge_kept(inputs, resolved, out, name, dtype) for dtype in kept)  # type: ignore[arg-type]
-        first = next(verdicts)
-        return first if not first.status.is_failure else next((v for v in verdicts if not v.status.is_failure), first)
+
+        def judged_by(name: str) -> Verdict:
+            verdicts = (self._judge_kept(inputs, resolved, out, name, dtype) for dtype in kept)  # type: ignore[arg-type]
+            first = next(verdicts)
+            if not first.status.is_failure:
+                return first
+            return next((v for v in verdicts if not v.status.is_failure), first)
+
+        return or_float32(judged_by, name, declared=numerics is not None)
 
     def admissible(self, inputs: Mapping[str, Tensor], *, arch: str, **options: object) -> Admissible | None:
         """The admissible output; None where it is no single interval: a choice of experts or of the weight's dtype."""
@@ -143,7 +150,8 @@ class TensorMoe(Contract):
             other, _ = _admissible(inputs, experts, choice, kept, name)
             better = wrong & ~compare(out, other).bad.any(dim=1)
             sets, ids = _taken(sets, other, better), torch.where(better, choice.ids, ids)
-        tokens = Tokens(out, torch.ones(1, 1), ids[:, None], torch.ones(ids.shape[0], 1), on_input=True)
+        one = out.new_ones((1, 1), dtype=torch.float32)
+        tokens = Tokens(out, one, ids[:, None], one.expand(ids.shape[0], 1), on_input=True)
         basis = f"{basis}, routing weight in {str(kept).removeprefix('torch.')}"
         return verdict(compare(out, sets), basis=basis, mistrust=why_mistrust(tokens, experts, out))
 

@@ -128,7 +128,7 @@ class AllClose1d(Contract):
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
         self.check(inputs, options)
-        return torch.tensor(shards.all_close_1d(inputs["x"]), device=inputs["x"].device)
+        return torch.tensor(shards.all_close_1d(inputs["x"]), dtype=torch.bool, device=inputs["x"].device)
 
     def judge(
         self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object

@@ -17,6 +17,8 @@ from oracle.tensorcore.predict import store
 from oracle.tensorcore.schedules import Promotion, Schedule
 
 NARROW = "no product lies below the narrower alignment"
+NO_THREAD = "no public thread: an accumulator not zeroed before the next K block"
+NO_SPLIT_THREAD = "no public thread: two splits of K that overlap in one block"
 ONE_CHAIN = "no partial sum exceeds the accumulator"
 
 
@@ -156,6 +158,36 @@ def _all_but(first: bool) -> Change:
     return change
 
 
+def _last_twice(call: Call, total: Sum) -> Tensor:
+    """The last K block is in two splits."""
+    return total.right() + total.right(_pieces(total.product)[-1])
+
+
+def _kept(from_: Callable[[int], int], to: Callable[[int], int]) -> Change:
+    """Blocks ``from_(B)`` to before ``to(B)`` start from the sum of the one before, and so enter by its scales too."""
+
+    def change(call: Call, total: Sum) -> Tensor:
+        product, acc = total.product, total.right()
+        bare = replace(product, bias=None)
+        for b in range(from_(product.B), to(product.B)):
+            start, stop = (b - 1) * product.block, b * product.block
+            old = replace(
+                bare,
+                a=product.a[:, start:stop].contiguous(),
+                b=product.b[:, start:stop].contiguous(),
+                a_scale=product.a_scale[:, b : b + 1],
+                b_scale=product.b_scale[:, b : b + 1],
+            )
+            acc = acc + total.right(old)
+        return acc
+
+    return change
+
+
+def _middle(blocks: int) -> int:
+    return (blocks + 1) // 2
+
+
 def _fault(
     name: str,
     met_in: str,
@@ -182,9 +214,7 @@ def faults() -> list[Fault]:
             BLOCKS,
         ),
         _fault("products aligned to one bit less", "H200 mutants", {Stage.SCHEDULE: _narrower(1)}, _aligned, NARROW),
-        _fault(
-            "products aligned to two bits less", "H200 mutants", {Stage.SCHEDULE: _narrower(2)}, _aligned, NARROW
-        ),
+        _fault("products aligned to two bits less", "H200 mutants", {Stage.SCHEDULE: _narrower(2)}, _aligned, NARROW),
         _fault(
             "running sum kept in bfloat16",
             "H200 mutants",
@@ -200,6 +230,21 @@ def faults() -> list[Fault]:
             "every partial sum is a float16 value",
         ),
         _fault("accumulator not cleared between tiles", "cutlass PR 3149", {Stage.SUM: _not_cleared}, _two_tiles),
+        _fault(
+            "accumulator not cleared before the middle K block",
+            NO_THREAD,
+            {Stage.SUM: _kept(_middle, lambda n: _middle(n) + 1)},
+            _several_blocks,
+            contracts=BLOCKS,
+        ),
+        _fault(
+            "accumulator keeps the K block before in every K block",
+            NO_THREAD,
+            {Stage.SUM: _kept(lambda n: 1, lambda n: n)},
+            _several_blocks,
+            contracts=BLOCKS,
+        ),
+        _fault("last K block added twice", NO_SPLIT_THREAD, {Stage.SUM: _last_twice}, _several_intervals),
         _fault(
             "first half of a split K missing", "DeepGEMM 392", {Stage.SUM: _all_but(first=True)}, _several_intervals
         ),

@@ -195,6 +195,12 @@ def _columns_reversed_in_pairs(call: Call, out: Tensor) -> Tensor:
     return out[:, torch.where((order ^ 1) < out.shape[1], order ^ 1, order)]
 
 
+def _groups_of_eight(call: Call, out: Tensor) -> Tensor:
+    """The 16-byte stores of a bfloat16 row exchanged in pairs."""
+    order = torch.arange(out.shape[1], device=out.device)
+    return out[:, torch.where((order | 8) < out.shape[1], order ^ 8, order)]
+
+
 def _halves_swapped(call: Call, out: Tensor) -> Tensor:
     half = out.shape[1] // 2
     order = torch.arange(out.shape[1], device=out.device)
@@ -270,6 +276,13 @@ def faults() -> list[Fault]:
             _several_columns,
         ),
         moved("neighbouring columns exchanged", "pith-train PR 74", Stage.WRITE, _columns_reversed_in_pairs),
+        moved(
+            "neighbouring groups of eight columns exchanged",
+            "no public thread: 16-byte stores through a swizzled staging buffer",
+            Stage.WRITE,
+            _groups_of_eight,
+            lambda c: None if c.parts[0].product.N > 8 else "there is one group of eight columns",
+        ),
         moved("two rows swapped", "flashinfer 4396", Stage.WRITE, _rows_swapped, _several_rows, SAME_ROWS),
         moved("one row duplicated", "flashinfer PR 2716", Stage.WRITE, _row_duplicated, _several_rows, SAME_ROWS),
         moved("one row of one N tile stale", "flashinfer 4396", Stage.WRITE, _row_tile_stale),

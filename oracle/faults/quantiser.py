@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from oracle.faults import quantiser_scale
+from oracle.faults import quantiser_border, quantiser_scale
 from oracle.faults.base import Call, Change, Family, Fault, Stage, always
 from oracle.faults.quantiser_engine import Values, values_of
 from oracle.faults.quantiser_scale import holds, negative, quantiser_fault, recipe_changed
-from oracle.formats import BF16
+from oracle.formats import BF16, E4M3FN
 from oracle.recipes import NanAmax, NanCode
 from oracle.rounding import Overflow, Rounding, round_to
 
@@ -38,6 +38,11 @@ def _stochastic(call: Call, values: Values) -> Values:
 def _through_bf16(call: Call, values: Values) -> Values:
     once = round_to(values.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
     return values.altered(quotient=once)
+
+
+def _flushed(call: Call, values: Values) -> Values:
+    quotient = values.quotient
+    return values.altered(quotient=torch.where(quotient.abs() < E4M3FN.min_normal, quotient * 0.0, quotient))
 
 
 def _codes(change: Callable[[Tensor], Tensor]) -> Change:
@@ -73,6 +78,7 @@ def faults() -> list[Fault]:
     half_even = "no quotient is a tie"
     return [
         *quantiser_scale.faults(),
+        *quantiser_border.faults(),
         quantiser_fault(
             "codes saturate at 256",
             cast,
@@ -155,6 +161,24 @@ def faults() -> list[Fault]:
             _codes(lambda c: torch.where(_subnormal(c), c & 0x80, c)),
             always,
             "no code is subnormal",
+        ),
+        quantiser_fault(
+            "quotients below the smallest normal flushed to zero before the cast",
+            cast,
+            "no public thread: a cast built with flush-to-zero",
+            Stage.QUOTIENT,
+            _flushed,
+            always,
+            "no quotient lies below 2^-6",
+        ),
+        quantiser_fault(
+            "-0 coded as +0",
+            cast,
+            "no public thread: a cast by comparison with zero",
+            Stage.CODES,
+            _codes(lambda c: torch.where(c == 0x80, torch.zeros_like(c), c)),
+            holds(negative, "no value is negative"),
+            "no code is -0",
         ),
         quantiser_fault(
             "sign lost",

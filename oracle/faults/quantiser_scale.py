@@ -38,13 +38,16 @@ def quantiser_fault(
 # --- what a call must have ----------------------------------------------------------------------------------
 
 
-def _own_scale(call: Call) -> str | None:
+def own_scale(call: Call) -> str | None:
+    """The call computes its scale."""
     return "the scale is given" if call.recipe.formula is ScaleFormula.GIVEN else None
 
 
-def _several_scales(axis: int) -> WhyNot:
+def several_scales(axis: int) -> WhyNot:
+    """There are several blocks down (0) or across (1)."""
+
     def why_not(call: Call) -> str | None:
-        if (reason := _own_scale(call)) is not None:
+        if (reason := own_scale(call)) is not None:
             return reason
         counts = prepare(call.inputs["x"]).grid(call.recipe.block).count
         return None if counts[axis] > 1 else f"one block {'down' if axis == 0 else 'across'}"
@@ -53,19 +56,20 @@ def _several_scales(axis: int) -> WhyNot:
 
 
 def _square(call: Call) -> str | None:
-    if (reason := _own_scale(call)) is not None:
+    if (reason := own_scale(call)) is not None:
         return reason
     down, across = prepare(call.inputs["x"]).grid(call.recipe.block).count
     return None if down == across > 1 else f"the scales are {down} x {across}, not square"
 
 
 def _float32_scale(call: Call) -> str | None:
-    if (reason := _own_scale(call)) is not None:
+    if (reason := own_scale(call)) is not None:
         return reason
     return "the scale is a power of two" if call.recipe.scale_format is ScaleFormat.UE8M0 else None
 
 
-def _ue8m0(call: Call) -> str | None:
+def ue8m0(call: Call) -> str | None:
+    """The scale is a power of two."""
     return None if call.recipe.scale_format is ScaleFormat.UE8M0 else "the scale is no power of two"
 
 
@@ -112,7 +116,9 @@ def _floor_on_scale(call: Call, recipe: Recipe) -> Recipe:
     return replace(recipe, amax_floor=0.0, scale_floor=recipe.amax_floor)
 
 
-def _amax(change: Callable[[Amax], Tensor]) -> Change:
+def amax_changed(change: Callable[[Amax], Tensor]) -> Change:
+    """An AMAX change."""
+
     def apply(call: Call, amax: Amax) -> Tensor:
         return change(amax)
 
@@ -148,7 +154,9 @@ def _whole_row(amax: Amax) -> Tensor:
     return amax.right.amax(dim=2, keepdim=True).expand_as(amax.right)
 
 
-def _published(change: Callable[[Tensor], Tensor]) -> Change:
+def published(change: Callable[[Tensor], Tensor]) -> Change:
+    """A SCALE change."""
+
     def apply(call: Call, scale: Tensor) -> Tensor:
         return change(scale)
 
@@ -156,14 +164,15 @@ def _published(change: Callable[[Tensor], Tensor]) -> Change:
 
 
 def _truncate(scale: Tensor) -> Tensor:
-    return _power(scale, up=False)
+    return power_beside(scale, up=False)
 
 
 def _round_up(scale: Tensor) -> Tensor:
-    return _power(scale, up=True)
+    return power_beside(scale, up=True)
 
 
-def _power(scale: Tensor, *, up: bool) -> Tensor:
+def power_beside(scale: Tensor, *, up: bool) -> Tensor:
+    """The nearest power of two at or above (``up``), or at or below; 0, infinities and NaN as they are."""
     mantissa, exponent = torch.frexp(scale)
     down = power_of_two(exponent.to(torch.int64) - 1)
     power = torch.where((mantissa != 0.5) & up, down * 2, down)
@@ -214,8 +223,8 @@ def faults() -> list[Fault]:
             index,
             "NVIDIA/cutlass 2087",
             Stage.AMAX,
-            _amax(_neighbour(0)),
-            _several_scales(0),
+            amax_changed(_neighbour(0)),
+            several_scales(0),
             "neighbours have equal amax",
         ),
         quantiser_fault(
@@ -223,8 +232,8 @@ def faults() -> list[Fault]:
             index,
             "mlc-ai/TIRx-kernels PR 5",
             Stage.AMAX,
-            _amax(_neighbour(2)),
-            _several_scales(1),
+            amax_changed(_neighbour(2)),
+            several_scales(1),
             "neighbours have equal amax",
         ),
         quantiser_fault(
@@ -232,8 +241,8 @@ def faults() -> list[Fault]:
             index,
             "NVIDIA/cutlass 2154",
             Stage.AMAX,
-            _amax(_whole_row),
-            _several_scales(1),
+            amax_changed(_whole_row),
+            several_scales(1),
             "all groups have equal amax",
         ),
         quantiser_fault(
@@ -241,7 +250,7 @@ def faults() -> list[Fault]:
             index,
             "pytorch 195751",
             Stage.SCALE,
-            _published(_transpose),
+            published(_transpose),
             _square,
             "the matrix is symmetric",
         ),
@@ -250,8 +259,8 @@ def faults() -> list[Fault]:
             index,
             "flashinfer 2147",
             Stage.SCALE,
-            _published(_column_major_bytes),
-            lambda c: _several_scales(0)(c) or _several_scales(1)(c),
+            published(_column_major_bytes),
+            lambda c: several_scales(0)(c) or several_scales(1)(c),
             "all scales are equal",
         ),
         quantiser_fault(
@@ -259,7 +268,7 @@ def faults() -> list[Fault]:
             value,
             "DeepGEMM PR 112",
             Stage.SCALE,
-            _published(_truncate),
+            published(_truncate),
             _float32_scale,
             EXACT_POWERS,
         ),
@@ -268,7 +277,7 @@ def faults() -> list[Fault]:
             value,
             "sglang PR 28418",
             Stage.SCALE,
-            _published(_round_up),
+            published(_round_up),
             _float32_scale,
             EXACT_POWERS,
         ),
@@ -286,7 +295,7 @@ def faults() -> list[Fault]:
             value,
             "sglang PR 32616",
             Stage.SCALE,
-            _published(_ulp_up),
+            published(_ulp_up),
             _float32_scale,
             "",
             "a scale within 4 * 2^-24 of amax/448 is admissible: right formulas differ by as much",
@@ -296,8 +305,8 @@ def faults() -> list[Fault]:
             value,
             "vllm PR 36297",
             Stage.SCALE,
-            _published(_inverse),
-            _own_scale,
+            published(_inverse),
+            own_scale,
             "every scale is 1",
         ),
         quantiser_fault(
@@ -323,8 +332,8 @@ def faults() -> list[Fault]:
             value,
             "pytorch/ao PR 4725",
             Stage.AMAX,
-            _amax(_bf16),
-            _own_scale,
+            amax_changed(_bf16),
+            own_scale,
             "every amax is a bfloat16 value",
         ),
         quantiser_fault(
@@ -332,8 +341,8 @@ def faults() -> list[Fault]:
             value,
             "TransformerEngine 3550",
             Stage.AMAX,
-            _amax(_signed),
-            lambda c: _own_scale(c) or holds(negative, "no value is negative")(c),
+            amax_changed(_signed),
+            lambda c: own_scale(c) or holds(negative, "no value is negative")(c),
             "the largest magnitude of every block is positive",
         ),
         quantiser_fault(
@@ -341,8 +350,8 @@ def faults() -> list[Fault]:
             value,
             "FlashInfer 0.6.18 scale_128x128_kernel",
             Stage.AMAX,
-            _amax(_late_rows_missed),
-            lambda c: _own_scale(c) or _tall_blocks(c),
+            amax_changed(_late_rows_missed),
+            lambda c: own_scale(c) or _tall_blocks(c),
             "the missed rows hold no largest magnitude",
         ),
         quantiser_fault(
@@ -351,7 +360,7 @@ def faults() -> list[Fault]:
             "FlashInfer 0.6.18 scale_128x128_kernel",
             Stage.RECIPE,
             recipe_changed(scan=AmaxScan.ROW_AS_COLUMN),
-            lambda c: _own_scale(c) or _tall_blocks(c),
+            lambda c: own_scale(c) or _tall_blocks(c),
             "the missed rows hold no largest magnitude",
         ),
         quantiser_fault(
@@ -359,20 +368,20 @@ def faults() -> list[Fault]:
             value,
             "FlashInfer 0.6.18 scale_128x128_kernel",
             Stage.AMAX,
-            _amax(_first_half),
-            _own_scale,
+            amax_changed(_first_half),
+            own_scale,
             "the second half holds no largest magnitude",
         ),
         quantiser_fault(
-            "scale for 240 instead of 448", value, "vllm PR 12134", Stage.QUOTIENT, _by_inverse_of_240, _own_scale
+            "scale for 240 instead of 448", value, "vllm PR 12134", Stage.QUOTIENT, _by_inverse_of_240, own_scale
         ),
         quantiser_fault(
             "E8M0 byte 0 published as 0",
             value,
             "triton PR 11737",
             Stage.SCALE,
-            _published(_zero_byte),
-            _ue8m0,
+            published(_zero_byte),
+            ue8m0,
             "the amax floor keeps every scale far above 2^-127",
         ),
         quantiser_fault(
@@ -381,7 +390,7 @@ def faults() -> list[Fault]:
             "vllm-omni 5263",
             Stage.SCALE,
             _keep_shape(_last_unwritten),
-            lambda c: None if _several_scales(0)(c) is None or _several_scales(1)(c) is None else "one scale",
+            lambda c: None if several_scales(0)(c) is None or several_scales(1)(c) is None else "one scale",
             "the first and last scale are equal",
         ),
     ]

@@ -115,6 +115,13 @@ def _both(role: str, what: str) -> list[Fault]:
             _columns(lambda b, n: (b + 1).clamp(max=n - 1)),
             several_blocks,
         ),
+        scale_fault(
+            f"{what} of the previous K block",
+            "no public thread: the scale's stage advanced after the codes' stage",
+            role,
+            _columns(lambda b, n: (b - 1).clamp(min=0)),
+            several_blocks,
+        ),
         scale_fault(f"{what} of K block 0 throughout", _TIRX, role, _columns(lambda b, n: 0 * b), several_blocks),
         scale_fault(
             f"{what} index advances by words of four only",
@@ -164,6 +171,14 @@ def faults() -> list[Fault]:
             _CUTLASS,
             "a_scale",
             rows_of(lambda r, n: (r - 1) % n),
+            several_rows("a_scale"),
+            contracts=PRODUCTS,
+        ),
+        scale_fault(
+            "A scale of one row taken from its neighbour",
+            "no public thread: one thread of an epilogue off by a row",
+            "a_scale",
+            rows_of(lambda r, n: torch.where(r == n // 2, r - 1, r)),
             several_rows("a_scale"),
             contracts=PRODUCTS,
         ),

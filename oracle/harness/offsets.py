@@ -21,7 +21,7 @@ from oracle.contracts.quantize import QuantiserContract
 from oracle.faults.roles import GROUPED, ROLES
 from oracle.gemm import take_rows
 from oracle.harness.report import Finding
-from oracle.harness.session import Answer, Session
+from oracle.harness.session import Answer, Session, failed
 from oracle.harness.watches import Note
 
 NAME = "large offsets"
@@ -50,8 +50,15 @@ def large_offsets(
     period = torch.arange(rows, device="cpu") % (min(PERIOD, operand.shape[0] - 1) | 1)
     large = {name: take_rows(t, period) if name in names else t for name, t in inputs.items()}
     answer = session.call(large, options)
+    if answer.problem is not None and answer.problem.status is Status.FAILED:
+        yield Finding(case, NAME, answer.problem)
+        return
     if answer.problem is not None:
         yield Note(case, NAME, f"not judged: {answer.problem.reason or answer.problem.summary}")
+        return
+    if wrong := [name for name, t in answer.outputs.items() if t.dim() == 0 or t.shape[0] != rows]:
+        shape = list(answer.outputs[wrong[0]].shape)
+        yield Finding(case, NAME, failed(f"{wrong[0]} has shape {shape} for {rows} rows"))
         return
     near = _rows(rows, {operand.shape[1], _columns(session, inputs)})
     part = Answer({name: take_rows(t, near) for name, t in answer.outputs.items()})

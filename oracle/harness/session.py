@@ -36,7 +36,7 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Answer:
-    """One call: its outputs by name, or why there are none."""
+    """One call: its outputs by name; ``problem`` says why there are none, or why no number of them is looked at."""
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -68,6 +68,7 @@ class Session:
     ) -> Answer:
         """Run the kernel once."""
         given, result = self.folder / "inputs.safetensors", self.folder / "outputs.safetensors"
+        due = self._out(inputs, options)
         transposed = [name for name, t in inputs.items() if t.dim() == 2 and t.stride(0) == 1 and t.stride(1) != 1]
         stored = {
             name: (t.view(torch.uint8).t().contiguous().view(t.dtype) if name in transposed else t.contiguous())
@@ -85,7 +86,7 @@ class Session:
                 "mode": mode,
                 "names": list(self.contract.outputs),
                 "options": {name: _word(value) for name, value in options.items()},
-                "out": self._out(inputs, options),
+                "out": due,
             }
         )
         if not reply["ok"]:
@@ -98,14 +99,13 @@ class Session:
             tuple(reply["guards"]),
             tuple(reply["changed"]),
             float(reply["seconds"]),
+            self._undeclared(facts, due),
         )
 
     def judge(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> Verdict:
         """The verdict on the numbers of an answer."""
         if answer.problem is not None:
             return answer.problem
-        if (wrong := self.undeclared(inputs, options, answer)) is not None:
-            return wrong
         output = answer.outputs["out"] if self.contract.outputs == ("out",) else dict(answer.outputs)
         try:
             verdict = self.contract.judge(inputs, output, arch=self.arch, numerics=self.numerics, **options)
@@ -124,10 +124,11 @@ class Session:
         verdict = self.judge(inputs, options, answer)
         return Finding(case, NUMBERS, verdict, time.perf_counter() - start + answer.seconds)
 
-    def undeclared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> Verdict | None:
+    def _undeclared(
+        self, facts: Mapping[str, Mapping[str, object]], due: Mapping[str, tuple[list[int], str]]
+    ) -> Verdict | None:
         """A failure when a result has another dtype, shape or device than the call declares."""
-        due = self._out(inputs, options)
-        for name, fact in answer.facts.items():
+        for name, fact in facts.items():
             if name in due:
                 shape, dtype = due[name]
                 if fact["dtype"] != f"torch.{dtype}":

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from oracle.harness import offsets, watches
 from oracle.harness.process import Worker
 from oracle.harness.report import LOAD, NUMBERS, Finding, Report
 from oracle.harness.session import Answer, Session, failed
+from oracle.harness.soak import drawn
 from oracle.minimise import extents, minimise
 from oracle.mutate import poisoned
 
@@ -34,6 +35,8 @@ LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up
 OPTIONAL = ("batch invariance", offsets.NAME)
 """Watches that are asked for by name: a description that becomes a demand, and one that takes gigabytes."""
 WATCHED = {"quick": 2, "full": 6, "soak": 12}  # cases on which the watches that need several calls run
+SOAK = 600.0  # seconds of a soak
+LARGE = 300.0  # a soak this long or longer makes the call beyond 2^31 elements, which takes minutes on a CPU
 GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
 EXPLAINED = 2  # failing cases whose output is explained
 
@@ -66,8 +69,9 @@ def validate(
     device : ``"cpu"`` or ``"cuda"``.
     arch : whose arithmetic is admitted; by default that of the device.
     numerics : the declared schedule, as for :func:`oracle.judge`.
-    profile : ``"quick"``, ``"full"``, or ``"soak"`` (random cases until ``seconds`` are over, 600 by default).
-    seed : replaces the seeds of the profile's cases.
+    profile : ``"quick"``, ``"full"``, or ``"soak"`` (random cases until ``seconds`` are over, 600 by default; no call
+        starts after that).
+    seed : replaces the seeds of the profile's cases; of a soak, says which cases are drawn (default 0).
     case : judge these case ids only.
     require : watches asked for by name: ``"batch invariance"`` fails instead of making a note, ``"large offsets"``
         makes one call beyond 2^31 elements where memory allows.
@@ -100,10 +104,14 @@ def validate(
         Worker(name, adapter=None if adapter is None else _name(adapter), device=device, limit=limit) as worker,
     ):
         session = Session(worker, found, device=device, arch=arch, numerics=numerics, folder=Path(folder))
-        chosen = _cases(contract, profile, seed, case, seconds or 600.0)
+        chosen = _cases(contract, profile, seed, case)
+        soaks = profile == "soak" and case is None
+        length = (SOAK if seconds is None else seconds) if soaks else math.inf
+        large = offsets.NAME in require or (soaks and length >= LARGE)
+        watching = _Watching(WATCHED[profile], "batch invariance" in require, large, start + length)
         findings: list[Finding] = []
         notes: list[watches.Note] = []
-        for item in _run(session, chosen, profile, require):
+        for item in _run(session, chosen, watching):
             if isinstance(item, Finding):
                 findings.append(item)
             else:
@@ -134,12 +142,25 @@ def _numbers_make_sense(limit: float, seconds: float | None, seed: int | None) -
         raise OptionError(f"seed={seed} is negative; a case id holds 0 or more")
 
 
-def _run(
-    session: Session, chosen: Iterator[Case], profile: str, require: Sequence[str]
-) -> Iterator[Finding | watches.Note]:
-    lost, watched, explained = 0, 0, 0
-    large = profile == "soak" or offsets.NAME in require  # until it was done once
+@dataclass
+class _Watching:
+    """What the watches of a run may still do: on how many cases, the large call or not, until when."""
+
+    cases: int
+    invariance: bool
+    large: bool  # until it was made once
+    deadline: float
+
+    @property
+    def over(self) -> bool:
+        return time.perf_counter() >= self.deadline
+
+
+def _run(session: Session, chosen: Iterator[Case], watching: _Watching) -> Iterator[Finding | watches.Note]:
+    lost, explained = 0, 0
     for case in chosen:
+        if watching.over:
+            return
         inputs, options = poisoned(case.contract, case.inputs()), case.call_options()
         answer = session.call(inputs, options)
         finding = session.numbers(str(case), inputs, options, answer)
@@ -151,30 +172,45 @@ def _run(
             finding = _explained(session, finding, inputs, options, answer)
         yield finding
         yield from watches.memory(session, str(case), answer)
+        yield from watches.row_major(session, str(case), answer)
         lost = lost + 1 if finding.verdict.status is Status.CRASHED else 0
         if lost >= GIVE_UP:
             return
-        if watched < WATCHED[profile] and answer.problem is None and case.family == "randn":
-            watched += 1
-            again = _reseeded(case, case.seed + 1)
-            other = poisoned(again.contract, again.inputs()), again.call_options()
-            yield from watches.repeats(session, str(case), inputs, options, other)
-            yield from watches.strided(session, str(case), inputs, options)
-            yield from watches.metamorphic(session, str(case), inputs, options)
-            yield from watches.batch(session, str(case), inputs, options, required="batch invariance" in require)
-            yield from watches.launches(session, str(case), inputs, options)
-            if large:
-                found = list(offsets.large_offsets(session, str(case), inputs, options, scheme=case.scheme))
-                yield from found
-                large = not found
+        judged = finding.verdict.status is not Status.CRASHED and answer.problem is None
+        if watching.cases and judged and case.family == "randn":
+            watching.cases -= 1
+            yield from _watched(session, case, inputs, options, watching)
+
+
+def _watched(
+    session: Session, case: Case, inputs: watches.Inputs, options: watches.Options, watching: _Watching
+) -> Iterator[Finding | watches.Note]:
+    """The watches that make calls of their own, one after the other until the time is over."""
+    again = _reseeded(case, case.seed + 1)
+    other = poisoned(again.contract, again.inputs()), again.call_options()
+    name = str(case)
+    for watch in (
+        watches.repeats(session, name, inputs, options, other),
+        watches.strided(session, name, inputs, options),
+        watches.metamorphic(session, name, inputs, options),
+        watches.batch(session, name, inputs, options, required=watching.invariance),
+        watches.launches(session, name, inputs, options),
+    ):
+        if watching.over:
+            return
+        yield from watch
+    if watching.large and not watching.over:
+        found = list(offsets.large_offsets(session, name, inputs, options, scheme=case.scheme))
+        yield from found
+        watching.large = not found
 
 
 def _explained(
     session: Session, finding: Finding, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer
 ) -> Finding:
+    if answer.problem is not None:
+        return finding  # another shape or dtype than the call declares needs no explanation
     output = answer.outputs["out"] if session.contract.outputs == ("out",) else dict(answer.outputs)
-    if session.undeclared(inputs, options, answer) is not None:
-        return finding
     verdict = explain_verdict(
         finding.verdict, session.contract, inputs, output, arch=session.arch, numerics=session.numerics, **options
     )
@@ -210,27 +246,29 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
     return str(path)
 
 
-def _cases(
-    contract: str, profile: str, seed: int | None, given: str | Sequence[str] | None, seconds: float
-) -> Iterator[Case]:
+def _cases(contract: str, profile: str, seed: int | None, given: str | Sequence[str] | None) -> Iterator[Case]:
+    """The given cases, those of a profile with ordinary data first, or random ones without end."""
     if given is not None:
-        yield from (cases.parse(text) for text in ([given] if isinstance(given, str) else given))
+        yield from _given(contract, [given] if isinstance(given, str) else given)
         return
-    listed = profiles.cases(contract, "full" if profile == "soak" else profile)
-    if not listed:
+    if not profiles.cases(contract, "quick"):
         raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
-    ordered = sorted(listed, key=lambda c: (c.family != "randn",))
-    for case in ordered:
-        yield _reseeded(case, seed)
-    if profile != "soak":
+    if profile == "soak":
+        yield from drawn(contract, seed or 0)
         return
-    end, round_ = time.perf_counter() + seconds, 0
-    while time.perf_counter() < end:
-        round_ += 1
-        for case in ordered:
-            yield _reseeded(case, (seed or 0) + 1000 * round_ + case.seed)
-            if time.perf_counter() >= end:
-                return
+    for case in sorted(profiles.cases(contract, profile), key=lambda c: (c.family != "randn",)):
+        yield _reseeded(case, seed)
+
+
+def _given(contract: str, ids: Sequence[str]) -> list[Case]:
+    """The cases of these ids, all of the contract that the kernel is judged by."""
+    found = [cases.parse(text) for text in ids]
+    if other := [case for case in found if case.contract != contract]:
+        raise CaseError(
+            f"{other[0]} is a case of {other[0].contract}, and the kernel is judged as {contract}; give cases of "
+            f"{contract}, or contract {other[0].contract}"
+        )
+    return found
 
 
 def _reseeded(case: Case, seed: int | None) -> Case:

@@ -8,7 +8,7 @@ rerun, no trace of the previous call, exact behaviour under powers of two and si
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from oracle.pattern import describe
 
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
+SMALLER = "numbers of smaller batches"
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Note:
 
 
 def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:
-    """Guard zones and inputs after one call."""
-    if answer.problem is not None:
+    """Guard zones and inputs after one call, whatever its result is."""
+    if not answer.facts:
         return
     if answer.guards:
         yield Finding(case, "guard zones", failed(f"written out of bounds: {'; '.join(answer.guards)}"))
@@ -50,6 +51,28 @@ def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:
         yield Finding(case, "inputs unchanged", failed(f"the kernel wrote to its inputs: {', '.join(answer.changed)}"))
     else:
         yield Finding(case, "inputs unchanged", passed("every input has its bits"))
+
+
+def row_major(session: Session, case: str, answer: Answer) -> Iterator[Finding | Note]:
+    """The memory of a product: rows one after the other, as an engine that takes its pointer reads it.
+
+    Fails when the elements of a row are apart (a transposed buffer) or rows share memory. Rows with space between them
+    are a note: code that asks for strides reads them.
+    """
+    if answer.problem is not None or not isinstance(session.contract, ProductContract):
+        return
+    shape, stride = answer.facts["out"]["shape"], answer.facts["out"]["stride"]
+    extent, dense = 1, True
+    for n, step in reversed([(n, s) for n, s in zip(shape, stride, strict=True) if n != 1]):
+        if step < extent or (extent == 1 and step != 1):
+            what = f"out {shape} has strides {stride}; a product is row-major, the pointer alone reads other elements"
+            yield Finding(case, "row-major output", failed(what))
+            return
+        dense &= step == extent
+        extent = n * step
+    yield Finding(case, "row-major output", passed("rows lie one after the other"))
+    if not dense:
+        yield Note(case, "row-major output", f"rows with space between them: {shape} with strides {stride}")
 
 
 def repeats(
@@ -107,7 +130,7 @@ def strided(session: Session, case: str, inputs: Inputs, options: Options) -> It
     if not free:
         return
     answer = session.call(inputs, options, lead=dict.fromkeys(free, 16))
-    if answer.problem is not None:
+    if answer.problem is not None and answer.problem.status is not Status.FAILED:
         yield Note(
             case, "non-contiguous inputs", f"refused with padded rows of {', '.join(free)}: {answer.problem.reason}"
         )
@@ -149,7 +172,11 @@ def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -
 
 
 def batch(session: Session, case: str, inputs: Inputs, options: Options, *, required: bool) -> Iterator[Finding | Note]:
-    """A row alone, and in the first rows up to each dispatch threshold, against the row in the whole batch."""
+    """A row alone, and in the first rows up to each dispatch threshold, against the row in the whole batch.
+
+    Other bits are a note (a failure when required); but a batch with other bits was not judged with the whole one, so
+    its numbers are, and a smaller batch that the kernel cannot take is a finding of its own.
+    """
     contract = session.contract
     if not _takes_codes(contract, inputs) or contract.name in GROUPED:
         return
@@ -159,7 +186,7 @@ def batch(session: Session, case: str, inputs: Inputs, options: Options, *, requ
     if base.problem is not None or rows < 2:
         return
     differing = []
-    for count in (1, 16, 31, 32, 33, 64, 128):
+    for count in (1, 4, 8, 16, 31, 32, 33, 64, 128):
         if count >= rows:
             break
         cut = {**inputs, role["a"]: inputs[role["a"]][:count].contiguous()}
@@ -167,8 +194,14 @@ def batch(session: Session, case: str, inputs: Inputs, options: Options, *, requ
         if scale.numel() > 1 and scale.shape[0] == rows:
             cut[role["a_scale"]] = scale[:count].contiguous()
         answer = session.call(cut, options)
-        if answer.problem is None and not bool(same_bits(answer.outputs["out"], base.outputs["out"][:count]).all()):
+        if answer.problem is None and bool(same_bits(answer.outputs["out"], base.outputs["out"][:count]).all()):
+            continue
+        if answer.problem is None:
             differing.append(count)
+        verdict = session.judge(cut, options, answer)
+        if verdict.status.is_failure:
+            what = f"the first {count} of {rows} rows as a batch: {verdict.summary}"
+            yield Finding(case, SMALLER, replace(verdict, summary=what))
     text = f"rows have other bits in batches of {', '.join(map(str, differing))} than in one of {rows}"
     if required:
         verdict = failed(text) if differing else passed("a row has the same bits in every batch tried")
@@ -203,6 +236,8 @@ def _relation(
     session: Session, case: str, name: str, inputs: Inputs, answer: Answer, wanted: Tensor, what: str
 ) -> Iterator[Finding]:
     if answer.problem is not None:
+        if answer.problem.status is Status.FAILED:
+            yield Finding(case, name, answer.problem)
         return
     out = decode(answer.outputs["out"])
     ordinary = (

@@ -85,7 +85,7 @@ class Server:
         self.device = request["device"]
         self.kernel = _import(request["kernel"])
         self.adapter = _import(request["adapter"]) if request["adapter"] else None
-        return {"ok": True, "takes_out": self.adapter is None and _takes(self.kernel, "out")}
+        return {"ok": True, "takes_out": self.adapter is None and takes(self.kernel, "out")}
 
     def call(self, request: Mapping[str, Any]) -> Reply:
         """One call between guard zones; the result goes to ``request["output"]``."""
@@ -145,19 +145,35 @@ class Server:
         assert self.kernel is not None
         if self.adapter is not None:
             return self.adapter(self.kernel, dict(given), dict(options))
-        arguments: dict[str, object] = {**given, **{k: v for k, v in options.items() if _takes(self.kernel, k)}}
-        if "out" in outputs and _takes(self.kernel, "out"):
-            arguments["out"] = outputs["out"].tensor
-        try:
-            inspect.signature(self.kernel).bind(**arguments)
-        except TypeError as error:
-            raise Mismatch(
-                f"the kernel cannot be called with {', '.join(arguments)}: {error}; pass an adapter "
-                "MODULE:CALLABLE that takes (kernel, inputs, options) and returns the output"
-            ) from None
-        except ValueError:
-            pass  # a builtin without a signature: calling it is the only way to know
-        return self.kernel(**arguments)
+        out = outputs["out"].tensor if "out" in outputs else None
+        return self.kernel(**by_name(self.kernel, given, options, out=out))
+
+
+def by_name(
+    kernel: Callable[..., Any], given: Mapping[str, Tensor], options: Mapping[str, object], *, out: Tensor | None = None
+) -> dict[str, object]:
+    """How a kernel is called: every input by its name, options and ``out`` if it takes them.
+
+    Raises
+    ------
+    Mismatch
+        Its signature has other names. A builtin without a signature is believed: calling it is the only way to know.
+    """
+    arguments: dict[str, object] = {**given, **{k: v for k, v in options.items() if takes(kernel, k)}}
+    if out is not None and takes(kernel, "out"):
+        arguments["out"] = out
+    try:
+        signature = inspect.signature(kernel)
+    except (TypeError, ValueError):
+        return arguments
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise Mismatch(
+            f"the kernel cannot be called with {', '.join(arguments)}: {error}; pass an adapter "
+            "MODULE:CALLABLE that takes (kernel, inputs, options) and returns the output"
+        ) from None
+    return arguments
 
 
 def _import(name: str) -> Callable[..., Any]:
@@ -172,7 +188,8 @@ def _import(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _takes(kernel: Callable[..., Any], name: str) -> bool:
+def takes(kernel: Callable[..., Any], name: str) -> bool:
+    """Whether a kernel has a parameter of this name; ``**kwargs`` take every option, and never ``out``."""
     try:
         parameters = inspect.signature(kernel).parameters.values()
     except (TypeError, ValueError):

@@ -41,7 +41,7 @@ def swap_w13_to_w31(x: Tensor) -> Tensor:
             "that a block spans gate and up, pad the intermediate size to a multiple of 128 first"
         )
     half = rows // 2
-    order = torch.cat([torch.arange(half, rows), torch.arange(half)])
+    order = torch.cat([torch.arange(half, rows, device="cpu"), torch.arange(half, device="cpu")])
     return _rows(x, order)
 
 
@@ -55,7 +55,7 @@ def gated_row_order(rows: int) -> Tensor:
     """
     if rows % 2:
         raise ShapeError(f"{rows} rows have no gate and up half; pass an even number")
-    i = torch.arange(rows)
+    i = torch.arange(rows, device="cpu")
     return i // 2 + i % 2 * (rows // 2)
 
 
@@ -72,7 +72,7 @@ def row_order(rows: int, *, epilogue_tile_m: int = EPILOGUE_TILE_M) -> Tensor:
     block = 32 if epilogue_tile_m % 128 == 0 else 16
     if rows % block:
         raise ShapeError(f"{rows} rows are no multiple of {block}, the shuffle's block for tiles of {epilogue_tile_m}")
-    i = torch.arange(rows)
+    i = torch.arange(rows, device="cpu")
     fragments = block // FRAGMENT
     within = i % block
     return i - within + within % FRAGMENT * fragments + within // FRAGMENT
@@ -153,7 +153,7 @@ def align_fp8_moe_weights_for_fi(
     if padded == intermediate:
         return w13, w2, padded
     starts = (0, padded) if is_act_and_mul else (0,)
-    rows = torch.cat([start + torch.arange(intermediate) for start in starts])
+    rows = torch.cat([start + torch.arange(intermediate, device="cpu") for start in starts])
     return _placed(w13, rows, -2, padded * len(starts)), _placed(w2, rows[:intermediate], -1, padded), padded
 
 
@@ -169,7 +169,7 @@ def align_fp8_moe_weights_for_fi_published(
     if padded == intermediate:
         return w13, w2, padded
     halves = 2 if is_act_and_mul else 1
-    run = torch.arange(w13.shape[1])
+    run = torch.arange(w13.shape[1], device="cpu")
     return _placed(w13, run, -2, padded * halves), _placed(w2, run[:intermediate], -1, padded), padded
 
 
@@ -207,7 +207,7 @@ def unalign_fp8_moe_weights(
     if not 0 < intermediate <= padded:
         raise ShapeError(f"intermediate={intermediate} does not fit w2 {list(w2.shape)}")
     starts = (0, padded) if is_act_and_mul else (0,)
-    rows = torch.cat([start + torch.arange(intermediate) for start in starts])
+    rows = torch.cat([start + torch.arange(intermediate, device="cpu") for start in starts])
     return _rows(w13, rows), w2[..., :intermediate].contiguous()
 
 

@@ -31,8 +31,8 @@ def swizzle_offsets(rows: int, columns: int, *, tile: str) -> Tensor:
     if tile not in HEIGHTS:
         raise OptionError(f"no tile {tile!r}; there are {', '.join(HEIGHTS)}")
     height = HEIGHTS[tile]
-    m = torch.arange(rows)[:, None]
-    c = torch.arange(columns)[None, :]
+    m = torch.arange(rows, device="cpu")[:, None]
+    c = torch.arange(columns, device="cpu")[None, :]
     first = (m // height * ceil_div(columns, WIDTH) + c // WIDTH) * (height * WIDTH)
     if height == 8:
         return first + m % 8 * 4 + c % 4

@@ -39,7 +39,7 @@ def supports(product: ScaledProduct, schedule: Schedule) -> bool:
 
 def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtype) -> Tensor:
     """The bits of :func:`~oracle.tensorcore.predict.predict_product`, ``[M, N]`` of ``out_dtype``."""
-    out = torch.empty((product.M, product.N), dtype=out_dtype)
+    out = torch.empty((product.M, product.N), dtype=out_dtype, device="cpu")
     step = max(1, CHUNK_EPILOGUE // max(1, product.N))
     for start, acc in sums(product, schedule):
         for first in range(0, acc.shape[0], step):
@@ -94,7 +94,7 @@ def _packed(codes: NDArray[np.unsignedinteger], order: Plan) -> NDArray[np.unsig
 @lru_cache(maxsize=16)
 def _tables(fmt: Format, narrow: bool) -> tuple[NDArray[Any], NDArray[Any]]:
     """Value and exponent of every code, in the lane types; exponents of NaN and infinity are any."""
-    value = decode(torch.arange(1 << fmt.bits), fmt)
+    value = decode(torch.arange(1 << fmt.bits, device="cpu"), fmt)
     exponent = (torch.frexp(torch.nan_to_num(value, 1.0, 1.0, 1.0))[1].to(torch.int16) - 1).clamp(min=fmt.emin)
     exponent[value == 0] = cpu_fused.ZERO_EXPONENT if narrow else cpu_fused.WIDE_ZERO_EXPONENT
     if narrow:

@@ -104,7 +104,7 @@ def _uniform(order: Plan) -> tuple[Tensor, Tensor, int]:
     """Source, ``(scale block, flags)`` int32 and length of tiles padded to one length: zeros leave a chain as it is."""
     starts, ends = order.tiles[:, 0].tolist(), order.tiles[:, 1].tolist()
     length = max((e - s for s, e in zip(starts, ends, strict=True)), default=order.group)
-    source = torch.full((len(starts), length), -1, dtype=torch.int64)
+    source = torch.full((len(starts), length), -1, dtype=torch.int64, device="cpu")
     for row, s, e in zip(source, starts, ends, strict=True):
         row[: e - s] = order.source[s:e]
     return source.reshape(-1), order.tiles[:, 2:].to(torch.int32).contiguous(), length

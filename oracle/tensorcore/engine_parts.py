@@ -59,7 +59,7 @@ class Plan:
     @property
     def ragged(self) -> bool:
         """Whether packing moves or pads anything."""
-        return not torch.equal(self.source, torch.arange(self.source.numel()))
+        return not torch.equal(self.source, torch.arange(self.source.numel(), device="cpu"))
 
 
 def supported(product: ScaledProduct, schedule: Schedule) -> bool:
@@ -109,8 +109,8 @@ def plan(product: ScaledProduct, schedule: Schedule) -> Plan:
             block = first // product.block if product.B > 1 else 0
             tiles.append((begin, len(source), block, fold | (PROMOTE if end == stop else 0)))
     return Plan(
-        torch.tensor(source, dtype=torch.int64),
-        torch.tensor(tiles, dtype=torch.int64).reshape(-1, 4),
+        torch.tensor(source, dtype=torch.int64, device="cpu"),
+        torch.tensor(tiles, dtype=torch.int64, device="cpu").reshape(-1, 4),
         group,
         INSIDE if inside else _MODES[schedule.promotion],
     )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oracle.errors import ShapeError
+from oracle.errors import NumericsError, ShapeError
 from oracle.formats import of_dtype, same_bits
 from oracle.gemm import ScaledProduct
 from oracle.tensorcore import probes
@@ -110,6 +110,9 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     ------
     ShapeError
         The kernel returns another shape than ``[E, E]``.
+    NumericsError
+        A single product does not come back as it is: this is no scaled product of ``a`` and ``b``, and the probes would
+        read a constant as one sum over all of K.
     """
 
     seen: list[tuple[ScaledProduct, Tensor]] = []
@@ -124,6 +127,7 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     def diagonal(product: ScaledProduct) -> Tensor:
         return run(product).diagonal().to(torch.float64)
 
+    _answers(run, shape)
     sizes = _partial_sums(diagonal, shape)
     group = min(sizes.values())
     first = [0, *(j for j, size in sizes.items() if size == group)]
@@ -159,6 +163,18 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
 
 Diagonal = Callable[[ScaledProduct], Tensor]
 Run = Callable[[ScaledProduct], Tensor]
+
+
+def _answers(run: Run, shape: Shape) -> None:
+    """NumericsError unless one product in each row comes back exactly, on the diagonal and nowhere else."""
+    product, wanted = probes.single(shape)
+    out = run(product).to(torch.float64)
+    if (wrong := torch.nonzero(out != wanted)).numel():
+        i, j = wrong[0].tolist()
+        raise NumericsError(
+            f"the probes do not answer: element ({i}, {j}) is {out[i, j].item():g} where one product of "
+            f"{wanted[i, j].item():g} is all there is; the kernel is no scaled product of its operands"
+        )
 
 
 def _partial_sums(diagonal: Diagonal, shape: Shape) -> dict[int, int]:
@@ -255,7 +271,7 @@ def _reproduces(schedule: Schedule, product: ScaledProduct, out: Tensor) -> bool
     """Whether every bit is equal; a corner is looked at first, since most candidates fail there."""
     if schedule.why_not(product, out_dtype=out.dtype) is not None:
         return False
-    corner = torch.arange(8)
+    corner = torch.arange(8, device="cpu")
     if not _equal(schedule, subset(product, corner, corner), out[:8, :8]):
         return False
     return _equal(schedule, product, out)

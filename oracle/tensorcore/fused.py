@@ -333,7 +333,9 @@ def _late_floor_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction) 
     t, wide = instruction.align_bits, instruction.wide_out_bits
     assert t is not None and wide is not None
     odd_even = instruction.sum is Sum.LATE_FLOOR_ODD_EVEN
-    halves = [(p[..., 0::2], e[..., 0::2]), (p[..., 1::2], e[..., 1::2])] if odd_even else [(p, e)]
+    halves = [(p, e)]
+    if odd_even and p.shape[-1] > 1:  # a single product has no odd neighbour
+        halves = [(p[..., 0::2], e[..., 0::2]), (p[..., 1::2], e[..., 1::2])]
     sums, tops = [], []
     for values, exponents in halves:
         top = exponents.amax(dim=-1)

@@ -116,7 +116,7 @@ def _match(product: ScaledProduct, output: Tensor, schedule: Schedule, engine: E
 def _sample(shape: tuple[int, int], sample: int | None) -> tuple[Tensor, Tensor]:
     m, n = shape
     if sample is None or m * n <= sample:
-        return torch.arange(m), torch.arange(n)
+        return torch.arange(m, device="cpu"), torch.arange(n, device="cpu")
     columns = min(n, max(1, int(sample**0.5)))
     rows = min(m, max(1, sample // columns))
-    return torch.arange(rows) * m // rows, torch.arange(columns) * n // columns
+    return torch.arange(rows, device="cpu") * m // rows, torch.arange(columns, device="cpu") * n // columns

@@ -5,6 +5,7 @@ A probe is a list of *cases*; a case says which products stand at which ``k``. C
 into ``a = s 2^x`` and ``b = 2^y``, both representable. With ``G`` the group, ``t`` the aligner's fraction
 bits and ``q = 2^(m-t)``:
 
+single          one product in each row, each at another k: what comes back is it, or nothing can be read
 masks           M at 0, -M at j, tiny ones elsewhere: the output counts the ones that are added after M and -M
 have
                 met, so ``K - count`` is the size of the smallest partial sum that holds both (FPRev)
@@ -84,8 +85,8 @@ def diagonal(cases: Sequence[Case], shape: Shape, *, background: float = 0.0) ->
     if len(cases) > shape.edge:
         raise NumericsError(f"{len(cases)} cases do not fit a probe of {shape.edge}; split them")
     pair = split(background, shape.dtype) if background else (0.0, 0.0)
-    a = torch.full((shape.edge, shape.k), pair[0], dtype=torch.float64)
-    b = torch.full((shape.edge, shape.k), pair[1], dtype=torch.float64)
+    a = torch.full((shape.edge, shape.k), pair[0], dtype=torch.float64, device="cpu")
+    b = torch.full((shape.edge, shape.k), pair[1], dtype=torch.float64, device="cpu")
     for row, case in enumerate(cases):
         for k, value in case.items():
             a[row, k], b[row, k] = split(value, shape.dtype)
@@ -96,8 +97,8 @@ def scaled(
     a: Tensor, b: Tensor, shape: Shape, *, a_scale: Tensor | None = None, b_scale: Tensor | None = None
 ) -> ScaledProduct:
     """A product of this shape, with unit scales unless given."""
-    ones_a = torch.ones((a.shape[0], shape.blocks), dtype=torch.float32)
-    ones_b = torch.ones((-(-b.shape[0] // shape.b_rows), shape.blocks), dtype=torch.float32)
+    ones_a = torch.ones((a.shape[0], shape.blocks), dtype=torch.float32, device="cpu")
+    ones_b = torch.ones((-(-b.shape[0] // shape.b_rows), shape.blocks), dtype=torch.float32, device="cpu")
     return ScaledProduct(
         a,
         b,
@@ -131,6 +132,16 @@ def split(value: float, dtype: torch.dtype) -> tuple[float, float]:
 def encode(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Values that the format holds exactly, as a tensor of it."""
     return to_dtype(values, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN)
+
+
+def single(shape: Shape) -> tuple[ScaledProduct, Tensor]:
+    """A power of two at another k in every row, 1/4 to 4, which every format holds; also the output of it."""
+    rows = [{row % shape.k: 2.0 ** (row % 5 - 2)} for row in range(min(shape.edge, shape.k))]
+    product = diagonal(rows, shape)
+    wanted = torch.zeros((shape.edge, shape.edge), dtype=torch.float64, device="cpu")
+    for row, case in enumerate(rows):
+        wanted[row, row] = next(iter(case.values()))
+    return product, wanted
 
 
 def masks(shape: Shape, partners: Sequence[int]) -> tuple[ScaledProduct, float]:
@@ -197,14 +208,14 @@ def cancelling(shape: Shape, *, seed: int) -> ScaledProduct:
     """Random blocks, each odd one minus its neighbour, under scales that differ by a few parts in 2^20."""
     assert shape.block is not None
     random = torch.Generator().manual_seed(seed)
-    a = torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64)
-    b = torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64)
+    a = torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64, device="cpu")
+    b = torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64, device="cpu")
     for start in range(0, shape.k - shape.block, 2 * shape.block):
         here, there = (slice(s, s + shape.block) for s in (start, start + shape.block))
         a[:, there], b[:, there] = -a[:, here], b[:, here]
     a_scale, b_scale = _scales(shape, random, rows=shape.edge)
     for block in range(1, shape.blocks, 2):
-        nudge = 1 + 2.0**-20 * torch.rand(a_scale.shape[0], generator=random)
+        nudge = 1 + 2.0**-20 * torch.rand(a_scale.shape[0], generator=random, dtype=torch.float32, device="cpu")
         a_scale[:, block] = a_scale[:, block - 1] * nudge
         b_scale[:, block] = b_scale[:, block - 1]
     codes = [to_dtype(x, shape.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN) for x in (a, b)]
@@ -216,7 +227,7 @@ def randoms(shape: Shape, *, seed: int) -> ScaledProduct:
     random = torch.Generator().manual_seed(seed)
     codes = [
         to_dtype(
-            torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64),
+            torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64, device="cpu"),
             shape.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN,
         )
         for _ in range(2)
@@ -233,20 +244,19 @@ def near_ties(shape: Shape, *, out_dtype: torch.dtype, seed: int) -> ScaledProdu
     random = torch.Generator().manual_seed(seed)
     # Orders differ in a float32 ulp of every third result; a store to p bits shows one in 2^(24 - p) of those.
     tries = 1 << (27 - min(of_dtype(out_dtype).fraction_bits + 1, 16))
-    acc = torch.randint(1, 16, (tries,), generator=random).to(torch.float32)
-    sa = torch.rand(tries, generator=random) + 0.5
+    acc = torch.randint(1, 16, (tries,), generator=random, device="cpu").to(torch.float32)
+    sa = torch.rand(tries, generator=random, dtype=torch.float32, device="cpu") + 0.5
     shared = shape.b_rows >= shape.edge
-    sb = (torch.rand(1, generator=random) + 0.5).expand(tries) if shared else torch.rand(
-        tries, generator=random
-    ) + 0.5  # fmt: skip
+    sb = torch.rand(1 if shared else tries, generator=random, dtype=torch.float32, device="cpu").expand(tries) + 0.5
     results = [store(epilogue(kind, acc, sa, sb), out_dtype) for kind in Epilogue if kind is not Epilogue.NONE]
     col, row, both = results
     distinct = [(col != row).nonzero()[:, 0], (col != both).nonzero()[:, 0], (row != both).nonzero()[:, 0]]
     chosen = torch.cat([d[: shape.edge // 3] for d in distinct])
-    a = torch.zeros((shape.edge, shape.k), dtype=torch.float64)
-    b = torch.zeros((shape.edge, shape.k), dtype=torch.float64)
+    a = torch.zeros((shape.edge, shape.k), dtype=torch.float64, device="cpu")
+    b = torch.zeros((shape.edge, shape.k), dtype=torch.float64, device="cpu")
     a[: len(chosen), 0], b[:, 0] = acc[chosen].to(torch.float64), 1.0
-    a_scale, b_scale = torch.ones((shape.edge, 1)), torch.ones((-(-shape.edge // shape.b_rows), 1))
+    a_scale = torch.ones((shape.edge, 1), dtype=torch.float32, device="cpu")
+    b_scale = torch.ones((-(-shape.edge // shape.b_rows), 1), dtype=torch.float32, device="cpu")
     a_scale[: len(chosen), 0] = sa[chosen]
     if shared:
         b_scale[:, 0] = sb[0]
@@ -265,6 +275,7 @@ def epilogue(kind: Epilogue, acc: Tensor, sa: Tensor, sb: Tensor) -> Tensor:
 
 
 def _scales(shape: Shape, random: torch.Generator, *, rows: int) -> tuple[Tensor, Tensor]:
-    a_scale = torch.rand((rows, shape.blocks), generator=random) + 0.5
-    b_scale = torch.rand((-(-rows // shape.b_rows), shape.blocks), generator=random) + 0.5
+    a_scale = torch.rand((rows, shape.blocks), generator=random, dtype=torch.float32, device="cpu") + 0.5
+    groups = -(-rows // shape.b_rows)
+    b_scale = torch.rand((groups, shape.blocks), generator=random, dtype=torch.float32, device="cpu") + 0.5
     return a_scale, b_scale

@@ -221,7 +221,7 @@ def check(vectors: Vectors, output: str, *, model: Model | None = None) -> Row:
         model = model_of(vectors.gpu, vectors.a_format, vectors.b_format, dtype)
     d = vectors.d[output]
     n = min(len(vectors.a), len(vectors.b), len(vectors.c), len(d))
-    c = vectors.c[:n] if model.uses_c else torch.zeros(n)
+    c = vectors.c[:n] if model.uses_c else torch.zeros(n, dtype=torch.float32, device="cpu")
     names = [_operand_format(f, model.instruction) for f in (vectors.a_format, vectors.b_format)]
     got = mma(model.instruction, vectors.a[:n], vectors.b[:n], c, out=dtype, a_format=names[0], b_format=names[1])
     wide = decode(got).to(torch.float32)
@@ -293,7 +293,7 @@ def _binary(path: Path) -> Tensor:
     if len(widths) != 1 or not widths <= {16, 32}:
         raise FixtureError(f"{path}: lines must hold 32 bits (or 16), found widths {sorted(widths)}")
     try:
-        codes = torch.tensor([int(w, 2) for w in words], dtype=torch.int64)
+        codes = torch.tensor([int(w, 2) for w in words], dtype=torch.int64, device="cpu")
     except ValueError as bad:
         raise FixtureError(f"{path}: {bad}") from bad
     return _floats(codes) if widths == {32} else decode(codes, by_name("float16")).to(torch.float32)
@@ -309,7 +309,7 @@ def _hexadecimal(path: Path, format: str) -> Tensor:
             f"and words of {sorted(widths)} digits"
         )
     try:
-        codes = torch.tensor([[int(w, 16) for w in line] for line in lines], dtype=torch.int64)
+        codes = torch.tensor([[int(w, 16) for w in line] for line in lines], dtype=torch.int64, device="cpu")
     except ValueError as bad:
         raise FixtureError(f"{path}: {bad}") from bad
     if widths == {8}:

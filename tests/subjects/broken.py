@@ -129,6 +129,103 @@ def float32_out(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tenso
     return _product(a, a_scale, b, b_scale)
 
 
+def fewer_rows(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """The last row is missing."""
+    return _product(a, a_scale, b, b_scale).to(out_dtype)[:-1]
+
+
+def transposed_shape(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """``[N, M]``."""
+    return _product(a, a_scale, b, b_scale).to(out_dtype).T
+
+
+def transposed_memory(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """``[M, N]`` over the memory of ``[N, M]``."""
+    return _product(a, a_scale, b, b_scale).to(out_dtype).T.contiguous().T
+
+
+def padded_rows(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """Right, in the first columns of a wider buffer."""
+    result = _product(a, a_scale, b, b_scale).to(out_dtype)
+    out = torch.zeros(result.shape[0], result.shape[1] + 64, dtype=out_dtype)[:, : result.shape[1]]
+    return out.copy_(result)
+
+
+def empty(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """No element."""
+    return torch.zeros(0, dtype=out_dtype)
+
+
+def flat(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """One axis."""
+    return _product(a, a_scale, b, b_scale).to(out_dtype).flatten()
+
+
+def complex_out(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
+    """No dtype of any contract."""
+    return _product(a, a_scale, b, b_scale).to(torch.complex64)
+
+
+def boolean(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
+    """Signs."""
+    return _product(a, a_scale, b, b_scale) > 0
+
+
+def forgets_row_of_small_batch(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Another path for 8 to 16 rows, which leaves the last one zero."""
+    out.copy_(_product(a, a_scale, b, b_scale))
+    if 8 <= a.shape[0] <= 16:
+        out[-1] = 0
+
+
+def refuses_small_batch(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right, and raises below 8 rows."""
+    if a.shape[0] < 8:
+        raise RuntimeError("no tile for so few rows")
+    out.copy_(_product(a, a_scale, b, b_scale))
+
+
+def _wrong_where(wrong: bool, product: Tensor) -> Tensor:
+    return product.index_fill(0, torch.tensor([product.shape[0] - 1]), 0.0) if wrong else product
+
+
+def whole_tiles(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Forgets the last row of a whole tile of 64."""
+    out.copy_(_wrong_where(a.shape[0] % 64 == 0, _product(a, a_scale, b, b_scale)))
+
+
+def many_rows(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Forgets the last of 256 rows or more."""
+    out.copy_(_wrong_where(a.shape[0] >= 256, _product(a, a_scale, b, b_scale)))
+
+
+def long_k(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Forgets the last row where K is 4096 or more."""
+    out.copy_(_wrong_where(a.shape[1] >= 4096, _product(a, a_scale, b, b_scale)))
+
+
+def wide(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Forgets the last row beyond five tiles of columns."""
+    out.copy_(_wrong_where(b.shape[0] > 640, _product(a, a_scale, b, b_scale)))
+
+
+def tail(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Forgets the last row where K ends inside a block."""
+    out.copy_(_wrong_where(a.shape[1] % 128 != 0, _product(a, a_scale, b, b_scale)))
+
+
+def reads_e5m2_as_e4m3(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Both operands as though they were E4M3."""
+    codes = (x.view(torch.uint8).view(torch.float8_e4m3fn) for x in (a, b))
+    left, right = codes
+    out.copy_(_product(left, a_scale, right, b_scale))
+
+
+def no_float16(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Writes float16 as zero."""
+    out.copy_(_product(a, a_scale, b, b_scale) * (out.dtype != torch.float16))
+
+
 def nothing(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> None:
     """No result."""
 

@@ -1,0 +1,121 @@
+"""Random cases of one contract, endless and the same for the same seed.
+
+The extents of a case are drawn anew: M from the heights on both sides of every tile and threshold, N and K as any
+multiple of what the listed cases of the contract have in common (their greatest common divisor), within the volume of
+the largest listed case. Dtypes, scheme, family and options are drawn from the grammar; what the contract refuses is
+drawn again. The words come from :class:`oracle.data.Stream` under the label of the contract, the seed and the number of
+the draw.
+
+Not covered: extents of contracts whose extents depend on each other (routing, experts, tables), which are taken from
+the listed cases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from oracle import profiles
+from oracle.cases import Case, Grammar, grammars
+from oracle.contracts import get
+from oracle.data import Stream
+from oracle.errors import OracleError
+
+HEIGHTS: tuple[int, ...] = (*range(1, 17), 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
+BLOCK = 128
+# Contracts with these extents take any of the ones named; the rest comes from a listed case.
+FREE = {
+    ("m", "n", "k"): ("m", "n", "k"),
+    ("m", "n", "k", "g"): ("m", "n", "k"),
+    ("m", "k"): ("m", "k"),
+    ("m", "i"): ("m", "i"),
+    ("m", "n", "h", "d"): ("m", "n"),
+    ("b", "t", "n", "h", "d"): ("n",),
+}
+LEAST_VOLUME = 1 << 18  # elements that every judge takes well under a second for
+E5M2_COST = 8  # exact sums over the range of E5M2 take up to eight times as long as over that of E4M3
+ATTEMPTS = 100  # draws for one case; a grammar of which the contract refuses so many in a row is a mistake in it
+
+
+def drawn(contract: str, seed: int) -> Iterator[Case]:
+    """Cases of ``contract`` without end; every one is a valid call.
+
+    Raises
+    ------
+    CaseError
+        The contract refuses :data:`ATTEMPTS` draws in a row: the last refusal.
+    """
+    listed = profiles.cases(contract, "full")
+    refused = 0
+    for number in _naturals():
+        case = _one(listed, Stream(f"soak/{contract}/{seed}/{number}"))
+        try:
+            get(contract).check(case.inputs(), case.call_options())
+        except OracleError:
+            refused += 1
+            if refused == ATTEMPTS:
+                raise
+            continue
+        refused = 0
+        yield case
+
+
+def _one(listed: Sequence[Case], stream: Stream) -> Case:
+    words: Iterator[int] = iter(stream.integers(0, 1 << 32, (64,)).tolist())
+    base = listed[next(words) % len(listed)]
+    grammar: Grammar = grammars()[base.contract]
+    options = tuple(
+        (key, values[next(words) % len(values)]) for key, values in grammar.options.items() if next(words) % 3 == 0
+    )
+    # Every third on ordinary data, whose cases are watched as well.
+    family = "randn" if "randn" in grammar.families and next(words) % 3 == 0 else _of(grammar.families, next(words))
+    dtypes = _of(grammar.dtypes, next(words))
+    return replace(
+        base,
+        dtypes=dtypes,
+        scheme=_of(grammar.schemes, next(words)),
+        extents=_extents(base, listed, words, cost=E5M2_COST if "e5m2" in dtypes else 1),
+        options=options,
+        family=family,
+        seed=next(words),
+    )
+
+
+def _extents(base: Case, listed: Sequence[Case], words: Iterator[int], *, cost: int) -> tuple[tuple[str, int], ...]:
+    """New extents for those that are free, the longest halved until the case is no larger than any listed one."""
+    found = dict(base.extents)
+    free = [name for name in FREE.get(base.grammar.extents, ()) if profiles.OWN_SHAPES.get(base.contract) is None]
+    steps = {name: math.gcd(*(case[name] for case in listed)) for name in free}
+    for name in free:
+        longest = max(case[name] for case in listed)
+        found[name] = _extent(name, steps[name], longest, next(words), next(words))
+    limit = max(LEAST_VOLUME, *(math.prod(extent for _, extent in case.extents) for case in listed)) // cost
+    while math.prod(found.values()) > limit:
+        longer = [name for name in free if found[name] > steps[name]]
+        if not longer:
+            break
+        # M last: a halved height is no longer the one next to a threshold
+        name = max(longer, key=lambda n: (n != "m", found[n] // steps[n]))
+        found[name] = found[name] // 2 // steps[name] * steps[name]
+    return tuple(found.items())
+
+
+def _extent(name: str, step: int, longest: int, kind: int, word: int) -> int:
+    """A height next to a threshold, a multiple of a block, or any multiple of ``step`` up to twice the longest."""
+    if name == "m" and step == 1 and kind % 4:
+        return HEIGHTS[word % len(HEIGHTS)]
+    whole = math.lcm(step, BLOCK)
+    step = whole if kind % 2 and whole <= longest else step
+    return step * (1 + word % max(1, 2 * longest // step))
+
+
+def _of(values: Sequence[str], word: int) -> str:
+    return values[word % len(values)]
+
+
+def _naturals() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1
