@@ -303,6 +303,7 @@ class TestCapturesAndLedger:
         assert record["complaints"] == []
         assert not [name for name, o in replayed.items() if o["fails"]]
         wrong = {name: o["verdict"]["outside"] for name, o in replayed.items() if o["known_failure"]}
+        wrong = {name: outside for name, outside in wrong.items() if "h200_dense" in name}
         assert set(wrong) == {name for name in replayed if name.endswith(("rowmajor_scale", "fp16_out", "bf16_bf16"))}
         for library in (
             "deep_gemm.fp8_gemm",
