@@ -26,9 +26,13 @@ def division_tables(notes: Notes, device: str) -> None:
     exact = torch.full_like(amax, HUGE).cpu() / amax.cpu()
     differs = int((made["div_approx"].cpu().view(torch.int32) != exact.view(torch.int32)).sum())
     notes.check("div.approx entries that differ from IEEE division", differs)
-    by_row = [bool(same_bits(made["div_approx"][0] * 2.0 ** (e + 10), made["div_approx"][i]).all())
-              for i, e in enumerate(exponents)]  # fmt: skip
-    notes.check("div.approx depends on the significand alone", by_row)
+    notes.check("div.approx depends on the significand alone", follows_significand(made["div_approx"].cpu(), exponents))
+
+
+def follows_significand(quotients: Tensor, exponents: tuple[int, ...]) -> bool:
+    """Whether row i is row 0 scaled by ``2**(exponents[0] - exponents[i])``: quotients by significands times ``2**e``."""
+    scaled = torch.stack([quotients[0] * 2.0 ** (exponents[0] - e) for e in exponents])
+    return bool(same_bits(quotients, scaled).all())
 
 
 def instruction_probes(notes: Notes, device: str) -> None:

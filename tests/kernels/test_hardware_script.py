@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hardware import libraries, measure
+from hardware import libraries, measure, probes
 from hardware.notes import Notes
 
 import oracle
@@ -34,6 +34,15 @@ def test_dry_run_on_the_cpu(tmp_path: Path) -> None:
     assert "layer TMA-aligned" in record["timings"]["device_us.quantiser 64x512"]
     with pytest.raises(SystemExit):
         measure.main(["--out", str(tmp_path), "--only", "nothing"])
+
+
+def test_quotients_follow_the_significand() -> None:
+    """IEEE division does; one entry an ulp off in one row does not."""
+    exponents = (-10, 0, 12)
+    table = torch.stack([448.0 / ((1 + torch.arange(128) / 128) * 2.0**e) for e in exponents])
+    assert probes.follows_significand(table, exponents)
+    table.view(torch.int32)[1, 5] += 1
+    assert not probes.follows_significand(table, exponents)
 
 
 class TestLibraries:
