@@ -30,7 +30,7 @@ def division_tables(notes: Notes, device: str) -> None:
 
 
 def follows_significand(quotients: Tensor, exponents: tuple[int, ...]) -> bool:
-    """Whether row i is row 0 times ``2**(exponents[0] - exponents[i])``, as quotients by significands ``* 2**e`` are."""
+    """Whether row i is row 0 times ``2**(exponents[0] - exponents[i])``, as exact quotients are."""
     scaled = torch.stack([quotients[0] * 2.0 ** (exponents[0] - e) for e in exponents])
     return bool(same_bits(quotients, scaled).all())
 
