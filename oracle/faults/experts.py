@@ -15,6 +15,7 @@ from oracle import layout, platforms
 from oracle.contracts.moe_tensor import STEPS, choices, experts_of, tokens_of
 from oracle.faults.base import Call, Change, Family, Fault, Stage, WhyNot, always
 from oracle.faults.roles import SCALED
+from oracle.faults.weights import fault_of
 from oracle.formats import decode
 from oracle.moe import activated, quantised, stored
 from oracle.rounding import Overflow, Rounding, to_dtype
@@ -168,18 +169,6 @@ def _rounded(wanted: bool) -> WhyNot:
     return why_not
 
 
-def _fault(
-    name: str,
-    family: Family,
-    met_in: str,
-    contract: str,
-    changes: dict[Stage, Change],
-    why_not: WhyNot = always,
-    equivalent: str = "",
-) -> Fault:
-    return Fault(name, family, met_in, changes, frozenset({contract}), why_not, equivalent)
-
-
 def faults() -> list[Fault]:
     """The faults of runs, activation, per-tensor layer and grid."""
     return [*_of_runs(), *_of_activation(), *_of_layer(), *_of_grid()]
@@ -188,7 +177,7 @@ def faults() -> list[Fault]:
 def _of_runs() -> list[Fault]:
     move, read = Family.MOVEMENT, Stage.READ
     return [
-        _fault(
+        fault_of(
             "groups end one row late",
             move,
             "flashinfer 3547",
@@ -196,7 +185,7 @@ def _of_runs() -> list[Fault]:
             {read: _input("offsets", _ends_late)},
             _several_groups,
         ),
-        _fault(
+        fault_of(
             "weights of the next group of a run",
             move,
             "DeepGEMM PR 343",
@@ -210,14 +199,14 @@ def _of_runs() -> list[Fault]:
 def _of_activation() -> list[Fault]:
     option = Stage.OPTIONS
     return [
-        _fault(
+        fault_of(
             "gate and up swapped in the activation",
             Family.MOVEMENT,
             "sglang PR 11081",
             ACTIVATION,
             {Stage.READ: _input("x", lambda c, x: _halves(x, -1))},
         ),
-        _fault(
+        fault_of(
             "SiLU limit ignored in the activation",
             Family.ARITHMETIC,
             "sglang PR 39920",
@@ -226,7 +215,7 @@ def _of_activation() -> list[Fault]:
             _limited,
             "no operand reaches the limit",
         ),
-        _fault(
+        fault_of(
             "rounding of silu left out",
             Family.CAST,
             "TensorRT-LLM PR 14464",
@@ -234,7 +223,7 @@ def _of_activation() -> list[Fault]:
             {option: lambda c, o: o | {"round_silu": False}},
             _rounded(True),
         ),
-        _fault(
+        fault_of(
             "silu rounded before it is multiplied",
             Family.CAST,
             "flashinfer 5128",
@@ -272,19 +261,19 @@ def _of_layer() -> list[Fault]:
         ("per-tensor layer: softmax for sigmoid", math, "sglang PR 39920",
          {read: _input("router_logits", _by_softmax)}, always),
     ]  # fmt: skip
-    return [_fault(name, family, met_in, LAYER, changes, why_not) for name, family, met_in, changes, why_not in rows]
+    return [fault_of(name, family, met_in, LAYER, changes, why_not) for name, family, met_in, changes, why_not in rows]
 
 
 def _of_grid() -> list[Fault]:
     return [
-        _fault(
+        fault_of(
             "132 multiprocessors taken for every Hopper",
             Family.MOVEMENT,
             "osayamenja/FlashMoE 3",
             GRID,
             {Stage.WRITE: _output(_as_sxm)},
         ),
-        _fault(
+        fault_of(
             "multiprocessors of the product, not of the device",
             Family.MOVEMENT,
             "Neroued/ninfer PR 89",
