@@ -4,8 +4,8 @@ The shapes sit where kernels change behaviour: M around 32 (the switch to anothe
 K of 1, 2, 3 and 5 blocks, N that is no multiple of 128, scale matrices that are square (a transposed one has the
 same shape), whole tiles (M of 64, 128, 256), N beyond five tiles of 128, a K of 4096 and one that ends inside a block.
 Every dtype of a grammar has a case. ``full`` repeats the families at three more shapes and three more seeds;
-``compact`` is ``quick`` thinned out, for outputs that are to be stored: every shape, dtype, scheme, option and family
-once.
+``compact`` is ``quick`` thinned out, for outputs that are to be stored: every dtype, option and family once, every
+scheme once at each shape.
 
 Not covered: shapes of real models; name them with ``--case``.
 """
@@ -109,7 +109,7 @@ def _thinned(chosen: Iterable[Case]) -> list[Case]:
     seen: set[tuple[str, object]] = set()
     kept = []
     for case in chosen:
-        shows = {("dtypes", case.dtypes), ("scheme", case.scheme), ("extents", case.extents), ("family", case.family)}
+        shows = {("dtypes", case.dtypes), (case.scheme, case.extents), ("family", case.family)}
         shows |= set(case.options)
         if shows - seen:
             kept.append(case)
