@@ -34,6 +34,19 @@ def deep_gemm(kernel: Callable[..., None], inputs: Inputs, options: Options) -> 
     return out
 
 
+def deep_gemm_masked(kernel: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
+    """``fp8_m_grouped_gemm_nt_masked``: as the dense one; M a multiple of 128, since whole tiles are stored."""
+    a, b = inputs["a"], inputs["b"]
+    _offered(a.dtype == b.dtype == torch.float8_e4m3fn, "E4M3 operands")
+    _offered(options["out_dtype"] == torch.bfloat16, "bf16 out")
+    _offered(a.shape[0] == 1 or a.shape[1] % 128 == 0, "M in multiples of 128: a tile is stored whole")
+    _offered(a.shape[2] % 128 == 0 and b.shape[1] % 64 == 0, "K % 128 == 0 and N % 64 == 0")
+    out = torch.empty(*a.shape[:2], b.shape[1], dtype=torch.bfloat16, device=a.device)
+    left, right = (a, inputs["a_scale"]), (b, inputs["b_scale"])
+    kernel(left, right, out, inputs["masked_m"].to(torch.int32), a.shape[1], disable_ue8m0_cast=True)
+    return out
+
+
 def flashinfer_gemm(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
     """``fp8_blockscale_gemm_sm90`` with the activation scale ``[K/128, align(M, 4)]``."""
     x, weight, weight_scale = inputs["input"], inputs["weight"], inputs.get("weight_scale")
