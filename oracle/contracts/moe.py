@@ -315,5 +315,3 @@ def _count(options: Mapping[str, object], name: str) -> int:
 
 def _single(x: Tensor) -> Tensor:
     return to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-
-
