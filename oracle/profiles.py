@@ -56,6 +56,22 @@ GROUPED_SHAPES = {
     "scaled_grouped_mm": (((1, 64, 128, 1), (70, 192, 256, 4), (129, 128, 640, 3)), (40, 128, 256, 4)),
 }
 
+# Tokens, experts, H, I, experts of a token, of a layer that quantises its input; what each is for stands beside it.
+EXPERT_SHAPES = (
+    "t=1,e=2,h=128,i=128,k=1",  # one row, one block
+    "t=3,e=7,h=384,i=256,k=2",  # experts with one row and with none; the input's scales are square (3 x 3)
+    "t=160,e=1,h=128,i=128,k=1",  # an expert whose rows end inside a second tile of 128
+)
+EXPERT_FAMILY_SHAPE = "t=9,e=5,h=256,i=128,k=3"
+EXPERT_OPTIONS = (
+    (EXPERT_FAMILY_SHAPE, "rounding=PRODUCT"),
+    (EXPERT_FAMILY_SHAPE, "first=2"),  # experts of other ranks on both sides
+    (EXPERT_FAMILY_SHAPE, "limit=7"),
+    ("t=9,e=3,h=256,i=128,k=1", "on_input=1"),
+    ("t=9,e=3,h=256,i=128,k=1", "rounding=PRODUCT,limit=0.5,first=2,on_input=1"),
+)
+EXPERT_ELSEWHERE = "t=17,e=2,h=128,i=128,k=1/first=2"  # most tokens go to other ranks, NaN among them
+
 LOGITS_SHAPES = {
     "fp8_mqa_logits": ("m=7,n=128,h=32,d=128", "m=1,n=64,h=32,d=128", "m=5,n=256,h=64,d=128", "m=64,n=192,h=32,d=64"),
     "fp8_paged_mqa_logits": ("b=3,t=1,n=150,h=32,d=128", "b=1,t=1,n=64,h=32,d=128", "b=4,t=2,n=300,h=64,d=128"),
@@ -201,13 +217,30 @@ def _linear(contract: str, profile: str) -> Iterable[str]:
 
 
 def _experts(contract: str, profile: str) -> Iterable[str]:
-    grammar = grammars()[contract]
-    for scheme in grammar.schemes:
-        head = f"{contract}/{grammar.dtypes[0]}/{scheme}"
+    """Input that is quantised already, then input that the layer quantises."""
+    quantised, wide = grammars()[contract].dtypes
+    for scheme in grammars()[contract].schemes:
+        head = f"{contract}/{quantised}/{scheme}"
         for shape in ("t=1,e=2,h=128,i=128,k=1", "t=9,e=5,h=256,i=128,k=3"):
-            for family in grammar.families:
+            for family in ("randn", "codes", "zeros", "outlier"):
                 for seed in SEEDS if profile == "full" else SEEDS[:1]:
                     yield f"{head}/{shape}/family={family}/seed={seed}"
+    yield from _wide_experts(f"{contract}/{wide}", profile)
+
+
+def _wide_experts(head: str, profile: str) -> Iterable[str]:
+    """Shapes; every option, alone and together; every family. With a given scale: one shape and every family."""
+    blocks, tensor = grammars()["moe_fp8"].schemes
+    for shape in EXPERT_SHAPES:
+        yield f"{head}/{blocks}/{shape}/family=randn/seed=1"
+    for shape, options in EXPERT_OPTIONS:
+        for seed in SEEDS if profile == "full" else SEEDS[:1]:
+            yield f"{head}/{blocks}/{shape}/{options}/family=randn/seed={seed}"
+    for scheme in (blocks, tensor):
+        for family in grammars()["moe_fp8"].families:
+            for seed in SEEDS if profile == "full" else SEEDS[:1]:
+                yield f"{head}/{scheme}/{EXPERT_FAMILY_SHAPE}/family={family}/seed={seed}"
+    yield f"{head}/{blocks}/{EXPERT_ELSEWHERE}/family=nan/seed=1"
 
 
 def _tensor_experts(contract: str, profile: str) -> Iterable[str]:

@@ -19,6 +19,7 @@ from oracle.faults import (
     arithmetic,
     cast,
     experts,
+    layer_inputs,
     layers,
     logits,
     movement,
@@ -59,6 +60,7 @@ FAMILIES = (
     quantiser,
     logits,
     layers,
+    layer_inputs,
     experts,
 )
 
