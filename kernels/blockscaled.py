@@ -240,20 +240,26 @@ def _plainly_linear(x: Tensor, w: Tensor, ws: Tensor) -> bool:
 
 def _quantised_product(input: Tensor, weight: Tensor, weight_scale: Tensor, e8m0: bool) -> Tensor:
     """:func:`deepgemm_blockscale_linear` of checked operands."""
-    device = input.device
-    out = torch.empty(input.shape[0], weight.shape[0], dtype=torch.bfloat16, device=device)
-    if e8m0 and device.type == "cuda" and machines.current_machine().sm == 100:
+    (m, k), n, device = input.shape, weight.shape[0], input.device
+    quant_group, product, packed = remembered(_roads, device.type, input.dtype, n, k, e8m0)
+    out = torch.empty((m, n), dtype=torch.bfloat16, device=device)
+    if packed:
         _packed_gemm(input, weight, weight_scale, out)
-        return out
-    quant_group = remembered(_group_quantiser, device.type, input.dtype, e8m0)
-    q, scale = quant_group(input, BLOCK, GROUP_EPS, e8m0, "tma")
-    _product(q, scale, weight, weight_scale, out, None, not e8m0)
+    elif m:
+        q, scale = quant_group(input, BLOCK, GROUP_EPS, e8m0, "tma")
+        product(q, scale, weight, weight_scale, out, None, not e8m0)
     return out
 
 
-def _group_quantiser(device: str, dtype: torch.dtype, e8m0: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+def _roads(
+    device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool
+) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., None], bool]:
+    """The quantiser and the product of a linear layer, and whether both take packed UE8M0 scales."""
+    sm100 = device == "cuda" and machines.current_machine().sm == 100
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
-    return route("quant_group", torch.device(device), *key).quant_group  # type: ignore[no-any-return]
+    quantiser = route("quant_group", torch.device(device), *key)
+    product = _product if sm100 else _dense(device, n, k, torch.bfloat16, None)
+    return quantiser.quant_group, product, sm100 and e8m0
 
 
 def dynamic_flashinfer_deepgemm_blockscale_gemm(

@@ -62,4 +62,4 @@ def class_of(argument: Tensor | int) -> object:
     """What Triton compiles in of one argument; integers beyond 32 bits are told apart further than it does."""
     if isinstance(argument, int):
         return 2 if argument == 1 else (argument % ALIGNMENT == 0) + (argument >> 31 << 2)
-    return argument.dtype, argument.data_ptr() % ALIGNMENT == 0
+    return argument.dtype if argument.data_ptr() % ALIGNMENT == 0 else (argument.dtype, "unaligned")

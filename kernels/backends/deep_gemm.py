@@ -253,12 +253,11 @@ def takes_2d_lens() -> bool:
 
 def addressable(x: Tensor) -> Tensor:
     """E4M3 ``x`` itself when TMA can address it (K-major, rows and base on 16 bytes), else a contiguous copy."""
-    if x.dim() == 2:
-        row, step = x.stride()
-        if step == 1 and row % 16 == 0 and x.data_ptr() % 16 == 0:
+    if x.data_ptr() % 16 == 0:
+        if x.is_contiguous() and x.shape[-1] % 16 == 0:
             return x
-    elif x.is_contiguous() and x.shape[-1] % 16 == 0 and x.data_ptr() % 16 == 0:
-        return x
+        if x.dim() == 2 and x.stride(1) == 1 and x.stride(0) % 16 == 0:
+            return x
     return x.clone(memory_format=torch.contiguous_format)
 
 

@@ -29,6 +29,10 @@ def _several_rows(call: Call) -> str | None:
     return None if call.rows > 1 else "there is one row"
 
 
+def _several_rows_of(role: str) -> WhyNot:
+    return lambda call: None if matrix(call, role).shape[0] > 1 else f"{role} has one row"
+
+
 def _several_columns(call: Call) -> str | None:
     return None if call.parts[0].product.N > 1 else "there is one column"
 
@@ -275,7 +279,7 @@ def faults() -> list[Fault]:
                 "recorded on an H200: cutlass_scaled_mm of vLLM 0.20.2",
                 Stage.READ,
                 read(role, _pitch_not_read),
-                lambda c, role=role: None if matrix(c, role).shape[0] > 1 else "there is one row",
+                _several_rows_of(role),
                 "all rows are equal",
             )
             for role in ("a", "b")

@@ -51,6 +51,7 @@ def flashinfer_gemm(kernel: Callable[..., Tensor], inputs: Inputs, options: Opti
     """``fp8_blockscale_gemm_sm90`` with the activation scale ``[K/128, align(M, 4)]``."""
     x, weight, weight_scale = inputs["input"], inputs["weight"], inputs.get("weight_scale")
     _offered(torch.float8_e5m2 not in (x.dtype, weight.dtype), "E4M3 or bf16 operands")
+    _offered(x.is_contiguous() and weight.is_contiguous(), "rows without a pitch: the kernel reads none")
     _offered(options["out_dtype"] == torch.bfloat16, "bf16 out")
     _offered(x.shape[1] % 128 == 0 and weight.shape[0] % 64 == 0, "K % 128 == 0 and N % 64 == 0")
     blocks = weight_scale is None or weight_scale.shape[0] == -(-weight.shape[0] // 128)

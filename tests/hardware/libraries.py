@@ -76,6 +76,7 @@ def subjects() -> list[Library]:
         "fp16_out": _flashinfer_fp16,
         "per_token_weight_scale": _flashinfer_weight_scale,
         "bf16_weight_amax": _flashinfer_bf16,
+        "row_pitch": _flashinfer_pitch,
     }
     found += [
         Library(f"flashinfer.{WRONG}.{fault}", "fp8_blockscale_gemm_sm90", call, promoted)
@@ -199,10 +200,8 @@ def _vllm_pitch(inputs: Inputs, options: Options) -> Tensor:
     _only(a_scale.numel() == b_scale.numel() == 1 and a.shape[0] > 1, "one scale each, several rows")
     _only(options.get("out_dtype") == torch.bfloat16 and inputs.get("bias") is None, "bf16 out, no bias")
     _only(a.dtype == b.dtype == FP8 and a.shape[1] % 16 == 0 and b.shape[0] % 16 == 0, "E4M3, K and N % 16 == 0")
-    wide = a.new_zeros(a.shape[0], a.shape[1] + 16)[:, : a.shape[1]]
-    wide.copy_(a)
     out = torch.empty(a.shape[0], b.shape[0], dtype=torch.bfloat16, device=a.device)
-    _vllm().cutlass_scaled_mm(out, wide, b.contiguous().t(), a_scale, b_scale, None)
+    _vllm().cutlass_scaled_mm(out, _pitched(a), b.contiguous().t(), a_scale, b_scale, None)
     return out
 
 
@@ -240,6 +239,18 @@ def _flashinfer_unpadded(inputs: Inputs, options: Options) -> Tensor:
     x, weight, scale, weight_scale = _both_fp8(inputs, options)
     _only(x.shape[0] % 4 != 0 and scale.shape[1] > 1, "M % 4 != 0, several K blocks")
     return _flashinfer()(x, weight, scale.t().contiguous(), weight_scale)
+
+
+def _flashinfer_pitch(inputs: Inputs, options: Options) -> Tensor:
+    x, weight, scale, weight_scale = _both_fp8(inputs, options)
+    _only(x.shape[0] > 1, "several rows")
+    return _flashinfer()(_pitched(x), weight, flashinfer.kernel_scale(scale), weight_scale)
+
+
+def _pitched(x: Tensor) -> Tensor:
+    """``x`` with 16 zeros behind every row."""
+    wide = x.new_zeros(x.shape[0], x.shape[1] + 16)[:, : x.shape[1]]
+    return wide.copy_(x)
 
 
 def _flashinfer_fp16(inputs: Inputs, options: Options) -> Tensor:

@@ -5,7 +5,7 @@
 #     bash tests/hardware/run.sh OUT [ARCH] ["verify measure validate tests"]
 #
 # Leaves in OUT: captures.tar.gz (folders for `fp8-oracle fixtures adopt`), runs.tar.gz (records, reports, logs),
-# validate-*.json and measurements.{json,safetensors}. Every step has a time limit and goes on to the next; an
+# validations.tar.gz and measurements.{json,safetensors}. Every step has a time limit and goes on to the next; an
 # interrupted `verify` keeps what it has. Needs nothing installed but the runtime dependencies: subjects are named, not looked up.
 set -u
 out=$(mkdir -p "$1" && cd "$1" && pwd)
@@ -13,7 +13,7 @@ arch=${2:-sm90}
 cd "$(dirname "$0")/../.."
 export PYTHONPATH="$PWD:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 work=$(mktemp -d)
-mkdir -p "$work/captures" "$work/runs"
+mkdir -p "$work/captures" "$work/runs" "$work/validations"
 python=${PYTHON:-python3}
 oracle="$python -m oracle"
 
@@ -34,7 +34,7 @@ validate() { # name, seconds, kernel, contract, more...
     local name=$1 limit=$2 kernel=$3 contract=$4
     shift 4
     step "validate-$name" "$limit" $oracle validate "$kernel" --contract "$contract" --device cuda --arch "$arch" \
-        --json "$out/validate-$name.json" "$@"
+        --json "$work/validations/${arch}_$name.json" "$@"
 }
 
 layer=kernels.subjects:subjects
@@ -100,6 +100,7 @@ for part in ${3:-verify measure validate tests}; do
     "run_$part"
     tar -C "$work" -czf "$out/captures.tar.gz" captures
     tar -C "$work" -czf "$out/runs.tar.gz" runs
+    tar -C "$work" -czf "$out/validations.tar.gz" validations
 done
 echo "$SECONDS s in all"
 ls -l "$out"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels.backends import cutlass, deep_gemm, flashinfer, sgl_kernel
+from kernels.backends import cutlass, deep_gemm, flashinfer, sgl_kernel, torch_ops
 from kernels.backends import eager as plain
 from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError
 
@@ -308,6 +308,25 @@ class FakeSglKernel(types.ModuleType):
             q, scale = plain.quant_group(input, group_size, eps, False)
         output_q.copy_(q)
         output_s.copy_(scale)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.nn.functional, "ScalingType"), reason="torch.nn.functional.scaled_mm is there from torch 2.10 on"
+)
+@pytest.mark.parametrize("k", [128, 384, 512, 640])
+def test_torch_takes_block_scales_in_fours(monkeypatch: pytest.MonkeyPatch, make, k: int) -> None:
+    """Its check on a GPU: ``scale_b [align(K/128, 4), N/128]`` column-major, ``scale_a [M, K/128]`` likewise."""
+    blocks, four = k // 128, -(-k // 512) * 4
+
+    def fake(a, b, scale_a, recipe_a, scale_b, recipe_b, *, output_dtype):
+        assert scale_a.shape == (7, blocks) and (scale_a.stride() == (1, 7) or blocks == 1)
+        assert scale_b.shape == (four, 2) and scale_b.stride() == (1, four)
+        return plain.block_linear(a, b, scale_a, scale_b[:blocks], None, output_dtype)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", fake)
+    a, b, sa, sb = make.codes(7, k), make.codes(256, k, seed=1), make.scales(7, blocks), make.scales(2, blocks, seed=1)
+    y = torch_ops.block_linear(a, b.t(), sa, sb.t(), None, torch.bfloat16)
+    assert make.error(y, make.product(a, sa, b, sb)) < 2**-8
 
 
 class TestSglKernel:
