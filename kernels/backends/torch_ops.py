@@ -22,8 +22,9 @@ from kernels.platform import Machine, current_machine, use_rowwise_torch_scaled_
 if TYPE_CHECKING:
     from kernels.plan import Problem
 
-SCALE_BLOCKS = 4
-"""Blocks of K in whose multiples torch takes a 128x128 scale (the check of ``F.scaled_mm``, torch 2.11)."""
+IN_FOURS = 4
+"""Rows, and blocks of K, in whose multiples the block-scaled product takes its scales: torch checks those of the
+weight, and cuBLASLt has no kernel for a number of rows that is no multiple of 4 (both seen with torch 2.11)."""
 CPU_ROWWISE = (2, 12)
 """The first torch whose ``_scaled_mm`` takes row-wise scales on a CPU: 2.11.0 refused them, 2.12.0 took them."""
 
@@ -99,7 +100,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """What happens to the operands first."""
     if p.op == "block_linear":
-        return ("a_scale to strides (1, M)", f"b_scale to {SCALE_BLOCKS} blocks of K")
+        return (f"M and K/128 to multiples of {IN_FOURS}, cropped afterwards", "scales to column-major")
     if p.op == "linear" and _mode(p, machine) == "unfused":
         return ("unit-scale product to float32, scales and bias afterwards",)
     return ()
@@ -156,27 +157,30 @@ def block_linear(
     """``[M, N]``: ``scale_a [M, K/128]``, ``scale_b [K/128, N/128]``; cuBLASLt, promotion every 128."""
     from torch.nn import functional
 
-    recipe = functional.ScalingType
+    recipe, m = functional.ScalingType, a.shape[0]
+    left, lead = a.contiguous(), m + (-m % IN_FOURS)
+    if lead != m:
+        left = torch.cat([left, left.new_zeros(lead - m, left.shape[1])])
     y: Tensor = functional.scaled_mm(
-        a.contiguous(),
+        left,
         b if b.stride(0) == 1 else b.t().contiguous().t(),
-        scale_a if scale_a.stride() == (1, scale_a.shape[0]) else scale_a.t().contiguous().t(),
+        _in_fours(scale_a),
         recipe.BlockWise1x128,
-        _of_four_blocks(scale_b),
+        _in_fours(scale_b),
         recipe.BlockWise128x128,
         output_dtype=out_dtype,
     )
-    return y
+    return y[:m]
 
 
-def _of_four_blocks(scale: Tensor) -> Tensor:
-    """``[K/128, N/128]`` as torch demands it: ``[align(K/128, 4), N/128]`` column-major; the added rows hold 1."""
-    blocks, columns = scale.shape
-    lead = blocks + (-blocks % SCALE_BLOCKS)
-    if lead == blocks:
-        return scale.t().contiguous().t()
+def _in_fours(scale: Tensor) -> Tensor:
+    """``[R, C]`` column-major with R a multiple of 4; added rows hold 1. Itself when it is so."""
+    rows, columns = scale.shape
+    lead = rows + (-rows % IN_FOURS)
+    if lead == rows:
+        return scale if scale.stride() == (1, rows) else scale.t().contiguous().t()
     ready = scale.new_ones(columns, lead)
-    ready[:, :blocks] = scale.t()
+    ready[:, :rows] = scale.t()
     return ready.t()
 
 

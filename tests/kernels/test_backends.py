@@ -314,19 +314,21 @@ class FakeSglKernel(types.ModuleType):
     not hasattr(torch.nn.functional, "ScalingType"), reason="torch.nn.functional.scaled_mm is there from torch 2.10 on"
 )
 @pytest.mark.parametrize("k", [128, 384, 512, 640])
-def test_torch_takes_block_scales_in_fours(monkeypatch: pytest.MonkeyPatch, make, k: int) -> None:
-    """Its check on a GPU: ``scale_b [align(K/128, 4), N/128]`` column-major, ``scale_a [M, K/128]`` likewise."""
-    blocks, four = k // 128, -(-k // 512) * 4
+@pytest.mark.parametrize("m", [1, 7, 8])
+def test_torch_takes_block_scales_in_fours(monkeypatch: pytest.MonkeyPatch, make, m: int, k: int) -> None:
+    """As on a GPU: scales ``[align(M, 4), K/128]`` and ``[align(K/128, 4), N/128]``, both column-major."""
+    blocks, four, rows = k // 128, -(-k // 512) * 4, -(-m // 4) * 4
 
     def fake(a, b, scale_a, recipe_a, scale_b, recipe_b, *, output_dtype):
-        assert scale_a.shape == (7, blocks) and (scale_a.stride() == (1, 7) or blocks == 1)
+        assert a.shape == (rows, k) and a.is_contiguous()
+        assert scale_a.shape == (rows, blocks) and (scale_a.stride() == (1, rows) or blocks == 1)
         assert scale_b.shape == (four, 2) and scale_b.stride() == (1, four)
         return plain.block_linear(a, b, scale_a, scale_b[:blocks], None, output_dtype)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_mm", fake)
-    a, b, sa, sb = make.codes(7, k), make.codes(256, k, seed=1), make.scales(7, blocks), make.scales(2, blocks, seed=1)
+    a, b, sa, sb = make.codes(m, k), make.codes(256, k, seed=1), make.scales(m, blocks), make.scales(2, blocks, seed=1)
     y = torch_ops.block_linear(a, b.t(), sa, sb.t(), None, torch.bfloat16)
-    assert make.error(y, make.product(a, sa, b, sb)) < 2**-8
+    assert y.shape == (m, 256) and make.error(y, make.product(a, sa, b, sb)) < 2**-8
 
 
 class TestSglKernel:
