@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("formats",),
     ("rounding_scalar", "rounding"),
     ("doubledouble",),
-    ("ue8m0", "blocks", "recipe_record", "recipes"),
+    ("ue8m0", "fast_math", "blocks", "recipe_record", "recipes"),
     ("quantize",),
     ("layout", "shards", "platforms", "moe_records"),
     ("gemm", "grouped", "moe", "logits", "linear", "routing", "effective_scales"),
