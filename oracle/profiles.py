@@ -111,6 +111,10 @@ def _thinned(chosen: Iterable[Case]) -> list[Case]:
     for case in chosen:
         shows = {("dtypes", case.dtypes), ("scheme", case.scheme), ("extents", case.extents), ("family", case.family)}
         shows |= set(case.options)
+        if case.family == "randn":  # ordinary data, and more than one scale, for every dtype and scheme
+            several = all(extent > 1 for name, extent in case.extents if name == "m") and len(case.extents) > 2
+            several = several and all(extent > 128 for name, extent in case.extents if name == "k")
+            shows |= {("ordinary", case.dtypes), ("several", case.scheme if several else "")}
         if shows - seen:
             kept.append(case)
         seen |= shows

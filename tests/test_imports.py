@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("judging",),
     ("contracts",),
     ("faults",),
-    ("hypotheses", "diagnose", "minimise"),
+    ("spans", "hypotheses", "diagnose", "minimise"),
     ("api", "intervals"),
     ("data", "options"),
     ("cases",),
