@@ -6,6 +6,9 @@ shape, ``[M, K/128]`` and ``[N/128, K/128]``, whatever their strides; the layout
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -15,13 +18,8 @@ from kernels.backends.eager import flashinfer_blocks
 from kernels.checks import FP8
 from kernels.config import current_config
 from kernels.errors import DtypeError, InputError, OptionError, ShapeError
-from kernels.quantize import (
-    ceil_to_ue8m0,
-    per_block_cast_to_fp8,
-    per_token_group_quant_fp8,
-    per_token_group_quant_fp8_packed,
-)
-from kernels.routes import dtype_name, route, routed
+from kernels.quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
+from kernels.routes import dtype_name, remembered, route, routed
 
 BLOCK = 128
 SWITCH_M = 32
@@ -62,23 +60,28 @@ def fp8_gemm_nt(
     w, ws = _pair("b", b)
     if c is not None or not _plainly_right(x, xs, w, ws, out):
         _check_gemm(x, xs, w, ws, out, c)
-    (m, k), n, device = x.shape, w.shape[0], x.device
     if torch.compiler.is_compiling():
         torch.ops.fp8_kernels.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
         return
-    run = route(
-        "fp8_gemm_nt",
-        device,
-        ("n", n),
-        ("k", k),
-        ("out_dtype", dtype_name(out.dtype)),
-        ("c", None if c is None else dtype_name(c.dtype)),
-    )
+    _product(x, xs, w, ws, out, c, disable_ue8m0_cast)
+
+
+def _product(
+    x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+) -> None:
+    """:func:`fp8_gemm_nt` of checked operands."""
+    (m, k), n, device = x.shape, w.shape[0], x.device.type
+    run = remembered(_dense, device, n, k, out.dtype, None if c is None else c.dtype)
     if m == 0:
         return
-    if machines.current_machine().sm == 100 and device.type == "cuda":
+    if device == "cuda" and machines.current_machine().sm == 100:
         xs, ws = packed_scales(xs, ws, (m, n, k), disable_ue8m0_cast)
-    run.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
+    run(x, xs, w, ws, out, c, disable_ue8m0_cast)
+
+
+def _dense(device: str, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> Callable[..., None]:
+    dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
+    return route("fp8_gemm_nt", torch.device(device), ("n", n), ("k", k), *dtypes).fp8_gemm_nt  # type: ignore[no-any-return]
 
 
 def _plainly_right(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) -> bool:
@@ -226,16 +229,57 @@ def deepgemm_blockscale_linear(
         return op(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)  # type: ignore[no-any-return]
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
-    n = checks.rank("weight", weight, 2).shape[0]
-    out = torch.empty(checks.rank("input", input, 2).shape[0], n, dtype=torch.bfloat16, device=input.device)
-    if use_deep_gemm_e8m0 and machines.current_machine().sm == 100 and input.device.type == "cuda":
+    _check_linear(input, weight, weight_scale, *checks.WIDE)
+    return _quantised_product(input, weight, weight_scale, use_deep_gemm_e8m0)
+
+
+def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: torch.dtype) -> None:
+    m, k = _matrix("input", input, *dtypes)
+    n, k_w = _matrix("weight", weight)
+    if k != k_w:
+        raise ShapeError(f"input {list(input.shape)} and weight {list(weight.shape)} disagree in K")
+    checks.multiple("K", k, BLOCK, "pad K with layout.pad_k")
+    _weight_scale(weight, weight_scale, n, k)
+    checks.same_device(input=input, weight=weight, weight_scale=weight_scale)
+
+
+def _plainly_linear(x: Tensor, w: Tensor, ws: Tensor) -> bool:
+    """As :func:`_plainly_right`, for a bf16 input that the layer quantises."""
+    if not (isinstance(x, Tensor) and isinstance(w, Tensor) and isinstance(ws, Tensor)):
+        return False
+    if not (x.dtype is torch.bfloat16 and w.dtype is FP8 and ws.dtype is torch.float32):
+        return False
+    rows, cols = x.shape, w.shape
+    if len(rows) != 2 or len(cols) != 2 or rows[1] != cols[1]:
+        return False
+    n, k = cols
+    if n == 0 or k == 0 or n % 64 or k % BLOCK or ws.shape != (-(-n // BLOCK), k // BLOCK):
+        return False
+    return x.device == w.device == ws.device and x.layout is w.layout is ws.layout is torch.strided
+
+
+def _quantised_product(input: Tensor, weight: Tensor, weight_scale: Tensor, e8m0: bool) -> Tensor:
+    """:func:`deepgemm_blockscale_linear` of checked operands."""
+    (m, k), n, device = input.shape, weight.shape[0], input.device
+    quant_group, product, packed = remembered(_roads, device.type, input.dtype, n, k, e8m0)
+    out = torch.empty((m, n), dtype=torch.bfloat16, device=device)
+    if packed:
         _packed_gemm(input, weight, weight_scale, out)
-        return out
-    q, scale = per_token_group_quant_fp8(
-        input, group_size, column_major_scales=True, tma_aligned_scales=True, use_ue8m0=use_deep_gemm_e8m0
-    )
-    fp8_gemm_nt((q, scale), (weight, weight_scale), out, disable_ue8m0_cast=not use_deep_gemm_e8m0)
+    elif m:
+        q, scale = quant_group(input, BLOCK, GROUP_EPS, e8m0, "tma")
+        product(q, scale, weight, weight_scale, out, None, not e8m0)
     return out
+
+
+def _roads(
+    device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool
+) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., None], bool]:
+    """The quantiser and the product of a linear layer, and whether both take packed UE8M0 scales."""
+    sm100 = device == "cuda" and machines.current_machine().sm == 100
+    key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
+    quantiser = route("quant_group", torch.device(device), *key)
+    product = _product if sm100 else _dense(device, n, k, torch.bfloat16, None)
+    return quantiser.quant_group, product, sm100 and e8m0
 
 
 def dynamic_flashinfer_deepgemm_blockscale_gemm(
@@ -262,23 +306,28 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     Tensor
         ``[M, N]`` bf16.
     """
-    m, k = _matrix("input", input, torch.bfloat16)
-    n, k_w = _matrix("weight", weight)
-    if k != k_w:
-        raise ShapeError(f"input {list(input.shape)} and weight {list(weight.shape)} disagree in K")
-    checks.multiple("K", k, BLOCK, "pad K with layout.pad_k")
-    checks.multiple("N", n, 64, "pad the weight rows")
-    _weight_scale(weight, weight_scale, n, k)
-    device = checks.same_device(input=input, weight=weight, weight_scale=weight_scale)
+    if group_size != BLOCK:
+        raise OptionError(f"group_size={group_size}; both kernels scale in groups of {BLOCK}")
+    if not _plainly_linear(input, weight, weight_scale):
+        _check_linear(input, weight, weight_scale, torch.bfloat16)
+        checks.multiple("N", weight.shape[0], 64, "pad the weight rows")
     invariant = current_config().batch_invariant
     if torch.compiler.is_compiling():
         road = deepgemm_blockscale_linear if invariant else _switch
         return road(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+    m, (n, k) = input.shape[0], weight.shape
     small = m < SWITCH_M and not invariant
-    run, chosen = routed("dynamic_blockscale", device, ("m", SWITCH_M - 1 if small else SWITCH_M), ("n", n), ("k", k))
-    if m and (chosen.backend == "flashinfer" or (chosen.backend == "eager" and small)):
-        return run.blockscale_sm90(input, None, weight, weight_scale)  # type: ignore[no-any-return]
-    return deepgemm_blockscale_linear(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+    if m and (inside := remembered(_quantising_product, input.device.type, small, n, k)):
+        return inside(input, None, weight, weight_scale)  # type: ignore[no-any-return]
+    return _quantised_product(input, weight, weight_scale, use_deep_gemm_e8m0)
+
+
+def _quantising_product(device: str, small: bool, n: int, k: int) -> Callable[..., Tensor] | Literal[False]:
+    """The product that quantises its input inside, where the switch takes one."""
+    rows = SWITCH_M - 1 if small else SWITCH_M
+    run, chosen = routed("dynamic_blockscale", torch.device(device), ("m", rows), ("n", n), ("k", k))
+    inside = chosen.backend == "flashinfer" or (chosen.backend == "eager" and small)
+    return run.blockscale_sm90 if inside else False
 
 
 def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:

@@ -143,7 +143,8 @@ def moe_block_scaled(
     limit, round_silu
         See :func:`silu_and_mul`.
     weight_on_input
-        Multiply the input by the routing weight instead of the output.
+        Multiply the input by the routing weight, rounded to its dtype (as vLLM, SGLang and TensorRT-LLM do), instead
+        of the output.
 
     Returns
     -------
@@ -243,7 +244,7 @@ def _places(ids: Tensor, experts: int, offset: int, tile: int, rows: int) -> tup
 def _spread(x: Tensor, weights: Tensor, target: Tensor, rows: int, weight_on_input: bool) -> Tensor:
     slots = x.unsqueeze(1).expand(-1, target.shape[1], -1)
     if weight_on_input:
-        slots = (slots.to(torch.float32) * weights.unsqueeze(-1)).to(x.dtype)
+        slots = slots * weights.to(x.dtype).unsqueeze(-1)
     spread = x.new_zeros(rows + 1, x.shape[1])
     spread[target.reshape(-1)] = slots.reshape(-1, x.shape[1])
     return spread[:rows]

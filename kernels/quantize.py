@@ -42,6 +42,8 @@ __all__ = [
 ]  # fmt: skip
 
 BLOCK = 128
+GROUP_EPS = 1e-10
+"""Floor of the amax of a group (vLLM's and SGLang's default)."""
 CAST_FLOOR = 1e-4
 """Floor of the amax in DeepGEMM's casts."""
 
@@ -137,7 +139,7 @@ def per_token_group_quant_fp8(
     x: Tensor,
     group_size: int,
     *,
-    eps: float = 1e-10,
+    eps: float = GROUP_EPS,
     column_major_scales: bool = False,
     tma_aligned_scales: bool = False,
     use_ue8m0: bool = False,
@@ -200,7 +202,7 @@ def per_token_group_quant_fp8(
 
 
 def per_token_group_quant_fp8_packed(
-    x: Tensor, group_size: int = BLOCK, *, eps: float = 1e-10
+    x: Tensor, group_size: int = BLOCK, *, eps: float = GROUP_EPS
 ) -> tuple[Tensor, Tensor]:
     """:func:`per_token_group_quant_fp8` with UE8M0 scales packed four an int32, as DeepGEMM wants them on sm100.
 

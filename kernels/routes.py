@@ -7,9 +7,10 @@ what its decision depends on, so that a changing number of tokens does not grow 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from kernels import platform as platform_module
 from kernels.errors import OptionError
 from kernels.plan import MODULES, Plan, Problem, plan
 
-_routes: dict[tuple[object, ...], tuple[ModuleType, Plan]] = {}
+_routes: dict[tuple[object, ...], Any] = {}
 _owner: tuple[object, object] = (None, None)
 _only: str | None = None
 
@@ -48,18 +49,26 @@ def route(op: str, device: torch.device, *key: tuple[str, object]) -> ModuleType
 
 def routed(op: str, device: torch.device, *key: tuple[str, object]) -> tuple[ModuleType, Plan]:
     """As :func:`route`, with the plan."""
+    return remembered(_decide, op, device.type, *key)  # type: ignore[no-any-return]
+
+
+def remembered(make: Callable[..., Any], *key: object) -> Any:
+    """``make(*key)``, made once for this machine and this configuration: for what follows from decisions alone."""
     global _owner
     machine, config = platform_module.current_machine(), config_module.current_config()
     if _owner[0] is not machine or _owner[1] is not config:
         _routes.clear()
         _owner = (machine, config)
-    found = _routes.get((op, device.type, *key))
+    found = _routes.get((make, *key))
     if found is None:
-        problem = Problem(op, device=device.type, **dict(key))  # type: ignore[arg-type]  # fields named by the verbs
-        chosen = plan(problem, machine, config, only=_only)
-        found = (importlib.import_module(MODULES[chosen.backend]), chosen)
-        _routes[(op, device.type, *key)] = found
+        found = _routes[(make, *key)] = make(*key)
     return found
+
+
+def _decide(op: str, device: str, *key: tuple[str, object]) -> tuple[ModuleType, Plan]:
+    problem = Problem(op, device=device, **dict(key))  # type: ignore[arg-type]  # fields named by the verbs
+    chosen = plan(problem, platform_module.current_machine(), config_module.current_config(), only=_only)
+    return importlib.import_module(MODULES[chosen.backend]), chosen
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -38,6 +38,9 @@ SUMS = frozenset(op for _, op in NUMERICS) | {
 }  # fmt: skip
 """Operations that accumulate: on a CPU in float32, any order."""
 
+SEVERAL = frozenset({"cutlass_scaled_mm", "Fp8LinearOp"})
+"""Contracts of which the scales choose the kernel, each with its own accumulation: nothing is declared for all."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -96,7 +99,8 @@ def subjects() -> list[Subject]:
                 if device == "cpu" and why is not None and len(TABLE[op]) > 1:
                     continue  # GPU libraries are no candidates for CPU tensors
                 arch = "cpu" if device == "cpu" else machine.arch
-                found.append(Subject(backend, contract, arch, _numerics(backend, op, arch), device, runner, why))
+                declared = None if contract in SEVERAL and arch != "cpu" else _numerics(backend, op, arch)
+                found.append(Subject(backend, contract, arch, declared, device, runner, why))
     return found
 
 

@@ -56,6 +56,10 @@ GOLDENS = (
     "fp8_paged_mqa_logits/e4m3xe4m3-f32/tensor:token/b=2,t=1,n=64,h=8,d=64/family=codes/seed=7",
     "moe_fp8/e4m3xe4m3-bf16/1x128:128x128/t=2,e=2,h=64,i=64,k=1/family=randn/seed=7",
     "moe_fp8/e4m3xe4m3-bf16/tensor:tensor/t=3,e=2,h=64,i=64,k=2/family=codes/seed=7",
+    "moe_fp8/bf16xe4m3-bf16/1x128:128x128/t=3,e=2,h=256,i=16,k=2/family=randn/seed=7",
+    "moe_fp8/bf16xe4m3-bf16/1x128:128x128/t=3,e=2,h=256,i=16,k=1/"
+    "rounding=PRODUCT,limit=7,first=2,on_input=1/family=ties/seed=7",
+    "moe_fp8/bf16xe4m3-bf16/tensor:tensor/t=2,e=2,h=64,i=64,k=1/family=amax/seed=7",
     *(f"apply_fi_trtllm_fp8_per_tensor_moe/bf16xe4m3-bf16/tensor:tensor/t=6,g=4,e=2,h=32,i={i}/{o}family=randn/seed=7"
       for i, o in ((32, "weight=f32/"), (24, "weight=bf16/"), (24, "rank=1,logits=bf16,weight=f32/"),
                    (32, "logits=far,weight=f32/"), (32, "logits=ties/"))),

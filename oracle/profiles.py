@@ -4,8 +4,8 @@ The shapes sit where kernels change behaviour: M around 32 (the switch to anothe
 K of 1, 2, 3 and 5 blocks, N that is no multiple of 128, scale matrices that are square (a transposed one has the
 same shape), whole tiles (M of 64, 128, 256), N beyond five tiles of 128, a K of 4096 and one that ends inside a block.
 Every dtype of a grammar has a case. ``full`` repeats the families at three more shapes and three more seeds;
-``compact`` is ``quick`` thinned out, for outputs that are to be stored: every shape, dtype, scheme, option and family
-once.
+``compact`` is ``quick`` thinned out, for outputs that are to be stored: every dtype, option and family once, every
+dtype on ordinary data, every scheme once at each shape.
 
 Not covered: shapes of real models; name them with ``--case``.
 """
@@ -46,12 +46,31 @@ GROUPED_SHAPES = {
         (384, 128, 256, 4),
     ),
     "fp8_m_grouped_gemm_nt_masked": (
-        ((1, 64, 128, 1), (5, 192, 256, 4), (33, 128, 640, 3), (64, 64, 128, 2), (130, 192, 256, 3), (257, 64, 128, 2)),
+        (
+            (1, 64, 128, 1), (5, 192, 256, 4), (33, 128, 640, 3), (64, 64, 128, 2), (130, 192, 256, 3),
+            (257, 64, 128, 2), (128, 192, 256, 3),
+        ),
         (17, 128, 256, 4),
     ),
     # M is that of all experts together, in runs of any length.
     "scaled_grouped_mm": (((1, 64, 128, 1), (70, 192, 256, 4), (129, 128, 640, 3)), (40, 128, 256, 4)),
 }
+
+# Tokens, experts, H, I, experts of a token, of a layer that quantises its input; what each is for stands beside it.
+EXPERT_SHAPES = (
+    "t=1,e=2,h=128,i=128,k=1",  # one row, one block
+    "t=3,e=7,h=384,i=256,k=2",  # experts with one row and with none; the input's scales are square (3 x 3)
+    "t=160,e=1,h=128,i=128,k=1",  # an expert whose rows end inside a second tile of 128
+)
+EXPERT_FAMILY_SHAPE = "t=9,e=5,h=256,i=128,k=3"
+EXPERT_OPTIONS = (
+    (EXPERT_FAMILY_SHAPE, "rounding=PRODUCT"),
+    (EXPERT_FAMILY_SHAPE, "first=2"),  # experts of other ranks on both sides
+    (EXPERT_FAMILY_SHAPE, "limit=7"),
+    ("t=9,e=3,h=256,i=128,k=1", "on_input=1"),
+    ("t=9,e=3,h=256,i=128,k=1", "rounding=PRODUCT,limit=0.5,first=2,on_input=1"),
+)
+EXPERT_ELSEWHERE = "t=17,e=2,h=128,i=128,k=1/first=2"  # most tokens go to other ranks, NaN among them
 
 LOGITS_SHAPES = {
     "fp8_mqa_logits": ("m=7,n=128,h=32,d=128", "m=1,n=64,h=32,d=128", "m=5,n=256,h=64,d=128", "m=64,n=192,h=32,d=64"),
@@ -109,12 +128,10 @@ def _thinned(chosen: Iterable[Case]) -> list[Case]:
     seen: set[tuple[str, object]] = set()
     kept = []
     for case in chosen:
-        shows = {("dtypes", case.dtypes), ("scheme", case.scheme), ("extents", case.extents), ("family", case.family)}
+        shows = {("dtypes", case.dtypes), (case.scheme, case.extents), ("family", case.family)}
         shows |= set(case.options)
-        if case.family == "randn":  # ordinary data, and more than one scale, for every dtype and scheme
-            several = all(extent > 1 for name, extent in case.extents if name == "m") and len(case.extents) > 2
-            several = several and all(extent > 128 for name, extent in case.extents if name == "k")
-            shows |= {("ordinary", case.dtypes), ("several", case.scheme if several else "")}
+        if case.family == "randn":  # on exact data equal scales hide much
+            shows.add(("ordinary", case.dtypes))
         if shows - seen:
             kept.append(case)
         seen |= shows
@@ -202,13 +219,30 @@ def _linear(contract: str, profile: str) -> Iterable[str]:
 
 
 def _experts(contract: str, profile: str) -> Iterable[str]:
-    grammar = grammars()[contract]
-    for scheme in grammar.schemes:
-        head = f"{contract}/{grammar.dtypes[0]}/{scheme}"
+    """Input that is quantised already, then input that the layer quantises."""
+    quantised, wide = grammars()[contract].dtypes
+    for scheme in grammars()[contract].schemes:
+        head = f"{contract}/{quantised}/{scheme}"
         for shape in ("t=1,e=2,h=128,i=128,k=1", "t=9,e=5,h=256,i=128,k=3"):
-            for family in grammar.families:
+            for family in ("randn", "codes", "zeros", "outlier"):
                 for seed in SEEDS if profile == "full" else SEEDS[:1]:
                     yield f"{head}/{shape}/family={family}/seed={seed}"
+    yield from _wide_experts(f"{contract}/{wide}", profile)
+
+
+def _wide_experts(head: str, profile: str) -> Iterable[str]:
+    """Shapes; every option, alone and together; every family. With a given scale: one shape and every family."""
+    blocks, tensor = grammars()["moe_fp8"].schemes
+    for shape in EXPERT_SHAPES:
+        yield f"{head}/{blocks}/{shape}/family=randn/seed=1"
+    for shape, options in EXPERT_OPTIONS:
+        for seed in SEEDS if profile == "full" else SEEDS[:1]:
+            yield f"{head}/{blocks}/{shape}/{options}/family=randn/seed={seed}"
+    for scheme in (blocks, tensor):
+        for family in grammars()["moe_fp8"].families:
+            for seed in SEEDS if profile == "full" else SEEDS[:1]:
+                yield f"{head}/{scheme}/{EXPERT_FAMILY_SHAPE}/family={family}/seed={seed}"
+    yield f"{head}/{blocks}/{EXPERT_ELSEWHERE}/family=nan/seed=1"
 
 
 def _tensor_experts(contract: str, profile: str) -> Iterable[str]:

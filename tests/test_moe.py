@@ -369,6 +369,25 @@ class TestLayer:
         assert judge(given, kernel(ones), apply_router_weight_on_input=True).status is Status.PASSED
         assert judge(given, kernel(ones)).status is Status.FAILED
 
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf, 2.0**100])
+    def test_what_is_not_known_of_a_wide_input_opens_its_token_only(self, value: float) -> None:
+        """NaN, infinity, an intermediate beyond bfloat16: the other tokens are judged as if it were not there."""
+        inputs = make(seed=8, top_k=E)  # every expert has every token
+        x = torch.randn(T, H, generator=generator(8)).to(torch.bfloat16)
+        codes, scale = requantise(x.float(), None, 0)
+        out = kernel(inputs | {"a": codes, "a_scale": scale})
+        given = {k: v for k, v in inputs.items() if k not in ("a", "a_scale")} | {"x": x.clone()}
+        given["x"][2, 3], out[2] = value, torch.nan
+        for arch in ("cpu", "sm90"):
+            verdict = judge(given, out if arch == "cpu" else self.reference(given), arch=arch)
+            assert verdict.status is Status.PASSED and verdict.unconstrained == H, verdict.summary
+        assert judge(given, out * 1.1).status is Status.FAILED
+
+    def reference(self, inputs: Inputs) -> Tensor:
+        out = get("moe_fp8").reference(inputs, out_dtype=torch.bfloat16)
+        assert isinstance(out, Tensor)
+        return out
+
     def test_nan_opens_its_token_only(self) -> None:
         inputs = make(seed=1)
         out = kernel(inputs)
@@ -405,6 +424,19 @@ class TestLayer:
             judge({**inputs, "x": torch.zeros(T, H).bfloat16()}, out)
         with pytest.raises(InputError, match="a2_scale"):
             judge({**inputs, "a2_scale": torch.ones(1)}, out, recipe="vllm_group")
+        with pytest.raises(InputError, match="a comes with a_scale"):
+            judge({k: v for k, v in inputs.items() if k != "a_scale"}, out)
+        with pytest.raises(NumericsError, match="one scale for all rows"):
+            judge(inputs, out, recipe="vllm_tensor")
+        wide = {k: v for k, v in inputs.items() if k != "a"} | {"x": torch.ones(T, H).bfloat16()}
+        with pytest.raises(ShapeError, match="its one given scale"):
+            judge(wide, out)
+        wide["a_scale"] = torch.ones(1)
+        with pytest.raises(InputError, match="both or neither"):
+            judge(wide, out)
+        del wide["a_scale"]
+        with pytest.raises(InputError, match="one expert for each token, not 2"):
+            judge(wide, out, apply_router_weight_on_input=True)
         with pytest.raises(ShapeError, match="w13"):
             judge({**inputs, "w13": inputs["w13"][:, :-2]}, out)
         with pytest.raises(OptionError, match="limit"):

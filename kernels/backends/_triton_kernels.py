@@ -18,10 +18,8 @@ import triton.language as tl
 
 
 @triton.jit
-def _encode(y, NATIVE: tl.constexpr):
-    """float32 to E4M3 codes (uint8): nearest even, saturating, NaN to a NaN code."""
-    if NATIVE:
-        return y.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+def _codes(y):
+    """float32 to E4M3 codes (uint8) by integer arithmetic: nearest even, saturating, NaN to a NaN code."""
     bits = y.to(tl.int32, bitcast=True)
     sign = (bits >> 24) & 0x80
     mag = bits & 0x7FFFFFFF
@@ -32,6 +30,12 @@ def _encode(y, NATIVE: tl.constexpr):
     small = steps.to(tl.int32, bitcast=True) - 0x46800000
     code = tl.where(mag < 0x3C800000, small, normal)  # 2**-6
     return (tl.where(nan, 0x7F, code) | sign).to(tl.uint8)
+
+
+@triton.jit
+def _encode(y, NATIVE: tl.constexpr):
+    """float32 to E4M3 by the hardware's conversion, or to its codes where there is none."""
+    return y.to(tl.float8e4nv) if NATIVE else _codes(y)
 
 
 @triton.jit
@@ -59,11 +63,14 @@ def _quotient(v, scale, NATIVE: tl.constexpr):
 
 @triton.jit
 def group_kernel(
-    x, q, s, rows, groups, x_stride, s_row, s_col, eps_bits,
+    x, q, s, rows, groups, lead, x_stride, eps_bits,
     GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr, UE8M0: tl.constexpr,
     NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """One scale per row and group. A program takes BLOCK groups of one row block (row-major) or one column."""
+    """One scale per row and group. A program takes BLOCK groups of one row block (row-major) or one column.
+
+    The scale is ``[rows, groups]``, or transposed ``[groups, lead]`` with zeros past ``rows``.
+    """
     pid = tl.program_id(0)
     if TRANSPOSED:
         row = (pid // groups) * BLOCK + tl.arange(0, BLOCK)
@@ -85,7 +92,10 @@ def group_kernel(
     y = _quotient(v, tl.broadcast_to(scale[:, None], [BLOCK, LANES]), NATIVE)
     target = (row[:, None] * groups + col[:, None]) * GROUP + lane[None, :]
     tl.store(q + target, _encode(y, NATIVE), mask=inside)
-    tl.store(s + row * s_row + col * s_col, scale, mask=valid)
+    if TRANSPOSED:
+        tl.store(s + col.to(tl.int64) * lead + row, tl.where(valid, scale, 0.0), mask=row < lead)
+    else:
+        tl.store(s + row * groups + col, scale, mask=valid)
 
 
 @triton.jit
@@ -111,7 +121,7 @@ def packed_kernel(
         target = (row[:, None] * groups + col) * GROUP + lane[None, :]
         tl.store(q + target, _encode(y, NATIVE), mask=inside)
         packed |= tl.where(col < groups, (bits >> 23) & 0xFF, 0) << (8 * part)
-    tl.store(s + word * lead + row, packed, mask=row < rows)
+    tl.store(s + word * lead + row, tl.where(row < rows, packed, 0), mask=row < lead)
 
 
 @triton.jit

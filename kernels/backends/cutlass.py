@@ -1,8 +1,8 @@
 """vLLM's compiled CUTLASS operators, through ``torch.ops._C``.
 
 When an engine has imported vLLM the operators are there; otherwise its libraries are loaded by path (no part of
-vLLM's Python is imported). Block scales are brought M-major and M padded to a multiple of 4: a row-major scale is
-read wrongly without a word by the shipped kernel.
+vLLM's Python is imported). Two things the shipped kernels read wrongly without a word are put right first: block
+scales are brought M-major (M padded to a multiple of 4), and operands with a pitch between their rows are copied.
 
 Not covered: int8, FP4, zero points.
 """
@@ -219,11 +219,11 @@ def m_major(scale: Tensor, lead: int) -> Tensor:
 
 
 def rows(x: Tensor) -> Tensor:
-    """``x`` itself when it is row-major with rows on 16 bytes, else a contiguous copy."""
-    good = x.stride(1) == 1 and x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0
+    """``x`` itself when it is contiguous on 16 bytes, else a copy: ``cutlass_scaled_mm`` takes no row pitch from it."""
+    good = x.is_contiguous() and x.data_ptr() % 16 == 0
     return x if good else x.clone(memory_format=torch.contiguous_format)
 
 
 def columns(x: Tensor) -> Tensor:
-    """``x`` itself when it is column-major with columns on 16 bytes, else a column-major copy."""
+    """``x`` itself when its transpose is contiguous on 16 bytes, else a column-major copy; see :func:`rows`."""
     return rows(x.t()).t()

@@ -47,6 +47,9 @@ LEGACY = frozenset(
     {"gemm_fp8_fp8_bf16_nt", "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous", "m_grouped_gemm_fp8_fp8_bf16_nt_masked"}
 )
 """Names of the first release, whose kernels take ready TMA-aligned scales and no UE8M0 option."""
+MASKED_TILE = 128
+"""Rows to which each group of a masked product is brought: the kernel stores whole tiles of up to 128 rows, and what
+is over lands in the next group (seen on an H200: with 17 rows a group, group g overwrites rows of group g + 1)."""
 GEMMS = ("fp8_gemm_nt", "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
 
 
@@ -90,7 +93,10 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
         if machine.sm == 100
         else "a_scale to float32 MN-major, TMA-aligned"
     )
-    first = ("quantise the input 1x128",) if p.op == "dynamic_blockscale" else ()
+    first = {
+        "dynamic_blockscale": ("quantise the input 1x128",),
+        "grouped_masked": (f"pad the rows of each group to a multiple of {MASKED_TILE}, cropped afterwards",),
+    }.get(p.op, ())
     return (*first, f"{scale} (by the library; nothing when it already is)")
 
 
@@ -176,14 +182,27 @@ def grouped_masked(
 ) -> None:
     """Grouped product over ``[G, M, K]`` with a row count per group, into ``out``."""
     function, name = symbol("grouped_masked")
-    target = writable(out)
+    m = a.shape[1]
+    if m % MASKED_TILE and a.shape[0] > 1:
+        lead = m + (-m % MASKED_TILE)
+        a, a_scale = _longer(a, lead), _longer(a_scale, lead)
+        target = torch.empty(out.shape[0], lead, out.shape[2], dtype=out.dtype, device=out.device)
+    else:
+        target = writable(out)
     left, right = (addressable(a), a_scale), (addressable(b), b_scale)
     if name in LEGACY:
         function((left[0], _legacy_scale(a_scale)), right, target, masked_m, expected_m)
     else:
         function(left, right, target, masked_m, expected_m, disable_ue8m0_cast=disable_ue8m0_cast)
     if target is not out:
-        out.copy_(target)
+        out.copy_(target[:, :m])
+
+
+def _longer(x: Tensor, lead: int) -> Tensor:
+    """``[G, M, ...]`` with ``lead`` rows a group; the added ones hold 0."""
+    ready = x.new_zeros(x.shape[0], lead, x.shape[2])
+    ready[:, : x.shape[1]] = x
+    return ready
 
 
 def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, ks: Tensor, ke: Tensor, clean: bool) -> Tensor:
@@ -234,12 +253,11 @@ def takes_2d_lens() -> bool:
 
 def addressable(x: Tensor) -> Tensor:
     """E4M3 ``x`` itself when TMA can address it (K-major, rows and base on 16 bytes), else a contiguous copy."""
-    if x.dim() == 2:
-        row, step = x.stride()
-        if step == 1 and row % 16 == 0 and x.data_ptr() % 16 == 0:
+    if x.data_ptr() % 16 == 0:
+        if x.is_contiguous() and x.shape[-1] % 16 == 0:
             return x
-    elif x.is_contiguous() and x.shape[-1] % 16 == 0 and x.data_ptr() % 16 == 0:
-        return x
+        if x.dim() == 2 and x.stride(1) == 1 and x.stride(0) % 16 == 0:
+            return x
     return x.clone(memory_format=torch.contiguous_format)
 
 

@@ -22,6 +22,8 @@ from kernels.platform import Machine, current_machine, use_rowwise_torch_scaled_
 if TYPE_CHECKING:
     from kernels.plan import Problem
 
+SCALE_BLOCKS = 4
+"""Blocks of K in whose multiples torch takes a 128x128 scale (the check of ``F.scaled_mm``, torch 2.11)."""
 CPU_ROWWISE = (2, 12)
 """The first torch whose ``_scaled_mm`` takes row-wise scales on a CPU: 2.11.0 refused them, 2.12.0 took them."""
 
@@ -97,7 +99,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """What happens to the operands first."""
     if p.op == "block_linear":
-        return ("a_scale to strides (1, M)",)
+        return ("a_scale to strides (1, M)", f"b_scale to {SCALE_BLOCKS} blocks of K")
     if p.op == "linear" and _mode(p, machine) == "unfused":
         return ("unit-scale product to float32, scales and bias afterwards",)
     return ()
@@ -160,11 +162,22 @@ def block_linear(
         b if b.stride(0) == 1 else b.t().contiguous().t(),
         scale_a if scale_a.stride() == (1, scale_a.shape[0]) else scale_a.t().contiguous().t(),
         recipe.BlockWise1x128,
-        scale_b.t().contiguous().t(),
+        _of_four_blocks(scale_b),
         recipe.BlockWise128x128,
         output_dtype=out_dtype,
     )
     return y
+
+
+def _of_four_blocks(scale: Tensor) -> Tensor:
+    """``[K/128, N/128]`` as torch demands it: ``[align(K/128, 4), N/128]`` column-major; the added rows hold 1."""
+    blocks, columns = scale.shape
+    lead = blocks + (-blocks % SCALE_BLOCKS)
+    if lead == blocks:
+        return scale.t().contiguous().t()
+    ready = scale.new_ones(columns, lead)
+    ready[:, :blocks] = scale.t()
+    return ready.t()
 
 
 def grouped_scaled(

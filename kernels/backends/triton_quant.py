@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import _needs
+from kernels.backends._launch import Launch
 from kernels.config import Config
 from kernels.errors import MissingPackageError
 
@@ -28,8 +29,6 @@ TILE = 32
 """Groups (or rows) of one program: 4096 elements at 128 a group."""
 LINEAR = 4096
 """Elements of one program of the per-tensor kernels."""
-EXACT = {"enable_fp_fusion": False}
-"""Of every launch: no product and sum become one rounding, whatever this Triton's default is."""
 
 
 def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
@@ -64,6 +63,11 @@ def library() -> tuple[ModuleType, bool]:
     return kernels, isinstance(kernels.group_kernel, triton.JITFunction)
 
 
+@functools.cache
+def _prepared(kernel: str, num_warps: int, **constants: object) -> Launch:
+    return Launch(getattr(library()[0], kernel), constants, num_warps=num_warps)
+
+
 def quant_static(x: Tensor, scale: Tensor) -> Tensor:
     """``q = sat(x / scale)``."""
     q, x = _payload(x.contiguous())
@@ -80,26 +84,26 @@ def quant_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
         return q, scale.zero_()
     amax = torch.zeros(1, dtype=torch.int32, device=x.device)
     parts = 4
-    grid = (-(-x.numel() // (LINEAR * parts)),)
-    library()[0].amax_kernel[grid](x, amax, x.numel(), BLOCK=LINEAR, PARTS=parts, num_warps=8, **EXACT)
+    programs = -(-x.numel() // (LINEAR * parts))
+    _prepared("amax_kernel", 8, BLOCK=LINEAR, PARTS=parts)(programs, x, amax, x.numel())
     _tensor(x, q, amax, scale)
     return q, scale
 
 
 def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
     """Dynamic per token: ``scale [M, 1] = max(min(amax, scale_ub) / 448, 1 / (448 * 512))``."""
-    kernels, native = library()
+    native = library()[1]
     q, x = _payload(x)
     rows, cols = x.shape
     scale = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     if rows:
         block = min(_power_of_two(cols), 8192)
         bound = scale if scale_ub is None else scale_ub.reshape(1)
-        kernels.token_kernel[(rows,)](
-            x, q.view(torch.uint8), scale, bound, cols, x.stride(0), BLOCK=block, PARTS=-(-cols // block),
-            BOUNDED=scale_ub is not None, NATIVE=native, num_warps=8 if block > 2048 else 4,
-            **EXACT,
+        start = _prepared(
+            "token_kernel", 8 if block > 2048 else 4, BLOCK=block, PARTS=-(-cols // block),
+            BOUNDED=scale_ub is not None, NATIVE=native,
         )  # fmt: skip
+        start(rows, x, _bytes(q, native), scale, bound, cols, x.stride(0))
     return q, scale
 
 
@@ -109,43 +113,45 @@ def quant_group(
     """One scale per row and group of the last axis; ``layout`` row, col or tma."""
     if x.dim() > 2 and layout != "row":  # column-major per matrix: one launch each keeps the kernel two-dimensional
         return _stacked(x, group, eps, ue8m0, layout, out)
-    kernels, native = library()
-    flat = x.reshape(-1, x.shape[-1])
-    q, flat = _payload(flat, out)
+    native = library()[1]
+    flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    q, flat = _payload(flat, out if out is None or x.dim() == 2 else out.view(flat.shape))
     rows, groups = flat.shape[0], flat.shape[1] // group
+    transposed = layout != "row"
     lead = rows + (-rows % 4 if layout == "tma" else 0)
-    if layout == "row":
-        scale = torch.empty(rows, groups, dtype=torch.float32, device=x.device)
-    else:
-        make = torch.empty if lead == rows else torch.zeros
-        scale = make(groups, lead, dtype=torch.float32, device=x.device)[:, :rows].t()
+    scale = torch.empty((groups, lead) if transposed else (rows, groups), dtype=torch.float32, device=x.device)
     if rows:
-        transposed = layout != "row"
-        block = _tile(group)
-        programs = -(-rows // block) * groups if transposed else -(-rows * groups // block)
-        kernels.group_kernel[(programs,)](
-            flat, q.view(torch.uint8), scale, rows, groups, flat.stride(0), *scale.stride(), _bits(eps),
-            GROUP=group, LANES=_power_of_two(group), BLOCK=block, TRANSPOSED=transposed, UE8M0=ue8m0, NATIVE=native,
-            num_warps=4, **EXACT,
-        )  # fmt: skip
-    return q.view(x.shape), scale.view(*x.shape[:-1], groups) if layout == "row" else scale
+        start, block = _group_kernel(group, transposed, ue8m0, native)
+        programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
+        start(programs, flat, _bytes(q, native), scale, rows, groups, lead, flat.stride(0), _bits(eps))
+    if transposed:
+        return q, scale.as_strided((rows, groups), (1, lead))
+    return (q, scale) if x.dim() == 2 else (q.view(x.shape), scale.view(*x.shape[:-1], groups))
+
+
+@functools.cache
+def _group_kernel(group: int, transposed: bool, ue8m0: bool, native: bool) -> tuple[Launch, int]:
+    block = _tile(group)
+    start = _prepared(
+        "group_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block, TRANSPOSED=transposed, UE8M0=ue8m0,
+        NATIVE=native,
+    )  # fmt: skip
+    return start, block
 
 
 def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
     """UE8M0 scales packed four an int32, strides ``(1, align(M, 4))``, pad lanes 0."""
-    kernels, native = library()
+    native = library()[1]
     q, x = _payload(x)
     rows, groups = x.shape[0], x.shape[1] // group
     words, lead = -(-groups // 4), rows + (-rows % 4)
-    make = torch.empty if lead == rows else torch.zeros
-    scale = make(words, lead, dtype=torch.int32, device=x.device)[:, :rows].t()
+    scale = torch.empty(words, lead, dtype=torch.int32, device=x.device)
     if rows:
         block = _tile(group)
-        kernels.packed_kernel[(-(-rows // block) * words,)](
-            x, q.view(torch.uint8), scale, rows, groups, words, x.stride(0), lead, _bits(eps), GROUP=group,
-            LANES=_power_of_two(group), BLOCK=block, NATIVE=native, num_warps=4, **EXACT,
-        )  # fmt: skip
-    return q, scale
+        start = _prepared("packed_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block, NATIVE=native)
+        arguments = (x, _bytes(q, native), scale, rows, groups, words, x.stride(0), lead, _bits(eps))
+        start(-(-lead // block) * words, *arguments)
+    return q, scale.as_strided((rows, words), (1, lead))
 
 
 def _stacked(x: Tensor, group: int, eps: float, ue8m0: bool, layout: str, out: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -156,11 +162,9 @@ def _stacked(x: Tensor, group: int, eps: float, ue8m0: bool, layout: str, out: T
 
 
 def _tensor(x: Tensor, q: Tensor, amax: Tensor | None, scale: Tensor) -> None:
-    kernels, native = library()
-    kernels.tensor_kernel[(-(-x.numel() // LINEAR),)](
-        x, q.view(torch.uint8), scale if amax is None else amax, scale, x.numel(), BLOCK=LINEAR,
-        STATIC=amax is None, NATIVE=native, num_warps=8, **EXACT,
-    )  # fmt: skip
+    native = library()[1]
+    start = _prepared("tensor_kernel", 8, BLOCK=LINEAR, STATIC=amax is None, NATIVE=native)
+    start(-(-x.numel() // LINEAR), x, _bytes(q, native), scale if amax is None else amax, scale, x.numel())
 
 
 def _payload(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -169,6 +173,12 @@ def _payload(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return q, x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _bytes(q: Tensor, native: bool) -> Tensor:
+    """The payload as the kernel stores it: the interpreter writes codes."""
+    return q if native else q.view(torch.uint8)
+
+
+@functools.cache
 def _bits(value: float) -> int:
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 

@@ -53,6 +53,10 @@ class Box:
         r = slice(start, stop)
         return Box(self.low[r], self.high[r], self.scale_low[r], self.scale_high[r], self.fmt)
 
+    def taken(self, index: Tensor) -> Box:
+        """The same box with the rows that ``index`` names, in its order."""
+        return Box(self.low[index], self.high[index], self.scale_low[index], self.scale_high[index], self.fmt)
+
 
 @dataclass(frozen=True)
 class Range:

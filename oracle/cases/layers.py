@@ -10,8 +10,11 @@ from torch import Tensor
 
 from oracle import data
 from oracle.cases.record import BLOCK, DTYPES, Case, Grammar, no_options, out_dtype
+from oracle.errors import CaseError
 
 FAR = 30.0  # logits of this spread have sigmoids from 2**-100 to 1
+QUANTISED = ("randn", "codes", "zeros", "outlier")  # families of experts whose input is quantised already
+WEIGHT_FAMILIES = ("codes", "zeros")  # those of a high-precision input that name the weights' data as well
 STATIC_GAIN = 16.0  # brings a stream's scales (around 2**-8) to where ordinary values fill the range of E4M3
 
 
@@ -58,38 +61,83 @@ def _routing_options(case: Case) -> dict[str, object]:
 def _experts(case: Case) -> dict[str, Tensor]:
     """Block scales and an intermediate quantised on the way, or one scale per expert and a given one between."""
     t, e, h, i, k = (case[name] for name in "tehik")
-    of_a, of_b = case.operand_dtypes
+    wide, of_b = case.operand_dtypes[0] == torch.bfloat16, case.operand_dtypes[1]
     blocks = case.granularity[0] == "1x128"
+    family = "randn" if wide and case.family not in WEIGHT_FAMILIES else case.family
 
-    def scales(name: str, *shape: int) -> Tensor:
+    def scales(name: str, rows: int, cols: int) -> Tensor:
+        shape = (e, -(-rows // BLOCK), -(-cols // BLOCK)) if blocks else (e,)
         return data.scales(case.label(name), "randn", shape)
 
-    def tiles(x: int) -> int:
-        return -(-x // BLOCK)
-
     def weight(name: str, rows: int, cols: int) -> Tensor:
-        return data.operand(case.label(name), case.family, e * rows, cols, dtype=of_b, side="b").reshape(e, rows, cols)
+        return data.operand(case.label(name), family, e * rows, cols, dtype=of_b, side="b").reshape(e, rows, cols)
 
+    steps = 1 << 24 if wide else 256  # every significand of float32, or bfloat16 values only
     inputs = {
-        "a": data.operand(case.label("a"), case.family, t, h, dtype=of_a, side="a"),
-        "a_scale": scales("a_scale", t, tiles(h)) if blocks else scales("a_scale", 1),
+        **(_wide_tokens(case, blocks) if wide else _quantised_tokens(case, blocks)),
         "w13": weight("w13", 2 * i, h),
-        "w13_scale": scales("w13_scale", e, tiles(2 * i), tiles(h)) if blocks else scales("w13_scale", e),
+        "w13_scale": scales("w13_scale", 2 * i, h),
         "w2": weight("w2", h, i),
-        "w2_scale": scales("w2_scale", e, tiles(h), tiles(i)) if blocks else scales("w2_scale", e),
+        "w2_scale": scales("w2_scale", h, i),
         "topk_ids": _chosen(case, t, e, k),
-        "topk_weights": torch.from_numpy(case.stream("topk_weights").integers(1, 257, (t, k)) / 256.0).float(),
+        "topk_weights": torch.from_numpy(case.stream("topk_weights").integers(1, steps + 1, (t, k)) / steps).float(),
     }
     return inputs if blocks else inputs | {"a2_scale": _given_scale(case, "a2_scale")}
 
 
+def _quantised_tokens(case: Case, blocks: bool) -> dict[str, Tensor]:
+    t, h = case["t"], case["h"]
+    if case.family not in QUANTISED:
+        raise CaseError(
+            f"family={case.family} is of high-precision inputs; {case.dtypes} has {', '.join(QUANTISED)}, or take "
+            "bf16xe4m3-bf16"
+        )
+    shape = (t, -(-h // BLOCK)) if blocks else (1,)
+    return {
+        "a": data.operand(case.label("a"), case.family, t, h, dtype=case.operand_dtypes[0], side="a"),
+        "a_scale": data.scales(case.label("a_scale"), "randn", shape),
+    }
+
+
+def _wide_tokens(case: Case, blocks: bool) -> dict[str, Tensor]:
+    """The layer quantises ``x`` itself: in groups, or with a given scale."""
+    t, h, label, dtype = case["t"], case["h"], case.label("x"), case.operand_dtypes[0]
+    if case.option("on_input") and case["k"] != 1:
+        raise CaseError(f"k={case['k']}: weights on the input need one expert for each token; use k=1")
+    if case.family == "zeros":
+        x = data.operand(label, "zeros", t, h, dtype=dtype, side="a")
+    else:
+        x = data.activations(label, "randn" if case.family == "codes" else case.family, t, h, dtype=dtype)
+    return {"x": x} if blocks else {"x": x, "a_scale": _given_scale(case, "a_scale")}
+
+
 def _chosen(case: Case, t: int, e: int, k: int) -> Tensor:
-    """k different experts for each token; one choice in eight is -1, an expert that is not there."""
-    stream = case.stream("topk_ids")
-    ids = torch.stack([torch.from_numpy(stream.order(e)[:k]) for _ in range(t)])
+    """k different experts for each token; one choice in eight is -1, an expert that is not there.
+
+    With ``first`` this rank's ``e`` experts are some of more: as many before them as it says and one after them.
+    """
+    stream, first = case.stream("topk_ids"), int(case.option("first") or 0)
+    count = first + e + 1 if first else e
+    ids = torch.stack([torch.from_numpy(stream.order(count)[:k]) for _ in range(t)])
     absent = torch.from_numpy(stream.integers(0, 8, (t, k)) == 0)
     absent[0, 0] = False
+    if first:
+        ids[0] = (ids[0] - ids[0, 0] + first) % count  # the first token has work here
     return ids.masked_fill(absent, -1).to(torch.int32)
+
+
+def _experts_options(case: Case) -> dict[str, object]:
+    """What the id says besides: rounding of the activation, its clamp, this rank's first expert, where weights go."""
+    options = out_dtype(case)
+    if (rounding := case.option("rounding")) is not None:
+        options["activation_rounding"] = rounding
+    if (limit := case.option("limit")) is not None:
+        options["limit"] = float(limit)
+    if (first := case.option("first")) is not None:
+        options["first_expert"] = int(first)
+    if case.option("on_input") is not None:
+        options["apply_router_weight_on_input"] = True
+    return options
 
 
 def _tensor_experts(case: Case) -> dict[str, Tensor]:
@@ -196,11 +244,12 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "moe_fp8": Grammar(
         ("t", "e", "h", "i", "k"),
-        ("e4m3xe4m3-bf16",),
+        ("e4m3xe4m3-bf16", "bf16xe4m3-bf16"),
         ("1x128:128x128", "tensor:tensor"),
-        ("randn", "codes", "zeros", "outlier"),
+        (*QUANTISED, *(family for family in data.ACTIVATION_FAMILIES if family not in QUANTISED)),
         _experts,
-        out_dtype,
+        _experts_options,
+        {"rounding": ("PRODUCT", "NONE"), "limit": ("0.5", "7"), "first": ("2",), "on_input": ("1",)},
     ),
     "apply_fi_trtllm_fp8_per_tensor_moe": Grammar(
         ("t", "g", "e", "h", "i"),

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle import fixtures
+from oracle import fixtures, keeping, provenance
 from oracle.cli.common import Commands, console, whole
 from oracle.harness.report import Finding, Report
 from oracle.harness.validation import LIMIT, PROFILES, validate
@@ -72,12 +72,23 @@ def run(arguments: argparse.Namespace) -> int:
     screen = console(stderr=arguments.json == "-")
     print_report(report, screen)
     if arguments.json is not None:
-        text = json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n"
+        made = keeping.provenance_of(provenance.machine(), provenance.versions(()), command_of(arguments))
+        text = json.dumps(report.to_json() | {"provenance": made}, indent=2, allow_nan=False) + "\n"
         if arguments.json == "-":
             print(text, end="")
         else:
             fixtures.write_bytes(arguments.json, text.encode())
     return report.exit_code
+
+
+def command_of(arguments: argparse.Namespace) -> str:
+    """The command as it was given, without where its results went, safe to paste into a shell."""
+    words = ["fp8-oracle", "validate", arguments.kernel]
+    for name in ("contract", "adapter", "device", "arch", "numerics", "profile", "seed", "seconds"):
+        value = getattr(arguments, name)
+        words += [] if value is None else [f"--{name}", str(value)]
+    words += [word for case in arguments.case or [] for word in ("--case", case)]
+    return shlex.join([*words, *(word for watch in arguments.require for word in ("--require", watch))])
 
 
 def print_report(report: Report, screen: Console) -> None:

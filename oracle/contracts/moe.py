@@ -27,7 +27,7 @@ from oracle.contracts.base import Contract, OptionSpec, Output, TensorSpec, chec
 from oracle.contracts.gemm import OUT_DTYPES
 from oracle.contracts.layout import outputs_of, worst_of
 from oracle.contracts.moe_ranges import outcome
-from oracle.errors import InputError, NumericsError, OptionError
+from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.formats import decode, of_dtype
 from oracle.judging import ZERO_TRUST, or_float32
 from oracle.moe import Activation, Experts, Steps, Tokens, layer, nearest, weighted_input
@@ -117,9 +117,29 @@ class MoeFp8(Contract):
         OptionSpec("recipe", None, None, "quantiser; None: vllm_group, or torch_static with a2_scale"),
         OptionSpec("activation_rounding", "EACH", tuple(a.name for a in Activation), "where silu * up is rounded"),
         OptionSpec("limit", None, None, "clamp of gate (above) and up (both sides)"),
-        OptionSpec("apply_router_weight_on_input", False, (False, True), "weights multiply the input, not the output"),
+        OptionSpec(
+            "apply_router_weight_on_input", False, (False, True), "weights, in its dtype, multiply the input instead"
+        ),
         OptionSpec("out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None takes the output's own"),
     )
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        """Also: one input and the scales that belong to it; weights on an ``x`` only with one expert for each token."""
+        resolved = super().check(inputs, options)
+        if ("a" in inputs) == ("x" in inputs):
+            raise InputError(
+                "moe_fp8 takes the quantised input (a, a_scale) or the high-precision one (x): one of them"
+            )
+        if "a" in inputs and "a_scale" not in inputs:
+            raise InputError("moe_fp8: a comes with a_scale")
+        if "x" in inputs and "a_scale" in inputs and inputs["a_scale"].numel() != 1:
+            raise ShapeError(f"with x, a_scale is its one given scale [1], not {list(inputs['a_scale'].shape)}")
+        if "x" in inputs and ("a_scale" in inputs) != ("a2_scale" in inputs):
+            raise InputError("moe_fp8: with x, a_scale and a2_scale are given both or neither")
+        top_k = inputs["topk_weights"].shape[1]
+        if "x" in inputs and resolved["apply_router_weight_on_input"] and top_k != 1:
+            raise InputError(f"weights on the input need one expert for each token, not {top_k}")
+        return resolved
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
         """Float64: the declared roundings inside the layer, none of the last sum (or rounded to ``out_dtype``)."""
@@ -185,24 +205,20 @@ def router_of(options: Mapping[str, object]) -> routing.Router:
 
 
 def _call(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> _Call:
-    steps = _steps(inputs, options)
+    steps = steps_of(inputs, options)
     first = options["first_expert"]
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise OptionError(f"first_expert={first!r}; pass the number of this rank's first expert")
     w13, w13_scale, w2, w2_scale = (inputs[name] for name in ("w13", "w13_scale", "w2", "w2_scale"))
     experts = Experts(w13, w13_scale, w2, w2_scale, inputs.get("a2_scale"), first)
-    if ("a" in inputs) == ("x" in inputs):
-        raise InputError("moe_fp8 takes the quantised input (a, a_scale) or the high-precision one (x): one of them")
     on_input, weights = bool(options["apply_router_weight_on_input"]), inputs["topk_weights"]
     x = None
     if "x" in inputs:
         x = weighted_input(inputs["x"], weights, on_input=on_input)
         made = quantize(x, steps.recipe, scale=inputs.get("a_scale"))
         codes, scale = made.codes, made.scale
-    elif "a_scale" in inputs:
-        codes, scale = inputs["a"], inputs["a_scale"]
     else:
-        raise InputError("moe_fp8: a comes with a_scale")
+        codes, scale = inputs["a"], inputs["a_scale"]
     scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
     return _Call(Tokens(codes, scale, inputs["topk_ids"], weights, on_input), experts, steps, x)
 
@@ -217,12 +233,25 @@ def _admissible(call: _Call, dtype: torch.dtype, name: str, given: Tensor | None
     return Admissible(low, high, torch.nan_to_num(expected, 0.0), open=found.open), basis
 
 
-def _steps(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Steps:
+def steps_of(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Steps:
+    """What the checked inputs and options of ``moe_fp8`` make a layer round and quantise with.
+
+    Raises
+    ------
+    NumericsError, InputError, OptionError
+        The recipe is a known fault, does not fit the given scales, or has one scale for all rows of a call, which are
+        a layer's own choice; the limit is no positive number.
+    """
     given = "a2_scale" in inputs
     name = options["recipe"] or ("torch_static" if given else "vllm_group")
     recipe = recipes.get(str(name))
     if recipe.fault is not None:
         raise NumericsError(f"recipe {recipe.name} is a known fault: {recipe.fault}")
+    if recipe.block.rows is None and recipe.formula is not ScaleFormula.GIVEN:
+        raise NumericsError(
+            f"recipe {recipe.name} has one scale for all rows, and which rows a layer quantises at a time is its own "
+            "choice; give a_scale and a2_scale, or take a recipe of groups or rows"
+        )
     if (recipe.formula is ScaleFormula.GIVEN) != given:
         raise InputError(f"recipe {recipe.name} {'computes its own scale: pass no' if given else 'needs'} a2_scale")
     limit = options["limit"]
@@ -286,5 +315,3 @@ def _count(options: Mapping[str, object], name: str) -> int:
 
 def _single(x: Tensor) -> Tensor:
     return to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-
-

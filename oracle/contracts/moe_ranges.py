@@ -8,7 +8,8 @@
     5  combination      the weighted sum of intervals, plus (k + 2) u of its magnitudes for float32 sums in any order
 
 Every step maps an interval to one that holds all its images, so a right kernel is never refused. A token reached by
-NaN, infinity or a possible float32 overflow is open. Not covered: recipes that code_boxes does not cover.
+NaN, infinity or a possible float32 overflow is open, the others are not. Not covered: recipes that code_boxes does not
+cover.
 """
 
 from __future__ import annotations
@@ -66,20 +67,22 @@ def outcome(
     low, high, size = (torch.zeros(shape, dtype=torch.float64, device=tokens.codes.device) for _ in range(3))
     open_ = torch.zeros(shape[0], dtype=torch.bool, device=low.device)
     weights, basis, flips, count = tokens.output_weights(), numerics, 0, 0
+    inputs, unknown = ([], open_) if x is None else _input_boxes(x, steps, given)
     between = FP32 if steps.activation is Activation.NONE else of_dtype(steps.store)
     for expert, token, slot in tokens.slots(experts):
         if x is None:
             h, lost = stored_span(experts.product("w13", expert, *tokens.rows(token)), steps.store, numerics)
         else:
-            rows = decode(x.index_select(0, token))
-            inputs, _ = code_boxes(Span(rows, rows), steps.recipe, of_dtype(x.dtype), given)
-            h, lost, _ = boxed_span(inputs, experts, "w13", expert, steps.store, acc)
-        boxes, flipped = code_boxes(act_span(h, steps), steps.recipe, between, experts.intermediate_scale)
+            taken = [box.taken(token) for box in inputs]
+            h, lost, _ = boxed_span(taken, experts, "w13", expert, steps.store, acc)
+            lost = lost | unknown[token]
+        act, burst = _finite(act_span(h, steps))
+        boxes, flipped = code_boxes(act, steps.recipe, between, experts.intermediate_scale)
         y, overflow, basis = boxed_span(boxes, experts, "w2", expert, steps.store, acc)
         flips, count = flips + flipped, count + boxes[0].low.numel()
         w = weights[token, slot, None]
         left, right = torch.minimum(w * y.low, w * y.high), torch.maximum(w * y.low, w * y.high)
-        gone = lost | overflow | ~torch.isfinite(left).all(dim=1) | ~torch.isfinite(right).all(dim=1)
+        gone = lost | burst | overflow | ~torch.isfinite(left).all(dim=1) | ~torch.isfinite(right).all(dim=1)
         open_[token] |= gone
         keep = ~gone[:, None]
         low.index_add_(0, token, torch.where(keep, left, 0.0))
@@ -145,6 +148,20 @@ def silu_span(x: Span) -> Span:
     low = torch.where((x.low <= SILU_ARGMIN) & (x.high >= SILU_ARGMIN), torch.full_like(low, SILU_MIN), low)
     error = DEVICE_ERROR + DEVICE_SLOPE * (-x.low).clamp(0.0, 128.0)
     return Span(low - error * low.abs() - 128 * FLUSH, high + error * high.abs() + 128 * FLUSH)
+
+
+def _input_boxes(x: Tensor, steps: Steps, given: Tensor | None) -> tuple[list[Box], Tensor]:
+    """Boxes of the quantised input, and its rows ``[T]`` with NaN or infinity, of which nothing is claimed."""
+    rows = decode(x)
+    known, unknown = _finite(Span(rows, rows))
+    boxes, _ = code_boxes(known, steps.recipe, of_dtype(x.dtype), given)
+    return boxes, unknown
+
+
+def _finite(x: Span) -> tuple[Span, Tensor]:
+    """Rows of zeros for those with NaN or infinity, which would spread to the bounds of all, and which these are."""
+    unknown = ~(torch.isfinite(x.low) & torch.isfinite(x.high)).all(dim=1)
+    return Span(*(edge.masked_fill(unknown[:, None], 0.0) for edge in (x.low, x.high))), unknown
 
 
 def _by_block(box: Box, scale: Tensor) -> Box:

@@ -20,6 +20,7 @@ from oracle.faults import (
     cast,
     experts,
     internal,
+    layer_inputs,
     layers,
     logits,
     movement,
@@ -61,6 +62,7 @@ FAMILIES = (
     internal,
     logits,
     layers,
+    layer_inputs,
     experts,
 )
 

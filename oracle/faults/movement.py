@@ -17,6 +17,8 @@ from oracle.formats import codes_of
 from oracle.gemm import ScaledProduct, take_rows
 
 TILE = 128
+PITCH = 16
+"""Elements between rows whose pitch is not read: the least that keeps rows of FP8 on 16 bytes."""
 SAME_ROWS = "the two rows are equal"
 
 
@@ -25,6 +27,10 @@ SAME_ROWS = "the two rows are equal"
 
 def _several_rows(call: Call) -> str | None:
     return None if call.rows > 1 else "there is one row"
+
+
+def _several_rows_of(role: str) -> WhyNot:
+    return lambda call: None if matrix(call, role).shape[0] > 1 else f"{role} has one row"
 
 
 def _several_columns(call: Call) -> str | None:
@@ -104,6 +110,12 @@ def _wrapped(call: Call, a: Tensor) -> Tensor:
     """The row offset wraps at half of the matrix, as an int32 offset does at 2**31 elements."""
     half = max(1, a.shape[0] // 2)
     return take_rows(a, torch.arange(a.shape[0], device=a.device) % half)
+
+
+def _pitch_not_read(call: Call, x: Tensor) -> Tensor:
+    """Rows lie :data:`PITCH` elements further apart than they are long, zeros between, and are read as if packed."""
+    memory = torch.nn.functional.pad(codes_of(x), (0, PITCH)).flatten()
+    return memory[: x.numel()].view(x.shape).view(x.dtype)
 
 
 def _swap_halves_b(call: Call, b: Tensor) -> Tensor:
@@ -260,6 +272,17 @@ def faults() -> list[Fault]:
             read("a", _wrapped),
             lambda c: None if matrix(c, "a").shape[0] > 1 else "there is one row",
             SAME_ROWS,
+        ),
+        *(
+            moved(
+                f"row pitch of {role.upper()} not read",
+                "recorded on an H200: cutlass_scaled_mm of vLLM 0.20.2",
+                Stage.READ,
+                read(role, _pitch_not_read),
+                _several_rows_of(role),
+                "all rows are equal",
+            )
+            for role in ("a", "b")
         ),
         moved(
             "gate and up weights swapped without their scales",

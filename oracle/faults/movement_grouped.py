@@ -13,6 +13,8 @@ from oracle.faults.engine import stale
 from oracle.faults.movement import TILE, moved
 from oracle.faults.roles import CONTIGUOUS, GROUPED, MASKED
 
+STORE_TILE = 64
+"""Rows of the smallest tile that DeepGEMM's masked product stores (seen on an H200: 64 or 128)."""
 UNSPECIFIED = "only rows that the contract leaves unspecified change"
 
 
@@ -113,6 +115,30 @@ def _one_row_short(call: Call, out: Tensor) -> Tensor:
     return out
 
 
+def _whole_tiles_stored(call: Call, out: Tensor) -> Tensor:
+    """A group's last tile is stored whole and last: its rows past M, read with a scale of 0, lie in later groups."""
+    out = out.clone()
+    out[_past_the_group(call)] = 0
+    return out
+
+
+def _past_the_group(call: Call) -> Tensor:
+    """Rows ``[G * M]`` that a tile of :data:`STORE_TILE` rows of an earlier group covers."""
+    groups, m = call.inputs["a"].shape[:2]
+    over = torch.zeros(groups * m, dtype=torch.bool, device=call.inputs["a"].device)
+    for g, count in enumerate(call.inputs["masked_m"].tolist()):
+        over[(g + 1) * m : g * m + -(-count // STORE_TILE) * STORE_TILE] = True
+    return over
+
+
+def _tiles_reach_further(call: Call) -> str | None:
+    groups, m = call.inputs["a"].shape[:2]
+    real = torch.zeros(groups * m, dtype=torch.bool, device=call.inputs["a"].device)
+    for g, count in enumerate(call.inputs["masked_m"].tolist()):
+        real[g * m : g * m + count] = True
+    return None if bool((real & _past_the_group(call)).any()) else f"no tile of {STORE_TILE} rows reaches a real row"
+
+
 def faults() -> list[Fault]:
     """The faults of grouped products, in the order of the facts."""
     contiguous, masked = frozenset({CONTIGUOUS}), frozenset({MASKED})
@@ -196,6 +222,15 @@ def faults() -> list[Fault]:
             _weights_of_next_group,
             _more_than_one_expert,
             "",
+            masked,
+        ),
+        moved(
+            "a group's last tile overwrites the next group",
+            "recorded on an H200: masked product of sgl-deep-gemm 0.1.4.post1",
+            Stage.WRITE,
+            _whole_tiles_stored,
+            _tiles_reach_further,
+            "those rows are zero",
             masked,
         ),
         moved(

@@ -26,6 +26,7 @@ Options = Mapping[str, Any]
 def deep_gemm(kernel: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
     """``fp8_gemm_nt((a, sa), (b, sb), out)``: bf16 out, K % 128 == 0, N % 64 == 0."""
     a, b = inputs["a"], inputs["b"]
+    _offered(a.dtype == b.dtype == torch.float8_e4m3fn, "E4M3 operands")
     _offered(options["out_dtype"] == torch.bfloat16 and "c" not in inputs, "bf16 out and no c")
     _offered(a.shape[1] % 128 == 0 and b.shape[0] % 64 == 0, "K % 128 == 0 and N % 64 == 0")
     out = torch.empty(a.shape[0], b.shape[0], dtype=torch.bfloat16, device=a.device)
@@ -33,9 +34,24 @@ def deep_gemm(kernel: Callable[..., None], inputs: Inputs, options: Options) -> 
     return out
 
 
+def deep_gemm_masked(kernel: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
+    """``fp8_m_grouped_gemm_nt_masked``: as the dense one; M a multiple of 128, since whole tiles are stored."""
+    a, b = inputs["a"], inputs["b"]
+    _offered(a.dtype == b.dtype == torch.float8_e4m3fn, "E4M3 operands")
+    _offered(options["out_dtype"] == torch.bfloat16, "bf16 out")
+    _offered(a.shape[0] == 1 or a.shape[1] % 128 == 0, "M in multiples of 128: a tile is stored whole")
+    _offered(a.shape[2] % 128 == 0 and b.shape[1] % 64 == 0, "K % 128 == 0 and N % 64 == 0")
+    out = torch.empty(*a.shape[:2], b.shape[1], dtype=torch.bfloat16, device=a.device)
+    left, right = (a, inputs["a_scale"]), (b, inputs["b_scale"])
+    kernel(left, right, out, inputs["masked_m"].to(torch.int32), a.shape[1], disable_ue8m0_cast=True)
+    return out
+
+
 def flashinfer_gemm(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
     """``fp8_blockscale_gemm_sm90`` with the activation scale ``[K/128, align(M, 4)]``."""
     x, weight, weight_scale = inputs["input"], inputs["weight"], inputs.get("weight_scale")
+    _offered(torch.float8_e5m2 not in (x.dtype, weight.dtype), "E4M3 or bf16 operands")
+    _offered(x.is_contiguous() and weight.is_contiguous(), "rows without a pitch: the kernel reads none")
     _offered(options["out_dtype"] == torch.bfloat16, "bf16 out")
     _offered(x.shape[1] % 128 == 0 and weight.shape[0] % 64 == 0, "K % 128 == 0 and N % 64 == 0")
     blocks = weight_scale is None or weight_scale.shape[0] == -(-weight.shape[0] // 128)
@@ -55,6 +71,8 @@ def vllm_cutlass(kernel: Callable[[], Any], inputs: Inputs, options: Options) ->
     (m, k), n = a.shape, b.shape[0]
     dtype = options["out_dtype"]
     bias = inputs.get("bias")
+    _offered(a.dtype == b.dtype == torch.float8_e4m3fn, "E4M3 operands")
+    _offered(a.is_contiguous() and b.is_contiguous(), "rows without a pitch: the kernel reads none from the operands")
     _offered(dtype in (torch.bfloat16, torch.float16), "bf16 or f16 out")
     _offered(k % 16 == 0 and n % 16 == 0 and (bias is None or bias.dtype == dtype), "K, N % 16, bias as the output")
     stored = tuple(b_scale.shape) == (-(-n // 128), -(-k // 128))

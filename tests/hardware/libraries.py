@@ -62,6 +62,8 @@ def subjects() -> list[Library]:
         Library("flashinfer.helpers", "shuffle_matrix_a", _rows("shuffle_matrix_a")),
         Library("vllm.ops", "scaled_fp8_quant", _vllm_quantiser),
         Library(f"vllm.{WRONG}.row_major_scale", "cutlass_scaled_mm", _vllm_row_major, promoted),
+        Library(f"vllm.{WRONG}.row_pitch", "cutlass_scaled_mm", _vllm_pitch, chain),
+        Library(f"deep_gemm.{WRONG}.unaligned_rows", "fp8_m_grouped_gemm_nt_masked", _deep_gemm_masked, promoted),
     ]
     for name in deep_gemm.IMPORT_NAMES:
         bare = functools.partial(_deep_gemm, name)
@@ -74,6 +76,7 @@ def subjects() -> list[Library]:
         "fp16_out": _flashinfer_fp16,
         "per_token_weight_scale": _flashinfer_weight_scale,
         "bf16_weight_amax": _flashinfer_bf16,
+        "row_pitch": _flashinfer_pitch,
     }
     found += [
         Library(f"flashinfer.{WRONG}.{fault}", "fp8_blockscale_gemm_sm90", call, promoted)
@@ -102,6 +105,7 @@ def _deep_gemm(name: str, inputs: Inputs, options: Options) -> Tensor:
     a, b = inputs["a"], inputs["b"]
     whole = a.shape[1] % 128 == 0 and b.shape[0] % 64 == 0 and "c" not in inputs
     _only(options.get("out_dtype") == torch.bfloat16 and whole, "bf16 out, K % 128 == 0, N % 64 == 0, no c")
+    _only(a.dtype == b.dtype == FP8, "E4M3 operands")
     out = torch.full((a.shape[0], b.shape[0]), float("nan"), dtype=torch.bfloat16, device=a.device)
     call = _module(name).fp8_gemm_nt
     call((a, inputs["a_scale"]), (b, inputs["b_scale"]), out, disable_ue8m0_cast=True)
@@ -146,7 +150,8 @@ def _rows(name: str) -> Callable[[Inputs, Options], Tensor]:
     def run(inputs: Inputs, options: Options) -> Tensor:
         (x,) = inputs.values()
         _only(x.dim() == 2, "one matrix")
-        made: Tensor = getattr(_module("flashinfer"), name)(x.view(torch.uint8), *options.values())
+        tile = (128,) if name == "shuffle_matrix_a" else ()  # the tile that TensorRT-LLM's MoE kernels have
+        made: Tensor = getattr(_module("flashinfer"), name)(x.view(torch.uint8), *tile)
         return made.view(x.dtype)
 
     return run
@@ -179,11 +184,34 @@ def _vllm_row_major(inputs: Inputs, options: Options) -> Tensor:
     a, b, a_scale, b_scale = (inputs[n] for n in ("a", "b", "a_scale", "b_scale"))
     m, k = a.shape
     blocks = tuple(a_scale.shape) == (m, -(-k // 128)) and a_scale.shape[1] > 1 and m > 1
-    _only(blocks and m % 4 == 0 and b.shape[0] % 128 == 0, "block scales, M % 4 == 0, N % 128 == 0")
+    _only(blocks and k % 128 == 0 and b.shape[0] % 128 == 0, "block scales of several rows, N and K % 128 == 0")
     _only(options.get("out_dtype") == torch.bfloat16 and inputs.get("bias") is None, "bf16 out, no bias")
-    out = torch.empty(m, b.shape[0], dtype=torch.bfloat16, device=a.device)
-    ready = b_scale.t().contiguous().t() if b_scale.shape[0] != b_scale.shape[1] else b_scale
-    _vllm().cutlass_scaled_mm(out, a, b.t(), a_scale.contiguous(), ready.t(), None)
+    _only(a.dtype == b.dtype == FP8, "E4M3 operands")
+    lead = m + (-m % 4)
+    left, scale = a.new_zeros(lead, k), a_scale.new_ones(lead, a_scale.shape[1])
+    left[:m], scale[:m] = a, a_scale
+    out = torch.empty(lead, b.shape[0], dtype=torch.bfloat16, device=a.device)
+    _vllm().cutlass_scaled_mm(out, left, b.contiguous().t(), scale, b_scale.contiguous().t(), None)
+    return out[:m]
+
+
+def _vllm_pitch(inputs: Inputs, options: Options) -> Tensor:
+    a, b, a_scale, b_scale = (inputs[n] for n in ("a", "b", "a_scale", "b_scale"))
+    _only(a_scale.numel() == b_scale.numel() == 1 and a.shape[0] > 1, "one scale each, several rows")
+    _only(options.get("out_dtype") == torch.bfloat16 and inputs.get("bias") is None, "bf16 out, no bias")
+    _only(a.dtype == b.dtype == FP8 and a.shape[1] % 16 == 0 and b.shape[0] % 16 == 0, "E4M3, K and N % 16 == 0")
+    out = torch.empty(a.shape[0], b.shape[0], dtype=torch.bfloat16, device=a.device)
+    _vllm().cutlass_scaled_mm(out, _pitched(a), b.contiguous().t(), a_scale, b_scale, None)
+    return out
+
+
+def _deep_gemm_masked(inputs: Inputs, options: Options) -> Tensor:
+    a, b, rows = inputs["a"], inputs["b"], inputs["masked_m"]
+    _only(a.dtype == b.dtype == FP8 and a.shape[0] > 1 and a.shape[1] % 64 != 0, "E4M3, several groups, M % 64 != 0")
+    _only(options.get("out_dtype") == torch.bfloat16, "bf16 out")
+    out = torch.zeros(a.shape[0], a.shape[1], b.shape[1], dtype=torch.bfloat16, device=a.device)
+    call = _module("deep_gemm").fp8_m_grouped_gemm_nt_masked
+    call((a, inputs["a_scale"]), (b, inputs["b_scale"]), out, rows.to(torch.int32), a.shape[1], disable_ue8m0_cast=True)
     return out
 
 
@@ -211,6 +239,18 @@ def _flashinfer_unpadded(inputs: Inputs, options: Options) -> Tensor:
     x, weight, scale, weight_scale = _both_fp8(inputs, options)
     _only(x.shape[0] % 4 != 0 and scale.shape[1] > 1, "M % 4 != 0, several K blocks")
     return _flashinfer()(x, weight, scale.t().contiguous(), weight_scale)
+
+
+def _flashinfer_pitch(inputs: Inputs, options: Options) -> Tensor:
+    x, weight, scale, weight_scale = _both_fp8(inputs, options)
+    _only(x.shape[0] > 1, "several rows")
+    return _flashinfer()(_pitched(x), weight, flashinfer.kernel_scale(scale), weight_scale)
+
+
+def _pitched(x: Tensor) -> Tensor:
+    """``x`` with 16 zeros behind every row."""
+    wide = x.new_zeros(x.shape[0], x.shape[1] + 16)[:, : x.shape[1]]
+    return wide.copy_(x)
 
 
 def _flashinfer_fp16(inputs: Inputs, options: Options) -> Tensor:

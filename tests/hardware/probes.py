@@ -1,4 +1,8 @@
-"""Small questions to a GPU: its approximate division, one and two instruction steps, our quantisers' bits."""
+"""Small questions to a GPU and its libraries.
+
+Approximate division, one and two instruction steps, our quantisers' bits, the rows a masked product stores, whether a
+product minds a pitch between the rows of its operands.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import torch
 from hardware.notes import Notes
 from torch import Tensor
 
-from kernels.backends import eager, triton_quant
+from kernels.backends import cutlass, eager, triton_quant
 from oracle import cases, fast_math
 from oracle.formats import same_bits
 
@@ -74,7 +78,8 @@ def instruction_probes(notes: Notes, device: str) -> None:
 def own_quantisers(notes: Notes, device: str) -> None:
     """Our Triton kernels against plain torch on the CPU: every bit, every layout, on what rounds hardest."""
     backend = triton_quant if device == "cuda" else eager
-    for family in ("ties", "amax", "special", "nan"):
+    # twice: the second launch of a class of arguments does without Triton's dispatch
+    for family in ("ties", "amax", "special", "nan") * 2:
         text = f"per_token_group_quant_fp8/bf16-e4m3/1x128/m=133,k=512/family={family}/seed=77"
         host = cases.parse(text).inputs()["x"]
         for scales in ("row", "col", "tma"):
@@ -88,6 +93,46 @@ def own_quantisers(notes: Notes, device: str) -> None:
             tensor = backend.quant_tensor(host.to(device)), eager.quant_tensor(host)
             notes.check(f"own token quantiser = torch on cpu [{family}]", _same(*token))
             notes.check(f"own tensor quantiser = torch on cpu [{family}]", _same(*tensor))
+
+
+def masked_stores(notes: Notes, device: str) -> None:
+    """How many rows DeepGEMM's masked product stores for one real row of group 0, the other groups being empty.
+
+    More than M: rows of the next group are overwritten while, with work of its own, that group stores them.
+    """
+    call = importlib.import_module("deep_gemm").fp8_m_grouped_gemm_nt_masked
+    found = {}
+    k, groups = 256, 4
+    for n in (64, 128, 4096):
+        for m in (17, 33, 64, 100, 128, 192, 257, 384, 512):
+            for expected in sorted({1, m}):
+                for first in sorted({1, m}):
+                    a = torch.ones(groups, m, k, device=device).to(torch.float8_e4m3fn)
+                    b = torch.ones(groups, n, k, device=device).to(torch.float8_e4m3fn)
+                    a_scale = torch.ones(groups, m, k // 128, device=device)
+                    b_scale = torch.ones(groups, -(-n // 128), k // 128, device=device)
+                    out = torch.full((groups, m, n), -1.0, dtype=torch.bfloat16, device=device)
+                    rows = torch.tensor([first, 0, 0, 0], dtype=torch.int32, device=device)
+                    call((a, a_scale), (b, b_scale), out, rows, expected, disable_ue8m0_cast=True)
+                    written = (out.view(groups * m, n) != -1.0).any(dim=1).nonzero()
+                    found[f"n={n},m={m},expected={expected},rows={first}"] = int(written.max()) + 1
+    notes.check("rows stored by the masked product", found)
+
+
+def row_pitch(notes: Notes, device: str) -> None:
+    """vLLM's CUTLASS product of operands whose rows lie 16 elements further apart than they are long."""
+    ops = cutlass.operators()
+    one = torch.ones(1, device=device)
+    for m, n, k in ((33, 64, 128), (128, 256, 256), (512, 512, 512)):
+        a, b = (torch.randn(r, k, device=device).to(torch.float8_e4m3fn) for r in (m, n))
+        wide = [torch.cat([x.view(torch.uint8), torch.zeros_like(x.view(torch.uint8))[:, :16]], 1) for x in (a, b)]
+        pitched = [w.view(torch.float8_e4m3fn)[:, :k] for w in wide]
+        right, out = (torch.empty(m, n, dtype=torch.bfloat16, device=device) for _ in range(2))
+        ops.cutlass_scaled_mm(right, a, b.t(), one, one, None)
+        for name, left, weight in (("a", pitched[0], b), ("b", a, pitched[1])):
+            with notes.attempt(f"row pitch of {name}, {m}x{n}x{k}"):
+                ops.cutlass_scaled_mm(out, left, weight.t(), one, one, None)
+                notes.check(f"row pitch of {name}, {m}x{n}x{k}: wrong elements", int((out != right).sum()))
 
 
 def _same(found: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> bool:

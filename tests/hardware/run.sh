@@ -4,16 +4,16 @@
 #
 #     bash tests/hardware/run.sh OUT [ARCH] ["verify measure validate tests"]
 #
-# Leaves in OUT: captures.tar.gz (folders for `fp8-oracle fixtures adopt`), runs.tar.gz (records, reports, logs) and
-# measurements.{json,safetensors}. Every step has a time limit and goes on to the next; an interrupted `verify` keeps
-# what it has. Needs nothing installed but the runtime dependencies: subjects are named, not looked up.
+# Leaves in OUT: captures.tar.gz (folders for `fp8-oracle fixtures adopt`), runs.tar.gz (records, reports, logs),
+# validations.tar.gz and measurements.{json,safetensors}. Every step has a time limit and goes on to the next; an
+# interrupted `verify` keeps what it has. Needs nothing installed but the runtime dependencies: subjects are named, not looked up.
 set -u
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 arch=${2:-sm90}
 cd "$(dirname "$0")/../.."
 export PYTHONPATH="$PWD:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 work=$(mktemp -d)
-mkdir -p "$work/captures" "$work/runs"
+mkdir -p "$work/captures" "$work/runs" "$work/validations"
 python=${PYTHON:-python3}
 oracle="$python -m oracle"
 
@@ -30,27 +30,39 @@ keep() { # subject, seconds, provider
         --subject "$1" --keep "$work/captures/${arch}_${1//./_}" --record "$work/runs/$1.jsonl" --html "$work/runs/$1.html"
 }
 
-validate() { # name, kernel, contract, more...
-    local name=$1 kernel=$2 contract=$3
-    shift 3
-    step "validate-$name" 75 $oracle validate "$kernel" --contract "$contract" --device cuda --arch "$arch" \
-        --json "$work/runs/validate-$name.json" "$@"
-}
-
-pack() {
-    tar -C "$work" -czf "$out/captures.tar.gz" captures
-    tar -C "$work" -czf "$out/runs.tar.gz" runs
+validate() { # name, seconds, kernel, contract, more...
+    local name=$1 limit=$2 kernel=$3 contract=$4
+    shift 4
+    step "validate-$name" "$limit" $oracle validate "$kernel" --contract "$contract" --device cuda --arch "$arch" \
+        --json "$work/validations/${arch}_$name.json" "$@"
 }
 
 layer=kernels.subjects:subjects
 bare=hardware.libraries:subjects
 
+compile_flashinfer() { # its first call compiles for a minute and a half; meanwhile others run
+    timeout 240 "$python" -c '
+import torch
+from flashinfer.gemm import fp8_blockscale_gemm_sm90 as product
+x = torch.randn(16, 512, device="cuda", dtype=torch.bfloat16)
+product(x, x.repeat(8, 1).to(torch.float8_e4m3fn), None, torch.ones(1, 4, device="cuda"))
+' >"$work/runs/compile-flashinfer.log" 2>&1
+}
+
 run_verify() {
-    for subject in deep_gemm cutlass torch triton; do keep "$subject" 60 "$layer"; done
-    keep flashinfer 170 "$layer"
+    compile_flashinfer &
+    keep deep_gemm 240 "$layer"
+    for subject in cutlass torch triton; do keep "$subject" 90 "$layer"; done
     local names
     names=$("$python" -c 'from hardware import libraries; print(*sorted({s.name for s in libraries.subjects()}))')
-    for subject in $names; do keep "$subject" 40 "$bare"; done
+    for subject in $names; do
+        [[ $subject == flashinfer* ]] || keep "$subject" 90 "$bare"
+    done
+    wait
+    keep flashinfer 170 "$layer"
+    for subject in $names; do
+        [[ $subject != flashinfer* ]] || keep "$subject" 60 "$bare"
+    done
 }
 
 run_measure() {
@@ -58,12 +70,24 @@ run_measure() {
 }
 
 run_validate() {
-    validate deep_gemm deep_gemm:fp8_gemm_nt fp8_gemm_nt --adapter hardware.adapters:deep_gemm
-    validate cutlass kernels.backends.cutlass:operators cutlass_scaled_mm --adapter hardware.adapters:vllm_cutlass
-    validate torch torch:_scaled_mm torch_per_token_w8a8_scaled_mm --adapter hardware.adapters:torch_scaled_mm \
-        --numerics "$arch.promote128.scale_after"
-    validate flashinfer flashinfer.gemm:fp8_blockscale_gemm_sm90 fp8_blockscale_gemm_sm90 \
+    compile_flashinfer &
+    export DG_JIT_CACHE_DIR="$work/jit" # compiled anew: its time is part of the validation's
+    validate deep_gemm 75 deep_gemm:fp8_gemm_nt fp8_gemm_nt --adapter hardware.adapters:deep_gemm
+    validate deep_gemm_masked 75 deep_gemm:fp8_m_grouped_gemm_nt_masked fp8_m_grouped_gemm_nt_masked \
+        --adapter hardware.adapters:deep_gemm_masked
+    validate cutlass 75 kernels.backends.cutlass:operators cutlass_scaled_mm --adapter hardware.adapters:vllm_cutlass
+    validate torch 75 torch:_scaled_mm torch_per_token_w8a8_scaled_mm --adapter hardware.adapters:torch_scaled_mm
+    validate quantiser 75 kernels.subjects:BY_CONTRACT.per_token_group_quant_fp8 per_token_group_quant_fp8
+    wait
+    validate flashinfer 120 flashinfer.gemm:fp8_blockscale_gemm_sm90 fp8_blockscale_gemm_sm90 \
         --adapter hardware.adapters:flashinfer_gemm
+    validate large_quantiser 150 kernels.subjects:BY_CONTRACT.per_token_group_quant_fp8 per_token_group_quant_fp8 \
+        --require "large offsets" --case per_token_group_quant_fp8/bf16-e4m3/1x128/m=31,k=256/family=randn/seed=1
+    validate large_torch 150 torch:_scaled_mm torch_per_tensor_w8a8_scaled_mm \
+        --adapter hardware.adapters:torch_scaled_mm --require "large offsets" \
+        --case torch_per_tensor_w8a8_scaled_mm/e4m3xe4m3-bf16/tensor:tensor/m=33,n=256,k=384/family=randn/seed=1
+    validate large_deep_gemm 150 deep_gemm:fp8_gemm_nt fp8_gemm_nt --adapter hardware.adapters:deep_gemm \
+        --require "large offsets" --case fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=33,n=256,k=384/family=randn/seed=1
 }
 
 run_tests() {
@@ -76,6 +100,7 @@ for part in ${3:-verify measure validate tests}; do
     "run_$part"
     tar -C "$work" -czf "$out/captures.tar.gz" captures
     tar -C "$work" -czf "$out/runs.tar.gz" runs
+    tar -C "$work" -czf "$out/validations.tar.gz" validations
 done
 echo "$SECONDS s in all"
 ls -l "$out"

@@ -1,4 +1,4 @@
-"""What the layer costs: overhead per call, end-to-end linear, quantiser bandwidth; graph capture, compilation, engines.
+"""What the layer costs: overhead per call, end-to-end linear (eager and replayed), quantiser bandwidth; compilation.
 
 Candidates of one table are measured in turns in one run, so that drift hits all alike.
 """
@@ -20,6 +20,8 @@ from kernels.backends import cutlass, eager, flashinfer
 from oracle import cases, data
 
 ROUNDS = 25
+IN_GRAPH = 10
+"""Calls in one captured graph."""
 FP8 = torch.float8_e4m3fn
 
 
@@ -66,6 +68,24 @@ def device_microseconds(calls: dict[str, Callable[[int], object]], device: str, 
             stop.synchronize()
             samples[name].append(start.elapsed_time(stop) * 1e3 / inner)
     return {name: round(statistics.median(values), 3) for name, values in samples.items()}
+
+
+def replay_of(call: Callable[[int], object]) -> Callable[[int], object]:
+    """The replay of a CUDA graph that holds the call :data:`IN_GRAPH` times: device time without the host's."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for i in range(3):
+            call(i)
+    torch.cuda.synchronize()
+    graph, kept = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        kept.extend(call(i) for i in range(IN_GRAPH))
+
+    def replay(_: int) -> object:
+        graph.replay()
+        return kept
+
+    return replay
 
 
 def overhead(notes: Notes, device: str) -> None:
@@ -126,6 +146,12 @@ def end_to_end(notes: Notes, device: str) -> None:
             if device == "cuda":
                 calls["bare"] = _bare_linear(x, b, bs)
             notes.time(f"device_us.linear M={m} N={n} K={k}", device_microseconds(calls, device))
+            if device == "cuda":
+                replays = {name: replay_of(call) for name, call in calls.items()}
+                times = device_microseconds(replays, device, inner=4)
+                notes.time(
+                    f"graph_us.linear M={m} N={n} K={k}", {name: round(us / IN_GRAPH, 3) for name, us in times.items()}
+                )
 
 
 def _bare_linear(x: Tensor, b: Tensor, bs: Tensor) -> Callable[[int], object]:

@@ -57,6 +57,10 @@ def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor,
                     )  # fmt: skip
         x, bound = hostile(7, 256, dtype), torch.tensor([0.7])
         calm = x.nan_to_num(1.0, 2.0, -2.0)
+        for made, kind in ((ours.quant_group(x, 128, 1e-10, False, "tma")[1], "group"),
+                           (ours.quant_group_packed(calm, 128, 1e-10)[1], "packed")):  # fmt: skip
+            lanes = made.as_strided((made.shape[1], 8), (8, 1))[:, 7:]
+            yield f"pad lanes are zero: {kind} {dtype}", (lanes,), (torch.zeros_like(lanes),)
         yield f"packed {dtype}", ours.quant_group_packed(calm, 128, 1e-10), plain.quant_group_packed(calm, 128, 1e-10)
         yield f"token {dtype}", ours.quant_token(x, None), plain.quant_token(x, None)
         yield f"token bounded {dtype}", ours.quant_token(x, bound), plain.quant_token(x, bound)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import blockscaled
-from kernels.backends import cutlass, deep_gemm, flashinfer, sgl_kernel
+from kernels.backends import cutlass, deep_gemm, flashinfer, sgl_kernel, torch_ops
 from kernels.backends import eager as plain
 from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError, ValueRangeError
 from kernels.plan import Problem
@@ -91,6 +91,52 @@ class TestDeepGemmDrift:
             deep_gemm.library()
 
 
+class TestMaskedTiles:
+    """The library stores whole tiles of 64 rows; with fewer rows a group they reach into the next."""
+
+    @staticmethod
+    def tiled(a, b, out, masked_m, expected_m, **_) -> None:
+        """Tiles of the first groups are stored last, as on a busy GPU; rows past a group have a scale of 0."""
+        (x, xs), (w, ws) = a, b
+        flat, m = out.view(-1, out.shape[2]), x.shape[1]
+        for g in reversed(range(x.shape[0])):
+            rows = int(masked_m[g])
+            y = torch.zeros(-(-rows // 64) * 64, out.shape[2], dtype=out.dtype)
+            real = torch.empty(min(m, len(y)), out.shape[2], dtype=out.dtype)
+            plain.fp8_gemm_nt(x[g][: len(y)], xs[g][: len(y)], w[g], ws[g], real, None, True)
+            y[: len(real)] = real
+            space = flat[g * m : g * m + len(y)]
+            space.copy_(y[: len(space)])
+
+    @pytest.mark.parametrize("m", [1, 17, 33, 128, 130])
+    def test_no_group_is_overwritten(self, library, make, m: int) -> None:
+        """Right for any M through the layer; the twin, the library called as it is, is not (unless M is whole)."""
+        library.fp8_m_grouped_gemm_nt_masked = self.tiled
+        a = torch.stack([make.codes(m, 128, seed=g) for g in range(3)])
+        b = torch.stack([make.codes(64, 128, seed=9 + g) for g in range(3)])
+        xs, ws = make.scales(3 * m, 1).view(3, m, 1), make.scales(3, 1).view(3, 1, 1)
+        rows = torch.tensor([m, m, max(1, m - 1)], dtype=torch.int32)
+        layer, bare = (torch.zeros(3, m, 64, dtype=torch.bfloat16) for _ in range(2))
+        deep_gemm.grouped_masked(a, xs, b, ws, layer, rows, m, True)
+        self.tiled((a, xs), (b, ws), bare, rows, m)
+        for g, count in enumerate(rows.tolist()):
+            expected = make.product(a[g], xs[g], b[g], ws[g])[:count]
+            assert make.error(layer[g, :count], expected) < 2**-8
+        right = all(
+            make.error(bare[g, :n], make.product(a[g], xs[g], b[g], ws[g])[:n]) < 2**-8
+            for g, n in enumerate(rows.tolist())
+        )
+        assert right == (m % 64 == 0)
+
+    def test_whole_tiles_are_not_copied(self, library, make) -> None:
+        seen = []
+        library.fp8_m_grouped_gemm_nt_masked = lambda a, b, out, *_, **__: seen.append((a[0], out))
+        a, out = make.codes(256, 128).view(2, 128, 128), torch.zeros(2, 128, 64, dtype=torch.bfloat16)
+        rows, weight = torch.tensor([3, 4], dtype=torch.int32), make.codes(128, 128).view(2, 64, 128)
+        deep_gemm.grouped_masked(a, torch.ones(2, 128, 1), weight, torch.ones(2, 1, 1), out, rows, 4, True)
+        assert seen[0][0] is a and seen[0][1] is out
+
+
 def test_tma_addressable(make) -> None:
     """Copied only when TMA cannot address it."""
     a = make.codes(8, 128)
@@ -104,19 +150,33 @@ def test_tma_addressable(make) -> None:
 
 
 class FakeOperators:
-    """Stands for ``torch.ops._C``: remembers what it was given, computes with the scale it can see."""
+    """Stands for ``torch.ops._C``: remembers what it was given, reads operands as packed, scales as they are."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[torch.Tensor, ...]] = []
 
     def cutlass_scaled_mm(self, out, a, b, scale_a, scale_b, bias) -> None:
         self.calls.append((out, a, b, scale_a, scale_b))
-        if scale_a.numel() == a.shape[0] * (a.shape[1] // 128):
-            out.copy_(plain.block_linear(a, b, scale_a, scale_b, bias, out.dtype))
+        a, b = as_packed(a), as_packed(b)
+        kind = plain.block_linear if scale_a.numel() == a.shape[0] * (a.shape[1] // 128) > 1 else plain.linear
+        out.copy_(kind(a, b, scale_a, scale_b, bias, out.dtype))
 
 
 class TestCutlass:
-    """Block scales reach the operator M-major with M padded to a multiple of 4."""
+    """Block scales reach the operator M-major with M padded to a multiple of 4, operands without a row pitch."""
+
+    @pytest.mark.parametrize("which", ["a", "b"])
+    def test_row_pitch(self, monkeypatch, make, which: str) -> None:
+        fake = FakeOperators()
+        monkeypatch.setattr(cutlass, "operators", lambda: fake)
+        a, b = make.codes(7, 64), make.codes(32, 64, seed=1)
+        pitched = torch.nn.functional.pad((a if which == "a" else b).view(torch.uint8), (0, 16)).view(FP8)[:, :64]
+        left, right = (pitched, b) if which == "a" else (a, pitched)
+        one, expected = torch.ones(1, 1), a.double() @ b.double().t()
+        assert make.error(cutlass.linear(left, right.t(), one, one, None, torch.bfloat16), expected) < 2**-8
+        twin = torch.empty(7, 32, dtype=torch.bfloat16)
+        fake.cutlass_scaled_mm(twin, left, right.t(), one, one, None)
+        assert not make.error(twin, expected) < 2**-8
 
     @pytest.mark.parametrize("m", [1, 4, 7, 16])
     def test_block(self, monkeypatch, make, m: int) -> None:
@@ -297,6 +357,25 @@ class FakeSglKernel(types.ModuleType):
             q, scale = plain.quant_group(input, group_size, eps, False)
         output_q.copy_(q)
         output_s.copy_(scale)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.nn.functional, "ScalingType"), reason="torch.nn.functional.scaled_mm is there from torch 2.10 on"
+)
+@pytest.mark.parametrize("k", [128, 384, 512, 640])
+def test_torch_takes_block_scales_in_fours(monkeypatch: pytest.MonkeyPatch, make, k: int) -> None:
+    """Its check on a GPU: ``scale_b [align(K/128, 4), N/128]`` column-major, ``scale_a [M, K/128]`` likewise."""
+    blocks, four = k // 128, -(-k // 512) * 4
+
+    def fake(a, b, scale_a, recipe_a, scale_b, recipe_b, *, output_dtype):
+        assert scale_a.shape == (7, blocks) and (scale_a.stride() == (1, 7) or blocks == 1)
+        assert scale_b.shape == (four, 2) and scale_b.stride() == (1, four)
+        return plain.block_linear(a, b, scale_a, scale_b[:blocks], None, output_dtype)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", fake)
+    a, b, sa, sb = make.codes(7, k), make.codes(256, k, seed=1), make.scales(7, blocks), make.scales(2, blocks, seed=1)
+    y = torch_ops.block_linear(a, b.t(), sa, sb.t(), None, torch.bfloat16)
+    assert make.error(y, make.product(a, sa, b, sb)) < 2**-8
 
 
 class TestSglKernel:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton", reason="Triton is not installed (no build for this platform)")
 
@@ -16,7 +17,7 @@ import triton.language as tl  # noqa: E402  # only where Triton is installed
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from kernels.backends import _triton_kernels, triton_quant  # noqa: E402
+from kernels.backends import _launch, _triton_kernels, triton_quant  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 
@@ -45,7 +46,7 @@ def test_another_formula_is_seen(checks: dict[str, bool]) -> None:
 
 
 TILE = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "NATIVE": True}
-TYPES = {"x": "*bf16", "q": "*u8", "s": "*fp32", "bound": "*fp32", "amax": "*i32"}
+TYPES = {"x": "*bf16", "q": "*fp8e4nv", "s": "*fp32", "bound": "*fp32", "amax": "*i32"}
 KERNELS = {
     "group": ("group_kernel", TILE | {"TRANSPOSED": False, "UE8M0": False}),
     "group transposed": ("group_kernel", TILE | {"TRANSPOSED": True, "UE8M0": False}),
@@ -78,7 +79,7 @@ def ptx_of(kernel: Any, constants: dict[str, object], types: dict[str, str]) -> 
     aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in whole if n in names}
     indexed = {(names.index(n),): v for n, v in constants.items()}
     source = ASTSource(kernel, signature, constexprs=indexed, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **triton_quant.EXACT})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **_launch.EXACT})
     ptx: str = compiled.asm["ptx"]
     return ptx
 
@@ -103,3 +104,89 @@ def test_compiles_for_sm90_with_true_division(name: str) -> None:
 def test_another_division_is_seen(kernel: Any) -> None:
     """Sabotaged twins: a division that flushes subnormals, and Triton's own ``/``."""
     assert not divides_truly(ptx_of(kernel, {"BLOCK": 128}, TYPES))
+
+
+def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled kernel takes its constants by position, behind the arguments."""
+    seen = []
+
+    def look(self: _launch.Launch, programs: int, *arguments: object) -> None:
+        seen.append(self.kernel.__name__)
+        assert self.kernel.arg_names[len(arguments) :] == list(self.constants)
+
+    monkeypatch.setattr(_launch.Launch, "__call__", look)
+    monkeypatch.setattr(triton_quant, "library", lambda: (_triton_kernels, True))
+    x, one = torch.zeros(5, 256, dtype=torch.bfloat16), torch.ones(1)
+    triton_quant.quant_static(x, one)
+    triton_quant.quant_tensor(x)
+    triton_quant.quant_token(x, one)
+    triton_quant.quant_group(x, 128, 1e-10, False)
+    triton_quant.quant_group_packed(x, 128, 1e-10)
+    assert set(seen) == {kernel for kernel, _ in KERNELS.values()} | {"amax_kernel"}
+
+
+class Recorder:
+    """A kernel that compiles to itself and writes down how it is started."""
+
+    def __init__(self) -> None:
+        self.compiled, self.started = 0, []  # type: ignore[var-annotated]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def start(*arguments: object, **options: object) -> "Recorder":
+            self.compiled += bool(options)
+            self.started.append((grid, len(arguments) + len(set(options) - {"num_warps", *_launch.EXACT})))
+            return self
+
+        return start
+
+
+class Pointer(torch.Tensor):
+    """A CPU tensor that says it lies on the current GPU."""
+
+    device = torch.device("cuda:0")  # type: ignore[assignment]
+
+
+def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...]) -> Recorder:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.version, "hip", None)
+    kernel = Recorder()
+    start = _launch.Launch(kernel, {"BLOCK": 32})
+    for arguments in calls:
+        start(3, *arguments)
+    return kernel
+
+
+def pointer(offset: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(64, dtype=dtype)[offset:].as_subclass(Pointer)
+
+
+def test_a_class_of_arguments_compiles_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = started(monkeypatch, (pointer(), 48, 7), (pointer(), 96, 9), (pointer(8), 16, 5))
+    assert kernel.compiled == 1
+    assert kernel.started == [((3,), 4), ((3, 1, 1), 4), ((3, 1, 1), 4)]  # every start gets every parameter
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(pointer(1), 48, 7), (pointer(0, torch.float16), 48, 7), (pointer(), 50, 7), (pointer(), 48, 1),
+     (pointer(), 48, 2**31)],
+    ids=["unaligned", "dtype", "no multiple of 16", "one", "64 bits"],
+)  # fmt: skip
+def test_what_triton_compiles_in_makes_a_class(monkeypatch: pytest.MonkeyPatch, other: tuple[object, ...]) -> None:
+    """An unaligned pointer must never reach a kernel with 16-byte loads, nor a wide integer one with 32-bit strides."""
+    assert started(monkeypatch, (pointer(), 48, 7), other, other).compiled == 2
+
+
+def test_classes_are_those_of_triton() -> None:
+    """Triton's own specialisation tells apart nothing that ours puts together (64-bit integers included)."""
+    specialize = triton.runtime.jit.native_specialize_impl
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    far = [sign * 2**p + d for p in (15, 31, 32, 40) for d in (-16, -1, 0, 1, 16) for sign in (1, -1)]
+    pointers = [torch.zeros(64, dtype=d)[o:] for d in (torch.bfloat16, torch.float32) for o in range(9)]
+    seen: dict[object, set[object]] = {}
+    for value in (*range(-40, 60), *far, *pointers):
+        theirs = specialize(CUDABackend, value, False, True, True)
+        seen.setdefault(_launch.class_of(value), set()).add(theirs)  # type: ignore[arg-type]
+    assert all(len(theirs) == 1 for theirs in seen.values())
+    assert len(seen) > 6

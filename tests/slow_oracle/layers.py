@@ -73,40 +73,68 @@ def softmax(x: list[Fraction]) -> list[Bounds]:
 
 
 def experts(inputs: dict[str, Array], options: dict[str, object]) -> list[int]:
-    """``moe_fp8`` from quantised input: w13, silu and mul, requantised intermediate, w2, weighted sum, in bfloat16."""
-    assert not set(options) - {"out_dtype"}
+    """``moe_fp8``: w13, silu and mul, requantised intermediate, w2, weighted sum, in bfloat16; from quantised input, or
+    from one that is quantised here, in groups of 128 or with the given scale."""
+    assert not set(options) - {"out_dtype", "activation_rounding", "limit", "first_expert",
+                               "apply_router_weight_on_input"}  # fmt: skip
     ids, weights = inputs["topk_ids"].code_rows(), inputs["topk_weights"].rows()
-    given = inputs.get("a2_scale")
-    a_scale = inputs["a_scale"].rows()
+    first, on_input = int(str(options.get("first_expert", 0))), bool(options.get("apply_router_weight_on_input"))
+    tokens = quantised_rows(inputs, on_input) if "x" in inputs else scaled_rows(inputs)
     found: list[int] = []
-    for t, a in enumerate(inputs["a"].rows()):
+    for (a, a_scale), chosen, factors in zip(tokens, ids, weights, strict=True):
         total = [Fraction(0)] * len(a)
-        for expert, weight in zip(ids[t], weights[t], strict=True):
-            if expert < 0:
+        for expert, weight in zip(chosen, finite(factors), strict=True):
+            if not first <= expert < first + inputs["w13"].shape[0]:
                 continue
-            y = one_expert(a, a_scale[0] if len(a_scale) == 1 else a_scale[t], inputs, expert, given)
-            assert isinstance(weight, Fraction)
-            total = [s + weight * v for s, v in zip(total, finite(y), strict=True)]
+            y = one_expert(a, a_scale, inputs, expert - first, options)
+            factor = Fraction(1) if on_input else weight
+            total = [s + factor * v for s, v in zip(total, finite(y), strict=True)]
         found += [encode(v, str(options["out_dtype"])) for v in total]
     return found
 
 
-def one_expert(
-    a: list[Value], a_scale: list[Value], inputs: dict[str, Array], expert: int, given: Array | None
-) -> list[Value]:
-    h = finite(stored(a, a_scale, inputs, "w13", expert))
-    size = len(h) // 2
-    act = []
-    for gate, up in zip(h[:size], h[size:], strict=True):
-        low, high = sigmoid_bounds(gate)
-        ends = sorted((gate * low, gate * high))
-        silu = Array("bfloat16", (1,), [decided(ends[0], ends[1], "bfloat16")]).values()[0]
-        act.append(encode(multiply(silu, up), "bfloat16"))
-    row = Array("bfloat16", (1, size), act)
+def scaled_rows(inputs: dict[str, Array]) -> list[tuple[list[Value], list[Value]]]:
+    """Codes and scales of each token as they are given; one scale serves all."""
+    rows, scales = inputs["a"].rows(), inputs["a_scale"].rows()
+    return list(zip(rows, scales * (len(rows) if len(scales) == 1 else 1), strict=True))
+
+
+def quantised_rows(inputs: dict[str, Array], on_input: bool) -> list[tuple[list[Value], list[Value]]]:
+    """Codes and scales made of each token, which is multiplied by its weight, in its dtype, before."""
+    x, given = inputs["x"], inputs.get("a_scale")
+    rows = []
+    for codes, weight in zip(x.code_rows(), inputs["topk_weights"].rows(), strict=True):
+        row = Array(x.dtype, (1, x.shape[1]), codes)
+        if on_input:
+            (factor,) = weight
+            factor = rounded(finite([factor])[0], x.dtype)
+            row = Array(x.dtype, row.shape, [encode(multiply(v, factor), x.dtype) for v in row.values()])
+        rows.append(grouped(row, given))
+    return rows
+
+
+def grouped(row: Array, given: Array | None) -> tuple[list[Value], list[Value]]:
+    """The codes of one row, as values, and its scales: one for each 128 elements, or the given one."""
     rule = RULES["group"] if given is None else Rule(zero_scale_gives_zero=True)
     scale = None if given is None else given.values()[0]
-    codes, scales = blocks(row, 1, 128 if given is None else size, rule, scale=scale)
-    return stored(Array(E4M3, (1, size), codes).values(), Array(F32, (1,), scales).values(), inputs, "w2", expert)
+    codes, scales = blocks(row, 1, 128 if given is None else row.shape[1], rule, scale=scale)
+    return Array(E4M3, row.shape, codes).values(), Array(F32, (len(scales),), scales).values()
+
+
+def one_expert(
+    a: list[Value], a_scale: list[Value], inputs: dict[str, Array], expert: int, options: dict[str, object]
+) -> list[Value]:
+    h = finite(stored(a, a_scale, inputs, "w13", expert))
+    size, rounding, limit = len(h) // 2, options.get("activation_rounding", "EACH"), options.get("limit")
+    between = F32 if rounding == "NONE" else "bfloat16"
+    act = []
+    for gate, up in zip(h[:size], h[size:], strict=True):
+        if limit is not None:
+            bound = Fraction(float(str(limit)))
+            gate, up = min(gate, bound), min(max(up, -bound), bound)
+        act.append(silu_times(gate, up, between, between=between if rounding == "EACH" else None))
+    made = grouped(Array(between, (1, size), act), inputs.get("a2_scale"))
+    return stored(*made, inputs, "w2", expert)
 
 
 def stored(

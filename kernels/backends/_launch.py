@@ -1,0 +1,65 @@
+"""Launching a Triton kernel again without Triton's own dispatch, which costs more than a small kernel runs.
+
+The first launch of a class of arguments goes through Triton and yields the compiled kernel; later ones of that class
+start it directly. A class is everything that Triton compiles in: dtype and 16-byte alignment of pointers; of
+integers whether they are 1, multiples of 16, wider than 32 bits; the constants; the warps; the device.
+
+Not covered: ROCm, where Triton also compiles in the extent of a pointer's memory (there every launch is Triton's own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16
+"""Bytes of a pointer, and the divisor of an integer, on which Triton specialises."""
+EXACT = {"enable_fp_fusion": False}
+"""Of every launch: no product and sum become one rounding, whatever this Triton's default is."""
+
+
+class Launch:
+    """A ``triton.jit`` function with its constants and its warps, to be called on arguments.
+
+    Parameters
+    ----------
+    kernel
+        A function (native or interpreted) whose parameters are the arguments of a call, the first a tensor, then
+        ``constants``.
+    constants
+        Its ``constexpr`` parameters, in its order.
+    """
+
+    def __init__(self, kernel: Any, constants: Mapping[str, object], *, num_warps: int = 4) -> None:
+        self.kernel, self.constants, self.num_warps = kernel, dict(constants), num_warps
+        self._values = tuple(constants.values())
+        self._compiled: dict[tuple[object, ...], Any] = {}
+
+    def __call__(self, programs: int, *arguments: Tensor | int) -> None:
+        """Start ``programs`` programs on the current stream of the first argument's device."""
+        device = arguments[0].device  # type: ignore[union-attr]  # the first argument of every kernel is a pointer
+        if device.type != "cuda" or torch.version.hip is not None:
+            self._by_triton(programs, arguments)
+        elif device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self(programs, *arguments)
+        else:
+            key = (device.index, *map(class_of, arguments))
+            ready = self._compiled.get(key)
+            if ready is not None:
+                ready[(programs, 1, 1)](*arguments, *self._values)
+            elif (made := self._by_triton(programs, arguments)) is not None:  # the interpreter compiles nothing
+                self._compiled[key] = made
+
+    def _by_triton(self, programs: int, arguments: tuple[Tensor | int, ...]) -> Any:
+        return self.kernel[(programs,)](*arguments, **self.constants, num_warps=self.num_warps, **EXACT)
+
+
+def class_of(argument: Tensor | int) -> object:
+    """What Triton compiles in of one argument; integers beyond 32 bits are told apart further than it does."""
+    if isinstance(argument, int):
+        return 2 if argument == 1 else (argument % ALIGNMENT == 0) + (argument >> 31 << 2)
+    return argument.dtype if argument.data_ptr() % ALIGNMENT == 0 else (argument.dtype, "unaligned")
