@@ -144,6 +144,8 @@ def fp8_blockscale_gemm_sm90(
     weight_scale: Tensor | None = None,
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    *,
+    check: bool = False,
 ) -> Tensor:
     """FlashInfer's SM90 block-scaled product, made safe.
 
@@ -151,6 +153,10 @@ def fp8_blockscale_gemm_sm90(
     shipped kernel gets wrong without a word is put right or refused: a scale of any strides is brought to
     ``[K/128, align(M, 4)]``; bf16 weights are quantised here with a full scan; float16 outputs and weight scales
     per token are refused.
+
+    What is left: on a GPU the kernel quantises a bf16 input by itself, and a group of 128 whose amax lies above 2^126
+    or, but for 0, below 2^-119 becomes NaN in part or as a whole. Nothing that costs no time can prevent it; ``check``
+    finds it, an E4M3 input avoids it.
 
     Parameters
     ----------
@@ -164,6 +170,15 @@ def fp8_blockscale_gemm_sm90(
         ``[ceil(N/128), K/128]`` float32; with an E4M3 weight, and only then.
     out, out_dtype
         ``[M, N]`` bf16 to write into; bfloat16.
+    check
+        Refuse a bf16 input with such a group (this waits for a GPU; skipped while a graph is captured).
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, InputError, OptionError
+        An operand does not fit the contract.
+    ValueRangeError
+        ``check`` found a group that the kernel would lose.
     """
     m, k = _matrix("input", input, FP8, torch.bfloat16)
     n, k_w = _matrix("weight", weight, FP8, torch.bfloat16)
@@ -185,16 +200,21 @@ def fp8_blockscale_gemm_sm90(
             f"out_dtype={dtype_name(kind)}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast"
         )
     device = checks.same_device(input=input, weight=weight, input_scale=input_scale, weight_scale=weight_scale, out=out)
-    run = route("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
+    run, chosen = routed("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
     if m == 0:
         return torch.empty(0, n, dtype=kind, device=device) if out is None else out
+    if check and chosen.backend == "flashinfer" and input.dtype != FP8 and not checks.capturing(device):
+        run.refuse_lost(input)
     if weight_scale is None:
         weight, weight_scale = flashinfer_blocks(weight, BLOCK)
     return run.blockscale_sm90(input, input_scale, weight, weight_scale, out)  # type: ignore[no-any-return]
 
 
 def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``."""
+    """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``.
+
+    The same range holds: no group of 128 with an amax above 2^126 or, but for 0, below 2^-119.
+    """
     if torch.compiler.is_compiling():
         return torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)  # type: ignore[no-any-return]
     return fp8_blockscale_gemm_sm90(input, weight, None, weight_scale)
@@ -269,6 +289,10 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
 
     Under ``torch.compile`` the switch is a ``torch.cond``, so that a graph with a dynamic row count keeps both
     branches.
+
+    Below 32 rows FlashInfer quantises the input, and a group of 128 whose amax lies above 2^126 or, but for 0, below
+    2^-119 becomes NaN (:func:`fp8_blockscale_gemm_sm90`); DeepGEMM's path has no such range. Batch-invariant mode or
+    ``VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0`` take the latter for every M.
 
     Parameters
     ----------

@@ -64,7 +64,8 @@ def blockscale_sm90(inputs: Inputs, options: Options) -> Tensor:
     scale = inputs.get("weight_scale")
     if scale is not None and scale.shape[0] != -(-inputs["weight"].shape[0] // 128):
         raise NotImplementedError("weight_scale [N, K/128]: the kernel indexes it per 128x128 block; it is refused")
-    return blockscaled.fp8_blockscale_gemm_sm90(**inputs, out_dtype=out_dtype_of(options))
+    operands = (inputs["input"], inputs["weight"], inputs.get("input_scale"), scale)
+    return blockscaled.fp8_blockscale_gemm_sm90(*operands, out_dtype=out_dtype_of(options))
 
 
 def wide_input(verb: Callable[..., Tensor]) -> Runner:

@@ -137,3 +137,8 @@ def nonempty(name: str, x: Tensor, *dims: int) -> Tensor:
         if x.shape[d] == 0:
             raise ShapeError(f"{name} has an empty dimension {d}: shape {list(x.shape)}")
     return x
+
+
+def capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, where no value may be looked at."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

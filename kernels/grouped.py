@@ -75,7 +75,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     )
     if m == 0:
         return
-    if check and not _capturing(device):
+    if check and not checks.capturing(device):
         _check_indices(m_indices, groups, get_mk_alignment_for_contiguous_layout() if device.type == "cuda" else 1)
     run.grouped_contiguous(x, xs, w, ws, out, m_indices.contiguous(), disable_ue8m0_cast)
 
@@ -124,7 +124,7 @@ def fp8_m_grouped_gemm_nt_masked(
     run = route("grouped_masked", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out.dtype)))
     if m == 0:
         return
-    if check and not _capturing(device):
+    if check and not checks.capturing(device):
         low, high = masked_m.min().item(), masked_m.max().item()
         if low < 0 or high > m:
             raise ValueRangeError(f"masked_m runs from {low} to {high}; it must stay within [0, {m}]")
@@ -174,7 +174,7 @@ def scaled_grouped_mm(
     )  # fmt: skip
     if m == 0:
         return torch.empty(0, n, dtype=out_dtype, device=device)
-    if check and not _capturing(device):
+    if check and not checks.capturing(device):
         ends = [0, *offsets.tolist()]
         if any(x > y for x, y in zip(ends, ends[1:], strict=False)) or ends[-1] > m:
             raise ValueRangeError(f"offsets {ends[1:]} must be non-decreasing from 0 to at most M={m}")
@@ -196,10 +196,6 @@ def _check_indices(m_indices: Tensor, groups: int, alignment: int) -> None:
             f"rows {tile * alignment}..{tile * alignment + alignment - 1} belong to two experts; "
             f"start each expert's rows at a multiple of {alignment} and fill with -1"
         )
-
-
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _weight(w: Tensor, ws: Tensor, k: int) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from kernels import checks
 from kernels.checks import FP8
 from kernels.errors import InputError, LayoutError, ShapeError, ValueRangeError
-from kernels.grouped import _capturing
 from kernels.platform import get_num_sms
 from kernels.routes import route
 
@@ -71,7 +70,7 @@ def fp8_mqa_logits(
     run = route("mqa_logits", device, ("heads", heads), ("head_dim", depth))
     if m == 0:
         return torch.empty(0, n, dtype=torch.float32, device=device)
-    if check and not _capturing(device):
+    if check and not checks.capturing(device):
         low, high = cu_seqlen_ks.min().item(), cu_seqlen_ke.max().item()
         if low < 0 or high > n:
             raise ValueRangeError(f"windows run from {low} to {high}; they must stay within [0, N={n}]")
@@ -139,7 +138,7 @@ def fp8_paged_mqa_logits(
     run = route("paged_mqa_logits", device, ("heads", heads), ("head_dim", depth), ("block_size", size))
     if batch == 0:
         return torch.empty(0, max_model_len, dtype=torch.float32, device=device)
-    if check and not _capturing(device):
+    if check and not checks.capturing(device):
         _check_pages(lens, block_tables, blocks, size, max_model_len)
     found: Tensor = run.paged_mqa_logits(
         q, kv_cache, weights, lens, block_tables.contiguous(), schedule_metadata, max_model_len, clean_logits

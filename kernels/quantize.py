@@ -285,9 +285,10 @@ def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False) -> tuple[Tensor,
 def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
     """The activation quantiser inside FlashInfer's SM90 block-scaled kernel, with IEEE division.
 
-    ``inv = 448 / amax`` (1 for an all-zero group: scale 1), ``q = sat(x * inv)``, stored ``scale = 1 / inv``. The
-    device divides approximately: its scale lies within 2 ulp of this one. NaN is left out of the amax and keeps a
-    NaN code.
+    ``inv = 448 / amax`` (1 for an all-zero group: scale 1; never infinite), ``q = sat(x * inv)``, stored ``scale =
+    1 / inv``. The device divides approximately: its scale lies within 2 ulp of this one, 0 below an amax of 2^-117. NaN
+    is left out of the amax and keeps a NaN code; a finite value never becomes one. The shipped kernel makes NaN of
+    groups whose amax lies above 2^126, below 2^-126 or, where they hold a zero, below 2^-119; this routine does not.
 
     Parameters
     ----------

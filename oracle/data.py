@@ -365,6 +365,15 @@ def _x_nan(stream: Stream, rows: int, cols: int) -> Reals:
     return values
 
 
+def _x_range(stream: Stream, rows: int, cols: int) -> Reals:
+    """Groups at both ends of the exponents: 448/amax overflows, 1/amax is subnormal, with zeros beside them."""
+    values = np.clip(stream.normals((rows, cols)), -1.0, 1.0)
+    values[stream.integers(0, 8, (rows, cols)) == 0] = 0.0
+    for row, exponent in enumerate((-126, -122, -118, 126, 127)):
+        values[row::6] *= 2.0**exponent
+    return values
+
+
 ACTIVATION_FAMILIES: Mapping[str, Callable[[Stream, int, int], Reals]] = {
     "randn": _x_randn,
     "ties": _x_ties,
@@ -372,5 +381,6 @@ ACTIVATION_FAMILIES: Mapping[str, Callable[[Stream, int, int], Reals]] = {
     "outlier": _x_outlier,
     "heavy": _x_heavy,
     "special": _x_special,
+    "range": _x_range,
     "nan": _x_nan,
 }

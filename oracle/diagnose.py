@@ -156,14 +156,14 @@ def _product(
     refuted: bool,
 ) -> Diagnosis:
     """``refuted``: the bits were called wrong, however near they are."""
-    inputs = quantised(contract, inputs)
+    given, inputs = inputs, quantised(contract, inputs)
     parts = contract.parts(inputs)
     flat = output.reshape(-1, output.shape[-1])
     names = contract.admitted(arch, numerics, parts, output.dtype)
     outside = torch.ones_like(flat, dtype=torch.bool) if refuted else _outside(parts, flat, names[0])
     views = []
     for schedule in _schedules(names, exact_too=not refuted and numerics is None):
-        call = Call(contract, inputs, options, schedule, output.dtype, Beyond.UNKNOWN)
+        call = Call(contract, inputs, options, schedule, output.dtype, Beyond.UNKNOWN, given)
         views.append(View(call, flat, outside))
     first = max(views, key=lambda view: view.equal)
     found: tuple[View, tuple[Explanation, ...]] | None = None

@@ -47,7 +47,7 @@ GOLDENS = (
     *(f"scaled_fp8_quant/f16-e4m3/{s}/m=6,k=256/family={f}/seed=7"
       for s in ("tensor", "token") for f in ("ties", "special")),
     "scaled_fp8_quant/bf16-e4m3/tensor/m=6,k=256/static=1/family=heavy/seed=7",
-    *(f"{c}/m=6,k=256/family={f}/seed=7" for f in ("amax", "special", "outlier")
+    *(f"{c}/m=6,k=256/family={f}/seed=7" for f in ("amax", "special", "outlier", "range")
       for c in ("flashinfer_quantize_1x128/bf16-e4m3/1x128", "flashinfer_quantize_128x128/bf16-e4m3/128x128")),
     *(f"per_tensor_dequantize/e4m3-f16/tensor/m=4,k=128/family={f}/seed=7" for f in ("codes", "nan")),
     *(f"ceil_to_ue8m0/f32/-/m=4,k=128/family={f}/seed=7" for f in ("special", "heavy", "nan")),

@@ -2,7 +2,8 @@
 
 A hypothesis is worth the failing elements whose bits it reproduces or, where the order of summation is unknown, that
 lie in the interval of the mutated product (float32 in any order, stored as the mutant stores). It says nothing about
-elements that depend on memory beyond a buffer, and a right result there speaks against it. It is tried on all of a
+elements that depend on memory beyond a buffer, and a right result there speaks against it; where that is all that
+fails, :mod:`oracle.spans` asks whether the output is at least of its form. It is tried on all of a
 small call. Of a large one, faults inside the product are tried on a sample of its rows and columns, faults of the
 output on all of it. Where no single fault explains half of the failing elements, pairs of a fault and a wrong store are
 tried. A fault that leaves elements unwritten predicts no bits; it explains by place when all that fails lies where it
@@ -28,6 +29,7 @@ from oracle.faults.engine import accumulated, products, stored, write
 from oracle.formats import codes_of, decode, same_bits
 from oracle.gemm import ScaledProduct, exact
 from oracle.judging import COINCIDENCES, Part, interval_of
+from oracle.spans import beyond_buffer
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule
 
@@ -45,7 +47,8 @@ LISTED = 0.5  # an explanation that covers less than half of the failing element
 class Explanation:
     """One hypothesis: of ``failing`` elements that it predicts, it reproduces ``explained``; of all it predicts
     ``known``, and contradicts ``contradicted``. ``placed``: the elements that fail, where they are those that it leaves
-    unwritten. ``local``: what it contradicts is right without it."""
+    unwritten or, ``beyond``, sums with scales from beyond a buffer. ``local``: what it contradicts is right without it.
+    """
 
     name: str
     numerics: str
@@ -56,6 +59,7 @@ class Explanation:
     met_in: str = ""
     placed: int = 0
     local: bool = False
+    beyond: bool = False
 
     @property
     def share(self) -> float:
@@ -72,6 +76,8 @@ class Explanation:
             return self.name
         if self.local:
             return f"{self.name} (in the failing elements only, all of which it reproduces)"
+        if self.beyond:
+            return f"{self.name} (every failing row is such a sum, with scales from beyond the buffer)"
         if self.placed:
             return f"{self.name} (by place: every failing element, and nothing else, lies there)"
         return f"{self.name} ({100 * self.share:.3g}% of the failing elements)"
@@ -177,6 +183,12 @@ class View:
                 found.append(explanation)
         if not any(e.share >= LISTED or e.placed for e in found):
             found += self._pairs(fitting, sample)
+        if small and not any(e.share >= LISTED or e.placed for e in found):
+            name = self.call.schedule.name if self.call.schedule is not None else "exact sums"
+            found += [
+                Explanation(f.name, name, 0, self.failing, 0, 0, f.met_in, placed=self.failing, beyond=True)
+                for f in beyond_buffer(self.call, self.output, self.bad, fitting)
+            ]
         return ranked(found)
 
     def _pairs(self, faults: Sequence[Fault], sample: Sample | None) -> list[Explanation]:

@@ -9,9 +9,8 @@ double rounding is innocuous because 53 >= 2*24 + 2 (Figueroa, "When is double r
 bit, divisors are tensors (torch turns division by a number into a multiplication on CUDA), and powers of
 two come from exponent bits; so codes and scales are the same on every device.
 
-Sources: :mod:`oracle.recipes`, one per record. Not covered: which *other* outputs are right
-(:mod:`oracle.quantize_admissible`), memory layouts of scales, approximate device division, codes other than
-E4M3.
+Sources: :mod:`oracle.recipes`, one per record. Recipes in FAST_MATH take :mod:`oracle.fast_math` instead. Not covered:
+which *other* outputs are right (:mod:`oracle.quantize_admissible`), memory layouts of scales, codes other than E4M3.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from oracle import ue8m0
+from oracle import fast_math, ue8m0
 from oracle.blocks import Grid, grid
 from oracle.errors import DeviceError, DtypeError, OptionError, ShapeError
 from oracle.formats import E4M3FN, FP32, Format, decode, from_codes, of_dtype
 from oracle.recipes import (
     TENSOR,
     AmaxScan,
+    Arithmetic,
     Block,
     CodeFormula,
     NanAmax,
@@ -195,6 +195,8 @@ class Prepared:
             raise OptionError(f"recipe {recipe.name} {need}")
         if self.scale_ub is not None and not recipe.takes_scale_ub:
             raise OptionError(f"recipe {recipe.name} takes no scale_ub; pass None")
+        if not suits(recipe, self.dtype):
+            raise DtypeError(f"recipe {recipe.name} is known for a bfloat16 input alone, not for {self.dtype}")
 
 
 @dataclass(frozen=True)
@@ -320,12 +322,38 @@ def scale_steps(amax: Tensor, recipe: Recipe, fmt: Format, *, scale_ub: Tensor |
     return Steps(a, s, rounded, inverse)
 
 
+def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
+    """Whether the bits of a recipe are known for inputs of this dtype: those of fast math for bfloat16 alone."""
+    return recipe.arithmetic is Arithmetic.IEEE or dtype == torch.bfloat16
+
+
+def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Tensor:
+    """What is rounded to codes: ``blocks [down, r, across, c]`` over a scale that broadcasts against them, float64."""
+    match recipe.code:
+        case CodeFormula.DIVIDE:
+            quotient = f32(blocks / s)
+        case CodeFormula.RECIPROCAL:
+            quotient = f32(blocks * f32(torch.ones_like(s) / s))
+        case CodeFormula.QUOTIENT:
+            fast = recipe.arithmetic is Arithmetic.FAST_MATH
+            quotient = fast_math.product(blocks, inverse) if fast else f32(blocks * inverse)
+    if recipe.zero_codes:
+        muted = s == 0
+        if recipe.scale_format is ScaleFormat.UE8M0:
+            muted = muted | (s == 2.0**-127)  # byte 0 shifted into a float32 exponent reads as 0.0
+        quotient = torch.where(muted, blocks * 0.0, quotient)
+    return quotient
+
+
 def f32(x: Tensor) -> Tensor:
     """One rounding of float64 values to float32 values."""
     return round_to(x, FP32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, Tensor]:
+    if recipe.arithmetic is Arithmetic.FAST_MATH:
+        inverse = fast_math.quotient(a)
+        return fast_math.scale(a, inverse), inverse
     top = torch.full_like(a, FP8_MAX)
     inverse = f32(top / a)
     if recipe.inverse_limit:
@@ -344,18 +372,7 @@ def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, 
 
 def _codes(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Tensor:
     """uint8 codes of float64 blocks for a scale that broadcasts against them."""
-    match recipe.code:
-        case CodeFormula.DIVIDE:
-            quotient = f32(blocks / s)
-        case CodeFormula.RECIPROCAL:
-            quotient = f32(blocks * f32(torch.ones_like(s) / s))
-        case CodeFormula.QUOTIENT:
-            quotient = f32(blocks * inverse)
-    if recipe.zero_codes:
-        muted = s == 0
-        if recipe.scale_format is ScaleFormat.UE8M0:
-            muted = muted | (s == 2.0**-127)  # byte 0 shifted into a float32 exponent reads as 0.0
-        quotient = torch.where(muted, blocks * 0.0, quotient)
+    quotient = quotients(blocks, s, inverse, recipe)
     codes = encode(quotient, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
     return codes.masked_fill(torch.isnan(quotient), recipe.nan_code.code)
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from oracle import ue8m0
 from oracle.formats import E4M3FN, FP32, codes_of, decode, of_dtype
-from oracle.quantize import FP8_MAX, Band, Prepared, f32
+from oracle.quantize import FP8_MAX, Band, Prepared, f32, suits
 from oracle.recipes import PowerOfTwo, Recipe, ScaleFormat, ScaleFormula, recipes
 from oracle.rounding import Overflow, Rounding, encode
 
@@ -237,7 +237,7 @@ def _candidates(x: Prepared, q: Tensor, scale: Tensor, among: Iterable[Recipe] |
             continue
         if recipe.block.rows not in (None, 1) and q.dim() != 2:
             continue
-        if x.scale_ub is not None and not recipe.takes_scale_ub:
+        if x.scale_ub is not None and not recipe.takes_scale_ub or not suits(recipe, x.dtype):
             continue
         if x.grid(recipe.block).scale_shape == tuple(scale.shape):
             found.append(recipe)

@@ -99,6 +99,13 @@ class NanCode(StrEnum):
         return int(self.value, 16)
 
 
+class Arithmetic(StrEnum):
+    """How the quantiser divides and multiplies in float32; :mod:`oracle.fast_math` for a bfloat16 input only."""
+
+    IEEE = "correctly rounded, subnormals kept"
+    FAST_MATH = "div.approx.ftz, rcp.approx.ftz, mul.ftz of sm90"
+
+
 class AmaxScan(StrEnum):
     """Which elements of a block enter amax. Only ALL is right."""
 
@@ -134,7 +141,9 @@ class Recipe:
     takes_scale_ub
         amax is clamped to ``scale_ub`` when one is given.
     approximate
-        The device compiles division to an approximate instruction (2 ulp, flushing): bits are not predicted.
+        The device may compile division to an approximate instruction (2 ulp, flushing): the admissible set is wide.
+    arithmetic
+        The device's own, where its bits are known.
     scan
         Which elements enter amax.
     fault
@@ -160,12 +169,16 @@ class Recipe:
     nan_code: NanCode = NanCode.NAN
     takes_scale_ub: bool = False
     approximate: bool = False
+    arithmetic: Arithmetic = Arithmetic.IEEE
     scan: AmaxScan = AmaxScan.ALL
     fault: str | None = None
 
     def __post_init__(self) -> None:
         if (self.scale_format is ScaleFormat.UE8M0) != (self.power_of_two is not None):
             raise ValueError(f"{self.name}: power_of_two is given exactly when the scale format is UE8M0")
+        known = self.formula is ScaleFormula.INVERSE and self.code is CodeFormula.QUOTIENT and not self.amax_floor
+        if self.arithmetic is Arithmetic.FAST_MATH and not known:
+            raise ValueError(f"{self.name}: fast math is known for q = 448/a, s = 1/q, x*q without a floor alone")
 
     def with_block(self, block: Block) -> Recipe:
         """The same recipe over other blocks (the name is kept)."""

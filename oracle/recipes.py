@@ -4,8 +4,9 @@
 :mod:`oracle.quantize_admissible` says which other outputs a right implementation of it may give. Sources are named
 per record (library, file, commit where known).
 
-Not covered: approximate device division bit for bit (``approximate`` widens the admissible set instead); recipes
-that differ from one listed here only by a power-of-two identity, such as ``x/s`` and ``x * (1/s)`` for UE8M0.
+Not covered: approximate device division bit for bit except where a recipe says FAST_MATH (``approximate`` widens the
+admissible set instead); recipes that differ from one listed here only by a power-of-two identity, such as ``x/s`` and
+``x * (1/s)`` for UE8M0.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from oracle.recipe_record import (
     TILE_128,
     TOKEN,
     AmaxScan,
+    Arithmetic,
     Block,
     CodeFormula,
     NanAmax,
@@ -43,6 +45,7 @@ __all__ = [
     "TILE_128",
     "TOKEN",
     "AmaxScan",
+    "Arithmetic",
     "Block",
     "CodeFormula",
     "NanAmax",
@@ -135,7 +138,9 @@ FLASHINFER_TESTING_128X128_UE8M0 = replace(
     block=TILE_128,
 )
 
-# TensorRT-LLM's kernel and FlashInfer's copy of it. Both take bfloat16; FlashInfer compiles with fast math.
+# TensorRT-LLM's kernel and FlashInfer's copy of it. Both take bfloat16; FlashInfer compiles with fast math. Neither
+# guards 448/a against overflow, which makes NaN of zeros (0 * inf); the recipes without a fault keep finite values
+# finite instead, by TransformerEngine's policy (the largest finite multiplier).
 _TRTLLM = "TensorRT-LLM fp8_blockscale_gemm_kernel.cuh @0249976"
 TRTLLM_1X128 = Recipe(
     name="trtllm_1x128",
@@ -162,8 +167,18 @@ TRTLLM_128X128 = replace(
 FLASHINFER_1X128 = replace(
     TRTLLM_1X128,
     name="flashinfer_1x128",
-    source="FlashInfer fp8_blockscale_gemm_sm90, scale_1x128_kernel under -use_fast_math",
+    source="FlashInfer fp8_blockscale_gemm_sm90, scale_1x128_kernel as intended: finite values stay finite",
     approximate=True,
+    inverse_limit=True,
+)
+FLASHINFER_1X128_FAST_MATH = replace(
+    FLASHINFER_1X128,
+    name="flashinfer_1x128_fast_math",
+    source="FlashInfer 0.6.18.post1 fp8_blockscale_gemm_sm90, scale_1x128_kernel under -use_fast_math, on an H200",
+    inverse_limit=False,
+    arithmetic=Arithmetic.FAST_MATH,
+    fault="448/amax is approximate and flushed: finite values become NaN where amax lies above 2^126 or below 2^-119, "
+    "and 0 where it lies below 2^-117",
 )
 FLASHINFER_128X128 = replace(
     FLASHINFER_1X128,
@@ -174,6 +189,8 @@ FLASHINFER_128X128 = replace(
 FLASHINFER_128X128_AMAX_FAULT = replace(
     FLASHINFER_128X128,
     name="flashinfer_128x128_amax_fault",
+    inverse_limit=False,
+    arithmetic=Arithmetic.FAST_MATH,
     source=f"FlashInfer fp8_blockscale_gemm_sm90 and {_TRTLLM}, scale_128x128_kernel as shipped",
     scan=AmaxScan.ROW_AS_COLUMN,
     fault="the amax scan tests the row index where the column index is meant, so it leaves rows out and the "

@@ -101,6 +101,7 @@ ACTIVATIONS = {
     "nan": ["cca71aec3cc41039", "c85fe5440c5d5248", "787bc9761d75c2fa"],
     "outlier": ["576cde6bd21b4b2a", "9ef86cc09625fd25", "9ffa29a38786965c"],
     "randn": ["f925c9007500d0aa", "353f6f9a0c4ad260", "0d3b078253018339"],
+    "range": ["464b7232f4d92287", "2c97d79db94d1526", "7b5de210fb275b9d"],
     "special": ["5036ebc8969a07c3", "e027133766024fc3", "8035da4d3ed4cbf8"],
     "ties": ["228e02c83bfed3f4", "476530bb992aa4fe", "81727caf949185b2"],
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -35,7 +36,11 @@ from oracle.quantize import (
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 SHARED = Path(os.environ.get("FP8_ORACLE_SHARED", str(Path(__file__).resolve().parents[2] / "shared")))
 CAPTURE = SHARED / "captures" / "h200_vllm_group_quant.safetensors"
-ROWS = [r for r in R.recipes().values() if r.block.rows == 1 and r.formula is not R.ScaleFormula.GIVEN]
+ROWS = [  # fast math has its own tests, against the device's own bits
+    r
+    for r in R.recipes().values()
+    if r.block.rows == 1 and r.formula is not R.ScaleFormula.GIVEN and r.arithmetic is R.Arithmetic.IEEE
+]
 NO_LOG = [r for r in ROWS if r.power_of_two is None or not r.power_of_two.name.startswith("EXP2")]
 
 
@@ -429,7 +434,8 @@ class TestAmaxFault:
 
     def test_long_k_is_right_where_every_row_is_seen(self):
         x = mixed(2, 4352, torch.bfloat16).repeat(64, 1)
-        right, wrong = quantize(x, R.FLASHINFER_128X128), quantize(x, R.FLASHINFER_128X128_AMAX_FAULT)
+        fault = R.FLASHINFER_128X128_AMAX_FAULT
+        right, wrong = quantize(x, replace(fault, scan=R.AmaxScan.ALL)), quantize(x, fault)
         assert same(right.scale[:, :2].contiguous(), wrong.scale[:, :2].contiguous())
 
 

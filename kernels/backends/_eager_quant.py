@@ -119,13 +119,15 @@ def cast_blocks(x: Tensor, rows: int, cols: int, floor: float, ue8m0: bool) -> t
 def flashinfer_blocks(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """FlashInfer's formula over ``rows x 128`` blocks: ``inv = 448/amax`` (1 for zeros), ``scale = 1/inv``.
 
-    NaN is left out of the amax (the device takes ``max`` of bf16 with NaN dropped) and keeps its NaN code.
+    NaN is left out of the amax (the device takes ``max`` of bf16 with NaN dropped) and keeps its NaN code. Where
+    448/amax overflows, ``inv`` is the largest finite value of the dtype of ``x``: a zero beside tiny values is no
+    0 * inf.
     """
     m, k = x.shape
     padded = torch.nn.functional.pad(x.to(torch.float32), (0, 0, 0, -m % rows))
     view = padded.view(padded.shape[0] // rows, rows, k // BLOCK, BLOCK)
     magnitude = view.abs()
     amax = torch.where(magnitude.isnan(), torch.zeros_like(magnitude), magnitude).amax(dim=(1, 3), keepdim=True)
-    inv = torch.where(amax == 0, torch.ones_like(amax), fp8_max(x) / amax)
+    inv = torch.where(amax == 0, torch.ones_like(amax), fp8_max(x) / amax).clamp(max=torch.finfo(x.dtype).max)
     codes = saturate(view * inv).view(padded.shape)[:m].contiguous()
     return codes, inv.reciprocal().view(view.shape[0], view.shape[2])

@@ -5,6 +5,11 @@ or unpadded activation scales, float16 outputs, per-token weight scales, bf16 we
 brought to ``[K/128, align(M, 4)]`` (not at all when it is already so), bf16 weights are quantised by
 :func:`kernels.quantize.flashinfer_quantize_128x128` instead of by the kernel, and the rest is refused by name.
 
+One fault is left in the common call. The kernel quantises bf16 activations with a flushing, approximate 448/amax
+(measured on an H200): a group of 128 whose amax lies above ``HIGH`` or, but for 0, at or below ``LOW`` becomes NaN, as
+a whole or in its zeros. Whether an input has one is known on the device alone: asking waits for it
+(:func:`refuse_lost`, on demand), quantising before the call costs a launch. Activations of a network lie far inside.
+
 Not covered: FP4, the sm100 block-scaled products, all-to-all communication.
 """
 
@@ -20,7 +25,7 @@ from torch import Tensor
 
 from kernels.backends import _needs
 from kernels.config import Config
-from kernels.errors import MissingPackageError
+from kernels.errors import MissingPackageError, ValueRangeError
 
 if TYPE_CHECKING:
     from kernels.plan import Problem
@@ -70,8 +75,32 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """What happens to the operands first."""
     if p.op.startswith("moe"):
         return ()
-    done = ("a_scale to [K/128, align(M, 4)]",) if p.a_dtype.startswith("float8") else ()
+    given = p.op != "dynamic_blockscale" and p.a_dtype.startswith("float8")
+    done = ("a_scale to [K/128, align(M, 4)]",) if given else (INSIDE,)
     return (*done, "quantise the weight 128x128") if not p.b_dtype.startswith("float8") else done
+
+
+INSIDE = "none to the input: the kernel quantises it, and makes NaN of a group of amax above 2^126 or below 2^-119"
+LOW = 448.0 * 2.0**-128
+"""Largest amax for which 448/amax overflows inside the kernel: zeros of the group become NaN."""
+HIGH = 2.0**126
+"""Largest finite amax that its quantiser keeps: above, the approximate reciprocal is flushed, and 0 * inf is NaN."""
+
+
+def refuse_lost(x: Tensor) -> None:
+    """ValueRangeError names the first group of a bf16 ``x [M, K]`` that the kernel's quantiser may turn into NaN.
+
+    Waits for the device. NaN is left out of the amax and an infinite one passed over: those are NaN in any case.
+    """
+    amax = x.abs().nan_to_num(nan=0.0, posinf=torch.inf).view(x.shape[0], -1, 128).amax(dim=-1)
+    lost = (torch.isfinite(amax) & (amax > HIGH)) | ((amax > 0) & (amax <= LOW))
+    if bool(lost.any()):
+        row, group = (int(i) for i in lost.nonzero()[0])
+        raise ValueRangeError(
+            f"row {row}, columns {128 * group} to {128 * group + 127} of input have amax {float(amax[row, group])}; "
+            "FlashInfer's quantiser makes NaN of a group above 2^126 or, but for 0, below 2^-119. Quantise with "
+            "per_token_group_quant_fp8 and pass its codes and scale, or scale the input"
+        )
 
 
 @functools.cache

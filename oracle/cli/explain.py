@@ -72,7 +72,9 @@ def words(found: Diagnosis) -> list[str]:
         said = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
         if e.local:
             said = f"all {e.explained} failing elements, and the rest is right without it"
-        if e.placed:
+        if e.beyond:
+            said = f"all {e.placed} failing elements are its sums, some with scales from beyond the buffer"
+        elif e.placed:
             said = f"all {e.placed} failing elements lie where it writes nothing, and whatever it writes is right"
         lines.append(f"  {rank}. {e.name}: {said} ({e.numerics}; met in {e.met_in})")
     if not found.explanations:
@@ -96,6 +98,7 @@ def to_json(found: Diagnosis) -> dict[str, object]:
                 "failing": e.failing,
                 "contradicted": e.contradicted,
                 "placed": e.placed,
+                "beyond": e.beyond,
                 "local": e.local,
                 "complete": e.complete,
                 "met_in": e.met_in,

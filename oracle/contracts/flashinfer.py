@@ -2,25 +2,28 @@
 
 Three pairs of dtypes: FP8 times FP8 (both scales given), bfloat16 times FP8, bfloat16 times bfloat16. A bfloat16
 operand is quantised inside the kernel with approximate divisions, so its codes and scales are known up to a set
-(:mod:`oracle.quantize_admissible`), not up to the bit. The order of judgement is the suite's: first the bits that the
-nominal recipe and the schedule give; then, as a theorem, the interval that every admissible quantisation allows:
+(:mod:`oracle.quantize_admissible`). The order of judgement is the suite's: first the bits that the nominal recipe and
+the schedule give; then, as a theorem, the interval that every admissible quantisation allows:
 
     activations   boxes of codes and scales, group by group (:mod:`oracle.contracts.code_boxes`)
     weights       an interval of codes around the nominal scale, whose width joins that of the activations' scales
 
-``reference`` is the exact product of the nominally quantised operands. A failure that lies inside the interval of the
-kernel's known faulty amax scan is explained by it. NaN and infinity in a bfloat16 operand are not covered.
+``reference`` is the exact product of the nominally quantised operands. Where the bits are those of the quantisers as
+shipped (:mod:`oracle.fast_math`; a weight's faulty amax scan included) the verdict says so: as ``matches`` of a pass,
+as the explanation of a failure. A failure inside the interval of the faulty scan is explained by that. NaN and infinity
+in a bfloat16 operand are not covered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from oracle import fast_math
 from oracle.bounds import of_schedule
 from oracle.bounds.boxed import Box, boxed_product
 from oracle.bounds.ieee32 import NAME as IEEE32
@@ -30,10 +33,16 @@ from oracle.contracts.code_boxes import code_boxes
 from oracle.contracts.gemm import BLOCK_NUMERICS, OUT_DTYPES, ProductContract, block_scaled, only
 from oracle.errors import DtypeError, InputError, NumericsError, ShapeError
 from oracle.formats import BF16, E4M3FN, decode, same_bits
-from oracle.judging import Part, or_float32, truth, verdict_of_equality, why_mistrust
-from oracle.quantize import quantize
+from oracle.judging import Part, or_float32, predict_parts, truth, verdict_of_equality, why_mistrust
+from oracle.quantize import prepare, quantize
 from oracle.quantize_admissible import APPROXIMATE_WIDTH
-from oracle.recipes import FLASHINFER_1X128, FLASHINFER_128X128, FLASHINFER_128X128_AMAX_FAULT, Recipe
+from oracle.recipes import (
+    FLASHINFER_1X128,
+    FLASHINFER_1X128_FAST_MATH,
+    FLASHINFER_128X128,
+    FLASHINFER_128X128_AMAX_FAULT,
+    Recipe,
+)
 from oracle.rounding import Overflow, Rounding, round_to, to_dtype
 from oracle.routing import Span
 from oracle.tensorcore.schedules import get as get_schedule
@@ -114,9 +123,31 @@ class Fp8BlockscaleGemmSm90(ProductContract):
             if bool(same_bits(predicted, tensor).all()):
                 said = f"{FLASHINFER_1X128.name} and {name}"
                 return verdict_of_equality(f"bits of {said}", said, tensor.numel(), mistrust)
-        return or_float32(
+        found = or_float32(
             lambda name: self._judge_range(inputs, tensor, name, mistrust), names[0], declared=numerics is not None
         )
+        return found if names[0] == IEEE32 else self._as_shipped(found, inputs, tensor, names)
+
+    def _as_shipped(
+        self, found: Verdict, inputs: Mapping[str, Tensor], tensor: Tensor, names: Sequence[str]
+    ) -> Verdict:
+        """``found``, with the name of the quantisers as shipped where their bits are the output's."""
+        (part,) = as_shipped(inputs)
+        for name in names:
+            schedule = get_schedule(name)
+            if schedule.why_not(part.product, out_dtype=tensor.dtype) is not None:
+                continue
+            if bool(same_bits(predict_parts([part], tensor.shape[0], schedule, tensor.dtype), tensor).all()):
+                wide = inputs["weight"].dtype == WIDE
+                said = [FLASHINFER_1X128_FAST_MATH.name, *([FLASHINFER_128X128_AMAX_FAULT.name] if wide else []), name]
+                bits = " and ".join(said)
+                if found.status is not Status.FAILED:
+                    return replace(found, matches=bits, summary=f"{found.summary}; bits of {bits}")
+                guilty = [said[0]] if out_of_range(inputs["input"]) else []
+                guilty += [said[1]] if wide and rows_left_out(inputs["weight"]) else []
+                summary = f"{found.summary}; every bit is that of {bits}"
+                return replace(found, explained_by=tuple(guilty), summary=summary)
+        return found
 
     def _judge_range(
         self, inputs: Mapping[str, Tensor], tensor: Tensor, numerics: str, mistrust: str | None
@@ -132,6 +163,24 @@ class Fp8BlockscaleGemmSm90(ProductContract):
                 summary=f"{found.summary}; explained by {fault.name}: every element is admissible under it",
             )
         return found
+
+
+def out_of_range(x: Tensor) -> bool:
+    """Whether the shipped activation quantiser loses a finite group of ``x`` (:func:`oracle.fast_math.outside`)."""
+    return bool(fast_math.outside(prepare(x).amax(FLASHINFER_1X128)).any())
+
+
+def rows_left_out(weight: Tensor) -> bool:
+    """Whether the shipped scan misses the largest magnitude of a block of ``weight``."""
+    x = prepare(weight)
+    return bool((x.amax(FLASHINFER_128X128) != x.amax(FLASHINFER_128X128_AMAX_FAULT)).any())
+
+
+def as_shipped(inputs: Mapping[str, Tensor]) -> list[Part]:
+    """The product of what the shipped quantisers make of bfloat16 operands."""
+    a, a_scale = _nominal(inputs, "input", FLASHINFER_1X128_FAST_MATH)
+    b, b_scale = _nominal(inputs, "weight", FLASHINFER_128X128_AMAX_FAULT)
+    return [Part(block_scaled(a, b, a_scale, b_scale))]
 
 
 def _verdict(

@@ -79,6 +79,7 @@ class Call:
     """One call of a contract, and the arithmetic of the right kernel that a fault is put into.
 
     ``schedule`` None stands for float32 arithmetic without error (the exact sum, rounded to float32, then stored).
+    ``given`` are the caller's inputs where ``inputs`` are what the routine quantised them to.
     """
 
     contract: Contract
@@ -87,6 +88,7 @@ class Call:
     schedule: Schedule | None = None
     out_dtype: torch.dtype = torch.bfloat16
     beyond: Beyond = Beyond.WRAP
+    given: Mapping[str, Tensor] | None = None
 
     @cached_property
     def resolved(self) -> dict[str, object]:

@@ -12,8 +12,8 @@ from oracle.blocks import Grid
 from oracle.contracts.quantize import QuantiserContract
 from oracle.faults.base import Call, Fault, Stage, fold, touches
 from oracle.formats import E4M3FN, decode, from_codes, of_dtype
-from oracle.quantize import Prepared, Steps, f32, prepare, scale_steps
-from oracle.recipes import CodeFormula, Recipe, ScaleFormat, ScaleFormula
+from oracle.quantize import Prepared, Steps, prepare, quotients, scale_steps
+from oracle.recipes import Recipe, ScaleFormula
 from oracle.rounding import Overflow, Rounding, encode, to_dtype
 
 
@@ -99,20 +99,7 @@ class Values:
         return codes.masked_fill(torch.isnan(self.quotient), self.recipe.nan_code.code)
 
     def _right(self) -> Tensor:
-        blocks, s, recipe = self.x.blocks(self.recipe.block), self.steps.scale, self.recipe
-        match recipe.code:
-            case CodeFormula.DIVIDE:
-                quotient = f32(blocks / s)
-            case CodeFormula.RECIPROCAL:
-                quotient = f32(blocks * f32(torch.ones_like(s) / s))
-            case CodeFormula.QUOTIENT:
-                quotient = f32(blocks * self.steps.inverse)
-        if recipe.zero_codes:
-            muted = s == 0
-            if recipe.scale_format is ScaleFormat.UE8M0:
-                muted = muted | (s == 2.0**-127)
-            quotient = torch.where(muted, blocks * 0.0, quotient)
-        return quotient
+        return quotients(self.x.blocks(self.recipe.block), self.steps.scale, self.steps.inverse, self.recipe)
 
 
 def values_of(codes: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from hardware.notes import Notes
 from torch import Tensor
 
 from kernels.backends import cutlass, eager, triton_quant
-from oracle import cases
+from oracle import cases, fast_math
 from oracle.formats import same_bits
 
 TINY, HUGE = 2.0**-9, 448.0
@@ -21,16 +21,29 @@ TINY, HUGE = 2.0**-9, 448.0
 
 
 def division_tables(notes: Notes, device: str) -> None:
-    """``div.approx.ftz`` of 448 by each bf16 significand and ``rcp.approx.ftz`` of the result, at several exponents."""
+    """``div.approx.ftz`` of 448 by every finite bf16 value that is not negative, ``rcp.approx.ftz`` of the result, and
+    whether both are those of :mod:`oracle.fast_math`."""
     tables = importlib.import_module("hardware.approximate_division").tables
-    exponents = (-10, 0, 1, 12)
-    amax = torch.stack([(1 + torch.arange(128) / 128) * 2.0**e for e in exponents]).to(device)
-    made = tables(amax)
+    amax = (torch.arange(255 * 128, dtype=torch.int32) << 16).view(torch.float32).view(255, 128)
+    made = {name: table.cpu() for name, table in tables(amax.to(device)).items()}
     notes.keep("division", {"amax": amax, **made})
-    exact = torch.full_like(amax, HUGE).cpu() / amax.cpu()
-    differs = int((made["div_approx"].cpu().view(torch.int32) != exact.view(torch.int32)).sum())
-    notes.check("div.approx entries that differ from IEEE division", differs)
-    notes.check("div.approx depends on the significand alone", follows_significand(made["div_approx"].cpu(), exponents))
+    exact = torch.full_like(amax, HUGE) / amax
+    one = 127  # the row of 2^0
+    notes.check("significands whose div.approx is not IEEE", int((~same_bits(made["quotient"], exact))[one].sum()))
+    exponents = tuple(range(-116, 126))
+    inner = made["quotient"][exponents[0] + one : exponents[-1] + one + 1]
+    notes.check("div.approx depends on the significand alone", follows_significand(inner, exponents))
+    for name, right in modelled(amax).items():
+        notes.check(f"{name} as modelled, every bfloat16 value", bool(same_bits(made[name], right).all()))
+
+
+def modelled(amax: Tensor) -> dict[str, Tensor]:
+    """What :mod:`oracle.fast_math` makes of ``amax``, by the names of the tables, float32."""
+    a = amax.to(torch.float64)
+    q = fast_math.quotient(a)
+    found = {"quotient": q, "scale": fast_math.scale(a, q), "amax_times_quotient": fast_math.product(a, q)}
+    found["zero_times_quotient"] = fast_math.product(torch.zeros_like(a), q)
+    return {name: value.to(torch.float32) for name, value in found.items()}
 
 
 def follows_significand(quotients: Tensor, exponents: tuple[int, ...]) -> bool:

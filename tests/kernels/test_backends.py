@@ -7,9 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from kernels import blockscaled
 from kernels.backends import cutlass, deep_gemm, flashinfer, sgl_kernel, torch_ops
 from kernels.backends import eager as plain
-from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError
+from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError, ValueRangeError
+from kernels.plan import Problem
+from kernels.platform import Machine
 
 FP8 = torch.float8_e4m3fn
 
@@ -243,6 +246,52 @@ class TestFlashInfer:
         flashinfer.blockscale_sm90(a, sa, b, torch.rand(2, 1).t())
         _, _, xs, ws = seen[0]
         assert xs.shape == (2, 8) and torch.equal(xs[:, :7], sa.t()) and ws.is_contiguous()
+
+    @pytest.mark.parametrize(
+        ("value", "refused"),
+        [
+            (2.0**126, False),
+            (2.0**126 * 1.0078125, True),
+            (-(2.0**127), True),
+            (2.0**-128 * 448, True),
+            (2.0**-128 * 450, False),
+            (2.0**-133, True),
+            (0.0, False),
+            (torch.inf, False),
+            (torch.nan, False),
+        ],
+    )
+    def test_groups_that_the_kernel_loses(self, value: float, refused: bool) -> None:
+        """The limits measured on the device, to the bit; NaN and infinity are NaN in any case."""
+        x = torch.zeros(3, 384).bfloat16()
+        x[1] = 1.0
+        x[2, 130] = value
+        if refused:
+            with pytest.raises(ValueRangeError, match=r"row 2, columns 128 to 255 .* per_token_group_quant_fp8"):
+                flashinfer.refuse_lost(x)
+        else:
+            flashinfer.refuse_lost(x)
+
+    @pytest.mark.parametrize(("check", "backend"), [(True, "flashinfer"), (False, "flashinfer"), (True, "eager")])
+    def test_values_are_looked_at_on_demand_only(self, monkeypatch, make, check: bool, backend: str) -> None:
+        looked = []
+        fake = types.SimpleNamespace(refuse_lost=looked.append, blockscale_sm90=lambda *operands: operands[0])
+        plan = types.SimpleNamespace(backend=backend)
+        monkeypatch.setattr(blockscaled, "routed", lambda *problem: (fake, plan))
+        x = torch.full((2, 128), 2.0**127).bfloat16()
+        blockscaled.fp8_blockscale_gemm_sm90(x, make.codes(64, 128), None, torch.ones(1, 1), check=check)
+        assert len(looked) == (check and backend == "flashinfer")
+        blockscaled.fp8_blockscale_gemm_sm90(
+            make.codes(2, 128), make.codes(64, 128), torch.ones(2, 1), torch.ones(1, 1), check=check
+        )
+        assert len(looked) == (check and backend == "flashinfer"), "E4M3 is not quantised inside"
+
+    def test_the_plan_says_so(self) -> None:
+        wide, coded = (Problem("blockscale_sm90", m=8, n=64, k=128, a_dtype=d) for d in ("bfloat16", "float8_e4m3fn"))
+        machine = Machine.described("sm90")
+        assert any("2^126" in step for step in flashinfer.steps(wide, machine))
+        assert not any("2^126" in step for step in flashinfer.steps(coded, machine))
+        assert any("2^126" in step for step in flashinfer.steps(Problem("dynamic_blockscale"), machine))
 
     def test_a_strided_output_is_filled(self, monkeypatch, make) -> None:
         full = lambda x, w, xs, ws, out, dtype: torch.full((x.shape[0], w.shape[0]), 2.0, dtype=torch.bfloat16)  # noqa: E731

@@ -229,6 +229,17 @@ class TestCasts:
         assert scale[0, 0].item() == (1 / inverse).item() and scale[0, 2].item() == 1.0 and (scale[:, 5:] == 0).all()
         assert (codes[2].float() == 0).all()
 
+    @pytest.mark.parametrize("amax", [2.0**-133, 2.0**-127, 2.0**-120, 2.0**-118, 2.0**126, 2.0**127])
+    @pytest.mark.parametrize("rows", [1, 128])
+    def test_flashinfer_keeps_finite_values_finite(self, amax: float, rows: int) -> None:
+        """Where the shipped kernel gives NaN: zeros beside tiny values, subnormals, beyond 2^126."""
+        x = torch.zeros(128, 128).bfloat16()
+        x[5, 9], x[5, 10] = amax, -amax / 2
+        codes, scale = q.eager.flashinfer_blocks(x, rows)
+        value = codes.double() * scale.double().repeat_interleave(rows, 0)
+        assert not codes.float().isnan().any()
+        assert ((value - x.double()).abs() <= amax / 16).all() and value[5, 9] != 0
+
     def test_flashinfer_weight_scans_every_row(self) -> None:
         w = torch.ones(128, 256).bfloat16()
         w[97, 130] = 50.0  # a row that the published scan leaves out

@@ -13,6 +13,8 @@ from tests.slow_oracle.numbers import Array, Value, decode, divide, encode, floo
 
 E4M3 = "float8_e4m3fn"
 F32 = "float32"
+BF16_MAX = (2**8 - 1) << 120
+"""What a multiplier that overflows becomes: the largest finite value of the bfloat16 input."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def block_scale(raw: list[int], dtype: str, rule: Rule, power: bool) -> tuple[Va
         return Fraction(1), Fraction(1)
     if rule.code == "x * (448 / a)":
         quotient = rounded(divide(Fraction(448), a), F32)
+        if isinstance(quotient, float) and math.isinf(quotient):
+            quotient = Fraction(BF16_MAX)
         return rounded(divide(Fraction(1), quotient), F32), quotient
     s = rounded(divide(a, Fraction(448)), F32)
     if rule.scale_floor and not (isinstance(s, float) and math.isnan(s)):
