@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import Enum
 from importlib import import_module
@@ -123,19 +125,31 @@ def capture(identity: str) -> str:
 
 
 def right_captures() -> str:
-    """What passes among the captures, and in which words."""
-    outcomes = [item.outcome() for item in replay(fixtures.folder() / "captures")]
-    passed = [outcome for outcome in outcomes if outcome.status is Status.PASSED]
-    return _table(("capture", "verdict"), [(f"`{o.id.removeprefix('captures/')}`", o.verdict.summary) for o in passed])
+    """What passes among the captures, by file and contract, and by what: equal bits or the bound."""
+    passed = [item.outcome() for item in replay(fixtures.folder() / "captures")]
+    kinds: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in passed:
+        if outcome.status is Status.PASSED:
+            kinds.setdefault((outcome.id.split("/")[1], outcome.contract), []).append(outcome)
+    rows = [
+        (f"`{stem}`", f"`{contract}`", str(len(found)), str(sum(o.verdict.matches is not None for o in found)),
+         ", ".join(sorted({f"`{o.verdict.matches}`" for o in found if o.verdict.matches})) or "-")
+        for (stem, contract), found in kinds.items()
+    ]  # fmt: skip
+    return _table(("file", "contract", "outputs", "of these bit for bit", "as"), rows)
 
 
 def capture_list() -> str:
-    """Every capture and what judges it."""
-    rows = [
-        (f"`{c.id.removeprefix('captures/')}`", f"`{c.contract}`", c.recording.arch, c.unsupported or f"`{c.numerics}`")
+    """Every file of captures, by contract and declared numerics."""
+    kinds = Counter(
+        (c.recording.path.stem, c.contract, c.recording.arch,
+         f"not judged: {c.unsupported}" if c.unsupported else f"`{c.numerics}`" if c.numerics else "-")
         for c in captures.load(fixtures.folder() / "captures")
+    )  # fmt: skip
+    rows = [
+        (f"`{stem}`", f"`{contract}`", arch, str(count), said) for (stem, contract, arch, said), count in kinds.items()
     ]
-    return _table(("capture", "contract", "arch", "declared numerics, or why it is not judged"), rows)
+    return _table(("file", "contract", "arch", "outputs", "declared numerics"), rows)
 
 
 def known_failures() -> str:
@@ -143,6 +157,23 @@ def known_failures() -> str:
     entries = ledger.load(fixtures.folder() / ledger.FILE)
     rows = [(f"`{e.id.removeprefix('captures/')}`", str(e.outside), e.reason, e.source) for e in entries]
     return _table(("capture", "elements outside", "reason", "seen in"), rows)
+
+
+def validations() -> str:
+    """The kept reports of ``validate``: what ran, where, what was found, and the command."""
+    reports = [json.loads(path.read_text()) for path in sorted((fixtures.folder() / "validations").glob("*.json"))]
+    words = {0: "conforms", 1: "does not conform", 2: "not judged"}
+    rows = [
+        (f"`{r['kernel']}`", f"`{r['contract']}`", words[r["exit_code"]], str(r["judged"]), str(len(r["findings"])),
+         f"{r['seconds']:.0f} s")
+        for r in reports
+    ]  # fmt: skip
+    table = _table(("kernel", "contract", "verdict", "cases", "findings", "time"), rows)
+    commands_run = "\n".join(r["provenance"]["command"] for r in reports)
+    places = {
+        ", ".join(f"{name} {r['provenance'][name]}" for name in PLACE if name in r["provenance"]) for r in reports
+    }
+    return f"{table}\n\n```sh\n{commands_run}\n```\n\nRecorded with {'; '.join(sorted(places))}."
 
 
 def statuses() -> str:
@@ -183,6 +214,12 @@ def profile_counts() -> str:
     return _table(("contract", *profiles.PROFILES), [*rows, ("all", *(str(t) for t in totals))])
 
 
+PLACE = (
+    "captured", "gpu", "driver", "cuda", "python", "torch", "triton", "flashinfer-python", "sgl-deep-gemm",
+)  # fmt: skip
+"""What of a report's provenance its page says."""
+
+
 def case_parts(identity: str) -> str:
     """What the parts of a case id say, and the tensors they make."""
     case = parse(identity)
@@ -193,7 +230,8 @@ def case_parts(identity: str) -> str:
 BLOCKS: dict[str, Callable[..., str]] = {
     "api": api, "module": module, "contracts": contract_list, "schedules": schedule_table,
     "instructions": instruction_table, "faults": fault_catalogue, "routines": routine_table, "capture": capture,
-    "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures, "statuses": statuses,
+    "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
+    "validations": validations, "statuses": statuses,
     "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,
 }  # fmt: skip
 

@@ -3,12 +3,13 @@
 A hypothesis is worth the failing elements whose bits it reproduces or, where the order of summation is unknown, that
 lie in the interval of the mutated product (float32 in any order, stored as the mutant stores). It says nothing about
 elements that depend on memory beyond a buffer, and a right result there speaks against it; where that is all that
-fails, :mod:`oracle.spans` asks whether the output is at least of its form. It is tried on all of a
-small call. Of a large one, faults inside the product are tried on a sample of its rows and columns, faults of the
-output on all of it. Where no single fault explains half of the failing elements, pairs of a fault and a wrong store are
-tried. A fault that leaves elements unwritten predicts no bits; it explains by place when all that fails lies where it
-writes nothing and the values there do not follow the right ones. A fault that reproduces all that fails, where all the
-rest is right, is at work in that region alone. Not covered: three faults at once; contracts that are no product
+fails, :mod:`oracle.spans` asks whether the output is at least of its form. It is tried on all of a small call. Of a
+large one, faults inside the product are tried on a sample of its rows and columns, faults of the output on all of it.
+A race may leave any part of what it changes right: it is told by its place. Where no single fault explains half of the
+failing elements, pairs of a fault and a wrong store are tried. A fault that leaves elements unwritten predicts no
+bits; it explains by place when all that fails lies where it writes nothing and the values there do not follow the
+right ones. A fault that reproduces all that fails, where all the rest is right, is at work in that region alone. Not
+covered: three faults at once; contracts that are no product
 (:mod:`oracle.diagnose` compares whole outputs).
 """
 
@@ -247,6 +248,7 @@ class View:
         name = self.call.schedule.name if self.call.schedule is not None else "exact sums"
         contradicted = known & ~agrees
         explained, failing = int((bad & known & said).sum()), int((bad & known).sum())
+        told = all(f.race for f in faults) and bool((specified & same_bits(predicted.value, right)).any())  # by place
         beside = bool(contradicted.any()) and not bool((contradicted & ~same_bits(output, right)).any())
         return Explanation(
             " and ".join(fault.name for fault in faults),
@@ -256,7 +258,7 @@ class View:
             int(known.sum()),
             int(contradicted.sum()),
             "; ".join(fault.met_in for fault in faults),
-            local=beside and explained == failing and _telling(predicted.value[bad & known]),
+            local=beside and explained == failing > 0 and (told or _telling(predicted.value[bad & known])),
         )
 
     def _specified(self) -> Tensor:

@@ -29,7 +29,7 @@ BLOCK_SHAPES = (
     (7, 512, 2688),  # 21 blocks: the scale of the wrong block shows
     (129, 64, 256),  # M ends inside a second tile; N is half a block
 )
-# On the first scheme only: whole tiles of M, more columns than five tiles, a long K.
+# On the first scheme only, but for the first of them: whole tiles of M, more columns than five tiles, a long K.
 LARGE_SHAPES = ((64, 128, 256), (128, 704, 384), (256, 64, 256), (3, 64, 4096))
 TAIL_SHAPE = (5, 192, 208)  # K ends inside a block, on a multiple of 16 as the loads of a kernel want it
 TAILS = ("fp8_gemm_nt", "cutlass_scaled_mm")  # contracts of both scale kinds that take such a K
@@ -153,6 +153,8 @@ def _gemm(contract: str, profile: str) -> Iterable[str]:
             yield _product(contract, grammar.dtypes[0], first, *FAMILY_SHAPE, "randn", 1, f"bias={dtype}/")
     for m, n, k in (*LARGE_SHAPES, *((TAIL_SHAPE,) if contract in TAILS else ())):
         yield _product(contract, grammar.dtypes[0], first, m, n, k, "randn", 1)
+    for scheme in others:
+        yield _product(contract, grammar.dtypes[0], scheme, *LARGE_SHAPES[0], "randn", 1)
     for dtypes in grammar.dtypes:
         for family in ("randn", "codes") if "e5m2" in dtypes else ("exact", "ties", "randn", "codes"):
             yield _product(contract, dtypes, first, *FAMILY_SHAPE, family, 2)

@@ -138,6 +138,7 @@ class Fault:
     why_not : the reason for which a given call cannot show it, or None.
     equivalent : the argument for which a mutant may give the right bits ("" if there is none).
     tolerated : the argument for which its wrong bits may be admissible ("" if there is none).
+    race : whether it is the order of two stores, so that any part of what it changes may be right.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Fault:
     why_not: WhyNot = always
     equivalent: str = ""
     tolerated: str = ""
+    race: bool = False
 
     def applies(self, call: Call) -> str | None:
         """Why this fault cannot be put into ``call``, or None when it can."""

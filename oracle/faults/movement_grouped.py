@@ -8,13 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oracle.faults.base import Call, Change, Fault, Stage, always
+from oracle.faults.base import Call, Change, Family, Fault, Stage, always
 from oracle.faults.engine import stale
 from oracle.faults.movement import TILE, moved
 from oracle.faults.roles import CONTIGUOUS, GROUPED, MASKED
 
 STORE_TILE = 64
 """Rows of the smallest tile that DeepGEMM's masked product stores (seen on an H200: 64 or 128)."""
+TMA_ROWS = 4
+"""Float32 scales in 16 bytes: columns of a scale are padded to a multiple."""
 UNSPECIFIED = "only rows that the contract leaves unspecified change"
 
 
@@ -116,27 +118,31 @@ def _one_row_short(call: Call, out: Tensor) -> Tensor:
 
 
 def _whole_tiles_stored(call: Call, out: Tensor) -> Tensor:
-    """A group's last tile is stored whole and last: its rows past M, read with a scale of 0, lie in later groups."""
-    out = out.clone()
-    out[_past_the_group(call)] = 0
+    """A group's last tile is stored whole and last: its rows past M lie in later groups.
+
+    Their scales come from the padding of the scale's columns, which nobody wrote (NaN here), and behind it are 0.
+    """
+    m, out = call.inputs["a"].shape[1], out.clone()
+    padding = -m % TMA_ROWS
+    for start, stop in _past_the_groups(call):
+        out[start:stop] = 0
+        out[start : min(stop, start + padding)] = torch.nan
     return out
 
 
-def _past_the_group(call: Call) -> Tensor:
-    """Rows ``[G * M]`` that a tile of :data:`STORE_TILE` rows of an earlier group covers."""
+def _past_the_groups(call: Call) -> list[tuple[int, int]]:
+    """Rows of ``[G * M]``, first and end, to which the last tile of :data:`STORE_TILE` rows of each group reaches beyond."""
     groups, m = call.inputs["a"].shape[:2]
-    over = torch.zeros(groups * m, dtype=torch.bool, device=call.inputs["a"].device)
-    for g, count in enumerate(call.inputs["masked_m"].tolist()):
-        over[(g + 1) * m : g * m + -(-count // STORE_TILE) * STORE_TILE] = True
-    return over
+    ends = (g * m + -(-count // STORE_TILE) * STORE_TILE for g, count in enumerate(call.inputs["masked_m"].tolist()))
+    return [((g + 1) * m, min(end, groups * m)) for g, end in enumerate(ends) if end > (g + 1) * m < groups * m]
 
 
 def _tiles_reach_further(call: Call) -> str | None:
-    groups, m = call.inputs["a"].shape[:2]
-    real = torch.zeros(groups * m, dtype=torch.bool, device=call.inputs["a"].device)
+    m = call.inputs["a"].shape[1]
     for g, count in enumerate(call.inputs["masked_m"].tolist()):
-        real[g * m : g * m + count] = True
-    return None if bool((real & _past_the_group(call)).any()) else f"no tile of {STORE_TILE} rows reaches a real row"
+        if any(start < g * m + count and g * m < stop for start, stop in _past_the_groups(call)):
+            return None
+    return f"no tile of {STORE_TILE} rows reaches a real row"
 
 
 def faults() -> list[Fault]:
@@ -224,14 +230,15 @@ def faults() -> list[Fault]:
             "",
             masked,
         ),
-        moved(
+        Fault(
             "a group's last tile overwrites the next group",
+            Family.MOVEMENT,
             "recorded on an H200: masked product of sgl-deep-gemm 0.1.4.post1",
-            Stage.WRITE,
-            _whole_tiles_stored,
+            {Stage.WRITE: _whole_tiles_stored},
+            masked,
             _tiles_reach_further,
             "those rows are zero",
-            masked,
+            race=True,
         ),
         moved(
             "last real row of each group not written",

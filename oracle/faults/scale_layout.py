@@ -173,7 +173,7 @@ def faults() -> list[Fault]:
             "row-major A scale read M-major",
             "vLLM 0.20.2 cutlass_scaled_mm on an H200",
             "a_scale",
-            _as_column_major(1),
+            _as_column_major(4),
             _matrix_scale("a_scale"),
             contracts=frozenset({CUTLASS}),
             equivalent=SQUARE,
