@@ -131,7 +131,7 @@ def _whole_tiles_stored(call: Call, out: Tensor) -> Tensor:
 
 
 def _past_the_groups(call: Call) -> list[tuple[int, int]]:
-    """Rows of ``[G * M]``, first and end, to which the last tile of :data:`STORE_TILE` rows of each group reaches beyond."""
+    """Rows of ``[G * M]``, first and end, that each group's last tile of :data:`STORE_TILE` rows covers past it."""
     groups, m = call.inputs["a"].shape[:2]
     ends = (g * m + -(-count // STORE_TILE) * STORE_TILE for g, count in enumerate(call.inputs["masked_m"].tolist()))
     return [((g + 1) * m, min(end, groups * m)) for g, end in enumerate(ends) if end > (g + 1) * m < groups * m]
