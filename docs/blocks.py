@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from importlib import import_module
 
@@ -120,8 +120,7 @@ def capture(identity: str) -> str:
     (outcome,), complaints = ledger.apply([outcome], ledger.load(folder / ledger.FILE), whole=False)
     assert not complaints, complaints
     (recorded,) = [c for c in captures.load(folder / "captures") if c.id == identity]
-    made_by = ", ".join(f"{key} {value}" for key, value in recorded.recording.provenance.items() if key != "note")
-    return f"```text\n{sentence(outcome).plain}\n```\n\nRecorded with {made_by}."
+    return f"```text\n{sentence(outcome).plain}\n```\n\nRecorded with {_place(recorded.recording.provenance)}."
 
 
 def right_captures() -> str:
@@ -170,10 +169,32 @@ def validations() -> str:
     ]  # fmt: skip
     table = _table(("kernel", "contract", "verdict", "cases", "findings", "time"), rows)
     commands_run = "\n".join(r["provenance"]["command"] for r in reports)
-    places = {
-        ", ".join(f"{name} {r['provenance'][name]}" for name in PLACE if name in r["provenance"]) for r in reports
-    }
+    places = {_place(r["provenance"]) for r in reports}
     return f"{table}\n\n```sh\n{commands_run}\n```\n\nRecorded with {'; '.join(sorted(places))}."
+
+
+def measurements() -> str:
+    """What was timed on a GPU, side by side in one run, and its ratio to the bare library calls."""
+    found = []
+    for path in sorted((fixtures.folder() / "measurements").glob("*.json")):
+        made = json.loads(path.read_text())
+        rows = []
+        for group, timings in made["timings"].items():
+            if "_us." not in group:
+                continue
+            base = next((us for name, us in reversed(timings.items()) if name.startswith(("bare", "copy"))), None)
+            clock, what = group.split("_us.", 1)
+            rows += [
+                (what, clock, name, f"{us:.1f}", "-" if base is None else f"{us / base:.2f}")
+                for name, us in timings.items()
+            ]
+        table = _table(("what", "time of", "candidate", "us a call", "ratio"), rows)
+        found.append(f"{table}\n\nMeasured with {_place(made['environment'])}.")
+    return "\n\n".join(found)
+
+
+def _place(provenance: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {provenance[name]}" for name in PLACE if name in provenance)
 
 
 def statuses() -> str:
@@ -215,9 +236,10 @@ def profile_counts() -> str:
 
 
 PLACE = (
-    "captured", "gpu", "driver", "cuda", "python", "torch", "triton", "flashinfer-python", "sgl-deep-gemm",
+    "captured", "device", "gpu", "driver", "cuda", "python", "torch", "triton", "flashinfer", "flashinfer-python",
+    "deep_gemm", "sgl-deep-gemm", "vllm",
 )  # fmt: skip
-"""What of a report's provenance its page says."""
+"""What of a provenance a page says."""
 
 
 def case_parts(identity: str) -> str:
@@ -231,7 +253,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "api": api, "module": module, "contracts": contract_list, "schedules": schedule_table,
     "instructions": instruction_table, "faults": fault_catalogue, "routines": routine_table, "capture": capture,
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
-    "validations": validations, "statuses": statuses,
+    "validations": validations, "measurements": measurements, "statuses": statuses,
     "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,
 }  # fmt: skip
 

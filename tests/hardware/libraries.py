@@ -2,10 +2,10 @@
 
     fp8-oracle verify --provider hardware.libraries:subjects --arch sm90 ...        (with tests/ on PYTHONPATH)
 
-The layer's own backends are subjects already. Here are: the other import name of DeepGEMM and its layout helpers,
-torch's unpromoted accumulation, FlashInfer's quantiser and row orders by themselves, and, as ``LIBRARY.wrong.FAULT``,
-calls that a library takes and answers with wrong numbers. Not covered: whether a library is there (a missing one is
-UNSUPPORTED with its own words).
+The layer's own backends are subjects already. Here are: the layer on DeepGEMM's second distribution (the one inside
+vLLM), both distributions bare with their layout helpers, torch's unpromoted accumulation, FlashInfer's quantiser and
+row orders by themselves, and, as ``LIBRARY.wrong.FAULT``, calls that a library takes and answers with wrong numbers.
+Not covered: whether a library is there (a missing one is UNSUPPORTED with its own words).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels import subjects as layer
 from kernels.backends import cutlass, deep_gemm, flashinfer
 
 Inputs = Mapping[str, Tensor]
@@ -27,6 +28,7 @@ Options = Mapping[str, object]
 Outputs = Tensor | dict[str, Tensor]
 FP8 = torch.float8_e4m3fn
 WRONG = "wrong"
+SECOND = deep_gemm.IMPORT_NAMES[1]
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ def subjects() -> list[Library]:
         layouts = "get_col_major_tma_aligned_tensor", "get_mn_major_tma_aligned_packed_ue8m0_tensor"
         found += [Library(f"{name}.bare", "fp8_gemm_nt", bare, promoted)]
         found += [Library(f"{name}.bare", contract, functools.partial(_layout, name, contract)) for contract in layouts]
+    found += [
+        Library(SECOND, s.contract, functools.partial(_second, s), s.numerics)
+        for s in layer.subjects()
+        if s.name == "deep_gemm" and s.device == "cuda"
+    ]
     faults = {
         "row_major_scale": _flashinfer_row_major,
         "unpadded_scale": _flashinfer_unpadded,
@@ -99,6 +106,21 @@ def _module(name: str) -> ModuleType:
 
 
 # --- right calls ------------------------------------------------------------------------------------------------------
+
+
+def _second(subject: layer.Subject, inputs: Inputs, options: Options) -> layer.Outputs:
+    """A routine of the layer on the second distribution: other releases name and shape some arguments otherwise."""
+    _module(SECOND)
+    caches = (deep_gemm.library, deep_gemm.symbol, deep_gemm.takes_2d_lens)
+    names, deep_gemm.IMPORT_NAMES = deep_gemm.IMPORT_NAMES, (SECOND,)
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        return subject.run(inputs, options)
+    finally:
+        deep_gemm.IMPORT_NAMES = names
+        for cache in caches:
+            cache.cache_clear()
 
 
 def _deep_gemm(name: str, inputs: Inputs, options: Options) -> Tensor:

@@ -56,7 +56,7 @@ run_verify() {
     local names
     names=$("$python" -c 'from hardware import libraries; print(*sorted({s.name for s in libraries.subjects()}))')
     for subject in $names; do
-        [[ $subject == flashinfer* ]] || keep "$subject" 90 "$bare"
+        [[ $subject == flashinfer* ]] || keep "$subject" 150 "$bare"
     done
     wait
     keep flashinfer 170 "$layer"

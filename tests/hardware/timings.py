@@ -94,27 +94,30 @@ def overhead(notes: Notes, device: str) -> None:
     scale = eager.column_major(t["a_scale"], 4)
     out = torch.empty(16, 512, dtype=torch.bfloat16, device=device)
     with notes.attempt("timing: overhead of fp8_gemm_nt"):
-        calls: dict[str, Callable[[], object]] = {
-            "layer.fp8_gemm_nt": lambda: blockscaled.fp8_gemm_nt((t["a"], scale), (t["b"], t["b_scale"]), out)
+        dense: dict[str, Callable[[], object]] = {
+            "layer": lambda: blockscaled.fp8_gemm_nt((t["a"], scale), (t["b"], t["b_scale"]), out)
         }
         if device == "cuda":
             bare = importlib.import_module("deep_gemm").fp8_gemm_nt
-            calls["bare.fp8_gemm_nt"] = lambda: bare(
+            dense["bare"] = lambda: bare(
                 (t["a"], scale), (t["b"], t["b_scale"]), out, disable_ue8m0_cast=True
             )
-        notes.time("host_us.fp8_gemm_nt", host_microseconds(calls, device))
+        notes.time("host_us.fp8_gemm_nt", host_microseconds(dense, device))
     x = activation(64, 512, device)
     with notes.attempt("timing: overhead of the M switch"):
         switch = blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm
         operator = torch.ops.fp8_kernels.dynamic_flashinfer_deepgemm_blockscale_gemm
-        calls = {}
-        for m in (16, 64):
-            calls[f"layer.switch M={m}"] = lambda m=m: switch(x[:m], t["b"], t["b_scale"])
-            calls[f"operator.switch M={m}"] = lambda m=m: operator(x[:m], t["b"], t["b_scale"], 128, False)
+        calls = {
+            m: {
+                "layer": lambda m=m: switch(x[:m], t["b"], t["b_scale"]),
+                "operator": lambda m=m: operator(x[:m], t["b"], t["b_scale"], 128, False),
+            }
+            for m in (16, 64)
+        }
         if device == "cuda":
             small = flashinfer.library("flashinfer.gemm").fp8_blockscale_gemm_sm90
             bare = importlib.import_module("deep_gemm").fp8_gemm_nt
-            calls["bare.flashinfer M=16"] = lambda: small(x[:16], t["b"], None, t["b_scale"])
+            calls[16]["bare FlashInfer"] = lambda: small(x[:16], t["b"], None, t["b_scale"])
 
             def sequence() -> None:
                 q, s = quantize.per_token_group_quant_fp8(x, 128, column_major_scales=True, tma_aligned_scales=True)
@@ -127,9 +130,10 @@ def overhead(notes: Notes, device: str) -> None:
                 y = torch.empty(64, 512, dtype=torch.bfloat16, device=device)
                 bare((q, s), (t["b"], t["b_scale"]), y, disable_ue8m0_cast=True)
 
-            calls["bare.quantise+deep_gemm M=64"] = sequence
-            calls["bare.vllm quantise+deep_gemm M=64"] = vllm_sequence
-        notes.time("host_us.switch", host_microseconds(calls, device))
+            calls[64]["layer's quantiser, bare DeepGEMM"] = sequence
+            calls[64]["bare vLLM quantiser and DeepGEMM"] = vllm_sequence
+        for m, candidates in calls.items():
+            notes.time(f"host_us.switch M={m}", host_microseconds(candidates, device))
 
 
 def end_to_end(notes: Notes, device: str) -> None:
