@@ -1,5 +1,6 @@
 """The Triton quantisers: bits equal to plain torch (interpreter), and what they compile to for sm90."""
 
+import functools
 import json
 import os
 import re
@@ -179,14 +180,18 @@ def test_what_triton_compiles_in_makes_a_class(monkeypatch: pytest.MonkeyPatch, 
 
 def test_classes_are_those_of_triton() -> None:
     """Triton's own specialisation tells apart nothing that ours puts together (64-bit integers included)."""
-    specialize = triton.runtime.jit.native_specialize_impl
     from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime import jit
 
+    if hasattr(jit, "native_specialize_impl"):
+        specialize = functools.partial(jit.native_specialize_impl, CUDABackend)
+    else:  # before Triton 3.6 in Python
+        specialize = jit.create_specialize_impl(CUDABackend.get_arg_specialization)
     far = [sign * 2**p + d for p in (15, 31, 32, 40) for d in (-16, -1, 0, 1, 16) for sign in (1, -1)]
     pointers = [torch.zeros(64, dtype=d)[o:] for d in (torch.bfloat16, torch.float32) for o in range(9)]
     seen: dict[object, set[object]] = {}
     for value in (*range(-40, 60), *far, *pointers):
-        theirs = specialize(CUDABackend, value, False, True, True)
+        theirs = specialize(value, False, True, True)
         seen.setdefault(_launch.class_of(value), set()).add(theirs)  # type: ignore[arg-type]
     assert all(len(theirs) == 1 for theirs in seen.values())
     assert len(seen) > 6
