@@ -9,6 +9,8 @@ Not covered: ROCm, where Triton also compiles in the extent of a pointer's memor
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,12 +52,28 @@ class Launch:
             key = (device.index, *map(class_of, arguments))
             ready = self._compiled.get(key)
             if ready is not None:
-                ready[(programs, 1, 1)](*arguments, *self._values)
+                _start(ready, programs, device.index, arguments + self._values)
             elif (made := self._by_triton(programs, arguments)) is not None:  # the interpreter compiles nothing
                 self._compiled[key] = made
 
     def _by_triton(self, programs: int, arguments: tuple[Tensor | int, ...]) -> Any:
         return self.kernel[(programs,)](*arguments, **self.constants, num_warps=self.num_warps, **EXACT)
+
+
+def _start(ready: Any, programs: int, device: int, parameters: tuple[object, ...]) -> None:
+    """As ``ready[(programs, 1, 1)](*parameters)``, which looks for a stream and for hooks in Python."""
+    hooks = triton_runtime()
+    if hooks.launch_enter_hook is not None or hooks.launch_exit_hook is not None:
+        ready[(programs, 1, 1)](*parameters)
+        return
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    ready.run(programs, 1, 1, stream, ready.function, ready.packed_metadata, None, None, None, *parameters)
+
+
+@functools.cache
+def triton_runtime() -> Any:
+    """Triton's runtime switches, which hold the hooks of profilers."""
+    return importlib.import_module("triton").knobs.runtime
 
 
 def class_of(argument: Tensor | int) -> object:

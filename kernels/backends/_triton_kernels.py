@@ -63,16 +63,17 @@ def _quotient(v, scale, NATIVE: tl.constexpr):
 
 @triton.jit
 def group_kernel(
-    x, q, s, rows, groups, lead, x_stride, eps_bits,
-    GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr, UE8M0: tl.constexpr,
-    NATIVE: tl.constexpr,
+    x, q, s, rows, groups, x_stride,
+    GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, LEAD: tl.constexpr, UE8M0: tl.constexpr,
+    EPS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """One scale per row and group. A program takes BLOCK groups of one row block (row-major) or one column.
 
-    The scale is ``[rows, groups]``, or transposed ``[groups, lead]`` with zeros past ``rows``.
+    The scale is ``[rows, groups]`` (``LEAD`` 0), or transposed ``[groups, lead]`` with zeros past ``rows``, ``lead``
+    being ``rows`` rounded up to a multiple of ``LEAD``. ``EPS`` holds the bits of the smallest amax.
     """
     pid = tl.program_id(0)
-    if TRANSPOSED:
+    if LEAD:
         row = (pid // groups) * BLOCK + tl.arange(0, BLOCK)
         col = (pid % groups) + tl.zeros([BLOCK], tl.int32)
     else:
@@ -85,14 +86,15 @@ def group_kernel(
     inside = valid[:, None] & (lane < GROUP)[None, :]
     source = row[:, None] * x_stride + col[:, None] * GROUP + lane[None, :]
     v = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
-    amax = tl.maximum(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), eps_bits)
+    amax = tl.maximum(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), EPS)
     scale = _divide(amax.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32), NATIVE)
     if UE8M0:
         scale = _ceil_ue8m0(scale).to(tl.float32, bitcast=True)
     y = _quotient(v, tl.broadcast_to(scale[:, None], [BLOCK, LANES]), NATIVE)
     target = (row[:, None] * groups + col[:, None]) * GROUP + lane[None, :]
     tl.store(q + target, _encode(y, NATIVE), mask=inside)
-    if TRANSPOSED:
+    if LEAD:
+        lead = (rows + LEAD - 1) // LEAD * LEAD
         tl.store(s + col.to(tl.int64) * lead + row, tl.where(valid, scale, 0.0), mask=row < lead)
     else:
         tl.store(s + row * groups + col, scale, mask=valid)
@@ -100,11 +102,12 @@ def group_kernel(
 
 @triton.jit
 def packed_kernel(
-    x, q, s, rows, groups, words, x_stride, lead, eps_bits,
-    GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, NATIVE: tl.constexpr,
+    x, q, s, rows, groups, x_stride,
+    GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """UE8M0 scales, four exponents an int32, MN-major. A program takes BLOCK rows of one word."""
+    """UE8M0 scales, four exponents an int32, MN-major, rows padded to 4. A program takes BLOCK rows of one word."""
     pid = tl.program_id(0)
+    words, lead = (groups + 3) // 4, (rows + 3) // 4 * 4
     row = ((pid // words) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     word = pid % words
     packed = tl.zeros([BLOCK], tl.int32)
@@ -114,7 +117,7 @@ def packed_kernel(
         inside = (row < rows)[:, None] & ((lane < GROUP) & (lane * 0 + col < groups))[None, :]
         source = row[:, None] * x_stride + col * GROUP + lane[None, :]
         v = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
-        amax = tl.maximum(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), eps_bits)
+        amax = tl.maximum(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), EPS)
         scale = _divide(amax.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32), NATIVE)
         bits = _ceil_ue8m0(scale)
         y = _quotient(v, tl.broadcast_to(bits.to(tl.float32, bitcast=True)[:, None], [BLOCK, LANES]), NATIVE)

@@ -63,7 +63,7 @@ def library() -> tuple[ModuleType, bool]:
     return kernels, isinstance(kernels.group_kernel, triton.JITFunction)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _prepared(kernel: str, num_warps: int, **constants: object) -> Launch:
     return Launch(getattr(library()[0], kernel), constants, num_warps=num_warps)
 
@@ -121,20 +121,20 @@ def quant_group(
     lead = rows + (-rows % 4 if layout == "tma" else 0)
     scale = torch.empty((groups, lead) if transposed else (rows, groups), dtype=torch.float32, device=x.device)
     if rows:
-        start, block = _group_kernel(group, transposed, ue8m0, native)
+        start, block = _group_kernel(group, layout, ue8m0, eps, native)
         programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
-        start(programs, flat, _bytes(q, native), scale, rows, groups, lead, flat.stride(0), _bits(eps))
+        start(programs, flat, _bytes(q, native), scale, rows, groups, flat.stride(0))
     if transposed:
         return q, scale.as_strided((rows, groups), (1, lead))
     return (q, scale) if x.dim() == 2 else (q.view(x.shape), scale.view(*x.shape[:-1], groups))
 
 
-@functools.cache
-def _group_kernel(group: int, transposed: bool, ue8m0: bool, native: bool) -> tuple[Launch, int]:
+@functools.lru_cache(maxsize=64)
+def _group_kernel(group: int, layout: str, ue8m0: bool, eps: float, native: bool) -> tuple[Launch, int]:
     block = _tile(group)
     start = _prepared(
-        "group_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block, TRANSPOSED=transposed, UE8M0=ue8m0,
-        NATIVE=native,
+        "group_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block,
+        LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=_bits(eps), NATIVE=native,
     )  # fmt: skip
     return start, block
 
@@ -148,9 +148,10 @@ def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tenso
     scale = torch.empty(words, lead, dtype=torch.int32, device=x.device)
     if rows:
         block = _tile(group)
-        start = _prepared("packed_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block, NATIVE=native)
-        arguments = (x, _bytes(q, native), scale, rows, groups, words, x.stride(0), lead, _bits(eps))
-        start(-(-lead // block) * words, *arguments)
+        start = _prepared(
+            "packed_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block, EPS=_bits(eps), NATIVE=native
+        )
+        start(-(-lead // block) * words, x, _bytes(q, native), scale, rows, groups, x.stride(0))
     return q, scale.as_strided((rows, words), (1, lead))
 
 
@@ -178,7 +179,6 @@ def _bytes(q: Tensor, native: bool) -> Tensor:
     return q if native else q.view(torch.uint8)
 
 
-@functools.cache
 def _bits(value: float) -> int:
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 

@@ -46,12 +46,12 @@ def test_another_formula_is_seen(checks: dict[str, bool]) -> None:
     assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False]
 
 
-TILE = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "NATIVE": True}
+TILE = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "EPS": 0x2EDBE6FF, "NATIVE": True}  # 1e-10
 TYPES = {"x": "*bf16", "q": "*fp8e4nv", "s": "*fp32", "bound": "*fp32", "amax": "*i32"}
 KERNELS = {
-    "group": ("group_kernel", TILE | {"TRANSPOSED": False, "UE8M0": False}),
-    "group transposed": ("group_kernel", TILE | {"TRANSPOSED": True, "UE8M0": False}),
-    "group ue8m0": ("group_kernel", TILE | {"TRANSPOSED": True, "UE8M0": True}),
+    "group": ("group_kernel", TILE | {"LEAD": 0, "UE8M0": False}),
+    "group transposed": ("group_kernel", TILE | {"LEAD": 4, "UE8M0": False}),
+    "group ue8m0": ("group_kernel", TILE | {"LEAD": 1, "UE8M0": True}),
     "packed": ("packed_kernel", TILE),
     "token": ("token_kernel", {"BLOCK": 4096, "PARTS": 2, "BOUNDED": True, "NATIVE": True}),
     "tensor": ("tensor_kernel", {"BLOCK": 4096, "STATIC": False, "NATIVE": True}),
@@ -129,8 +129,15 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
 class Recorder:
     """A kernel that compiles to itself and writes down how it is started."""
 
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self) -> None:
         self.compiled, self.started = 0, []  # type: ignore[var-annotated]
+
+    def run(self, x: int, y: int, z: int, stream: int, function: str, metadata: str, *rest: object) -> None:
+        assert (stream, function, metadata) == (7, self.function, self.packed_metadata)
+        assert rest[:3] == (None, None, None)
+        self.started.append(((x, y, z), len(rest) - 3))
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def start(*arguments: object, **options: object) -> "Recorder":
@@ -149,6 +156,7 @@ class Pointer(torch.Tensor):
 
 def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...]) -> Recorder:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(torch.version, "hip", None)
     kernel = Recorder()
     start = _launch.Launch(kernel, {"BLOCK": 32})
@@ -159,6 +167,13 @@ def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...]) -> Recorde
 
 def pointer(offset: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.zeros(64, dtype=dtype)[offset:].as_subclass(Pointer)
+
+
+def test_a_profiler_sees_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a hook Triton starts the compiled kernel itself, and calls it."""
+    monkeypatch.setattr(_launch.triton_runtime(), "launch_enter_hook", print)
+    monkeypatch.setattr(Recorder, "run", None)
+    assert started(monkeypatch, (pointer(), 48, 7), (pointer(), 48, 7)).started == [((3,), 4), ((3, 1, 1), 4)]
 
 
 def test_a_class_of_arguments_compiles_once(monkeypatch: pytest.MonkeyPatch) -> None:
