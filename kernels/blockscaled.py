@@ -99,7 +99,8 @@ def _plainly_right(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) ->
     if xs.shape != (rows[0], kb) or ws.shape != (-(-cols[0] // BLOCK), kb) or out.shape != (rows[0], cols[0]):
         return False
     one_device = x.device == xs.device == w.device == ws.device == out.device
-    return one_device and xs.layout is torch.strided and out.is_contiguous()
+    strided = x.layout is xs.layout is w.layout is ws.layout is out.layout is torch.strided
+    return one_device and strided and out.is_contiguous()
 
 
 def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None) -> None:
@@ -263,9 +264,11 @@ def _quantised_product(input: Tensor, weight: Tensor, weight_scale: Tensor, e8m0
     (m, k), n, device = input.shape, weight.shape[0], input.device
     quant_group, product, packed = remembered(_roads, device.type, input.dtype, n, k, e8m0)
     out = torch.empty((m, n), dtype=torch.bfloat16, device=device)
+    if m == 0:
+        return out
     if packed:
         _packed_gemm(input, weight, weight_scale, out)
-    elif m:
+    else:
         q, scale = quant_group(input, BLOCK, GROUP_EPS, e8m0, "tma")
         product(q, scale, weight, weight_scale, out, None, not e8m0)
     return out

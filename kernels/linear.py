@@ -28,11 +28,19 @@ _identity: dict[torch.device, Tensor] = {}
 
 
 def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
-    """The float32 ``[1]`` one on ``device`` that unit-scale products pass as a scale; made once a device."""
+    """The float32 ``[1]`` one on ``device`` that unit-scale products pass as a scale; made once a device.
+
+    Made anew where it could not serve later calls: under a fake mode it has no value, inside a graph's capture it gets
+    one when the graph is replayed only.
+    """
     key = torch.device(device)
-    if key not in _identity:
-        _identity[key] = torch.ones(1, dtype=torch.float32, device=key)
-    return _identity[key]
+    if (found := _identity.get(key)) is not None:
+        return found
+    with torch.inference_mode(False):
+        made = torch.ones(1, dtype=torch.float32, device=key)
+    if type(made) is Tensor and not checks.capturing(key):
+        _identity[key] = made
+    return made
 
 
 def cutlass_scaled_mm(

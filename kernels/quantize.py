@@ -15,7 +15,6 @@ Not covered: E5M2, the FNUZ formats as a quantisation target, stochastic roundin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -44,6 +43,8 @@ __all__ = [
 BLOCK = 128
 GROUP_EPS = 1e-10
 """Floor of the amax of a group (vLLM's and SGLang's default)."""
+FLOAT32_LEAST, FLOAT32_MAX = 2.0**-149, (2.0 - 2.0**-23) * 2.0**127
+"""The floors of an amax that float32 can hold (IEEE 754 binary32)."""
 CAST_FLOOR = 1e-4
 """Floor of the amax in DeepGEMM's casts."""
 
@@ -179,8 +180,7 @@ def per_token_group_quant_fp8(
     checks.multiple(
         "K", x.shape[-1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[-1]}"
     )
-    if not isinstance(eps, float) or not 0.0 < eps < math.inf:
-        raise OptionError(f"eps must be a positive finite float, got {eps!r}")
+    _eps(eps)
     if tma_aligned_scales and not column_major_scales:
         raise OptionError("tma_aligned_scales needs column_major_scales=True: the alignment is of the leading stride")
     if column_major_scales and x.dim() < 2:
@@ -216,9 +216,11 @@ def per_token_group_quant_fp8_packed(
     q, scale
         ``q [M, K]`` E4M3; ``scale [M, ceil(K / group_size / 4)]`` int32, strides ``(1, align(M, 4))``, pad lanes 0.
     """
-    _matrix(x)
+    checks.dtype("x", checks.rank("x", x, 2), *WIDE)
+    checks.nonempty("x", x, 1)
     checks.positive("group_size", group_size)
     checks.multiple("K", x.shape[1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[1]}")
+    _eps(eps)
     key = (("group_size", group_size), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[1]))
     run = route("quant_group_packed", x.device, *key)
     q, scale = run.quant_group_packed(x, group_size, eps)
@@ -324,6 +326,11 @@ def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     _matrix(w, "w")
     checks.multiple("K", w.shape[1], BLOCK, "the kernel has no K tail; pad K to a multiple of 128")
     return eager.flashinfer_blocks(w, BLOCK)
+
+
+def _eps(eps: object) -> None:
+    if not isinstance(eps, float) or not FLOAT32_LEAST <= eps <= FLOAT32_MAX:
+        raise OptionError(f"eps must be a positive finite float that float32 can hold, got {eps!r}")
 
 
 def _matrix(x: object, name: str = "x") -> Tensor:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.backends._ambient import as_written
 from kernels.backends._rows import take
 
 SPLIT_KV = 256
 """Cached tokens in one unit of work of the paged kernel's schedule."""
 
 
+@as_written
 def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, ks: Tensor, ke: Tensor, clean: bool) -> Tensor:
     """``[M, N]`` float32; outside ``ks[m] <= n < ke[m]`` it is -inf when cleaned, else the plain formula."""
     logits = score(q, k, weights) * k_scale
@@ -33,6 +35,7 @@ def score(q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
     return total
 
 
+@as_written
 def paged_mqa_logits(
     q: Tensor, cache: Tensor, weights: Tensor, lens: Tensor, tables: Tensor, schedule: Tensor, longest: int, clean: bool
 ) -> Tensor:

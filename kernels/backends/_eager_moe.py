@@ -9,10 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.backends._ambient import as_written
 from kernels.backends._eager_quant import saturate
 from kernels.backends._rows import take
 
 
+@as_written
 def moe_trtllm(
     *,
     routing_logits: Tensor,

@@ -1,5 +1,7 @@
 """Quantisers in plain torch, on any device.
 
+Payloads are contiguous whatever the strides of the input, as those of the compiled quantisers are.
+
 They compute in float32 with true division (a division by a device tensor: torch on CUDA turns a division by a
 Python number into a multiplication by its rounded reciprocal).
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.backends._ambient import as_written
 from kernels.checks import FP8, FP8_MAX
 
 BLOCK = 128
@@ -42,21 +45,26 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
     return torch.where(bits <= 0x00800000, tiny, up).view(torch.float32)
 
 
+@as_written
 def quant_static(x: Tensor, scale: Tensor) -> Tensor:
     """``q = sat(x / scale)``, ``scale`` a scalar or a row of one."""
-    return divide_and_saturate(x, scale.reshape(()))
+    return divide_and_saturate(x.contiguous(), scale.reshape(()))
 
 
+@as_written
 def quant_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
     """Dynamic per tensor: ``scale [1] = amax / 448``."""
+    x = x.contiguous()
     if x.numel() == 0:
         return x.to(FP8), torch.zeros(1, dtype=torch.float32, device=x.device)
     scale = x.abs().amax().to(torch.float32) / fp8_max(x)
     return divide_and_saturate(x, scale), scale.reshape(1)
 
 
+@as_written
 def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
     """Dynamic per token: ``scale [M,1] = max(min(amax, scale_ub) / 448, 1 / (448 * 512))``."""
+    x = x.contiguous()
     amax = x.abs().amax(dim=-1, keepdim=True).to(torch.float32)
     if scale_ub is not None:
         amax = torch.minimum(amax, scale_ub.reshape(()).to(torch.float32))
@@ -65,6 +73,7 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
     return divide_and_saturate(x, scale), scale
 
 
+@as_written
 def quant_group(
     x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -74,12 +83,13 @@ def quant_group(
     scale = amax / fp8_max(x)
     if ue8m0:
         scale = ceil_to_ue8m0(scale)
-    q = divide_and_saturate(parts, scale.unsqueeze(-1)).flatten(-2)
+    q = divide_and_saturate(parts, scale.unsqueeze(-1)).flatten(-2).contiguous()
     if layout != "row":
         scale = column_major(scale, 4 if layout == "tma" else 1)
     return (q if out is None else out.copy_(q)), scale
 
 
+@as_written
 def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
     """As :func:`quant_group` with UE8M0 scales, four exponents an int32, strides ``(1, align(M, 4))``."""
     q, scale = quant_group(x, group, eps, True)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import _needs
+from kernels.backends._dense import dense
 from kernels.config import Config, current_config
 from kernels.errors import MissingPackageError, NoBackendError
 
@@ -126,7 +127,8 @@ def linear(
 ) -> Tensor:
     """``[M, N]``: one chain over K, ``scale_a * (scale_b * acc)``, bias by one fused multiply-add."""
     out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
-    operators().cutlass_scaled_mm(out, rows(a), columns(b), scale_a.contiguous(), scale_b.contiguous(), bias)
+    added = None if bias is None else bias.contiguous()
+    operators().cutlass_scaled_mm(out, dense(a), columns(b), scale_a.contiguous(), scale_b.contiguous(), added)
     return out
 
 
@@ -136,7 +138,7 @@ def block_linear(
     """``[M, N]``: ``scale_a [M, K/128]`` in any strides, ``scale_b [K/128, N/128]``; promotion every 128."""
     m = a.shape[0]
     lead = m + (-m % 4)
-    left, scale = rows(a), m_major(scale_a, lead)
+    left, scale = dense(a), m_major(scale_a, lead)
     if lead != m:
         left = torch.cat([left, left.new_zeros(lead - m, left.shape[1])])
     out = torch.empty(lead, b.shape[1], dtype=out_dtype, device=a.device)
@@ -148,7 +150,8 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
     """vLLM's dynamic per-token operator."""
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
-    operators().dynamic_per_token_scaled_fp8_quant(q, x.contiguous(), scale, scale_ub)
+    if x.shape[0]:  # an empty launch is an error of the runtime
+        operators().dynamic_per_token_scaled_fp8_quant(q, x.contiguous(), scale, scale_ub)
     return q, scale
 
 
@@ -171,6 +174,8 @@ def quant_group(
 
 def into_scale(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, ue8m0: bool) -> None:
     """The bare group quantiser into ``q`` and ``scale``, whose strides say the layout."""
+    if x.numel() == 0:
+        return
     transposed = scale.dim() == 2 and scale.stride(0) < scale.stride(1)
     operators().per_token_group_fp8_quant(
         x.contiguous(), q, scale, group, eps, -FP8_MAX, FP8_MAX, ue8m0, transposed, transposed
@@ -182,7 +187,8 @@ def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tenso
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     m, words = x.shape[0], -(-(x.shape[1] // group) // 4)
     scale = torch.zeros(words, m + (-m % 4), dtype=torch.int32, device=x.device)[:, :m].t()
-    operators().per_token_group_fp8_quant_packed(x.contiguous(), q, scale, group, eps, -FP8_MAX, FP8_MAX)
+    if m:
+        operators().per_token_group_fp8_quant_packed(x.contiguous(), q, scale, group, eps, -FP8_MAX, FP8_MAX)
     return q, scale
 
 
@@ -202,9 +208,8 @@ def grouped_scaled(
     first, second = (columns_of, rows_of) if a.shape[0] <= SWAP_ROWS else (rows_of, columns_of)
     sizes = torch.stack([first, second, torch.full_like(offsets, k)], dim=1).contiguous()
     strides = [torch.full((groups,), v, dtype=torch.int64, device=a.device) for v in (k, k, n)]
-    left = a if a.is_contiguous() and a.data_ptr() % 16 == 0 else a.clone(memory_format=torch.contiguous_format)
     operators().cutlass_moe_mm(
-        out, left, b.contiguous(), scale_a.contiguous(), scale_b.contiguous(), starts, sizes, *strides, True, True
+        out, dense(a), dense(b), scale_a.contiguous(), scale_b.contiguous(), starts, sizes, *strides, True, True
     )
     return out
 
@@ -218,12 +223,6 @@ def m_major(scale: Tensor, lead: int) -> Tensor:
     return ready.t()
 
 
-def rows(x: Tensor) -> Tensor:
-    """``x`` itself when it is contiguous on 16 bytes, else a copy: ``cutlass_scaled_mm`` takes no row pitch from it."""
-    good = x.is_contiguous() and x.data_ptr() % 16 == 0
-    return x if good else x.clone(memory_format=torch.contiguous_format)
-
-
 def columns(x: Tensor) -> Tensor:
-    """``x`` itself when its transpose is contiguous on 16 bytes, else a column-major copy; see :func:`rows`."""
-    return rows(x.t()).t()
+    """``x`` itself when its transpose is dense on 16 bytes, else a column-major copy: no pitch is read from it."""
+    return dense(x.t()).t()

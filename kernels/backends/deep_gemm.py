@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import _needs
+from kernels.backends._dense import ALIGNMENT, packed
 from kernels.config import Config, current_config
 from kernels.errors import MissingPackageError
 
@@ -142,10 +143,11 @@ def fp8_gemm_nt(
     """Dense product into ``out``."""
     function, name = symbol("fp8_gemm_nt")
     target = writable(out)
+    weight = addressable(b), _weight_scale(b_scale)
     if name in LEGACY:
-        function((addressable(a), _legacy_scale(a_scale)), (addressable(b), b_scale), target)
+        function((addressable(a), _legacy_scale(a_scale)), weight, target)
     else:
-        function((addressable(a), a_scale), (addressable(b), b_scale), target, disable_ue8m0_cast=disable_ue8m0_cast)
+        function((addressable(a), _row_scale(a_scale)), weight, target, disable_ue8m0_cast=disable_ue8m0_cast)
     if target is not out:
         out.copy_(target)
 
@@ -156,16 +158,12 @@ def grouped_contiguous(
     """Grouped product over rows sorted by expert, into ``out``."""
     function, name = symbol("grouped_contiguous")
     target = writable(out)
+    weight = addressable(b), _weight_scale(b_scale)
     if name in LEGACY:
-        function((addressable(a), _legacy_scale(a_scale)), (addressable(b), b_scale), target, m_indices)
+        function((addressable(a), _legacy_scale(a_scale)), weight, target, m_indices)
     else:
-        function(
-            (addressable(a), a_scale),
-            (addressable(b), b_scale),
-            target,
-            m_indices,
-            disable_ue8m0_cast=disable_ue8m0_cast,
-        )
+        left = addressable(a), _row_scale(a_scale)
+        function(left, weight, target, m_indices, disable_ue8m0_cast=disable_ue8m0_cast)
     if target is not out:
         out.copy_(target)
 
@@ -189,7 +187,7 @@ def grouped_masked(
         target = torch.empty(out.shape[0], lead, out.shape[2], dtype=out.dtype, device=out.device)
     else:
         target = writable(out)
-    left, right = (addressable(a), a_scale), (addressable(b), b_scale)
+    left, right = (addressable(a), _row_scale(a_scale)), (addressable(b), _weight_scale(b_scale))
     if name in LEGACY:
         function((left[0], _legacy_scale(a_scale)), right, target, masked_m, expected_m)
     else:
@@ -253,19 +251,32 @@ def takes_2d_lens() -> bool:
 
 def addressable(x: Tensor) -> Tensor:
     """E4M3 ``x`` itself when TMA can address it (K-major, rows and base on 16 bytes), else a contiguous copy."""
-    if x.data_ptr() % 16 == 0:
-        if x.is_contiguous() and x.shape[-1] % 16 == 0:
+    strides = x.stride()
+    if strides[-1] == 1 and strides[-2] % ALIGNMENT == 0 and x.data_ptr() % ALIGNMENT == 0:
+        if len(strides) == 3 and packed(x):
             return x
-        if x.dim() == 2 and x.stride(1) == 1 and x.stride(0) % 16 == 0:
+        if len(strides) == 2 and (x.is_contiguous() or strides[0] >= x.shape[1]):
             return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def writable(out: Tensor) -> Tensor:
     """``out`` itself when the kernel can write it, else an empty contiguous stand-in to copy from."""
-    if out.is_contiguous() and out.data_ptr() % 16 == 0:
+    if packed(out) and out.data_ptr() % ALIGNMENT == 0:
         return out
     return torch.empty(out.shape, dtype=out.dtype, device=out.device)
+
+
+def _row_scale(scale: Tensor) -> Tensor:
+    """What the library brings into its layout, or takes as it is where it lies so already: then on 16 bytes."""
+    return scale if scale.data_ptr() % ALIGNMENT == 0 else scale.clone(memory_format=torch.contiguous_format)
+
+
+def _weight_scale(scale: Tensor) -> Tensor:
+    """Float32 scales dense, which the library asks for; packed UE8M0 ones as they were made."""
+    if packed(scale) or scale.dtype is not torch.float32:
+        return scale
+    return scale.clone(memory_format=torch.contiguous_format)
 
 
 def _legacy_scale(scale: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.backends._ambient import as_written
 from kernels.backends._eager_logits import mqa_logits, paged_metadata, paged_mqa_logits
 from kernels.backends._eager_moe import moe_trtllm
 from kernels.backends._eager_quant import (
@@ -62,6 +63,7 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     return ()
 
 
+@as_written
 def linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -73,6 +75,7 @@ def linear(
     return acc.to(out_dtype)
 
 
+@as_written
 def block_linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -96,6 +99,7 @@ def block_product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Ten
     return acc
 
 
+@as_written
 def fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
@@ -104,6 +108,7 @@ def fp8_gemm_nt(
     out.copy_(acc if c is None else acc + c.to(torch.float32))
 
 
+@as_written
 def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
     """As the FlashInfer kernel: a bf16 ``a`` is quantised first (448/amax, scale its reciprocal)."""
     if a_scale is None:
@@ -112,6 +117,7 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tenso
     return y.to(torch.bfloat16) if out is None else out.copy_(y)
 
 
+@as_written
 def grouped_contiguous(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
 ) -> None:
@@ -122,6 +128,7 @@ def grouped_contiguous(
             out[rows] = block_product(take(a, rows), a_scale[rows], b[group], b_scale[group]).to(out.dtype)
 
 
+@as_written
 def grouped_masked(
     a: Tensor,
     a_scale: Tensor,
@@ -139,6 +146,7 @@ def grouped_masked(
             out[group, :rows] = y.to(out.dtype)
 
 
+@as_written
 def grouped_scaled(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, out_dtype: torch.dtype
 ) -> Tensor:

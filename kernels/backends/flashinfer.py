@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import _needs
+from kernels.backends._dense import ALIGNMENT, dense
 from kernels.config import Config
 from kernels.errors import MissingPackageError, ValueRangeError
 
@@ -116,13 +117,12 @@ def library(name: str = "flashinfer") -> ModuleType:
 def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
     """``[M, N]`` bf16; ``a`` bf16 (quantised inside) or E4M3 with a logical ``[M, K/128]`` scale; ``b`` E4M3."""
     scale = None if a_scale is None else kernel_scale(a_scale)
-    weight_scale = b_scale if b_scale.is_contiguous() else b_scale.contiguous()
-    direct = out is not None and out.is_contiguous()
+    direct = out is not None and out.is_contiguous() and out.data_ptr() % ALIGNMENT == 0
     result: Tensor = library("flashinfer.gemm").fp8_blockscale_gemm_sm90(
-        a if a.is_contiguous() else a.contiguous(),
-        b if b.is_contiguous() else b.contiguous(),
+        dense(a),
+        dense(b),
         scale,
-        weight_scale,
+        b_scale if b_scale.is_contiguous() else b_scale.contiguous(),
         out if direct else None,
         None if direct else torch.bfloat16,
     )
@@ -135,8 +135,8 @@ def kernel_scale(scale: Tensor) -> Tensor:
     """A logical ``[M, K/128]`` scale as the kernel reads it: ``[K/128, align(M, 4)]`` contiguous."""
     m, blocks = scale.shape
     lead = m + (-m % 4)
-    if blocks > 0 and scale.stride() == (1, lead):
-        return scale.as_strided((blocks, lead), (lead, 1)) if _owns(scale, blocks * lead) else _padded(scale, lead)
+    if blocks > 0 and scale.stride() == (1, lead) and scale.data_ptr() % ALIGNMENT == 0 and _owns(scale, blocks * lead):
+        return scale.as_strided((blocks, lead), (lead, 1))
     return _padded(scale, lead)
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import _needs
+from kernels.backends._dense import dense
 from kernels.config import Config
 from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError
 
@@ -212,9 +213,3 @@ def _quantise(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, *, ue
     chosen = {"enable_v2": False} if "enable_v2" in inspect.signature(run).parameters else {}
     given = x.reshape(-1, x.shape[-1])
     run(dense(given), q.view(given.shape), scale, group, eps, -FP8_MAX, FP8_MAX, ue8m0, **chosen)
-
-
-def dense(x: Tensor) -> Tensor:
-    """A matrix with rows next to each other that begins on 16 bytes: itself, or a copy."""
-    good = x.is_contiguous() and x.data_ptr() % 16 == 0
-    return x if good else x.clone(memory_format=torch.contiguous_format)

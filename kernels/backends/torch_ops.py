@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from kernels.backends import _needs
+from kernels.backends._ambient import as_written
+from kernels.backends._dense import dense, pitched
 from kernels.config import Config
 from kernels.platform import Machine, current_machine, use_rowwise_torch_scaled_mm
 
@@ -117,16 +119,26 @@ def _mode(p: Problem, machine: Machine) -> str:
     return kinds.get((p.a_scale, p.b_scale), "unfused") if fused_bias else "unfused"
 
 
+@as_written
 def scaled_mm(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """``torch._scaled_mm`` on operands in the layout it wants; old torch's ``(output, amax)`` is unwrapped."""
-    left = a if a.stride(1) == 1 else a.contiguous()
-    right = b if b.stride(0) == 1 else b.t().contiguous().t()
-    y = torch._scaled_mm(left, right, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, bias=bias)
+    """``torch._scaled_mm`` on operands in the layout it wants; old torch's ``(output, amax)`` is unwrapped.
+
+    It reads row pitches, but has no kernel for those that are no multiple of 16, and takes a bias for dense memory.
+    """
+    y = torch._scaled_mm(
+        pitched(a),
+        pitched(b.t()).t(),
+        out_dtype=out_dtype,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        bias=None if bias is None else bias.contiguous(),
+    )
     return y[0] if isinstance(y, tuple) else y
 
 
+@as_written
 def unfused(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype, one: Tensor
 ) -> Tensor:
@@ -137,6 +149,7 @@ def unfused(
     return y.to(out_dtype)
 
 
+@as_written
 def linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -151,6 +164,7 @@ def linear(
     return unfused(a, b, scale_a, scale_b, bias, out_dtype, torch.ones(1, dtype=torch.float32, device=a.device))
 
 
+@as_written
 def block_linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -158,12 +172,12 @@ def block_linear(
     from torch.nn import functional
 
     recipe, m = functional.ScalingType, a.shape[0]
-    left, lead = a.contiguous(), m + (-m % IN_FOURS)
+    left, lead = dense(a), m + (-m % IN_FOURS)
     if lead != m:
         left = torch.cat([left, left.new_zeros(lead - m, left.shape[1])])
     y: Tensor = functional.scaled_mm(
         left,
-        b if b.stride(0) == 1 else b.t().contiguous().t(),
+        dense(b.t()).t(),
         _in_fours(scale_a),
         recipe.BlockWise1x128,
         _in_fours(scale_b),
@@ -184,6 +198,7 @@ def _in_fours(scale: Tensor) -> Tensor:
     return ready.t()
 
 
+@as_written
 def grouped_scaled(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, out_dtype: torch.dtype
 ) -> Tensor:

@@ -4,6 +4,7 @@
     memory             guard zones and poison
     session            one call, one verdict
     watches            what is watched besides the numbers
+    probing            how a kernel computes, by probes that run in the worker
     report             what was found
 
 The harness judges nothing by itself: numbers go to the contract. The names below are loaded when first used, so that a

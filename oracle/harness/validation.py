@@ -95,13 +95,13 @@ def validate(
     _numbers_make_sense(limit, seconds, seed)
     if unknown := [name for name in require if name not in OPTIONAL]:
         raise OptionError(f"require={unknown[0]!r} is no optional watch; there are: {', '.join(OPTIONAL)}")
-    arch = _arch(device) if arch is None else arch
+    arch = arch_of(device) if arch is None else arch
     if numerics is None and arch == "cpu" and "cpu" not in getattr(found, "numerics", {"cpu": ()}):
         raise OptionError(f"{contract} has no model of {arch}; name arch= or numerics=")
-    name, start = _name(kernel), time.perf_counter()
+    name, start = importable(kernel), time.perf_counter()
     with (
         tempfile.TemporaryDirectory(prefix="fp8-oracle-") as folder,
-        Worker(name, adapter=None if adapter is None else _name(adapter), device=device, limit=limit) as worker,
+        Worker(name, adapter=None if adapter is None else importable(adapter), device=device, limit=limit) as worker,
     ):
         session = Session(worker, found, device=device, arch=arch, numerics=numerics, folder=Path(folder))
         chosen = _cases(contract, profile, seed, case)
@@ -129,7 +129,7 @@ def validate(
             worker.starts,
             saved,
             worker.output[-2000:],
-            None if adapter is None else _name(adapter),
+            None if adapter is None else importable(adapter),
             numerics,
         )
 
@@ -275,7 +275,8 @@ def _reseeded(case: Case, seed: int | None) -> Case:
     return case if seed is None else replace(case, seed=seed)
 
 
-def _name(kernel: str | Callable[..., object]) -> str:
+def importable(kernel: str | Callable[..., object]) -> str:
+    """``MODULE:CALLABLE`` of a kernel, for the worker; SubjectError when it is no such name or has none."""
     if isinstance(kernel, str):
         module, colon, path = kernel.partition(":")
         if not (module and colon and path):
@@ -292,7 +293,8 @@ def _name(kernel: str | Callable[..., object]) -> str:
     return f"{module}:{path}"
 
 
-def _arch(device: str) -> str:
+def arch_of(device: str) -> str:
+    """The arch of a device that is there; DeviceError says what is not."""
     if device == "cpu":
         return "cpu"
     if not device.startswith("cuda"):

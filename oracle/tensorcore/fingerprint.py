@@ -91,7 +91,9 @@ class Fingerprint:
 
 
 def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: int = 0) -> Fingerprint:
-    """Probe a kernel.
+    """Probe a kernel, in this process: whatever it raises goes through, and what it does to the process is done.
+
+    :func:`oracle.harness.probing.probe`, and the command line, do the same to a kernel by name in a worker process.
 
     Parameters
     ----------

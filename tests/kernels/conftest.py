@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.backends import torch_ops
+from kernels.backends import deep_gemm, torch_ops
 from kernels.config import Config
 from kernels.plan import Problem
 from kernels.platform import current_machine
@@ -48,3 +51,17 @@ def make() -> SimpleNamespace:
 def rowwise_refused() -> str | None:
     """Why this machine's torch has no row-wise product for CPU tensors, or None."""
     return torch_ops.why_not(Problem("torch_linear", device="cpu", kernel="rowwise"), current_machine(), Config())
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """An empty module in place of DeepGEMM."""
+    module = types.ModuleType("deep_gemm")
+    monkeypatch.setitem(sys.modules, "deep_gemm", module)
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", "unused")
+    caches = (deep_gemm.library, deep_gemm.symbol, deep_gemm.takes_2d_lens)
+    for cache in caches:
+        cache.cache_clear()
+    yield module
+    for cache in caches:
+        cache.cache_clear()

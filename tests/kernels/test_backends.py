@@ -17,20 +17,6 @@ from kernels.platform import Machine
 FP8 = torch.float8_e4m3fn
 
 
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """An empty module in place of DeepGEMM."""
-    module = types.ModuleType("deep_gemm")
-    monkeypatch.setitem(sys.modules, "deep_gemm", module)
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "unused")
-    caches = (deep_gemm.library, deep_gemm.symbol, deep_gemm.takes_2d_lens)
-    for cache in caches:
-        cache.cache_clear()
-    yield module
-    for cache in caches:
-        cache.cache_clear()
-
-
 class TestDeepGemmDrift:
     """Renamed symbols, options that old releases lack, one- or two-dimensional context lengths."""
 
@@ -218,6 +204,31 @@ class TestCutlass:
         q, scale = cutlass.quant_group(x, 128, 1e-10, False, layout, None)
         assert q.shape == ours[0].shape and scale.shape == ours[1].shape and scale.stride() == ours[1].stride()
         assert seen[0][3:5] == (128, 1e-10) and seen[0][8] is (layout != "row")
+
+    def test_a_strided_bias(self, monkeypatch, make) -> None:
+        """The operator takes dense ones only."""
+        seen = []
+        fake = types.SimpleNamespace(cutlass_scaled_mm=lambda *arguments: seen.append(arguments[5]))
+        monkeypatch.setattr(cutlass, "operators", lambda: fake)
+        bias, one = torch.arange(64, dtype=torch.bfloat16)[::2], torch.ones(1, 1)
+        cutlass.linear(make.codes(4, 64), make.codes(32, 64).t(), one, one, bias, torch.bfloat16)
+        assert not bias.is_contiguous() and seen[0].is_contiguous() and torch.equal(seen[0], bias)
+
+    def test_no_rows_are_no_launch(self, monkeypatch) -> None:
+        """An empty grid is an error of the runtime; with a row each operator is called (the twin)."""
+        called: list[str] = []
+        names = ("dynamic_per_token_scaled_fp8_quant", "per_token_group_fp8_quant", "per_token_group_fp8_quant_packed")
+        fake = types.SimpleNamespace(**{n: lambda *_, n=n: called.append(n) for n in names})
+        monkeypatch.setattr(cutlass, "operators", lambda: fake)
+        for m in (0, 1):
+            x = torch.zeros(m, 256, dtype=torch.bfloat16)
+            made = (
+                cutlass.quant_token(x, None),
+                cutlass.quant_group(x, 128, 1e-10, False, "tma"),
+            )
+            packed = cutlass.quant_group_packed(x, 128, 1e-10)
+            assert [t.shape[0] for pair in (*made, packed) for t in pair] == [m] * 6
+            assert called == list(names[: m * 3])
 
     def test_a_ready_scale_is_not_copied(self) -> None:
         ready = torch.rand(2, 8).t()

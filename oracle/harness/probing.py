@@ -1,0 +1,108 @@
+"""How a kernel of a contract computes, found by probing it in a worker process.
+
+:func:`probe` sends the probes of :func:`oracle.tensorcore.fingerprint.fingerprint` through the worker that
+:func:`oracle.harness.validate` uses, with its calling convention, time limit, guard zones and poison. A kernel that
+raises, crashes, hangs or exits ends the question, not the process; what it prints, forks or does to its inputs reaches
+nobody. The numbers are not judged, and what the watches see is not reported: that is :func:`validate`.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oracle.contracts import get
+from oracle.errors import OptionError, SubjectError
+from oracle.faults.roles import ROLES, TORCH_NAMES
+from oracle.harness.memory import is_poison
+from oracle.harness.process import Worker
+from oracle.harness.session import Session
+from oracle.harness.validation import LIMIT, arch_of, importable
+from oracle.tensorcore.fingerprint import Fingerprint, Kernel, fingerprint
+from oracle.tensorcore.probes import Shape
+
+# Scale blocks along K and rows of b that share a scale, for the contracts whose kernels can be probed.
+SCALES: Mapping[str, tuple[int | None, int]] = {
+    "fp8_gemm_nt": (128, 128),
+    "fp8_blockscale_gemm_sm90": (128, 128),
+    "cutlass_scaled_mm": (None, 1),
+    "torch_per_token_w8a8_scaled_mm": (None, 1),
+    "torch_channelwise_w8a8_scaled_mm": (None, 1),
+}
+
+
+def probe(
+    kernel: str | Callable[..., object],
+    contract: str,
+    *,
+    adapter: str | Callable[..., object] | None = None,
+    device: str = "cpu",
+    k: int = 512,
+    out_dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    limit: float = LIMIT,
+) -> Fingerprint:
+    """Find out how ``kernel`` computes.
+
+    Parameters
+    ----------
+    kernel, adapter : as for :func:`oracle.harness.validate`.
+    contract : a key of :data:`SCALES`.
+    device : ``"cpu"`` or ``"cuda"``.
+    k : length of the sums, a positive multiple of 128.
+    out_dtype : float32 tells most; bfloat16 and float16 also show the store's rounding.
+    seed : of the random probes.
+    limit : seconds for one call.
+
+    Returns
+    -------
+    Fingerprint
+
+    Raises
+    ------
+    SubjectError
+        The kernel cannot be loaded or called, raised, crashed, hung, ended its process, or returned another shape or
+        dtype than the call declares.
+    NumericsError
+        Its answers are no scaled product of its operands (a NaN or infinity in them included).
+    OptionError, DeviceError
+        The question is wrong.
+    """
+    if contract not in SCALES:
+        raise OptionError(f"kernels of {contract!r} cannot be probed; those of {', '.join(sorted(SCALES))} can")
+    if k < 128 or k % 128:
+        raise OptionError(f"k={k} is not a positive multiple of 128")
+    if not 0 < limit < math.inf:
+        raise OptionError(f"limit={limit:g} is no number of seconds; give a positive one")
+    name, arch, found = importable(kernel), arch_of(device), get(contract)
+    block, b_rows = SCALES[contract]
+    with (
+        tempfile.TemporaryDirectory(prefix="fp8-oracle-") as folder,
+        Worker(name, adapter=None if adapter is None else importable(adapter), device=device, limit=limit) as worker,
+    ):
+        session = Session(worker, found, device=device, arch=arch, numerics=None, folder=Path(folder))
+        shape = Shape(torch.float8_e4m3fn, k, block, b_rows)
+        return fingerprint(_asked(session, name), shape, out_dtype=out_dtype, seed=seed)
+
+
+def _asked(session: Session, name: str) -> Kernel:
+    """The kernel of a session as the probes call it; SubjectError for every answer that is none."""
+    role = ROLES[session.contract.name]
+    transposed = session.contract.name in TORCH_NAMES  # torch's weight is the column-major [K, N] view
+
+    def ask(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
+        inputs = {"a": a, "b": b.t() if transposed else b, "a_scale": a_scale, "b_scale": b_scale}
+        answer = session.call({role[key]: x for key, x in inputs.items()}, {"out_dtype": out_dtype})
+        if answer.problem is not None:
+            raise SubjectError(f"{name} {answer.problem.reason}")
+        out = answer.outputs["out"]
+        if bool(is_poison(out, 0).all()):
+            raise SubjectError(f"{name} returned nothing, and left its output as it was: no element of it is written")
+        return out
+
+    return ask
