@@ -201,6 +201,9 @@ def fp8_blockscale_gemm_sm90(
             f"out_dtype={dtype_name(kind)}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast"
         )
     device = checks.same_device(input=input, weight=weight, input_scale=input_scale, weight_scale=weight_scale, out=out)
+    if torch.compiler.is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale, check)
+        return made if out is None else out.copy_(made)
     run, chosen = routed("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
     if m == 0:
         return torch.empty(0, n, dtype=kind, device=device) if out is None else out

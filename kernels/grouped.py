@@ -168,6 +168,9 @@ def scaled_grouped_mm(
     checks.shape("offsets", checks.dtype("offsets", checks.tensor("offsets", offsets), torch.int32), (groups,), "[G]")
     checks.out_dtype(out_dtype)
     device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offsets=offsets)
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.scaled_grouped_mm
+        return op(a, b, scale_a, scale_b, offsets, out_dtype, check)  # type: ignore[no-any-return]
     run = route(
         "grouped_scaled", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out_dtype)),
         ("a_scale", "token"), ("b_scale", "channel"),

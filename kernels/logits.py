@@ -135,6 +135,10 @@ def fp8_paged_mqa_logits(
         q=q, kv_cache=kv_cache, weights=weights, context_lens=context_lens, block_tables=block_tables,
         schedule_metadata=schedule_metadata,
     )  # fmt: skip
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.fp8_paged_mqa_logits
+        operands = q, kv_cache, weights, context_lens, block_tables, schedule_metadata
+        return op(*operands, max_model_len, clean_logits, check)  # type: ignore[no-any-return]
     run = route("paged_mqa_logits", device, ("heads", heads), ("head_dim", depth), ("block_size", size))
     if batch == 0:
         return torch.empty(0, max_model_len, dtype=torch.float32, device=device)

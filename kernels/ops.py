@@ -76,6 +76,16 @@ def _group_quant_fake(x: Tensor, group_size: int, eps: float, layout: str, use_u
     return q, lanes[..., :m].transpose(-1, -2)
 
 
+def _packed_quant(x: Tensor, group_size: int, eps: float) -> tuple[Tensor, Tensor]:
+    return quantize.per_token_group_quant_fp8_packed(x, group_size, eps=eps)
+
+
+def _packed_quant_fake(x: Tensor, group_size: int, eps: float) -> tuple[Tensor, Tensor]:
+    m, words = x.shape[0], (x.shape[1] // group_size + 3) // 4
+    lanes = torch.empty(words, (m + 3) // 4 * 4, dtype=torch.int32, device=x.device)
+    return torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device), lanes[:, :m].t()
+
+
 _operator(
     "scaled_fp8_quant(Tensor x, Tensor? scale, int? num_token_padding, Tensor? scale_ub, bool use_per_token_if_dynamic)"
     " -> (Tensor, Tensor)",
@@ -86,6 +96,11 @@ _operator(
     "per_token_group_quant_fp8(Tensor x, int group_size, float eps, str layout, bool use_ue8m0) -> (Tensor, Tensor)",
     _group_quant,
     _group_quant_fake,
+)
+_operator(
+    "per_token_group_quant_fp8_packed(Tensor x, int group_size, float eps) -> (Tensor, Tensor)",
+    _packed_quant,
+    _packed_quant_fake,
 )
 
 
@@ -118,7 +133,13 @@ def _gemm(
     blockscaled.fp8_gemm_nt((a, a_scale), (b, b_scale), out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
-def _linear_fake(input: Tensor, weight: Tensor, weight_scale: Tensor, *_: object) -> Tensor:
+def _blockscale(
+    input: Tensor, weight: Tensor, input_scale: Tensor | None, weight_scale: Tensor | None, check: bool
+) -> Tensor:
+    return blockscaled.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale, check=check)
+
+
+def _linear_fake(input: Tensor, weight: Tensor, *_: object) -> Tensor:
     return torch.empty(input.shape[0], weight.shape[0], dtype=torch.bfloat16, device=input.device)
 
 
@@ -139,6 +160,12 @@ _operator(
     " bool disable_ue8m0_cast) -> ()",
     _gemm,
     _nothing,
+)
+_operator(
+    "fp8_blockscale_gemm_sm90(Tensor input, Tensor weight, Tensor? input_scale, Tensor? weight_scale, bool check)"
+    " -> Tensor",
+    _blockscale,
+    _linear_fake,
 )
 _operator(
     "flashinfer_fp8_blockscale_gemm(Tensor input, Tensor weight, Tensor weight_scale) -> Tensor",
@@ -186,6 +213,18 @@ def _masked(
     )
 
 
+def _scaled(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, out_dtype: torch.dtype, check: bool
+) -> Tensor:
+    return grouped.scaled_grouped_mm(a, b, scale_a, scale_b, offsets, out_dtype, check=check)
+
+
+def _scaled_fake(
+    a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, out_dtype: torch.dtype, check: bool
+) -> Tensor:
+    return torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
+
+
 def _mqa(
     q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, ks: Tensor, ke: Tensor, clean: bool, check: bool
 ) -> Tensor:
@@ -194,6 +233,34 @@ def _mqa(
 
 def _mqa_fake(q: Tensor, k: Tensor, *_: object) -> Tensor:
     return torch.empty(q.shape[0], k.shape[0], dtype=torch.float32, device=q.device)
+
+
+def _paged(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    schedule_metadata: Tensor,
+    max_model_len: int,
+    clean: bool,
+    check: bool,
+) -> Tensor:
+    operands = q, kv_cache, weights, context_lens, block_tables, schedule_metadata
+    return logits.fp8_paged_mqa_logits(*operands, max_model_len, clean, check=check).contiguous()
+
+
+def _paged_fake(
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    lens: Tensor,
+    tables: Tensor,
+    schedule: Tensor,
+    longest: int,
+    *_: object,
+) -> Tensor:
+    return torch.empty(q.shape[0] * q.shape[1], longest, dtype=torch.float32, device=q.device)
 
 
 _operator(
@@ -207,6 +274,18 @@ _operator(
     " int expected_m, bool disable_ue8m0_cast, bool check) -> ()",
     _masked,
     _nothing,
+)
+_operator(
+    "scaled_grouped_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor offsets, ScalarType out_dtype,"
+    " bool check) -> Tensor",
+    _scaled,
+    _scaled_fake,
+)
+_operator(
+    "fp8_paged_mqa_logits(Tensor q, Tensor kv_cache, Tensor weights, Tensor context_lens, Tensor block_tables,"
+    " Tensor schedule_metadata, int max_model_len, bool clean_logits, bool check) -> Tensor",
+    _paged,
+    _paged_fake,
 )
 _operator(
     "fp8_mqa_logits(Tensor q, Tensor k, Tensor k_scale, Tensor weights, Tensor cu_seqlen_ks, Tensor cu_seqlen_ke,"

@@ -221,6 +221,8 @@ def per_token_group_quant_fp8_packed(
     checks.positive("group_size", group_size)
     checks.multiple("K", x.shape[1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[1]}")
     _eps(eps)
+    if torch.compiler.is_compiling():
+        return torch.ops.fp8_kernels.per_token_group_quant_fp8_packed(x, group_size, eps)  # type: ignore[no-any-return]
     key = (("group_size", group_size), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[1]))
     run = route("quant_group_packed", x.device, *key)
     q, scale = run.quant_group_packed(x, group_size, eps)

@@ -31,6 +31,11 @@ CPU_ROWWISE = (2, 12)
 """The first torch whose ``_scaled_mm`` takes row-wise scales on a CPU: 2.11.0 refused them, 2.12.0 took them."""
 
 
+CUBLAS_ROWWISE = (12, 9)
+"""The first CUDA whose cuBLASLt has row-wise scales, on sm90 only; elsewhere torch takes CUTLASS's, which writes bf16
+(torch's ScaledBlas.cpp; the newest writes f16 too)."""
+
+
 def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
     """Reasons against torch's products; see :mod:`kernels.plan`."""
     if p.op in ("linear", "torch_linear"):
@@ -79,9 +84,19 @@ def _rowwise(p: Problem, machine: Machine) -> str | None:
         if machine.torch >= CPU_ROWWISE:
             return None
         return "row-wise scales on a CPU need torch 2.12; use torch_channelwise_w8a8_scaled_mm"
-    if machine.sm >= 89 or use_rowwise_torch_scaled_mm(machine):
+    if machine.sm < 89 and not use_rowwise_torch_scaled_mm(machine):
+        return "row-wise scaling needs sm89 or newer, or ROCm with torch 2.7 on gfx942 or newer"
+    if _rowwise_writes(p.out_dtype == "bfloat16", machine):
         return None
-    return "row-wise scaling needs sm89 or newer, or ROCm with torch 2.7 on gfx942 or newer"
+    return (
+        f"out_dtype={p.out_dtype}: row-wise products write bfloat16, others only on Hopper with CUDA 12.9; use "
+        "torch_channelwise_w8a8_scaled_mm"
+    )
+
+
+def _rowwise_writes(bf16: bool, machine: Machine) -> bool:
+    """Whether a GPU's row-wise product writes bf16, or another dtype: of the three libraries only cuBLASLt does."""
+    return bf16 or (machine.sm // 10 == 9 and (machine.cuda or (0,)) >= CUBLAS_ROWWISE)
 
 
 def _fused_bias(p: Problem) -> str | None:
@@ -114,7 +129,7 @@ def _mode(p: Problem, machine: Machine) -> str:
     on_cpu = _on_cpu(p, machine)
     fused_bias = p.bias is None or (p.bias == p.out_dtype and p.out_dtype != "float32") or on_cpu
     kinds = {("tensor", "tensor"): "tensorwise"}
-    if not on_cpu or machine.torch >= CPU_ROWWISE:
+    if machine.torch >= CPU_ROWWISE if on_cpu else _rowwise_writes(p.out_dtype == "bfloat16", machine):
         kinds["token", "channel"] = "rowwise"
     return kinds.get((p.a_scale, p.b_scale), "unfused") if fused_bias else "unfused"
 
@@ -157,7 +172,9 @@ def linear(
     per_tensor = scale_a.numel() == 1 and scale_b.numel() == 1
     on_cpu = a.device.type == "cpu"
     per_row = scale_a.shape[0] == a.shape[0] and scale_b.shape[1] == b.shape[1]
-    per_row = per_row and (not on_cpu or current_machine().torch >= CPU_ROWWISE)
+    if per_row and not per_tensor:
+        machine = current_machine()
+        per_row = machine.torch >= CPU_ROWWISE if on_cpu else _rowwise_writes(out_dtype is torch.bfloat16, machine)
     fused_bias = bias is None or on_cpu or (bias.dtype == out_dtype and out_dtype != torch.float32)
     if fused_bias and (per_tensor or per_row):
         return scaled_mm(a, b, scale_a.contiguous(), scale_b.contiguous(), bias, out_dtype)

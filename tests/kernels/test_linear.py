@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels import linear, routes
+from kernels.backends import torch_ops
 from kernels.config import Config
 from kernels.errors import DtypeError, NoBackendError, OptionError, ShapeError
 from kernels.plan import Problem, plan
@@ -137,6 +138,43 @@ class TestRowwiseOnTheCpu:
             linear.torch_per_token_w8a8_scaled_mm(
                 qinput=a, weight=b.t(), out_dtype=torch.float32, scale_a=sa, scale_b=sb
             )
+
+
+class TestRowwiseOnAGpu:
+    """Only cuBLASLt writes more than bf16, on Hopper from CUDA 12.9 on; elsewhere torch raises after the decision."""
+
+    MACHINES = (
+        # machine, whether its row-wise product writes f16 and f32
+        (Machine.described("sm89"), False),
+        (Machine.described("sm90"), True),
+        (Machine.described("sm90", cuda="12.8"), False),
+        (Machine.described("sm100"), False),
+        (Machine.described("gfx942"), False),
+    )
+
+    @pytest.mark.parametrize("out_dtype", list(EPS))
+    @pytest.mark.parametrize(("machine", "any_dtype"), MACHINES, ids=lambda m: getattr(m, "arch", None))
+    def test_plan_and_call_agree(self, monkeypatch: pytest.MonkeyPatch, machine, any_dtype: bool, out_dtype) -> None:
+        """Row-wise where it is written, else a product at unit scale; the bare routine is refused with the way out."""
+        seen = []
+
+        def product(a, b, *, out_dtype, scale_a, scale_b, bias):
+            seen.append((scale_a.numel(), out_dtype))
+            return torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
+
+        monkeypatch.setattr(torch, "_scaled_mm", product)
+        a, b = (torch.empty(rows, 32, dtype=torch.float8_e4m3fn, device="meta") for rows in (4, 16))
+        scales = torch.empty(4, 1, device="meta"), torch.empty(1, 16, device="meta")
+        named = str(out_dtype).removeprefix("torch.")
+        given = {"n": 16, "k": 32, "a_scale": "token", "b_scale": "channel", "out_dtype": named}
+        fused = any_dtype or out_dtype is torch.bfloat16
+        with use_machine(machine):
+            y = torch_ops.linear(a, b.t(), *scales, None, out_dtype)
+            made = plan(Problem("linear", **given), machine, Config(), only="torch")
+            bare = torch_ops.why_not(Problem("torch_linear", kernel="rowwise", **given), machine, Config())
+        assert y.dtype is out_dtype and seen == [(4, out_dtype) if fused else (1, torch.float32)]
+        assert made.kernel == f"torch._scaled_mm ({'rowwise' if fused else 'unfused'})"
+        assert bare is None if fused else "use torch_channelwise_w8a8_scaled_mm" in bare
 
 
 class TestDispatch:

@@ -1,14 +1,16 @@
 """Custom operators: opcheck, and the M switch under torch.compile."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.library import opcheck
+from torch.utils._pytree import tree_leaves, tree_map
 
 import kernels
-from kernels import quantize
+from kernels import quantize, routes
 from kernels.config import Config, use_config
 
 OPS = torch.ops.fp8_kernels
@@ -58,11 +60,14 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "per_token_group_quant_fp8 row": (x, 128, 1e-10, "row", False),
         "per_token_group_quant_fp8 col": (x, 128, 1e-10, "col", True),
         "per_token_group_quant_fp8 tma": (x, 128, 1e-10, "tma", False),
+        "per_token_group_quant_fp8_packed": (x, 128, 1e-10),
         "cutlass_scaled_mm": (a, b.t(), one, one, torch.bfloat16, None),
         "cutlass_scaled_mm block": (a, b.t(), sa, sb.t(), torch.bfloat16, None),
         "torch_scaled_mm": (a, b.t(), one, one, None, torch.bfloat16, "tensorwise"),
         "torch_scaled_mm unfused": (a, b.t(), one, torch.ones(1, N), None, torch.bfloat16, "unfused"),
         "fp8_gemm_nt": (a, sa, b, sb, out, None, True),
+        "fp8_blockscale_gemm_sm90": (x, b, None, sb, True),
+        "fp8_blockscale_gemm_sm90 quantised": (a, b, sa, sb, False),
         "flashinfer_fp8_blockscale_gemm": (x, b, sb),
         "deepgemm_blockscale_linear": (x, b, sb, 128, False),
         "dynamic_flashinfer_deepgemm_blockscale_gemm": (x, b, sb, 128, False),
@@ -78,17 +83,37 @@ def calls(make) -> dict[str, tuple[object, ...]]:
             True,
             False,
         ),
+        "scaled_grouped_mm": (
+            a,
+            three,
+            make.scales(M, 1),
+            make.scales(2, N),
+            torch.tensor([2, 6], dtype=torch.int32),
+            torch.bfloat16,
+            True,
+        ),
+        "fp8_paged_mqa_logits": (
+            make.codes(2, 1, 2, 32),
+            torch.zeros(3, 64, 1, 36, dtype=torch.uint8),
+            torch.randn(2, 2),
+            torch.tensor([5, 70], dtype=torch.int32),
+            torch.tensor([[0, 0], [1, 2]], dtype=torch.int32),
+            torch.zeros(5, 2, dtype=torch.int32),
+            100,
+            True,
+            False,
+        ),
         "fp8_mqa_logits": (q, k, make.scales(5), torch.randn(M, 2), ks, ke, True, False),
     }
 
 
-def names() -> list[str]:
-    from types import SimpleNamespace
+NOTHING = SimpleNamespace(
+    codes=lambda *s, **k: torch.zeros(s).to(torch.float8_e4m3fn), scales=lambda *s, **k: torch.zeros(s)
+)
 
-    nothing = SimpleNamespace(
-        codes=lambda *s, **k: torch.zeros(s).to(torch.float8_e4m3fn), scales=lambda *s, **k: torch.zeros(s)
-    )
-    return list(calls(nothing))
+
+def names() -> list[str]:
+    return list(calls(NOTHING))
 
 
 @pytest.mark.parametrize("name", names())
@@ -148,6 +173,77 @@ def test_compiled_linear_layer(make, per_token: bool) -> None:
     for m in (3, 19):
         x = torch.randn(m, 64)
         assert torch.equal(compiled(x), layer.apply(x, weight.t(), scale))
+
+
+def graphs_of(make) -> dict[str, Callable[[], object]]:
+    """Every verb that has an operator, called as engines call it."""
+    x, a, sa, b, sb = operands(make)
+    one, three, scales = torch.ones(1), make.codes(2, N, K), make.scales(2, 2, 2)
+    out, cube, made = torch.zeros(M, N), torch.zeros(2, 3, N), calls(make)
+    rows, counts = torch.tensor([0, 0, 1, 1, -1, -1], dtype=torch.int32), torch.tensor([3, 1], dtype=torch.int32)
+    wide = torch.zeros(M, N + 3, dtype=torch.bfloat16)[:, :N]
+    q, k, k_scale, weights, ks, ke = made["fp8_mqa_logits"][:6]
+
+    def masked() -> torch.Tensor:
+        left, right = (a.view(2, 3, K), sa.view(2, 3, 2)), (three, scales)
+        kernels.fp8_m_grouped_gemm_nt_masked(left, right, cube, counts, 2)
+        return cube
+
+    def contiguous() -> torch.Tensor:
+        kernels.m_grouped_fp8_gemm_nt_contiguous((a, sa), (three, scales), out, rows)
+        return out
+
+    def dense() -> torch.Tensor:
+        kernels.fp8_gemm_nt((a, sa), (b, sb), out)
+        return out
+
+    return {
+        "scaled_fp8_quant": lambda: kernels.scaled_fp8_quant(x, use_per_token_if_dynamic=True),
+        "per_token_group_quant_fp8": lambda: kernels.per_token_group_quant_fp8(x, 128, column_major_scales=True),
+        "per_token_group_quant_fp8_packed": lambda: kernels.per_token_group_quant_fp8_packed(x),
+        "cutlass_scaled_mm": lambda: kernels.cutlass_scaled_mm(a, b.t(), one, one, torch.float32),
+        "torch_scaled_mm": lambda: kernels.torch_channelwise_w8a8_scaled_mm(
+            qinput=a, weight=b.t(), out_dtype=torch.float32, scale_a=one, scale_b=one
+        ),
+        "fp8_gemm_nt": dense,
+        "fp8_blockscale_gemm_sm90": lambda: kernels.fp8_blockscale_gemm_sm90(x, b, None, sb, check=True),
+        "fp8_blockscale_gemm_sm90 into": lambda: kernels.fp8_blockscale_gemm_sm90(a, b, sa, sb, out=wide),
+        "flashinfer_fp8_blockscale_gemm": lambda: kernels.flashinfer_fp8_blockscale_gemm(x, b, sb),
+        "deepgemm_blockscale_linear": lambda: kernels.deepgemm_blockscale_linear(x, b, sb),
+        "m_grouped_fp8_gemm_nt_contiguous": contiguous,
+        "fp8_m_grouped_gemm_nt_masked": masked,
+        "scaled_grouped_mm": lambda: kernels.scaled_grouped_mm(*made["scaled_grouped_mm"][:5]),
+        "fp8_mqa_logits": lambda: kernels.fp8_mqa_logits(q, (k, k_scale), weights, ks, ke),
+        "fp8_paged_mqa_logits": lambda: kernels.fp8_paged_mqa_logits(*made["fp8_paged_mqa_logits"][:7]),
+    }
+
+
+VERBS = list(graphs_of(NOTHING))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_decides_inside_a_graph(make, verb: str) -> None:
+    """One opaque call in one graph, though nothing was decided before; the bits are those of the plain call."""
+    graphs: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph.code)
+        return graph
+
+    call = graphs_of(make)[verb]
+    expected = tree_map(lambda t: t.clone(), call())
+    routes._routes.clear()
+    found = torch.compile(call, fullgraph=True, backend=keep)()
+    for y, z in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        assert y.dtype is z.dtype and torch.equal(y.flatten().view(torch.uint8), z.flatten().view(torch.uint8))
+    assert len(graphs) == 1 and f"torch.ops.fp8_kernels.{verb.split(' ')[0]}(" in graphs[0]
+
+
+def test_every_operator_has_a_verb() -> None:
+    """But the switch, whose graph holds its two roads (above)."""
+    assert {name.split(" ")[0] for name in names()} - {name.split(" ")[0] for name in VERBS} == {
+        "dynamic_flashinfer_deepgemm_blockscale_gemm"
+    }
 
 
 @pytest.mark.parametrize("columns", [False, True])
