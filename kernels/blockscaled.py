@@ -7,7 +7,6 @@ shape, ``[M, K/128]`` and ``[N/128, K/128]``, whatever their strides; the layout
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -264,28 +263,33 @@ def _plainly_linear(x: Tensor, w: Tensor, ws: Tensor) -> bool:
 
 def _quantised_product(input: Tensor, weight: Tensor, weight_scale: Tensor, e8m0: bool) -> Tensor:
     """:func:`deepgemm_blockscale_linear` of checked operands."""
-    (m, k), n, device = input.shape, weight.shape[0], input.device
-    quant_group, product, packed = remembered(_roads, device.type, input.dtype, n, k, e8m0)
-    out = torch.empty((m, n), dtype=torch.bfloat16, device=device)
-    if m == 0:
-        return out
-    if packed:
-        _packed_gemm(input, weight, weight_scale, out)
-    else:
-        q, scale = quant_group(input, BLOCK, GROUP_EPS, e8m0, "tma")
-        product(q, scale, weight, weight_scale, out, None, not e8m0)
-    return out
+    n, k = weight.shape
+    return remembered(_road, input.device.type, input.dtype, n, k, e8m0)(input, weight, weight_scale)  # type: ignore[no-any-return]
 
 
-def _roads(
-    device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool
-) -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., None], bool]:
-    """The quantiser and the product of a linear layer, and whether both take packed UE8M0 scales."""
+Road = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def _road(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> Road:
+    """From a wide input to the output of a linear layer: the quantiser and the product that the plans choose."""
     sm100 = device == "cuda" and machines.current_machine().sm == 100
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
-    quantiser = route("quant_group", torch.device(device), *key)
+    quant_group = route("quant_group", torch.device(device), *key).quant_group
     product = _product if sm100 else _dense(device, n, k, torch.bfloat16, None)
-    return quantiser.quant_group, product, sm100 and e8m0
+
+    def road(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+        m = input.shape[0]
+        out = torch.empty((m, n), dtype=torch.bfloat16, device=input.device)
+        if m == 0:
+            return out
+        if sm100 and e8m0:
+            _packed_gemm(input, weight, weight_scale, out)
+        else:
+            q, scale = quant_group(input, BLOCK, GROUP_EPS, e8m0, "tma")
+            product(q, scale, weight, weight_scale, out, None, not e8m0)
+        return out
+
+    return road
 
 
 def dynamic_flashinfer_deepgemm_blockscale_gemm(
@@ -322,18 +326,21 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
         road = deepgemm_blockscale_linear if invariant else _switch
         return road(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
     m, (n, k) = input.shape[0], weight.shape
+    if m == 0:
+        return _quantised_product(input, weight, weight_scale, use_deep_gemm_e8m0)
     small = m < SWITCH_M and not invariant
-    if m and (inside := remembered(_quantising_product, input.device.type, small, n, k)):
-        return inside(input, None, weight, weight_scale)  # type: ignore[no-any-return]
-    return _quantised_product(input, weight, weight_scale, use_deep_gemm_e8m0)
+    road = remembered(_switched, input.device.type, small, n, k, use_deep_gemm_e8m0)
+    return road(input, weight, weight_scale)  # type: ignore[no-any-return]
 
 
-def _quantising_product(device: str, small: bool, n: int, k: int) -> Callable[..., Tensor] | Literal[False]:
-    """The product that quantises its input inside, where the switch takes one."""
+def _switched(device: str, small: bool, n: int, k: int, e8m0: bool) -> Road:
+    """The product that quantises its input inside, where the switch takes one, else the road over a quantiser."""
     rows = SWITCH_M - 1 if small else SWITCH_M
     run, chosen = routed("dynamic_blockscale", torch.device(device), ("m", rows), ("n", n), ("k", k))
-    inside = chosen.backend == "flashinfer" or (chosen.backend == "eager" and small)
-    return run.blockscale_sm90 if inside else False
+    if chosen.backend == "flashinfer" or (chosen.backend == "eager" and small):
+        product = run.blockscale_sm90
+        return lambda input, weight, weight_scale: product(input, None, weight, weight_scale)
+    return _road(device, torch.bfloat16, n, k, e8m0)
 
 
 def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:

@@ -61,13 +61,18 @@ class Launch:
 
 
 def _start(ready: Any, programs: int, device: int, parameters: tuple[object, ...]) -> None:
-    """As ``ready[(programs, 1, 1)](*parameters)``, which looks for a stream and for hooks in Python."""
-    hooks = triton_runtime()
-    if hooks.launch_enter_hook is not None or hooks.launch_exit_hook is not None:
+    """As ``ready[(programs, 1, 1)](*parameters)``, which calls hooks in Python whether there are any or not."""
+    runtime = triton_runtime()
+    if _quiet(runtime.launch_enter_hook) and _quiet(runtime.launch_exit_hook):
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        ready.run(programs, 1, 1, stream, ready.function, ready.packed_metadata, None, None, None, *parameters)
+    else:
         ready[(programs, 1, 1)](*parameters)
-        return
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    ready.run(programs, 1, 1, stream, ready.function, ready.packed_metadata, None, None, None, *parameters)
+
+
+def _quiet(hook: Any) -> bool:
+    """Whether no profiler listens: no hook, or a chain of none."""
+    return hook is None or not getattr(hook, "calls", True)
 
 
 @functools.cache

@@ -119,13 +119,16 @@ def quant_group(
     rows, groups = flat.shape[0], flat.shape[1] // group
     transposed = layout != "row"
     lead = rows + (-rows % 4 if layout == "tma" else 0)
-    scale = torch.empty((groups, lead) if transposed else (rows, groups), dtype=torch.float32, device=x.device)
+    if lead == rows and transposed:
+        scale = torch.empty_strided((rows, groups), (1, rows), dtype=torch.float32, device=x.device)
+    else:
+        scale = torch.empty((groups, lead) if transposed else (rows, groups), dtype=torch.float32, device=x.device)
     if rows:
         start, block = _group_kernel(group, layout, ue8m0, eps, native)
         programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
         start(programs, flat, _bytes(q, native), scale, rows, groups, flat.stride(0))
     if transposed:
-        return q, scale.as_strided((rows, groups), (1, lead))
+        return q, scale if lead == rows else scale.as_strided((rows, groups), (1, lead))
     return (q, scale) if x.dim() == 2 else (q.view(x.shape), scale.view(*x.shape[:-1], groups))
 
 

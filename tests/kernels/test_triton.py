@@ -132,11 +132,12 @@ class Recorder:
     function, packed_metadata = "function", "metadata"
 
     def __init__(self) -> None:
-        self.compiled, self.started = 0, []  # type: ignore[var-annotated]
+        self.compiled, self.direct, self.started = 0, 0, []  # type: ignore[var-annotated]
 
     def run(self, x: int, y: int, z: int, stream: int, function: str, metadata: str, *rest: object) -> None:
         assert (stream, function, metadata) == (7, self.function, self.packed_metadata)
         assert rest[:3] == (None, None, None)
+        self.direct += 1
         self.started.append(((x, y, z), len(rest) - 3))
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
@@ -170,10 +171,17 @@ def pointer(offset: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tenso
 
 
 def test_a_profiler_sees_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a hook Triton starts the compiled kernel itself, and calls it."""
+    """With a hook, plain or in a chain, Triton starts the compiled kernel itself, and calls it."""
+    from triton.knobs import HookChain
+
+    chain: Any = HookChain()
+    monkeypatch.setattr(_launch.triton_runtime(), "launch_enter_hook", chain)
+    calls = [(pointer(), 48, 7), (pointer(), 48, 7)]
+    assert started(monkeypatch, *calls).direct == 1  # nobody listens yet
+    chain.add(print)
+    assert started(monkeypatch, *calls).direct == 0
     monkeypatch.setattr(_launch.triton_runtime(), "launch_enter_hook", print)
-    monkeypatch.setattr(Recorder, "run", None)
-    assert started(monkeypatch, (pointer(), 48, 7), (pointer(), 48, 7)).started == [((3,), 4), ((3, 1, 1), 4)]
+    assert started(monkeypatch, *calls).direct == 0
 
 
 def test_a_class_of_arguments_compiles_once(monkeypatch: pytest.MonkeyPatch) -> None:
