@@ -23,6 +23,7 @@ from oracle.harness.worker import Reply
 
 KEPT = 1 << 16  # bytes of the kernel's own output that are kept
 DRAINED = 1.0  # seconds that the rest of a dead worker's output may take
+LOADING = 120.0  # seconds in which a process must have started and imported the kernel, on a busy machine too
 FATAL = ("device", "exit", "memory")  # after these the process is not to be trusted
 
 
@@ -64,7 +65,7 @@ class Worker:
             if not loaded["ok"]:
                 self.stop()
                 return loaded | {"kind": "load"}
-        reply = self._exchange(request)
+        reply = self._exchange(request, self.limit)
         if not reply["ok"] and reply["kind"] in (*FATAL, "lost", "hang"):
             self.stop()
         return reply
@@ -108,22 +109,22 @@ class Worker:
         assert self._process.stdout is not None
         self._drainer = threading.Thread(target=self._drain, args=(self._process.stdout.fileno(),), daemon=True)
         self._drainer.start()
-        return self._exchange(self._load)
+        return self._exchange(self._load, max(self.limit, LOADING))
 
-    def _exchange(self, request: Mapping[str, Any]) -> Reply:
+    def _exchange(self, request: Mapping[str, Any], limit: float) -> Reply:
         assert self._process is not None
         try:
             os.write(self._request, (json.dumps(request) + "\n").encode())
         except BrokenPipeError:
             return self._lost()
-        deadline = time.monotonic() + self.limit
+        deadline = time.monotonic() + limit
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0:
                 return {
                     "ok": False,
                     "kind": "hang",
-                    "error": f"no answer within {self.limit:g} s; the worker was killed",
+                    "error": f"no answer within {limit:g} s; the worker was killed",
                 }
             ready, _, _ = select.select([self._reply], [], [], min(left, 0.2))
             if ready:
