@@ -71,31 +71,27 @@ def exact_value(product: ScaledProduct) -> Exact:
 
 def exact_and_rank1(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
     """:func:`oracle.gemm.exact` and :func:`oracle.bounds.rank1_bound`, bit for bit, in one pass."""
-    refused = why_not(product, acc)
-    if refused is not None:
-        raise NumericsError(f"no compiled rank-1 bound: {refused}; use oracle.bounds.rank1_bound")
-    definition.check_fit(product, acc)
-    out = _overlay(
-        product,
-        _exact_pass(product, acc),
-        lambda part: _stack(gemm.exact(part), definition.rank1_bound(part, acc)),
-    )
-    interval = Interval(out[3], out[4], f"rank-1 bound of {acc.name}", False, out[5] != 0)
-    return Exact(out[0], out[1], out[2]), interval
+    return _in_one_pass(product, acc, "rank-1", _exact_pass, definition.rank1_bound)
 
 
 def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
     """:func:`oracle.gemm.exact` and :func:`oracle.bounds.residue_bound`, bit for bit, in one pass."""
+    return _in_one_pass(product, acc, "residue", _residue_pass, definition.residue_bound)
+
+
+def _in_one_pass(
+    product: ScaledProduct,
+    acc: Accumulator,
+    name: str,
+    compiled: Callable[[ScaledProduct, Accumulator], Tensor],
+    bound: Callable[[ScaledProduct, Accumulator], Interval],
+) -> tuple[Exact, Interval]:
     refused = why_not(product, acc)
     if refused is not None:
-        raise NumericsError(f"no compiled residue bound: {refused}; use oracle.bounds.residue_bound")
+        raise NumericsError(f"no compiled {name} bound: {refused}; use oracle.bounds.{bound.__name__}")
     definition.check_fit(product, acc)
-    out = _overlay(
-        product,
-        _residue_pass(product, acc),
-        lambda part: _stack(gemm.exact(part), definition.residue_bound(part, acc)),
-    )
-    interval = Interval(out[3], out[4], f"residue bound of {acc.name}", False, out[5] != 0)
+    out = _overlay(product, compiled(product, acc), lambda part: _stack(gemm.exact(part), bound(part, acc)))
+    interval = Interval(out[3], out[4], f"{name} bound of {acc.name}", False, out[5] != 0)
     return Exact(out[0], out[1], out[2]), interval
 
 

@@ -52,7 +52,7 @@ def drawn(contract: str, seed: int) -> Iterator[Case]:
         case = _one(listed, Stream(f"soak/{contract}/{seed}/{number}"))
         try:
             get(contract).check(case.inputs(), case.call_options())
-        except OracleError:
+        except OracleError:  # drawn extents that the contract does not take: draw again, but not for ever
             refused += 1
             if refused == ATTEMPTS:
                 raise

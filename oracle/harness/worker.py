@@ -164,7 +164,7 @@ def by_name(
         arguments["out"] = out
     try:
         signature = inspect.signature(kernel)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # a builtin that tells no signature
         return arguments
     try:
         signature.bind(**arguments)
