@@ -7,6 +7,7 @@ shape, ``[M, K/128]`` and ``[N/128, K/128]``, whatever their strides; the layout
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from kernels.checks import FP8
 from kernels.config import current_config
 from kernels.errors import DtypeError, InputError, OptionError, ShapeError
 from kernels.quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
-from kernels.routes import dtype_name, remembered, route, routed
+from kernels.routes import dtype_name, recalled, remember, remembered, route, routed
 
 BLOCK = 128
 SWITCH_M = 32
@@ -70,17 +71,17 @@ def _product(
 ) -> None:
     """:func:`fp8_gemm_nt` of checked operands."""
     (m, k), n, device = x.shape, w.shape[0], x.device.type
-    run = remembered(_dense, device, n, k, out.dtype, None if c is None else c.dtype)
+    run = remembered(_gemm, device, n, k, out.dtype, None if c is None else c.dtype)
     if m == 0:
         return
     if device == "cuda" and machines.current_machine().sm == 100:
         xs, ws = packed_scales(xs, ws, (m, n, k), disable_ue8m0_cast)
-    run(x, xs, w, ws, out, c, disable_ue8m0_cast)
+    run.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
 
 
-def _dense(device: str, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> Callable[..., None]:
+def _gemm(device: str, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> ModuleType:
     dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
-    return route("fp8_gemm_nt", torch.device(device), ("n", n), ("k", k), *dtypes).fp8_gemm_nt  # type: ignore[no-any-return]
+    return route("fp8_gemm_nt", torch.device(device), ("n", n), ("k", k), *dtypes)
 
 
 def _plainly_right(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) -> bool:
@@ -246,21 +247,6 @@ def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: 
     checks.same_device(input=input, weight=weight, weight_scale=weight_scale)
 
 
-def _plainly_linear(x: Tensor, w: Tensor, ws: Tensor) -> bool:
-    """As :func:`_plainly_right`, for a bf16 input that the layer quantises."""
-    if not (isinstance(x, Tensor) and isinstance(w, Tensor) and isinstance(ws, Tensor)):
-        return False
-    if not (x.dtype is torch.bfloat16 and w.dtype is FP8 and ws.dtype is torch.float32):
-        return False
-    rows, cols = x.shape, w.shape
-    if len(rows) != 2 or len(cols) != 2 or rows[1] != cols[1]:
-        return False
-    n, k = cols
-    if n == 0 or k == 0 or n % 64 or k % BLOCK or ws.shape != (-(-n // BLOCK), k // BLOCK):
-        return False
-    return x.device == w.device == ws.device and x.layout is w.layout is ws.layout is torch.strided
-
-
 def _quantised_product(input: Tensor, weight: Tensor, weight_scale: Tensor, e8m0: bool) -> Tensor:
     """:func:`deepgemm_blockscale_linear` of checked operands."""
     n, k = weight.shape
@@ -275,11 +261,11 @@ def _road(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> Road:
     sm100 = device == "cuda" and machines.current_machine().sm == 100
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
     quant_group = route("quant_group", torch.device(device), *key).quant_group
-    product = _product if sm100 else _dense(device, n, k, torch.bfloat16, None)
+    product = _product if sm100 else _gemm(device, n, k, torch.bfloat16, None).fresh_gemm_nt
 
     def road(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-        m = input.shape[0]
-        out = torch.empty((m, n), dtype=torch.bfloat16, device=input.device)
+        m = len(input)
+        out = torch.empty(m, n, dtype=torch.bfloat16, device=input.device)
         if m == 0:
             return out
         if sm100 and e8m0:
@@ -318,29 +304,40 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     """
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; both kernels scale in groups of {BLOCK}")
-    if not _plainly_linear(input, weight, weight_scale):
-        _check_linear(input, weight, weight_scale, torch.bfloat16)
-        checks.multiple("N", weight.shape[0], 64, "pad the weight rows")
-    invariant = current_config().batch_invariant
     if torch.compiler.is_compiling():
-        road = deepgemm_blockscale_linear if invariant else _switch
-        return road(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
-    m, (n, k) = input.shape[0], weight.shape
-    if m == 0:
-        return _quantised_product(input, weight, weight_scale, use_deep_gemm_e8m0)
-    small = m < SWITCH_M and not invariant
-    road = remembered(_switched, input.device.type, small, n, k, use_deep_gemm_e8m0)
-    return road(input, weight, weight_scale)  # type: ignore[no-any-return]
+        _check_switch(input, weight, weight_scale)
+        compiled = deepgemm_blockscale_linear if current_config().batch_invariant else _switch
+        return compiled(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+    x, w, s = input, weight, weight_scale
+    if not (isinstance(x, Tensor) and isinstance(w, Tensor) and isinstance(s, Tensor)) or x.dim() != 2:
+        _check_switch(x, w, s)
+    m = len(x)
+    # All that the checks and the plan look at: what was right once is right again.
+    met = (
+        _switched, x.dtype, x.shape[1], x.device, x.layout, w.dtype, w.shape, w.device, w.layout,
+        s.dtype, s.shape, s.device, s.layout, (m > 0) + (m >= SWITCH_M), use_deep_gemm_e8m0,
+    )  # fmt: skip
+    road = recalled(met)
+    if road is None:
+        _check_switch(x, w, s)
+        road = remember(met, _switched(x.device.type, m, w.shape[0], w.shape[1], use_deep_gemm_e8m0))
+    return road(x, w, s)  # type: ignore[no-any-return]
 
 
-def _switched(device: str, small: bool, n: int, k: int, e8m0: bool) -> Road:
+def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
+    _check_linear(input, weight, weight_scale, torch.bfloat16)
+    checks.multiple("N", weight.shape[0], 64, "pad the weight rows")
+
+
+def _switched(device: str, m: int, n: int, k: int, e8m0: bool) -> Road:
     """The product that quantises its input inside, where the switch takes one, else the road over a quantiser."""
+    small = 0 < m < SWITCH_M and not current_config().batch_invariant
     rows = SWITCH_M - 1 if small else SWITCH_M
     run, chosen = routed("dynamic_blockscale", torch.device(device), ("m", rows), ("n", n), ("k", k))
     if chosen.backend == "flashinfer" or (chosen.backend == "eager" and small):
         product = run.blockscale_sm90
         return lambda input, weight, weight_scale: product(input, None, weight, weight_scale)
-    return _road(device, torch.bfloat16, n, k, e8m0)
+    return remembered(_road, device, torch.bfloat16, n, k, e8m0)  # type: ignore[no-any-return]
 
 
 def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:

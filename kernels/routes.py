@@ -54,15 +54,24 @@ def routed(op: str, device: torch.device, *key: tuple[str, object]) -> tuple[Mod
 
 def remembered(make: Callable[..., Any], *key: object) -> Any:
     """``make(*key)``, made once for this machine and this configuration: for what follows from decisions alone."""
+    found = recalled((make, *key))
+    return remember((make, *key), make(*key)) if found is None else found
+
+
+def recalled(key: tuple[object, ...]) -> Any:
+    """What :func:`remember` was given under ``key`` for this machine and this configuration; None when nothing."""
     global _owner
     machine, config = platform_module.current_machine(), config_module.current_config()
     if _owner[0] is not machine or _owner[1] is not config:
         _routes.clear()
         _owner = (machine, config)
-    found = _routes.get((make, *key))
-    if found is None:
-        found = _routes[(make, *key)] = make(*key)
-    return found
+    return _routes.get(key)
+
+
+def remember(key: tuple[object, ...], made: Any) -> Any:
+    """Keep ``made`` under ``key`` until the machine or the configuration is replaced."""
+    _routes[key] = made
+    return made
 
 
 def _decide(op: str, device: str, *key: tuple[str, object]) -> tuple[ModuleType, Plan]:

@@ -125,10 +125,10 @@ def cases(contract: str, profile: str) -> list[Case]:
 
 def _thinned(chosen: Iterable[Case]) -> list[Case]:
     """Those that show something for the first time."""
-    seen: set[tuple[str, object]] = set()
+    seen: set[tuple[object, ...]] = set()
     kept = []
     for case in chosen:
-        shows = {("dtypes", case.dtypes), (case.scheme, case.extents), ("family", case.family)}
+        shows = {(case.dtypes, case.extents), (case.scheme, case.extents), ("family", case.family)}
         shows |= set(case.options)
         if case.family == "randn":  # on exact data equal scales hide much
             shows.add(("ordinary", case.dtypes))
@@ -158,6 +158,8 @@ def _gemm(contract: str, profile: str) -> Iterable[str]:
     for dtypes in grammar.dtypes:
         for family in ("randn", "codes") if "e5m2" in dtypes else ("exact", "ties", "randn", "codes"):
             yield _product(contract, dtypes, first, *FAMILY_SHAPE, family, 2)
+        if _operands(dtypes) != _operands(grammar.dtypes[0]):  # kernels change at M = 32
+            yield _product(contract, dtypes, first, *BLOCK_SHAPES[1], "randn", 2)
     for scheme in (first, *others) if profile == "full" else (first,):
         for family in grammar.families:
             yield _product(contract, grammar.dtypes[0], scheme, *FAMILY_SHAPE, family, 1)
@@ -168,6 +170,11 @@ def _gemm(contract: str, profile: str) -> Iterable[str]:
             for seed in SEEDS:
                 for family in grammar.families:
                     yield _product(contract, grammar.dtypes[0], first, *shape, family, seed)
+
+
+def _operands(dtypes: str) -> str:
+    """``bf16xe4m3-bf16`` -> ``bf16xe4m3``."""
+    return dtypes.partition("-")[0]
 
 
 def _product(

@@ -157,6 +157,21 @@ class TestBrokenKernels:
         )
         assert [f.watch for f in strict.failures] == ["batch invariance"]
 
+    @pytest.mark.parametrize(
+        ("kernel", "words"),
+        [("shares_scratch", "called from several threads at once: "),
+         ("refuses_company", "several threads at once: CRASHED: raised: RuntimeError: the handle is in use")],
+    )  # fmt: skip
+    def test_threads_can_be_required(self, kernel: str, words: str) -> None:
+        """A note by default, a failure when required; a kernel that keeps nothing passes (the twin)."""
+        plain = validate(f"tests.subjects.broken:{kernel}", GEMM, case=FEW[:1], limit=60)
+        assert plain.conforms and any(words in note for note in plain.notes)
+        strict = validate(f"tests.subjects.broken:{kernel}", GEMM, case=FEW[:1], limit=60, require=("threads",))
+        assert [f.watch for f in strict.failures] == ["threads"] and words in strict.failures[0].verdict.summary
+        right_one = validate(right.gemm, GEMM, case=FEW[:1], limit=60, require=("threads",))
+        assert right_one.conforms and "threads" in right_one.watches()
+        assert not any("threads" in note for note in right_one.notes)
+
 
 # kernels that are wrong on one kind of shape or dtype only
 SELDOM = ("whole_tiles", "many_rows", "long_k", "wide", "tail", "reads_e5m2_as_e4m3", "no_float16")

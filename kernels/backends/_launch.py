@@ -19,6 +19,8 @@ from torch import Tensor
 
 ALIGNMENT = 16
 """Bytes of a pointer, and the divisor of an integer, on which Triton specialises."""
+REMEMBERED = 4096
+"""Exact arguments (a number of rows each, say) whose class is looked up once, before they are forgotten."""
 EXACT = {"enable_fp_fusion": False}
 """Of every launch: no product and sum become one rounding, whatever this Triton's default is."""
 
@@ -29,8 +31,7 @@ class Launch:
     Parameters
     ----------
     kernel
-        A function (native or interpreted) whose parameters are the arguments of a call, the first a tensor, then
-        ``constants``.
+        A function (native or interpreted) whose parameters are pointers, integers, then ``constants``.
     constants
         Its ``constexpr`` parameters, in its order.
     """
@@ -39,25 +40,40 @@ class Launch:
         self.kernel, self.constants, self.num_warps = kernel, dict(constants), num_warps
         self._values = tuple(constants.values())
         self._compiled: dict[tuple[object, ...], Any] = {}
+        self._met: dict[tuple[object, ...], Any] = {}
 
-    def __call__(self, programs: int, *arguments: Tensor | int) -> None:
-        """Start ``programs`` programs on the current stream of the first argument's device."""
-        device = arguments[0].device  # type: ignore[union-attr]  # the first argument of every kernel is a pointer
+    def __call__(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> None:
+        """Start ``programs`` programs on the current stream of the first pointer's device."""
+        device = pointers[0].device
         if device.type != "cuda" or torch.version.hip is not None:
-            self._by_triton(programs, arguments)
+            self._by_triton(programs, pointers, integers)
         elif device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
-                self(programs, *arguments)
+                self(programs, pointers, integers)
         else:
-            key = (device.index, *map(class_of, arguments))
-            ready = self._compiled.get(key)
+            met = (device.index, integers, *[(t.dtype, t.data_ptr() % ALIGNMENT == 0) for t in pointers])
+            ready = self._met.get(met) or self._ready(met, programs, pointers, integers)
             if ready is not None:
-                _start(ready, programs, device.index, arguments + self._values)
-            elif (made := self._by_triton(programs, arguments)) is not None:  # the interpreter compiles nothing
-                self._compiled[key] = made
+                _start(ready, programs, device.index, (*pointers, *integers, *self._values))
 
-    def _by_triton(self, programs: int, arguments: tuple[Tensor | int, ...]) -> Any:
-        return self.kernel[(programs,)](*arguments, **self.constants, num_warps=self.num_warps, **EXACT)
+    def _ready(
+        self, met: tuple[object, ...], programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]
+    ) -> Any:
+        """The compiled kernel of a class met before; None when Triton compiled it, and started it, just now."""
+        key = (met[0], *map(class_of, pointers), *map(class_of, integers))
+        ready = self._compiled.get(key)
+        if ready is None:
+            made = self._by_triton(programs, pointers, integers)
+            if made is not None:  # the interpreter compiles nothing
+                self._compiled[key] = made
+            return None
+        if len(self._met) >= REMEMBERED:
+            self._met.clear()
+        self._met[met] = ready
+        return ready
+
+    def _by_triton(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> Any:
+        return self.kernel[(programs,)](*pointers, *integers, **self.constants, num_warps=self.num_warps, **EXACT)
 
 
 def _start(ready: Any, programs: int, device: int, parameters: tuple[object, ...]) -> None:

@@ -141,15 +141,22 @@ def fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
     """Dense product into ``out``."""
-    function, name = symbol("fp8_gemm_nt")
     target = writable(out)
-    weight = addressable(b), _weight_scale(b_scale)
-    if name in LEGACY:
-        function((addressable(a), _legacy_scale(a_scale)), weight, target)
-    else:
-        function((addressable(a), _row_scale(a_scale)), weight, target, disable_ue8m0_cast=disable_ue8m0_cast)
+    fresh_gemm_nt(addressable(a), _row_scale(a_scale), b, b_scale, target, c, disable_ue8m0_cast)
     if target is not out:
         out.copy_(target)
+
+
+def fresh_gemm_nt(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+) -> None:
+    """:func:`fp8_gemm_nt` where all but the weight was made for it, dense and on 16 bytes."""
+    function, name = symbol("fp8_gemm_nt")
+    weight = addressable(b), _weight_scale(b_scale)
+    if name in LEGACY:
+        function((a, _legacy_scale(a_scale)), weight, out)
+    else:
+        function((a, a_scale), weight, out, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
 def grouped_contiguous(

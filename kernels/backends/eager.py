@@ -108,6 +108,10 @@ def fp8_gemm_nt(
     out.copy_(acc if c is None else acc + c.to(torch.float32))
 
 
+fresh_gemm_nt = fp8_gemm_nt
+"""Where all but the weight was made for it; plain torch takes any strides."""
+
+
 @as_written
 def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
     """As the FlashInfer kernel: a bf16 ``a`` is quantised first (448/amax, scale its reciprocal)."""

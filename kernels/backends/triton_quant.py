@@ -85,7 +85,7 @@ def quant_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
     amax = torch.zeros(1, dtype=torch.int32, device=x.device)
     parts = 4
     programs = -(-x.numel() // (LINEAR * parts))
-    _prepared("amax_kernel", 8, BLOCK=LINEAR, PARTS=parts)(programs, x, amax, x.numel())
+    _prepared("amax_kernel", 8, BLOCK=LINEAR, PARTS=parts)(programs, (x, amax), (x.numel(),))
     _tensor(x, q, amax, scale)
     return q, scale
 
@@ -103,7 +103,7 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
             "token_kernel", 8 if block > 2048 else 4, BLOCK=block, PARTS=-(-cols // block),
             BOUNDED=scale_ub is not None, NATIVE=native,
         )  # fmt: skip
-        start(rows, x, _bytes(q, native), scale, bound, cols, x.stride(0))
+        start(rows, (x, _bytes(q, native), scale, bound), (cols, x.stride(0)))
     return q, scale
 
 
@@ -111,25 +111,24 @@ def quant_group(
     x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """One scale per row and group of the last axis; ``layout`` row, col or tma."""
-    if x.dim() > 2 and layout != "row":  # column-major per matrix: one launch each keeps the kernel two-dimensional
+    if x.dim() != 2:
         return _stacked(x, group, eps, ue8m0, layout, out)
     native = library()[1]
-    flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    q, flat = _payload(flat, out if out is None or x.dim() == 2 else out.view(flat.shape))
-    rows, groups = flat.shape[0], flat.shape[1] // group
+    (rows, cols), device = x.shape, x.device
+    groups = cols // group
+    x = x if x.stride(1) == 1 else x.contiguous()
+    q = torch.empty(rows, cols, dtype=torch.float8_e4m3fn, device=device) if out is None else out
     transposed = layout != "row"
     lead = rows + (-rows % 4 if layout == "tma" else 0)
     if lead == rows and transposed:
-        scale = torch.empty_strided((rows, groups), (1, rows), dtype=torch.float32, device=x.device)
+        scale = torch.empty_strided((rows, groups), (1, rows), dtype=torch.float32, device=device)
     else:
-        scale = torch.empty((groups, lead) if transposed else (rows, groups), dtype=torch.float32, device=x.device)
+        scale = torch.empty((groups, lead) if transposed else (rows, groups), dtype=torch.float32, device=device)
     if rows:
         start, block = _group_kernel(group, layout, ue8m0, eps, native)
         programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
-        start(programs, flat, _bytes(q, native), scale, rows, groups, flat.stride(0))
-    if transposed:
-        return q, scale if lead == rows else scale.as_strided((rows, groups), (1, lead))
-    return (q, scale) if x.dim() == 2 else (q.view(x.shape), scale.view(*x.shape[:-1], groups))
+        start(programs, (x, q if native else q.view(torch.uint8), scale), (rows, groups, x.stride(0)))
+    return q, scale.as_strided((rows, groups), (1, lead)) if lead != rows else scale
 
 
 @functools.lru_cache(maxsize=64)
@@ -154,27 +153,30 @@ def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tenso
         start = _prepared(
             "packed_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block, EPS=_bits(eps), NATIVE=native
         )
-        start(-(-lead // block) * words, x, _bytes(q, native), scale, rows, groups, x.stride(0))
+        start(-(-lead // block) * words, (x, _bytes(q, native), scale), (rows, groups, x.stride(0)))
     return q, scale.as_strided((rows, words), (1, lead))
 
 
 def _stacked(x: Tensor, group: int, eps: float, ue8m0: bool, layout: str, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """:func:`quant_group` of any rank: rows are independent, and scales are transposed per matrix afterwards."""
     from kernels.backends._eager_quant import column_major
 
-    q, scale = quant_group(x, group, eps, ue8m0, "row", out)
-    return q, column_major(scale, 4 if layout == "tma" else 1)
+    width = x.shape[-1]
+    q, scale = quant_group(x.reshape(-1, width), group, eps, ue8m0, "row", None if out is None else out.view(-1, width))
+    scale = scale.view(*x.shape[:-1], width // group)
+    return q.view(x.shape), scale if layout == "row" else column_major(scale, 4 if layout == "tma" else 1)
 
 
 def _tensor(x: Tensor, q: Tensor, amax: Tensor | None, scale: Tensor) -> None:
     native = library()[1]
     start = _prepared("tensor_kernel", 8, BLOCK=LINEAR, STATIC=amax is None, NATIVE=native)
-    start(-(-x.numel() // LINEAR), x, _bytes(q, native), scale if amax is None else amax, scale, x.numel())
+    pointers = x, _bytes(q, native), scale if amax is None else amax, scale
+    start(-(-x.numel() // LINEAR), pointers, (x.numel(),))
 
 
-def _payload(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """An empty (or the given) contiguous payload for ``x``, and ``x`` with unit stride along its rows."""
-    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device) if out is None else out
-    return q, x if x.stride(-1) == 1 else x.contiguous()
+def _payload(x: Tensor) -> tuple[Tensor, Tensor]:
+    """An empty contiguous payload for ``x``, and ``x`` with unit stride along its rows."""
+    return torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device), x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _bytes(q: Tensor, native: bool) -> Tensor:

@@ -41,8 +41,8 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="WATCH",
-        help="'batch invariance' must hold; 'large offsets' makes a call beyond 2^31 elements (as a soak of five "
-        "minutes does)",
+        help="'batch invariance' must hold; 'threads': right numbers while other threads call it; 'large offsets' "
+        "makes a call beyond 2^31 elements (as a soak of five minutes does)",
     )
     command.add_argument(
         "--limit", type=float, default=LIMIT, metavar="S", help=f"seconds for one call (default: {LIMIT:g})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,16 +65,16 @@ class Session:
         poison: int = 0,
         lead: Mapping[str, int] | None = None,
         mode: str = "plain",
+        beside: Mapping[str, Tensor] | None = None,
     ) -> Answer:
-        """Run the kernel once."""
+        """Run the kernel once; with ``beside``, among calls of other threads, half of them on those inputs."""
         given, result = self.folder / "inputs.safetensors", self.folder / "outputs.safetensors"
+        company = None if beside is None else self.folder / "beside.safetensors"
         due = self._out(inputs, options)
         transposed = [name for name, t in inputs.items() if t.dim() == 2 and t.stride(0) == 1 and t.stride(1) != 1]
-        stored = {
-            name: (t.view(torch.uint8).t().contiguous().view(t.dtype) if name in transposed else t.contiguous())
-            for name, t in inputs.items()
-        }
-        safetensors.torch.save_file(stored, given)
+        for tensors, path in ((inputs, given), (beside, company)):
+            if tensors is not None and path is not None:
+                safetensors.torch.save_file(_stored(tensors, transposed), path)
         reply = self.worker.ask(
             {
                 "op": "call",
@@ -84,6 +84,7 @@ class Session:
                 "poison": poison,
                 "lead": dict(lead or {}),
                 "mode": mode,
+                "beside": None if company is None else str(company),
                 "names": list(self.contract.outputs),
                 "options": {name: _word(value) for name, value in options.items()},
                 "out": due,
@@ -171,6 +172,14 @@ def _problem(reply: Mapping[str, Any]) -> Verdict:
             Status.UNSUPPORTED, f"the kernel does not offer this call: {reply['error']}", reason=reply["error"]
         )
     return crashed(f"{CAUSES[reply['kind']]}: {reply['error']}")
+
+
+def _stored(inputs: Mapping[str, Tensor], transposed: Sequence[str]) -> dict[str, Tensor]:
+    """Inputs as their file holds them: dense, transposed ones by their transpose."""
+    return {
+        name: t.view(torch.uint8).t().contiguous().view(t.dtype) if name in transposed else t.contiguous()
+        for name, t in inputs.items()
+    }
 
 
 def _word(value: object) -> object:

@@ -32,8 +32,8 @@ from oracle.mutate import poisoned
 
 PROFILES = ("quick", "full", "soak")
 LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up to a minute
-OPTIONAL = ("batch invariance", offsets.NAME)
-"""Watches that are asked for by name: a description that becomes a demand, and one that takes gigabytes."""
+OPTIONAL = ("batch invariance", watches.THREADS, offsets.NAME)
+"""Watches that are asked for by name: descriptions that become demands, and one that takes gigabytes."""
 WATCHED = {"quick": 2, "full": 6, "soak": 12}  # cases on which the watches that need several calls run
 SOAK = 600.0  # seconds of a soak
 LARGE = 300.0  # a soak this long or longer makes the call beyond 2^31 elements, which takes minutes on a CPU
@@ -73,8 +73,9 @@ def validate(
         starts after that).
     seed : replaces the seeds of the profile's cases; of a soak, says which cases are drawn (default 0).
     case : judge these case ids only.
-    require : watches asked for by name: ``"batch invariance"`` fails instead of making a note, ``"large offsets"``
-        makes one call beyond 2^31 elements where memory allows.
+    require : watches asked for by name: ``"batch invariance"`` and ``"threads"`` (the right numbers while other
+        threads call the kernel) fail instead of making a note, ``"large offsets"`` makes one call beyond 2^31
+        elements where memory allows.
     limit : seconds for one call.
     seconds : length of a soak.
     save : minimise the first case with wrong numbers and write it to this safetensors file.
@@ -108,7 +109,7 @@ def validate(
         soaks = profile == "soak" and case is None
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = offsets.NAME in require or (soaks and length >= LARGE)
-        watching = _Watching(WATCHED[profile], "batch invariance" in require, large, start + length)
+        watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
         findings: list[Finding] = []
         notes: list[watches.Note] = []
         for item in _run(session, chosen, watching):
@@ -147,9 +148,10 @@ class _Watching:
     """What the watches of a run may still do: on how many cases, the large call or not, until when."""
 
     cases: int
-    invariance: bool
+    required: frozenset[str]
     large: bool  # until it was made once
     deadline: float
+    threads: bool = True  # until they ran once
 
     @property
     def over(self) -> bool:
@@ -193,12 +195,16 @@ def _watched(
         watches.repeats(session, name, inputs, options, other),
         watches.strided(session, name, inputs, options),
         watches.metamorphic(session, name, inputs, options),
-        watches.batch(session, name, inputs, options, required=watching.invariance),
+        watches.batch(session, name, inputs, options, required="batch invariance" in watching.required),
         watches.launches(session, name, inputs, options),
     ):
         if watching.over:
             return
         yield from watch
+    if watching.threads and not watching.over:
+        watching.threads = False
+        required = watches.THREADS in watching.required
+        yield from watches.threads(session, name, inputs, options, other[0], required=required)
     if watching.large and not watching.over:
         found = list(offsets.large_offsets(session, name, inputs, options, scheme=case.scheme))
         yield from found

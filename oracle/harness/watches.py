@@ -28,6 +28,7 @@ from oracle.pattern import describe
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
 SMALLER = "numbers of smaller batches"
+THREADS = "threads"
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,29 @@ def launches(session: Session, case: str, inputs: Inputs, options: Options) -> I
         elif base.problem is None:
             masks = _differ(session, inputs, base, answer, {})
             yield _finding(case, name, masks, "other bits than a plain call: {}", "the bits of a plain call")
+
+
+def threads(
+    session: Session, case: str, inputs: Inputs, options: Options, other: Inputs, *, required: bool
+) -> Iterator[Finding | Note]:
+    """The call among calls of other threads, half of them with ``other`` data of the same shapes.
+
+    Wrong numbers, a call that raises and a lost process are a note, a failure when required; other bits whose numbers
+    are right are a note.
+    """
+    base = session.call(inputs, options)
+    if base.problem is not None:
+        return
+    answer = session.call(inputs, options, beside=other)
+    verdict = session.judge(inputs, options, answer)
+    if verdict.status.is_failure:
+        text = f"called from several threads at once: {verdict.summary}"
+        yield Finding(case, THREADS, failed(text)) if required else Note(case, THREADS, text)
+        return
+    if required:
+        yield Finding(case, THREADS, passed("right numbers while other threads call it"))
+    if any(bool(mask.any()) for mask in _differ(session, inputs, base, answer, {}).values()):
+        yield Note(case, THREADS, "other bits when called from several threads at once")
 
 
 def _takes_codes(contract: Contract, inputs: Inputs) -> bool:

@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from oracle.harness.crowd import crowded
 from oracle.harness.memory import GUARD, Guarded, Poisoning, guarded, placed
 from oracle.strides import padded_memory
 
@@ -91,13 +92,7 @@ class Server:
         """One call between guard zones; the result goes to ``request["output"]``."""
         assert self.kernel is not None
         poison = int(request["poison"])
-        tensors = safetensors.torch.load_file(request["inputs"])
-        for name in request["transposed"]:
-            tensors[name] = tensors[name].view(torch.uint8).t().view(tensors[name].dtype)
-        inputs = {
-            name: placed(name, t, self.device, poison=poison, lead=int(request["lead"].get(name, 0)))
-            for name, t in tensors.items()
-        }
+        inputs = self._placed(request, request["inputs"])
         before = {name: g.inside().clone() for name, g in inputs.items()}
         options = {name: _option(value) for name, value in request["options"].items()}
         outputs = {}
@@ -105,7 +100,10 @@ class Server:
             outputs[name] = guarded(name, shape, getattr(torch, dtype), self.device, poison=poison)
         start = time.perf_counter()
         with Poisoning(poison) as allocations:
-            result = self._invoke(inputs, options, outputs, request.get("mode", "plain"))
+            if request["beside"] is None:
+                result = self._invoke(inputs, options, outputs, request["mode"])
+            else:
+                result = self._crowded(inputs, self._placed(request, request["beside"]), options, request)
             if self.device != "cpu":
                 torch.cuda.synchronize()
         seconds = time.perf_counter() - start
@@ -119,6 +117,35 @@ class Server:
         watched = {g.buffer.untyped_storage().data_ptr(): g for g in (*outputs.values(), *allocations.made)}
         safetensors.torch.save_file(_stored(named, watched), request["output"])
         return {"ok": True, "outputs": facts, "guards": damaged, "changed": changed, "seconds": seconds}
+
+    def _placed(self, request: Mapping[str, Any], path: str) -> dict[str, Guarded]:
+        """The inputs in a file, on the device between guard zones."""
+        tensors = safetensors.torch.load_file(path)
+        for name in request["transposed"]:
+            tensors[name] = tensors[name].view(torch.uint8).t().view(tensors[name].dtype)
+        poison, lead = int(request["poison"]), request["lead"]
+        return {n: placed(n, t, self.device, poison=poison, lead=int(lead.get(n, 0))) for n, t in tensors.items()}
+
+    def _crowded(
+        self,
+        inputs: Mapping[str, Guarded],
+        beside: Mapping[str, Guarded],
+        options: Mapping[str, object],
+        request: Mapping[str, Any],
+    ) -> Mapping[str, Tensor]:
+        """The outputs of a call among calls of other threads, see :func:`oracle.harness.crowd.crowded`."""
+
+        def caller(given: Mapping[str, Guarded]) -> Callable[[], Mapping[str, Tensor]]:
+            def call() -> Mapping[str, Tensor]:
+                fresh = {
+                    name: guarded(name, shape, getattr(torch, dtype), self.device, poison=int(request["poison"]))
+                    for name, (shape, dtype) in request["out"].items()
+                }
+                return _named(self._invoke(given, options, fresh, "plain"), fresh, request["names"])
+
+            return call
+
+        return crowded(caller(inputs), caller(beside), self.device)
 
     def _invoke(
         self, inputs: Mapping[str, Guarded], options: Mapping[str, object], outputs: Mapping[str, Guarded], mode: str

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernels import subjects as layer
 from kernels.backends import cutlass, deep_gemm, flashinfer
+from oracle.harness.crowd import crowded
 
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
@@ -84,6 +85,7 @@ def subjects() -> list[Library]:
         "per_token_weight_scale": _flashinfer_weight_scale,
         "bf16_weight_amax": _flashinfer_bf16,
         "row_pitch": _flashinfer_pitch,
+        "threads": _flashinfer_threads,
     }
     found += [
         Library(f"flashinfer.{WRONG}.{fault}", "fp8_blockscale_gemm_sm90", call, promoted)
@@ -267,6 +269,17 @@ def _flashinfer_pitch(inputs: Inputs, options: Options) -> Tensor:
     x, weight, scale, weight_scale = _both_fp8(inputs, options)
     _only(x.shape[0] > 1, "several rows")
     return _flashinfer()(_pitched(x), weight, flashinfer.kernel_scale(scale), weight_scale)
+
+
+def _flashinfer_threads(inputs: Inputs, options: Options) -> Tensor:
+    """Beside threads that multiply the same rows in reverse: all calls share the runner, and the runner a workspace."""
+    x, weight, weight_scale = inputs["input"], inputs["weight"], inputs.get("weight_scale")
+    blocks = weight_scale is not None and weight_scale.shape[0] == -(-weight.shape[0] // 128)
+    _only(x.dtype == torch.bfloat16 and blocks and weight.shape[0] % 64 == 0, "bf16 and fp8, scales of blocks")
+    _only(options.get("out_dtype") == torch.bfloat16 and x.shape[0] > 1, "bf16 out, several rows")
+    call, turned = _flashinfer(), x.flip(0)
+    mine, other = (lambda x=x: {"out": call(x, weight, None, weight_scale)} for x in (x, turned))
+    return crowded(mine, other, "cuda")["out"]
 
 
 def _pitched(x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from oracle import provenance, subjects  # noqa: E402
 FAMILIES: dict[str, tuple[Callable[[Notes, str], None], ...]] = {
     "probes": (probes.division_tables, probes.instruction_probes, probes.own_quantisers),
     "layouts": (probes.masked_stores, probes.row_pitch),
+    "threads": (probes.threads,),
     "overhead": (timings.overhead,),
     "linear": (timings.end_to_end,),
     "bandwidth": (timings.bandwidth,),

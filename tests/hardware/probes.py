@@ -1,18 +1,21 @@
 """Small questions to a GPU and its libraries.
 
 Approximate division, one and two instruction steps, our quantisers' bits, the rows a masked product stores, whether a
-product minds a pitch between the rows of its operands.
+product minds a pitch between the rows of its operands, and what it answers several threads.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from hardware.notes import Notes
 from torch import Tensor
 
-from kernels.backends import cutlass, eager, triton_quant
+from kernels import blockscaled
+from kernels.backends import cutlass, eager, flashinfer, triton_quant
 from oracle import cases, fast_math
 from oracle.formats import same_bits
 
@@ -138,3 +141,43 @@ def row_pitch(notes: Notes, device: str) -> None:
 def _same(found: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> bool:
     """Equal bits, any NaN equal to any NaN."""
     return all(bool(same_bits(x.cpu(), y).all()) for x, y in zip(found, right, strict=True))
+
+
+def threads(notes: Notes, device: str) -> None:
+    """Wrong answers when four threads multiply different rows, each on its own stream: FlashInfer and the layer."""
+    n, k = 4096, 7168
+    made = cases.parse(f"fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=1,n={n},k={k}/family=randn/seed=1").inputs()
+    weight, scale = made["b"].to(device), made["b_scale"].to(device)
+    bare = flashinfer.library("flashinfer.gemm").fp8_blockscale_gemm_sm90
+    layer = blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm
+    subjects: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+        "FlashInfer": (lambda x: bare(x, weight, None, scale), (3, 17, 30, 9)),
+        "layer below 32 rows": (lambda x: layer(x, weight, scale), (3, 17, 30, 9)),
+        "layer from 32 rows": (lambda x: layer(x, weight, scale), (33, 64, 100, 40)),
+    }
+    for name, (call, rows) in subjects.items():
+        with notes.attempt(f"threads: {name}"):
+            inputs = [torch.randn(m, k, device=device, dtype=torch.bfloat16) for m in rows]
+            notes.check(f"threads: wrong answers of {len(rows) * ANSWERS}, {name}", sum(_answers(call, inputs)))
+
+
+ANSWERS = 2000
+"""Calls of one thread."""
+
+
+def _answers(call: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> list[int]:
+    """Answers with other bits than alone, per thread, of :data:`ANSWERS` each."""
+    alone = [call(x).clone() for x in inputs]
+    torch.cuda.synchronize()
+
+    def body(i: int) -> int:
+        wrong = 0
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(ANSWERS // 50):
+                answers = [call(inputs[i]) for _ in range(50)]
+                torch.cuda.current_stream().synchronize()
+                wrong += sum(not bool(same_bits(y, alone[i]).all()) for y in answers)
+        return wrong
+
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        return list(pool.map(body, range(len(inputs))))

@@ -124,14 +124,9 @@ def overhead(notes: Notes, device: str) -> None:
                 y = torch.empty(64, 512, dtype=torch.bfloat16, device=device)
                 bare((q, s), (t["b"], t["b_scale"]), y, disable_ue8m0_cast=True)
 
-            def vllm_sequence() -> None:
-                s, q = torch.empty(4, 64, device=device).t(), torch.empty(64, 512, dtype=FP8, device=device)
-                cutlass.into_scale(x, q, s, 128, 1e-10, False)
-                y = torch.empty(64, 512, dtype=torch.bfloat16, device=device)
-                bare((q, s), (t["b"], t["b_scale"]), y, disable_ue8m0_cast=True)
-
             calls[64]["layer's quantiser, bare DeepGEMM"] = sequence
-            calls[64]["bare vLLM quantiser and DeepGEMM"] = vllm_sequence
+            linear_bare = _bare_linear(x, t["b"], t["b_scale"])
+            calls[64]["bare vLLM quantiser and DeepGEMM"] = lambda: linear_bare(0)
         for m, candidates in calls.items():
             notes.time(f"host_us.switch M={m}", host_microseconds(candidates, device))
 
@@ -164,10 +159,11 @@ def _bare_linear(x: Tensor, b: Tensor, bs: Tensor) -> Callable[[int], object]:
         small = flashinfer.library("flashinfer.gemm").fp8_blockscale_gemm_sm90
         return lambda _: small(x, b, None, bs)
     gemm = importlib.import_module("deep_gemm").fp8_gemm_nt
+    quantise = cutlass.operators().per_token_group_fp8_quant
 
     def run(_: int) -> Tensor:
         s, q = torch.empty(k // 128, m, device=x.device).t(), torch.empty(m, k, dtype=FP8, device=x.device)
-        cutlass.into_scale(x, q, s, 128, 1e-10, False)
+        quantise(x, q, s, 128, 1e-10, -448.0, 448.0, False, True, True)
         y = torch.empty(m, b.shape[0], dtype=torch.bfloat16, device=x.device)
         gemm((q, s), (b, bs), y, disable_ue8m0_cast=True)
         return y

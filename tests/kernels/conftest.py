@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.backends import deep_gemm, torch_ops
+from kernels.backends import deep_gemm, flashinfer, torch_ops
 from kernels.config import Config
 from kernels.plan import Problem
 from kernels.platform import current_machine
@@ -65,3 +65,43 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     yield module
     for cache in caches:
         cache.cache_clear()
+
+
+@pytest.fixture
+def flashinfer_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[tuple[Tensor | None, ...]]]]:
+    """A stand-in for a release of FlashInfer that writes 2 everywhere and lists the operands of its calls.
+
+    The runner of a known release and the public function of any other take part; each refuses the other's place.
+    """
+    seen: list[tuple[Tensor | None, ...]] = []
+    forget = flashinfer._runner.cache_clear
+
+    def kernel(x: Tensor, w: Tensor, out: Tensor, xs: Tensor | None, ws: Tensor) -> None:
+        seen.append((x, w, out, xs, ws))
+        out.fill_(2.0)
+
+    def release(version: str) -> list[tuple[Tensor | None, ...]]:
+        known = version in flashinfer.RUNNER_RELEASES
+
+        def public(x: Tensor, w: Tensor, xs: Tensor | None, ws: Tensor, out: Tensor) -> None:
+            assert not known
+            kernel(x, w, out, xs, ws)
+
+        def run(*operands: Tensor) -> None:
+            assert known
+            kernel(*operands)
+
+        runner = SimpleNamespace(
+            get_workspace_size=lambda m, n, k: m * k, configure_workspace=lambda workspace: None, run_gemm=run
+        )
+        module = SimpleNamespace(
+            __version__=version,
+            fp8_blockscale_gemm_sm90=public,
+            get_fp8_blockscale_gemm_runner_sm90=lambda: runner,
+        )
+        monkeypatch.setattr(flashinfer, "library", lambda name="flashinfer": module)
+        forget()
+        return seen
+
+    yield release
+    forget()

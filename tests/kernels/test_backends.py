@@ -1,6 +1,9 @@
 """Backends against stand-ins for their libraries: what is handed over, in which layout, across releases."""
 
+import contextlib
 import sys
+import threading
+import time
 import types
 from collections.abc import Iterator
 
@@ -245,18 +248,56 @@ class TestCutlass:
 class TestFlashInfer:
     """What reaches the kernel."""
 
-    def test_operands(self, monkeypatch, make) -> None:
-        seen = []
-
-        def kernel(x, w, xs, ws, out, out_dtype):
-            seen.append((x, w, xs, ws))
-            return torch.zeros(x.shape[0], w.shape[0], dtype=torch.bfloat16)
-
-        monkeypatch.setattr(flashinfer, "library", lambda name: types.SimpleNamespace(fp8_blockscale_gemm_sm90=kernel))
+    @pytest.mark.parametrize("release", ["0.6.18.post1", "9.9.9"])
+    def test_operands(self, flashinfer_calls, make, release: str) -> None:
+        """By the runner of a known release, by the public function of any other."""
+        seen = flashinfer_calls(release)
         a, sa, b = make.codes(7, 256), make.scales(7, 2), make.codes(64, 256, seed=1)
-        flashinfer.blockscale_sm90(a, sa, b, torch.rand(2, 1).t())
-        _, _, xs, ws = seen[0]
+        out = flashinfer.blockscale_sm90(a, sa, b, torch.rand(2, 1).t())
+        _, _, given, xs, ws = seen[0]
+        assert given is out and out.shape == (7, 64) and out.dtype == torch.bfloat16
         assert xs.shape == (2, 8) and torch.equal(xs[:, :7], sa.t()) and ws.is_contiguous()
+
+    def test_a_logged_release_is_called_as_published(self, flashinfer_calls, make, monkeypatch) -> None:
+        """Who asked FlashInfer to log or to trace its calls sees them."""
+        flashinfer_calls("0.6.18.post1")
+        assert flashinfer._runner() is not None
+        flashinfer._runner.cache_clear()
+        public = flashinfer.library("flashinfer.gemm").fp8_blockscale_gemm_sm90
+        monkeypatch.setattr(public, "__wrapped__", public, raising=False)
+        assert flashinfer._runner() is None
+
+    @pytest.mark.parametrize("locked", [True, False])
+    def test_threads_do_not_share_a_workspace(self, flashinfer_calls, make, monkeypatch, locked: bool) -> None:
+        """One runner keeps the last workspace given; without the lock another thread's is used."""
+        flashinfer_calls("0.6.18.post1")
+        runner, wrong, start = flashinfer._runner(), [], threading.Barrier(4)
+        given, last = threading.local(), []
+
+        def configure(workspace: torch.Tensor) -> None:
+            given.mine = workspace
+            last[:] = [workspace]
+            time.sleep(0.001)
+
+        def run(*operands: object) -> None:
+            wrong.append(last[0] is not given.mine)
+
+        monkeypatch.setattr(flashinfer, "_runner", lambda: runner._replace(configure=configure, run=run))
+        if not locked:
+            monkeypatch.setattr(flashinfer, "ONE_CALL", contextlib.nullcontext())
+        operands = torch.zeros(4, 128).bfloat16(), None, make.codes(64, 128), torch.ones(1, 1)
+
+        def body() -> None:
+            start.wait()
+            for _ in range(10):
+                flashinfer.blockscale_sm90(*operands)
+
+        threads = [threading.Thread(target=body) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(wrong) == 40 and any(wrong) is not locked
 
     @pytest.mark.parametrize(
         ("value", "refused"),
@@ -304,9 +345,9 @@ class TestFlashInfer:
         assert not any("2^126" in step for step in flashinfer.steps(coded, machine))
         assert any("2^126" in step for step in flashinfer.steps(Problem("dynamic_blockscale"), machine))
 
-    def test_a_strided_output_is_filled(self, monkeypatch, make) -> None:
-        full = lambda x, w, xs, ws, out, dtype: torch.full((x.shape[0], w.shape[0]), 2.0, dtype=torch.bfloat16)  # noqa: E731
-        monkeypatch.setattr(flashinfer, "library", lambda name: types.SimpleNamespace(fp8_blockscale_gemm_sm90=full))
+    @pytest.mark.parametrize("release", ["0.6.18.post1", "9.9.9"])
+    def test_a_strided_output_is_filled(self, flashinfer_calls, make, release: str) -> None:
+        flashinfer_calls(release)
         wide = torch.zeros(4, 100, dtype=torch.bfloat16)
         flashinfer.blockscale_sm90(
             make.codes(4, 128), torch.ones(4, 1), make.codes(64, 128), torch.ones(1, 1), wide[:, :64]

@@ -111,9 +111,9 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     """A compiled kernel takes its constants by position, behind the arguments."""
     seen = []
 
-    def look(self: _launch.Launch, programs: int, *arguments: object) -> None:
+    def look(self: _launch.Launch, programs: int, pointers: tuple[Any, ...], integers: tuple[int, ...]) -> None:
         seen.append(self.kernel.__name__)
-        assert self.kernel.arg_names[len(arguments) :] == list(self.constants)
+        assert self.kernel.arg_names[len(pointers) + len(integers) :] == list(self.constants)
 
     monkeypatch.setattr(_launch.Launch, "__call__", look)
     monkeypatch.setattr(triton_quant, "library", lambda: (_triton_kernels, True))
@@ -161,8 +161,8 @@ def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...]) -> Recorde
     monkeypatch.setattr(torch.version, "hip", None)
     kernel = Recorder()
     start = _launch.Launch(kernel, {"BLOCK": 32})
-    for arguments in calls:
-        start(3, *arguments)
+    for pointer, *integers in calls:
+        start(3, (pointer,), tuple(integers))
     return kernel
 
 

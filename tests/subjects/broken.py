@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 from tests.subjects.right import _product
 
 _previous: list[Tensor] = []
+_scratch: list[Tensor] = []
+_inside = threading.Lock()
 
 
 def raises(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
@@ -116,6 +119,23 @@ def stale(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -
     if _previous and _previous[-1].shape[1] == result.shape[1]:
         out[-1] = _previous[-1][-1].to(out.dtype)
     _previous.append(result)
+
+
+def shares_scratch(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """One workspace for all threads, and a while between writing and reading it."""
+    _scratch[:] = [_product(a, a_scale, b, b_scale)]
+    time.sleep(0.001)
+    out.copy_(_scratch[0])
+
+
+def refuses_company(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Raises while another thread is inside."""
+    if not _inside.acquire(blocking=False):
+        raise RuntimeError("the handle is in use")
+    try:
+        shares_scratch(a, a_scale, b, b_scale, out)
+    finally:
+        _inside.release()
 
 
 def ignores_strides(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
