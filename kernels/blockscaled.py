@@ -260,22 +260,30 @@ def _road(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> Road:
     """From a wide input to the output of a linear layer: the quantiser and the product that the plans choose."""
     sm100 = device == "cuda" and machines.current_machine().sm == 100
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
-    quant_group = route("quant_group", torch.device(device), *key).quant_group
+    quantise = _quantiser(route("quant_group", torch.device(device), *key), e8m0)
     product = _product if sm100 else _gemm(device, n, k, torch.bfloat16, None).fresh_gemm_nt
 
     def road(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-        m = len(input)
+        m = input.shape[0]
         out = torch.empty(m, n, dtype=torch.bfloat16, device=input.device)
         if m == 0:
             return out
         if sm100 and e8m0:
             _packed_gemm(input, weight, weight_scale, out)
         else:
-            q, scale = quant_group(input, BLOCK, GROUP_EPS, e8m0, "tma")
+            q, scale = quantise(input, None)
             product(q, scale, weight, weight_scale, out, None, not e8m0)
         return out
 
     return road
+
+
+def _quantiser(backend: ModuleType, e8m0: bool) -> Callable[[Tensor, None], tuple[Tensor, Tensor]]:
+    """The quantiser of activations, prepared where the backend offers that."""
+    prepare = getattr(backend, "group_quantiser", None)
+    if prepare is not None:
+        return prepare(BLOCK, GROUP_EPS, e8m0, "tma")  # type: ignore[no-any-return]
+    return lambda x, _: backend.quant_group(x, BLOCK, GROUP_EPS, e8m0, "tma")
 
 
 def dynamic_flashinfer_deepgemm_blockscale_gemm(
@@ -311,10 +319,10 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     x, w, s = input, weight, weight_scale
     if not (isinstance(x, Tensor) and isinstance(w, Tensor) and isinstance(s, Tensor)) or x.dim() != 2:
         _check_switch(x, w, s)
-    m = len(x)
+    m, k = x.shape
     # All that the checks and the plan look at: what was right once is right again.
     met = (
-        _switched, x.dtype, x.shape[1], x.device, x.layout, w.dtype, w.shape, w.device, w.layout,
+        _switched, x.dtype, k, x.device, x.layout, w.dtype, w.shape, w.device, w.layout,
         s.dtype, s.shape, s.device, s.layout, (m > 0) + (m >= SWITCH_M), use_deep_gemm_e8m0,
     )  # fmt: skip
     road = recalled(met)

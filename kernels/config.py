@@ -36,6 +36,7 @@ class Config:
     cache_root: str = ""  # VLLM_CACHE_ROOT (else XDG_CACHE_HOME/vllm, else ~/.cache/vllm)
     jit_cache_dir: str | None = None  # DG_JIT_CACHE_DIR
     vllm_ops_library: str | None = None  # FP8_KERNELS_VLLM_OPS
+    flashinfer_observed: bool = False  # FLASHINFER_LOGLEVEL or FLASHINFER_TRACE_DUMP is neither empty nor 0
 
     @property
     def deep_gemm_cache(self) -> str:
@@ -78,6 +79,9 @@ class Config:
             cache_root=os.path.expanduser(env.get("VLLM_CACHE_ROOT") or str(PurePath(home_cache) / "vllm")),
             jit_cache_dir=env.get("DG_JIT_CACHE_DIR") or None,
             vllm_ops_library=env.get("FP8_KERNELS_VLLM_OPS") or None,
+            flashinfer_observed=any(
+                env.get(name, "0") not in ("", "0") for name in ("FLASHINFER_LOGLEVEL", "FLASHINFER_TRACE_DUMP")
+            ),
         )
 
     def export_jit_cache(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,10 @@ REMEMBERED = 4096
 """Exact arguments (a number of rows each, say) whose class is looked up once, before they are forgotten."""
 EXACT = {"enable_fp_fusion": False}
 """Of every launch: no product and sum become one rounding, whatever this Triton's default is."""
+
+
+Start = Callable[[int, tuple[object, ...]], None]
+"""Starts that many programs with those parameters, constants included."""
 
 
 class Launch:
@@ -39,51 +43,61 @@ class Launch:
     def __init__(self, kernel: Any, constants: Mapping[str, object], *, num_warps: int = 4) -> None:
         self.kernel, self.constants, self.num_warps = kernel, dict(constants), num_warps
         self._values = tuple(constants.values())
-        self._compiled: dict[tuple[object, ...], Any] = {}
-        self._met: dict[tuple[object, ...], Any] = {}
+        self._compiled: dict[tuple[object, ...], Start] = {}
+        self._met: dict[tuple[object, ...], Start] = {}
 
     def __call__(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> None:
-        """Start ``programs`` programs on the current stream of the first pointer's device."""
-        device = pointers[0].device
+        """Start ``programs`` programs on the current stream of the first pointer's device.
+
+        The dtypes of the other pointers belong to the kernel: they are those of the first call.
+        """
+        device, bits = pointers[0].device, 0
         if device.type != "cuda" or torch.version.hip is not None:
             self._by_triton(programs, pointers, integers)
         elif device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self(programs, pointers, integers)
         else:
-            met = (device.index, integers, *[(t.dtype, t.data_ptr() % ALIGNMENT == 0) for t in pointers])
-            ready = self._met.get(met) or self._ready(met, programs, pointers, integers)
-            if ready is not None:
-                _start(ready, programs, device.index, (*pointers, *integers, *self._values))
+            for pointer in pointers:
+                bits |= pointer.data_ptr()
+            met = device.index, pointers[0].dtype, bits % ALIGNMENT == 0, integers
+            start = self._met.get(met) or self._start(met, programs, pointers, integers)
+            if start is not None:
+                start(programs, (*pointers, *integers, *self._values))
 
-    def _ready(
+    def _start(
         self, met: tuple[object, ...], programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]
-    ) -> Any:
-        """The compiled kernel of a class met before; None when Triton compiled it, and started it, just now."""
+    ) -> Start | None:
+        """How to start the compiled kernel of a class met before; None when Triton has just compiled and started it."""
         key = (met[0], *map(class_of, pointers), *map(class_of, integers))
-        ready = self._compiled.get(key)
-        if ready is None:
+        start = self._compiled.get(key)
+        if start is None:
             made = self._by_triton(programs, pointers, integers)
             if made is not None:  # the interpreter compiles nothing
-                self._compiled[key] = made
+                self._compiled[key] = starter(made, int(met[0]))  # type: ignore[call-overload]  # the device's index
             return None
         if len(self._met) >= REMEMBERED:
             self._met.clear()
-        self._met[met] = ready
-        return ready
+        if met[2]:  # which of the pointers is unaligned is in the key alone
+            self._met[met] = start
+        return start
 
     def _by_triton(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> Any:
         return self.kernel[(programs,)](*pointers, *integers, **self.constants, num_warps=self.num_warps, **EXACT)
 
 
-def _start(ready: Any, programs: int, device: int, parameters: tuple[object, ...]) -> None:
+def starter(ready: Any, device: int) -> Start:
     """As ``ready[(programs, 1, 1)](*parameters)``, which calls hooks in Python whether there are any or not."""
-    runtime = triton_runtime()
-    if _quiet(runtime.launch_enter_hook) and _quiet(runtime.launch_exit_hook):
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        ready.run(programs, 1, 1, stream, ready.function, ready.packed_metadata, None, None, None, *parameters)
-    else:
-        ready[(programs, 1, 1)](*parameters)
+    runtime, stream = triton_runtime(), torch._C._cuda_getCurrentRawStream
+    run, function, metadata = ready.run, ready.function, ready.packed_metadata
+
+    def start(programs: int, parameters: tuple[object, ...]) -> None:
+        if _quiet(runtime.launch_enter_hook) and _quiet(runtime.launch_exit_hook):
+            run(programs, 1, 1, stream(device), function, metadata, None, None, None, *parameters)
+        else:
+            ready[(programs, 1, 1)](*parameters)
+
+    return start
 
 
 def _quiet(hook: Any) -> bool:

@@ -152,7 +152,8 @@ def fresh_gemm_nt(
 ) -> None:
     """:func:`fp8_gemm_nt` where all but the weight was made for it, dense and on 16 bytes."""
     function, name = symbol("fp8_gemm_nt")
-    weight = addressable(b), _weight_scale(b_scale)
+    plain = b.is_contiguous() and b.data_ptr() % ALIGNMENT == 0  # no extent of a weight is 1
+    weight = b if plain else addressable(b), _weight_scale(b_scale)
     if name in LEGACY:
         function((a, _legacy_scale(a_scale)), weight, out)
     else:

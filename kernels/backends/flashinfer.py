@@ -27,7 +27,7 @@ from torch import Tensor
 
 from kernels.backends import _needs
 from kernels.backends._dense import ALIGNMENT, dense
-from kernels.config import Config
+from kernels.config import Config, current_config
 from kernels.errors import MissingPackageError, ValueRangeError
 
 if TYPE_CHECKING:
@@ -121,15 +121,15 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tenso
     a, b = dense(a), dense(b)
     scale = None if a_scale is None else kernel_scale(a_scale)
     b_scale = b_scale if b_scale.is_contiguous() else b_scale.contiguous()
-    m, n = len(a), len(b)
+    (m, k), n = a.shape, b.shape[0]
     direct = out is not None and out.is_contiguous() and out.data_ptr() % ALIGNMENT == 0
     target: Tensor = out if direct else torch.empty(m, n, dtype=torch.bfloat16, device=a.device)  # type: ignore[assignment]
-    runner = _runner()
+    runner = _runner(current_config().flashinfer_observed)
     if runner is None:
         with ONE_CALL:
             library("flashinfer.gemm").fp8_blockscale_gemm_sm90(a, b, scale, b_scale, target)
     else:
-        workspace = torch.empty(runner.workspace(m, n, a.shape[1]), dtype=torch.uint8, device=a.device)
+        workspace = torch.empty(runner.workspace(m, n, k), dtype=torch.uint8, device=a.device)
         with ONE_CALL:
             runner.configure(workspace)
             runner.run(a, b, target, scale, b_scale)
@@ -153,10 +153,9 @@ class _Runner(NamedTuple):
 
 
 @functools.cache
-def _runner() -> _Runner | None:
-    """The runner itself where the release is known and nobody asked FlashInfer to log its calls, else None."""
-    logged = hasattr(library("flashinfer.gemm").fp8_blockscale_gemm_sm90, "__wrapped__")
-    if logged or getattr(library(), "__version__", None) not in RUNNER_RELEASES:
+def _runner(observed: bool) -> _Runner | None:
+    """The runner itself where the release is known and nobody asked FlashInfer to log or trace its calls, else None."""
+    if observed or getattr(library(), "__version__", None) not in RUNNER_RELEASES:
         return None
     found = library("flashinfer.gemm.gemm_base").get_fp8_blockscale_gemm_runner_sm90()
     return _Runner(functools.lru_cache(4096)(found.get_workspace_size), found.configure_workspace, found.run_gemm)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import struct
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -113,32 +114,41 @@ def quant_group(
     """One scale per row and group of the last axis; ``layout`` row, col or tma."""
     if x.dim() != 2:
         return _stacked(x, group, eps, ue8m0, layout, out)
-    native = library()[1]
-    (rows, cols), device = x.shape, x.device
-    groups = cols // group
-    x = x if x.stride(1) == 1 else x.contiguous()
-    q = torch.empty(rows, cols, dtype=torch.float8_e4m3fn, device=device) if out is None else out
-    transposed = layout != "row"
-    lead = rows + (-rows % 4 if layout == "tma" else 0)
-    if lead == rows and transposed:
-        scale = torch.empty_strided((rows, groups), (1, rows), dtype=torch.float32, device=device)
-    else:
-        scale = torch.empty((groups, lead) if transposed else (rows, groups), dtype=torch.float32, device=device)
-    if rows:
-        start, block = _group_kernel(group, layout, ue8m0, eps, native)
-        programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
-        start(programs, (x, q if native else q.view(torch.uint8), scale), (rows, groups, x.stride(0)))
-    return q, scale.as_strided((rows, groups), (1, lead)) if lead != rows else scale
+    return group_quantiser(group, eps, ue8m0, layout)(x, out)
+
+
+def group_quantiser(group: int, eps: float, ue8m0: bool, layout: str) -> Quantiser:
+    """:func:`quant_group` of matrices, with all done that does not depend on one."""
+    return _group_quantiser(group, eps, ue8m0, layout, library()[1])
+
+
+Quantiser = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""From a matrix, and a payload to write into, to the payload and the scales."""
 
 
 @functools.lru_cache(maxsize=64)
-def _group_kernel(group: int, layout: str, ue8m0: bool, eps: float, native: bool) -> tuple[Launch, int]:
-    block = _tile(group)
+def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: bool) -> Quantiser:
+    block, transposed, align = _tile(group), layout != "row", 4 if layout == "tma" else 1
     start = _prepared(
         "group_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block,
         LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=_bits(eps), NATIVE=native,
     )  # fmt: skip
-    return start, block
+
+    def quantise(x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        (rows, cols), device = x.shape, x.device
+        groups, lead = cols // group, rows + -rows % align
+        x = x if x.stride(1) == 1 else x.contiguous()
+        q = torch.empty(rows, cols, dtype=torch.float8_e4m3fn, device=device) if out is None else out
+        if transposed and lead == rows:
+            scale = torch.empty_strided((rows, groups), (1, rows), dtype=torch.float32, device=device)
+        else:
+            scale = torch.empty((groups, lead) if transposed else (rows, groups), dtype=torch.float32, device=device)
+        if rows:
+            programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
+            start(programs, (x, q if native else q.view(torch.uint8), scale), (rows, groups, x.stride(0)))
+        return q, scale if lead == rows else scale.as_strided((rows, groups), (1, lead))
+
+    return quantise
 
 
 def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from kernels import blockscaled
 from kernels.backends import cutlass, deep_gemm, flashinfer, sgl_kernel, torch_ops
 from kernels.backends import eager as plain
+from kernels.config import Config
 from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError, ValueRangeError
 from kernels.plan import Problem
 from kernels.platform import Machine
@@ -258,20 +259,19 @@ class TestFlashInfer:
         assert given is out and out.shape == (7, 64) and out.dtype == torch.bfloat16
         assert xs.shape == (2, 8) and torch.equal(xs[:, :7], sa.t()) and ws.is_contiguous()
 
-    def test_a_logged_release_is_called_as_published(self, flashinfer_calls, make, monkeypatch) -> None:
+    @pytest.mark.parametrize("switch", ["FLASHINFER_LOGLEVEL", "FLASHINFER_TRACE_DUMP"])
+    def test_a_logged_release_is_called_as_published(self, flashinfer_calls, make, switch: str) -> None:
         """Who asked FlashInfer to log or to trace its calls sees them."""
         flashinfer_calls("0.6.18.post1")
-        assert flashinfer._runner() is not None
-        flashinfer._runner.cache_clear()
-        public = flashinfer.library("flashinfer.gemm").fp8_blockscale_gemm_sm90
-        monkeypatch.setattr(public, "__wrapped__", public, raising=False)
-        assert flashinfer._runner() is None
+        for value, direct in (("0", True), ("", True), ("1", False)):
+            observed = Config.from_environment({switch: value}).flashinfer_observed
+            assert (flashinfer._runner(observed) is not None) is direct
 
     @pytest.mark.parametrize("locked", [True, False])
     def test_threads_do_not_share_a_workspace(self, flashinfer_calls, make, monkeypatch, locked: bool) -> None:
         """One runner keeps the last workspace given; without the lock another thread's is used."""
         flashinfer_calls("0.6.18.post1")
-        runner, wrong, start = flashinfer._runner(), [], threading.Barrier(4)
+        runner, wrong, start = flashinfer._runner(False), [], threading.Barrier(4)
         given, last = threading.local(), []
 
         def configure(workspace: torch.Tensor) -> None:
@@ -282,7 +282,7 @@ class TestFlashInfer:
         def run(*operands: object) -> None:
             wrong.append(last[0] is not given.mine)
 
-        monkeypatch.setattr(flashinfer, "_runner", lambda: runner._replace(configure=configure, run=run))
+        monkeypatch.setattr(flashinfer, "_runner", lambda observed: runner._replace(configure=configure, run=run))
         if not locked:
             monkeypatch.setattr(flashinfer, "ONE_CALL", contextlib.nullcontext())
         operands = torch.zeros(4, 128).bfloat16(), None, make.codes(64, 128), torch.ones(1, 1)

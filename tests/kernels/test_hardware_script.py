@@ -53,7 +53,7 @@ class TestLibraries:
         assert {s.contract for s in found} <= set(registered())
         if not torch.cuda.is_available():
             assert {s.why_not() for s in found} == {"no CUDA device"}
-        assert sum(f".{libraries.WRONG}." in s.name for s in found) == 9
+        assert sum(f".{libraries.WRONG}." in s.name for s in found) == 10
 
     @pytest.mark.parametrize("subject", libraries.subjects(), ids=lambda s: f"{s.name} {s.contract}")
     def test_without_the_library(self, subject: libraries.Library, rowwise_refused: str | None) -> None:
