@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels import checks, layout
 from kernels import platform as machines
+from kernels.backends._memory import Allocate, allocator
 from kernels.backends.eager import flashinfer_blocks
 from kernels.checks import FP8
 from kernels.config import current_config
@@ -265,25 +266,26 @@ def _road(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> Road:
 
     def road(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
         m = input.shape[0]
-        out = torch.empty(m, n, dtype=torch.bfloat16, device=input.device)
+        allocate = allocator(input.device)
+        out = allocate((m, n), (n, 1), torch.bfloat16)
         if m == 0:
             return out
         if sm100 and e8m0:
             _packed_gemm(input, weight, weight_scale, out)
         else:
-            q, scale = quantise(input, None)
+            q, scale = quantise(input, None, allocate)
             product(q, scale, weight, weight_scale, out, None, not e8m0)
         return out
 
     return road
 
 
-def _quantiser(backend: ModuleType, e8m0: bool) -> Callable[[Tensor, None], tuple[Tensor, Tensor]]:
+def _quantiser(backend: ModuleType, e8m0: bool) -> Callable[[Tensor, None, Allocate], tuple[Tensor, Tensor]]:
     """The quantiser of activations, prepared where the backend offers that."""
     prepare = getattr(backend, "group_quantiser", None)
     if prepare is not None:
         return prepare(BLOCK, GROUP_EPS, e8m0, "tma")  # type: ignore[no-any-return]
-    return lambda x, _: backend.quant_group(x, BLOCK, GROUP_EPS, e8m0, "tma")
+    return lambda x, _, __: backend.quant_group(x, BLOCK, GROUP_EPS, e8m0, "tma")
 
 
 def dynamic_flashinfer_deepgemm_blockscale_gemm(

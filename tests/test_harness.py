@@ -168,6 +168,7 @@ class TestBrokenKernels:
         assert plain.conforms and any(words in note for note in plain.notes)
         strict = validate(f"tests.subjects.broken:{kernel}", GEMM, case=FEW[:1], limit=60, require=("threads",))
         assert [f.watch for f in strict.failures] == ["threads"] and words in strict.failures[0].verdict.summary
+        assert "--require threads" in strict.command(strict.failures[0])
         right_one = validate(right.gemm, GEMM, case=FEW[:1], limit=60, require=("threads",))
         assert right_one.conforms and "threads" in right_one.watches()
         assert not any("threads" in note for note in right_one.notes)

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from oracle.harness import offsets, validate
+from oracle.harness.report import LARGE
 from tests.subjects import broken
 
 GEMM = "fp8_gemm_nt"
 QUANT = "per_token_group_quant_fp8"
 CASE = [f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=33,n=64,k=256/family=randn/seed=1"]
-WANTED = (offsets.NAME,)
+WANTED = (LARGE,)
 
 
 @pytest.fixture
@@ -26,19 +27,19 @@ class TestWatch:
 
     def test_right(self) -> None:
         report = validate("tests.subjects.right:gemm", GEMM, case=CASE, require=WANTED, limit=60)
-        assert report.conforms and report.watches()[offsets.NAME] == (1, 0)
+        assert report.conforms and report.watches()[LARGE] == (1, 0)
 
     def test_wrapping_offsets(self) -> None:
         plain = validate("tests.subjects.broken:wraps", GEMM, case=CASE, limit=60)
-        assert plain.conforms and offsets.NAME not in plain.watches()
+        assert plain.conforms and LARGE not in plain.watches()
         report = validate("tests.subjects.broken:wraps", GEMM, case=CASE, require=WANTED, limit=60)
-        assert [f.watch for f in report.failures] == [offsets.NAME]
+        assert [f.watch for f in report.failures] == [LARGE]
 
     def test_quantiser(self) -> None:
         case = [f"{QUANT}/bf16-e4m3/1x128/m=31,k=256/family=randn/seed=1"]
         report = validate("kernels.quantize:per_token_group_quant_fp8", QUANT, case=case, require=WANTED, limit=60,
                           adapter="tests.subjects.right:adapt_quantiser")  # fmt: skip
-        assert report.conforms and report.watches()[offsets.NAME] == (1, 0)
+        assert report.conforms and report.watches()[LARGE] == (1, 0)
 
 
 def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

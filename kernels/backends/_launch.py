@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,13 @@ EXACT = {"enable_fp_fusion": False}
 """Of every launch: no product and sum become one rounding, whatever this Triton's default is."""
 
 
-Start = Callable[[int, tuple[object, ...]], None]
-"""Starts that many programs with those parameters, constants included."""
+class Start(NamedTuple):
+    """How to start a compiled kernel: ``call(programs, 1, 1, stream, *fixed, *parameters)``."""
+
+    call: Callable[..., None]
+    fixed: tuple[object, ...]
+    ready: Any
+    """The compiled kernel; ``ready[(programs, 1, 1)](*parameters)`` does the same and calls profilers."""
 
 
 class Launch:
@@ -54,16 +59,24 @@ class Launch:
         device, bits = pointers[0].device, 0
         if device.type != "cuda" or torch.version.hip is not None:
             self._by_triton(programs, pointers, integers)
-        elif device.index != torch.cuda.current_device():
+            return
+        index = device.index
+        if index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self(programs, pointers, integers)
+            return
+        for pointer in pointers:
+            bits |= pointer.data_ptr()
+        met = index, pointers[0].dtype, bits % ALIGNMENT == 0, integers
+        start = self._met.get(met) or self._start(met, programs, pointers, integers)
+        if start is None:
+            return
+        runtime = triton_runtime()
+        if _quiet(runtime.launch_enter_hook) and _quiet(runtime.launch_exit_hook):
+            stream = torch._C._cuda_getCurrentRawStream(index)
+            start.call(programs, 1, 1, stream, *start.fixed, *pointers, *integers, *self._values)
         else:
-            for pointer in pointers:
-                bits |= pointer.data_ptr()
-            met = device.index, pointers[0].dtype, bits % ALIGNMENT == 0, integers
-            start = self._met.get(met) or self._start(met, programs, pointers, integers)
-            if start is not None:
-                start(programs, (*pointers, *integers, *self._values))
+            start.ready[(programs, 1, 1)](*pointers, *integers, *self._values)
 
     def _start(
         self, met: tuple[object, ...], programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]
@@ -74,7 +87,7 @@ class Launch:
         if start is None:
             made = self._by_triton(programs, pointers, integers)
             if made is not None:  # the interpreter compiles nothing
-                self._compiled[key] = starter(made, int(met[0]))  # type: ignore[call-overload]  # the device's index
+                self._compiled[key] = starter(made)
             return None
         if len(self._met) >= REMEMBERED:
             self._met.clear()
@@ -86,23 +99,23 @@ class Launch:
         return self.kernel[(programs,)](*pointers, *integers, **self.constants, num_warps=self.num_warps, **EXACT)
 
 
-def starter(ready: Any, device: int) -> Start:
-    """As ``ready[(programs, 1, 1)](*parameters)``, which calls hooks in Python whether there are any or not."""
-    runtime, stream = triton_runtime(), torch._C._cuda_getCurrentRawStream
-    run, function, metadata = ready.run, ready.function, ready.packed_metadata
-
-    def start(programs: int, parameters: tuple[object, ...]) -> None:
-        if _quiet(runtime.launch_enter_hook) and _quiet(runtime.launch_exit_hook):
-            run(programs, 1, 1, stream(device), function, metadata, None, None, None, *parameters)
-        else:
-            ready[(programs, 1, 1)](*parameters)
-
-    return start
-
-
 def _quiet(hook: Any) -> bool:
     """Whether no profiler listens: no hook, or a chain of none."""
     return hook is None or not getattr(hook, "calls", True)
+
+
+LAUNCHERS = ("3.5.", "3.6.")
+"""Releases of Triton whose launcher only allocates scratch memory around the compiled start (a quarter of its time)."""
+
+
+def starter(ready: Any) -> Start:
+    """How to start ``ready``: by the compiled start of its launcher where that is known, else by its launcher."""
+    run, function, metadata = ready.run, ready.function, ready.packed_metadata
+    release = importlib.import_module("triton").__version__
+    if release.startswith(LAUNCHERS) and run.global_scratch_size == run.profile_scratch_size == 0:
+        modes = run.launch_cooperative_grid, run.launch_pdl
+        return Start(run.launch, (function, *modes, None, None, metadata, None, None, None), ready)
+    return Start(run, (function, metadata, None, None, None), ready)
 
 
 @functools.cache

@@ -48,6 +48,8 @@ LEGACY = frozenset(
     {"gemm_fp8_fp8_bf16_nt", "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous", "m_grouped_gemm_fp8_fp8_bf16_nt_masked"}
 )
 """Names of the first release, whose kernels take ready TMA-aligned scales and no UE8M0 option."""
+COMPILED = ("0.1.4.post1",)
+"""Releases of sgl-deep-gemm whose compiled functions are known by their parameters."""
 MASKED_TILE = 128
 """Rows to which each group of a masked product is brought: the kernel stores whole tiles of up to 128 rows, and what
 is over lands in the next group (seen on an H200: with 17 rows a group, group g overwrites rows of group g + 1)."""
@@ -151,13 +153,32 @@ def fresh_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
     """:func:`fp8_gemm_nt` where all but the weight was made for it, dense and on 16 bytes."""
+    if not (b.is_contiguous() and b.data_ptr() % ALIGNMENT == 0):  # no extent of a weight is 1
+        b = addressable(b)
+    if b_scale.stride() != (b_scale.shape[1], 1):
+        b_scale = _weight_scale(b_scale)
+    direct = compiled_gemm()
+    if direct is not None:
+        direct(a, a_scale, b, b_scale, out, None, None, None, None, "", disable_ue8m0_cast)
+        return
     function, name = symbol("fp8_gemm_nt")
-    plain = b.is_contiguous() and b.data_ptr() % ALIGNMENT == 0  # no extent of a weight is 1
-    weight = b if plain else addressable(b), _weight_scale(b_scale)
     if name in LEGACY:
-        function((a, _legacy_scale(a_scale)), weight, out)
+        function((a, _legacy_scale(a_scale)), (b, b_scale), out)
     else:
-        function((a, a_scale), weight, out, disable_ue8m0_cast=disable_ue8m0_cast)
+        function((a, a_scale), (b, b_scale), out, disable_ue8m0_cast=disable_ue8m0_cast)
+
+
+@functools.cache
+def compiled_gemm() -> Callable[..., None] | None:
+    """The compiled function behind ``fp8_gemm_nt`` where its parameters are known, else None.
+
+    ``(a, a_scale, b, b_scale, out, c, recipe, recipe_a, recipe_b, compiled_dims, disable_ue8m0_cast)``: the defaults of
+    the public function are None and an empty text. Calling it saves what unpacking two pairs in Python costs.
+    """
+    module = library()
+    if module.__name__ != "deep_gemm" or getattr(module, "__version__", None) not in COMPILED:
+        return None
+    return module._C.fp8_fp4_gemm_nt  # type: ignore[no-any-return]  # an untyped library
 
 
 def grouped_contiguous(

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from kernels.backends import _needs
 from kernels.backends._dense import ALIGNMENT, dense
+from kernels.backends._memory import allocator
 from kernels.config import Config, current_config
 from kernels.errors import MissingPackageError, ValueRangeError
 
@@ -123,13 +124,14 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tenso
     b_scale = b_scale if b_scale.is_contiguous() else b_scale.contiguous()
     (m, k), n = a.shape, b.shape[0]
     direct = out is not None and out.is_contiguous() and out.data_ptr() % ALIGNMENT == 0
-    target: Tensor = out if direct else torch.empty(m, n, dtype=torch.bfloat16, device=a.device)  # type: ignore[assignment]
+    allocate = allocator(a.device)
+    target: Tensor = out if direct else allocate((m, n), (n, 1), torch.bfloat16)  # type: ignore[assignment]
     runner = _runner(current_config().flashinfer_observed)
     if runner is None:
         with ONE_CALL:
             library("flashinfer.gemm").fp8_blockscale_gemm_sm90(a, b, scale, b_scale, target)
     else:
-        workspace = torch.empty(runner.workspace(m, n, k), dtype=torch.uint8, device=a.device)
+        workspace = allocate((runner.workspace(m, n, k),), (1,), torch.uint8)
         with ONE_CALL:
             runner.configure(workspace)
             runner.run(a, b, target, scale, b_scale)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernels.backends import _needs
 from kernels.backends._launch import Launch
+from kernels.backends._memory import Allocate, allocator
 from kernels.config import Config
 from kernels.errors import MissingPackageError
 
@@ -114,7 +115,7 @@ def quant_group(
     """One scale per row and group of the last axis; ``layout`` row, col or tma."""
     if x.dim() != 2:
         return _stacked(x, group, eps, ue8m0, layout, out)
-    return group_quantiser(group, eps, ue8m0, layout)(x, out)
+    return group_quantiser(group, eps, ue8m0, layout)(x, out, allocator(x.device))
 
 
 def group_quantiser(group: int, eps: float, ue8m0: bool, layout: str) -> Quantiser:
@@ -122,8 +123,8 @@ def group_quantiser(group: int, eps: float, ue8m0: bool, layout: str) -> Quantis
     return _group_quantiser(group, eps, ue8m0, layout, library()[1])
 
 
-Quantiser = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""From a matrix, and a payload to write into, to the payload and the scales."""
+Quantiser = Callable[[Tensor, Tensor | None, Allocate], tuple[Tensor, Tensor]]
+"""From a matrix, a payload to write into, and an allocator, to the payload and the scales."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -134,15 +135,15 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: b
         LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=_bits(eps), NATIVE=native,
     )  # fmt: skip
 
-    def quantise(x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
-        (rows, cols), device = x.shape, x.device
+    def quantise(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
+        rows, cols = x.shape
         groups, lead = cols // group, rows + -rows % align
         x = x if x.stride(1) == 1 else x.contiguous()
-        q = torch.empty(rows, cols, dtype=torch.float8_e4m3fn, device=device) if out is None else out
-        if transposed and lead == rows:
-            scale = torch.empty_strided((rows, groups), (1, rows), dtype=torch.float32, device=device)
+        q = allocate((rows, cols), (cols, 1), torch.float8_e4m3fn) if out is None else out
+        if lead != rows:
+            scale = allocate((groups, lead), (lead, 1), torch.float32)
         else:
-            scale = torch.empty((groups, lead) if transposed else (rows, groups), dtype=torch.float32, device=device)
+            scale = allocate((rows, groups), (1, rows) if transposed else (groups, 1), torch.float32)
         if rows:
             programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
             start(programs, (x, q if native else q.view(torch.uint8), scale), (rows, groups, x.stride(0)))

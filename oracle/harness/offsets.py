@@ -20,11 +20,10 @@ from oracle.contracts.gemm import ProductContract
 from oracle.contracts.quantize import QuantiserContract
 from oracle.faults.roles import GROUPED, ROLES
 from oracle.gemm import take_rows
-from oracle.harness.report import Finding
+from oracle.harness.report import LARGE, Finding
 from oracle.harness.session import Answer, Session, failed
 from oracle.harness.watches import Note
 
-NAME = "large offsets"
 LIMIT = 1 << 31
 PERIOD = 61  # rows at most; the period is odd, so that no power of two is a multiple of it
 COPIES = 8  # of the operand in memory: the file, the guarded tensor, its snapshot, and what a kernel makes of it
@@ -45,26 +44,26 @@ def large_offsets(
     rows = LIMIT // width + 2 * PERIOD
     size = rows * (operand.shape[1] * operand.element_size() + 2 * _columns(session, inputs)) * COPIES
     if size > (there := _memory(session.device)):
-        yield Note(case, NAME, f"not tried: it may take {size >> 30} GiB, and {there >> 30} GiB are free")
+        yield Note(case, LARGE, f"not tried: it may take {size >> 30} GiB, and {there >> 30} GiB are free")
         return
     period = torch.arange(rows, device="cpu") % (min(PERIOD, operand.shape[0] - 1) | 1)
     large = {name: take_rows(t, period) if name in names else t for name, t in inputs.items()}
     answer = session.call(large, options)
     if answer.problem is not None and answer.problem.status is Status.FAILED:
-        yield Finding(case, NAME, answer.problem)
+        yield Finding(case, LARGE, answer.problem)
         return
     if answer.problem is not None:
-        yield Note(case, NAME, f"not judged: {answer.problem.reason or answer.problem.summary}")
+        yield Note(case, LARGE, f"not judged: {answer.problem.reason or answer.problem.summary}")
         return
     if wrong := [name for name, t in answer.outputs.items() if t.dim() == 0 or t.shape[0] != rows]:
         shape = list(answer.outputs[wrong[0]].shape)
-        yield Finding(case, NAME, failed(f"{wrong[0]} has shape {shape} for {rows} rows"))
+        yield Finding(case, LARGE, failed(f"{wrong[0]} has shape {shape} for {rows} rows"))
         return
     near = _rows(rows, {operand.shape[1], _columns(session, inputs)})
     part = Answer({name: take_rows(t, near) for name, t in answer.outputs.items()})
     verdict = session.judge({**large, **{name: take_rows(large[name], near) for name in names}}, options, part)
     if verdict.status is not Status.UNSUPPORTED:
-        yield Finding(case, NAME, verdict)
+        yield Finding(case, LARGE, verdict)
 
 
 def _by_row(session: Session, inputs: Mapping[str, Tensor], scheme: str) -> tuple[str, ...] | None:

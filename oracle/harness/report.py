@@ -12,6 +12,10 @@ from oracle.outcome import quoted
 SCHEMA = "fp8-oracle.validation/1"
 NUMBERS, LOAD = "numbers", "load"
 
+BATCH, THREADS, LARGE = "batch invariance", "threads", "large offsets"
+OPTIONAL = (BATCH, THREADS, LARGE)
+"""Watches that are asked for by name: descriptions that become demands, and one that takes gigabytes."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -97,6 +101,7 @@ class Report:
             "numerics": self.numerics,
         }
         flags = [f"--{name} {shlex.quote(value)}" for name, value in called.items() if value is not None]
+        flags += [f"--require {shlex.quote(finding.watch)}"] if finding.watch in OPTIONAL else []
         return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)} --case {quoted(finding.case)}"
 
     def to_json(self) -> dict[str, object]:

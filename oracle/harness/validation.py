@@ -24,7 +24,7 @@ from oracle.errors import CaseError, DeviceError, OptionError, SubjectError
 from oracle.failing_case import FailingCase, write
 from oracle.harness import offsets, watches
 from oracle.harness.process import Worker
-from oracle.harness.report import LOAD, NUMBERS, Finding, Report
+from oracle.harness.report import BATCH, LARGE, LOAD, NUMBERS, OPTIONAL, THREADS, Finding, Report
 from oracle.harness.session import Answer, Session, failed
 from oracle.harness.soak import drawn
 from oracle.minimise import extents, minimise
@@ -32,11 +32,9 @@ from oracle.mutate import poisoned
 
 PROFILES = ("quick", "full", "soak")
 LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up to a minute
-OPTIONAL = ("batch invariance", watches.THREADS, offsets.NAME)
-"""Watches that are asked for by name: descriptions that become demands, and one that takes gigabytes."""
 WATCHED = {"quick": 2, "full": 6, "soak": 12}  # cases on which the watches that need several calls run
 SOAK = 600.0  # seconds of a soak
-LARGE = 300.0  # a soak this long or longer makes the call beyond 2^31 elements, which takes minutes on a CPU
+LONG = 300.0  # a soak this long or longer makes the call beyond 2^31 elements, which takes minutes on a CPU
 GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
 EXPLAINED = 2  # failing cases whose output is explained
 
@@ -108,7 +106,7 @@ def validate(
         chosen = _cases(contract, profile, seed, case)
         soaks = profile == "soak" and case is None
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
-        large = offsets.NAME in require or (soaks and length >= LARGE)
+        large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
         findings: list[Finding] = []
         notes: list[watches.Note] = []
@@ -195,7 +193,7 @@ def _watched(
         watches.repeats(session, name, inputs, options, other),
         watches.strided(session, name, inputs, options),
         watches.metamorphic(session, name, inputs, options),
-        watches.batch(session, name, inputs, options, required="batch invariance" in watching.required),
+        watches.batch(session, name, inputs, options, required=BATCH in watching.required),
         watches.launches(session, name, inputs, options),
     ):
         if watching.over:
@@ -203,7 +201,7 @@ def _watched(
         yield from watch
     if watching.threads and not watching.over:
         watching.threads = False
-        required = watches.THREADS in watching.required
+        required = THREADS in watching.required
         yield from watches.threads(session, name, inputs, options, other[0], required=required)
     if watching.large and not watching.over:
         found = list(offsets.large_offsets(session, name, inputs, options, scheme=case.scheme))

@@ -21,14 +21,13 @@ from oracle.faults.roles import GROUPED, ROLES, quantised
 from oracle.formats import decode, same_bits
 from oracle.gemm import take_rows
 from oracle.harness.memory import is_poison
-from oracle.harness.report import Finding
+from oracle.harness.report import BATCH, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
 from oracle.pattern import describe
 
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
 SMALLER = "numbers of smaller batches"
-THREADS = "threads"
 
 
 @dataclass(frozen=True)
@@ -206,9 +205,9 @@ def batch(session: Session, case: str, inputs: Inputs, options: Options, *, requ
     text = f"rows have other bits in batches of {', '.join(map(str, differing))} than in one of {rows}"
     if required:
         verdict = failed(text) if differing else passed("a row has the same bits in every batch tried")
-        yield Finding(case, "batch invariance", verdict)
+        yield Finding(case, BATCH, verdict)
     elif differing:
-        yield Note(case, "batch invariance", text)
+        yield Note(case, BATCH, text)
 
 
 def launches(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:

@@ -59,7 +59,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     module = types.ModuleType("deep_gemm")
     monkeypatch.setitem(sys.modules, "deep_gemm", module)
     monkeypatch.setenv("DG_JIT_CACHE_DIR", "unused")
-    caches = (deep_gemm.library, deep_gemm.symbol, deep_gemm.takes_2d_lens)
+    caches = (deep_gemm.library, deep_gemm.symbol, deep_gemm.compiled_gemm, deep_gemm.takes_2d_lens)
     for cache in caches:
         cache.cache_clear()
     yield module

@@ -31,6 +31,22 @@ class TestDeepGemmDrift:
         deep_gemm.fp8_gemm_nt(a, torch.ones(4, 1), b, torch.ones(1, 1), out, None, True)
         assert seen[0][2] == {"disable_ue8m0_cast": True} and seen[0][0][0] is a
 
+    @pytest.mark.parametrize("version", ["0.1.4.post1", "9.9.9", None])
+    def test_the_compiled_function_of_a_known_release(self, library, make, version: str | None) -> None:
+        """Its parameters by position, as the public function passes them; that one for any other release."""
+        seen = []
+        library.fp8_gemm_nt = lambda a, b, out, **options: seen.append(("public", *a, *b, out))
+        library._C = types.SimpleNamespace(fp8_fp4_gemm_nt=lambda *operands: seen.append(("compiled", *operands)))
+        if version is not None:
+            library.__version__ = version
+        a, xs, b, ws = make.codes(4, 128), torch.ones(4, 1), make.codes(128, 128), torch.ones(1, 1)
+        out = torch.empty(4, 128, dtype=torch.bfloat16)
+        deep_gemm.fp8_gemm_nt(a, xs, b, ws, out, None, False)
+        kind, *operands = seen[0]
+        assert kind == ("compiled" if version == "0.1.4.post1" else "public")
+        assert all(x is y for x, y in zip(operands, (a, xs, b, ws, out), strict=False))
+        assert operands[5:] == ([None, None, None, None, "", False] if kind == "compiled" else [])
+
     def test_old_names(self, library, make) -> None:
         seen = []
         library.gemm_fp8_fp8_bf16_nt = lambda a, b, out: seen.append(a)

@@ -132,13 +132,11 @@ class Recorder:
     function, packed_metadata = "function", "metadata"
 
     def __init__(self) -> None:
-        self.compiled, self.direct, self.started = 0, 0, []  # type: ignore[var-annotated]
+        self.compiled, self.direct, self.compiled_starts, self.started = 0, 0, 0, []  # type: ignore[var-annotated]
 
-    def run(self, x: int, y: int, z: int, stream: int, function: str, metadata: str, *rest: object) -> None:
-        assert (stream, function, metadata) == (7, self.function, self.packed_metadata)
-        assert rest[:3] == (None, None, None)
-        self.direct += 1
-        self.started.append(((x, y, z), len(rest) - 3))
+    @property
+    def run(self) -> Any:
+        return Launcher(self)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def start(*arguments: object, **options: object) -> "Recorder":
@@ -147,6 +145,27 @@ class Recorder:
             return self
 
         return start
+
+
+class Launcher:
+    """Triton's, which allocates scratch memory and then calls ``launch`` with what it was made from."""
+
+    profile_scratch_size, launch_cooperative_grid, launch_pdl = 0, False, True
+    global_scratch_size = 0
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, x: int, y: int, z: int, stream: int, function: str, metadata: str, *rest: object) -> None:
+        assert (stream, function, metadata) == (7, Recorder.function, Recorder.packed_metadata)
+        assert rest[:3] == (None, None, None)
+        self.recorder.direct += 1
+        self.recorder.started.append(((x, y, z), len(rest) - 3))
+
+    def launch(self, x: int, y: int, z: int, stream: int, function: str, *rest: object) -> None:
+        assert rest[:4] == (self.launch_cooperative_grid, self.launch_pdl, None, None)
+        self.recorder.compiled_starts += 1
+        self(x, y, z, stream, function, *rest[4:])  # type: ignore[arg-type]
 
 
 class Pointer(torch.Tensor):
@@ -168,6 +187,19 @@ def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...]) -> Recorde
 
 def pointer(offset: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.zeros(64, dtype=dtype)[offset:].as_subclass(Pointer)
+
+
+@pytest.mark.parametrize(
+    ("release", "scratch", "compiled"), [("3.5.1", 0, 2), ("3.6.0", 0, 2), ("3.6.0", 64, 0), ("3.9.0", 0, 0)]
+)
+def test_the_launcher_is_left_out_where_it_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, release: str, scratch: int, compiled: int
+) -> None:
+    """A release with another launcher, and a kernel with scratch memory, are started by the launcher."""
+    monkeypatch.setattr(triton, "__version__", release)
+    monkeypatch.setattr(Launcher, "global_scratch_size", scratch)
+    seen = started(monkeypatch, *[(pointer(), 48, 7)] * 3)
+    assert (seen.direct, seen.compiled_starts) == (2, compiled)
 
 
 def test_a_profiler_sees_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:

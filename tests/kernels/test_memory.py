@@ -1,0 +1,64 @@
+"""The short way to the allocator: taken where nobody listens to torch's own, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.backends import _memory
+
+CUDA = torch.device("cuda:0")
+
+
+class Listening(TorchFunctionMode):
+    """A function mode."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return func(*args, **(kwargs or {}))
+
+
+class Below(TorchDispatchMode):
+    """A dispatch mode."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def shortest(monkeypatch: pytest.MonkeyPatch) -> object:
+    """A stand-in on a machine whose current device is 0."""
+
+    def made(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+    monkeypatch.setattr(_memory, "SHORTEST", made)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return made
+
+
+def test_taken_on_the_current_device(shortest: object) -> None:
+    assert _memory.allocator(CUDA) is shortest
+
+
+def test_not_taken_elsewhere(shortest: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another device, the CPU, a listening mode, and a torch without the entry."""
+    assert _memory.allocator(torch.device("cuda:1")) is not shortest
+    assert _memory.allocator(torch.device("cpu")) is not shortest
+    for mode in (Listening(), Below()):
+        with mode:
+            assert _memory.allocator(CUDA) is not shortest
+    monkeypatch.setattr(_memory, "SHORTEST", None)
+    assert _memory.allocator(CUDA) is not None
+
+
+def test_both_ways_give_what_was_asked_for(shortest: object) -> None:
+    for allocate in (shortest, _memory.allocator(torch.device("cpu"))):
+        made = allocate((3, 4), (1, 5), torch.float8_e4m3fn)  # type: ignore[operator]
+        assert (made.shape, made.stride(), made.dtype) == ((3, 4), (1, 5), torch.float8_e4m3fn)
+
+
+def test_this_torch_has_the_entry() -> None:
+    """The releases that are tested; without it everything is as right, and slower."""
+    assert _memory._shortest() is not None
