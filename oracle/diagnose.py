@@ -1,8 +1,9 @@
 """What is wrong with an output: where it fails, since which K block, and which known faults reproduce it.
 
-Every fault of the catalogue is a hypothesis (:mod:`oracle.hypotheses` weighs those about products). Beside the
-catalogue, three general findings need no hypothesis: failing rows that hold the right result of other rows, failing
-elements that all hold one value, and the scale factors that the kernel really used (:mod:`oracle.effective_scales`).
+Every fault of the catalogue is a hypothesis (:mod:`oracle.hypotheses` weighs those about products). Where none of them
+reproduces all that fails, :mod:`oracle.places` looks for rows, tiles, experts and K blocks in the wrong place. Three
+general findings need no hypothesis: failing rows that hold the right result of other rows, failing elements that all
+hold one value, and the scale factors that the kernel really used (:mod:`oracle.effective_scales`).
 Not covered: three faults at once; judging (a diagnosis changes no status).
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from oracle import places
 from oracle.bounds import admissible
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.compare import Status, Verdict, compare
@@ -30,7 +32,7 @@ from oracle.faults.roles import quantised
 from oracle.formats import codes_of, decode
 from oracle.gemm import exact, rounded
 from oracle.hypotheses import LISTED, WHOLE, Explanation, View, other_groups, ranked, work
-from oracle.judging import Part, interval_of
+from oracle.judging import Part, interval_of, wider_classes
 from oracle.pattern import describe, ranges
 from oracle.quantize import prepare
 from oracle.quantize_admissible import judge_recipe
@@ -166,17 +168,27 @@ def _product(
         call = Call(contract, inputs, options, schedule, output.dtype, Beyond.UNKNOWN, given)
         views.append(View(call, flat, outside))
     first = max(views, key=lambda view: view.equal)
-    found: tuple[View, tuple[Explanation, ...]] | None = None
     scheduled = [view for view in views if view.call.schedule is not None]
-    chosen = [first, *scheduled[:TRIED], views[-1]]
-    for view in dict.fromkeys(chosen):
-        ranked = view.rank(faults_of(contract.name))
-        if found is None or _better(ranked, found[1]):
-            found = view, ranked
-        if ranked and ranked[0].complete:
-            break
-    assert found is not None, "there is at least one arithmetic to try"
-    return _described(*found)
+    chosen = list(dict.fromkeys([first, *scheduled[:TRIED], views[-1]]))
+    faults, single = faults_of(contract.name), dict[View, tuple[Explanation, ...]]()
+    for view in chosen:
+        single[view] = view.rank(faults)
+        if _complete(single[view]):
+            return _described(view, single[view])
+    best = _best(single)
+    if not refuted:
+        classes = (names[0], *(wider_classes(names) if numerics is None else ()))
+        fewest = min(views, key=lambda view: view.failing)
+        placed = places.found(fewest, classes, single[best])
+        if placed:
+            return _described(fewest, ranked([*placed, *single[best]]))
+    every = dict[View, tuple[Explanation, ...]]()
+    for view in chosen:
+        every[view] = view.further(faults, single[view])
+        if _complete(every[view]):
+            return _described(view, every[view])
+    best = _best(every)
+    return _described(best, every[best])
 
 
 def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
@@ -195,6 +207,19 @@ def _schedules(names: Sequence[str], *, exact_too: bool) -> list[Schedule | None
     real = dict.fromkeys(name.removesuffix(".any") for name in names if name != IEEE32)
     found: list[Schedule | None] = [get_schedule(name) for name in real]
     return [*found, None] if exact_too or not found else found
+
+
+def _complete(ranked: Sequence[Explanation]) -> bool:
+    return bool(ranked) and ranked[0].complete
+
+
+def _best(ranked: Mapping[View, tuple[Explanation, ...]]) -> View:
+    """The view with the best first explanation; of equal ones the first."""
+    best = next(iter(ranked))
+    for view in ranked:
+        if _better(ranked[view], ranked[best]):
+            best = view
+    return best
 
 
 def _better(ranked: Sequence[Explanation], than: Sequence[Explanation]) -> bool:
@@ -259,22 +284,13 @@ def _experts(view: View) -> list[str]:
     if len(parts) < 2:
         return []
     failing = [i for i, part in enumerate(parts) if bool(part.of(view.bad).any())]
-    names = _group_names(view.call)
+    names = places.group_names(view.call)
     only_those = [f"experts {ranges([names[i] for i in failing])} only, of {len(parts)} in use"]
     borrowed = [
         f"expert {names[i]} follows a product with the weight {what} of expert {names[j]}"
         for i, j, what in other_groups(view)
     ]
     return ([] if len(failing) == len(parts) else only_those) + borrowed[:4]
-
-
-def _group_names(call: Call) -> list[int]:
-    if "m_indices" in call.inputs:
-        return [int(g) for g in torch.unique(call.inputs["m_indices"]).tolist() if g >= 0]
-    if "offsets" in call.inputs:
-        ends = call.inputs["offsets"].tolist()
-        return [g for g, (start, end) in enumerate(zip([0, *ends], ends, strict=False)) if end > start]
-    return [g for g, count in enumerate(call.inputs["masked_m"].tolist()) if count]
 
 
 def _other_rows(view: View) -> list[str]:

@@ -49,6 +49,7 @@ class Explanation:
     """One hypothesis: of ``failing`` elements that it predicts, it reproduces ``explained``; of all it predicts
     ``known``, and contradicts ``contradicted``. ``placed``: the elements that fail, where they are those that it leaves
     unwritten or, ``beyond``, sums with scales from beyond a buffer. ``local``: what it contradicts is right without it.
+    ``where``: its place, where that was found on the output (:mod:`oracle.places`); it reproduces all that fails there.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Explanation:
     placed: int = 0
     local: bool = False
     beyond: bool = False
+    where: str = ""
 
     @property
     def share(self) -> float:
@@ -74,7 +76,7 @@ class Explanation:
 
     def __str__(self) -> str:
         if self.complete:
-            return self.name
+            return f"{self.name} ({self.where})" if self.where else self.name
         if self.local:
             return f"{self.name} (in the failing elements only, all of which it reproduces)"
         if self.beyond:
@@ -182,8 +184,14 @@ class View:
                 explanation.local or explanation.explained + explanation.placed > explanation.contradicted
             ):
                 found.append(explanation)
+        return ranked(found)
+
+    def further(self, faults: Sequence[Fault], known: Sequence[Explanation]) -> tuple[Explanation, ...]:
+        """The ``known`` with pairs of faults and scales from beyond a buffer, where none of them covers half."""
+        fitting = [fault for fault in faults if fault.applies(self.call) is None]
+        small, found = work(self.call.parts) <= WHOLE, list(known)
         if not any(e.share >= LISTED or e.placed for e in found):
-            found += self._pairs(fitting, sample)
+            found += self._pairs(fitting, None if small else Sample(self, SAMPLE))
         if small and not any(e.share >= LISTED or e.placed for e in found):
             name = self.call.schedule.name if self.call.schedule is not None else "exact sums"
             found += [
@@ -258,7 +266,7 @@ class View:
             int(known.sum()),
             int(contradicted.sum()),
             "; ".join(fault.met_in for fault in faults),
-            local=beside and explained == failing > 0 and (told or _telling(predicted.value[bad & known])),
+            local=beside and explained == failing > 0 and (told or telling(predicted.value[bad & known])),
         )
 
     def _specified(self) -> Tensor:
@@ -381,7 +389,7 @@ def _sum(x: Explanation, y: Explanation) -> Explanation:
     )
 
 
-def _telling(values: Tensor) -> bool:
+def telling(values: Tensor) -> bool:
     """Whether so many of the predicted bits differ from the most frequent ones that no wrong hypothesis has them by
     chance, nor one that predicts a constant where a constant stands."""
     counts = torch.unique(codes_of(values), return_counts=True)[1]

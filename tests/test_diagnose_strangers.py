@@ -63,7 +63,8 @@ class TestAKernelThatIsNoSchedule:
         blocks[2][:, slice(*columns)] = 0
         one[2][20, 200] = 0
         found = diagnose("fp8_gemm_nt", call.inputs, once(blocks), arch="cpu")
-        assert found.first_block == 2 and found.names == ()
+        assert found.first_block == 2
+        assert found.names == (f"K block 2 lost (columns {columns[0]}..{columns[1] - 1})",)
         assert f"blocks 2 of rows 0..39 and failing columns {columns[0]} to {columns[1] - 1} enter" in found.findings[0]
         assert diagnose("fp8_gemm_nt", call.inputs, once(one), arch="cpu").first_block is None
 

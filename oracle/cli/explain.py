@@ -72,11 +72,14 @@ def words(found: Diagnosis) -> list[str]:
         said = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
         if e.local:
             said = f"all {e.explained} failing elements, and the rest is right without it"
+        if e.where:
+            said = f"{e.where}: all {e.explained} failing elements are right results of that"
         if e.beyond:
             said = f"all {e.placed} failing elements are its sums, some with scales from beyond the buffer"
         elif e.placed:
             said = f"all {e.placed} failing elements lie where it writes nothing, and whatever it writes is right"
-        lines.append(f"  {rank}. {e.name}: {said} ({e.numerics}; met in {e.met_in})")
+        met_in = f"; met in {e.met_in}" if e.met_in else ""
+        lines.append(f"  {rank}. {e.name}: {said} ({e.numerics}{met_in})")
     if not found.explanations:
         lines.append("  no fault of the catalogue reproduces half of the failing elements")
     return lines
@@ -100,6 +103,7 @@ def to_json(found: Diagnosis) -> dict[str, object]:
                 "placed": e.placed,
                 "beyond": e.beyond,
                 "local": e.local,
+                "where": e.where,
                 "complete": e.complete,
                 "met_in": e.met_in,
             }
