@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -24,14 +25,16 @@ from oracle.contracts.base import Contract, Output
 from oracle.contracts.gemm import ProductContract, only
 from oracle.contracts.quantize import QuantiserContract
 from oracle.effective_scales import Factors, factors
+from oracle.engines import exact
 from oracle.errors import NumericsError
+from oracle.explanations import LISTED, Explanation, ranked
 from oracle.faults import Beyond, Call, Family, Fault, Stage, agree, faults_of, run
 from oracle.faults.base import Change
 from oracle.faults.engine import LOGITS, REFERENCES
 from oracle.faults.roles import quantised
 from oracle.formats import codes_of, decode
-from oracle.gemm import exact, rounded
-from oracle.hypotheses import LISTED, WHOLE, Explanation, View, other_groups, ranked, work
+from oracle.gemm import rounded
+from oracle.hypotheses import WHOLE, View, other_groups, work
 from oracle.judging import Part, interval_of, wider_classes
 from oracle.pattern import describe, ranges
 from oracle.quantize import prepare
@@ -215,11 +218,7 @@ def _complete(ranked: Sequence[Explanation]) -> bool:
 
 def _best(ranked: Mapping[View, tuple[Explanation, ...]]) -> View:
     """The view with the best first explanation; of equal ones the first."""
-    best = next(iter(ranked))
-    for view in ranked:
-        if _better(ranked[view], ranked[best]):
-            best = view
-    return best
+    return reduce(lambda best, view: view if _better(ranked[view], ranked[best]) else best, ranked)
 
 
 def _better(ranked: Sequence[Explanation], than: Sequence[Explanation]) -> bool:

@@ -24,11 +24,13 @@ from torch import Tensor
 
 from oracle.bounds import Interval
 from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.engines import exact
+from oracle.explanations import LISTED, Explanation, joined, ranked
 from oracle.faults import Call, Fault, Stage
 from oracle.faults.base import fold, touches
 from oracle.faults.engine import accumulated, products, stored, write
 from oracle.formats import codes_of, decode, same_bits
-from oracle.gemm import ScaledProduct, exact
+from oracle.gemm import ScaledProduct
 from oracle.judging import COINCIDENCES, Part, interval_of
 from oracle.spans import beyond_buffer
 from oracle.tensorcore.identify import subset
@@ -37,53 +39,11 @@ from oracle.tensorcore.schedules import Schedule
 WHOLE = 1 << 28  # products of one hypothesis up to which all of the output is predicted
 SAMPLE = (96, 192)  # rows and columns of a larger one
 PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
+INNER = (Stage.READ, Stage.PRODUCT, Stage.SCHEDULE, Stage.SUM)  # what the sums before the store depend on
 Grid = tuple[Tensor, Tensor]
 Sums = tuple[Grid, tuple[Tensor, ...], Tensor | None]
 CHANCE = 0.25  # share of right results beyond a buffer above which the hypothesis is contradicted there
 DEVIATIONS = 5.0  # values that do not follow others correlate by more standard errors once in a million
-LISTED = 0.5  # an explanation that covers less than half of the failing elements is not named
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """One hypothesis: of ``failing`` elements that it predicts, it reproduces ``explained``; of all it predicts
-    ``known``, and contradicts ``contradicted``. ``placed``: the elements that fail, where they are those that it leaves
-    unwritten or, ``beyond``, sums with scales from beyond a buffer. ``local``: what it contradicts is right without it.
-    ``where``: its place, where that was found on the output (:mod:`oracle.places`); it reproduces all that fails there.
-    """
-
-    name: str
-    numerics: str
-    explained: int
-    failing: int
-    known: int
-    contradicted: int
-    met_in: str = ""
-    placed: int = 0
-    local: bool = False
-    beyond: bool = False
-    where: str = ""
-
-    @property
-    def share(self) -> float:
-        """Part of the failing elements whose bits it reproduces."""
-        return self.explained / self.failing if self.failing else 0.0
-
-    @property
-    def complete(self) -> bool:
-        """It reproduces every element that it predicts."""
-        return self.contradicted == 0 and self.explained == self.failing > 0
-
-    def __str__(self) -> str:
-        if self.complete:
-            return f"{self.name} ({self.where})" if self.where else self.name
-        if self.local:
-            return f"{self.name} (in the failing elements only, all of which it reproduces)"
-        if self.beyond:
-            return f"{self.name} (every failing row is such a sum, with scales from beyond the buffer)"
-        if self.placed:
-            return f"{self.name} (by place: every failing element, and nothing else, lies there)"
-        return f"{self.name} ({100 * self.share:.3g}% of the failing elements)"
 
 
 @dataclass(frozen=True)
@@ -134,15 +94,24 @@ class View:
         if call.schedule is not None:
             fallen = any(schedule is None for _, schedule in computed)
             return Predicted(write(call, computed, faults), own=self.exactly.right if fallen else None)
-        first = computed[0][0].product
+        made = self._gathered(computed, faults) if touches(faults, *INNER, Stage.STORE) else self.gathered
+        value, low, high = (fold(call, faults, Stage.WRITE, out) for out in made)
+        return Predicted(value, (low, high))
+
+    @cached_property
+    def gathered(self) -> list[Tensor]:
+        """By exact sums, the right output ``[R, N]`` before the last stage and the ends of what right sums give."""
+        return self._gathered(products(self.call, ()), ())
+
+    def _gathered(self, computed: Sequence[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> list[Tensor]:
+        call, first = self.call, computed[0][0].product
         made = [
             torch.full((call.rows, first.N), torch.nan, dtype=call.out_dtype, device=first.a.device) for _ in range(3)
         ]
         for i, (part, schedule) in enumerate(computed):
             for out, acc in zip(made, self.sums(i, part.product, schedule, faults), strict=True):
                 out[part.place] = stored(call, acc, faults)
-        value, low, high = (fold(call, faults, Stage.WRITE, out) for out in made)
-        return Predicted(value, (low, high))
+        return made
 
     def sums(
         self, i: int | None, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]
@@ -281,6 +250,8 @@ class Sample:
 
     def __init__(self, view: View, size: tuple[int, int]) -> None:
         self.view = view
+        self.own: dict[int, Tensor] = {}
+        self.right: dict[int, tuple[Tensor, ...]] = {}
         self.columns = _some(view.bad.any(dim=0), size[1])
         self.rows = []
         for part in view.call.parts:
@@ -294,17 +265,27 @@ class Sample:
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`View.sums`, with their places in the
         output and, where the mutant leaves the schedule, the right results by exact sums."""
-        call, found = self.view.call, []
-        for (part, schedule), original, rows in zip(products(call, faults), call.parts, self.rows, strict=False):
+        call, found, late = self.view.call, [], not touches(faults, *INNER)
+        for i, (part, schedule) in enumerate(products(call, faults)[: len(call.parts)]):
+            original, rows = call.parts[i], self.rows[i]
             if part.product.M != original.product.M:
                 return None
             at = rows if original.rows is None else original.rows[rows]
-            accs = self.view.sums(None, subset(part.product, rows, self.columns), schedule, faults)
-            own = None
-            if call.schedule is not None and schedule is None:
-                own = stored(call, accumulated(call, subset(original.product, rows, self.columns), None, ()), ())
+            accs = self.right.get(i) if late else None
+            if accs is None:
+                accs = self.view.sums(None, subset(part.product, rows, self.columns), schedule, faults)
+            if late:
+                self.right[i] = accs
+            own = self._right(i) if call.schedule is not None and schedule is None else None
             found.append(((at[:, None], self.columns[None, :]), accs, own))
         return found
+
+    def _right(self, i: int) -> Tensor:
+        """The right results of part ``i`` by exact sums."""
+        if i not in self.own:
+            product = subset(self.view.call.parts[i].product, self.rows[i], self.columns)
+            self.own[i] = stored(self.view.call, accumulated(self.view.call, product, None, ()), ())
+        return self.own[i]
 
     def weigh(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> Explanation | None:
         """The explanation that these sums give once stored."""
@@ -314,7 +295,7 @@ class Sample:
             predicted = Predicted(value, (ends[0], ends[1]) if ends else None, own)
             cut = (view.output[grid], view.right[grid], view.bad[grid], view.specified[grid])
             one = view.weigh(faults, predicted, *cut)
-            total = one if total is None else _sum(total, one)
+            total = one if total is None else joined(total, one)
         return total
 
 
@@ -367,38 +348,11 @@ def other_groups(view: View) -> list[tuple[int, int, str]]:
     return found
 
 
-def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
-    """Complete explanations, those of half of what fails, those by place, the rest; within each the local ones first,
-    then by the elements explained less those contradicted; ties as they came."""
-
-    def rank(e: Explanation) -> tuple[int, bool, int]:
-        tier = 0 if e.complete else 1 if e.local or e.share >= LISTED else 2 if e.placed else 3
-        return tier, not e.local, e.contradicted - e.explained
-
-    return tuple(sorted(found, key=rank))
-
-
-def _sum(x: Explanation, y: Explanation) -> Explanation:
-    return replace(
-        x,
-        explained=x.explained + y.explained,
-        failing=x.failing + y.failing,
-        known=x.known + y.known,
-        contradicted=x.contradicted + y.contradicted,
-        local=_all_local(x, y),
-    )
-
-
 def telling(values: Tensor) -> bool:
     """Whether so many of the predicted bits differ from the most frequent ones that no wrong hypothesis has them by
     chance, nor one that predicts a constant where a constant stands."""
     counts = torch.unique(codes_of(values), return_counts=True)[1]
     return len(counts) > 0 and int(counts.sum() - counts.max()) >= COINCIDENCES
-
-
-def _all_local(x: Explanation, y: Explanation) -> bool:
-    """Whether two parts of one explanation are local, those that speak of nothing left aside."""
-    return (x.local or y.local) and all(e.local or (e.failing == e.contradicted == 0) for e in (x, y))
 
 
 def _some(wanted: Tensor, count: int) -> Tensor:

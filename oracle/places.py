@@ -8,8 +8,8 @@ Each is a guess and then a judgement. The guess comes from the failing elements 
 
 The judgement is the one that refused the output: every failing element must lie in the interval of the *mutated*
 product, by the declared numerics or one of the classes that an undeclared kernel may use. So a guess needs no tolerance
-of its own, and kernels of any arithmetic are explained. The rest of the output is right as it is; what fails must be
-more than coincidence and no constant.
+of its own, and kernels of any arithmetic are explained. A few rows and columns are judged first, and the whole where
+those hold. The rest of the output is right as it is; what fails must be more than coincidence and no constant.
 
 Source: :mod:`oracle.judging` for the interval. Not covered: two such faults at once, moves by less than 64 columns,
 calls in which many experts fail.
@@ -26,20 +26,23 @@ from torch import Tensor
 from oracle.bounds import admissible
 from oracle.compare import compare
 from oracle.effective_scales import CHUNK
-from oracle.faults import Call, get
+from oracle.engines import exact
+from oracle.explanations import LISTED, Explanation
+from oracle.faults import Call, faults_of, get
 from oracle.faults.roles import GROUPED, ROLES
 from oracle.formats import codes_of, decode
-from oracle.gemm import ScaledProduct, exact, rounded
-from oracle.hypotheses import LISTED, SAMPLE, WHOLE, Explanation, View, telling
-from oracle.judging import COINCIDENCES, Part, interval_of
+from oracle.gemm import ScaledProduct, rounded
+from oracle.hypotheses import View, telling
+from oracle.judging import COINCIDENCES, SAMPLE_COLUMNS, SAMPLE_ROWS, Part, interval_of
 from oracle.pattern import ranges
 from oracle.tensorcore.identify import subset
 
-PIECE = 64  # columns of a row that are looked for elsewhere: the narrowest tile of the kernels where moves were met
+# What a guess is made by: none of it can make a name, only miss one, for the judgement decides.
+PIECE = 64  # columns of a row that are looked for elsewhere; cosines of as many independent values deviate by 1/8
 ALIKE = 0.99  # cosine of a piece with what it is a copy of, which roundings of 2^-8 leave above 0.9999
-SEARCH = 1 << 33  # products of one search for pieces: a second or so
+SEARCH = 1 << 33  # products of one search for pieces: those of a float32 call of 2048 x 2048 x 2048
 GUESS = (64, 128)  # rows and columns that a guess is made from
-NEAR = 0.25  # residual over size of a guess; the judgement decides
+NEAR = 0.25  # residual over size: of the rest at most a sixteenth of what is to be explained, in squares
 FEW = 256  # pairs of a failing expert and another that are tried
 OPERANDS = (  # of another expert: the codes, the scales, and what that is called
     (True, False, "B codes of another group"),
@@ -63,12 +66,12 @@ def found(view: View, numerics: Sequence[str], known: Sequence[Explanation]) -> 
     """Explanations of everything that fails, each with its place.
 
     ``numerics`` are the names of the intervals to judge by, of which one must hold. Where a fault of the catalogue is
-    ``known`` to be at work, if not in the very bits of each element, only moves are looked for.
+    ``known`` that is at work in all that fails, only moves are looked for.
     """
     if view.failing < COINCIDENCES or not telling(view.output[view.bad]):
         return []
     made = _moves(view, numerics)
-    if not made and not any(e.local or e.share > 1 - NEAR for e in known):
+    if not made and not any(e.local for e in known):
         made = _weights(view, numerics) or _blocks(view, numerics)
     return made
 
@@ -93,17 +96,18 @@ def _judged(view: View, numerics: Sequence[str], pieces: Sequence[Piece]) -> str
         covered[piece.rows[:, None], piece.columns[None, :]] = True
     if bool((view.bad & ~covered).any()):
         return None
-    return next((name for name in numerics if all(_holds(view, piece, name) for piece in pieces)), None)
+    tried = (name for name in numerics if all(_holds(view, piece, name, some=True) for piece in pieces))
+    return next((name for name in tried if all(_holds(view, piece, name, some=False) for piece in pieces)), None)
 
 
-def _holds(view: View, piece: Piece, name: str) -> bool:
-    """Whether the failing elements of the piece, of a large one some rows and columns, lie in its interval."""
+def _holds(view: View, piece: Piece, name: str, *, some: bool) -> bool:
+    """Whether the failing elements of the piece, or of ``some`` of its rows and columns, lie in its interval."""
     bad = view.bad[piece.rows[:, None], piece.columns[None, :]]
     rows, columns = torch.nonzero(bad.any(dim=1))[:, 0], torch.nonzero(bad.any(dim=0))[:, 0]
     if not len(rows):
         return True
-    if len(rows) * len(columns) * piece.product.K > WHOLE >> 1:
-        rows, columns = _evenly(rows, SAMPLE[0]), _evenly(columns, SAMPLE[1])
+    if some:
+        rows, columns = _evenly(rows, SAMPLE_ROWS), _evenly(columns, SAMPLE_COLUMNS)
     product = subset(piece.product, rows, columns)
     value = exact(product)
     expected = rounded(product, value, view.output.dtype)
@@ -220,16 +224,22 @@ def _weights(view: View, numerics: Sequence[str]) -> list[Explanation]:
     for of_codes, of_scales, title in OPERANDS:
         pieces, said = [], []
         for i in failing:
-            right = parts[i].product
-            for j in (g for g in range(len(weights)) if g != own[i]):
-                b = weights[j] if of_codes else right.b
-                scale = scales[j].reshape(right.b_scale.shape) if of_scales else right.b_scale
-                wrong = replace(right, b=b, b_scale=scale)
-                if _near(view, parts[i], wrong):
-                    rows, columns = _failing(view, parts[i])
-                    pieces.append(Piece(_flat(parts[i], rows), columns, subset(wrong, rows, columns)))
-                    said.append(f"expert {own[i]} by those of expert {j}")
-                    break
+            part, right = parts[i], parts[i].product
+            wrong = {
+                j: replace(
+                    right,
+                    b=weights[j] if of_codes else right.b,
+                    b_scale=scales[j].reshape(right.b_scale.shape) if of_scales else right.b_scale,
+                )
+                for j in range(len(weights))
+                if j != own[i]
+            }
+            j = _nearest(view, part, wrong)
+            if j is None:
+                break
+            rows, columns = _failing(view, part)
+            pieces.append(Piece(_flat(part, rows), columns, subset(wrong[j], rows, columns)))
+            said.append(f"expert {own[i]} by those of expert {j}")
         name = _judged(view, numerics, pieces) if len(said) == len(failing) else None
         if name is not None:
             met_in = get("previous group's descriptor used at a group switch").met_in
@@ -237,13 +247,19 @@ def _weights(view: View, numerics: Sequence[str]) -> list[Explanation]:
     return made
 
 
-def _near(view: View, part: Part, wrong: ScaledProduct) -> bool:
-    """Whether what fails in ``part`` is nearer to the product ``wrong`` than to its own by far, on a sample."""
+def _nearest(view: View, part: Part, wrong: Mapping[int, ScaledProduct]) -> int | None:
+    """Which of these products what fails in ``part`` is nearest to, if by far nearer than to its own; on a sample."""
     rows, columns = (_evenly(at, most) for at, most in zip(_failing(view, part), GUESS, strict=True))
     y, bad = (decode(part.of(view.output))[rows][:, columns], part.of(view.bad)[rows][:, columns])
-    wanted, own = (exact(subset(product, rows, columns)).hi for product in (wrong, part.product))
-    inside = bad & torch.isfinite(y) & torch.isfinite(wanted) & torch.isfinite(own)
-    return float((y - wanted)[inside].norm()) < NEAR * float((y - own)[inside].norm())
+    own = exact(subset(part.product, rows, columns)).hi
+    nearest, least = None, NEAR
+    for j, product in wrong.items():
+        wanted = exact(subset(product, rows, columns)).hi
+        inside = bad & torch.isfinite(y) & torch.isfinite(wanted) & torch.isfinite(own)
+        size = float((y - own)[inside].norm())
+        if size and (away := float((y - wanted)[inside].norm()) / size) < least:
+            nearest, least = j, away
+    return nearest
 
 
 # --- one K block --------------------------------------------------------------------------------------------
@@ -268,7 +284,8 @@ def _blocks(view: View, numerics: Sequence[str]) -> list[Explanation]:
         name = _judged(view, numerics, pieces)
         if name is not None:
             which = [f"K block {min(blocks)}"] if title.endswith("K block") else []
-            made.append(_explained(view, title, ", ".join(which + _place(view)), name, ""))
+            met_in = {fault.name: fault.met_in for fault in faults_of(view.call.contract.name)}.get(title, "")
+            made.append(_explained(view, title, ", ".join(which + _place(view)), name, met_in))
     return made
 
 

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("judging",),
     ("contracts",),
     ("faults",),
-    ("spans", "hypotheses", "places", "diagnose", "minimise"),
+    ("spans", "explanations", "hypotheses", "places", "diagnose", "minimise"),
     ("api", "intervals"),
     ("data", "options"),
     ("cases",),

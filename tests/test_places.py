@@ -210,6 +210,14 @@ class TestAnotherGroup:
         assert isinstance(output, Tensor)
         assert f"{what} of another group (expert {bad} by those of expert {other})" in names(call, output)
 
+    def test_the_nearest(self) -> None:
+        """Expert 1 of two blocks by the scales of expert 3, which those of an expert between resemble."""
+        call, _ = setup(MASKED.replace("n=256,k=512", "n=128,k=256").replace("seed=5", "seed=26"))
+        assert group_names(call) == [1, 3]
+        scale = call.parts[1].product.b_scale
+        output = wrongly(call, lambda i, p: replace(p, b_scale=scale) if i == 0 else p)
+        assert names(call, output) == ("B scale of another group (expert 1 by those of expert 3)",)
+
     def test_nobodys(self) -> None:
         """Codes moved by one along K are those of no expert."""
         call, _ = setup(CONTIGUOUS)

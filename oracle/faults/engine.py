@@ -13,12 +13,13 @@ from torch import Tensor
 
 from oracle.contracts.gemm import ProductContract
 from oracle.contracts.quantize import QuantiserContract
+from oracle.engines import exact
 from oracle.errors import NumericsError
 from oracle.faults.base import Beyond, Call, Fault, Stage, fold, touches
 from oracle.faults.experts import CONTRACTS as EXPERTS
 from oracle.faults.layers import CONTRACTS as LAYERS
 from oracle.faults.quantiser_engine import run_quantiser
-from oracle.gemm import ScaledProduct, exact, rounded
+from oracle.gemm import ScaledProduct, rounded
 from oracle.judging import Part
 from oracle.tensorcore.logits import predict_logits
 from oracle.tensorcore.predict import predict_product, store
