@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels import checks, layout
 from kernels import platform as machines
+from kernels.backends._device import elsewhere
 from kernels.backends._memory import Allocate, allocator
 from kernels.backends.eager import flashinfer_blocks
 from kernels.checks import FP8
@@ -265,6 +266,9 @@ def _road(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> Road:
     product = _product if sm100 else _gemm(device, n, k, torch.bfloat16, None).fresh_gemm_nt
 
     def road(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+        if elsewhere(input.device):
+            with torch.cuda.device(input.device):
+                return road(input, weight, weight_scale)
         m = input.shape[0]
         allocate = allocator(input.device)
         out = allocate((m, n), (n, 1), torch.bfloat16)

@@ -4,7 +4,7 @@ Three small allocations cost as much of the host as a product of 64 rows runs on
 to the allocator. Code that TorchInductor writes takes a shorter one to the same allocator (its streams, pools and graph
 captures are those of ``torch.empty``), and so does this. Modes, which may count, guard or fake tensors, are heard.
 
-Not covered: memory of another device than the current one; there it is torch's own.
+Not covered: memory of a GPU that is not the current one; the caller makes it current (:mod:`kernels.backends._device`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ SHORTEST: Allocate | None = _shortest()
 
 
 def allocator(device: torch.device) -> Allocate:
-    """How to allocate on ``device`` now, for the few allocations of one call."""
+    """How to allocate on ``device`` now, for the few allocations of one call; a GPU must be the current one."""
     if (
         SHORTEST is not None
         and device.type == "cuda"
-        and device.index == torch.cuda.current_device()
         and torch._C._len_torch_function_stack() == 0
         and torch._C._len_torch_dispatch_stack() == 0
     ):

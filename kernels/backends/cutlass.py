@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kernels.backends import _needs
 from kernels.backends._dense import dense
+from kernels.backends._device import on_its_device
 from kernels.config import Config, current_config
 from kernels.errors import MissingPackageError, NoBackendError
 
@@ -122,6 +123,7 @@ def operators() -> Any:
     return torch.ops._C
 
 
+@on_its_device
 def linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -132,6 +134,7 @@ def linear(
     return out
 
 
+@on_its_device
 def block_linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -146,6 +149,7 @@ def block_linear(
     return out[:m]
 
 
+@on_its_device
 def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
     """vLLM's dynamic per-token operator."""
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
@@ -155,6 +159,7 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
     return q, scale
 
 
+@on_its_device
 def quant_group(
     x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -172,6 +177,7 @@ def quant_group(
     return q, scale
 
 
+@on_its_device
 def into_scale(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, ue8m0: bool) -> None:
     """The bare group quantiser into ``q`` and ``scale``, whose strides say the layout."""
     if x.numel() == 0:
@@ -182,6 +188,7 @@ def into_scale(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, ue8m
     )
 
 
+@on_its_device
 def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
     """vLLM's group quantiser with packed UE8M0 scales (int32, strides ``(1, align(M, 4))``, pad lanes 0)."""
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
@@ -192,6 +199,7 @@ def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tenso
     return q, scale
 
 
+@on_its_device
 def grouped_scaled(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, out_dtype: torch.dtype
 ) -> Tensor:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernels.backends import _needs
 from kernels.backends._dense import ALIGNMENT, packed
+from kernels.backends._device import on_its_device
 from kernels.config import Config, current_config
 from kernels.errors import MissingPackageError
 
@@ -139,6 +140,7 @@ def alignment() -> int:
     return int(symbol("alignment")[0]())
 
 
+@on_its_device
 def fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
@@ -181,6 +183,7 @@ def compiled_gemm() -> Callable[..., None] | None:
     return module._C.fp8_fp4_gemm_nt  # type: ignore[no-any-return]  # an untyped library
 
 
+@on_its_device
 def grouped_contiguous(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
 ) -> None:
@@ -197,6 +200,7 @@ def grouped_contiguous(
         out.copy_(target)
 
 
+@on_its_device
 def grouped_masked(
     a: Tensor,
     a_scale: Tensor,
@@ -232,6 +236,7 @@ def _longer(x: Tensor, lead: int) -> Tensor:
     return ready
 
 
+@on_its_device
 def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, ks: Tensor, ke: Tensor, clean: bool) -> Tensor:
     """Indexer logits ``[M, N]``; ``clean`` writes -inf outside the window."""
     function, _ = symbol("mqa_logits")
@@ -241,6 +246,7 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, ks: Tenso
     return logits
 
 
+@on_its_device
 def paged_mqa_logits(
     q: Tensor, cache: Tensor, weights: Tensor, lens: Tensor, tables: Tensor, schedule: Tensor, longest: int, clean: bool
 ) -> Tensor:
@@ -255,6 +261,7 @@ def paged_mqa_logits(
     return logits
 
 
+@on_its_device
 def paged_metadata(lens: Tensor, block_size: int, num_sms: int) -> Tensor:
     """``[num_sms + 1, 2]`` int32; ``lens`` is ``[B, next_n]``."""
     schedule: Tensor = symbol("paged_metadata")[0](context_lens(lens), block_size, num_sms)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from kernels.backends import _needs
 from kernels.backends._dense import dense
+from kernels.backends._device import on_its_device
 from kernels.config import Config
 from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError
 
@@ -140,6 +141,7 @@ def routine(*names: str) -> Callable[..., Any]:
     raise MissingPackageError(names[0], {PACKAGE: f"release {have} has no {' or '.join(names)}; install a newer one"})
 
 
+@on_its_device
 def linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -155,6 +157,7 @@ def linear(
     )
 
 
+@on_its_device
 def block_linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -167,6 +170,7 @@ def block_linear(
     )
 
 
+@on_its_device
 def quant_group(
     x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -187,6 +191,7 @@ def quant_group(
     return q, scale
 
 
+@on_its_device
 def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
     """Packed UE8M0 scales (int32, strides ``(1, align(M, 4))``, pad lanes 0)."""
     m, groups = x.shape[0], x.shape[1] // group

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends import _needs
+from kernels.backends._device import on_its_device
 from kernels.backends._launch import Launch
 from kernels.backends._memory import Allocate, allocator
 from kernels.config import Config
@@ -109,6 +110,7 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
     return q, scale
 
 
+@on_its_device
 def quant_group(
     x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

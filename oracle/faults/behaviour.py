@@ -26,6 +26,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     Behaviour("uninitialised memory read into the result", "vllm 45741", "two poisons"),
     Behaviour("different bits on rerun (race)", "TransformerEngine 2986, DeepGEMM 392", "rerun determinism"),
     Behaviour("previous call's data reused", "aprender 2765", "stale state"),
+    Behaviour("memory between calls shared by threads", "FlashInfer 0.6.18.post1 on an H200", "threads"),
     Behaviour("kernel chosen by M gives different bits for the same row", "vllm PR 37718", "batch invariance"),
     Behaviour("strides of an operand ignored", "pytorch 195751", "non-contiguous inputs"),
     Behaviour("result of another dtype, shape or device", "FlashInfer 0.6.18 on an H200", "result as declared"),

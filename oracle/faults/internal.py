@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from oracle import fast_math
@@ -16,7 +17,7 @@ from oracle.contracts.flashinfer import WIDE, as_shipped, out_of_range, rows_lef
 from oracle.faults.base import Call, Family, Fault, Stage, WhyNot
 from oracle.faults.quantiser_scale import recipe_changed
 from oracle.faults.roles import FLASHINFER
-from oracle.gemm import ScaledProduct
+from oracle.gemm import ScaledProduct, take_rows
 from oracle.quantize import prepare
 from oracle.recipes import Arithmetic
 
@@ -69,6 +70,18 @@ def _both(call: Call, right: ScaledProduct) -> ScaledProduct:
     return part.product
 
 
+def _several_rows(call: Call) -> str | None:
+    given = _given(call)["input"]
+    return _wide("input")(call) or (None if given.shape[0] > 1 else "one row is the same in reverse order")
+
+
+def _another_call(call: Call, right: ScaledProduct) -> ScaledProduct:
+    """Another call's rows in the workspace; the rows of this one in reverse order stand for them."""
+    (part,) = as_shipped(_given(call))
+    order = torch.arange(part.product.a.shape[0] - 1, -1, -1, device=part.product.a.device)
+    return replace(right, a=take_rows(part.product.a, order), a_scale=part.product.a_scale[order])
+
+
 def faults() -> list[Fault]:
     """The faults of this file."""
     value = Family.SCALE_VALUE
@@ -102,5 +115,15 @@ def faults() -> list[Fault]:
             frozenset({FLASHINFER}),
             _scan,
             SCANNED,
+        ),
+        Fault(
+            "activations of another call in the workspace that threads share",
+            Family.MOVEMENT,
+            "FlashInfer 0.6.18.post1 called from four threads, on an H200",
+            {Stage.PRODUCT: _another_call},
+            PRODUCTS,
+            _several_rows,
+            "rows may be the same in reverse order",
+            race=True,
         ),
     ]

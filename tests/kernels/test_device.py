@@ -1,0 +1,109 @@
+"""Operands on a GPU that is not the current one: libraries are called with theirs current."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels import blockscaled
+from kernels.backends import _device, cutlass, deep_gemm, flashinfer, sgl_kernel
+
+HELPERS = {
+    "refuse_lost", "kernel_scale", "m_major", "columns", "addressable", "writable", "context_lens",  # torch alone
+    "blockscale_sm90", "fresh_gemm_nt",  # see below: the first looks by itself, the second's caller does
+}  # fmt: skip
+
+
+class Elsewhere(torch.Tensor):
+    """A CPU tensor that says it lies on the second GPU."""
+
+    device = torch.device("cuda:1")  # type: ignore[assignment]
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The devices made current, the first being the one from the start; the last is current."""
+    stack = [0]
+
+    @contextlib.contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        stack.append(device.index)
+        yield
+        stack.append(0)
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: stack[-1])
+    monkeypatch.setattr(torch.cuda, "device", made_current)
+    return stack
+
+
+def elsewhere(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape).as_subclass(Elsewhere)
+
+
+def test_the_first_tensor_decides(current: list[int]) -> None:
+    seen = []
+
+    @_device.on_its_device
+    def call(*args: object, **kwargs: object) -> None:
+        seen.append(current[-1])
+
+    call(elsewhere(2))
+    call(None, elsewhere(2))
+    call(x=None, y=elsewhere(2))
+    call(torch.zeros(2), elsewhere(2))  # the CPU's first
+    assert seen == [1, 1, 1, 0] and current[-1] == 0
+
+
+def test_the_current_one_is_left_alone(current: list[int]) -> None:
+    current.append(1)
+    assert not _device.elsewhere(torch.device("cuda:1")) and _device.elsewhere(torch.device("cuda:0"))
+    assert not _device.elsewhere(torch.device("cpu"))
+
+
+def test_flashinfer(current: list[int], flashinfer_calls, make, monkeypatch: pytest.MonkeyPatch) -> None:
+    flashinfer_calls("0.6.18.post1")
+    seen = []
+    allocate = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
+    monkeypatch.setattr(flashinfer, "allocator", lambda device: seen.append(current[-1]) or allocate)
+    x = torch.zeros(4, 128).bfloat16().as_subclass(Elsewhere)
+    flashinfer.blockscale_sm90(x, None, make.codes(64, 128), torch.ones(1, 1))
+    assert seen == [1] and current[-1] == 0
+
+
+def test_the_road_of_a_linear_layer(current: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    road = blockscaled._road("cpu", torch.bfloat16, 128, 128, False)
+    monkeypatch.setattr(blockscaled, "allocator", lambda device: seen.append(current[-1]) or torch.empty_strided)
+    with contextlib.suppress(TypeError):  # the stand-in allocates nothing
+        road(torch.zeros(4, 128).bfloat16().as_subclass(Elsewhere), torch.zeros(128, 128), torch.ones(1, 1))
+    assert seen == [1]
+
+
+def uncovered(module: object, name_of: str) -> list[str]:
+    """Public functions that take a tensor first and are not covered, but for what torch alone does."""
+    return [
+        name
+        for name, function in vars(module).items()
+        if inspect.isfunction(function)
+        and inspect.unwrap(function).__module__ == name_of
+        and not name.startswith("_")
+        and name not in HELPERS
+        and next(iter(inspect.get_annotations(inspect.unwrap(function)).values()), "") in ("Tensor", "Any")
+        and not hasattr(function, "__wrapped__")
+    ]
+
+
+@pytest.mark.parametrize("module", [cutlass, deep_gemm, flashinfer, sgl_kernel], ids=lambda m: m.__name__)
+def test_every_call_of_a_library_is_covered(module: types.ModuleType) -> None:
+    assert uncovered(module, module.__name__) == []
+
+
+def test_a_bare_call_is_seen() -> None:
+    """The twin."""
+    bare = types.SimpleNamespace(linear=inspect.unwrap(cutlass.linear), moe=inspect.unwrap(flashinfer.moe_cutlass))
+    assert uncovered(bare, cutlass.__name__) == ["linear"] and uncovered(bare, flashinfer.__name__) == ["moe"]
