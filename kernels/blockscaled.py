@@ -72,18 +72,20 @@ def _product(
     x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
     """:func:`fp8_gemm_nt` of checked operands."""
-    (m, k), n, device = x.shape, w.shape[0], x.device.type
-    run = remembered(_gemm, device, n, k, out.dtype, None if c is None else c.dtype)
+    (m, k), n = x.shape, w.shape[0]
+    run, packs = remembered(_gemm, x.device.type, n, k, out.dtype, None if c is None else c.dtype)
     if m == 0:
         return
-    if device == "cuda" and machines.current_machine().sm == 100:
+    if packs:
         xs, ws = packed_scales(xs, ws, (m, n, k), disable_ue8m0_cast)
     run.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
 
 
-def _gemm(device: str, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> ModuleType:
+def _gemm(device: str, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> tuple[ModuleType, bool]:
+    """The backend of a product, and whether it takes packed scales only."""
     dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
-    return route("fp8_gemm_nt", torch.device(device), ("n", n), ("k", k), *dtypes)
+    backend = route("fp8_gemm_nt", torch.device(device), ("n", n), ("k", k), *dtypes)
+    return backend, device == "cuda" and machines.current_machine().sm == 100
 
 
 def _plainly_right(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) -> bool:
@@ -260,10 +262,10 @@ Road = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def _road(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> Road:
     """From a wide input to the output of a linear layer: the quantiser and the product that the plans choose."""
-    sm100 = device == "cuda" and machines.current_machine().sm == 100
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
     quantise = _quantiser(route("quant_group", torch.device(device), *key), e8m0)
-    product = _product if sm100 else _gemm(device, n, k, torch.bfloat16, None).fresh_gemm_nt
+    backend, sm100 = _gemm(device, n, k, torch.bfloat16, None)
+    product = _product if sm100 else backend.fresh_gemm_nt
 
     def road(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
         if elsewhere(input.device):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kernels.backends import _needs
 from kernels.backends._dense import ALIGNMENT, packed
-from kernels.backends._device import on_its_device
+from kernels.backends._device import elsewhere, on_its_device
 from kernels.config import Config, current_config
 from kernels.errors import MissingPackageError
 
@@ -140,11 +140,13 @@ def alignment() -> int:
     return int(symbol("alignment")[0]())
 
 
-@on_its_device
 def fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
     """Dense product into ``out``."""
+    if elsewhere(a.device):
+        with torch.cuda.device(a.device):
+            return fp8_gemm_nt(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)
     target = writable(out)
     fresh_gemm_nt(addressable(a), _row_scale(a_scale), b, b_scale, target, c, disable_ue8m0_cast)
     if target is not out:

@@ -15,7 +15,7 @@ from kernels.backends import _device, cutlass, deep_gemm, flashinfer, sgl_kernel
 
 HELPERS = {
     "refuse_lost", "kernel_scale", "m_major", "columns", "addressable", "writable", "context_lens",  # torch alone
-    "blockscale_sm90", "fresh_gemm_nt",  # see below: the first looks by itself, the second's caller does
+    "blockscale_sm90", "fp8_gemm_nt", "fresh_gemm_nt",  # see below: two look by themselves, the third's callers do
 }  # fmt: skip
 
 
@@ -72,6 +72,14 @@ def test_flashinfer(current: list[int], flashinfer_calls, make, monkeypatch: pyt
     monkeypatch.setattr(flashinfer, "allocator", lambda device: seen.append(current[-1]) or allocate)
     x = torch.zeros(4, 128).bfloat16().as_subclass(Elsewhere)
     flashinfer.blockscale_sm90(x, None, make.codes(64, 128), torch.ones(1, 1))
+    assert seen == [1] and current[-1] == 0
+
+
+def test_deep_gemm(current: list[int], library, make) -> None:
+    seen = []
+    library.fp8_gemm_nt = lambda a, b, out, **_: seen.append(current[-1])
+    a, out = make.codes(4, 128).as_subclass(Elsewhere), torch.zeros(4, 64, dtype=torch.bfloat16)
+    deep_gemm.fp8_gemm_nt(a, torch.ones(4, 1), make.codes(64, 128), torch.ones(1, 1), out, None, True)
     assert seen == [1] and current[-1] == 0
 
 
