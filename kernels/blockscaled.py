@@ -238,7 +238,8 @@ def deepgemm_blockscale_linear(
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
     _check_linear(input, weight, weight_scale, *checks.WIDE)
-    return _quantised_product(input, weight, weight_scale, use_deep_gemm_e8m0)
+    road = remembered(_road, input.device.type, input.dtype, *weight.shape, use_deep_gemm_e8m0)
+    return road(input, weight, weight_scale)  # type: ignore[no-any-return]
 
 
 def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: torch.dtype) -> None:
@@ -249,12 +250,6 @@ def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: 
     checks.multiple("K", k, BLOCK, "pad K with layout.pad_k")
     _weight_scale(weight, weight_scale, n, k)
     checks.same_device(input=input, weight=weight, weight_scale=weight_scale)
-
-
-def _quantised_product(input: Tensor, weight: Tensor, weight_scale: Tensor, e8m0: bool) -> Tensor:
-    """:func:`deepgemm_blockscale_linear` of checked operands."""
-    n, k = weight.shape
-    return remembered(_road, input.device.type, input.dtype, n, k, e8m0)(input, weight, weight_scale)  # type: ignore[no-any-return]
 
 
 Road = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -347,7 +342,9 @@ def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
 
 def _switched(device: str, m: int, n: int, k: int, e8m0: bool) -> Road:
     """The product that quantises its input inside, where the switch takes one, else the road over a quantiser."""
-    small = 0 < m < SWITCH_M and not current_config().batch_invariant
+    if m == 0:
+        return remembered(_road, device, torch.bfloat16, n, k, e8m0)  # type: ignore[no-any-return]
+    small = m < SWITCH_M and not current_config().batch_invariant
     rows = SWITCH_M - 1 if small else SWITCH_M
     run, chosen = routed("dynamic_blockscale", torch.device(device), ("m", rows), ("n", n), ("k", k))
     if chosen.backend == "flashinfer" or (chosen.backend == "eager" and small):

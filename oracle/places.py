@@ -188,14 +188,16 @@ def _between(places: Sequence[tuple[int, int]], shift: tuple[int, int], size: in
     end = max(columns) + size
     if shift[1] == 0 and end + size > width:
         end = width  # what is left of a row is no piece
-    return torch.arange(min(rows), max(rows) + 1), torch.arange(min(columns), end)
+    spans = (min(rows), max(rows) + 1), (min(columns), end)
+    down, across = (torch.arange(first, past, device="cpu") for first, past in spans)
+    return down, across
 
 
 def _moved(view: View, rows: Tensor, columns: Tensor, shift: tuple[int, int]) -> Piece | None:
     """The rectangle as the right result of another; None where that one is not all of one expert."""
     wanted = rows + shift[0]
     for part in view.call.parts:
-        own = torch.arange(part.product.M) if part.rows is None else part.rows.cpu()
+        own = torch.arange(part.product.M, device="cpu") if part.rows is None else part.rows.cpu()
         at = torch.searchsorted(own, wanted).clamp(max=len(own) - 1)
         if bool((own[at] == wanted).all()):
             device = view.bad.device
@@ -315,7 +317,8 @@ def mutated(product: ScaledProduct, blocks: Mapping[int, Terms], length: int) ->
     """``product`` with other terms for some of its K blocks of ``length``; ``b_rows`` must be 1."""
     scaled, count = product.B > 1, -(-product.K // length)
     kept = [term for k in range(count) for term in blocks.get(k, ((k, k, k) if scaled else (0, 0, k),))]
-    of_a, of_b, of_codes = (torch.tensor(index, device=product.a.device) for index in zip(*kept, strict=True))
+    table = torch.tensor(kept, dtype=torch.int64, device=product.a.device)
+    of_a, of_b, of_codes = table.unbind(dim=1)
 
     def codes(x: Tensor) -> Tensor:
         padded = torch.nn.functional.pad(codes_of(x), (0, count * length - product.K))

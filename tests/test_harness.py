@@ -160,7 +160,9 @@ class TestBrokenKernels:
     @pytest.mark.parametrize(
         ("kernel", "words"),
         [("shares_scratch", "called from several threads at once: "),
-         ("refuses_company", "several threads at once: CRASHED: raised: RuntimeError: the handle is in use")],
+         ("refuses_company", "several threads at once: CRASHED: raised: RuntimeError: the handle is in use"),
+         ("unsupported_in_company", "at once: the kernel does not offer this call: NotImplementedError: one thread"),
+         ("writes_beyond_in_company", "at once: written out of bounds: out: 2 bytes behind its end")],
     )  # fmt: skip
     def test_threads_can_be_required(self, kernel: str, words: str) -> None:
         """A note by default, a failure when required; a kernel that keeps nothing passes (the twin)."""
@@ -172,6 +174,28 @@ class TestBrokenKernels:
         right_one = validate(right.gemm, GEMM, case=FEW[:1], limit=60, require=("threads",))
         assert right_one.conforms and "threads" in right_one.watches()
         assert not any("threads" in note for note in right_one.notes)
+
+    def test_what_is_required_is_tried(self) -> None:
+        """No case that the watch takes: a failure that says so; without the demand nothing."""
+        exact = FEW[0].replace("randn", "exact")
+        for watch in ("threads", "batch invariance"):
+            report = validate(right.gemm, GEMM, case=exact, limit=60, require=(watch,))
+            assert [f.verdict.status for f in report.failures] == [Status.UNTESTED] and report.exit_code == 1
+            assert report.failures[0].watch == watch and "not tried" in report.failures[0].verdict.summary
+        assert validate(right.gemm, GEMM, case=exact, limit=60).conforms
+
+    def test_a_slow_kernel_is_not_crowded(self) -> None:
+        """Four calls at once may take four times as long: that is no hang."""
+        report = validate("tests.subjects.right:slow", GEMM, case=FEW[:1], limit=1.2, require=("threads",))
+        assert report.conforms and any("threads: not tried: a call takes" in note for note in report.notes)
+
+    @pytest.mark.parametrize("kernel", ["row_major_scale", "random"])
+    def test_company_is_not_blamed(self, kernel: str) -> None:
+        """Numbers that are wrong alone say nothing of threads; other bits that are right are a note at most."""
+        report = validate(f"tests.subjects.broken:{kernel}", GEMM, case=FEW[1:], limit=60)
+        assert "threads" not in {f.watch for f in report.failures}
+        noted = [note for note in report.notes if "threads" in note]
+        assert all("other bits when called" in note for note in noted) and bool(noted) is (kernel == "random")
 
 
 # kernels that are wrong on one kind of shape or dtype only

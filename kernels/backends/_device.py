@@ -1,7 +1,8 @@
 """The device of the operands made current, as compiled libraries expect: what they start lands on the current one.
 
 Seen on two H200: with operands on ``cuda:1`` and device 0 current, vLLM's ``cutlass_moe_mm`` reads memory that is not
-its own. torch's operators and this package's Triton launches look after themselves.
+its own. torch's operators and this package's Triton launches look after themselves. Calls whose host time counts ask
+:func:`elsewhere` by themselves: the wrapper costs twice as much.
 """
 
 from __future__ import annotations

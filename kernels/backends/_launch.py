@@ -54,7 +54,7 @@ class Launch:
     def __call__(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> None:
         """Start ``programs`` programs on the current stream of the first pointer's device.
 
-        The dtypes of the other pointers belong to the kernel: they are those of the first call.
+        The caller keeps the dtypes of the other pointers as they were at the first call: a change is not seen.
         """
         device, bits = pointers[0].device, 0
         if device.type != "cuda" or torch.version.hip is not None:

@@ -135,17 +135,20 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tenso
         with ONE_CALL:
             library("flashinfer.gemm").fp8_blockscale_gemm_sm90(a, b, scale, b_scale, target)
     else:
-        workspace = allocate((runner.workspace(m, n, k),), (1,), torch.uint8)
         with ONE_CALL:
+            workspace = allocate((runner.workspace(m, n, k),), (1,), torch.uint8)
             runner.configure(workspace)
             runner.run(a, b, target, scale, b_scale)
     return target if out is None or direct else out.copy_(target)
 
 
 ONE_CALL = threading.Lock()
-"""Held from giving the library's runner its workspace to starting its kernels. There is one runner in a process and
-it keeps the workspace: without the lock two threads quantise into the same one, each on its own stream, and of 8000
-outputs of four threads 43 were wrong (on an H200)."""
+"""Held from asking the library's runner for its workspace's size to starting its kernels. There is one runner in a
+process and it keeps the workspace: without the lock two threads quantise into the same one, each on its own stream, and
+of 8000 outputs of four threads 43 were wrong (on an H200). It keeps the largest number of rows that it was ever asked
+for as well, and lays the workspace out by that: a size is right until the next question only.
+
+Not covered: calls of FlashInfer in other threads that do not come through here."""
 RUNNER_RELEASES = ("0.6.18", "0.6.18.post1")
 """Releases whose public function is known to be checks, which this layer makes itself, around the runner's calls."""
 
@@ -164,7 +167,7 @@ def _runner(observed: bool) -> _Runner | None:
     if observed or getattr(library(), "__version__", None) not in RUNNER_RELEASES:
         return None
     found = library("flashinfer.gemm.gemm_base").get_fp8_blockscale_gemm_runner_sm90()
-    return _Runner(functools.lru_cache(4096)(found.get_workspace_size), found.configure_workspace, found.run_gemm)
+    return _Runner(found.get_workspace_size, found.configure_workspace, found.run_gemm)
 
 
 def kernel_scale(scale: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ What a kernel keeps between its calls (a workspace, a table, a pointer to either
 names: two threads that share it get each other's numbers, or a mixture, in a call now and then. Engines that overlap
 two batches call so. The threads run until the time is over or an answer has other bits than the same call alone.
 
-Not covered: several processes on one device; a kernel that is wrong in fewer calls than the time allows.
+Not covered: several processes on one device; a kernel that is wrong in fewer calls than the time allows; poison in what
+a kernel allocates in these threads.
 """
 
 from __future__ import annotations
@@ -14,72 +15,98 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from oracle.harness.memory import Guarded
+
 THREADS = 4
 SECONDS = 0.3
 BATCH = 16
-"""Calls of a thread between two looks at its answers: a look waits for the device."""
+"""Calls of a thread between two looks at its answers, at most: a look waits for the device."""
 SWITCH = 1e-5
 """Seconds after which Python offers the interpreter to another thread (5 ms by default: longer than a call)."""
 
-Call = Callable[[], Mapping[str, Tensor]]
+
+@dataclass(frozen=True)
+class Made:
+    """Outputs by name, and the buffers among them that have guard zones."""
+
+    outputs: Mapping[str, Tensor]
+    guards: tuple[Guarded, ...] = ()
 
 
-def crowded(call: Call, other: Call, device: str) -> Mapping[str, Tensor]:
-    """The first answer of ``call`` with other bits than its answer alone, or that one when every answer has them.
+Call = Callable[[], Made]
 
-    ``call`` and ``other`` return outputs by name, new ones at each call. What either raises is raised here.
+
+def crowded(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor], list[str]]:
+    """The first answer of ``call`` with other bits than its answer alone, or that one when every answer has its bits.
+
+    With it, what was written outside of the outputs of any thread. ``call`` and ``other`` make new outputs at each
+    call; what either raises is raised here.
     """
-    _wait(device)
-    alone = call()
+    alone = call().outputs
     _wait(device)
     found: list[Mapping[str, Tensor]] = []
+    damage: list[str] = []
     raised: list[BaseException] = []
-    start, deadline = threading.Barrier(THREADS), time.perf_counter() + SECONDS
+    deadline = [0.0]
+    start = threading.Barrier(THREADS, action=lambda: deadline.__setitem__(0, time.perf_counter() + SECONDS))
 
     def body(mine: Call) -> None:
         try:
             start.wait()
+            count = 1
             with _own_stream(device):
-                while not (found or raised) and time.perf_counter() < deadline:
-                    answers = [mine() for _ in range(BATCH if device != "cpu" else 1)]
+                while not (found or raised or damage):
+                    answers = [mine() for _ in range(count)]
                     if device != "cpu":
-                        torch.cuda.current_stream().synchronize()
+                        torch.cuda.current_stream(device).synchronize()
+                    damage.extend(d for a in answers for g in a.guards if (d := g.damage()))
                     if mine is call:
-                        found.extend(a for a in answers if not all(_same(a[name], alone[name]) for name in alone))
+                        found.extend(a.outputs for a in answers if not _same(a.outputs, alone))
+                    count = min(2 * count, BATCH)
+                    if time.perf_counter() >= deadline[0]:
+                        break
         except BaseException as error:  # foreign code may raise anything; it is raised again below
             raised.append(error)
 
+    threads = [threading.Thread(target=body, args=(other if i % 2 else call,), daemon=True) for i in range(THREADS)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH)
     try:
-        threads = [threading.Thread(target=body, args=(other if i % 2 else call,)) for i in range(THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+    except BaseException:
+        start.abort()  # those that wait for a thread that never started
+        raise
     finally:
         sys.setswitchinterval(interval)
     if raised:
         raise raised[0]
-    return found[0] if found else alone
+    return (found[0] if found else alone), damage
 
 
 def _own_stream(device: str) -> contextlib.AbstractContextManager[object]:
     if device == "cpu":
         return contextlib.nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
-    if x.shape != y.shape or x.dtype != y.dtype:
-        return False
-    return torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+def _same(made: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:
+    """Whether all outputs have the same bits."""
+    return all(
+        x.shape == y.shape
+        and x.dtype == y.dtype
+        and torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+        for x, y in ((made[name], alone[name]) for name in alone)
+    )
 
 
 def _wait(device: str) -> None:
     if device != "cpu":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)

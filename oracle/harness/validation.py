@@ -17,7 +17,7 @@ from torch import Tensor
 
 from oracle import cases, profiles
 from oracle.cases import Case
-from oracle.compare import Status
+from oracle.compare import Status, Verdict
 from oracle.contracts import get
 from oracle.diagnose import explain_verdict
 from oracle.errors import CaseError, DeviceError, OptionError, SubjectError
@@ -115,6 +115,7 @@ def validate(
                 findings.append(item)
             else:
                 notes.append(item)
+        findings += _untried(require, findings, notes)
         saved = None if save is None else _saved(session, findings, name, save)
         return Report(
             name,
@@ -131,6 +132,17 @@ def validate(
             None if adapter is None else importable(adapter),
             numerics,
         )
+
+
+def _untried(
+    require: Sequence[str], findings: Sequence[Finding], notes: Sequence[watches.Note]
+) -> list[Finding]:
+    """A failure for each required watch that says nothing: it was asked for and did not run."""
+    if any(f.watch == LOAD for f in findings):
+        return []
+    said = {f.watch for f in findings} | {note.watch for note in notes}
+    why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
+    return [Finding("-", name, Verdict(Status.UNTESTED, why, reason=why)) for name in require if name not in said]
 
 
 def _numbers_make_sense(limit: float, seconds: float | None, seed: int | None) -> None:
@@ -200,9 +212,9 @@ def _watched(
             return
         yield from watch
     if watching.threads and not watching.over:
-        watching.threads = False
         required = THREADS in watching.required
-        yield from watches.threads(session, name, inputs, options, other[0], required=required)
+        tried = yield from watches.threads(session, name, inputs, options, other[0], required=required)
+        watching.threads = not tried
     if watching.large and not watching.over:
         found = list(offsets.large_offsets(session, name, inputs, options, scheme=case.scheme))
         yield from found

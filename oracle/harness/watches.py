@@ -7,7 +7,7 @@ rerun, no trace of the previous call, exact behaviour under powers of two and si
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +20,7 @@ from oracle.faults import agree
 from oracle.faults.roles import GROUPED, ROLES, quantised
 from oracle.formats import decode, same_bits
 from oracle.gemm import take_rows
+from oracle.harness import crowd
 from oracle.harness.memory import is_poison
 from oracle.harness.report import BATCH, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
@@ -226,25 +227,40 @@ def launches(session: Session, case: str, inputs: Inputs, options: Options) -> I
 
 def threads(
     session: Session, case: str, inputs: Inputs, options: Options, other: Inputs, *, required: bool
-) -> Iterator[Finding | Note]:
+) -> Generator[Finding | Note, None, bool]:
     """The call among calls of other threads, half of them with ``other`` data of the same shapes.
 
-    Wrong numbers, a call that raises and a lost process are a note, a failure when required; other bits whose numbers
-    are right are a note.
+    Wrong numbers of a call that is right alone, a write outside of an output, a call that raises or is refused and a
+    lost process are a note, a failure when required; other bits whose numbers are right are a note. Returns whether
+    it was tried.
     """
     base = session.call(inputs, options)
-    if base.problem is not None:
-        return
+    if base.problem is not None or session.judge(inputs, options, base).status.is_failure:
+        return False  # wrong alone as well: company adds nothing
+    if base.seconds * (crowd.THREADS + 1) + crowd.SECONDS > session.worker.limit:
+        text = f"not tried: a call takes {base.seconds:.1f} s of the limit of {session.worker.limit:g} s"
+        yield Note(case, THREADS, text)
+        return True
     answer = session.call(inputs, options, beside=other)
-    verdict = session.judge(inputs, options, answer)
-    if verdict.status.is_failure:
-        text = f"called from several threads at once: {verdict.summary}"
+    same = answer.problem is None and not any(
+        bool(mask.any()) for mask in _differ(session, inputs, base, answer, {}).values()
+    )
+    wrong = None
+    if answer.problem is not None:
+        wrong = answer.problem.summary
+    elif answer.guards:
+        wrong = f"written out of bounds: {'; '.join(answer.guards)}"
+    elif not same and (verdict := session.judge(inputs, options, answer)).status.is_failure:
+        wrong = verdict.summary
+    if wrong is not None:
+        text = f"called from several threads at once: {wrong}"
         yield Finding(case, THREADS, failed(text)) if required else Note(case, THREADS, text)
-        return
+        return True
     if required:
         yield Finding(case, THREADS, passed("right numbers while other threads call it"))
-    if any(bool(mask.any()) for mask in _differ(session, inputs, base, answer, {}).values()):
+    if not same:
         yield Note(case, THREADS, "other bits when called from several threads at once")
+    return True
 
 
 def _takes_codes(contract: Contract, inputs: Inputs) -> bool:

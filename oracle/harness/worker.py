@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from oracle.harness.crowd import crowded
+from oracle.harness.crowd import Made, crowded
 from oracle.harness.memory import GUARD, Guarded, Poisoning, guarded, placed
 from oracle.strides import padded_memory
 
@@ -99,16 +99,17 @@ class Server:
         for name, (shape, dtype) in request["out"].items():
             outputs[name] = guarded(name, shape, getattr(torch, dtype), self.device, poison=poison)
         start = time.perf_counter()
+        outside: list[str] = []
         with Poisoning(poison) as allocations:
             if request["beside"] is None:
                 result = self._invoke(inputs, options, outputs, request["mode"])
             else:
-                result = self._crowded(inputs, self._placed(request, request["beside"]), options, request)
+                result, outside = self._crowded(inputs, self._placed(request, request["beside"]), options, request)
             if self.device != "cpu":
                 torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         named = _named(result, outputs, request["names"])
-        damaged = [d for g in (*inputs.values(), *outputs.values(), *allocations.made) if (d := g.damage())]
+        damaged = outside + [d for g in (*inputs.values(), *outputs.values(), *allocations.made) if (d := g.damage())]
         changed = [name for name, g in inputs.items() if not torch.equal(g.inside(), before[name])]
         facts = {
             name: {"dtype": str(t.dtype), "shape": list(t.shape), "stride": list(t.stride()), "device": str(t.device)}
@@ -132,16 +133,17 @@ class Server:
         beside: Mapping[str, Guarded],
         options: Mapping[str, object],
         request: Mapping[str, Any],
-    ) -> Mapping[str, Tensor]:
+    ) -> tuple[Mapping[str, Tensor], list[str]]:
         """The outputs of a call among calls of other threads, see :func:`oracle.harness.crowd.crowded`."""
 
-        def caller(given: Mapping[str, Guarded]) -> Callable[[], Mapping[str, Tensor]]:
-            def call() -> Mapping[str, Tensor]:
+        def caller(given: Mapping[str, Guarded]) -> Callable[[], Made]:
+            def call() -> Made:
                 fresh = {
                     name: guarded(name, shape, getattr(torch, dtype), self.device, poison=int(request["poison"]))
                     for name, (shape, dtype) in request["out"].items()
                 }
-                return _named(self._invoke(given, options, fresh, "plain"), fresh, request["names"])
+                result = self._invoke(given, options, fresh, "plain")
+                return Made(_named(result, fresh, request["names"]), tuple(fresh.values()))
 
             return call
 

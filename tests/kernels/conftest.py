@@ -67,6 +67,28 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
         cache.cache_clear()
 
 
+class Runner:
+    """As FlashInfer's: it keeps the largest number of rows that it was asked for, and the workspace.
+
+    The activations lie at the front of the workspace, their scales behind as many rows as it keeps.
+    """
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.most, self.workspace, self.kernel = 0, torch.empty(0), run
+
+    def get_workspace_size(self, m: int, n: int, k: int) -> int:
+        self.most = max(self.most, -(-m // 4) * 4)
+        return self.most * k + self.most * (k // 128) * 4
+
+    def configure_workspace(self, workspace: Tensor) -> None:
+        self.workspace = workspace
+
+    def run_gemm(self, x: Tensor, w: Tensor, out: Tensor, xs: Tensor | None, ws: Tensor) -> None:
+        m, k = x.shape
+        assert self.most * k + -(-m // 4) * 4 * (k // 128) * 4 <= self.workspace.numel(), "scales beyond the workspace"
+        self.kernel(x, w, out, xs, ws)
+
+
 @pytest.fixture
 def flashinfer_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[tuple[Tensor | None, ...]]]]:
     """A stand-in for a release of FlashInfer that writes 2 everywhere and lists the operands of its calls.
@@ -91,9 +113,7 @@ def flashinfer_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str]
             assert known
             kernel(*operands)
 
-        runner = SimpleNamespace(
-            get_workspace_size=lambda m, n, k: m * k, configure_workspace=lambda workspace: None, run_gemm=run
-        )
+        runner = Runner(run)
         module = SimpleNamespace(
             __version__=version,
             fp8_blockscale_gemm_sm90=public,

@@ -283,12 +283,33 @@ class TestFlashInfer:
             observed = Config.from_environment({switch: value}).flashinfer_observed
             assert (flashinfer._runner(observed) is not None) is direct
 
+    def test_the_workspace_is_that_of_this_moment(self, flashinfer_calls, make, monkeypatch) -> None:
+        """The runner lays it out by the most rows it was ever asked for: a size from before is too small."""
+        flashinfer_calls("0.6.18.post1")
+        weight, scale = make.codes(64, 256), torch.ones(1, 2)
+
+        def calls() -> None:
+            for m in (4, 2048, 4):
+                flashinfer.blockscale_sm90(torch.zeros(m, 256).bfloat16(), None, weight, scale)
+
+        calls()
+        runner = flashinfer._runner(False)
+        remembered = runner._replace(workspace=lambda m, n, k: m * k + m * (k // 128) * 4)
+        monkeypatch.setattr(flashinfer, "_runner", lambda observed: remembered)
+        with pytest.raises(AssertionError, match="beyond the workspace"):  # the twin: sizes that forget
+            calls()
+
     @pytest.mark.parametrize("locked", [True, False])
     def test_threads_do_not_share_a_workspace(self, flashinfer_calls, make, monkeypatch, locked: bool) -> None:
         """One runner keeps the last workspace given; without the lock another thread's is used."""
         flashinfer_calls("0.6.18.post1")
         runner, wrong, start = flashinfer._runner(False), [], threading.Barrier(4)
-        given, last = threading.local(), []
+        given, last, asked = threading.local(), [], []
+
+        def size(m: int, n: int, k: int) -> int:
+            asked[:] = [threading.get_ident()]
+            time.sleep(0.001)
+            return m * k
 
         def configure(workspace: torch.Tensor) -> None:
             given.mine = workspace
@@ -296,9 +317,10 @@ class TestFlashInfer:
             time.sleep(0.001)
 
         def run(*operands: object) -> None:
-            wrong.append(last[0] is not given.mine)
+            wrong.append(last[0] is not given.mine or asked[0] != threading.get_ident())
 
-        monkeypatch.setattr(flashinfer, "_runner", lambda observed: runner._replace(configure=configure, run=run))
+        watched = runner._replace(workspace=size, configure=configure, run=run)
+        monkeypatch.setattr(flashinfer, "_runner", lambda observed: watched)
         if not locked:
             monkeypatch.setattr(flashinfer, "ONE_CALL", contextlib.nullcontext())
         operands = torch.zeros(4, 128).bfloat16(), None, make.codes(64, 128), torch.ones(1, 1)

@@ -6,7 +6,7 @@ import torch
 from kernels import blockscaled as bs
 from kernels import quantize, routes
 from kernels.config import Config, use_config
-from kernels.errors import DtypeError, InputError, LayoutError, NoBackendError, OptionError, ShapeError
+from kernels.errors import DeviceError, DtypeError, InputError, LayoutError, NoBackendError, OptionError, ShapeError
 
 FP8 = torch.float8_e4m3fn
 
@@ -158,6 +158,54 @@ class TestSwitch:
         x, w, s = self.parts(make)
         with routes.only("flashinfer"), pytest.raises(NoBackendError):
             bs.dynamic_flashinfer_deepgemm_blockscale_gemm(x, w, s)
+
+
+class TestWhatIsRemembered:
+    """The right call first, so that it is remembered; then one with a single thing changed."""
+
+    @pytest.mark.parametrize(
+        ("name", "change", "error"),
+        [
+            ("input", lambda x: x.float(), DtypeError),
+            ("input", lambda x: x.half(), DtypeError),
+            ("input", lambda x: x.to("meta"), DeviceError),
+            ("input", lambda x: x.to_sparse(), LayoutError),
+            ("input", lambda x: x[:, :128], ShapeError),
+            ("input", lambda x: x[0], ShapeError),
+            ("weight", lambda x: x.to(torch.float8_e5m2), DtypeError),
+            ("weight", lambda x: x.to("meta"), DeviceError),
+            ("weight", lambda x: x.float().to_sparse(), LayoutError),
+            ("weight", lambda x: x[:64], ShapeError),
+            ("weight_scale", lambda x: x.double(), DtypeError),
+            ("weight_scale", lambda x: x.to("meta"), DeviceError),
+            ("weight_scale", lambda x: x.to_sparse(), LayoutError),
+            ("weight_scale", lambda x: x.t(), ShapeError),
+        ],
+    )
+    @pytest.mark.parametrize("m", [4, 40])
+    def test_does_not_cover_another_call(self, make, name: str, change, error: type[Exception], m: int) -> None:
+        x, w, s = torch.randn(m, 256).bfloat16(), make.codes(384, 256), make.scales(3, 2)
+        right = {"input": x, "weight": w, "weight_scale": s}
+        for _ in range(2):
+            bs.dynamic_flashinfer_deepgemm_blockscale_gemm(**right)
+        with pytest.raises(error):
+            bs.dynamic_flashinfer_deepgemm_blockscale_gemm(**{**right, name: change(right[name])})
+
+    def test_the_option_is_part_of_it(self, make) -> None:
+        x, w, s = torch.randn(40, 256).bfloat16(), make.codes(384, 256), make.scales(3, 2)
+        for e8m0 in (False, True, False):
+            made = bs.dynamic_flashinfer_deepgemm_blockscale_gemm(x, w, s, 128, e8m0)
+            assert torch.equal(made, bs.deepgemm_blockscale_linear(x, w, s, 128, e8m0))
+        plain, powers = (bs.deepgemm_blockscale_linear(x, w, s, 128, e8m0) for e8m0 in (False, True))
+        assert not torch.equal(plain, powers)
+
+    def test_no_rows_need_no_backend(self, make) -> None:
+        """Not even where the one asked for takes few rows only."""
+        with routes.only("eager"):
+            made = bs.dynamic_flashinfer_deepgemm_blockscale_gemm(
+                torch.zeros(0, 256).bfloat16(), make.codes(384, 256), make.scales(3, 2)
+            )
+        assert made.shape == (0, 384)
 
 
 class TestLayerObject:

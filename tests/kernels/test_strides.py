@@ -86,6 +86,18 @@ class TestStridesThatLibrariesCheck:
         assert all(x is y for x, y in zip(seen, (a, xs, b, ws, out), strict=True))
 
 
+def test_deep_gemm_gets_a_weight_on_16_bytes(library, make) -> None:
+    """Contiguous, but from an odd place on."""
+    seen = []
+    library.fp8_gemm_nt = lambda a, b, out, **_: seen.append(b[0])
+    room = torch.zeros(64 * 256 + 1).to(torch.float8_e4m3fn)
+    weight = room[1:].view(64, 256).copy_(make.codes(64, 256))
+    assert weight.is_contiguous() and weight.data_ptr() % 16
+    out = torch.zeros(4, 64, dtype=torch.bfloat16)
+    deep_gemm.fp8_gemm_nt(make.codes(4, 256), make.scales(4, 2), weight, make.scales(1, 2), out, None, True)
+    assert seen[0].data_ptr() % 16 == 0 and torch.equal(seen[0].float(), weight.float())
+
+
 @pytest.mark.parametrize("release", ["0.6.18.post1", "9.9.9"])
 def test_flashinfer_gets_operands_on_16_bytes(flashinfer_calls, make, release: str) -> None:
     """Rows of a buffer from an odd place on are contiguous, and still not what the kernel can load or store."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
-from kernels import blockscaled, linear, routes
+from kernels import linear, routes
 from kernels.backends import _eager_quant, eager
 from kernels.config import Config, use_config
 from kernels.errors import OptionError
@@ -241,7 +241,7 @@ class TestNoRows:
     def test_linear(self, make, arch: str, e8m0: bool) -> None:
         x, b, sb = torch.empty(0, K, dtype=torch.bfloat16), make.codes(N, K), make.scales(2, 2)
         with use_machine(Machine.described(arch)):
-            made = blockscaled._quantised_product(x, b, sb, e8m0)
+            made = kernels.deepgemm_blockscale_linear(x, b, sb, 128, e8m0)
             assert made.shape == (0, N) and made.dtype is torch.bfloat16
             assert kernels.dynamic_flashinfer_deepgemm_blockscale_gemm(x, b, sb, 128, e8m0).shape == (0, N)
 

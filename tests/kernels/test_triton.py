@@ -174,10 +174,15 @@ class Pointer(torch.Tensor):
     device = torch.device("cuda:0")  # type: ignore[assignment]
 
 
-def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...]) -> Recorder:
+def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU 0, current, with stream 7."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(torch.version, "hip", None)
+
+
+def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...]) -> Recorder:
+    at_hand(monkeypatch)
     kernel = Recorder()
     start = _launch.Launch(kernel, {"BLOCK": 32})
     for pointer, *integers in calls:
@@ -230,7 +235,29 @@ def test_a_class_of_arguments_compiles_once(monkeypatch: pytest.MonkeyPatch) -> 
 )  # fmt: skip
 def test_what_triton_compiles_in_makes_a_class(monkeypatch: pytest.MonkeyPatch, other: tuple[object, ...]) -> None:
     """An unaligned pointer must never reach a kernel with 16-byte loads, nor a wide integer one with 32-bit strides."""
-    assert started(monkeypatch, (pointer(), 48, 7), other, other).compiled == 2
+    usual = (pointer(), 48, 7)
+    seen = started(monkeypatch, usual, usual, usual, other, other, other, usual)
+    assert seen.compiled == 2 and seen.direct == 5
+
+
+def test_every_pointer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One unaligned pointer among aligned ones is a class of its own, whichever it is, remembered or not."""
+    at_hand(monkeypatch)
+    kernel = Recorder()
+    start = _launch.Launch(kernel, {"BLOCK": 32})
+    good, bad = pointer(), pointer(1)
+    for pair in [(good, good)] * 3 + [(good, bad)] * 3 + [(bad, good)] * 3 + [(good, good)]:
+        start(3, pair, (48,))
+    assert kernel.compiled == 3
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_hand(monkeypatch)
+    monkeypatch.setattr(_launch, "REMEMBERED", 8)
+    start = _launch.Launch(Recorder(), {"BLOCK": 32})
+    for rows in range(16, 16 * 40, 16):
+        start(3, (pointer(),), (rows,))
+        assert len(start._met) <= 8
 
 
 def test_classes_are_those_of_triton() -> None:

@@ -138,6 +138,20 @@ def refuses_company(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out:
         _inside.release()
 
 
+def unsupported_in_company(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Says in other threads than the first that it does not offer the call."""
+    if threading.current_thread() is not threading.main_thread():
+        raise NotImplementedError("one thread")
+    out.copy_(_product(a, a_scale, b, b_scale))
+
+
+def writes_beyond_in_company(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Two bytes behind its output, in other threads than the first."""
+    out.copy_(_product(a, a_scale, b, b_scale))
+    if threading.current_thread() is not threading.main_thread():
+        torch.as_strided(out, (out.numel() + 1,), (1,))[-1] = 1
+
+
 def ignores_strides(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
     """Reads a as though its rows were contiguous."""
     flat = a.as_strided((a.shape[0], a.shape[1]), (a.shape[1], 1))
