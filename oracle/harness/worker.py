@@ -42,13 +42,12 @@ class Mismatch(Refused):
 
 def main(requests: int, replies: int) -> None:
     """Serve until the requests end."""
-    owner = os.getpid()
     server = Server()
     with os.fdopen(requests, "r", encoding="utf-8") as incoming:
         for line in incoming:
             reply = server.answer(json.loads(line))
-            if os.getpid() != owner:
-                os._exit(0)  # the kernel forked and its child came back here
+            if os.getpid() != server.owner:
+                os._exit(0)  # importing the kernel forked
             os.write(replies, (json.dumps(reply) + "\n").encode())
 
 
@@ -59,6 +58,7 @@ class Server:
         self.kernel: Callable[..., Any] | None = None
         self.adapter: Callable[..., Any] | None = None
         self.device = "cpu"
+        self.owner = os.getpid()
 
     def answer(self, request: Mapping[str, Any]) -> Reply:
         """One reply; everything that the kernel raises becomes its text."""
@@ -172,10 +172,14 @@ class Server:
 
     def _run(self, given: Mapping[str, Tensor], options: Mapping[str, object], outputs: Mapping[str, Guarded]) -> Any:
         assert self.kernel is not None
-        if self.adapter is not None:
-            return self.adapter(self.kernel, dict(given), dict(options))
-        out = outputs["out"].tensor if "out" in outputs else None
-        return self.kernel(**by_name(self.kernel, given, options, out=out))
+        try:
+            if self.adapter is not None:
+                return self.adapter(self.kernel, dict(given), dict(options))
+            out = outputs["out"].tensor if "out" in outputs else None
+            return self.kernel(**by_name(self.kernel, given, options, out=out))
+        finally:
+            if os.getpid() != self.owner:
+                os._exit(0)  # the kernel forked and its child came back here: it answers nothing and writes no file
 
 
 def by_name(

@@ -69,6 +69,13 @@ def forks(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -
     os.fork()
 
 
+def forks_slowly(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """Right, and its child comes back when the next calls are under way."""
+    out.copy_(_product(a, a_scale, b, b_scale))
+    if threading.current_thread() is threading.main_thread() and os.fork() == 0:
+        time.sleep(0.3)
+
+
 def nan(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
     """One NaN."""
     out.copy_(_product(a, a_scale, b, b_scale))
