@@ -24,7 +24,7 @@ GEMM = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=40,n=320,k=640/family=randn/s
 TOKENS = "cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=30,n=256,k=384/family=randn/seed=2"
 CONTIGUOUS = "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=128,k=256,g=3/family=randn/seed=2"
 MASKED = "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=17,n=256,k=512,g=4/family=randn/seed=5"
-ALL = (GEMM, TOKENS, CONTIGUOUS, MASKED)
+EACH = ((GEMM, "schedule"), (TOKENS, "exact sums"), (CONTIGUOUS, "schedule"), (MASKED, "exact sums"))
 Scales = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Change = Callable[[int, ScaledProduct], ScaledProduct]
 
@@ -57,8 +57,7 @@ def specified(call: Call) -> list[int]:
     return sorted(torch.cat(rows).tolist())
 
 
-@pytest.mark.parametrize("kernel", ["schedule", "exact sums"])
-@pytest.mark.parametrize("text", ALL)
+@pytest.mark.parametrize(("text", "kernel"), [*EACH, (GEMM, "exact sums")])
 class TestMovedRows:
     """Right rows in wrong places, across groups too; rows that are nobody's have no name."""
 
@@ -124,8 +123,7 @@ def block_of(change: Callable[[Tensor], Tensor]) -> Change:
 class TestOneBlock:
     """One K block of some rows and columns."""
 
-    @pytest.mark.parametrize("text", [GEMM, TOKENS, MASKED])
-    @pytest.mark.parametrize("kernel", ["schedule", "exact sums"])
+    @pytest.mark.parametrize(("text", "kernel"), [pair for pair in EACH if pair[0] != CONTIGUOUS])
     def test_lost(self, text: str, kernel: str) -> None:
         """In an odd strip of columns."""
         call, right = setup(text, kernel)
@@ -192,8 +190,7 @@ class TestOneBlock:
 class TestAnotherGroup:
     """One expert by the weights of another, in use or not."""
 
-    @pytest.mark.parametrize("text", [CONTIGUOUS, MASKED])
-    @pytest.mark.parametrize("kernel", ["schedule", "exact sums"])
+    @pytest.mark.parametrize(("text", "kernel"), EACH[2:])
     @pytest.mark.parametrize("what", ["B codes", "B scale", "weights"])
     def test_named(self, text: str, kernel: str, what: str) -> None:
         """With both experts."""
