@@ -105,7 +105,7 @@ def _quiet(hook: Any) -> bool:
 
 
 LAUNCHERS = ("3.5.", "3.6.")
-"""Releases of Triton whose launcher only allocates scratch memory around the compiled start (a quarter of its time)."""
+"""Releases of Triton whose launcher only allocates scratch memory around the compiled start (a sixth of its time)."""
 
 
 def starter(ready: Any) -> Start:

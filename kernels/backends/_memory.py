@@ -1,7 +1,7 @@
 """Memory for outputs and temporaries, without torch's dispatcher where nobody listens to it.
 
-Three small allocations cost as much of the host as a product of 64 rows runs on an H200, and most of it is the way
-to the allocator. Code that TorchInductor writes takes a shorter one to the same allocator (its streams, pools and graph
+A small ``torch.empty`` takes 2.2 us of an H200's host and a layer makes three a call; half of it is the way to the
+allocator. Code that TorchInductor writes takes a shorter one to the same allocator (its streams, pools and graph
 captures are those of ``torch.empty``), and so does this. Modes, which may count, guard or fake tensors, are heard.
 
 Not covered: memory of a GPU that is not the current one; the caller makes it current (:mod:`kernels.backends._device`).

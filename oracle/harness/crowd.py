@@ -23,7 +23,9 @@ from torch import Tensor
 from oracle.harness.memory import Guarded
 
 THREADS = 4
+"""Two for each of the two inputs: calls on the same data must not disturb each other either."""
 SECONDS = 0.3
+"""Thousands of short calls on a GPU; the race that this was made for spoiled one in 200."""
 BATCH = 16
 """Calls of a thread between two looks at its answers, at most: a look waits for the device."""
 SWITCH = 1e-5
@@ -52,8 +54,13 @@ def crowded(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor],
     found: list[Mapping[str, Tensor]] = []
     damage: list[str] = []
     raised: list[BaseException] = []
-    deadline = [0.0]
-    start = threading.Barrier(THREADS, action=lambda: deadline.__setitem__(0, time.perf_counter() + SECONDS))
+    deadline = 0.0
+
+    def begin() -> None:
+        nonlocal deadline
+        deadline = time.perf_counter() + SECONDS
+
+    start = threading.Barrier(THREADS, action=begin)
 
     def body(mine: Call) -> None:
         try:
@@ -68,7 +75,7 @@ def crowded(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor],
                     if mine is call:
                         found.extend(a.outputs for a in answers if not _same(a.outputs, alone))
                     count = min(2 * count, BATCH)
-                    if time.perf_counter() >= deadline[0]:
+                    if time.perf_counter() >= deadline:
                         break
         except BaseException as error:  # foreign code may raise anything; it is raised again below
             raised.append(error)
@@ -81,8 +88,8 @@ def crowded(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor],
             thread.start()
         for thread in threads:
             thread.join()
-    except BaseException:
-        start.abort()  # those that wait for a thread that never started
+    except BaseException:  # a thread that does not start, an interrupt: raised again
+        start.abort()  # others wait for it
         raise
     finally:
         sys.setswitchinterval(interval)

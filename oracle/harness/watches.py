@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oracle.compare import Status
+from oracle.compare import Status, Verdict
 from oracle.contracts.base import Contract
 from oracle.contracts.gemm import ProductContract
 from oracle.faults import agree
@@ -238,8 +238,10 @@ def threads(
     if base.problem is not None or session.judge(inputs, options, base).status.is_failure:
         return False  # wrong alone as well: company adds nothing
     if base.seconds * (crowd.THREADS + 1) + crowd.SECONDS > session.worker.limit:
-        text = f"not tried: a call takes {base.seconds:.1f} s of the limit of {session.worker.limit:g} s"
-        yield Note(case, THREADS, text)
+        limit = session.worker.limit
+        text = f"not tried: a call takes {base.seconds:.1f} s of the limit of {limit:g} s; raise the limit"
+        untested = Verdict(Status.UNTESTED, text, reason=text)
+        yield Finding(case, THREADS, untested) if required else Note(case, THREADS, text)
         return True
     answer = session.call(inputs, options, beside=other)
     same = answer.problem is None and not any(

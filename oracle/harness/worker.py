@@ -225,7 +225,7 @@ def takes(kernel: Callable[..., Any], name: str) -> bool:
     """Whether a kernel has a parameter of this name; ``**kwargs`` take every option, and never ``out``."""
     try:
         parameters = inspect.signature(kernel).parameters.values()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # a builtin that tells no signature: nothing is passed that it may not know
         return False
     return any(p.name == name for p in parameters) or (
         name != "out" and any(p.kind is p.VAR_KEYWORD for p in parameters)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kernels import subjects as layer
 from kernels.backends import cutlass, deep_gemm, flashinfer
-from oracle.harness.crowd import crowded
+from oracle.harness.crowd import Made, crowded
 
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
@@ -278,8 +278,9 @@ def _flashinfer_threads(inputs: Inputs, options: Options) -> Tensor:
     _only(x.dtype == torch.bfloat16 and blocks and weight.shape[0] % 64 == 0, "bf16 and fp8, scales of blocks")
     _only(options.get("out_dtype") == torch.bfloat16 and x.shape[0] > 1, "bf16 out, several rows")
     call, turned = _flashinfer(), x.flip(0)
-    mine, other = (lambda x=x: {"out": call(x, weight, None, weight_scale)} for x in (x, turned))
-    return crowded(mine, other, "cuda")["out"]
+    mine, other = (lambda x=x: Made({"out": call(x, weight, None, weight_scale)}) for x in (x, turned))
+    outputs, _ = crowded(mine, other, x.device.type)
+    return outputs["out"]
 
 
 def _pitched(x: Tensor) -> Tensor:

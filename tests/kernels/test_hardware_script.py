@@ -1,6 +1,7 @@
 """The scripts that run on a GPU, as far as a machine without one can go through them."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,23 @@ def oracle_case(contract: str) -> cases.Case:
     from oracle import profiles
 
     return profiles.cases(contract, "quick")[0]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_call_beside_threads(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    """It gives the first wrong answer of a kernel whose threads share a workspace, the right one of any other."""
+    workspace = []
+
+    def kernel(x: torch.Tensor, weight: torch.Tensor, _: None, scale: torch.Tensor) -> torch.Tensor:
+        mine = [x.float().sum(dim=1, keepdim=True).expand(-1, weight.shape[0])]
+        if shared:
+            workspace[:] = mine
+            time.sleep(0.001)
+        return (workspace if shared else mine)[0].to(torch.bfloat16)
+
+    monkeypatch.setattr(libraries, "_flashinfer", lambda: kernel)
+    x = torch.arange(1.0, 5.0)[:, None].repeat(1, 128).bfloat16()
+    inputs = {"input": x, "weight": torch.zeros(64, 128).to(torch.float8_e4m3fn), "weight_scale": torch.ones(1, 1)}
+    right = kernel(x, inputs["weight"], None, inputs["weight_scale"])
+    made = libraries._flashinfer_threads(inputs, {"out_dtype": torch.bfloat16})
+    assert torch.equal(made, right.flip(0) if shared else right)
