@@ -13,16 +13,20 @@ from importlib import import_module
 
 import figures
 
-from oracle import captures, cli, contracts, fixtures, ledger, profiles
-from oracle.cases import parse
-from oracle.compare import Status
-from oracle.faults import BEHAVIOURS, Family, catalogue
-from oracle.options import word
-from oracle.outcome import SEVERITY, Outcome
+from oracle import cli, contracts
+from oracle.fixtures import captures
+from oracle.fixtures import files as fixtures
+from oracle.harness.runner import replay
+from oracle.report import ledger
 from oracle.report.console import sentence
-from oracle.runner import replay
+from oracle.report.outcome import SEVERITY, Outcome
+from oracle.routines import profiles
+from oracle.routines.cases import parse
+from oracle.routines.catalogue import BEHAVIOURS, Family, catalogue
+from oracle.routines.options import word
 from oracle.tensorcore.instructions import INSTRUCTIONS
 from oracle.tensorcore.schedules import schedules
+from oracle.verdict.compare import Status
 
 _ROLE = re.compile(r":(?:func|class|mod|meth|attr|data):`~?(?:[\w.]+\.)?(\w+)`")
 _COLUMNS = re.compile(r"^[^\s|`][^\n`]*\S {2,}\S", re.MULTILINE)

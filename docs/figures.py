@@ -7,14 +7,13 @@ from html import escape
 
 import torch
 
-from oracle import cases
-from oracle.bounds import admissible
-from oracle.contracts import get
-from oracle.contracts.gemm import ProductContract
-from oracle.engines import exact
-from oracle.gemm import rounded
-from oracle.judging import interval_of
+from oracle.bounds import interval as admissible
+from oracle.bounds.engines import exact
+from oracle.routines import cases, get
+from oracle.routines.products.contract import ProductContract
 from oracle.tensorcore.instructions import instruction
+from oracle.truth.gemm import rounded
+from oracle.verdict.products import interval_of
 
 CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=33,n=256,k=384/family=randn/seed=1"
 BLUE, RED, GREEN, AMBER = "#2a7de1", "#d64545", "#2e9e5b", "#c98a00"  # each readable on white and on near-black

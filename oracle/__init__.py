@@ -25,8 +25,8 @@ from oracle.errors import OracleError
 
 if TYPE_CHECKING:
     from oracle.api import contracts, identify, judge, predict, reference
-    from oracle.compare import Status, Verdict, Worst
     from oracle.harness import validate
+    from oracle.verdict.compare import Status, Verdict, Worst
 
 __all__ = [
     "OracleError",
@@ -46,9 +46,9 @@ _HOME = {
     "judge": "oracle.api",
     "predict": "oracle.api",
     "reference": "oracle.api",
-    "Status": "oracle.compare",
-    "Verdict": "oracle.compare",
-    "Worst": "oracle.compare",
+    "Status": "oracle.verdict.compare",
+    "Verdict": "oracle.verdict.compare",
+    "Worst": "oracle.verdict.compare",
     "validate": "oracle.harness",
 }
 
@@ -70,7 +70,7 @@ class _Package(ModuleType):
 
     @contracts.setter
     def contracts(self, subpackage: ModuleType) -> None:
-        """The import system binds the subpackage here; ``from oracle.contracts import ...`` does not need it."""
+        """The import system binds the subpackage here; ``from oracle.routines import ...`` does not need it."""
 
 
 sys.modules[__name__].__class__ = _Package

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from oracle.compare import Verdict
-from oracle.contracts import Contract, get, registered
-from oracle.contracts.base import plain
-from oracle.diagnose import explain_verdict
+from oracle.diagnosis.diagnose import explain_verdict
 from oracle.errors import InputError, NumericsError
+from oracle.routines import Contract, get, registered
+from oracle.routines.base import plain
 from oracle.tensorcore.identify import Match
+from oracle.verdict.compare import Verdict
 
 
 def contracts() -> Mapping[str, Contract]:

@@ -2,7 +2,7 @@
 
 One class per kind of mistake, all below :class:`OracleError`, so that a caller can catch the family and the
 command line can print one sentence without a stack trace. Every message names the offending value and the way
-out. None of them is ever raised for a wrong *kernel*: that is a verdict (:mod:`oracle.compare`), not an error.
+out. None of them is ever raised for a wrong *kernel*: that is a verdict (:mod:`oracle.verdict.compare`), not an error.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
         assert_conforms(my_gemm(**oracle_case.inputs()), oracle_case, arch="sm90")
 
 Fixtures ``assert_conforms`` and ``oracle_case``, marker ``oracle_cases``, options ``--oracle-profile`` and
-``--oracle-report FILE`` (a record, :mod:`oracle.record`). A failure prints the words of ``fp8-oracle verify``.
+``--oracle-report FILE`` (a record, :mod:`oracle.report.record`). A failure prints the words of ``fp8-oracle verify``.
 MISTRUSTED is a :class:`MistrustedWarning`, which ``-W error::oracle.pytest_plugin.MistrustedWarning`` turns into a
 failure. A test that takes a case and judges nothing fails: an untried case is no pass.
 
@@ -34,8 +34,8 @@ import pytest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from oracle.cases import Case
-    from oracle.compare import Verdict
+    from oracle.routines.cases import Case
+    from oracle.verdict.compare import Verdict
 
 CASE = "oracle_case"
 MARKER = "oracle_cases"
@@ -75,7 +75,7 @@ def assert_conforms(
     output : Tensor or mapping of str to Tensor
         What the kernel returned; a mapping for a contract with several outputs.
     contract : str or Case
-        A name of :func:`oracle.contracts`, or a case, which brings inputs and options with it.
+        A name of :func:`oracle.routines`, or a case, which brings inputs and options with it.
     inputs : mapping of str to Tensor, optional
         The operands under the contract's names. Left out for a case: they are made again from its id, so a kernel
         that overwrote its operands is judged by what it was given.
@@ -99,8 +99,8 @@ def assert_conforms(
         The question is wrong: contract, inputs or options.
     """
     __tracebackhide__ = True
-    from oracle import pytest_outcome
-    from oracle.compare import Status
+    from oracle.cli import pytest_outcome
+    from oracle.verdict.compare import Status
 
     item = _running[-1] if _running else None
     ordinal = 1 if item is None else item.stash[_JUDGED] + 1
@@ -148,7 +148,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if any(mark.name == MARKER for mark in metafunc.definition.own_markers):
             pytest.fail(f"{metafunc.function.__name__} is marked {MARKER} but takes no {CASE}", pytrace=False)
         return
-    from oracle import pytest_outcome
+    from oracle.cli import pytest_outcome
     from oracle.errors import OracleError
 
     profile = metafunc.config.getoption("oracle_profile") or DEFAULT_PROFILE
@@ -183,7 +183,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "where: keeps the cases for which it is true",
     )
     if (profile := config.getoption("oracle_profile")) is not None:
-        from oracle import profiles
+        from oracle.routines import profiles
 
         if profile not in profiles.PROFILES:
             raise pytest.UsageError(f"--oracle-profile {profile}: there are {', '.join(profiles.PROFILES)}")
@@ -223,7 +223,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Hang the verdicts on the report, which pytest-xdist carries to its controller."""
     report = yield
     if lines := item.stash.get(_LINES, []):
-        from oracle import pytest_outcome
+        from oracle.cli import pytest_outcome
 
         if report.skipped and hasattr(report, "wasxfail"):
             lines = [pytest_outcome.known(line, report.wasxfail) for line in lines]

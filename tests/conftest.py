@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
-collect_ignore = ["example_project"]  # another project's suite; test_pytest_plugin.py runs it
+collect_ignore = ["support"]  # another project's suite; test_pytest_plugin.py runs it
 
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True

@@ -2,7 +2,7 @@
 
 A bound is a derivation, not a setting: each file states its formula, its proof sketch and its source, and returns
 offsets ``lo <= computed - exact <= hi`` in float64. Which bound applies is decided by the contract
-(:mod:`oracle.contracts`), never here.
+(:mod:`oracle.routines`), never here.
 """
 
 from oracle.bounds.accumulator import Accumulator, of_schedule

@@ -11,7 +11,7 @@ A requantised intermediate is not known exactly: rounding intervals before the q
 
 so a box of a single point gives the interval of B2. ``rank1`` needs matrix products only (for large shapes): with
 ``x`` the hull of the exact prefix, ``E`` grows as in :func:`oracle.bounds.chain.rank1` with ``|x|`` at its largest.
-Promotion is interval arithmetic with the roundings of :mod:`oracle.bounds.promote`. Several boxes for one row (a scale
+Promotion is interval arithmetic with the roundings of :mod:`oracle.bounds.product`. Several boxes for one row (a scale
 that may take a few values) are alternatives: the hull over them is taken block by block.
 
 Source: derived here from the step's definition. Not covered: accumulators that do not add by fused truncating steps,
@@ -28,9 +28,9 @@ from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.chain import NONE, exponent_floor, floor_power, power
-from oracle.bounds.promote import ETA, FLOAT32_MAX, U
+from oracle.bounds.product import ETA, FLOAT32_MAX, U
 from oracle.errors import NumericsError
-from oracle.formats import Format, decode, of_dtype
+from oracle.numbers.formats import Format, decode, of_dtype
 from oracle.tensorcore.instructions import Sum
 
 CUBE = 1 << 21  # products of one step held at a time
@@ -89,7 +89,7 @@ def boxed_product(
     Parameters
     ----------
     boxes : alternatives for the same rows; each row, in each block, is in one of them.
-    b : Tensor ``[N, K]`` codes; ``b_scale [ceil(N / b_rows), B]`` float32; as :class:`oracle.gemm.ScaledProduct`.
+    b : Tensor ``[N, K]`` codes; ``b_scale [ceil(N / b_rows), B]`` float32; as :class:`oracle.truth.gemm.ScaledProduct`.
     acc : the accumulator, or None for float32 arithmetic in any order.
     b_ends : bounds ``[N, K]`` (float64 values of the format) of ``b`` where its codes may flip too.
 

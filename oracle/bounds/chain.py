@@ -17,7 +17,7 @@ Every quantity is dyadic and within 53 bits for FP8 operands, so float64 evaluat
 operands a prefix of ``n`` products may miss the exact one by ``2**-51 n sum |p|``; that *slack* is added wherever a
 prefix is looked at, and to the result.
 Plain PyTorch, the readable definition; :mod:`oracle.bounds.cpu` has the same numbers faster. Not covered: scales,
-promotion, output rounding (:mod:`oracle.bounds.promote`).
+promotion, output rounding (:mod:`oracle.bounds.product`).
 Source: derived here from the step's definition; Blanchard, Higham, Lopez, Mary, Pranesh (SISC 42(3), 2020) is the
 classical form that these sharpen.
 """
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator
-from oracle.formats import Format
+from oracle.numbers.formats import Format
 
 NONE = -(1 << 20)  # the exponent of a zero: smaller than any exponent that occurs
 EMIN32 = -126  # a float32 accumulator is never aligned below this exponent

@@ -1,6 +1,6 @@
 """Fast CPU twins of the exact reference and of the bounds B1 and B2: compiled, threaded, the same bits.
 
-``exact_value`` is :func:`oracle.gemm.exact`; ``exact_and_rank1`` and ``exact_and_residue`` add B1 or B2 in the same
+``exact_value`` is :func:`oracle.truth.gemm.exact`; ``exact_and_rank1`` and ``exact_and_residue`` add B1 or B2 in the same
 pass. Each equals its plain definition in every bit. Elements whose row of ``a`` or column of ``b`` holds a NaN or an
 infinity (or a scale that does) are computed by the definition itself.
 
@@ -19,17 +19,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oracle import gemm
 from oracle.bounds import cpu_exact, cpu_residue
 from oracle.bounds import product as definition
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.cpu_promote import BLOCK_END, CHAIN_END, CHAIN_START, LANES, POWER, UNROLL
 from oracle.bounds.interval import Interval
 from oracle.errors import NumericsError
-from oracle.formats import decode, of_dtype
-from oracle.gemm import Exact, ScaledProduct
+from oracle.numbers.formats import decode, of_dtype
 from oracle.tensorcore.cpu_jit import codes_array, run_tasks, task_pieces
 from oracle.tensorcore.instructions import Order, Sum
+from oracle.truth import gemm
+from oracle.truth.gemm import Exact, ScaledProduct
 
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 TILE = 128  # products unpacked at once
@@ -61,21 +61,21 @@ def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | Non
 
 
 def exact_value(product: ScaledProduct) -> Exact:
-    """:func:`oracle.gemm.exact`, bit for bit."""
+    """:func:`oracle.truth.gemm.exact`, bit for bit."""
     refused = why_not(product)
     if refused is not None:
-        raise NumericsError(f"no compiled exact value: {refused}; use oracle.gemm.exact")
+        raise NumericsError(f"no compiled exact value: {refused}; use oracle.truth.gemm.exact")
     out = _overlay(product, _exact_pass(product, None), lambda part: _stack(gemm.exact(part), None))
     return Exact(out[0], out[1], out[2])
 
 
 def exact_and_rank1(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
-    """:func:`oracle.gemm.exact` and :func:`oracle.bounds.rank1_bound`, bit for bit, in one pass."""
+    """:func:`oracle.truth.gemm.exact` and :func:`oracle.bounds.rank1_bound`, bit for bit, in one pass."""
     return _in_one_pass(product, acc, "rank-1", _exact_pass, definition.rank1_bound)
 
 
 def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
-    """:func:`oracle.gemm.exact` and :func:`oracle.bounds.residue_bound`, bit for bit, in one pass."""
+    """:func:`oracle.truth.gemm.exact` and :func:`oracle.bounds.residue_bound`, bit for bit, in one pass."""
     return _in_one_pass(product, acc, "residue", _residue_pass, definition.residue_bound)
 
 

@@ -1,9 +1,9 @@
 """One compiled pass over a scaled product: its exact value and the bound B1 of its accumulator.
 
-Per element, in the order of the definitions (:func:`oracle.gemm.exact`, :func:`oracle.bounds.product.rank1_bound`):
+Per element, in the order of the definitions (:func:`oracle.truth.gemm.exact`, :func:`oracle.bounds.product.rank1_bound`):
 
     step   Q = max(2^(max E(a) + max E(b)), pw(|x| + E));  E += n 2^-t Q;  x += sum a b;  E += 2^-to pw(|x| + E)
-    chain  y, lo, hi, Phi, open as in oracle.bounds.promote;  X += x;  x = E = 0
+    chain  y, lo, hi, Phi, open as in oracle.bounds.product;  X += x;  x = E = 0
     block  (p, pe) = TwoProd(sigma, X);  (hi, lo, slack) += p + pe  (TwoSum cascade);  X = 0
 
 Every float64 operation is the definition's, so results agree bit for bit wherever the definition's matrix product is
@@ -198,7 +198,7 @@ def _restart(s: NDArray[np.float64]) -> None:
 
 @jit
 def close_block(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> None:
-    """``hi + lo += sigma * X`` and what that misses, as :func:`oracle.gemm.exact` does."""
+    """``hi + lo += sigma * X`` and what that misses, as :func:`oracle.truth.gemm.exact` does."""
     for j in range(LANES):
         x = s[BLOCK + j]
         sigma = sa * sb[j]

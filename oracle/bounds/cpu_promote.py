@@ -1,4 +1,4 @@
-"""The promotion of :mod:`oracle.bounds.promote` in compiled lanes, and the layout of a row's state.
+"""The promotion of :mod:`oracle.bounds.product` in compiled lanes, and the layout of a row's state.
 
 One flat float64 row per output row: quantity ``q`` of column ``j`` is ``state[i, q + j]``, so that quantities lie at
 constant distances and the compiler vectorises without aliasing tests. Every operation is the definition's, in its
@@ -33,7 +33,7 @@ def floor_power(x: float) -> float:
 
 @jit
 def promote(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> None:
-    """:meth:`oracle.bounds.promote.Promotion.add` of ``X, LOW, HIGH``, which start again at 0."""
+    """:meth:`oracle.bounds.product.Promotion.add` of ``X, LOW, HIGH``, which start again at 0."""
     for j in range(LANES):
         x, low, high = s[X + j], s[LOW + j], s[HIGH + j]
         sigma = sa * sb[j]
@@ -55,7 +55,7 @@ def promote(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> None:
 
 @jit
 def close(s: NDArray[np.float64], bias: NDArray[np.float64], has_bias: bool) -> None:
-    """:meth:`oracle.bounds.promote.Promotion.interval`: ``DOWN`` and ``UP`` become the interval."""
+    """:meth:`oracle.bounds.product.Promotion.interval`: ``DOWN`` and ``UP`` become the interval."""
     for j in range(LANES):
         phi = s[PHI + j]
         if has_bias:

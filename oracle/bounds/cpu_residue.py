@@ -1,6 +1,6 @@
 """The residue bound B2 in one compiled pass, and the exact value, whose prefixes it needs anyway.
 
-The recursion of :func:`oracle.bounds.chain.residue`, promoted; the exact value is :func:`oracle.gemm.exact`'s.
+The recursion of :func:`oracle.bounds.chain.residue`, promoted; the exact value is :func:`oracle.truth.gemm.exact`'s.
 Per step of ``group`` products, with ``mg`` their largest exponent and ``mbar = max(mg, E(max |x + [l, h]|))``:
 
     v = a_k b_k 2^(t - mbar),  r = v - trunc(v);   V = sum v,  R = sum r,  A = sum |r|

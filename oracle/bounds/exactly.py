@@ -25,9 +25,9 @@ from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.interval import Interval
-from oracle.formats import decode, of_dtype
-from oracle.gemm import ScaledProduct, quantum_of
+from oracle.numbers.formats import decode, of_dtype
 from oracle.tensorcore.instructions import Sum
+from oracle.truth.gemm import ScaledProduct, quantum_of
 
 UNALIGNED = (Sum.EXACT, Sum.TREE_FLUSH)
 FLOAT32 = 2.0**24

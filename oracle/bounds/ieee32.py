@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Interval
-from oracle.bounds.promote import ETA, FLOAT32_MAX, U
-from oracle.formats import decode
-from oracle.gemm import ScaledProduct
+from oracle.bounds.product import ETA, FLOAT32_MAX, U
+from oracle.numbers.formats import decode
+from oracle.truth.gemm import ScaledProduct
 
 NAME = "ieee32.any"
 TILE = 1 << 23  # elements of an operand decoded at once: 64 MiB for each float64 temporary

@@ -2,7 +2,7 @@
 
     low = RN_T(exact + lo),  high = RN_T(exact + hi)
 
-with the single rounding ``RN_T`` of :func:`oracle.rounding.pair_to_dtype` into the output dtype ``T``. Rounding is
+with the single rounding ``RN_T`` of :func:`oracle.numbers.rounding.pair_to_dtype` into the output dtype ``T``. Rounding is
 monotone, so every ``RN_T(exact + d)`` with ``lo <= d <= hi`` lies in ``[low, high]``: no half-ulp slack is added.
 """
 
@@ -13,11 +13,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oracle.bounds.admissible import Admissible
-from oracle.doubledouble import fast_two_sum, two_sum
-from oracle.formats import decode
-from oracle.gemm import Exact
-from oracle.rounding import Overflow, Rounding, pair_to_dtype
+from oracle.numbers.doubledouble import fast_two_sum, two_sum
+from oracle.numbers.formats import decode
+from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
+from oracle.truth.gemm import Exact
+
+
+@dataclass(frozen=True)
+class Admissible:
+    """Element-wise admissible interval, all float64 of one shape, on the grid of the output dtype.
+
+    ``expected`` is the correctly rounded exact value, NaN where the result must be NaN. ``specified`` (bool)
+    is False where the contract leaves the content open. ``open`` (bool) is True where the derivation does not
+    constrain the element (an intermediate may overflow); such elements pass and are counted.
+    """
+
+    low: Tensor
+    high: Tensor
+    expected: Tensor
+    specified: Tensor | None = None
+    open: Tensor | None = None
 
 
 @dataclass(frozen=True)

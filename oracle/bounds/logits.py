@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Interval
-from oracle.bounds.promote import ETA, FLOAT32_MAX, U
-from oracle.formats import decode
-from oracle.gemm import ScaledProduct
-from oracle.logits import Logits, dots
+from oracle.bounds.product import ETA, FLOAT32_MAX, U
+from oracle.numbers.formats import decode
+from oracle.truth.gemm import ScaledProduct
+from oracle.truth.logits import Logits, dots
 
 
 def logits_bound(problem: Logits, dot_bound: Callable[[ScaledProduct], Interval]) -> Interval:

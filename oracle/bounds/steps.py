@@ -40,7 +40,7 @@ from oracle.bounds.chain import (
     residue_step,
     residues,
 )
-from oracle.formats import by_name
+from oracle.numbers.formats import by_name
 from oracle.tensorcore.instructions import Order, Sum
 
 U = 2.0**-24

@@ -12,9 +12,9 @@ from typing import TypeAlias
 from rich.console import Console
 from torch import Tensor
 
-from oracle import captures
-from oracle.contracts.base import Contract
 from oracle.errors import FixtureError, OptionError
+from oracle.fixtures import captures
+from oracle.routines.base import Contract
 
 # argparse has no public name for what add_subparsers returns.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

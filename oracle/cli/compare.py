@@ -7,11 +7,12 @@ import json
 import sys
 from pathlib import Path
 
-from oracle import changes, fixtures
 from oracle.cli.common import Commands, add_volume_arguments, console, pairs
 from oracle.errors import OptionError
-from oracle.record import read_report
+from oracle.fixtures import files as fixtures
+from oracle.report import changes
 from oracle.report.differences import print_comparison
+from oracle.report.record import read_report
 
 
 def add(commands: Commands) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rich.text import Text
 
-from oracle import fixtures, options
 from oracle.cli.common import Commands, console, inputs_of, pairs
-from oracle.contracts import get
-from oracle.diagnose import Diagnosis, diagnose
+from oracle.diagnosis.diagnose import Diagnosis, diagnose
 from oracle.errors import FixtureError
-from oracle.failing_case import FailingCase, read
+from oracle.fixtures import files as fixtures
+from oracle.fixtures.failing_case import FailingCase, read
 from oracle.report.console import STYLES
+from oracle.routines import get, options
 
 SCHEMA = "fp8-oracle.explanation/1"
 

@@ -7,11 +7,14 @@ from pathlib import Path
 
 from rich.text import Text
 
-from oracle import captures, fixtures, golden, golden_export, keeping, ledger, seal
 from oracle.cli.common import Commands, console
-from oracle.compare import Status
-from oracle.golden_export import Answer
+from oracle.fixtures import captures, golden, golden_export, seal
+from oracle.fixtures import files as fixtures
+from oracle.fixtures.golden_export import Answer
+from oracle.harness import keeping
+from oracle.report import ledger
 from oracle.report.console import STYLES
+from oracle.verdict.compare import Status
 
 
 def add(commands: Commands) -> None:

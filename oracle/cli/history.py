@@ -6,10 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from oracle import fixtures, history
 from oracle.cli.common import Commands, console
 from oracle.errors import CaseError, OptionError
-from oracle.record import read_report
+from oracle.fixtures import files as fixtures
+from oracle.report import history
+from oracle.report.record import read_report
 from oracle.report.timeline import print_history, to_html
 
 

@@ -6,10 +6,10 @@ import argparse
 from fnmatch import fnmatchcase
 
 import oracle
-from oracle import fixtures, options
 from oracle.cli.common import Commands, add_file_arguments, inputs_of, pairs, whole
-from oracle.contracts import get
 from oracle.errors import FixtureError
+from oracle.fixtures import files as fixtures
+from oracle.routines import get, options
 
 
 def add(commands: Commands) -> None:

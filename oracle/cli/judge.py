@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.text import Text
 from torch import Tensor
 
-from oracle import fixtures, options
 from oracle.cli.common import Commands, add_file_arguments, console, inputs_of, pairs
-from oracle.compare import Verdict
-from oracle.contracts import Contract, get
-from oracle.diagnose import explain_verdict
+from oracle.diagnosis.diagnose import explain_verdict
 from oracle.errors import FixtureError
+from oracle.fixtures import files as fixtures
 from oracle.report.console import STYLES
+from oracle.routines import Contract, get, options
+from oracle.verdict.compare import Verdict
 
 SCHEMA = "fp8-oracle.judgement/1"
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from rich.table import Table
 
-from oracle import captures, coverage, fixtures, profiles, subjects
 from oracle.cli.common import Commands, console
-from oracle.contracts import Contract, registered
 from oracle.errors import OptionError
-from oracle.options import word
+from oracle.fixtures import captures
+from oracle.fixtures import files as fixtures
+from oracle.harness import coverage, subjects
+from oracle.routines import Contract, profiles, registered
+from oracle.routines.options import word
 from oracle.tensorcore.schedules import schedules
 
 WHAT = ("contracts", "cases", "subjects", "captures", "numerics")

@@ -9,14 +9,14 @@ from fnmatch import fnmatchcase
 from rich.table import Table
 from rich.text import Text
 
-from oracle import fixtures, profiles
 from oracle.cli.common import Commands, console, whole
-from oracle.contracts import get
+from oracle.diagnosis.legal import Variant, legal
+from oracle.diagnosis.mutate import Fate, Mutant, Score, contracts_with_cases, mutate, mutate_own_data
+from oracle.diagnosis.rules import rules
 from oracle.errors import OptionError
-from oracle.faults import Fault, catalogue, faults_of
-from oracle.legal import Variant, legal
-from oracle.mutate import Fate, Mutant, Score, contracts_with_cases, mutate, mutate_own_data
-from oracle.rules import rules
+from oracle.fixtures import files as fixtures
+from oracle.routines import get, profiles
+from oracle.routines.catalogue import Fault, catalogue, faults_of
 
 SCHEMA = "fp8-oracle.mutation/1"
 

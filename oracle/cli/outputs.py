@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 
-from oracle import fixtures
-from oracle.outcome import Report
+from oracle.fixtures import files as fixtures
 from oracle.report.files import to_json, to_junit
 from oracle.report.html import to_html
 from oracle.report.markdown import to_markdown
+from oracle.report.outcome import Report
 
 _FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "json": (to_json, "write the report as JSON; `-` is the standard output"),

@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 import oracle
-from oracle import fixtures, options
 from oracle.cli.common import Commands, add_file_arguments, inputs_of, pairs
-from oracle.contracts import get
+from oracle.fixtures import files as fixtures
+from oracle.routines import get, options
 
 
 def add(commands: Commands) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from oracle.cli.common import Commands, add_volume_arguments, console
 from oracle.cli.outputs import add_output_arguments, takes_standard_output, write
 from oracle.errors import CaseError
-from oracle.outcome import Report
-from oracle.record import read_report
 from oracle.report.console import print_report
+from oracle.report.outcome import Report
+from oracle.report.record import read_report
 
 
 def add(commands: Commands) -> None:

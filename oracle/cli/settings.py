@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from oracle import profiles
 from oracle.errors import OptionError
-from oracle.fixtures import FOLDER_VARIABLE
+from oracle.fixtures.files import FOLDER_VARIABLE
+from oracle.routines import profiles
 
 TABLE = "tool.fp8-oracle"
 KEYS = ("profile", "fixtures", "subjects")

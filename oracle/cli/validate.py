@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle import fixtures, keeping, provenance
 from oracle.cli.common import Commands, console, whole
+from oracle.fixtures import files as fixtures
+from oracle.harness import keeping, provenance
 from oracle.harness.report import Finding, Report
 from oracle.harness.validation import LIMIT, PROFILES, validate
 from oracle.report.console import STYLES

@@ -16,18 +16,20 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from oracle import cases, fixtures, keeping, ledger, profiles, provenance, record, runner, subjects
 from oracle.cli.common import Commands, add_volume_arguments, console
 from oracle.cli.outputs import add_output_arguments, takes_standard_output, write
-from oracle.contracts import get, registered
 from oracle.errors import CaseError, OptionError
-from oracle.keeping import Keeper
-from oracle.ledger import Entry
-from oracle.outcome import Outcome, Report
-from oracle.record import Recorder, Run
+from oracle.fixtures import files as fixtures
+from oracle.harness import keeping, provenance, runner, subjects
+from oracle.harness.keeping import Keeper
+from oracle.harness.runner import Filter, Item
+from oracle.harness.subjects import Provider
 from oracle.report import console as words
-from oracle.runner import Filter, Item
-from oracle.subjects import Provider
+from oracle.report import ledger, record
+from oracle.report.ledger import Entry
+from oracle.report.outcome import Outcome, Report
+from oracle.report.record import Recorder, Run
+from oracle.routines import cases, get, profiles, registered
 
 
 def add(commands: Commands) -> None:

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from oracle.compare import Status
-from oracle.contracts.gemm import ProductContract
-from oracle.contracts.quantize import QuantiserContract
-from oracle.faults.roles import GROUPED, ROLES
-from oracle.gemm import take_rows
 from oracle.harness.report import LARGE, Finding
 from oracle.harness.session import Answer, Session, failed
 from oracle.harness.watches import Note
+from oracle.routines.products.contract import ProductContract
+from oracle.routines.products.roles import GROUPED, ROLES
+from oracle.routines.quantisers.contract import QuantiserContract
+from oracle.truth.gemm import take_rows
+from oracle.verdict.compare import Status
 
 LIMIT = 1 << 31
 PERIOD = 61  # rows at most; the period is odd, so that no power of two is a multiple of it

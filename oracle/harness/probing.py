@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oracle.contracts import get
 from oracle.errors import OptionError, SubjectError
-from oracle.faults.roles import ROLES, TORCH_NAMES
 from oracle.harness.memory import is_poison
 from oracle.harness.process import Worker
 from oracle.harness.session import Session
 from oracle.harness.validation import LIMIT, arch_of, importable
+from oracle.routines import get
+from oracle.routines.products.roles import ROLES, TORCH_NAMES
 from oracle.tensorcore.fingerprint import Fingerprint, Kernel, fingerprint
 from oracle.tensorcore.probes import Shape
 

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from oracle.compare import Status, Verdict
-from oracle.outcome import quoted
+from oracle.report.outcome import quoted
+from oracle.verdict.compare import Status, Verdict
 
 SCHEMA = "fp8-oracle.validation/1"
 NUMBERS, LOAD = "numbers", "load"

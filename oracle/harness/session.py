@@ -12,14 +12,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from oracle.compare import Status, Verdict
-from oracle.contracts.base import Contract
-from oracle.contracts.gemm import ProductContract
-from oracle.contracts.quantize import QuantiserContract
 from oracle.errors import NumericsError, OracleError
+from oracle.fixtures.strides import restored
 from oracle.harness.process import Worker
 from oracle.harness.report import NUMBERS, Finding
-from oracle.strides import restored
+from oracle.routines.base import Contract
+from oracle.routines.products.contract import ProductContract
+from oracle.routines.quantisers.contract import QuantiserContract
+from oracle.verdict.compare import Status, Verdict
 
 CAUSES = {
     "load": "cannot be loaded",

@@ -3,7 +3,7 @@
 The extents of a case are drawn anew: M from the heights on both sides of every tile and threshold, N and K as any
 multiple of what the listed cases of the contract have in common (their greatest common divisor), within the volume of
 the largest listed case. Dtypes, scheme, family and options are drawn from the grammar; what the contract refuses is
-drawn again. The words come from :class:`oracle.data.Stream` under the label of the contract, the seed and the number of
+drawn again. The words come from :class:`oracle.routines.data.Stream` under the label of the contract, the seed and the number of
 the draw.
 
 Not covered: extents of contracts whose extents depend on each other (routing, experts, tables), which are taken from
@@ -16,11 +16,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from oracle import profiles
-from oracle.cases import Case, Grammar, grammars
-from oracle.contracts import get
-from oracle.data import Stream
 from oracle.errors import OracleError
+from oracle.routines import get, profiles
+from oracle.routines.cases import Case, Grammar, grammars
+from oracle.routines.data import Stream
 
 HEIGHTS: tuple[int, ...] = (*range(1, 17), 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 BLOCK = 128

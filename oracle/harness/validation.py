@@ -15,20 +15,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oracle import cases, profiles
-from oracle.cases import Case
-from oracle.compare import Status, Verdict
-from oracle.contracts import get
-from oracle.diagnose import explain_verdict
+from oracle.diagnosis.diagnose import explain_verdict
+from oracle.diagnosis.minimise import extents, minimise
+from oracle.diagnosis.mutate import poisoned
 from oracle.errors import CaseError, DeviceError, OptionError, SubjectError
-from oracle.failing_case import FailingCase, write
+from oracle.fixtures.failing_case import FailingCase, write
 from oracle.harness import offsets, watches
 from oracle.harness.process import Worker
 from oracle.harness.report import BATCH, LARGE, LOAD, NUMBERS, OPTIONAL, THREADS, Finding, Report
 from oracle.harness.session import Answer, Session, failed
 from oracle.harness.soak import drawn
-from oracle.minimise import extents, minimise
-from oracle.mutate import poisoned
+from oracle.routines import cases, get, profiles
+from oracle.routines.cases import Case
+from oracle.verdict.compare import Status, Verdict
 
 PROFILES = ("quick", "full", "soak")
 LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up to a minute
@@ -62,7 +61,7 @@ def validate(
     kernel : ``"MODULE:CALLABLE"`` or a function of an importable module
         Called with the contract's inputs by name, the options that it takes, and, if it has a parameter ``out``, a
         poisoned output. Returns the output, a tuple or dict of several, or None after writing ``out``.
-    contract : a name of :func:`oracle.contracts`.
+    contract : a name of :func:`oracle.routines`.
     adapter : ``(kernel, inputs, options) -> output`` for kernels with another calling convention.
     device : ``"cpu"`` or ``"cuda"``.
     arch : whose arithmetic is admitted; by default that of the device.

@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oracle.compare import Status, Verdict
-from oracle.contracts.base import Contract
-from oracle.contracts.gemm import ProductContract
-from oracle.faults import agree
-from oracle.faults.roles import GROUPED, ROLES, quantised
-from oracle.formats import decode, same_bits
-from oracle.gemm import take_rows
 from oracle.harness import crowd
 from oracle.harness.memory import is_poison
 from oracle.harness.report import BATCH, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
-from oracle.pattern import describe
+from oracle.numbers.formats import decode, same_bits
+from oracle.routines.base import Contract
+from oracle.routines.catalogue import agree
+from oracle.routines.products.contract import ProductContract
+from oracle.routines.products.roles import GROUPED, ROLES, quantised
+from oracle.truth.gemm import take_rows
+from oracle.verdict.compare import Status, Verdict
+from oracle.verdict.pattern import describe
 
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]

@@ -21,9 +21,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from oracle.fixtures.strides import padded_memory
 from oracle.harness.crowd import Made, crowded
 from oracle.harness.memory import GUARD, Guarded, Poisoning, guarded, placed
-from oracle.strides import padded_memory
 
 Reply = dict[str, Any]
 

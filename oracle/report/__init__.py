@@ -1,1 +1,1 @@
-"""Reports: pure functions of :class:`oracle.outcome.Report`; no tensor is touched here."""
+"""Reports: pure functions of :class:`oracle.report.outcome.Report`; no tensor is touched here."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oracle.compare import Status
-from oracle.outcome import Outcome, Report
+from oracle.report.outcome import Outcome, Report
+from oracle.verdict.compare import Status
 
 _ORDER = (Status.FAILED, Status.CRASHED, Status.UNTESTED)
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.compare import Status
-from oracle.outcome import Group, Outcome, Report
+from oracle.report.outcome import Group, Outcome, Report
+from oracle.verdict.compare import Status
 
 STYLES = {
     Status.PASSED: "green",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.text import Text
 
-from oracle.changes import Comparison, Kind
+from oracle.report.changes import Comparison, Kind
 
 MOST = 20  # changes of one kind in words; ``--verbose`` prints all
 STYLES: Mapping[Kind, str] = {

@@ -11,8 +11,8 @@ import json
 import re
 from xml.etree import ElementTree as ET
 
-from oracle.compare import Status
-from oracle.outcome import Outcome, Report
+from oracle.report.outcome import Outcome, Report
+from oracle.verdict.compare import Status
 
 _CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

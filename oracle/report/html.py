@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from html import escape
 
-from oracle.compare import Status
-from oracle.outcome import Outcome, Report
 from oracle.report import picture, tables
 from oracle.report.causes import Cause, causes
 from oracle.report.markup import badge, count, cut, scrolling, section, table, tone
+from oracle.report.outcome import Outcome, Report
 from oracle.report.page import page, theme_button
+from oracle.verdict.compare import Status
 
 DETAILED = 300  # failures with pictures and bits in one page
 PER_CAUSE = 24  # failures of one cause with pictures and bits

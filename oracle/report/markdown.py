@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from oracle.outcome import Group, Report
 from oracle.report.causes import Cause, causes
+from oracle.report.outcome import Group, Report
 
 LIMIT = 60_000
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")

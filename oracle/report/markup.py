@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from oracle.compare import Status
+from oracle.verdict.compare import Status
 
 LONGEST = 1200  # characters of one message
 TONES: Mapping[Status, str] = {

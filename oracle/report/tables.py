@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from oracle.compare import Status
-from oracle.outcome import Group, Outcome, Report
 from oracle.report import picture
 from oracle.report.markup import KNOWN, SIGNS, TONES, badge, count, cut, scrolling, section, status_badge, table, tone
+from oracle.report.outcome import Group, Outcome, Report
+from oracle.verdict.compare import Status
 
 MEANINGS: Mapping[str, str] = {
     "PASSED": "every bit is that of a declared or identified arithmetic, or every element lies in its proved interval",

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.history import Point
+from oracle.report.history import Point
 from oracle.report.markup import badge, scrolling, table
 from oracle.report.page import page, theme_button
 

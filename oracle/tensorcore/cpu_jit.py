@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oracle.formats import codes_of
+from oracle.numbers.formats import codes_of
 
 TASK_ROWS = 256  # rows whose accumulators stay in the second-level cache
 

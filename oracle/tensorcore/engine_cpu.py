@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oracle.formats import Format, decode, of_dtype
-from oracle.gemm import ScaledProduct
+from oracle.numbers.formats import Format, decode, of_dtype
 from oracle.tensorcore import cpu_fused
 from oracle.tensorcore.cpu_jit import codes_array, run_tasks, task_pieces
 from oracle.tensorcore.engine_parts import Plan, finish, narrow_lanes, plan, supported
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.predict import store
 from oracle.tensorcore.schedules import Schedule
+from oracle.truth.gemm import ScaledProduct
 
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 CHUNK_RESULT = 1 << 23  # elements of one float32 chunk of the result

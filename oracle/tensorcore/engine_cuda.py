@@ -19,13 +19,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oracle.formats import decode, of_dtype
-from oracle.gemm import ScaledProduct, take_rows
+from oracle.numbers.formats import decode, of_dtype
 from oracle.tensorcore.engine_parts import INSIDE, UNROLL, Plan, finish, plan, supported
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.instructions import Instruction, Sum
 from oracle.tensorcore.predict import predict_product, store
 from oracle.tensorcore.schedules import Scales, Schedule
+from oracle.truth.gemm import ScaledProduct, take_rows
 
 BM, BN = 64, 128  # output tile of a program: fewer rows or columns than its 256 threads, so vectors stay in registers
 ZERO_EXPONENT = -64  # of a zero operand: any sum with it lies below every exponent of two nonzero ones

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oracle.gemm import ScaledProduct
 from oracle.tensorcore.fused import float32_scale, fma32
 from oracle.tensorcore.instructions import FP8, Instruction, Order, Sum
 from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule
+from oracle.truth.gemm import ScaledProduct
 
 FOLD, PROMOTE = 1, 2  # what happens at the end of a tile: c = fl(c + chain); total = promotion of c
 ADD, FMA, MULTIPLY_ADD, A_THEN_B, INSIDE = range(5)  # how scales enter: by promotion, or INSIDE the sum

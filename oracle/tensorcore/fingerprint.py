@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
-from oracle.formats import of_dtype, same_bits
-from oracle.gemm import ScaledProduct
+from oracle.numbers.formats import of_dtype, same_bits
 from oracle.tensorcore import probes
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.instructions import Instruction, Order, Status, Sum
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.probes import Shape
 from oracle.tensorcore.schedules import Epilogue, Promotion, Schedule, schedules
+from oracle.truth.gemm import ScaledProduct
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
 """``f(a, b, a_scale, b_scale, out_dtype) -> [M, N]``."""

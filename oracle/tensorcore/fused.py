@@ -29,10 +29,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oracle.doubledouble import two_sum
 from oracle.errors import DtypeError, NumericsError
-from oracle.formats import by_name, decode, of_dtype
-from oracle.rounding import power_of_two
+from oracle.numbers.doubledouble import two_sum
+from oracle.numbers.formats import by_name, decode, of_dtype
+from oracle.numbers.rounding import power_of_two
 from oracle.tensorcore.instructions import Instruction, Order, Sum
 
 ABSENT = -20_000

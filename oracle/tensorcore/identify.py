@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
-from oracle.formats import same_bits
-from oracle.gemm import ScaledProduct, take_rows
+from oracle.numbers.formats import same_bits
 from oracle.tensorcore.instructions import Status
 from oracle.tensorcore.predict import Engine, predict_product
 from oracle.tensorcore.schedules import Schedule, schedules
+from oracle.truth.gemm import ScaledProduct, take_rows
 
 SAMPLE = 1 << 15
 """Outputs compared when the product has more: evenly spaced rows and columns."""

@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
-from oracle.gemm import ScaledProduct
 from oracle.tensorcore.fused import fma32
 from oracle.tensorcore.instructions import Status
 from oracle.tensorcore.predict import Engine, canonical_nan, predict_product
+from oracle.truth.gemm import ScaledProduct
 
 _BLOCK = 1 << 22  # accumulators held at once: 16 MiB a temporary
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
-from oracle.rounding import Overflow, Rounding, to_dtype
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.tensorcore import packed
 from oracle.tensorcore.fused import Operand, accumulate, block_scaled, exponent, float32_scale, fma32, operand
 from oracle.tensorcore.instructions import NAN_FLOAT16, NAN_FLOAT32, Instruction, Sum
@@ -29,7 +29,7 @@ from oracle.tensorcore.instructions import instruction as instruction_named
 from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule, get
 
 if TYPE_CHECKING:
-    from oracle.gemm import ScaledProduct
+    from oracle.truth.gemm import ScaledProduct
 
 Engine = Literal["auto", "torch", "cpu", "cuda"]
 

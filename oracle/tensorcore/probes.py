@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError
-from oracle.formats import of_dtype
-from oracle.gemm import ScaledProduct
-from oracle.rounding import Overflow, Rounding, to_dtype
+from oracle.numbers.formats import of_dtype
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.tensorcore.predict import store
 from oracle.tensorcore.schedules import Epilogue
+from oracle.truth.gemm import ScaledProduct
 
 Case = Mapping[int, float]
 """Products by their k; each is ``s 2^e`` with a significand ``s`` that the operand format holds."""

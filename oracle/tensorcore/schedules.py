@@ -30,7 +30,7 @@ from oracle.errors import NumericsError
 from oracle.tensorcore.instructions import Instruction, Status, arches, instruction
 
 if TYPE_CHECKING:
-    from oracle.gemm import ScaledProduct
+    from oracle.truth.gemm import ScaledProduct
 
 
 class Promotion(Enum):
@@ -62,7 +62,7 @@ class Scales(Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a kernel computes a :class:`~oracle.gemm.ScaledProduct`.
+    """How a kernel computes a :class:`~oracle.truth.gemm.ScaledProduct`.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import FixtureError, NumericsError
-from oracle.formats import by_name, decode
+from oracle.numbers.formats import by_name, decode
 from oracle.tensorcore.instructions import INSTRUCTIONS, Instruction, instruction
 from oracle.tensorcore.predict import mma
 

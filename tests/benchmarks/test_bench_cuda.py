@@ -1,7 +1,7 @@
 """Rates of the CUDA engine beside a float64 matmul on the same GPU, and its bits on a corner of the product.
 
 ``pytest tests/benchmarks/test_bench_cuda.py --benchmark-enable --benchmark-only`` on a machine with a GPU. Data come
-from :mod:`oracle.data`, the same on every machine, so that :func:`corner` of a GPU can be compared with the CPU
+from :mod:`oracle.routines.data`, the same on every machine, so that :func:`corner` of a GPU can be compared with the CPU
 engine's anywhere. Nothing here asserts a time.
 """
 
@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle import data
-from oracle.formats import codes_of, decode
-from oracle.gemm import ScaledProduct
+from oracle.numbers.formats import codes_of, decode
+from oracle.routines import data
 from oracle.tensorcore.predict import predict_product
+from oracle.truth.gemm import ScaledProduct
 
 PROMOTE = "sm90.promote128"
 CHAINS = ("sm90.chain", "sm100.chain", "sm90.mma_sync.promote128.scale_after")

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from oracle.bounds import Accumulator, cpu, of_schedule, residue_bound
-from oracle.formats import codes_of, decode
-from oracle.gemm import ScaledProduct
+from oracle.numbers.formats import codes_of, decode
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get
+from oracle.truth.gemm import ScaledProduct
 
 PROMOTE = "sm90.promote128"
 DEEPSEEK = (128, 4096, 7168)

@@ -28,16 +28,16 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from oracle.contracts import get
-from oracle.faults import agree
 from oracle.harness import validate, watches, worker
 from oracle.harness.memory import Guarded
 from oracle.harness.process import Worker
 from oracle.harness.session import Answer, Session
-from tests.subjects.right import gemm_out
+from oracle.routines import get
+from oracle.routines.catalogue import agree
+from tests.support.subjects.right import gemm_out
 
 GEMM = "fp8_gemm_nt"
-KERNEL = "tests.subjects.right:gemm_out"
+KERNEL = "tests.support.subjects.right:gemm_out"
 FEW = [
     f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=33,n=192,k=384/family=randn/seed=1",
     f"{GEMM}/e4m3xe4m3-f32/1x128:128x128/m=5,n=128,k=256/family=randn/seed=2",

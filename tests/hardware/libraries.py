@@ -34,7 +34,7 @@ SECOND = deep_gemm.IMPORT_NAMES[1]
 
 @dataclass(frozen=True)
 class Library:
-    """One bare call; see ``oracle.subjects.Subject``."""
+    """One bare call; see ``oracle.harness.subjects.Subject``."""
 
     name: str
     contract: str

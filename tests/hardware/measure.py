@@ -21,7 +21,7 @@ import torch  # noqa: E402  # the paths above come first
 from hardware import probes, timings  # noqa: E402
 from hardware.notes import Notes  # noqa: E402
 
-from oracle import provenance, subjects  # noqa: E402
+from oracle.harness import provenance, subjects  # noqa: E402
 
 FAMILIES: dict[str, tuple[Callable[[Notes, str], None], ...]] = {
     "probes": (probes.division_tables, probes.instruction_probes, probes.own_quantisers),

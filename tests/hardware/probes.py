@@ -16,8 +16,9 @@ from torch import Tensor
 
 from kernels import blockscaled
 from kernels.backends import cutlass, eager, flashinfer, triton_quant
-from oracle import cases, fast_math
-from oracle.formats import same_bits
+from oracle.numbers import fast_math
+from oracle.numbers.formats import same_bits
+from oracle.routines import cases
 
 TINY, HUGE = 2.0**-9, 448.0
 """The smallest and the largest magnitude of E4M3."""
@@ -25,7 +26,7 @@ TINY, HUGE = 2.0**-9, 448.0
 
 def division_tables(notes: Notes, device: str) -> None:
     """``div.approx.ftz`` of 448 by every finite bf16 value that is not negative, ``rcp.approx.ftz`` of the result, and
-    whether both are those of :mod:`oracle.fast_math`."""
+    whether both are those of :mod:`oracle.numbers.fast_math`."""
     tables = importlib.import_module("hardware.approximate_division").tables
     amax = (torch.arange(255 * 128, dtype=torch.int32) << 16).view(torch.float32).view(255, 128)
     made = {name: table.cpu() for name, table in tables(amax.to(device)).items()}
@@ -41,7 +42,7 @@ def division_tables(notes: Notes, device: str) -> None:
 
 
 def modelled(amax: Tensor) -> dict[str, Tensor]:
-    """What :mod:`oracle.fast_math` makes of ``amax``, by the names of the tables, float32."""
+    """What :mod:`oracle.numbers.fast_math` makes of ``amax``, by the names of the tables, float32."""
     a = amax.to(torch.float64)
     q = fast_math.quotient(a)
     found = {"quotient": q, "scale": fast_math.scale(a, q), "amax_times_quotient": fast_math.product(a, q)}

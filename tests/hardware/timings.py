@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels import blockscaled, linear, quantize
 from kernels.backends import cutlass, eager, flashinfer
-from oracle import cases, data
+from oracle.routines import cases, data
 
 ROUNDS = 25
 IN_GRAPH = 10

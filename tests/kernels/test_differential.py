@@ -18,10 +18,9 @@ from kernels.backends import eager
 from kernels.platform import Machine, use_machine
 from kernels.subjects import BY_CONTRACT, Subject, subjects
 from kernels.subjects import CONTRACTS as KNOWN
-from oracle import cases, profiles
-from oracle import layout as truth
-from oracle.compare import Status, Verdict
-from oracle.contracts import get
+from oracle.routines import cases, get, profiles
+from oracle.truth import layout as truth
+from oracle.verdict.compare import Status, Verdict
 
 LAYER = "apply_fi_trtllm_fp8_per_tensor_moe"
 CONTRACTS = (

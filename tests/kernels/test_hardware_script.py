@@ -10,8 +10,8 @@ from hardware import libraries, measure, probes
 from hardware.notes import Notes
 
 import oracle
-from oracle import cases, subjects
-from oracle.contracts import registered
+from oracle.harness import subjects
+from oracle.routines import cases, registered
 
 
 def test_a_failure_is_recorded_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ class TestLibraries:
 
 def oracle_case(contract: str) -> cases.Case:
     """A case of the quick profile that a kernel would take."""
-    from oracle import profiles
+    from oracle.routines import profiles
 
     return profiles.cases(contract, "quick")[0]
 

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from kernels import moe_layer
 from kernels.subjects import BY_CONTRACT
-from oracle import cases, profiles
-from oracle.cases import Case
-from oracle.compare import Status, Verdict
-from oracle.contracts import get
 from oracle.errors import CaseError
 from oracle.harness.soak import drawn
+from oracle.routines import cases, get, profiles
+from oracle.routines.cases import Case
+from oracle.verdict.compare import Status, Verdict
 
 CONTRACT = "moe_fp8"
 QUICK = [c for c in profiles.cases(CONTRACT, "quick") if c.dtypes == "bf16xe4m3-bf16"]

@@ -1,0 +1,285 @@
+"""Which quantiser outputs are right: an interval of scales, and codes conditional on the published scale.
+
+Let ``a`` be the exact, floored amax of a block, ``u = 2^-24``.
+
+* *Scale.* Each float32 formula in use is ``a/448`` times at most two factors ``1 + d``, ``|d| <= u`` (a
+  rounded operation or the rounded constant 1/448), so ``s`` lies within ``a/448 (1 +- 4u)`` with room to
+  spare; with approximate division within ``1 +- 2^-21``. Below 2^-126 an operation errs by up to 2^-150
+  instead. A scale in the input's dtype has one value, ``RN(a/448)``; a UE8M0 scale has one value per mode,
+  two inside the window of a mode that goes through a rounded logarithm.
+* *Code.* The published ``s`` fixes ``v = x/s``. A code comes from ``v`` times at most four factors
+  ``1 + d`` (for ``s = a fl(1/448)`` and ``x fl(448/a)``), so it lies in ``[RNE(v (1-e)), RNE(v (1+e))]``, ``e =
+  (1+u)^4 - 1``, or ``2^-21`` with approximate division: one code, or two beside a midpoint. A power of two
+  divides exactly: one code.
+* *Special blocks.* What a zero or non-finite block gives is the declared recipe's own bits; a published
+  scale of 0 admits any finite code, since the product is 0. NaN codes are one value whatever their sign.
+* The exact bits of the declared recipe are admissible too, unless the record says that it is faulty.
+
+So a wrong scale fails as a scale, and a wrong code fails whatever the scale: the two are told apart.
+Sources: IEEE 754; the formulas of :mod:`oracle.numbers.recipes`. Not covered: verdicts
+(:mod:`oracle.routines.quantisers.contract`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.numbers import ue8m0
+from oracle.numbers.formats import E4M3FN, FP32, codes_of, decode, of_dtype
+from oracle.numbers.quantize import FP8_MAX, Band, Prepared, f32, suits
+from oracle.numbers.recipes import PowerOfTwo, Recipe, ScaleFormat, ScaleFormula, recipes
+from oracle.numbers.rounding import Overflow, Rounding, encode
+
+U = 2.0**-24
+SCALE_WIDTH = 4 * U
+CODE_WIDTH = 4 * U + 7 * U * U
+APPROXIMATE_WIDTH = 2.0**-21
+TINY = 2.0**-126
+_LOG2_MODES = (PowerOfTwo.EXP2_CEIL_LOG2, PowerOfTwo.EXP2_ROUND_LOG2)
+
+
+@dataclass(frozen=True)
+class ScaleSet:
+    """Admissible scales per block, float64 of the logical scale shape; NaN in ``expected`` asks for NaN.
+
+    With ``ends_only`` (powers of two) nothing between ``low`` and ``high`` is admitted.
+    """
+
+    low: Tensor
+    high: Tensor
+    expected: Tensor
+    ends_only: bool = False
+
+    def admits(self, scale: Tensor) -> Tensor:
+        """Bool per block; ``scale`` decoded to float64. NaN fails where a number is due."""
+        inside = (self.low <= scale) & (scale <= self.high)
+        if self.ends_only:
+            inside = inside & ((scale == self.low) | (scale == self.high))
+        return torch.where(torch.isnan(self.expected), torch.isnan(scale), inside)
+
+
+@dataclass(frozen=True)
+class CodeSet:
+    """Admissible codes per element, as ordinals (:func:`ordinal`).
+
+    ``expected`` is the rounding of the exact quotient; ``nan`` marks elements that must be NaN, ``free`` those
+    that admit any finite code.
+    """
+
+    low: Tensor
+    high: Tensor
+    expected: Tensor
+    nan: Tensor
+    free: Tensor
+
+    def admits(self, codes: Tensor) -> Tensor:
+        """Bool per element for uint8 codes. -0 and +0 are different codes."""
+        rank, is_nan = ordinal(codes), (codes & 0x7F) == 0x7F
+        finite = (self.low <= rank) & (rank <= self.high) & ~is_nan
+        return torch.where(self.nan, is_nan, finite | (self.free & ~is_nan))
+
+    def two(self) -> Tensor:
+        """Elements that admit more than one code because a midpoint lies within the width."""
+        return (self.high > self.low) & ~self.nan & ~self.free
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One output against one recipe; ``exact`` says that every bit is the recipe's own.
+
+    The codes' sets are not kept: :func:`code_bands` makes them again, some rows at a time.
+    """
+
+    recipe: Recipe
+    scales: ScaleSet
+    bad_scales: Tensor
+    bad_codes: Tensor
+    exact: bool
+
+    @property
+    def outside(self) -> int:
+        return int(self.bad_scales.sum()) + int(self.bad_codes.sum())
+
+
+def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judged:
+    """Judge codes ``q`` (float8_e4m3fn) and ``scale`` (float32, bfloat16 or E8M0, logical shape) by a recipe."""
+    published, scales = decode(scale), scale_set(x, recipe)
+    own_scale = _same(published, scales.expected)
+    bad_scales, exact = ~scales.admits(published), bool(own_scale.all())
+    bad_codes = torch.zeros(q.shape, dtype=torch.bool, device=q.device)
+    raw, bad = codes_of(q).reshape(-1, q.shape[-1]), bad_codes.view(-1, q.shape[-1])
+    for band in x.bands(recipe.block):
+        rows, cells = raw[band.rows], band.x.grid(recipe.block)
+        own = _same_code(rows, band.x.codes(recipe).view(rows.shape))
+        exact = exact and bool(own.all())
+        if recipe.fault is None:
+            blocks = _of_band(own_scale, band, x, recipe).to(torch.float64)
+            own = own & cells.spread(blocks).to(torch.bool).view(rows.shape)
+            if bool(own.all()):
+                continue  # the recipe's own bits are admissible
+        sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
+        admitted = sets.admits(rows.reshape(sets.low.shape)).view(rows.shape)
+        bad[band.rows] = ~admitted if recipe.fault is not None else ~admitted & ~own
+    return Judged(recipe, scales, bad_scales, bad_codes, exact)
+
+
+def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple[slice, CodeSet]]:
+    """:func:`code_set` of consecutive rows of ``x`` seen as a matrix; ``published`` as there."""
+    for band in x.bands(recipe.block):
+        sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
+        parts = (sets.low, sets.high, sets.expected, sets.nan, sets.free)
+        yield band.rows, CodeSet(*(t.view(-1, t.shape[-1]) for t in parts))
+
+
+def _of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
+    """The blocks of a band, in its own logical shape, out of a tensor of the whole input's."""
+    if band.x is x:
+        return scale
+    down, _ = x.grid(recipe.block).count
+    return scale.reshape(down, -1)[band.blocks].reshape(band.x.grid(recipe.block).scale_shape)
+
+
+def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
+    """The scales that a right implementation of ``recipe`` may publish for ``x``."""
+    shape = x.grid(recipe.block).scale_shape
+    steps = x.steps(recipe)
+    expected = steps.scale.reshape(shape)
+    if recipe.formula is ScaleFormula.GIVEN or recipe.scale_format is ScaleFormat.INPUT or recipe.fault:
+        return ScaleSet(expected, expected, expected)
+    if recipe.scale_format is ScaleFormat.UE8M0:
+        if recipe.power_of_two not in _LOG2_MODES:
+            return ScaleSet(expected, expected, expected)
+        in_input = recipe.formula is ScaleFormula.INPUT_DTYPE
+        low, high = ue8m0.log2_window(steps.unrounded, recipe, of_dtype(x.dtype) if in_input else FP32)
+        return _unless_exceptional(low.reshape(shape), high.reshape(shape), expected, ends_only=True)
+    width = APPROXIMATE_WIDTH if recipe.approximate else SCALE_WIDTH
+    ideal = steps.amax.reshape(shape) / torch.full_like(expected, FP8_MAX)
+    flush = TINY if recipe.approximate else 2.0**-149
+    slack = torch.where(ideal < 2 * TINY, torch.full_like(ideal, flush), torch.zeros_like(ideal))
+    low, high = ideal * (1 - width) - slack, ideal * (1 + width) + slack
+    if recipe.scale_floor:
+        floor = f32(torch.full_like(expected, recipe.scale_floor))
+        low, high = torch.maximum(low, floor), torch.maximum(high, floor)
+    return _unless_exceptional(low, high, expected)
+
+
+def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
+    """The codes that ``recipe`` may give once it has published these scales (float64, logical shape)."""
+    cells = x.grid(recipe.block)
+    blocks, s = x.blocks(recipe.block), cells.over(published)
+    v = blocks / s
+    exact = recipe.scale_format is ScaleFormat.UE8M0
+    width = 0.0 if exact else APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
+    # 1/s is subnormal above 2^126 and loses bits; no amax leads there, a scale that the caller gives may.
+    widths = torch.where(s > 2.0**126, torch.full_like(s, max(width, APPROXIMATE_WIDTH)), torch.full_like(s, width))
+    near, middle, far = (ordinal(_encode(v * edge)) for edge in (1 - widths, 1.0, 1 + widths))
+    policy = recipe.nan_code.code
+    undefined = torch.isnan(v)
+    must_be_nan = undefined & (policy == 0x7F)
+    fixed = torch.full_like(near, int(ordinal(torch.tensor(policy, dtype=torch.uint8, device="cpu"))))
+    low = torch.where(undefined, fixed, torch.minimum(near, far))
+    high = torch.where(undefined, fixed, torch.maximum(near, far))
+    free = (s == 0).expand_as(v) & ~torch.isnan(blocks)
+    return CodeSet(
+        low=cells.join(low),
+        high=cells.join(high),
+        expected=cells.join(torch.where(undefined, fixed, middle)),
+        nan=cells.join(must_be_nan & ~free),
+        free=cells.join(free),
+    )
+
+
+def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None) -> tuple[str, ...]:
+    """Names of every recipe that reproduces the output bit for bit (NaN codes and NaN scales count as equal).
+
+    Recipes with a given scale are tried only when ``x`` was prepared with one. The faulty ones are included.
+    """
+    published, raw = decode(scale), codes_of(q).reshape(-1, q.shape[-1])
+    candidates = _candidates(x, q, scale, among)
+    alive = [r for r in candidates if bool(_same(published, x.scale(r).reshape(scale.shape)).all())]
+    for block in dict.fromkeys(recipe.block for recipe in alive):
+        for band in x.bands(block):
+            rows = raw[band.rows]
+            alive = [
+                r
+                for r in alive
+                if r.block != block or bool(_same_code(rows, band.x.codes(r).view(rows.shape)).all())
+            ]
+    return tuple(recipe.name for recipe in alive)
+
+
+def agreement(
+    x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None
+) -> Iterator[tuple[str, float]]:
+    """Every recipe that could have produced this shape, with the fraction of codes and scales that it reproduces."""
+    published, raw = decode(scale), codes_of(q).reshape(-1, q.shape[-1])
+    candidates = _candidates(x, q, scale, among)
+    equal = {r.name: int(_same(published, x.scale(r).reshape(scale.shape)).sum()) for r in candidates}
+    for block in dict.fromkeys(recipe.block for recipe in candidates):
+        for band in x.bands(block):
+            rows = raw[band.rows]
+            for recipe in candidates:
+                if recipe.block == block:
+                    equal[recipe.name] += int(_same_code(rows, band.x.codes(recipe).view(rows.shape)).sum())
+    for recipe in candidates:
+        yield recipe.name, equal[recipe.name] / (scale.numel() + q.numel())
+
+
+def _candidates(x: Prepared, q: Tensor, scale: Tensor, among: Iterable[Recipe] | None) -> list[Recipe]:
+    """Recipes that could have produced outputs of these shapes."""
+    found = []
+    for recipe in recipes().values() if among is None else among:
+        if (recipe.formula is ScaleFormula.GIVEN) != (x.given is not None):
+            continue
+        if recipe.block.rows not in (None, 1) and q.dim() != 2:
+            continue
+        if x.scale_ub is not None and not recipe.takes_scale_ub or not suits(recipe, x.dtype):
+            continue
+        if x.grid(recipe.block).scale_shape == tuple(scale.shape):
+            found.append(recipe)
+    return found
+
+
+def ordinal(codes: Tensor) -> Tensor:
+    """Codes as integers in the order of their values, -0 just below +0; NaN codes lie beyond +-448."""
+    magnitude = (codes & 0x7F).to(torch.int16)
+    return torch.where(codes >= 0x80, -1 - magnitude, magnitude)
+
+
+def code_of_ordinal(rank: Tensor) -> Tensor:
+    """The inverse of :func:`ordinal`, uint8."""
+    return torch.where(rank < 0, 0x80 + (-1 - rank), rank).to(torch.uint8)
+
+
+def why_mistrust(scales: Tensor, amax_is_zero: Tensor) -> str | None:
+    """Reason for which a pass on these inputs would prove little, or None."""
+    if bool(amax_is_zero.all()):
+        return "every block is zero"
+    if not bool((torch.isfinite(scales) & (scales > 0)).any()):
+        return "no scale is a positive number"
+    if scales.numel() > 1 and bool((scales == scales.flatten()[0]).all()):
+        return "all scales are equal, so a wrong scale index changes nothing"
+    return None
+
+
+def _encode(v: Tensor) -> Tensor:
+    return encode(v, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+
+
+def _unless_exceptional(low: Tensor, high: Tensor, expected: Tensor, *, ends_only: bool = False) -> ScaleSet:
+    """The interval; or the recipe's own value where that lies outside, as for zero and non-finite blocks."""
+    regular = (low <= expected) & (expected <= high) & (expected > 0)
+    low, high = (torch.where(regular, edge, expected) for edge in (low, high))
+    return ScaleSet(low, high, expected, ends_only)
+
+
+def _same(x: Tensor, y: Tensor) -> Tensor:
+    return (x == y) | (torch.isnan(x) & torch.isnan(y))
+
+
+def _same_code(x: Tensor, y: Tensor) -> Tensor:
+    return (x == y) | (((x & 0x7F) == 0x7F) & ((y & 0x7F) == 0x7F))

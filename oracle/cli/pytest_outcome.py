@@ -1,0 +1,142 @@
+"""What the pytest plugin does once torch is loaded: cases of a marker, and a verdict as an outcome of a test.
+
+Kept apart from :mod:`oracle.pytest_plugin`, which every pytest run of every project imports and which must therefore
+import nothing heavy.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from oracle.errors import CaseError, InputError
+from oracle.harness import provenance, runner
+from oracle.report import record
+from oracle.report.console import sentence
+from oracle.report.outcome import Outcome
+from oracle.routines import cases as grammar
+from oracle.routines import get, options, profiles
+from oracle.routines.cases import Case
+
+
+@dataclass(frozen=True)
+class TestOutcome(Outcome):
+    """An outcome whose subject is a test function.
+
+    ``test`` is the node id with its parameters ("" outside pytest), ``asked`` the case id or contract that was judged.
+    """
+
+    __test__ = False  # pytest collects classes of this name
+
+    test: str = ""
+    asked: str = ""
+    numerics: str | None = None
+    call: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def repro(self) -> str:
+        return f"pytest {shlex.quote(self.test)}" if self.test else ""
+
+    @property
+    def words(self) -> str:
+        """The words of ``fp8-oracle verify``, under the name of what was asked."""
+        return sentence(replace(self, id=self.asked)).plain
+
+    def to_json(self) -> dict[str, object]:
+        words = {name: options.word(value) for name, value in self.call.items()}
+        more = {"test": self.test, "asked": self.asked, "numerics": self.numerics, "options": words}
+        return {**super().to_json(), **more}
+
+
+def judge(
+    output: Tensor | Mapping[str, Tensor],
+    contract: str | Case,
+    inputs: Mapping[str, Tensor] | None,
+    *,
+    arch: str,
+    numerics: str | None,
+    given: Mapping[str, object],
+    test: str,
+    ordinal: int,
+) -> TestOutcome:
+    """The outcome of one output, the ``ordinal``-th of its test; see :func:`oracle.pytest_plugin.assert_conforms`."""
+    start = time.perf_counter()
+    case = contract if isinstance(contract, Case) else None
+    found = get(contract.contract if isinstance(contract, Case) else contract)
+    call = {**({} if case is None else case.call_options()), **given}
+    if inputs is None and case is None:
+        names = ", ".join(spec.name for spec in found.inputs)
+        raise InputError(f"{found.name}: no inputs; pass a mapping with {names}, or a case instead of the name")
+    operands = _on_device_of(output, case.inputs()) if inputs is None and case is not None else dict(inputs or {})
+    outputs = dict(output) if isinstance(output, Mapping) else output
+    verdict = runner.judge_outputs(found, operands, outputs, arch=arch, numerics=numerics, call=call)
+    return TestOutcome(
+        id=f"pytest/{test}" + (f"#{ordinal}" if ordinal > 1 else ""),
+        contract=found.name,
+        subject=test.partition("[")[0] or "-",
+        arch=arch,
+        verdict=verdict,
+        seconds=time.perf_counter() - start,
+        test=test,
+        asked=found.name if case is None else str(case),
+        numerics=numerics,
+        call=call,
+    )
+
+
+def line(outcome: TestOutcome) -> dict[str, object]:
+    """The outcome as a line of a record (:mod:`oracle.report.record`)."""
+    run = this_run()
+    key = record.key_of(outcome.id, outcome.subject, outcome.arch, outcome.numerics or "", run)
+    return {"kind": "outcome", "key": key, "versions": run.stamp, "outcome": outcome.to_json()}
+
+
+def known(line: dict[str, Any], reason: str) -> dict[str, object]:
+    """A line whose failure the test expects (``xfail``): known, and no failure of the run."""
+    outcome = line["outcome"]
+    if not outcome["fails"]:
+        return line
+    why = reason.removeprefix("reason: ") or "expected by the test"
+    return {**line, "outcome": {**outcome, "known_failure": why, "fails": False}}
+
+
+@lru_cache(maxsize=1)
+def this_run() -> record.Run:
+    """The machine and the versions of this process: the first line of a record."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return record.Run(started, provenance.machine(), provenance.versions([]), {"selection": "pytest"}, 0)
+
+
+def marked(
+    default: str,
+    contract: str,
+    *,
+    profile: str | None = None,
+    cases: Sequence[str] | None = None,
+    where: Callable[[Case], bool] | None = None,
+) -> list[Case]:
+    """The cases of one ``oracle_cases`` marker; none at all is an error, for pytest would skip the test in silence."""
+    get(contract)
+    chosen = profiles.cases(contract, profile or default) if cases is None else [grammar.parse(i) for i in cases]
+    if strangers := [case for case in chosen if case.contract != contract]:
+        raise CaseError(f"{strangers[0]} is no case of {contract}")
+    kept = [case for case in chosen if where is None or where(case)]
+    if not kept and chosen:
+        raise CaseError(f"`where` is true for none of the {len(chosen)} cases of {contract}")
+    if not kept:
+        raise CaseError(f"{contract} has no cases; contracts with cases: {', '.join(sorted(grammar.grammars()))}")
+    return kept
+
+
+def _on_device_of(output: Tensor | Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs where the output lies; an output that is no tensor is refused later, with its reason."""
+    first = next(iter(output.values()), None) if isinstance(output, Mapping) else output
+    device = first.device if isinstance(first, Tensor) else "cpu"
+    return {name: tensor.to(device) for name, tensor in inputs.items()}

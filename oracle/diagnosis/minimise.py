@@ -1,0 +1,203 @@
+"""The smallest call that still fails: fewer K blocks, columns and rows, then fewer non-zero products.
+
+Greedy halving along each axis (first half, second half, all but the last unit, all but the first), repeated until
+nothing can go; then ranges of K are set to zero in ``a`` as long as the failure stays. A cut respects the scales:
+columns go in groups that share a scale row, K in scale blocks, grouped rows in runs. Whether a smaller call fails is
+asked of a function, usually by running the kernel again; what it does not answer with a failure is not taken.
+
+Source: delta debugging (Zeller and Hildebrandt, IEEE TSE 28(2), 2002). Not covered: several failures at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.errors import OracleError
+from oracle.routines.base import Contract
+from oracle.routines.products.contract import ProductContract
+from oracle.routines.products.roles import CONTIGUOUS, GROUPED, ROLES, SCALED, TORCH_NAMES
+from oracle.routines.quantisers.contract import QuantiserContract
+
+Inputs = Mapping[str, Tensor]
+Fails = Callable[[Inputs], bool]
+UNIT = 128
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The inputs that were found, the extents on the way, and how often ``fails`` was asked."""
+
+    inputs: Inputs
+    steps: tuple[str, ...]
+    asked: int
+
+
+def minimise(contract: Contract, inputs: Inputs, fails: Fails, *, budget: int = 200, seconds: float = 60.0) -> Smallest:
+    """Shrink ``inputs`` while ``fails(inputs)`` holds.
+
+    Parameters
+    ----------
+    fails : True when the call still shows the failure; raised OracleErrors mean that the call is not admitted.
+    budget, seconds : how often, and how long, to ask.
+    """
+    end, asked = time.monotonic() + seconds, 0
+    steps: list[str] = []
+    current = dict(inputs)
+    moved = True
+    while moved:
+        moved = False
+        for axis in _axes(contract):
+            for candidate, what in _cuts(contract, current, axis):
+                if asked >= budget or time.monotonic() > end:
+                    return Smallest(current, tuple(steps), asked)
+                asked += 1
+                if _holds(contract, candidate, fails):
+                    current, moved = candidate, True
+                    steps.append(what)
+                    break
+    if isinstance(contract, ProductContract):
+        current, more = _zeroed(contract, current, fails, budget - asked, end)
+        asked += more
+    return Smallest(current, tuple(steps), asked)
+
+
+def extents(contract: Contract, inputs: Inputs) -> str:
+    """``M=3, N=128, K=256`` in words."""
+    return ", ".join(f"{axis}={_extent(contract, inputs, axis)}" for axis in _axes(contract))
+
+
+def _holds(contract: Contract, inputs: Inputs, fails: Fails) -> bool:
+    try:
+        contract.check(inputs, {})
+        return fails(inputs)
+    except OracleError:
+        return False
+
+
+def _axes(contract: Contract) -> tuple[str, ...]:
+    if isinstance(contract, ProductContract):
+        return "K", "N", "M"
+    return ("K", "M") if isinstance(contract, QuantiserContract) else ()
+
+
+def _extent(contract: Contract, inputs: Inputs, axis: str) -> int:
+    if not isinstance(contract, ProductContract):
+        return inputs["x"].shape[0 if axis == "M" else 1]
+    role = ROLES[contract.name]
+    if axis == "N":
+        return contract.shape(inputs)[-1]
+    return inputs[role["a"]].shape[-1 if axis == "K" else -2]
+
+
+def _cuts(contract: Contract, inputs: Inputs, axis: str) -> Iterator[tuple[dict[str, Tensor], str]]:
+    size = _extent(contract, inputs, axis)
+    unit = _unit(contract, inputs, axis)
+    units = -(-size // unit)
+    half = units // 2
+    windows = [(0, half), (half, units), (0, units - 1), (1, units)] if units > 1 else []
+    seen = set()
+    for first, last in windows:
+        window = (first * unit, min(size, last * unit))
+        if window[1] > window[0] and window not in seen:
+            seen.add(window)
+            yield _cut(contract, inputs, axis, *window), f"{axis} {size} -> {window[1] - window[0]}"
+
+
+def _unit(contract: Contract, inputs: Inputs, axis: str) -> int:
+    if not isinstance(contract, ProductContract):
+        return (
+            UNIT
+            if axis == "K"
+            else (1 if contract.declared(inputs, contract.check(inputs, {}))[0].block.rows == 1 else UNIT)
+            if isinstance(contract, QuantiserContract)
+            else 1
+        )
+    product = contract.parts(inputs)[0].product
+    if axis == "K":
+        return product.block if product.B > 1 else UNIT
+    if axis == "N":
+        return product.b_rows if product.b_rows < product.N else (1 if product.b_rows == 1 else 16)
+    return UNIT if contract.name == CONTIGUOUS else 1
+
+
+def _cut(contract: Contract, inputs: Inputs, axis: str, first: int, last: int) -> dict[str, Tensor]:
+    cut = dict(inputs)
+    if not isinstance(contract, ProductContract):
+        cut["x"] = inputs["x"][first:last].contiguous() if axis == "M" else inputs["x"][:, first:last].contiguous()
+        return cut
+    role, product = ROLES[contract.name], contract.parts(inputs)[0].product
+    torch_like = contract.name in TORCH_NAMES
+    names = {key: role[key] for key in ("a", "b", "a_scale", "b_scale")}
+    if axis == "M":
+        cut[names["a"]] = _narrow(inputs[names["a"]], -2, first, last)
+        if _per_row(contract, inputs):
+            cut[names["a_scale"]] = _narrow(inputs[names["a_scale"]], -2, first, last)
+        if "m_indices" in cut:
+            cut["m_indices"] = inputs["m_indices"][first:last].clone()
+        if "masked_m" in cut:
+            cut["masked_m"] = (inputs["masked_m"] - first).clamp(0, last - first).to(inputs["masked_m"].dtype)
+        if "offsets" in cut:
+            cut["offsets"] = (inputs["offsets"] - first).clamp(0, last - first).to(inputs["offsets"].dtype)
+    elif axis == "N":
+        cut[names["b"]] = _narrow(inputs[names["b"]], 1 if torch_like else -2, first, last, keep=torch_like)
+        scale = inputs[names["b_scale"]]
+        if product.b_rows < product.N:
+            rows = slice(first // product.b_rows, -(-last // product.b_rows))
+            cut[names["b_scale"]] = _narrow(scale, _channels(contract, scale, product.B), rows.start, rows.stop)
+        if "bias" in cut:
+            cut["bias"] = inputs["bias"][first:last].clone()
+    else:
+        cut[names["a"]] = _narrow(inputs[names["a"]], -1, first, last)
+        cut[names["b"]] = _narrow(inputs[names["b"]], 0 if torch_like else -1, first, last, keep=torch_like)
+        if product.B > 1:
+            blocks = first // product.block, -(-last // product.block)
+            for key in ("a_scale", "b_scale"):
+                cut[names[key]] = _narrow(inputs[names[key]], -1, *blocks)
+    return cut
+
+
+def _channels(contract: ProductContract, scale: Tensor, blocks: int) -> int:
+    """The axis of ``b_scale`` that runs along N."""
+    if contract.name == SCALED:
+        return 1
+    return scale.dim() - 2 if contract.name in GROUPED or blocks > 1 else int(scale.shape.index(scale.numel()))
+
+
+def _per_row(contract: ProductContract, inputs: Inputs) -> bool:
+    scale = inputs[ROLES[contract.name]["a_scale"]]
+    return scale.dim() >= 2 and scale.shape[-2] == inputs[ROLES[contract.name]["a"]].shape[-2] and scale.numel() > 1
+
+
+def _narrow(x: Tensor, axis: int, first: int, last: int, *, keep: bool = False) -> Tensor:
+    """A window of one axis; ``keep`` leaves a transposed matrix transposed."""
+    raw = x.view(torch.uint8) if x.element_size() == 1 else x
+    part = raw.narrow(axis, first, last - first)
+    part = part.t().contiguous().t() if keep else part.contiguous()
+    return part.view(x.dtype)
+
+
+def _zeroed(
+    contract: ProductContract, inputs: dict[str, Tensor], fails: Fails, budget: int, end: float
+) -> tuple[dict[str, Tensor], int]:
+    """Ranges of K set to zero in ``a`` while the failure stays, from halves down to eighths."""
+    name, asked = ROLES[contract.name]["a"], 0
+    k = _extent(contract, inputs, "K")
+    for parts in (2, 4, 8):
+        width = max(1, k // parts)
+        for first in range(0, k, width):
+            if asked >= budget or time.monotonic() > end:
+                return inputs, asked
+            codes = inputs[name].view(torch.uint8).clone()
+            codes[..., first : first + width] = 0
+            if not bool((codes & 0x7F).any()):
+                continue
+            candidate = inputs | {name: codes.view(inputs[name].dtype)}
+            asked += 1
+            if _holds(contract, candidate, fails):
+                inputs = candidate
+    return inputs, asked

@@ -1,0 +1,385 @@
+"""How sensitive the oracle is: every fault, in every contract, over the cases of a profile.
+
+A mutant is KILLED by a case whose verdict fails. One that no case kills is
+
+    EQUIVALENT   its output equals the right one in every bit wherever it is specified, and the catalogue argues why
+    TOLERATED    its bits differ, but stay within what right kernels may differ by, and the catalogue argues why
+    SURVIVED     neither: the oracle, or its data, is too weak
+    UNTRIED      no case of the profile can show it; the reason is kept
+
+The score of a contract is killed / (killed + survived). Beside it stand other projects' rules
+(:mod:`oracle.diagnosis.rules`) on the same data: a rule notices a mutant when it rejects it in a case whose right output it
+accepts, and cries wolf when it rejects a right output. Legal variants that must pass are in :mod:`oracle.diagnosis.legal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.diagnosis.rules import Rule, own_data, rules
+from oracle.errors import CaseError, OracleError
+from oracle.numbers.formats import decode, same_bits
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.routines import Contract, cases, get, profiles, registered
+from oracle.routines.cases import Case
+from oracle.routines.catalogue import Call, Fault, agree, faults_of, run
+from oracle.routines.products.contract import ProductContract
+from oracle.routines.products.roles import CONTIGUOUS, MASKED, ROLES, SCALED, quantised
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth.gemm import exact, rounded
+
+AFTER = "sm90.promote128.scale_after"
+
+# Shapes that a fault needs and the profile of a right kernel does not: ragged K, a square output, square scales,
+# overflow of a float16 store, more rows than a wave.
+EXTRA: Mapping[str, tuple[str, ...]] = {
+    "fp8_gemm_nt": (
+        "e4m3xe4m3-bf16/1x128:128x128/m=9,n=136,k=200/family=randn/seed=1",
+        "e4m3xe4m3-bf16/1x128:128x128/m=64,n=64,k=256/family=randn/seed=1",
+    ),
+    "fp8_blockscale_gemm_sm90": (
+        "e4m3xe4m3-bf16/1x128:128x128/m=9,n=136,k=200/family=randn/seed=1",
+        "e4m3xe4m3-bf16/1x128:128x128/m=64,n=64,k=256/family=randn/seed=1",
+        "e4m3xe4m3-f16/1x128:128x128/m=9,n=136,k=256/family=wide/seed=1",
+    ),
+    "cutlass_scaled_mm": (
+        "e4m3xe4m3-bf16/token:channel/m=9,n=136,k=200/family=randn/seed=1",
+        "e4m3xe4m3-bf16/token:channel/m=64,n=64,k=256/family=randn/seed=1",
+        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256/family=wide/seed=1",
+    ),
+    "cutlass_w8a8_scaled_mm": (
+        "e4m3xe4m3-bf16/token:channel/m=9,n=136,k=200/family=randn/seed=1",
+        "e4m3xe4m3-bf16/token:channel/m=64,n=64,k=256/family=randn/seed=1",
+        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256/family=wide/seed=1",
+    ),
+    "torch_per_tensor_w8a8_scaled_mm": (
+        "e4m3xe4m3-bf16/tensor:tensor/m=9,n=136,k=200/family=randn/seed=1",
+        "e4m3xe4m3-bf16/tensor:tensor/m=64,n=64,k=256/family=randn/seed=1",
+        *(f"e4m3xe4m3-f16/tensor:tensor/m=9,n=136,k=256/family=wide/seed={s}" for s in range(1, 5)),
+    ),
+    "torch_per_token_w8a8_scaled_mm": (
+        "e4m3xe4m3-bf16/token:channel/m=9,n=136,k=200/family=randn/seed=1",
+        "e4m3xe4m3-bf16/token:channel/m=64,n=64,k=256/family=randn/seed=1",
+        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256/family=wide/seed=1",
+    ),
+    "torch_channelwise_w8a8_scaled_mm": (
+        "e4m3xe4m3-bf16/token:channel/m=9,n=136,k=200/family=randn/seed=1",
+        "e4m3xe4m3-bf16/token:channel/m=64,n=64,k=256/family=randn/seed=1",
+        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256/family=wide/seed=1",
+    ),
+    CONTIGUOUS: ("e4m3xe4m3-bf16/1x128:128x128/m=128,n=136,k=200,g=2/family=randn/seed=1",),
+    MASKED: (
+        "e4m3xe4m3-bf16/1x128:128x128/m=70,n=136,k=200,g=2/family=randn/seed=1",
+        "e4m3xe4m3-bf16/1x128:128x128/m=2,n=128,k=256,g=3/family=randn/seed=1",
+    ),
+    SCALED: (
+        "e4m3xe4m3-bf16/token:channel/m=70,n=136,k=200,g=3/family=randn/seed=1",
+        "e4m3xe4m3-bf16/token:channel/m=160,n=64,k=128,g=1/family=randn/seed=1",
+        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256,g=2/family=wide/seed=1",
+    ),
+    "per_block_cast_to_fp8": ("bf16-e4m3/128x128/m=256,k=256/family=randn/seed=1",),
+}
+
+# Options that a fault needs and no case carries; tried on every case that admits them.
+EXTRA_OPTIONS: Mapping[str, tuple[Mapping[str, object], ...]] = {
+    "moe_fp8": ({"limit": 0.05}, {"first_expert": 1}, {"apply_router_weight_on_input": True}),
+    "moe_routing": (
+        {"routed_scaling_factor": 2.5},
+        {"num_expert_group": 4, "topk_group": 2, "top_k": 2},
+    ),
+}
+
+
+class Fate(StrEnum):
+    """What became of a mutant."""
+
+    KILLED = "KILLED"
+    EQUIVALENT = "EQUIVALENT"
+    TOLERATED = "TOLERATED"
+    SURVIVED = "SURVIVED"
+    UNTRIED = "UNTRIED"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault in one contract. ``by`` is the case that killed it; ``why`` the argument or the reason."""
+
+    fault: str
+    family: str
+    contract: str
+    fate: Fate
+    by: str = ""
+    why: str = ""
+    noticed: Mapping[str, bool] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON-ready dict."""
+        return {
+            "fault": self.fault,
+            "family": self.family,
+            "contract": self.contract,
+            "fate": str(self.fate),
+            "by": self.by,
+            "why": self.why,
+            "noticed_by_rules": dict(self.noticed),
+        }
+
+
+@dataclass(frozen=True)
+class Score:
+    """All mutants of one contract, and the rules' false alarms on right outputs of the same cases."""
+
+    contract: str
+    mutants: tuple[Mutant, ...]
+    cases: int
+    alarms: Mapping[str, int]
+
+    def count(self, fate: Fate) -> int:
+        """Mutants of this fate."""
+        return sum(mutant.fate is fate for mutant in self.mutants)
+
+    @property
+    def ratio(self) -> float:
+        """Killed over killed and survived; 1 when there is neither."""
+        killed, survived = self.count(Fate.KILLED), self.count(Fate.SURVIVED)
+        return killed / (killed + survived) if killed + survived else 1.0
+
+    def noticed(self, rule: str) -> int:
+        """Killed mutants that the rule notices too."""
+        return sum(m.noticed.get(rule, False) for m in self.mutants if m.fate is Fate.KILLED)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One case prepared for mutation: the call, the numerics it is judged by, the right output."""
+
+    case: Case
+    call: Call
+    numerics: str | None
+    arch: str = "sm90"
+
+    @cached_property
+    def right(self) -> dict[str, Tensor]:
+        """The output of the right kernel, by name."""
+        return _named(run(self.call))
+
+    @cached_property
+    def truth(self) -> Tensor:
+        """The correctly rounded result of a product on its specified elements, float64: the kindest reference."""
+        dtype = self.call.out_dtype
+        return torch.cat([decode(rounded(p.product, exact(p.product), dtype)).flatten() for p in self.call.parts])
+
+    def values(self, output: Tensor) -> Tensor:
+        """The specified elements of a product's output, float64, in the order of :attr:`truth`."""
+        flat = output.reshape(-1, output.shape[-1])
+        return torch.cat([decode(part.of(flat)).flatten() for part in self.call.parts])
+
+    def fails(self, output: Tensor | dict[str, Tensor]) -> bool:
+        """Whether the contract's verdict on ``output`` is a failure."""
+        contract, call = self.call.contract, self.call
+        verdict = contract.judge(call.inputs, output, arch=self.arch, numerics=self.numerics, **call.options)
+        return verdict.status.is_failure
+
+    def same(self, output: Tensor | dict[str, Tensor]) -> bool:
+        """Whether every specified bit is that of the right kernel."""
+        mine = _named(output)
+        if isinstance(self.call.contract, ProductContract):
+            pair = (x["out"].reshape(-1, x["out"].shape[-1]) for x in (mine, self.right))
+            out, right = pair
+            return all(bool(same_bits(part.of(out), part.of(right)).all()) for part in self.call.parts)
+        return all(
+            mine[name].shape == right.shape and bool(agree(mine[name], right).all())
+            for name, right in self.right.items()
+        )
+
+
+def trials(contract: str, profile: str) -> list[Trial]:
+    """The cases of a profile and the extra ones, smallest first, as trials.
+
+    Raises
+    ------
+    CaseError
+        No case exists for the contract.
+    """
+    found = [trial for case in listed(contract, profile) for trial in _trials_of(case)]
+    return sorted(found, key=lambda trial: sum(t.numel() for t in trial.call.inputs.values()))
+
+
+def listed(contract: str, profile: str) -> list[Case]:
+    """The cases of a profile and the extra ones of a contract; CaseError when there are none."""
+    chosen = [
+        *profiles.cases(contract, profile),
+        *(cases.parse(f"{contract}/{text}") for text in EXTRA.get(contract, ())),
+    ]
+    if not chosen:
+        raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
+    return list(dict.fromkeys(chosen))
+
+
+def mutate(
+    contract: str, *, profile: str = "quick", faults: Sequence[Fault] | None = None, with_rules: bool = True
+) -> Score:
+    """Every fault of ``contract`` over the trials of ``profile``.
+
+    Parameters
+    ----------
+    faults : those to try; None tries all that apply to the contract.
+    with_rules : also ask the other projects' rules (scaled products only), which runs every case.
+    """
+    prepared = trials(contract, profile)
+    asked = rules() if with_rules and isinstance(get(contract), ProductContract) else ()
+    accepted = {rule.name: [t for t in prepared if _passes(rule, t, t.right["out"])] for rule in asked}
+    alarms = {name: len(prepared) - len(passing) for name, passing in accepted.items()}
+    found = [_mutant(fault, prepared, asked, accepted) for fault in (faults_of(contract) if faults is None else faults)]
+    return Score(contract, tuple(found), len(prepared), alarms)
+
+
+def mutate_own_data(
+    rule: Rule, *, faults: Sequence[Fault] | None = None, seed: int = 1
+) -> dict[str, bool | None] | None:
+    """What ``rule`` says of every fault of ``fp8_gemm_nt`` on its project's own data: True noticed, None untried.
+
+    None as a whole: the rule rejects a right result of that data, so nothing can be measured with it.
+    The shape is 256 x 512 x 1024, as its test has it in kind.
+    """
+    made = own_data(rule, m=256, n=512, k=1024, seed=seed)
+    contract = get("fp8_gemm_nt")
+    call = Call(contract, made.inputs, {}, get_schedule("sm90.promote128"))
+    right = decode(_named(run(call))["out"])
+    bf16 = to_dtype(made.reference, torch.bfloat16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    reference = decode(bf16).flatten()
+    if not rule.passes(right.flatten(), reference, torch.bfloat16):
+        return None
+    said: dict[str, bool | None] = {}
+    for fault in faults_of(contract.name) if faults is None else faults:
+        if fault.applies(call) is not None:
+            said[fault.name] = None
+            continue
+        out = decode(_named(run(call, fault))["out"])
+        same = bool(((out == right) | (torch.isnan(out) & torch.isnan(right))).all())
+        said[fault.name] = None if same else not rule.passes(out.flatten(), reference, torch.bfloat16)
+    return said
+
+
+def contracts_with_cases() -> list[str]:
+    """Contracts that can be mutated: registered, with cases, with faults."""
+    return [name for name in registered() if name in cases.grammars() and faults_of(name)]
+
+
+def _mutant(
+    fault: Fault, prepared: Sequence[Trial], asked: Iterable[Rule], accepted: Mapping[str, list[Trial]]
+) -> Mutant:
+    killer, tried, same, reasons = "", 0, True, dict[str, None]()
+    for trial in prepared:
+        if (reason := fault.applies(trial.call)) is not None:
+            reasons[reason] = None
+            continue
+        tried += 1
+        output = run(trial.call, fault)
+        if trial.same(output):
+            continue
+        same = False
+        if trial.fails(output):
+            killer = str(trial.case)
+            break
+    fate, why = _fate(fault, killer, tried, same, reasons)
+    noticed = {rule.name: _noticed(rule, fault, accepted[rule.name]) for rule in asked} if killer else {}
+    return Mutant(fault.name, str(fault.family), prepared[0].call.contract.name, fate, killer, why, noticed)
+
+
+def _fate(fault: Fault, killer: str, tried: int, same: bool, reasons: Mapping[str, None]) -> tuple[Fate, str]:
+    if killer:
+        return Fate.KILLED, ""
+    if tried == 0:
+        return Fate.UNTRIED, next(iter(reasons), "no case")
+    if same and fault.equivalent:
+        return Fate.EQUIVALENT, fault.equivalent
+    if not same and fault.tolerated:
+        return Fate.TOLERATED, fault.tolerated
+    return Fate.SURVIVED, "same bits in every case" if same else "admissible in every case"
+
+
+def _noticed(rule: Rule, fault: Fault, passing: Sequence[Trial]) -> bool:
+    for trial in passing:
+        if fault.applies(trial.call) is None and not _passes(rule, trial, _named(run(trial.call, fault))["out"]):
+            return True
+    return False
+
+
+def _passes(rule: Rule, trial: Trial, output: Tensor) -> bool:
+    return rule.passes(trial.values(output), trial.truth, output.dtype)
+
+
+def _trials_of(case: Case) -> Iterator[Trial]:
+    contract = get(case.contract)
+    inputs = poisoned(case.contract, case.inputs())
+    options = case.call_options()
+    if not isinstance(contract, ProductContract):
+        out_dtype = case.out_dtype if "out_dtype" in options else torch.float32
+        if case.contract == "per_channel_cast_to_fp8" and case.family == "randn":
+            x = inputs["x"].clone()
+            x[:, ::3] = 0  # channels below the floor, which no family has
+            yield Trial(case, Call(contract, {"x": x}, options, out_dtype=torch.float32), None)
+        for extra in ({}, *EXTRA_OPTIONS.get(case.contract, ())):
+            more = {**options, **extra}
+            if _admits(contract, inputs, more):
+                yield Trial(case, Call(contract, inputs, more, out_dtype=out_dtype), None)
+        return
+    if quantised(contract, inputs) is not inputs:
+        return  # the routine quantises by itself: its quantisers are mutated under their own contracts
+    arch, names = _arithmetics(contract, inputs, case.out_dtype)
+    first = None if names[0] == IEEE32 else get_schedule(names[0])
+    yield Trial(case, Call(contract, inputs, options, first, case.out_dtype), None, arch)
+    if AFTER in names and case.family in ("randn", "positive"):
+        yield Trial(case, Call(contract, inputs, options, get_schedule(AFTER), case.out_dtype), AFTER, arch)
+
+
+def _arithmetics(
+    contract: ProductContract, inputs: Mapping[str, Tensor], dtype: torch.dtype
+) -> tuple[str, tuple[str, ...]]:
+    """The arch whose right kernel is mutated and the numerics it admits: sm90 where the contract has a model of it."""
+    refused: OracleError | None = None
+    for arch in ("sm90", *contract.numerics):
+        try:
+            return arch, contract.admitted(arch, None, contract.parts(inputs), dtype)
+        except OracleError as error:
+            refused = error
+    assert refused is not None
+    raise refused
+
+
+def _admits(contract: Contract, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> bool:
+    try:
+        contract.check(inputs, options)
+    except OracleError:
+        return False
+    return True
+
+
+def poisoned(contract: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inputs with NaN in every row that the contract leaves unspecified."""
+    if contract == CONTIGUOUS:
+        padding = inputs["m_indices"] < 0
+    elif contract == MASKED:
+        place = torch.arange(inputs["a"].shape[1], device="cpu")[None, :]
+        padding = place >= inputs["masked_m"][:, None]
+    elif contract == SCALED:
+        padding = torch.arange(inputs["a"].shape[0], device="cpu") >= inputs["offsets"][-1]
+    else:
+        return inputs
+    name = ROLES[contract]["a_scale"]
+    a, scale = inputs["a"].clone(), inputs[name].clone()
+    a.view(torch.uint8)[padding] = 0x7F
+    scale[padding] = torch.nan
+    return inputs | {"a": a, name: scale}
+
+
+def _named(output: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"out": output} if isinstance(output, Tensor) else output

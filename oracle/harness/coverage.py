@@ -1,0 +1,131 @@
+"""Which legs each routine has, computed from what is registered, stored and tried, never written down.
+
+    P  the production package exposes it
+    R  a contract with a float64 (or integer) reference judges it
+    D  a subject runs it in the cases of ``verify``: the arches of those subjects
+    G  stored golden fixtures of its contract
+    H  captures of real hardware that its contract judges: their arches
+
+``-`` in H: no GPU library computes it. Not covered: how good a leg is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oracle.errors import FixtureError
+from oracle.fixtures import captures, golden
+from oracle.fixtures import files as fixtures
+from oracle.harness.subjects import Subject
+from oracle.routines import profiles, registered
+from oracle.routines.table import ROUTINES, Routine
+
+BEGIN, END = "<!-- coverage:begin -->", "<!-- coverage:end -->"
+LEGEND = (
+    "P: exposed by the production package. R: a reference judges it. D: arches on which a subject runs in `verify`. "
+    "G: stored golden fixtures. H: arches with captures of real hardware (`-`: no GPU library computes it)."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The legs of one routine; an empty cell is a leg that is missing."""
+
+    routine: Routine
+    exposed: bool
+    referenced: bool
+    arches: tuple[str, ...]
+    goldens: int
+    captured: tuple[str, ...]
+
+    def cells(self) -> tuple[str, ...]:
+        """P, R, D, G, H as they are printed."""
+        hardware = ", ".join(self.captured) or ("" if self.routine.gpu else "-")
+        marks = ("yes" if self.exposed else "", "yes" if self.referenced else "")
+        return (*marks, ", ".join(self.arches), str(self.goldens or ""), hardware)
+
+    @property
+    def missing(self) -> str:
+        """Letters of the empty cells."""
+        return "".join(letter for letter, cell in zip("PRDGH", self.cells(), strict=True) if not cell)
+
+
+def rows(subjects: Iterable[Subject], folder: Path, exposes: Callable[[str], bool]) -> list[Row]:
+    """The table for these subjects and a fixtures folder; ``exposes`` looks a name up in the production package."""
+    arches: dict[str, set[str]] = {}
+    for subject in subjects:
+        if subject.why_not() is None:
+            arches.setdefault(subject.contract, set()).add(subject.arch)
+    stored: dict[str, int] = {}
+    for entry in golden.load(folder / golden.FOLDER)["cases"]:
+        stored[entry["contract"]] = stored.get(entry["contract"], 0) + bool(entry["file"])
+    return [_row(r, arches, stored, _captured(folder), exposes) for r in ROUTINES]
+
+
+def _row(
+    routine: Routine,
+    arches: Mapping[str, set[str]],
+    stored: Mapping[str, int],
+    captured: Mapping[str, set[str]],
+    exposes: Callable[[str], bool],
+) -> Row:
+    name = routine.judged_as
+    known = name in registered()
+    tried = sorted(arches.get(name, ())) if known and profiles.cases(name, "quick") else []
+    return Row(
+        routine,
+        exposes(routine.attribute),
+        known,
+        tuple(tried),
+        stored.get(name, 0),
+        tuple(sorted(captured.get(name, ()))),
+    )
+
+
+def _captured(folder: Path) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for capture in captures.load(folder / "captures"):
+        if capture.unsupported is None:
+            found.setdefault(capture.contract, set()).add(capture.recording.arch)
+    return found
+
+
+def markdown(table: Sequence[Row]) -> str:
+    """The table as Markdown, one for all sections."""
+    lines = [LEGEND, "", "| routine | P | R | D | G | H |", "|---|---|---|---|---|---|"]
+    section = ""
+    for row in table:
+        if row.routine.section != section:
+            section = row.routine.section
+            lines.append(f"| **{section}** | | | | | |")
+        lines.append(f"| `{row.routine.name}` | {' | '.join(row.cells())} |")
+    return "\n".join(lines) + "\n"
+
+
+def placed(text: str, block: str, path: Path) -> str:
+    """``text`` with the block between the markers replaced.
+
+    Raises
+    ------
+    FixtureError
+        The markers do not stand there once each, in order.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in after or END in after:
+        raise FixtureError(f"{path}: needs one {BEGIN} and, after it, one {END}")
+    return f"{before}{BEGIN}\n{block}{END}{after}"
+
+
+def place(path: Path, block: str) -> bool:
+    """Write the block into a file; True when it changed."""
+    try:
+        text = fixtures.read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FixtureError(f"{path}: is no UTF-8 text ({error.reason} at byte {error.start})") from None
+    made = placed(text, block, path)
+    if made != text:
+        fixtures.write_bytes(path, made.encode("utf-8"))
+    return made != text

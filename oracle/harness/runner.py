@@ -1,0 +1,222 @@
+"""Runs what is to be judged, one item at a time: live subjects over cases, and captured outputs.
+
+An item knows its id, contract, subject and arch before anything is computed, so a list of items is also the
+answer to ``--list``. A live subject gets copies of the inputs; whatever it raises is its own finding (CRASHED;
+``NotImplementedError`` is UNSUPPORTED) and never ends the run. A contract that nothing judges is UNTESTED.
+
+Not covered: isolation in a worker process, guard zones, rerun determinism.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oracle.diagnosis.diagnose import explain_verdict
+from oracle.errors import OracleError
+from oracle.fixtures import captures
+from oracle.fixtures import strides as memory
+from oracle.harness.subjects import Provider, Subject
+from oracle.report.outcome import Outcome
+from oracle.routines import profiles
+from oracle.routines.base import Contract, get, registered
+from oracle.routines.cases import Case
+from oracle.verdict.compare import Status, Verdict
+
+Outputs = Tensor | dict[str, Tensor]
+Keep = Callable[[Subject, Case, Mapping[str, Tensor], Outputs], None]
+"""Called with what was judged: a subject, its case, the inputs and the output."""
+
+LONGEST_MESSAGE = 400  # characters of a subject's own error message that a report keeps
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to judge; ``judge()`` computes its verdict. ``stamp`` is what decides it beside the id, subject and
+    arch: the declared numerics and device, or what was recorded."""
+
+    id: str
+    contract: str
+    subject: str
+    arch: str
+    judge: Callable[[], Verdict] = field(compare=False)
+    stamp: str = ""
+
+    def outcome(self) -> Outcome:
+        start = time.perf_counter()
+        verdict = self.judge()
+        return Outcome(self.id, self.contract, self.subject, self.arch, verdict, time.perf_counter() - start)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What to keep: exact contract, subject and arch names, one id, patterns of subjects; empty keeps everything."""
+
+    contract: str | None = None
+    subject: str | None = None
+    id: str | None = None
+    subjects: tuple[str, ...] = ()
+    arch: str | None = None
+
+    def __bool__(self) -> bool:
+        return any((self.contract, self.subject, self.id, self.subjects, self.arch))
+
+    def keeps(self, item: Item) -> bool:
+        found = (item.contract, item.subject, item.id, item.arch)
+        wanted = zip((self.contract, self.subject, self.id, self.arch), found, strict=True)
+        named = not self.subjects or any(fnmatchcase(item.subject, pattern) for pattern in self.subjects)
+        return named and all(want is None or want == found for want, found in wanted)
+
+
+def live(
+    subjects: Iterable[Subject], *, profile: str, cases: Sequence[Case] | None = None, keep: Keep | None = None
+) -> list[Item]:
+    """Items of every subject over its contract's cases in a profile, or over the given cases.
+
+    ``keep`` is called with every output that a contract could judge, whatever the verdict.
+    """
+    items: list[Item] = []
+    for subject in subjects:
+        if (reason := subject.why_not()) is not None:
+            items.append(_fixed(subject, Status.SKIPPED, reason))
+        elif subject.contract not in registered():
+            why = f"the oracle has no contract {subject.contract!r} to judge it by"
+            items.append(_fixed(subject, Status.UNSUPPORTED, why))
+        else:
+            chosen = profiles.cases(subject.contract, profile) if cases is None else cases
+            items += [_live_item(subject, case, keep) for case in chosen if case.contract == subject.contract]
+    return items
+
+
+def replay(folder: Path) -> list[Item]:
+    """Items of every capture of a captures folder."""
+    return [
+        Item(c.id, c.contract, c.subject, c.recording.arch, lambda c=c: _judge_capture(c), _stamp(c))  # type: ignore[misc]
+        for c in captures.load(folder)
+    ]
+
+
+def broken(providers: Iterable[Provider]) -> list[Item]:
+    """One CRASHED item for each provider of subjects that cannot be loaded."""
+    items = []
+    for provider in providers:
+        if provider.problem is not None:
+            verdict = _without_numbers(Status.CRASHED, provider.problem)
+            items.append(Item(provider.name, "-", provider.target, "-", lambda v=verdict: v))  # type: ignore[misc]
+    return items
+
+
+def untested(items: Iterable[Item], contracts: Iterable[str]) -> list[Item]:
+    """One UNTESTED item for each contract that no case and no capture among ``items`` judges."""
+    tried = {item.contract for item in items if "/" in item.id}
+    why = "no subject on this machine and no capture exercises it"
+    verdict = _without_numbers(Status.UNTESTED, why)
+    return [Item(name, name, "-", "-", lambda: verdict) for name in contracts if name not in tried]
+
+
+def run(items: Iterable[Item]) -> Iterator[Outcome]:
+    """The outcomes, in order, as they come."""
+    for item in items:
+        yield item.outcome()
+
+
+def judge_outputs(
+    contract: Contract,
+    inputs: dict[str, Tensor],
+    output: Outputs,
+    *,
+    arch: str,
+    numerics: str | None,
+    call: dict[str, object],
+) -> Verdict:
+    """The verdict of a contract, explained where it fails and asking is cheap; an output that cannot be judged at all
+    is CRASHED with the reason."""
+    contract.check(inputs, call)
+    try:
+        verdict = contract.judge(inputs, output, arch=arch, numerics=numerics, **call)
+    except OracleError as error:
+        return _without_numbers(Status.CRASHED, f"the output cannot be judged: {error}")
+    return explain_verdict(verdict, contract, inputs, output, arch=arch, numerics=numerics, **call)
+
+
+def _live_item(subject: Subject, case: Case, keep: Keep | None) -> Item:
+    stamp = f"{subject.numerics} on {subject.device}"
+    judge = partial(_judge_live, subject, case, keep)
+    return Item(str(case), subject.contract, subject.name, subject.arch, judge, stamp)
+
+
+def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
+    """Run on the subject's device, judge on the CPU: the verdict is the one that a replay will give."""
+    contract = get(case.contract)
+    inputs, call = case.inputs(), case.call_options()
+    contract.check(inputs, call)
+    # A subject is foreign code: whatever it raises is a finding about it and must not end the run.
+    try:
+        given = {name: tensor.to(subject.device, copy=True) for name, tensor in inputs.items()}
+        output = subject.run(given, dict(call))
+        if subject.device != "cpu":
+            torch.cuda.synchronize()
+            output = _on_host(output)
+    except NotImplementedError as error:
+        return _without_numbers(Status.UNSUPPORTED, _one_line(error))
+    except Exception as error:
+        return _without_numbers(Status.CRASHED, f"{type(error).__name__}: {_one_line(error)}")
+    verdict = judge_outputs(contract, inputs, output, arch=subject.arch, numerics=subject.numerics, call=call)
+    if keep is not None and verdict.status is not Status.CRASHED:
+        keep(subject, case, inputs, output)
+    return verdict
+
+
+def _on_host(output: object) -> Outputs:
+    """An output on the CPU, laid out as it was; what is no tensor is left for the contract to refuse."""
+    if isinstance(output, Mapping):
+        return {name: _tensor_on_host(t) for name, t in output.items()}
+    return _tensor_on_host(output)
+
+
+def _tensor_on_host(x: object) -> Tensor:
+    return memory.on_host(x) if isinstance(x, Tensor) else x  # type: ignore[return-value]  # refused by the contract
+
+
+def _stamp(c: captures.Capture) -> str:
+    call = (c.contract, dict(c.inputs_from), dict(c.option_words), c.numerics, c.unsupported, c.case, dict(c.tensors))
+    return f"{c.recording.sha256} {call}"
+
+
+def _judge_capture(capture: captures.Capture) -> Verdict:
+    if capture.unsupported is not None:
+        return _without_numbers(Status.UNSUPPORTED, capture.unsupported)
+    if capture.contract not in registered():
+        why = f"the oracle has no contract {capture.contract!r} to judge it by"
+        return _without_numbers(Status.UNSUPPORTED, why)
+    contract = get(capture.contract)
+    return judge_outputs(
+        contract,
+        capture.inputs(),
+        capture.outputs(contract.outputs),
+        arch=capture.recording.arch,
+        numerics=capture.numerics,
+        call=capture.call(),
+    )
+
+
+def _fixed(subject: Subject, status: Status, reason: str) -> Item:
+    verdict = _without_numbers(status, reason)
+    return Item(subject.contract, subject.contract, subject.name, subject.arch, lambda: verdict)
+
+
+def _without_numbers(status: Status, reason: str) -> Verdict:
+    return Verdict(status, f"{status}: {reason}", reason=reason)
+
+
+def _one_line(error: Exception) -> str:
+    """The message in one line, cut where it stops being a sentence."""
+    said = " ".join(str(error).split()) or "no message"
+    return said if len(said) <= LONGEST_MESSAGE else f"{said[:LONGEST_MESSAGE]}..."

@@ -1,0 +1,394 @@
+"""Quantisation to E4M3 exactly as a recipe says, and back.
+
+    a = max |x| over the block;  s, q = scale and inverse by the recipe;  code = RNE_E4M3(sat(x / s))
+
+Every step that the library takes in float32 is one correctly rounded float32 operation here: the operation in
+float64 on float32 values, then one rounding. For products this is exact (48 bits fit 53); for quotients the
+double rounding is innocuous because 53 >= 2*24 + 2 (Figueroa, "When is double rounding innocuous?", SIGNUM
+1995), also where the result is subnormal, which only makes the target shorter. No framework cast decides a
+bit, divisors are tensors (torch turns division by a number into a multiplication on CUDA), and powers of
+two come from exponent bits; so codes and scales are the same on every device.
+
+Sources: :mod:`oracle.numbers.recipes`, one per record. Recipes in FAST_MATH take :mod:`oracle.numbers.fast_math` instead. Not covered:
+which *other* outputs are right (:mod:`oracle.bounds.quantiser`), memory layouts of scales, codes other than E4M3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from oracle.errors import DeviceError, DtypeError, OptionError, ShapeError
+from oracle.numbers import fast_math, ue8m0
+from oracle.numbers.blocks import Grid, grid
+from oracle.numbers.formats import E4M3FN, FP32, Format, decode, from_codes, of_dtype
+from oracle.numbers.recipes import (
+    TENSOR,
+    AmaxScan,
+    Arithmetic,
+    Block,
+    CodeFormula,
+    NanAmax,
+    PowerOfTwo,
+    Recipe,
+    ScaleFormat,
+    ScaleFormula,
+    Special,
+)
+from oracle.numbers.rounding import Overflow, Rounding, encode, round_to, to_dtype
+
+FP8_MAX = 448.0
+RECIPROCAL_448 = float.fromhex("0x1.24924ap-9")
+"""fl32(1/448): 1/448 rounded to float32, 3/8 of an ulp too large."""
+BAND = 1 << 21  # elements of a band: 16 MiB for each float64 temporary
+WIDE = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Codes and scale of one tensor: ``x ~= scale * value(codes)``.
+
+    ``codes`` is float8_e4m3fn of the shape of ``x``; ``scale`` is float32 in the logical shape of the
+    recipe's block (:func:`oracle.numbers.blocks.grid`).
+    """
+
+    codes: Tensor
+    scale: Tensor
+    recipe: Recipe
+
+
+def quantize(x: Tensor, recipe: Recipe, *, scale: Tensor | None = None, scale_ub: Tensor | None = None) -> Quantized:
+    """The exact bits that a recipe gives.
+
+    Parameters
+    ----------
+    x : Tensor ``[..., K]``, bfloat16, float16 or float32
+        Blocks of several rows need a matrix. Ragged blocks are filled with zeros for the amax; the codes are
+        those of ``x`` alone.
+    recipe : Recipe
+    scale : Tensor, float32, one value; exactly for recipes whose scale is given.
+    scale_ub : Tensor, float32, one value; only for recipes that take it.
+
+    Returns
+    -------
+    Quantized
+        NaN, infinity, -0 and zero blocks as the record says; NaN codes are written 0x7F.
+
+    Raises
+    ------
+    DtypeError, ShapeError, DeviceError, OptionError
+    """
+    prepared = prepare(x, scale=scale, scale_ub=scale_ub)
+    published = prepared.scale(recipe).reshape(prepared.grid(recipe.block).scale_shape)
+    return Quantized(from_codes(prepared.codes(recipe), E4M3FN), _to_f32(published), recipe)
+
+
+def prepare(x: Tensor, *, scale: Tensor | None = None, scale_ub: Tensor | None = None) -> Prepared:
+    """An input decoded once, for any number of recipes; arguments and errors as :func:`quantize`."""
+    if x.dtype not in WIDE:
+        raise DtypeError(f"x has dtype {x.dtype}; quantise bfloat16, float16 or float32")
+    grid(x.shape, TENSOR)
+    return Prepared(x.detach(), _one_value("scale", scale, x), _one_value("scale_ub", scale_ub, x))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The scale of every block on its way: float64 ``[down, 1, across, 1]``, all values of float32.
+
+    ``amax`` after the floor and the bound; ``unrounded`` the scale before it becomes a power of two;
+    ``scale`` as published; ``inverse`` what QUOTIENT codes multiply by.
+    """
+
+    amax: Tensor
+    unrounded: Tensor
+    scale: Tensor
+    inverse: Tensor
+
+
+class Prepared:
+    """One input with everything that recipes share computed once; what is per element is made in bands of rows.
+
+    ``whole`` is the input of which this one is a band.
+    """
+
+    def __init__(
+        self, x: Tensor, given: Tensor | None, scale_ub: Tensor | None, *, whole: Prepared | None = None
+    ) -> None:
+        self.x, self.dtype, self.given, self.scale_ub = x, x.dtype, given, scale_ub
+        self._whole = whole
+        self._blocks: dict[Block, Tensor] = {}
+        self._amax: dict[tuple[Block, NanAmax, AmaxScan], Tensor] = {}
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The input in float64."""
+        return decode(self.x)
+
+    def grid(self, block: Block) -> Grid:
+        """The blocks of this input."""
+        return grid(self.x.shape, block)
+
+    def bands(self, block: Block) -> Iterator[Band]:
+        """Consecutive rows, as many whole blocks of them as have about ``BAND`` elements; all of a small input."""
+        cells = self.grid(block)
+        unit = 1 if block.rows is None else cells.block_rows
+        height = unit * max(1, BAND // (unit * cells.columns))
+        if height >= cells.rows:
+            yield Band(self, slice(None), slice(None))
+            return
+        matrix = self.x.reshape(cells.rows, cells.columns)
+        for start in range(0, cells.rows, height):
+            rows = slice(start, min(cells.rows, start + height))
+            down = slice(None) if block.rows is None else slice(start // unit, -(-rows.stop // unit))
+            part = Prepared(matrix[rows], self.given, self.scale_ub, whole=self)
+            part._amax = {key: amax[down] for key, amax in self._amax.items() if key[0] == block}
+            yield Band(part, rows, down)
+
+    def blocks(self, block: Block) -> Tensor:
+        """The values as ``[down, r, across, c]``, ragged blocks filled with zeros."""
+        if block not in self._blocks:
+            self._blocks[block] = self.grid(block).split(self.values)
+        return self._blocks[block]
+
+    def amax(self, recipe: Recipe) -> Tensor:
+        """Exact amax per block ``[down, 1, across, 1]`` by the recipe's NaN policy and scan, before any floor."""
+        key = (recipe.block, recipe.nan_amax, recipe.scan)
+        if key not in self._amax:
+            if recipe.block.rows is None and self._whole is not None:
+                return self._whole.amax(recipe)
+            columns = self.x.shape[-1]
+            bands = self.bands(recipe.block)
+            parts = [block_amax(band.x.blocks(recipe.block), recipe, columns=columns) for band in bands]
+            self._amax[key] = torch.stack(parts).amax(dim=0) if recipe.block.rows is None else torch.cat(parts)
+        return self._amax[key]
+
+    def steps(self, recipe: Recipe) -> Steps:
+        """The scale of every block, step by step."""
+        self._check(recipe)
+        if self.given is not None:
+            s = self.given.reshape(1, 1, 1, 1)
+            return Steps(s, s, s, f32(torch.ones_like(s) / s))
+        return scale_steps(self.amax(recipe), recipe, of_dtype(self.dtype), scale_ub=self.scale_ub)
+
+    def scale(self, recipe: Recipe) -> Tensor:
+        """The published scale, float64 ``[down, 1, across, 1]``."""
+        return self.steps(recipe).scale
+
+    def codes(self, recipe: Recipe) -> Tensor:
+        """The codes, uint8 of the shape of ``x``."""
+        out = torch.empty(self.x.shape, dtype=torch.uint8, device=self.x.device)
+        matrix = out.view(-1, out.shape[-1])
+        for band in self.bands(recipe.block):
+            steps = band.x.steps(recipe)
+            codes = _codes(band.x.blocks(recipe.block), steps.scale, steps.inverse, recipe)
+            joined = band.x.grid(recipe.block).join(codes)
+            matrix[band.rows] = joined.view(-1, joined.shape[-1])
+        return out
+
+    def _check(self, recipe: Recipe) -> None:
+        if (self.given is not None) != (recipe.formula is ScaleFormula.GIVEN):
+            need = "needs a scale" if self.given is None else "computes its own scale; pass none"
+            raise OptionError(f"recipe {recipe.name} {need}")
+        if self.scale_ub is not None and not recipe.takes_scale_ub:
+            raise OptionError(f"recipe {recipe.name} takes no scale_ub; pass None")
+        if not suits(recipe, self.dtype):
+            raise DtypeError(f"recipe {recipe.name} is known for a bfloat16 input alone, not for {self.dtype}")
+
+
+@dataclass(frozen=True)
+class Band:
+    """Some rows of an input seen as a matrix: ``x`` itself, and where its rows and its blocks of scales lie in it."""
+
+    x: Prepared
+    rows: slice
+    blocks: slice
+
+
+def dequantize(q: Tensor, scale: Tensor, block: Block) -> Tensor:
+    """``scale * value(q)``, exactly.
+
+    Parameters
+    ----------
+    q : Tensor ``[..., K]``, any 8-bit float of :mod:`oracle.numbers.formats`
+    scale : Tensor, float32, bfloat16 or float8_e8m0fnu, in the logical shape of ``block`` over ``q``
+
+    Returns
+    -------
+    Tensor
+        float64: 4 by 24 significant bits, so the product is exact. NaN codes, and 0 * inf, give NaN.
+
+    Raises
+    ------
+    ShapeError
+        The scale does not have the shape that the block gives.
+    """
+    cells = grid(q.shape, block)
+    if tuple(scale.shape) != cells.scale_shape:
+        raise ShapeError(
+            f"scale has shape {list(scale.shape)}; blocks of {block} over {list(q.shape)} give "
+            f"{list(cells.scale_shape)}"
+        )
+    return cells.join(cells.split(decode(q)) * cells.over(decode(scale)))
+
+
+def per_tensor_dequantize(q: Tensor, inv_scale: Tensor) -> Tensor:
+    """``RN_float16(RN_float32(value(q) * inv_scale))``, as vLLM dequantises a whole tensor.
+
+    Parameters
+    ----------
+    q : Tensor, float8_e4m3fn, any shape
+    inv_scale : Tensor, float32, one value (it multiplies, whatever its name says)
+
+    Returns
+    -------
+    Tensor
+        float16. Magnitudes that round above 65504 are infinite, those up to 2^-25 are zero: a scale that
+        needs more range than float16 has cannot take this road.
+
+    Notes
+    -----
+    E4M3 values are exact in float16. torch multiplies a float16 tensor by a zero-dimensional float32 tensor
+    in float32 and rounds the product once more: two roundings, which this function repeats.
+    Source: vLLM quantization/utils/w8a8_utils.py ``per_tensor_dequantize``.
+    """
+    if q.dtype is not torch.float8_e4m3fn:
+        raise DtypeError(f"q has dtype {q.dtype}; per_tensor_dequantize takes torch.float8_e4m3fn")
+    factor = _one_value("inv_scale", inv_scale, q)
+    if factor is None:
+        raise OptionError("per_tensor_dequantize needs inv_scale, one float32 value")
+    product = f32(decode(q) * factor)
+    return to_dtype(product, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+def block_amax(blocks: Tensor, recipe: Recipe, *, columns: int) -> Tensor:
+    """Amax of float64 blocks ``[down, r, across, c]``, as ``[down, 1, across, 1]``.
+
+    NaN elements are ignored or propagated as the recipe says. ``columns`` is the unpadded K, which the
+    faulty scan of :class:`oracle.numbers.recipes.AmaxScan` looks at.
+    """
+    magnitude = blocks.abs()
+    nan = torch.isnan(magnitude)
+    magnitude = torch.where(nan, torch.zeros_like(magnitude), magnitude)
+    if recipe.scan is AmaxScan.ROW_AS_COLUMN:
+        seen = seen_by_row_as_column(blocks.shape, columns).to(blocks.device)
+        magnitude = torch.where(seen, magnitude, torch.zeros_like(magnitude))
+        nan = nan & seen
+    amax = magnitude.amax(dim=(1, 3), keepdim=True)
+    if recipe.nan_amax is NanAmax.PROPAGATED:
+        amax = torch.where(
+            nan.any(dim=3, keepdim=True).any(dim=1, keepdim=True), torch.full_like(amax, torch.nan), amax
+        )
+    return amax
+
+
+def seen_by_row_as_column(shape: tuple[int, ...] | torch.Size, columns: int) -> Tensor:
+    """Which elements of blocks FlashInfer's 128x128 amax scan looks at, bool ``[1, r, across, c]``.
+
+    The kernel guards the column ``c kb + 32 j + lane`` of its inner loop with the index ``i`` of the row
+    instead of ``j``: an element of row ``i`` and lane ``column mod 32`` is skipped where ``c kb + 32 i +
+    lane >= K``. Of the last block of any K only 4 rows are seen.
+    """
+    _, r, across, c = shape
+    row = torch.arange(r, device="cpu").reshape(1, r, 1, 1)
+    block = torch.arange(across, device="cpu").reshape(1, 1, across, 1)
+    lane = torch.arange(c, device="cpu").reshape(1, 1, 1, c) % 32
+    return block * c + row * 32 + lane < columns
+
+
+def scale_steps(amax: Tensor, recipe: Recipe, fmt: Format, *, scale_ub: Tensor | None = None) -> Steps:
+    """From amax values (float64 holding float32 values) to a recipe's scale; ``fmt`` is the format of ``x``."""
+    a = amax
+    if scale_ub is not None:
+        a = torch.minimum(a, scale_ub.expand_as(a))
+    if recipe.amax_floor:
+        floor = torch.full_like(a, recipe.amax_floor)
+        a = torch.maximum(a, floor if recipe.formula is ScaleFormula.INVERSE_FLOAT64 else f32(floor))
+    s, inverse = _scale_and_inverse(a, recipe, fmt)
+    for kind in recipe.unit_when:
+        unit = {Special.ZERO: a == 0, Special.INF: torch.isinf(a), Special.NAN: torch.isnan(a)}[kind]
+        s, inverse = (torch.where(unit, torch.ones_like(t), t) for t in (s, inverse))
+    if recipe.scale_floor:
+        s = torch.maximum(s, f32(torch.full_like(s, recipe.scale_floor)))
+    if recipe.power_of_two is None:
+        return Steps(a, s, s, inverse)
+    log_format = fmt if recipe.formula is ScaleFormula.INPUT_DTYPE else FP32
+    rounded = ue8m0.round_scale(s, a, inverse, recipe, log_format)
+    if recipe.power_of_two is PowerOfTwo.INVERSE_FLOOR:
+        inverse = torch.ones_like(rounded) / rounded
+    return Steps(a, s, rounded, inverse)
+
+
+def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
+    """Whether the bits of a recipe are known for inputs of this dtype: those of fast math for bfloat16 alone."""
+    return recipe.arithmetic is Arithmetic.IEEE or dtype == torch.bfloat16
+
+
+def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Tensor:
+    """What is rounded to codes: ``blocks [down, r, across, c]`` over a scale that broadcasts against them, float64."""
+    match recipe.code:
+        case CodeFormula.DIVIDE:
+            quotient = f32(blocks / s)
+        case CodeFormula.RECIPROCAL:
+            quotient = f32(blocks * f32(torch.ones_like(s) / s))
+        case CodeFormula.QUOTIENT:
+            fast = recipe.arithmetic is Arithmetic.FAST_MATH
+            quotient = fast_math.product(blocks, inverse) if fast else f32(blocks * inverse)
+    if recipe.zero_codes:
+        muted = s == 0
+        if recipe.scale_format is ScaleFormat.UE8M0:
+            muted = muted | (s == 2.0**-127)  # byte 0 shifted into a float32 exponent reads as 0.0
+        quotient = torch.where(muted, blocks * 0.0, quotient)
+    return quotient
+
+
+def f32(x: Tensor) -> Tensor:
+    """One rounding of float64 values to float32 values."""
+    return round_to(x, FP32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, Tensor]:
+    if recipe.arithmetic is Arithmetic.FAST_MATH:
+        inverse = fast_math.quotient(a)
+        return fast_math.scale(a, inverse), inverse
+    top = torch.full_like(a, FP8_MAX)
+    inverse = f32(top / a)
+    if recipe.inverse_limit:
+        inverse = torch.where(torch.isinf(inverse), torch.full_like(inverse, fmt.max_finite), inverse)
+    match recipe.formula:
+        case ScaleFormula.DIVIDE:
+            return f32(a / top), inverse
+        case ScaleFormula.MULTIPLY:
+            return f32(a * RECIPROCAL_448), inverse
+        case ScaleFormula.INPUT_DTYPE:
+            quotient = f32(a / top)
+            return round_to(quotient, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF), inverse
+        case _:
+            return f32(torch.ones_like(inverse) / inverse), inverse
+
+
+def _codes(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Tensor:
+    """uint8 codes of float64 blocks for a scale that broadcasts against them."""
+    quotient = quotients(blocks, s, inverse, recipe)
+    codes = encode(quotient, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+    return codes.masked_fill(torch.isnan(quotient), recipe.nan_code.code)
+
+
+def _to_f32(x: Tensor) -> Tensor:
+    return to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+def _one_value(name: str, value: Tensor | None, x: Tensor) -> Tensor | None:
+    """A float32 tensor of one value, decoded; None stays None."""
+    if value is None:
+        return None
+    if value.dtype is not torch.float32:
+        raise DtypeError(f"{name} has dtype {value.dtype}; pass one torch.float32 value")
+    if value.numel() != 1:
+        raise ShapeError(f"{name} has shape {list(value.shape)}; it must hold one value")
+    if value.device != x.device:
+        raise DeviceError(f"{name} lies on {value.device}, x on {x.device}; move one with .to(device)")
+    return decode(value).reshape(())

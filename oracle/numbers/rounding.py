@@ -1,0 +1,329 @@
+"""Rounding tensors to a format, once: ``encode``, ``round_to``, and their twins for a pair ``hi + lo``.
+
+Every function here equals :func:`oracle.numbers.rounding_scalar.encode_scalar`, the definition, element by element.
+Method, for a magnitude ``a`` in float64 and the format's spacing ``q`` at ``a``::
+
+    s = a + 2^52 q                  IEEE addition: a rounded to a multiple of q, ties to even
+    bits(s) += -1, 0 or +1          where the rounding asked for picks the other neighbour
+    value = s - 2^52 q              exact;  code = bits(s) - bits(2^52 q) + the binade's first code
+
+The one addition is correctly rounded and everything else is exact, so the bits are the same on every device.
+A pair is first rounded to odd in float64 [1]: truncated, with the last bit set if anything was lost. Rounding
+that to any format of at most 51 bits is the rounding of the exact sum.
+
+[1] S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
+rounding to odd", IEEE Trans. Computers 57(4), 2008.
+
+Not covered: scales, stochastic rounding, NaN payloads; a CPU thread that was told to round otherwise or to
+flush subnormals (``torch.set_flush_denormal``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from oracle.errors import DeviceError, DtypeError, InputError, ShapeError
+from oracle.numbers.elementwise import in_blocks
+from oracle.numbers.formats import Format, from_codes, of_dtype
+from oracle.numbers.rounding_scalar import Overflow, Rounding, check_policy, encode_scalar
+
+__all__ = [
+    "Overflow",
+    "Rounding",
+    "encode",
+    "encode_pair",
+    "encode_scalar",
+    "exponent_of",
+    "pair_to_dtype",
+    "power_of_two",
+    "round_pair",
+    "round_to",
+    "to_dtype",
+]
+
+
+def encode(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
+    """The codes of a float64 tensor, each element rounded once.
+
+    Parameters
+    ----------
+    x : Tensor
+        float64, any shape, strides and device.
+    fmt, rounding, overflow
+        As for :func:`oracle.numbers.rounding_scalar.encode_scalar`, which says what becomes of NaN, infinities,
+        zeros, and of negative values in an unsigned format.
+
+    Returns
+    -------
+    Tensor
+        ``fmt.storage`` bits, contiguous, same shape and device.
+
+    Raises
+    ------
+    DtypeError
+        ``x`` is not float64.
+    OptionError
+        The format cannot hold what ``overflow`` asks for.
+    InputError
+        ``x`` holds NaN and the format has none (E2M1).
+    """
+    _check(fmt, overflow, x)
+    return in_blocks(lambda part: _codes(part, fmt, rounding, overflow), x, dtype=fmt.storage)
+
+
+def round_to(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
+    """The values of :func:`encode`, as float64: ``decode(encode(x, ...), fmt)`` without the detour."""
+    _check(fmt, overflow, x)
+    return in_blocks(lambda part: _values(part, fmt, rounding, overflow), x, dtype=torch.float64)
+
+
+def encode_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
+    """The codes of the unevaluated sums ``hi + lo``, each rounded once.
+
+    Parameters
+    ----------
+    hi, lo : Tensor
+        float64, one shape and device. Any two numbers make a pair; one with ``hi == fl(hi + lo)`` is the
+        fastest. Where ``hi`` is infinite or NaN ``lo`` is not looked at; a NaN or infinite ``lo`` beside a
+        finite ``hi`` is the result. A sum of exactly zero has the sign of ``hi``.
+    fmt, rounding, overflow
+        As for :func:`encode`.
+
+    Returns
+    -------
+    Tensor
+        ``fmt.storage`` bits, contiguous, same shape and device.
+
+    Raises
+    ------
+    DtypeError, OptionError, InputError
+        As :func:`encode`.
+    ShapeError, DeviceError
+        ``hi`` and ``lo`` differ.
+    """
+    _check(fmt, overflow, hi, lo)
+    return in_blocks(
+        lambda head, tail: _codes(_to_odd(head, tail), fmt, rounding, overflow), hi, lo, dtype=fmt.storage
+    )
+
+
+def round_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
+    """The values of :func:`encode_pair`, as float64."""
+    _check(fmt, overflow, hi, lo)
+    return in_blocks(
+        lambda head, tail: _values(_to_odd(head, tail), fmt, rounding, overflow), hi, lo, dtype=torch.float64
+    )
+
+
+def to_dtype(x: Tensor, dtype: torch.dtype, *, rounding: Rounding, overflow: Overflow) -> Tensor:
+    """A float64 tensor as a tensor of ``dtype``: :func:`encode` for the format of a torch dtype.
+
+    Raises
+    ------
+    DtypeError
+        The dtype has no format (:func:`oracle.numbers.formats.of_dtype`), or as :func:`encode`.
+    """
+    fmt = of_dtype(dtype)
+    return from_codes(encode(x, fmt, rounding=rounding, overflow=overflow), fmt)
+
+
+def pair_to_dtype(
+    hi: Tensor, lo: Tensor, dtype: torch.dtype, *, rounding: Rounding, overflow: Overflow
+) -> Tensor:
+    """Sums ``hi + lo`` as a tensor of ``dtype``: :func:`encode_pair` for the format of a torch dtype."""
+    fmt = of_dtype(dtype)
+    return from_codes(encode_pair(hi, lo, fmt, rounding=rounding, overflow=overflow), fmt)
+
+
+def power_of_two(e: Tensor) -> Tensor:
+    """``2**e`` for a tensor of integers, exactly, from the exponent bits.
+
+    Returns
+    -------
+    Tensor
+        float64, same shape and device: subnormal for -1074 <= e < -1022, 0 below, inf above 1023.
+
+    Raises
+    ------
+    DtypeError
+        ``e`` is not an integer tensor.
+    """
+    if e.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        raise DtypeError(f"power_of_two takes integer exponents, not {e.dtype}")
+    wide = e.to(torch.int64)
+    normal = wide.clamp(-1023, 1024).add_(1023).bitwise_left_shift_(52)
+    tiny = torch.ones_like(wide).bitwise_left_shift_((wide + 1074).clamp_(0, 52))
+    return torch.where(wide >= -1022, normal, torch.where(wide >= -1074, tiny, 0)).view(torch.float64)
+
+
+def exponent_of(x: Tensor) -> Tensor:
+    """``floor(log2(|x|))`` of a float64 tensor, exactly, from its bits.
+
+    Returns
+    -------
+    Tensor
+        int64, same shape and device. Subnormals are counted down to -1074; zero gives -1075 and infinity and
+        NaN give 1024, which is each what :func:`power_of_two` turns into 0 and inf: the caller decides what
+        they mean.
+
+    Raises
+    ------
+    DtypeError
+        ``x`` is not float64.
+    """
+    if x.dtype is not torch.float64:
+        raise DtypeError(f"exponent_of takes float64, not {x.dtype}; formats.decode(x) widens exactly")
+    magnitude = x.detach().contiguous().view(torch.int64) & _MAGNITUDE
+    field = magnitude >> 52
+    # Below 2^-1022 the bits are the integer |x| * 2^1074, whose exponent as a float64 is known.
+    tiny = (magnitude.to(torch.float64).view(torch.int64) >> 52) - (1023 + 1074)
+    return torch.where(field > 0, field - 1023, tiny.clamp_(min=-1075))
+
+
+_MAGNITUDE = (1 << 63) - 1
+_EXPONENT_FIELD = 0x7FF << 52
+_HUGE = 2.0**1000  # overflows in every format; far enough below the largest float64 for TwoSum
+
+
+def _check(fmt: Format, overflow: Overflow, *operands: Tensor) -> None:
+    """Refuse what cannot be rounded, before anything is allocated."""
+    check_policy(fmt, overflow)
+    first = operands[0]
+    for operand in operands:
+        if operand.dtype is not torch.float64:
+            raise DtypeError(f"rounding takes float64, not {operand.dtype}; formats.decode(x) widens exactly")
+        if operand.shape != first.shape:
+            raise ShapeError(f"hi is {tuple(first.shape)}, lo {tuple(operand.shape)}; a pair has one shape")
+        if operand.device != first.device:
+            raise DeviceError(f"hi is on {first.device} and lo on {operand.device}; move one of them")
+
+
+def _bits_of_power(exponent: int) -> int:
+    """Bits of the float64 ``2**exponent``, a normal number."""
+    return (exponent + 1023) << 52
+
+
+def _round(x: Tensor, fmt: Format, rounding: Rounding) -> tuple[Tensor, Tensor]:
+    """Bits of ``s`` and of ``2^52 q`` (module docstring) for the magnitudes of ``x``.
+
+    Magnitudes are cut at ``2^(emax + 1)``, which is beyond the largest value as all above it are, and at the
+    smallest value of a format without zero.
+    """
+    if not fmt.has_nan and bool(x.isnan().any()):
+        raise InputError(f"the input holds NaN and {fmt} has no NaN; replace it before rounding")
+    bits = x.view(torch.int64)
+    lowest = 0 if fmt.has_zero else _bits_of_power(fmt.emin)
+    a = (bits & _MAGNITUDE).clamp_(lowest, _bits_of_power(fmt.emax + 1))
+    anchor = (a & _EXPONENT_FIELD).clamp_(min=_bits_of_power(fmt.emin)).add_((52 - fmt.fraction_bits) << 52)
+    s = (a.view(torch.float64) + anchor.view(torch.float64)).view(torch.int64)
+    if rounding is Rounding.NEAREST_EVEN and fmt.fraction_bits > 0:
+        return s, anchor
+    value = (s.view(torch.float64) - anchor.view(torch.float64)).view(torch.int64)
+    if rounding in (Rounding.NEAREST_AWAY, Rounding.NEAREST_EVEN):
+        half = (anchor - (53 << 52)).view(torch.float64)
+        rest = a.view(torch.float64) - value.view(torch.float64)
+        if rounding is Rounding.NEAREST_AWAY:
+            s += rest == half
+        else:
+            # Without fraction bits the significand is always 1, and "even" is a property of the code.
+            s -= (rest == -half) & (_to_code(s, anchor, fmt) & 1)
+        return s, anchor
+    outward = (value - a) >> 63  # -1 where s is below a, else 0
+    inward = (a - value) >> 63  # -1 where s is above a, else 0
+    if rounding is Rounding.AWAY:
+        s -= outward
+    elif rounding is Rounding.TOWARD_ZERO:
+        s += inward
+    else:
+        shrinks = bits >> 63 if rounding is Rounding.UP else ~(bits >> 63)
+        s -= outward & ~shrinks
+        s += inward & shrinks
+    return s, anchor
+
+
+def _to_code(s: Tensor, anchor: Tensor, fmt: Format) -> Tensor:
+    """The code continued without end above the largest value."""
+    first = _bits_of_power(fmt.emin + 52 - fmt.fraction_bits)
+    hidden = 0 if fmt.has_subnormals else 1 << fmt.fraction_bits
+    return (s - anchor).add_((anchor - first) >> (52 - fmt.fraction_bits)).sub_(hidden)
+
+
+def _exceeding(over: Tensor, x: Tensor, rounding: Rounding) -> Tensor:
+    """Of the elements above the largest value, those that are not rounded back to it (:class:`Overflow`)."""
+    bits = x.view(torch.int64)
+    if rounding is Rounding.TOWARD_ZERO:
+        return over & x.isinf()
+    if rounding is Rounding.UP:
+        return over & ((bits >= 0) | x.isinf())
+    if rounding is Rounding.DOWN:
+        return over & ((bits < 0) | x.isinf())
+    return over
+
+
+def _codes(x: Tensor, fmt: Format, rounding: Rounding, overflow: Overflow) -> Tensor:
+    """:func:`encode` of one contiguous block."""
+    bits = x.view(torch.int64)
+    code = _to_code(*_round(x, fmt, rounding), fmt)
+    over = None if overflow is Overflow.SATURATE else _exceeding(code > fmt.max_code, x, rounding)
+    code.clamp_(max=fmt.max_code)
+    if overflow is Overflow.INF and over is not None and fmt.inf_code is not None:
+        code.masked_fill_(over, fmt.inf_code)
+    if fmt.signed:
+        code |= (bits >> 63) & fmt.sign_mask
+    if fmt.has_zero and not fmt.has_negative_zero:
+        code.masked_fill_(code == fmt.sign_mask, 0)
+    if fmt.nan_code is not None:
+        code.masked_fill_(_is_nan(x, fmt, over if overflow is Overflow.NAN else None), fmt.nan_code)
+    return code.to(fmt.storage)
+
+
+def _values(x: Tensor, fmt: Format, rounding: Rounding, overflow: Overflow) -> Tensor:
+    """:func:`round_to` of one contiguous block."""
+    s, anchor = _round(x, fmt, rounding)
+    value = s.view(torch.float64) - anchor.view(torch.float64)
+    over = None if overflow is Overflow.SATURATE else _exceeding(value > fmt.max_finite, x, rounding)
+    value.clamp_(max=fmt.max_finite)
+    if overflow is Overflow.INF and over is not None:
+        value.masked_fill_(over, math.inf)
+    if fmt.signed:
+        value = torch.copysign(value, x)
+    if fmt.has_zero and not fmt.has_negative_zero:
+        value.masked_fill_(value == 0.0, 0.0)
+    if fmt.has_nan:
+        value.masked_fill_(_is_nan(x, fmt, over if overflow is Overflow.NAN else None), math.nan)
+    return value
+
+
+def _is_nan(x: Tensor, fmt: Format, over: Tensor | None) -> Tensor:
+    nan = x.isnan()
+    if over is not None:
+        nan |= over
+    if not fmt.signed:
+        nan |= x < 0
+    return nan
+
+
+def _to_odd(hi: Tensor, lo: Tensor) -> Tensor:
+    """``hi + lo`` rounded to odd: truncated to 53 bits, the last one set if the truncation lost anything."""
+    hi, lo = _normalised(hi, lo)
+    high, low = hi.view(torch.int64), lo.view(torch.int64)
+    inexact = (lo != 0).to(torch.int64)
+    opposed = ((high ^ low) >> 63).mul_(inexact)
+    return opposed.add_(high).bitwise_or_(inexact).view(torch.float64)
+
+
+def _normalised(hi: Tensor, lo: Tensor) -> tuple[Tensor, Tensor]:
+    """The same sums with ``hi == fl(hi + lo)`` and ``lo == 0`` wherever ``hi`` is not finite."""
+    total = hi + lo
+    if bool(torch.all((total == hi) & (hi.abs() < math.inf))):
+        return hi, lo
+    # TwoSum (Knuth): total + error is hi + lo exactly, unless the addition overflows.
+    virtual = total - hi
+    error = (hi - (total - virtual)) + (lo - virtual)
+    error.masked_fill_(~(total.abs() < _HUGE), 0.0)
+    total = torch.where(hi.isfinite() & lo.isfinite(), total.clamp(-_HUGE, _HUGE), total)
+    total = torch.where(total == 0, torch.copysign(total, hi), total)
+    return torch.where(hi.isfinite(), total, hi), error

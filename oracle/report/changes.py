@@ -1,0 +1,207 @@
+"""What changed between two reports: broke, healed, other numerics, moved margins, gained and lost.
+
+Outcomes meet by id, subject and arch; what is left over meets by id and subject, so that two machines can be compared.
+Nothing is weighed: a kernel's bits and margins are deterministic, so every difference is a fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from oracle.report.outcome import Outcome, Report
+from oracle.verdict.compare import Status
+
+SCHEMA = "fp8-oracle.changes/1"
+JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
+
+
+class Kind(StrEnum):
+    """What became of one outcome; the first that fits. Only ``BROKE`` and ``NEW_FAILURE`` make a comparison fail."""
+
+    BROKE = "broke"
+    NEW_FAILURE = "new and failing"
+    HEALED = "healed"
+    FAILS_DIFFERENTLY = "fails differently"
+    LOST = "no longer judged"
+    GAINED = "judged now"
+    NUMERICS = "other numerics"
+    MARGIN = "margin moved"
+    STATUS = "other status"
+    GONE = "not in the new run"
+    NEW = "only in the new run"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference; ``old`` or ``new`` is None where the outcome is in one report only."""
+
+    kind: Kind
+    old: Outcome | None
+    new: Outcome | None
+
+    @property
+    def outcome(self) -> Outcome:
+        found = self.new or self.old
+        assert found is not None, "a change has at least one side"
+        return found
+
+    @property
+    def words(self) -> str:
+        """Old and new in one phrase, in the terms of the kind."""
+        old, new = self.old, self.new
+        if old is None or new is None:
+            return self.outcome.verdict.summary
+        if self.kind is Kind.MARGIN:
+            return f"margin {old.verdict.margin:.4g} -> {new.verdict.margin:.4g}"
+        if self.kind is Kind.NUMERICS:
+            return f"{_numerics(old)} -> {_numerics(new)}"
+        if self.kind is Kind.FAILS_DIFFERENTLY:
+            return f"{_failure(old)} -> {_failure(new)}"
+        return f"{_status(old)} -> {_status(new)}: {new.verdict.summary}"
+
+    @property
+    def moved(self) -> float:
+        """How far the margin moved, upwards positive; infinite from or to no number."""
+        if self.old is None or self.new is None:
+            return 0.0
+        return self.new.verdict.margin - self.old.verdict.margin
+
+    def to_json(self) -> dict[str, object]:
+        o = self.outcome
+        return {
+            "kind": str(self.kind),
+            "id": o.id,
+            "contract": o.contract,
+            "subject": o.subject,
+            "arch": o.arch,
+            "words": self.words,
+            "old": None if self.old is None else _side(self.old),
+            "new": None if self.new is None else _side(self.new),
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two reports side by side."""
+
+    changes: tuple[Change, ...]
+    same: int
+    versions: tuple[tuple[str, str, str], ...]
+    complaints: tuple[str, ...] = ()
+    unfinished: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Nothing broke."""
+        broken = any(change.kind in (Kind.BROKE, Kind.NEW_FAILURE) for change in self.changes)
+        return not broken and not self.complaints
+
+    def of(self, kind: Kind) -> list[Change]:
+        """The changes of one kind; moved margins largest first."""
+        found = [change for change in self.changes if change.kind is kind]
+        return sorted(found, key=lambda change: -abs(change.moved)) if kind is Kind.MARGIN else found
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "schema": SCHEMA,
+            "ok": self.ok,
+            "counts": {str(kind): len(self.of(kind)) for kind in Kind} | {"same": self.same},
+            "complaints": list(self.complaints),
+            "unfinished": self.unfinished,
+            "versions": [{"name": name, "old": old, "new": new} for name, old, new in self.versions],
+            "changes": [change.to_json() for change in self.changes],
+        }
+
+
+def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = None) -> Comparison:
+    """Compare two reports; ``renamed`` maps subjects of the old one to those of the new one they are compared with.
+
+    With ``renamed`` only the named subjects are compared.
+    """
+    names_of = renamed or {}
+    before = [replace(o, subject=names_of.get(o.subject, o.subject)) for o in old.outcomes if _kept(o, renamed)]
+    wanted = None if renamed is None else set(renamed.values())
+    after = [o for o in new.outcomes if wanted is None or o.subject in wanted]
+    pairs, lonely_old, lonely_new = _pairs(before, after)
+    changes = [Change(kind, a, b) for a, b in pairs if (kind := _kind(a, b)) is not None]
+    changes += [Change(Kind.NEW_FAILURE if o.fails else Kind.NEW, None, o) for o in lonely_new]
+    changes += [Change(Kind.GONE, o, None) for o in lonely_old]
+    names = sorted({*old.versions, *new.versions})
+    versions = [(n, old.versions.get(n, "none"), new.versions.get(n, "none")) for n in names]
+    order = list(Kind)
+    return Comparison(
+        tuple(sorted(changes, key=lambda change: order.index(change.kind))),
+        len(pairs) - sum(change.old is not None and change.new is not None for change in changes),
+        tuple(v for v in versions if v[1] != v[2]),
+        tuple(c for c in new.complaints if c not in old.complaints),
+        new.unfinished,
+    )
+
+
+def _kept(o: Outcome, renamed: Mapping[str, str] | None) -> bool:
+    return renamed is None or o.subject in renamed
+
+
+def _pairs(
+    before: Iterable[Outcome], after: Iterable[Outcome]
+) -> tuple[list[tuple[Outcome, Outcome]], list[Outcome], list[Outcome]]:
+    """Outcomes that belong together, in the new order, and those without a partner."""
+    pairs: list[tuple[Outcome, Outcome]] = []
+    old, new = list(before), list(after)
+    for names in (("id", "subject", "arch"), ("id", "subject")):
+        waiting: dict[tuple[str, ...], list[Outcome]] = {}
+        for o in old:
+            waiting.setdefault(tuple(getattr(o, name) for name in names), []).append(o)
+        left = []
+        for o in new:
+            partners = waiting.get(tuple(getattr(o, name) for name in names))
+            if partners:
+                pairs.append((partners.pop(0), o))
+            else:
+                left.append(o)
+        old, new = [o for partners in waiting.values() for o in partners], left
+    return pairs, old, new
+
+
+def _kind(old: Outcome, new: Outcome) -> Kind | None:
+    if new.fails and not old.fails:
+        return Kind.BROKE
+    if not new.status.is_failure and old.status.is_failure:
+        return Kind.HEALED
+    if new.status.is_failure and old.status.is_failure:
+        same = (old.status, old.verdict.outside, old.known) == (new.status, new.verdict.outside, new.known)
+        return None if same and old.verdict.worst == new.verdict.worst else Kind.FAILS_DIFFERENTLY
+    judged = [o.status in JUDGED for o in (old, new)]
+    if judged[0] != judged[1]:
+        return Kind.LOST if judged[0] else Kind.GAINED
+    if (old.verdict.matches, old.verdict.basis) != (new.verdict.matches, new.verdict.basis):
+        return Kind.NUMERICS
+    if old.verdict.margin != new.verdict.margin:
+        return Kind.MARGIN
+    return None if old.status is new.status else Kind.STATUS
+
+
+def _numerics(o: Outcome) -> str:
+    return f"bits of {o.verdict.matches}" if o.verdict.matches else o.verdict.basis or "nothing identified"
+
+
+def _failure(o: Outcome) -> str:
+    return f"{_status(o)}, {o.verdict.outside} of {o.verdict.total} outside"
+
+
+def _status(o: Outcome) -> str:
+    return "KNOWN FAILURE" if o.known is not None else str(o.status)
+
+
+def _side(o: Outcome) -> dict[str, object]:
+    margin = o.verdict.margin
+    return {
+        "status": _status(o),
+        "arch": o.arch,
+        "outside": o.verdict.outside,
+        "margin": margin if abs(margin) != float("inf") else repr(margin),
+        "matches": o.verdict.matches,
+        "explained_by": list(o.verdict.explained_by),
+    }

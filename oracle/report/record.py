@@ -1,0 +1,300 @@
+"""The record of a run: JSON lines, appended and flushed to disk one by one, so that a killed run keeps what it had.
+
+``fp8-oracle.record/1``; ``oracle/report/schema.json`` describes every line::
+
+    {"kind": "run", "schema": ..., "started": ..., "machine": {}, "versions": {}, "selection": {}, "planned": N}
+    {"kind": "outcome", "key": ..., "versions": ..., "outcome": {}}      # as fp8-oracle.report/1 has it
+    {"kind": "end", "complaints": [], "seconds": S, "unfinished": 0}
+
+Resuming appends another ``run`` line and skips every case whose *key* is there. The key covers the id (which holds the
+seed), subject, arch, what the subject declares, and the versions of everything that a verdict depends on: a changed
+version makes every earlier outcome of the record count for nothing. A last line that was cut short is dropped, and
+said so; a damaged line anywhere else is refused.
+
+Not covered: what was run (:mod:`oracle.harness.runner`), reports (:mod:`oracle.report`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from oracle.errors import FixtureError, OptionError
+from oracle.fixtures.files import read_bytes
+from oracle.report.outcome import SCHEMA as REPORT
+from oracle.report.outcome import Outcome, Report
+from oracle.verdict import evidence
+from oracle.verdict.compare import Status, Verdict, Worst
+
+SCHEMA = "fp8-oracle.record/1"
+_NUMBERS = ("actual", "low", "high", "expected", "ratio")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known before the first case: the ``run`` line."""
+
+    started: str
+    machine: dict[str, str]
+    versions: dict[str, str]
+    selection: dict[str, str]
+    planned: int
+
+    @property
+    def stamp(self) -> str:
+        """Digest of the versions."""
+        return _digest(self.versions)
+
+    def to_json(self) -> dict[str, object]:
+        return {"kind": "run", "schema": SCHEMA, **self.__dict__}
+
+
+@dataclass(frozen=True)
+class Recorded(Outcome):
+    """An outcome as it was written, with the command that was written with it: a test runner has another one."""
+
+    command: str = ""
+
+    @property
+    def repro(self) -> str:
+        return self.command
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record as read: its last run, the outcomes of that run's versions by key, and what was wrong with the file.
+
+    ``ended`` is the last ``end`` line after that run, None when the run was killed.
+    """
+
+    run: Run
+    outcomes: Mapping[str, Outcome]
+    ended: Mapping[str, Any] | None
+    notes: tuple[str, ...] = ()
+
+    def report(self) -> Report:
+        """Every output of the command line is a function of this."""
+        end = self.ended or {}
+        left = int(end.get("unfinished", max(0, self.run.planned - len(self.outcomes))))
+        seconds = float(end.get("seconds", sum(o.seconds for o in self.outcomes.values())))
+        complaints = tuple(end.get("complaints", ()))
+        return Report(
+            tuple(self.outcomes.values()), complaints, self.run.machine, seconds,
+            self.run.versions, self.run.started, left,
+        )  # fmt: skip
+
+
+@dataclass
+class Recorder:
+    """A record that is being written; :func:`start` opens one."""
+
+    run: Run
+    stream: BinaryIO
+    finished: Mapping[str, Outcome] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def keep(self, key: str, outcome: Outcome) -> None:
+        """Append one outcome; it is on the disk when this returns."""
+        self._line({"kind": "outcome", "key": key, "versions": self.run.stamp, "outcome": outcome.to_json()})
+
+    def end(self, complaints: tuple[str, ...], seconds: float, unfinished: int) -> None:
+        """Append the last line and close."""
+        self._line(
+            {"kind": "end", "complaints": list(complaints), "seconds": round(seconds, 3), "unfinished": unfinished}
+        )
+        self.stream.close()
+
+    def _line(self, record: Mapping[str, object]) -> None:
+        self.stream.write(json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+
+
+def start(path: Path, run: Run, *, resume: bool) -> Recorder:
+    """Open a record for writing and append its ``run`` line.
+
+    Raises
+    ------
+    OptionError
+        The file exists and ``resume`` is false; or it records another selection of cases.
+    FixtureError
+        The file cannot be written, is no record, is damaged, or another run is writing it.
+    """
+    if path.exists() and not path.is_file():
+        raise FixtureError(f"{path}: is no regular file; a record is locked, appended to and read again")
+    if path.exists() and path.stat().st_size and not resume:
+        raise OptionError(f"{path} exists; --resume continues it, or name another file")
+    stream = _locked(path)
+    finished: Mapping[str, Outcome] = {}
+    notes: tuple[str, ...] = ()
+    if path.stat().st_size:
+        runs, earlier, notes, length = _parse(path)
+        if runs and runs[-1].selection != run.selection:
+            raise OptionError(f"{path} records {_words(runs[-1].selection)}; this run is {_words(run.selection)}")
+        finished = {key: outcome for key, (stamp, outcome) in earlier.items() if stamp == run.stamp}
+        if stale := len(earlier) - len(finished):
+            changed = ", ".join(_changed(runs[-1].versions, run.versions)) if runs else ""
+            notes = (*notes, f"{stale} recorded outcomes are of other versions ({changed}) and are run again")
+        stream.truncate(length)
+        stream.seek(length)
+    recorder = Recorder(run, stream, finished, notes)
+    recorder._line(run.to_json())
+    return recorder
+
+
+def read(path: str | Path) -> Record:
+    """A record, whole or cut short.
+
+    Raises
+    ------
+    FixtureError
+        The file is missing, holds no run, is of another schema, or is damaged elsewhere than in its last line.
+    """
+    path = Path(path)
+    runs, outcomes, notes, _ = _parse(path)
+    if not runs:
+        raise FixtureError(f"{path}: holds no run; write one with `fp8-oracle verify --record {path}`")
+    last = {key: outcome for key, (stamp, outcome) in outcomes.items() if stamp == runs[-1].stamp}
+    ended = _lines(path)[0][-1]
+    return Record(runs[-1], last, ended if ended["kind"] == "end" else None, notes)
+
+
+def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
+    """The report in a record or in a ``--json`` file, and what was wrong with the file.
+
+    Raises
+    ------
+    FixtureError
+        The file is neither.
+    """
+    path = Path(path)
+    content = read_bytes(path)
+    try:
+        whole = json.loads(content)
+    except (ValueError, RecursionError):
+        whole = None
+    if isinstance(whole, dict) and whole.get("schema") == REPORT:
+        try:
+            return report_from_json(whole), ()
+        except (KeyError, TypeError, ValueError) as error:
+            raise FixtureError(f"{path}: not a sound {REPORT} file ({error!r})") from None
+    record = read(path)
+    return record.report(), record.notes
+
+
+def key_of(outcome_id: str, subject: str, arch: str, stamp: str, run: Run) -> str:
+    """The key of one case; ``stamp`` is whatever else decides its verdict, as the digest of a captured file."""
+    return _digest([outcome_id, subject, arch, stamp, run.versions])
+
+
+def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
+    """The inverse of :meth:`oracle.report.outcome.Outcome.to_json`."""
+    names = (record["id"], record["contract"], record["subject"], record["arch"])
+    verdict = _verdict(record["verdict"])
+    return Recorded(*names, verdict, record["seconds"], record["known_failure"], command=record["repro"])
+
+
+def report_from_json(record: Mapping[str, Any]) -> Report:
+    """The inverse of :meth:`oracle.report.outcome.Report.to_json`; fields that older files lack are empty."""
+    return Report(
+        tuple(outcome_from_json(o) for o in record["outcomes"]),
+        tuple(record["complaints"]),
+        record["machine"],
+        record["seconds"],
+        record.get("versions", {}),
+        record.get("started", ""),
+        record.get("unfinished", 0),
+    )
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def _verdict(record: Mapping[str, Any]) -> Verdict:
+    worst, seen = record["worst"], record.get("evidence")
+    if worst is not None:
+        worst = Worst(**{**worst, "index": tuple(worst["index"]), **{n: float(worst[n]) for n in _NUMBERS}})
+    return Verdict(
+        **{
+            **record,
+            "status": Status(record["status"]),
+            "worst": worst,
+            "explained_by": tuple(record["explained_by"]),
+            "margin": float(record["margin"]),
+            "evidence": None if seen is None else evidence.from_json(seen),
+        }
+    )
+
+
+def _parse(path: Path) -> tuple[list[Run], dict[str, tuple[str, Outcome]], tuple[str, ...], int]:
+    """Runs, ``key -> (versions, outcome)`` (the last one of a key counts), notes, and the sound length in bytes."""
+    lines, notes, length = _lines(path)
+    runs: list[Run] = []
+    outcomes: dict[str, tuple[str, Outcome]] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            if line["kind"] == "run":
+                if line["schema"] != SCHEMA:
+                    raise FixtureError(f"{path}: schema is {line['schema']!r}, this version reads {SCHEMA!r}")
+                runs.append(Run(**{k: v for k, v in line.items() if k not in ("kind", "schema")}))
+            elif line["kind"] == "outcome":
+                outcomes.pop(line["key"], None)
+                outcomes[line["key"]] = (line["versions"], outcome_from_json(line["outcome"]))
+            elif line["kind"] != "end":
+                raise ValueError(f"unknown kind {line['kind']!r}")
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, FixtureError):
+                raise
+            raise FixtureError(f"{path}:{number}: no sound line of a record ({error!r})") from None
+    return runs, outcomes, notes, length
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...], int]:
+    content = read_bytes(path)
+    pieces = content.split(b"\n")
+    torn = pieces.pop()
+    found: list[dict[str, Any]] = []
+    notes: tuple[str, ...] = ()
+    for number, piece in enumerate(pieces, 1):
+        try:
+            line = json.loads(piece)
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict) or "kind" not in line:
+            raise FixtureError(f"{path}:{number}: no line of a record; the file is damaged or is something else")
+        found.append(line)
+    if torn:
+        notes = (f"{path}: the last line was cut short ({len(torn)} bytes) and is left out",)
+    return found, notes, len(content) - len(torn)
+
+
+def _locked(path: Path) -> BinaryIO:
+    try:
+        stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+    except OSError as error:
+        raise FixtureError(f"{path}: cannot be written ({error.strerror}); choose a writable folder") from None
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stream.close()
+        raise FixtureError(f"{path}: another run is writing it; wait for that one or name another file") from None
+    return stream
+
+
+def _changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    names = sorted({*old, *new})
+    return [f"{n} {old.get(n, 'none')} -> {new.get(n, 'none')}" for n in names if old.get(n) != new.get(n)]
+
+
+def _words(selection: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in selection.items()) or "everything"
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,114 @@
+"""One case is one string, and the string is all that is needed to make its inputs again.
+
+    fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=7,n=512,k=2688/family=randn/seed=41
+    contract    dtypes          scheme        extents          what the data are
+
+``dtypes`` is ``AxB-OUT`` for products and ``X-Q`` for quantisers; ``scheme`` names the granularity of the scales
+(``tensor``, ``token``, ``channel``, ``1x128``, ``128x128``; ``-`` where there is none). Options that change the call
+stand in a segment of their own before the family, as in ``/bias=bf16/``. Data come from :mod:`oracle.routines.data` under a
+label that contains the whole string, so two cases never share a tensor.
+
+Not covered: running anything (:mod:`oracle.harness.runner`), and what a routine promises (:mod:`oracle.routines`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from oracle.errors import CaseError
+from oracle.routines.case import Case, Grammar
+from oracle.routines.decisions import cases as decisions
+from oracle.routines.layouts import cases as layouts
+from oracle.routines.moe import cases as layers
+from oracle.routines.products import cases as products
+from oracle.routines.quantisers import cases as quantisers
+
+__all__ = ["Case", "Grammar", "grammars", "parse"]
+
+DEFAULT_FAMILY = "randn"
+_GRAMMARS: Mapping[str, Grammar] = {
+    **products.GRAMMARS,
+    **quantisers.GRAMMARS,
+    **layers.GRAMMARS,
+    **layouts.GRAMMARS,
+    **decisions.GRAMMARS,
+}
+
+
+def grammars() -> Mapping[str, Grammar]:
+    """The grammar of every contract that cases exist for."""
+    return _GRAMMARS
+
+
+def parse(text: str) -> Case:
+    """The case of an id.
+
+    The family may be left out (``randn``); everything else is required.
+
+    Raises
+    ------
+    CaseError
+        Names the part that does not fit and what would.
+    """
+    parts = text.strip().split("/")
+    if len(parts) < 5:
+        raise CaseError(
+            f"{text!r} has {len(parts)} parts; a case is contract/dtypes/scheme/extents[/options]/family=F/seed=S, "
+            "for example fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=7,n=512,k=2688/family=randn/seed=41"
+        )
+    contract, dtypes, scheme, *rest = parts
+    if contract not in _GRAMMARS:
+        raise CaseError(f"{contract!r} has no cases; contracts with cases: {', '.join(sorted(_GRAMMARS))}")
+    grammar = _GRAMMARS[contract]
+    _member(dtypes, grammar.dtypes, f"dtypes of {contract}")
+    _member(scheme, grammar.schemes, f"scheme of {contract}")
+    named = _named(rest, text)
+    extents = tuple((name, _extent(named, name, contract)) for name in grammar.extents)
+    family = _member(named.pop("family", DEFAULT_FAMILY), grammar.families, f"family of {contract}")
+    seed = _natural(named.pop("seed", None), "seed", contract)
+    options = tuple((key, named.pop(key)) for key in grammar.options if key in named)
+    for key, value in options:
+        _member(value, grammar.options[key], f"option {key} of {contract}")
+    if named:
+        known = [*grammar.extents, *grammar.options, "family", "seed"]
+        raise CaseError(f"{contract} has no {next(iter(named))!r}; a case of it names {', '.join(known)}")
+    return Case(contract, dtypes, scheme, extents, family, seed, options, grammar)
+
+
+# --- parsing ------------------------------------------------------------------------------------------------
+
+
+def _member(value: str, admitted: tuple[str, ...], what: str) -> str:
+    if value not in admitted:
+        raise CaseError(f"{value!r} is no {what}; there are: {', '.join(admitted)}")
+    return value
+
+
+def _named(segments: list[str], text: str) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for segment in segments:
+        for pair in segment.split(","):
+            key, equals, value = pair.partition("=")
+            if not (key and equals and value):
+                raise CaseError(f"{pair!r} in {text!r} is not of the form name=value")
+            if key in named:
+                raise CaseError(f"{key!r} stands twice in {text!r}")
+            named[key] = value
+    return named
+
+
+def _extent(named: dict[str, str], dim: str, contract: str) -> int:
+    extent = _natural(named.pop(dim, None), dim, contract)
+    if extent == 0:
+        raise CaseError(f"{dim}=0 in a case of {contract}: there would be nothing to compute; use {dim}=1 or more")
+    return extent
+
+
+def _natural(value: str | None, what: str, contract: str) -> int:
+    if value is None:
+        raise CaseError(f"the case of {contract} does not say {what}=...")
+    if not (value.isascii() and value.isdigit()):
+        raise CaseError(f"{what}={value!r} is not a non-negative integer")
+    if value != str(int(value)):
+        raise CaseError(f"{what}={value!r} has leading zeros; write {what}={int(value)}")
+    return int(value)

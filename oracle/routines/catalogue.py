@@ -1,0 +1,127 @@
+"""The catalogue of faults that FP8 kernels have really had, each as a mutation of a right kernel.
+
+    catalogue()                     every fault, by name
+    faults_of(contract)             those that apply to a contract
+    run(call, *faults)              the output of a right kernel with these faults in it
+
+Used three ways: as mutants (:mod:`oracle.diagnosis.mutate`), as hypotheses (:mod:`oracle.diagnosis.diagnose`), as documentation. Not
+covered: attention beyond the logits.
+
+Faults that no single output shows: what a kernel does to the world around its result.
+
+They have no mutation of numbers; each names the watch of :mod:`oracle.harness` that sees it. They belong to the
+catalogue as documentation and as the list that the harness is tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+from oracle.errors import OptionError
+from oracle.routines.fault import Beyond, Call, Family, Fault, Stage, agree
+from oracle.routines.logits import faults as logits
+from oracle.routines.moe import faults as layers
+from oracle.routines.moe import faults_of_experts as experts
+from oracle.routines.moe import faults_of_inputs as layer_inputs
+from oracle.routines.mutants import run
+from oracle.routines.products.faults import (
+    arithmetic,
+    cast,
+    movement,
+    movement_grouped,
+    scale_index,
+    scale_layout,
+    scale_value,
+)
+from oracle.routines.quantisers.faults import internal, quantiser
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """One way to misbehave, and the watch that notices."""
+
+    name: str
+    met_in: str
+    watch: str
+
+
+BEHAVIOURS: tuple[Behaviour, ...] = (
+    Behaviour("out-of-bounds write", "flashinfer 3978", "guard zones"),
+    Behaviour("input overwritten", "flashinfer 3978", "inputs unchanged"),
+    Behaviour("output left partly unwritten", "Primus-Turbo 397", "every element written"),
+    Behaviour("padding read into the result", "flashinfer PR 3650, 2861", "padding poisoned"),
+    Behaviour("uninitialised memory read into the result", "vllm 45741", "two poisons"),
+    Behaviour("different bits on rerun (race)", "TransformerEngine 2986, DeepGEMM 392", "rerun determinism"),
+    Behaviour("previous call's data reused", "aprender 2765", "stale state"),
+    Behaviour("memory between calls shared by threads", "FlashInfer 0.6.18.post1 on an H200", "threads"),
+    Behaviour("kernel chosen by M gives different bits for the same row", "vllm PR 37718", "batch invariance"),
+    Behaviour("strides of an operand ignored", "pytorch 195751", "non-contiguous inputs"),
+    Behaviour("result of another dtype, shape or device", "FlashInfer 0.6.18 on an H200", "result as declared"),
+    Behaviour("crash, abort or device error", "DeepGEMM 34", "worker process"),
+    Behaviour("hang", "DeepGEMM 392", "time limit"),
+)
+
+
+__all__ = [
+    "BEHAVIOURS",
+    "Behaviour",
+    "Beyond",
+    "Call",
+    "Family",
+    "Fault",
+    "Stage",
+    "agree",
+    "catalogue",
+    "faults_of",
+    "get",
+    "run",
+]
+
+
+FAMILIES = (
+    scale_index,
+    scale_layout,
+    scale_value,
+    cast,
+    movement,
+    movement_grouped,
+    arithmetic,
+    quantiser,
+    internal,
+    logits,
+    layers,
+    layer_inputs,
+    experts,
+)
+
+
+@lru_cache(maxsize=1)
+def catalogue() -> Mapping[str, Fault]:
+    """Every fault by name, in the order of the families."""
+    found: dict[str, Fault] = {}
+    for module in FAMILIES:
+        for fault in module.faults():
+            if fault.name in found:
+                raise ValueError(f"fault {fault.name!r} stands twice in the catalogue")
+            found[fault.name] = fault
+    return MappingProxyType(found)
+
+
+def faults_of(contract: str) -> tuple[Fault, ...]:
+    """The faults that apply to a contract, by its name."""
+    return tuple(fault for fault in catalogue().values() if contract in fault.contracts)
+
+
+def get(name: str) -> Fault:
+    """The fault of this name; OptionError lists those that share a word with it."""
+    if name not in catalogue():
+        words = set(name.lower().split())
+        shared = {known: len(words & set(known.lower().split())) for known in catalogue()}
+        near = sorted((known for known in shared if shared[known]), key=lambda known: -shared[known])
+        raise OptionError(
+            f"no fault {name!r}; near it: {'; '.join(near[:8]) or 'none, see `fp8-oracle mutate --list`'}"
+        )
+    return catalogue()[name]

@@ -1,0 +1,386 @@
+"""Test data that is the same on every machine: a counter-based stream and the families built on it.
+
+Every tensor of a case has its own stream, ``Philox4x64(key = sha256(label))``; the only primitive is a uniform
+64-bit integer. Everything else is integer arithmetic, exact float64 arithmetic on small dyadic numbers, or
+bits chosen directly; no ``log``, ``cos`` or ``pow``, whose last bits differ between platforms. Normal-like
+data are sums of twelve uniform 16-bit integers (Irwin-Hall: mean 6, variance 1, support [-6, 6]).
+
+Families (what each one is there to expose) stand in :data:`OPERAND_FAMILIES`, :data:`SCALE_RULES` and
+:data:`ACTIVATION_FAMILIES`. Not covered: real model activations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from math import isqrt
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from oracle.numbers.formats import Format, decode, from_codes, of_dtype
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+
+Integers = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
+
+# Sigma of the normal-like operands: with 3.5 sigma at 448, what a quantiser makes of normal data.
+SIGMA = 128.0
+
+# Sums of at most 2**13 units fit the 14-bit (e8m13) accumulator of the narrowest hardware without rounding.
+EXACT_BUDGET = 1 << 13
+
+
+class Stream:
+    """A reproducible stream of uniform 64-bit words named by a label."""
+
+    def __init__(self, label: str) -> None:
+        key = np.frombuffer(hashlib.sha256(label.encode()).digest()[:16], dtype="<u8").astype(np.uint64)
+        self._bits = np.random.Philox(key=key)
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        """The next ``count`` uniform 64-bit words."""
+        return np.asarray(self._bits.random_raw(count), dtype=np.uint64)
+
+    def integers(self, low: int, high: int, shape: tuple[int, ...]) -> Integers:
+        """Uniform integers in ``[low, high)``; the span must be below 2**40 (bias below 2**-24)."""
+        if not 0 < high - low < 1 << 40:
+            raise ValueError(f"integers needs 0 < high - low < 2**40, got [{low}, {high})")
+        words = self.words(int(np.prod(shape))) % np.uint64(high - low)
+        return np.asarray(words.astype(np.int64) + low, dtype=np.int64).reshape(shape)
+
+    def signs(self, shape: tuple[int, ...]) -> Integers:
+        """Uniform +1 and -1."""
+        return 1 - 2 * self.integers(0, 2, shape)
+
+    def normals(self, shape: tuple[int, ...]) -> Reals:
+        """Irwin-Hall(12) in float64, exact multiples of 2**-16 in [-6, 6], variance 1."""
+        count = int(np.prod(shape))
+        lanes = self.words(3 * count).astype("<u8").view("<u2").reshape(count, 12)
+        total = lanes.sum(axis=1, dtype=np.int64) - 6 * 65535
+        return np.asarray(total / 65536.0, dtype=np.float64).reshape(shape)
+
+    def order(self, count: int) -> Integers:
+        """A permutation of ``range(count)``."""
+        return np.argsort(self.words(count), kind="stable").astype(np.int64)
+
+
+def operand(label: str, family: str, rows: int, cols: int, *, dtype: torch.dtype, side: str) -> Tensor:
+    """One 8-bit (or bfloat16) matrix operand ``[rows, cols]`` of a family; ``side`` is ``"a"`` or ``"b"``.
+
+    The two sides of one case may differ: outlier columns and spikes sit in ``a``, and ``cancel`` needs ``b``
+    to repeat each value twice.
+    """
+    fmt = of_dtype(dtype)
+    return OPERAND_FAMILIES[family](Stream(label), rows, cols, fmt, side)
+
+
+def scales(label: str, family: str, shape: tuple[int, ...]) -> Tensor:
+    """Float32 scales of a family: distinct and never a power of two, unless the family says otherwise."""
+    return SCALE_RULES.get(family, _distinct)(Stream(label), shape)
+
+
+def powers_of_two(label: str, shape: tuple[int, ...]) -> Tensor:
+    """Float32 powers of two over the whole normal range, every exponent byte from 1 to 254 alike."""
+    return _float32_bits(Stream(label).integers(1, 255, shape) << 23)
+
+
+def activations(label: str, family: str, rows: int, cols: int, *, dtype: torch.dtype) -> Tensor:
+    """A high-precision matrix ``[rows, cols]`` to be quantised, of a family of :data:`ACTIVATION_FAMILIES`."""
+    values = ACTIVATION_FAMILIES[family](Stream(label), rows, cols)
+    return to_dtype(torch.from_numpy(values), dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+def small_integers(label: str, shape: tuple[int, ...], *, bound: int, dtype: torch.dtype) -> Tensor:
+    """Uniform integers in ``[-bound, bound]`` as ``dtype`` (exact for bound <= 16 in every 8-bit format)."""
+    return _rounded(Stream(label).integers(-bound, bound + 1, shape).astype(np.float64), of_dtype(dtype))
+
+
+def normal(label: str, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
+    """Normal-like values of variance 1, rounded to ``dtype``."""
+    return _rounded(Stream(label).normals(shape), of_dtype(dtype))
+
+
+# --- operands -----------------------------------------------------------------------------------------------
+
+
+def _rounded(values: Reals, fmt: Format) -> Tensor:
+    dtype = fmt.torch_dtype
+    if dtype is None:
+        raise ValueError(f"{fmt.name} has no torch dtype")
+    x = torch.from_numpy(np.ascontiguousarray(values))
+    return to_dtype(x, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+
+
+def _coded(codes: Integers, fmt: Format) -> Tensor:
+    return from_codes(torch.from_numpy(codes).to(fmt.storage), fmt)
+
+
+def _finite_codes(fmt: Format) -> Integers:
+    every = np.arange(1 << fmt.bits, dtype=np.int64)
+    values = decode(torch.from_numpy(every).to(fmt.storage), fmt).numpy()
+    return np.asarray(every[np.isfinite(values)], dtype=np.int64)
+
+
+def _exact(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """Integers so small that no accumulator rounds: |sum| <= p*p*K <= 2**13; with power-of-two scales."""
+    p = max(1, min(4, isqrt(EXACT_BUDGET // cols)))
+    return _rounded(stream.integers(-p, p + 1, (rows, cols)).astype(np.float64), fmt)
+
+
+def _ties(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """Values 1 and 2, thinned so that sums lie near 2**8.6: about half of them are exact bfloat16 ties."""
+    ones = stream.integers(1, 3, (rows, cols))
+    keep = stream.integers(0, cols, (rows, cols)) < 171 if side == "a" else np.True_
+    return _rounded((ones * keep).astype(np.float64), fmt)
+
+
+def _randn(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """What a quantiser makes of normal data; the tails saturate."""
+    return _rounded(stream.normals((rows, cols)) * SIGMA, fmt)
+
+
+def _positive(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """Never negative, so that truncation in the accumulator shows as a bias."""
+    return _rounded(np.abs(stream.normals((rows, cols))) * SIGMA, fmt)
+
+
+def _codes(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """Every finite code equally often, -0 and subnormals included."""
+    finite = _finite_codes(fmt)
+    picked = finite[stream.integers(0, len(finite), (rows, cols))]
+    flat = picked.reshape(-1)
+    head = min(len(finite), flat.size)
+    flat[stream.order(flat.size)[:head]] = finite[:head]
+    return _coded(picked, fmt)
+
+
+def _heavy(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """P(|x| > 2**k) ~ 2**-k, a Cauchy-like tail: few products dominate, the rest falls below the alignment."""
+    words = stream.integers(1, 1 << 16, (rows, cols))
+    lowest_bit = words & -words
+    significand = 1.0 + stream.integers(0, 8, (rows, cols)) / 8.0
+    values = stream.signs((rows, cols)) * significand * lowest_bit / 64.0
+    return _rounded(values, fmt)
+
+
+def _outlier(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """Ordinary data with columns of K that are 32 times larger, as attention sinks make them."""
+    values = stream.normals((rows, cols)) * 8.0
+    if side == "a":
+        values[:, stream.order(cols)[: max(1, cols // 64)]] *= 32.0
+    return _rounded(values, fmt)
+
+
+def _subnormal(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """Mostly subnormal codes and zeros of both signs, with one element in sixteen normal."""
+    tiny = stream.integers(0, 1 << fmt.fraction_bits, (rows, cols))
+    normal = _finite_codes(fmt)
+    normal = normal[normal < 1 << (fmt.bits - 1)]
+    some = stream.integers(0, 16, (rows, cols)) == 0
+    magnitude = np.where(some, normal[stream.integers(0, len(normal), (rows, cols))], tiny)
+    sign = stream.integers(0, 2, (rows, cols)) << (fmt.bits - 1)
+    return _coded(magnitude | sign, fmt)
+
+
+def _zeros(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """Ordinary data with whole zero groups of 128, a zero row of -0, and scattered +-0."""
+    values = stream.normals((rows, cols)) * SIGMA
+    values *= stream.integers(0, 8, (rows, cols)) != 0
+    groups = -(-cols // 128)
+    dead = np.repeat(stream.integers(0, 4, (rows, groups)) == 0, 128, axis=1)[:, :cols]
+    values[dead] = 0.0
+    if side == "a" and rows > 1:
+        values[stream.integers(0, rows, (1,))[0], :] = -0.0
+    return _rounded(values, fmt)
+
+
+def _spike(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """One large among 31 tiny in every group of 32 of ``a``: whatever lies below the alignment is cut off."""
+    tiny = stream.integers(1, 8, (rows, cols)) * stream.signs((rows, cols)) / 512.0
+    if side == "b":
+        return _rounded(tiny * 512.0, fmt)
+    where = stream.integers(0, 32, (rows, -(-cols // 32)))
+    spike = np.arange(cols)[None, :] % 32 == np.repeat(where, 32, axis=1)[:, :cols]
+    return _rounded(np.where(spike, stream.signs((rows, cols)) * 448.0, tiny), fmt)
+
+
+def _cancel(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """Large terms that cancel between the two halves of every 128 block, leaving a small remainder."""
+    values = stream.normals((rows, cols)) * SIGMA
+    column = np.arange(cols)
+    partner = column - 64
+    second = (column % 128 >= 64) & (partner >= 0)
+    if side == "b":
+        values[:, second] = values[:, partner[second]]
+    else:
+        values[:, second] = -values[:, partner[second]] * 0.9375
+    return _rounded(values, fmt)
+
+
+def _nan(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """Ordinary data with a few special codes in some rows: every NaN (and inf) code of the format."""
+    values = _rounded(stream.normals((rows, cols)) * SIGMA, fmt)
+    every = np.arange(1 << fmt.bits, dtype=np.int64)
+    finite = set(_finite_codes(fmt).tolist())
+    special = [code for code in every.tolist() if code not in finite]
+    count = max(1, rows // 8) if side == "a" else 1
+    at = stream.integers(0, rows, (count,)), stream.integers(0, cols, (count,))
+    codes = values.view(torch.uint8 if fmt.bits == 8 else torch.int16).to(torch.int64).numpy().copy()
+    codes[at] = [special[i % len(special)] for i in range(count)]
+    return _coded(codes, fmt)
+
+
+Operand = Callable[[Stream, int, int, Format, str], Tensor]
+OPERAND_FAMILIES: Mapping[str, Operand] = {
+    "exact": _exact,
+    "ties": _ties,
+    "codes": _codes,
+    "randn": _randn,
+    "positive": _positive,
+    "heavy": _heavy,
+    "outlier": _outlier,
+    "subnormal": _subnormal,
+    "zeros": _zeros,
+    "spike": _spike,
+    "cancel": _cancel,
+    "nan": _nan,
+    "wide": _randn,
+    "nanscale": _randn,
+}
+
+
+# --- scales -------------------------------------------------------------------------------------------------
+
+
+def _distinct(stream: Stream, shape: tuple[int, ...]) -> Tensor:
+    """Every scale its own significand, none a power of two, over four binades around 2**-8."""
+    return _scale_bits(stream, shape, low=-10, high=-6)
+
+
+def _wide(stream: Stream, shape: tuple[int, ...]) -> Tensor:
+    """Distinct scales over 36 binades: the largest block hides the others."""
+    return _scale_bits(stream, shape, low=-24, high=12)
+
+
+def _powers(stream: Stream, shape: tuple[int, ...]) -> Tensor:
+    """Powers of two, 2**-3 to 1: every product with an exact operand stays exact."""
+    exponents = stream.integers(-3, 1, shape)
+    return _float32_bits((exponents + 127) << 23)
+
+
+def _nan_scale(stream: Stream, shape: tuple[int, ...]) -> Tensor:
+    """Distinct scales of which one is NaN (or, on a second entry, +inf)."""
+    result = _distinct(stream, shape)
+    flat = result.reshape(-1)
+    places = stream.order(flat.numel()).tolist()
+    if len(places) > 1:
+        flat[places[0]] = float("nan")
+    if len(places) > 3:
+        flat[places[1]] = float("inf")
+    return result
+
+
+def _scale_bits(stream: Stream, shape: tuple[int, ...], *, low: int, high: int) -> Tensor:
+    count = int(np.prod(shape))
+    step = (1 << 23) // (count + 1)
+    if step < 4:
+        raise ValueError(f"{count} scales cannot all have their own 23-bit significand; use a smaller shape")
+    fraction = (stream.order(count) + 1) * step + stream.integers(1, step, (count,)) // 2
+    exponent = stream.integers(low, high, (count,)) + 127
+    return _float32_bits(((exponent << 23) | fraction).reshape(shape))
+
+
+def _float32_bits(bits: Integers) -> Tensor:
+    return torch.from_numpy(bits.astype(np.int32)).view(torch.float32)
+
+
+SCALE_RULES: Mapping[str, Callable[[Stream, tuple[int, ...]], Tensor]] = {
+    "exact": _powers,
+    "ties": _powers,
+    "wide": _wide,
+    "nanscale": _nan_scale,
+}
+
+
+# --- activations: what a quantiser is given -----------------------------------------------------------------
+
+
+def _x_randn(stream: Stream, rows: int, cols: int) -> Reals:
+    """Normal-like, variance 1, a scale of its own for every group of 128."""
+    gain = 1.0 + np.repeat(stream.integers(0, 1 << 10, (rows, -(-cols // 128))), 128, axis=1)[:, :cols] / 128.0
+    return stream.normals((rows, cols)) * gain
+
+
+def _x_ties(stream: Stream, rows: int, cols: int) -> Reals:
+    """amax = 448 * 2**e, so the scale is a power of two and every other value is a midpoint of two codes."""
+    positive = decode(torch.arange(127, dtype=torch.uint8, device="cpu"), of_dtype(torch.float8_e4m3fn)).numpy()
+    middle = (positive[:-1] + positive[1:]) / 2.0
+    values = middle[stream.integers(0, len(middle), (rows, cols))] * stream.signs((rows, cols))
+    values[:, ::32] = 448.0
+    gain = (1 << stream.integers(0, 13, (rows, 1))) / 64.0
+    return np.asarray(values * gain, dtype=np.float64)
+
+
+def _x_amax(stream: Stream, rows: int, cols: int) -> Reals:
+    """The groups' amax walks through all 128 bfloat16 significands; the rest is uniform below it."""
+    groups = -(-cols // 128)
+    index = (np.arange(rows * groups).reshape(rows, groups) * 5 + stream.integers(0, 128, (1,))[0]) % 128
+    top = np.repeat(1.0 + index / 128.0, 128, axis=1)[:, :cols]
+    values = top * stream.integers(-127, 128, (rows, cols)) / 128.0
+    values[:, ::128] = top[:, ::128] * stream.signs((rows, groups))
+    return values
+
+
+def _x_outlier(stream: Stream, rows: int, cols: int) -> Reals:
+    """One large value in a few rows only, late in every 128 x 128 block: a partial amax scan misses it."""
+    values = stream.normals((rows, cols))
+    late = np.arange(rows) % 128 >= min(96, rows - 1)
+    values[late, :: max(1, min(cols, 67))] *= 64.0
+    return values
+
+
+def _x_heavy(stream: Stream, rows: int, cols: int) -> Reals:
+    """Magnitudes over 32 binades."""
+    words = stream.integers(1, 1 << 32, (rows, cols))
+    return stream.normals((rows, cols)) * (words & -words) / 65536.0
+
+
+def _x_special(stream: Stream, rows: int, cols: int) -> Reals:
+    """Rows of zeros, of -0, of subnormals, of 2**100, of 2**-40, and ordinary rows with +-0 scattered."""
+    values = stream.normals((rows, cols))
+    values[stream.integers(0, 8, (rows, cols)) == 0] = 0.0
+    for row, factor in enumerate((0.0, -0.0, 2.0**-130, 2.0**100, 2.0**-40)):
+        values[row::8] = np.abs(values[row::8]) * factor if factor == 0.0 else values[row::8] * factor
+    return values
+
+
+def _x_nan(stream: Stream, rows: int, cols: int) -> Reals:
+    """NaN, inf and -inf, each alone in a row, next to ordinary rows."""
+    values = stream.normals((rows, cols))
+    for row, special in enumerate((np.nan, np.inf, -np.inf)):
+        values[row::5, stream.integers(0, cols, (1,))[0]] = special
+    return values
+
+
+def _x_range(stream: Stream, rows: int, cols: int) -> Reals:
+    """Groups at both ends of the exponents: 448/amax overflows, 1/amax is subnormal, with zeros beside them."""
+    values = np.clip(stream.normals((rows, cols)), -1.0, 1.0)
+    values[stream.integers(0, 8, (rows, cols)) == 0] = 0.0
+    for row, exponent in enumerate((-126, -122, -118, 126, 127)):
+        values[row::6] *= 2.0**exponent
+    return values
+
+
+ACTIVATION_FAMILIES: Mapping[str, Callable[[Stream, int, int], Reals]] = {
+    "randn": _x_randn,
+    "ties": _x_ties,
+    "amax": _x_amax,
+    "outlier": _x_outlier,
+    "heavy": _x_heavy,
+    "special": _x_special,
+    "range": _x_range,
+    "nan": _x_nan,
+}

@@ -1,0 +1,225 @@
+"""Contracts of the decisions about a machine, as tables: one row is one machine with its switches.
+
+Columns are integers: 0 and 1 for conditions, the compute capability as in ``sm90`` (0 for no NVIDIA GPU), versions as
+two columns. Answers are 0 and 1, or a number that the contract explains. Right or wrong, row by row.
+
+Contracts of small constructors: the records of FlashInfer's CUTLASS MoE, field by field, and the unit scale.
+
+A record is a row of integers in one output for each field, so that two exchanged fields cannot make up for each other;
+a refusal is an answer. Right or wrong, as in :mod:`oracle.contracts.layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.numbers.quantize import WIDE
+from oracle.routines.base import FP8, TensorSpec, register
+from oracle.routines.layouts.contract import INTEGERS, LayoutContract, TableContract
+from oracle.truth import decisions
+
+_DTYPES = ", ".join(f"{number} {name}" for number, name in enumerate(decisions.DTYPES))
+_NOTES = {
+    "config": "0 none, 1 given",
+    "in_dtype": _DTYPES,
+    "out_dtype": _DTYPES,
+    "quant_config": "any number; it must come back",
+    "use_deepseek_fp8_block_scale": "0 or 1",
+}
+
+
+def _record_columns(*names: str) -> tuple[TensorSpec, ...]:
+    plain = "one value for each row of the table; read only with a configuration"
+    return tuple(TensorSpec(name, INTEGERS, ("R",), _NOTES.get(name, plain)) for name in names)
+
+
+@register
+class SelectExperts(TableContract):
+    """``config``: 0 none, 1 given (the next six columns). Dtypes are numbers: 0 none, 1 bfloat16, 2 float16, 3 float32.
+    ``quant_config`` is any number, which must come back. ``accepted`` 0: refused, and every other field is -1."""
+
+    name = "select_cutlass_fp8_gemm_impl"
+    summary = "the experts' record: dtype and ranks of the configuration, or the caller's dtype at rank 0 of 1"
+    source = "vLLM flashinfer_utils.select_cutlass_fp8_gemm_impl"
+    inputs = _record_columns(
+        "config", "in_dtype", "dp_size", "ep_rank", "ep_size", "tp_rank", "tp_size", "out_dtype", "quant_config",
+        "use_deepseek_fp8_block_scale",
+    )  # fmt: skip
+    outputs = decisions.ExpertsRecord._fields
+
+    def row(self, *arguments: int) -> tuple[int, ...]:
+        config, in_dtype, _, ep_rank, ep_size, tp_rank, tp_size, out_dtype, quant_config, block = arguments
+        ep, tp = (ep_rank, ep_size), (tp_rank, tp_size)
+        return tuple(decisions.experts_record(bool(config), in_dtype, ep, tp, out_dtype, quant_config, block))
+
+
+@register
+class BuildPrepareFinalize(TableContract):
+    """``config``: 0 none, 1 given (the next three columns, of which only ``dp_size`` decides)."""
+
+    name = "build_flashinfer_fp8_cutlass_moe_prepare_finalize"
+    summary = "the prepare/finalize record: data-parallel when several ranks are, and the block-scale flag"
+    source = "vLLM flashinfer_utils.build_flashinfer_fp8_cutlass_moe_prepare_finalize"
+    inputs = _record_columns("config", "dp_size", "ep_size", "tp_size", "use_deepseek_fp8_block_scale")
+    outputs = ("use_dp", "use_deepseek_fp8_block_scale")
+
+    def row(self, *arguments: int) -> tuple[int, ...]:
+        config, dp_size, _, _, block = arguments
+        return decisions.prepare_finalize_record(bool(config), dp_size, block)
+
+
+@register
+class DeviceIdentity(LayoutContract):
+    """Shape ``[1]`` and not ``[]``: kernels read it through a pointer, as one scale for a tensor."""
+
+    name = "maybe_create_device_identity"
+    summary = "the float32 [1] one on the device of the input, the scale of a product without scales"
+    source = "vLLM w8a8_utils.maybe_create_device_identity"
+    inputs = (TensorSpec("x", (*WIDE, *FP8), None, "whatever lies on the device; its values are not read"),)
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        return {"out": torch.ones(1, dtype=torch.float32, device=inputs["x"].device)}
+
+    def why_mistrust(self, inputs: Mapping[str, Tensor]) -> str | None:
+        """Never: there is one right answer whatever the input holds."""
+        return None
+
+
+_NUMBERED = tuple(enumerate(decisions.GPUS, start=1))
+_SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
+
+
+def _columns(*names: str) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, INTEGERS, ("R",), "one value for each row of the table") for name in names)
+
+
+@register
+class DeepGemmSupported(TableContract):
+    name = "is_deep_gemm_supported"
+    summary = "sm90 or sm100, the package there, the switch on, FlashInfer's MoE off"
+    source = "vLLM utils/deep_gemm.is_deep_gemm_supported"
+    inputs = _columns("arch", *_SWITCHES)
+
+    def row(self, *arguments: int) -> int:
+        arch, *flags = arguments
+        return int(decisions.deep_gemm_supported(arch, *(bool(flag) for flag in flags)))
+
+
+@register
+class DeepGemmE8m0(TableContract):
+    name = "is_deep_gemm_e8m0_used"
+    summary = "DeepGEMM supported, and the UE8M0 switch of the architecture on"
+    source = "vLLM utils/deep_gemm.is_deep_gemm_e8m0_used"
+    inputs = _columns("arch", *_SWITCHES, "use_deep_gemm_e8m0", "use_deep_gemm_e8m0_hopper")
+
+    def row(self, *arguments: int) -> int:
+        arch, *flags = arguments
+        return int(decisions.deep_gemm_e8m0(arch, *(bool(flag) for flag in flags)))
+
+
+@register
+class DeepGemmLinear(TableContract):
+    name = "should_use_deepgemm_for_fp8_linear"
+    summary = "DeepGEMM supported, bfloat16 out, N and K multiples of 128"
+    source = "vLLM utils/deep_gemm.should_use_deepgemm_for_fp8_linear"
+    inputs = _columns("arch", *_SWITCHES, "bfloat16_out", "n", "k")
+
+    def row(self, *arguments: int) -> int:
+        arch, package, wanted, flashinfer_moe, bfloat16_out, n, k = arguments
+        supported = decisions.deep_gemm_supported(arch, bool(package), bool(wanted), bool(flashinfer_moe))
+        return int(decisions.deep_gemm_linear(supported, bool(bfloat16_out), n, k))
+
+
+class CutlassSupported(TableContract):
+    """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
+
+    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
+    inputs: ClassVar[tuple[TensorSpec, ...]] = _columns("arch", "cuda_major", "cuda_minor")
+
+    def row(self, *arguments: int) -> int:
+        arch, major, minor = arguments
+        return int(decisions.cutlass_supported(self.name, arch, (major, minor)))
+
+
+@register
+class CutlassFp8(CutlassSupported):
+    name = "cutlass_fp8_supported"
+    summary = "sm89 with CUDA 12.4, sm90 and above with CUDA 12.0"
+
+
+@register
+class CutlassBlockFp8(CutlassSupported):
+    name = "cutlass_block_fp8_supported"
+    summary = "sm90 with CUDA 12.0, sm100 and above with CUDA 12.8"
+
+
+@register
+class CutlassGroupGemm(CutlassSupported):
+    name = "cutlass_group_gemm_supported"
+    summary = "sm90 with CUDA 12.3, sm100 and above with CUDA 12.8"
+
+
+@register
+class SparseCutlass(CutlassSupported):
+    name = "sparse_cutlass_supported"
+    summary = "sm90 with CUDA 12.2"
+
+
+@register
+class RowwiseTorch(TableContract):
+    name = "use_rowwise_torch_scaled_mm"
+    summary = "ROCm, torch 2.7 and capability 9.4, compared as versions"
+    source = "vLLM w8a8_utils.USE_ROWWISE_TORCH_SCALED_MM"
+    inputs = _columns("rocm", "capability_major", "capability_minor", "torch_major", "torch_minor")
+
+    def row(self, *arguments: int) -> int:
+        rocm, major, minor, torch_major, torch_minor = arguments
+        return int(decisions.rowwise_torch(bool(rocm), (major, minor), (torch_major, torch_minor)))
+
+
+@register
+class MoeBackend(TableContract):
+    """``choice``: 0 unset, 1 throughput, 2 latency, 3 masked_gemm. Answer: 0 refused, 1 CUTLASS, 2 TensorRT-LLM,
+    3 CUTEDSL."""
+
+    name = "get_flashinfer_moe_backend"
+    summary = "the kernel family for VLLM_FLASHINFER_MOE_BACKEND on a machine"
+    source = "vLLM flashinfer_utils.get_flashinfer_moe_backend"
+    inputs = _columns("arch", "choice")
+
+    def row(self, *arguments: int) -> int:
+        return decisions.moe_backend(*arguments)
+
+
+@register
+class GlobalScale(TableContract):
+    """``backend``: 0 none, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL."""
+
+    name = "is_flashinfer_supporting_global_sf"
+    summary = "whether a MoE backend takes one scale for all experts"
+    source = "vLLM flashinfer_utils.is_flashinfer_supporting_global_sf"
+    inputs = _columns("backend")
+
+    def row(self, *arguments: int) -> int:
+        return int(decisions.supports_global_scale(arguments[0]))
+
+
+@register
+class NumSms(TableContract):
+    """``product``: 0 no GPU, else its number in :data:`oracle.truth.decisions.GPUS`; ``reported``: the count of a driver, -1
+    when the machine is described by its product alone. Answer: multiprocessors, 0 where the question is refused."""
+
+    name = "get_num_sms"
+    summary = "multiprocessors of a device as its driver reports them, of a described product by its cores"
+    source = "vLLM utils/deep_gemm.get_num_sms; NVIDIA data sheets; CUDA C++ Programming Guide, compute capabilities"
+    inputs = (
+        TensorSpec("product", INTEGERS, ("R",), f"0 no GPU, {', '.join(f'{i} {g[0]}' for i, g in _NUMBERED)}"),
+        TensorSpec("reported", INTEGERS, ("R",), "count of a driver, -1: none was asked"),
+    )
+
+    def row(self, *arguments: int) -> int:
+        return decisions.multiprocessors(*arguments)

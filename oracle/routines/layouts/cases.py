@@ -1,0 +1,220 @@
+"""Cases of layout and padding: scales in the order of a kernel, expert weights, shards, tables of integers.
+
+Data of a layout must be distinct, or a wrong place changes nothing: weights hold every code, scales are all different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from oracle.routines import data
+from oracle.routines.case import BLOCK, Case, Grammar, no_options
+
+Builder = Callable[[Case], dict[str, Tensor]]
+
+
+def _lead(case: Case, *extents: int) -> tuple[int, ...]:
+    """``extents`` behind a group axis when the case has more than one group."""
+    return (case["g"], *extents) if case["g"] > 1 else extents
+
+
+def _scale(case: Case) -> dict[str, Tensor]:
+    return {"scale": data.scales(case.label("scale"), "randn", _lead(case, case["m"], case["c"]))}
+
+
+def _powers(case: Case) -> dict[str, Tensor]:
+    return {"scale": data.powers_of_two(case.label("scale"), _lead(case, case["m"], case["c"]))}
+
+
+def _required(case: Case) -> dict[str, Tensor]:
+    shape = _lead(case, -(-case["m"] // _gran(case)), -(-case["k"] // BLOCK))
+    return {"scale": data.powers_of_two(case.label("scale"), shape)}
+
+
+def _scale_bytes(case: Case) -> dict[str, Tensor]:
+    shape = _lead(case, case["m"], case["c"])
+    return {"scale": torch.from_numpy(case.stream("scale").integers(0, 256, shape)).to(torch.uint8)}
+
+
+def _weight(name: str) -> Builder:
+    def build(case: Case) -> dict[str, Tensor]:
+        return {name: _matrix(case, name, case["m"], case["k"])}
+
+    return build
+
+
+def _experts(first: str, second: str) -> Builder:
+    """Weights of E experts; ``gated=0`` has no up half."""
+
+    def build(case: Case) -> dict[str, Tensor]:
+        e, h, i = case["e"], case["h"], case["i"]
+        rows = i if case.option("gated") == "0" else 2 * i
+        return {
+            first: _matrix(case, first, e * rows, h).reshape(e, rows, h),
+            second: _matrix(case, second, e * h, i).reshape(e, h, i),
+        }
+
+    return build
+
+
+def _halves(case: Case) -> dict[str, Tensor]:
+    e, i, h = case["e"], case["i"], case["h"]
+    return {"x": _matrix(case, "x", e * 2 * i, h).reshape(e, 2 * i, h)}
+
+
+def _matrix(case: Case, name: str, rows: int, cols: int) -> Tensor:
+    (dtype,) = case.operand_dtypes
+    return data.operand(case.label(name), case.family, rows, cols, dtype=dtype, side="b")
+
+
+def _integers(**ranges: tuple[int, int]) -> Builder:
+    """A table of R rows with one column for each named range ``[low, high)``."""
+
+    def build(case: Case) -> dict[str, Tensor]:
+        shape = (case["r"],)
+        return {name: torch.from_numpy(case.stream(name).integers(*span, shape)) for name, span in ranges.items()}
+
+    return build
+
+
+def _shards(case: Case) -> dict[str, Tensor]:
+    """S scales and the rows of each shard, which differ and add up to N."""
+    s, n = case["s"], case["n"]
+    cuts = sorted((case.stream("widths").order(n - 1)[: s - 1] + 1).tolist())
+    widths = [stop - start for start, stop in zip([0, *cuts], [*cuts, n], strict=True)]
+    return {
+        "weight_scale": data.scales(case.label("weight_scale"), "randn", (s,)),
+        "logical_widths": torch.tensor(widths, dtype=torch.int64, device="cpu"),
+    }
+
+
+def _fused(case: Case) -> dict[str, Tensor]:
+    return {"weight": _matrix(case, "weight", case["n"], case["k"])} | _shards(case)
+
+
+def _fnuz(case: Case) -> dict[str, Tensor]:
+    scales = {name: data.scales(case.label(name), "randn", (1,)) for name in ("weight_scale", "input_scale")}
+    return {"weight": _matrix(case, "weight", case["m"], case["k"])} | scales
+
+
+def _close(case: Case) -> dict[str, Tensor]:
+    """Scales that are far apart, or (family ``exact``) all equal but for rounding."""
+    if case.family == "randn":
+        return {"x": data.scales(case.label("x"), "randn", (case["s"],))}
+    one = data.scales(case.label("x"), "randn", (1,)).expand(case["s"]).contiguous()
+    one[-1] *= 1 + 2.0**-20
+    return {"x": one}
+
+
+def _moe_scales(case: Case) -> dict[str, Tensor]:
+    extents = {"w13_scale": case["e"], "w13_input_scale": 1, "w2_scale": case["e"], "w2_input_scale": 1}
+    return {name: data.scales(case.label(name), "randn", (extent,)) for name, extent in extents.items()}
+
+
+def _prepared(case: Case) -> dict[str, Tensor]:
+    """Expert weights with their scales: one for each expert, or (``block=1``) one for each 128x128 block."""
+    weights = _experts("w13", "w2")(case)
+    blocks = case.option("block") == "1"
+
+    def scale(name: str) -> Tensor:
+        e, rows, columns = weights[name].shape
+        shape = (e, -(-rows // BLOCK), -(-columns // BLOCK)) if blocks else (e,)
+        return data.scales(case.label(f"{name}_scale"), "randn", shape)
+
+    return weights | {f"{name}_scale": scale(name) for name in ("w13", "w2")}
+
+
+def _prepared_options(case: Case) -> dict[str, object]:
+    return {
+        "block_quant": case.option("block") == "1",
+        "is_act_and_mul": case.option("gated") != "0",
+        "is_trtllm": case.option("trtllm") == "1",
+    }
+
+
+def _gran(case: Case) -> int:
+    return int(case.option("gran") or 1)
+
+
+def _required_options(case: Case) -> dict[str, object]:
+    target = case.option("target") or "sm90"
+    return {"mn": case["m"], "k": case["k"], "gran_mn": _gran(case), "target": target}
+
+
+def _tile(case: Case) -> dict[str, object]:
+    return {"tile": case.option("tile") or "128x4"}
+
+
+def _flag(name: str) -> Callable[[Case], dict[str, object]]:
+    def call(case: Case) -> dict[str, object]:
+        return {name: case.option("gated") != "0"}
+
+    return call
+
+
+_WEIGHTS = ("codes", "randn")
+_GATED = {"gated": ("0",)}
+_MK, _MCG, _EHI = ("m", "k"), ("m", "c", "g"), ("e", "h", "i")
+
+
+def _of_scales(build: Builder) -> Grammar:
+    return Grammar(_MCG, ("f32",), ("-",), ("randn",), build, no_options)
+
+
+def _of_weights(
+    extents: tuple[str, ...],
+    build: Builder,
+    call: Callable[[Case], dict[str, object]] = no_options,
+    gated: bool = False,
+) -> Grammar:
+    return Grammar(extents, ("e4m3",), ("-",), _WEIGHTS, build, call, _GATED if gated else {})
+
+
+def _of_integers(build: Builder) -> Grammar:
+    return Grammar(("r",), ("i64",), ("-",), ("integers",), build, no_options)
+
+
+GRAMMARS: Mapping[str, Grammar] = {
+    "get_col_major_tma_aligned_tensor": _of_scales(_scale),
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor": _of_scales(_powers),
+    "transform_sf_into_required_layout": Grammar(
+        ("m", "k", "g"),
+        ("f32",),
+        ("-",),
+        ("randn",),
+        _required,
+        _required_options,
+        {"gran": ("128",), "target": ("sm100",)},
+    ),
+    "swizzle_scale": Grammar(_MCG, ("u8",), ("-",), ("randn",), _scale_bytes, _tile, {"tile": ("8x4",)}),
+    "swap_w13_to_w31": _of_weights(_EHI, _halves),
+    "reorder_rows_for_gated_act_gemm": _of_weights(_MK, _weight("w")),
+    "shuffle_matrix_a": _of_weights(_MK, _weight("w")),
+    "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": _of_weights(
+        _EHI, _experts("gemm1_weights", "gemm2_weights"), _flag("is_gated"), gated=True
+    ),
+    "align_fp8_moe_weights_for_fi": _of_weights(_EHI, _experts("w13", "w2"), _flag("is_act_and_mul"), gated=True),
+    "prepare_fp8_moe_layer_for_fi": Grammar(
+        _EHI,
+        ("e4m3",),
+        ("-",),
+        _WEIGHTS,
+        _prepared,
+        _prepared_options,
+        {"block": ("1",), "trtllm": ("1",), **_GATED},
+    ),
+    "ceil_div": _of_integers(_integers(x=(0, 1 << 20), y=(1, 300))),
+    "align": _of_integers(_integers(x=(0, 1 << 20), y=(1, 300))),
+    "calculate_tile_tokens_dim": _of_integers(_integers(num_tokens=(1, 5000), top_k=(1, 9), num_experts=(1, 257))),
+    "convert_to_channelwise": Grammar(("s", "n"), ("f32",), ("-",), ("randn",), _shards, no_options),
+    "requantize_with_max_scale": _of_weights(("s", "n", "k"), _fused),
+    "normalize_e4m3fn_to_e4m3fnuz": _of_weights(_MK, _fnuz),
+    "all_close_1d": Grammar(("s",), ("f32",), ("-",), ("randn", "exact"), _close, no_options),
+    "make_fp8_moe_alpha_scales_for_fi": Grammar(("e",), ("f32",), ("-",), ("randn",), _moe_scales, no_options),
+    "register_scales_for_trtllm_fp8_per_tensor_moe": Grammar(
+        ("e",), ("f32",), ("-",), ("randn",), _moe_scales, no_options
+    ),
+}

@@ -1,0 +1,140 @@
+"""Contracts of the layouts of MoE weights: order of the halves, row orders, padding, and the whole preparation.
+
+Right or wrong bit by bit, as in :mod:`oracle.routines.layouts.contract`. Not covered: shuffled scale factors, BlockMajorK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.routines.base import OptionSpec, Output, TensorSpec, register
+from oracle.routines.layouts.contract import ONE_BYTE, LayoutContract, bits_of, outputs_of, positive
+from oracle.truth import layout
+from oracle.verdict.compare import Status, Verdict
+
+F32 = (torch.float32,)
+WEIGHT = (*ONE_BYTE, torch.bfloat16, torch.float16, torch.float32)
+
+
+@register
+class SwapW13(LayoutContract):
+    name = "swap_w13_to_w31"
+    summary = "the gate and up halves exchanged"
+    source = "vLLM flashinfer_utils.swap_w13_to_w31"
+    inputs = (TensorSpec("x", WEIGHT, None, "[..., 2 I, H], or block scales [..., 2 B, C]"),)
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        return {"out": layout.swap_w13_to_w31(inputs["x"])}
+
+
+@register
+class ReorderRows(LayoutContract):
+    name = "reorder_rows_for_gated_act_gemm"
+    summary = "gate and up rows alternating"
+    source = "TensorRT-LLM reorderRowsForGatedActGemm"
+    inputs = (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's gate rows, then its up rows"),)
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        return {"out": layout.reorder_rows_for_gated_act_gemm(inputs["w"])}
+
+
+@register
+class ShuffleMatrixA(LayoutContract):
+    name = "shuffle_matrix_a"
+    summary = "rows in the order of the transposed MMA's fragments"
+    source = "TensorRT-LLM shuffleMatrixA"
+    inputs = (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's weight"),)
+    options = (OptionSpec("epilogue_tile_m", 128, None, "height of the epilogue's tile"),)
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        return {"out": layout.shuffle_matrix_a(inputs["w"], positive(options, "epilogue_tile_m"))}
+
+
+@register
+class RotateWeights(LayoutContract):
+    name = "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe"
+    summary = "both expert weights in the row order of TensorRT-LLM's per-tensor FP8 kernel"
+    source = "vLLM flashinfer_utils.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe"
+    inputs = (
+        TensorSpec("gemm1_weights", ONE_BYTE, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("gemm2_weights", ONE_BYTE, ("E", "H", "I"), "down projection"),
+    )
+    options = (OptionSpec("is_gated", True, (True, False), "gate and up rows are interleaved first"),)
+    outputs = ("gemm1_weights", "gemm2_weights")
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        rotated = layout.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
+            inputs["gemm1_weights"], inputs["gemm2_weights"], is_gated=bool(options["is_gated"])
+        )
+        return dict(zip(self.outputs, rotated, strict=True))
+
+
+@register
+class AlignMoeWeights(LayoutContract):
+    """A failure whose bits are those of the published placement says so."""
+
+    name = "align_fp8_moe_weights_for_fi"
+    summary = "the intermediate size padded with zeros to a multiple of 16, gate and up each in its place"
+    source = "vLLM flashinfer_utils.align_fp8_moe_weights_for_fi, with the halves placed apart"
+    inputs = (
+        TensorSpec("w13", WEIGHT, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("w2", WEIGHT, ("E", "H", "I"), "down projection"),
+    )
+    options = (OptionSpec("is_act_and_mul", True, (True, False), "w13 has a gate and an up half"),)
+    outputs = ("w13", "w2")
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        w13, w2, _ = layout.align_fp8_moe_weights_for_fi(inputs["w13"], inputs["w2"], bool(options["is_act_and_mul"]))
+        return {"w13": w13, "w2": w2}
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        judged = super().judge(inputs, output, arch=arch, numerics=numerics, **options)
+        if judged.status is not Status.FAILED:
+            return judged
+        gated = bool(self.check(inputs, options)["is_act_and_mul"])
+        published = layout.align_fp8_moe_weights_for_fi_published(inputs["w13"], inputs["w2"], gated)
+        found, faulty = outputs_of(self.name, output, self.outputs), dict(zip(self.outputs, published[:2], strict=True))
+        if all(torch.equal(bits_of(found[name]), bits_of(faulty[name])) for name in self.outputs):
+            fault = "up half of gated weights left at the unpadded offset"
+            return replace(judged, explained_by=(fault,), summary=f"{judged.summary}; every bit is that of: {fault}")
+        return judged
+
+
+@register
+class PrepareMoeLayer(LayoutContract):
+    """The scales that a per-tensor layer registers are :class:`oracle.routines.layouts.shards.RegisterScales`."""
+
+    name = "prepare_fp8_moe_layer_for_fi"
+    summary = "pad (per tensor only), swap w13 to w31 (block scales too), rotate for TensorRT-LLM (per tensor only)"
+    source = "vLLM flashinfer_utils.prepare_fp8_moe_layer_for_fi, with the halves placed apart"
+    inputs = (
+        TensorSpec("w13", ONE_BYTE, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("w2", ONE_BYTE, ("E", "H", "I"), "down projection"),
+        TensorSpec("w13_scale", F32, None, "[E], or block scales [E, R/128, H/128]"),
+        TensorSpec("w2_scale", F32, None, "[E], or block scales [E, H/128, I/128]"),
+    )
+    options = (
+        OptionSpec("block_quant", False, (False, True), "128x128 block scales"),
+        OptionSpec("is_act_and_mul", True, (True, False), "w13 has a gate and an up half"),
+        OptionSpec("is_trtllm", False, (False, True), "TensorRT-LLM's kernel, else CUTLASS"),
+    )
+    outputs = ("w13", "w2", "w13_scale", "w2_scale")
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        w13, w2, w13_scale, w2_scale = (inputs[spec.name] for spec in self.inputs)
+        prepared = layout.prepare_fp8_moe_layer_for_fi(
+            w13,
+            w2,
+            w13_scale,
+            w2_scale,
+            block_quant=bool(options["block_quant"]),
+            is_act_and_mul=bool(options["is_act_and_mul"]),
+            is_trtllm=bool(options["is_trtllm"]),
+        )
+        return dict(zip(self.outputs, prepared, strict=True))

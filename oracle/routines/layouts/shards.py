@@ -1,0 +1,245 @@
+"""Contracts of the routines that bring a checkpoint's weights and scales to the form a kernel takes.
+
+    convert_to_channelwise      exact bits: scales are only repeated
+    requantize_with_max_scale   the scale is exact; a code is right when some admitted dequantisation (float16, after
+                                one or two roundings) and some static recipe admit it
+    normalize_e4m3fn_to_e4m3fnuz, all_close_1d, make_fp8_moe_alpha_scales_for_fi,
+    register_scales_for_trtllm_fp8_per_tensor_moe
+
+``logical_widths`` comes as an integer tensor. Sources: vLLM quantization/utils/w8a8_utils.py and flashinfer_utils.py.
+Not covered: in-place mutation of the given weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.quantiser import code_set
+from oracle.errors import NumericsError, ShapeError
+from oracle.numbers.formats import FP16, codes_of, decode
+from oracle.numbers.quantize import f32, prepare
+from oracle.numbers.recipes import TORCH_STATIC, VLLM_STATIC
+from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
+from oracle.routines.base import Contract, Output, TensorSpec, check_output, register
+from oracle.routines.layouts.contract import INTEGERS, LayoutContract, judge_bits, outputs_of, worst_of
+from oracle.truth import shards
+from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, compare, verdict
+
+F32 = (torch.float32,)
+E4M3 = (torch.float8_e4m3fn,)
+SCALES = TensorSpec("weight_scale", F32, ("S",), "one scale for each shard")
+WIDTHS = TensorSpec("logical_widths", INTEGERS, ("S",), "rows of each shard")
+
+
+@register
+class ConvertToChannelwise(LayoutContract):
+    name = "convert_to_channelwise"
+    summary = "each shard's scale repeated over its rows"
+    source = "vLLM w8a8_utils.convert_to_channelwise"
+    inputs = (SCALES, WIDTHS)
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        return {"out": shards.convert_to_channelwise(inputs["weight_scale"], inputs["logical_widths"].tolist())}
+
+
+@register
+class NormalizeFnuz(LayoutContract):
+    name = "normalize_e4m3fn_to_e4m3fnuz"
+    summary = "the same bits read as E4M3FNUZ: -0 becomes 0, scales double"
+    source = "vLLM w8a8_utils.normalize_e4m3fn_to_e4m3fnuz"
+    inputs = (
+        TensorSpec("weight", E4M3, None, "codes, any shape"),
+        TensorSpec("weight_scale", F32, None, "any shape"),
+        TensorSpec("input_scale", F32, None, "any shape", optional=True),
+    )
+    outputs = ("weight", "weight_scale", "input_scale")
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        made = shards.normalize_e4m3fn_to_e4m3fnuz(inputs["weight"], inputs["weight_scale"], inputs.get("input_scale"))
+        return {name: tensor for name, tensor in zip(self.outputs, made, strict=True) if tensor is not None}
+
+
+@register
+class RequantizeWithMaxScale(Contract):
+    """Outputs ``max_scale`` (one value) and ``weight``."""
+
+    name = "requantize_with_max_scale"
+    summary = "fused shards brought to the largest of their scales"
+    source = "vLLM w8a8_utils.requantize_with_max_scale"
+    inputs = (TensorSpec("weight", E4M3, ("N", "K"), "codes of all shards"), SCALES, WIDTHS)
+    outputs = ("max_scale", "weight")
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+        self.check(inputs, options)
+        widths = inputs["logical_widths"].tolist()
+        made = shards.requantize_with_max_scale(inputs["weight"], inputs["weight_scale"], widths)
+        return dict(zip(self.outputs, made, strict=True))
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        _no_numerics(self.name, numerics)
+        made = self.reference(inputs, **options)
+        found = outputs_of(self.name, output, self.outputs)
+        device, weight = inputs["weight"].device, inputs["weight"]
+        largest = found["max_scale"]
+        check_output(largest, name="max_scale", shape=tuple(largest.shape), dtypes=F32, device=device)
+        check_output(found["weight"], name="weight", shape=tuple(weight.shape), dtypes=E4M3, device=device)
+        if largest.numel() != 1:
+            raise ShapeError(f"max_scale has shape {list(largest.shape)}; the shards have one scale in the end")
+        scale = judge_bits(largest.reshape(()), made["max_scale"], output="max_scale")
+        if torch.equal(codes_of(made["weight"]), codes_of(weight)) or scale.status is Status.FAILED:
+            return worst_of([scale, judge_bits(found["weight"], made["weight"], output="weight")])
+        ok = self._admitted(inputs, found["weight"], made["max_scale"])
+        return worst_of([_judge_codes(found["weight"], made["weight"], ok), scale])
+
+    def _admitted(self, inputs: Mapping[str, Tensor], found: Tensor, largest: Tensor) -> Tensor:
+        """Bool ``[N, K]``; rows past the last shard must be untouched."""
+        weight, ok = inputs["weight"], codes_of(found) == codes_of(inputs["weight"])
+        start = 0
+        for width, scale in zip(inputs["logical_widths"].tolist(), inputs["weight_scale"], strict=True):
+            rows = slice(start, start + width)
+            start += width
+            if width:
+                product = decode(weight[rows]) * decode(scale)
+                readings = (_half(f32(product)), _half(product))
+                ok[rows] = torch.stack([self._codes(x, found[rows], largest) for x in readings]).any(dim=0)
+        return ok
+
+    def _codes(self, wide: Tensor, codes: Tensor, largest: Tensor) -> Tensor:
+        prepared = prepare(wide, scale=largest)
+        sets = [code_set(prepared, recipe, decode(largest).reshape(1)) for recipe in (TORCH_STATIC, VLLM_STATIC)]
+        return torch.stack([s.admits(codes_of(codes)) for s in sets]).any(dim=0)
+
+
+@register
+class AllClose1d(Contract):
+    """Where an entry lies within four float32 ulps of the tolerance's edge either answer is admissible."""
+
+    name = "all_close_1d"
+    summary = "whether every entry is close to the first"
+    source = "vLLM w8a8_utils.all_close_1d; torch.allclose"
+    inputs = (TensorSpec("x", F32, ("S",), "scales of shards"),)
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        self.check(inputs, options)
+        return torch.tensor(shards.all_close_1d(inputs["x"]), dtype=torch.bool, device=inputs["x"].device)
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        _no_numerics(self.name, numerics)
+        expected = self.reference(inputs, **options)
+        out = outputs_of(self.name, output, ("out",))["out"]
+        check_output(out, name="out", shape=(), dtypes=(torch.bool,), device=expected.device)
+        value = decode(inputs["x"])
+        distance, allowed = (value - value[:1]).abs(), 1e-8 + 1e-5 * value.abs()
+        spread = 2.0**-22 * (value.abs() + value[:1].abs())
+        if bool(((distance - allowed).abs() <= spread * 1e-5 + 2.0**-22 * distance).any()):
+            said = "an entry lies at the edge of the tolerance, where float32 decides"
+            return Verdict(Status.PASSED, f"either answer is admissible: {said}", 0, 1, unconstrained=1)
+        return judge_bits(out.to(torch.int32), expected.to(torch.int32), output="out")
+
+
+class ProductsOfScales(Contract):
+    """Scales that are one float32 operation of others: the correctly rounded value, or its neighbours by one ulp.
+
+    A quotient compiled to an approximate division may err by 2 ulp (PTX ISA, div.full), a product by none: outputs
+    named in ``quotients`` get that much, the others must be exact.
+    """
+
+    quotients: tuple[str, ...] = ()
+
+    def formula(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The values in float64, before the rounding to float32."""
+        raise NotImplementedError
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+        self.check(inputs, options)
+        return {name: _single(value) for name, value in self.formula(inputs).items()}
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        _no_numerics(self.name, numerics)
+        self.check(inputs, options)
+        exact = self.formula(inputs)
+        found = outputs_of(self.name, output, tuple(exact))
+        verdicts = []
+        for name, value in exact.items():
+            check_output(found[name], name=name, shape=tuple(value.shape), dtypes=F32, device=value.device)
+            width = 2.0**-22 * value.abs() if name in self.quotients else torch.zeros_like(value)
+            sets = Admissible(decode(_single(value - width)), decode(_single(value + width)), decode(_single(value)))
+            verdicts.append(verdict(compare(found[name], sets, output=name), basis="one float32 operation"))
+        return worst_of(verdicts)
+
+
+@register
+class AlphaScales(ProductsOfScales):
+    name = "make_fp8_moe_alpha_scales_for_fi"
+    summary = "g1 = w13_scale * w13_input_scale, g2 = w2_scale * w2_input_scale"
+    source = "vLLM flashinfer_utils.make_fp8_moe_alpha_scales_for_fi"
+    inputs = (
+        TensorSpec("w13_scale", F32, ("E",), "weight scale of each expert"),
+        TensorSpec("w13_input_scale", F32, None, "one value"),
+        TensorSpec("w2_scale", F32, ("E",), "weight scale of each expert"),
+        TensorSpec("w2_input_scale", F32, None, "one value"),
+    )
+    outputs = ("g1_alphas", "g2_alphas")
+
+    def formula(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        x = {name: decode(tensor) for name, tensor in inputs.items()}
+        return {
+            "g1_alphas": x["w13_scale"] * x["w13_input_scale"].reshape(-1),
+            "g2_alphas": x["w2_scale"] * x["w2_input_scale"].reshape(-1),
+        }
+
+
+@register
+class RegisterScales(ProductsOfScales):
+    """``output1_scales`` divides the *rounded* product ``g1``: two operations."""
+
+    name = "register_scales_for_trtllm_fp8_per_tensor_moe"
+    summary = "output1_scales_gate = g1, output1_scales = g1 / w2_input_scale, output2_scales = g2"
+    source = "vLLM flashinfer_utils.register_scales_for_trtllm_fp8_per_tensor_moe"
+    inputs = AlphaScales.inputs
+    outputs = ("output1_scales_gate_scalar", "output1_scales_scalar", "output2_scales_scalar")
+    quotients = ("output1_scales_scalar",)
+
+    def formula(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        products = AlphaScales.formula(AlphaScales(), inputs)
+        g1, g2 = f32(products["g1_alphas"]), products["g2_alphas"]
+        quotient = g1 / decode(inputs["w2_input_scale"]).reshape(-1)
+        return dict(zip(self.outputs, (products["g1_alphas"], quotient, g2), strict=True))
+
+
+def _judge_codes(found: Tensor, expected: Tensor, ok: Tensor) -> Verdict:
+    bad = ~ok
+    worst = None
+    if bool(bad.any()):
+        index = tuple(torch.nonzero(bad)[0].tolist())
+        right = float(decode(expected)[index])
+        worst = Worst(index, float(decode(found)[index]), right, right, right, math.inf, "weight")
+    exact = bool((codes_of(found) == codes_of(expected)).all())
+    comparison = Comparison(int(bad.sum()), bad.numel(), 0, math.inf if worst else 0.0, worst, bad)
+    judged = verdict(comparison, basis="float16 dequantisation, then a static recipe with the largest scale")
+    return replace(judged, matches=TORCH_STATIC.name) if exact else judged
+
+
+def _half(x: Tensor) -> Tensor:
+    value = round_to(x, FP16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    return to_dtype(value, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+def _single(x: Tensor) -> Tensor:
+    return to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+def _no_numerics(contract: str, numerics: str | None) -> None:
+    if numerics is not None:
+        raise NumericsError(f"{contract} has one numerics; pass none, not {numerics!r}")

@@ -1,0 +1,296 @@
+"""Contracts of the attention logits of DeepSeek's sparse indexer, plain and paged, and of the split of their work.
+
+Judged by the bits of an admitted reduction first (:mod:`oracle.tensorcore.logits`), else by the interval of its dot
+products with the heads summed in any order. Outside its window a logit is unspecified, or -inf where the kernel is
+asked to clean (``clean_logits=True``). ``numerics`` names a reduction, ``<schedule>.any`` for the dot products of a
+schedule with heads in any order, or ``ieee32.any``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.accumulator import Accumulator, of_schedule
+from oracle.bounds.engines import residue_bound
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.bounds.ieee32 import ieee32_bound
+from oracle.bounds.interval import Interval, admissible
+from oracle.bounds.logits import logits_bound
+from oracle.errors import NumericsError, OptionError, ShapeError
+from oracle.numbers.formats import same_bits
+from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
+from oracle.routines.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
+from oracle.routines.layouts.contract import outputs_of
+from oracle.tensorcore.logits import LOGITS, predict_logits
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth.gemm import Exact, ScaledProduct
+from oracle.truth.logits import Logits, exact, from_pages, schedule, shares
+from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, compare, verdict
+from oracle.verdict.products import ZERO_TRUST, or_float32, verdict_of_equality
+
+E4M3 = (torch.float8_e4m3fn,)
+F32 = (torch.float32,)
+INTEGERS = (torch.int32, torch.int64)
+CLEAN = OptionSpec("clean_logits", False, (False, True), "-inf outside the window, instead of unspecified")
+NUMERICS: Mapping[str, tuple[str, ...]] = {
+    "sm90": ("sm90.mqa_logits",),
+    "sm100": ("sm100.chain.any",),
+    "cpu": (IEEE32,),
+}
+
+
+class LogitsContract(Contract):
+    """A contract whose output is a matrix of logits; subclasses say which problem fills which rows."""
+
+    options: ClassVar[tuple[OptionSpec, ...]] = (CLEAN,)
+
+    @abstractmethod
+    def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
+        """The problems whose rows, one after the other, are the output's."""
+
+    @abstractmethod
+    def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+        """Columns of the output; those beyond a problem's keys are outside every window."""
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        """Float64; outside the window -inf when cleaning, else NaN."""
+        resolved = self.check(inputs, options)
+        columns = self.columns(inputs, resolved)
+        outside = -torch.inf if resolved["clean_logits"] else torch.nan
+        rows = []
+        for problem in self.problems(inputs, resolved):
+            value = exact(problem)
+            inside = torch.where(problem.window(), value.hi + value.lo, torch.full_like(value.hi, outside))
+            rows.append(_widened(inside, columns, outside))
+        return torch.cat(rows)
+
+    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> Tensor:
+        """The bits of a reduction (None: the one of sm90), float32; outside the window as :meth:`reference`."""
+        resolved = self.check(inputs, options)
+        outside = -torch.inf if resolved["clean_logits"] else torch.nan
+        columns = self.columns(inputs, resolved)
+        schedule = numerics or NUMERICS["sm90"][0]
+        rows = []
+        for problem in self.problems(inputs, resolved):
+            bits = predict_logits(problem.q, problem.k, problem.k_scale, problem.weights, schedule=schedule)
+            inside = torch.where(problem.window(), bits, torch.full_like(bits, outside))
+            rows.append(_widened(inside, columns, outside))
+        return torch.cat(rows)
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        resolved = self.check(inputs, options)
+        problems, columns = self.problems(inputs, resolved), self.columns(inputs, resolved)
+        name = _numerics(self.name, arch, numerics)
+        out = outputs_of(self.name, output, ("out",))["out"]
+        rows = sum(problem.q.shape[0] for problem in problems)
+        check_output(out, name="out", shape=(rows, columns), dtypes=F32, device=problems[0].q.device)
+        window = torch.cat([_widened(problem.window(), columns, False) for problem in problems])
+        specified = torch.ones_like(window) if resolved["clean_logits"] else window
+        mistrust = _why_mistrust(problems, out, window)
+        if name in LOGITS and all(problem.heads % 8 == 0 for problem in problems):
+            predicted = self.predict(inputs, numerics=name, **options)
+            if bool((same_bits(predicted, out) | ~specified).all()):
+                return verdict_of_equality(f"bits of {name}", name, int(specified.sum()), mistrust)
+        return or_float32(
+            lambda name: _judge_interval(problems, out, name, specified, mistrust), name, declared=numerics is not None
+        )
+
+    def admissible(self, inputs: Mapping[str, Tensor], *, arch: str, **options: object) -> Admissible:
+        """The admissible float32 logits: the interval of the dot products, heads in any order."""
+        resolved = self.check(inputs, options)
+        problems, columns = self.problems(inputs, resolved), self.columns(inputs, resolved)
+        window = torch.cat([_widened(problem.window(), columns, False) for problem in problems])
+        specified = torch.ones_like(window) if resolved["clean_logits"] else window
+        return _admissible(problems, _numerics(self.name, arch, None), specified)[0]
+
+
+@register
+class Fp8MqaLogits(LogitsContract):
+    name = "fp8_mqa_logits"
+    summary = "weighted sums over heads of relu(<q, k>), scaled per key, inside [ks, ke)"
+    source = "DeepGEMM fp8_mqa_logits"
+    inputs = (
+        TensorSpec("q", E4M3, ("M", "H", "D"), "query codes"),
+        TensorSpec("k", E4M3, ("N", "D"), "key codes"),
+        TensorSpec("k_scale", F32, ("N",), "scale of each key", contiguous=True),
+        TensorSpec("weights", F32, ("M", "H"), "weight of each head"),
+        TensorSpec("cu_seqlen_ks", INTEGERS, ("M",), "first key of each row"),
+        TensorSpec("cu_seqlen_ke", INTEGERS, ("M",), "end of the keys of each row, excluded"),
+    )
+
+    def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
+        return [Logits(*(inputs[spec.name] for spec in self.inputs))]
+
+    def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+        return inputs["k"].shape[0]
+
+
+@register
+class Fp8PagedMqaLogits(LogitsContract):
+    """``[B * next_n, max_model_len]``; ``max_model_len`` None takes the blocks of the table."""
+
+    name = "fp8_paged_mqa_logits"
+    summary = "the same logits with keys and scales in the blocks of a paged cache"
+    source = "DeepGEMM fp8_paged_mqa_logits"
+    inputs = (
+        TensorSpec("q", E4M3, ("B", "T", "H", "D"), "query codes of the T new tokens of each request"),
+        TensorSpec("kv_cache", (torch.uint8,), None, "[blocks, 64, 1, D + 4]: codes of a block, then its scales"),
+        TensorSpec("weights", F32, ("R", "H"), "weight of each head, R = B T"),
+        TensorSpec("context_lens", INTEGERS, None, "[B] or [B, T]: keys of each request"),
+        TensorSpec("block_tables", INTEGERS, ("B", "L"), "blocks of each request"),
+    )
+    options = (CLEAN, OptionSpec("max_model_len", None, None, "columns of the output"))
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        if bound["R"] != bound["B"] * bound["T"]:
+            raise ShapeError(f"weights has {bound['R']} rows; B={bound['B']} requests of T={bound['T']} tokens differ")
+        if inputs["kv_cache"].dim() != 4 or inputs["kv_cache"].shape[3] != bound["D"] + 4:
+            shape = list(inputs["kv_cache"].shape)
+            raise ShapeError(f"kv_cache has shape {shape}; pass [blocks, P, 1, {bound['D'] + 4}]")
+        return bound
+
+    def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
+        q, cache, weights, lens, tables = (inputs[spec.name] for spec in self.inputs)
+        return from_pages(q, cache, weights, lens, tables, max_model_len=self.columns(inputs, options))
+
+    def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+        if options["max_model_len"] is None:
+            return inputs["block_tables"].shape[1] * inputs["kv_cache"].shape[1]
+        return _positive(options, "max_model_len")
+
+
+@register
+class PagedMqaLogitsMetadata(Contract):
+    """Any partition is right: every segment of four blocks once, in order, shares that differ by one at most."""
+
+    name = "get_paged_mqa_logits_metadata"
+    summary = "[num_sms + 1, 2] starts (request, segment) that split the work evenly"
+    source = "DeepGEMM get_paged_mqa_logits_metadata"
+    inputs = (TensorSpec("context_lens", INTEGERS, None, "[B] or [B, next_n]"),)
+    options = (
+        OptionSpec("block_size", 64, None, "keys of a block"),
+        OptionSpec("num_sms", 132, None, "processors"),
+    )
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        resolved = self.check(inputs, options)
+        return schedule(inputs["context_lens"], _positive(resolved, "block_size"), _positive(resolved, "num_sms"))
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        if numerics is not None:
+            raise NumericsError(f"{self.name} counts and has no numerics; pass none, not {numerics!r}")
+        resolved = self.check(inputs, options)
+        block, processors = _positive(resolved, "block_size"), _positive(resolved, "num_sms")
+        lens = inputs["context_lens"]
+        out = outputs_of(self.name, output, ("out",))["out"]
+        check_output(out, name="out", shape=(processors + 1, 2), dtypes=(torch.int32,), device=lens.device)
+        found = shares(out, lens, block)
+        if isinstance(found, str):
+            said = f"no partition of the work: {found}"
+            return Verdict(Status.FAILED, said, processors, processors, basis="partition of the work", pattern=found)
+        return _judge_balance(found)
+
+
+def _judge_balance(found: list[int]) -> Verdict:
+    share = torch.tensor(found, dtype=torch.float64, device="cpu")
+    low, high = sum(found) // len(found), -(-sum(found) // len(found))
+    bad = (share < low) | (share > high)
+    worst = None
+    if bool(bad.any()):
+        at = int(torch.where(bad, (share - low).abs(), -torch.ones_like(share)).argmax())
+        worst = Worst((at,), float(share[at]), low, high, low, math.inf, "segments")
+    comparison = Comparison(int(bad.sum()), len(found), 0, math.inf if worst else 0.0, worst, bad)
+    mistrust = "there is no work to split" if sum(found) == 0 else None
+    return verdict(comparison, basis="every segment once, shares that differ by one at most", mistrust=mistrust)
+
+
+def _judge_interval(
+    problems: list[Logits], out: Tensor, name: str, specified: Tensor, mistrust: str | None
+) -> Verdict:
+    admitted, basis = _admissible(problems, name, specified)
+    return verdict(compare(out, admitted), basis=basis, mistrust=mistrust)
+
+
+def _admissible(problems: list[Logits], name: str, specified: Tensor) -> tuple[Admissible, str]:
+    basis, columns, acc = "", specified.shape[1], _accumulator(name)
+
+    def bound(product: ScaledProduct) -> Interval:
+        return ieee32_bound(product) if acc is None else residue_bound(product, acc)
+
+    edges: tuple[list[Tensor], ...] = ([], [], [])
+    opened = []
+    for problem in problems:
+        value = exact(problem)
+        interval = logits_bound(problem, bound)
+        basis = interval.name
+        found = admissible(value, _rounded(value), interval)
+        window = problem.window()
+        for rows, edge in zip(edges, (found.low, found.high, found.expected), strict=True):
+            inside = torch.where(window, edge, torch.full_like(edge, -torch.inf))
+            rows.append(_widened(inside, columns, -torch.inf))
+        assert found.open is not None
+        opened.append(_widened(found.open & window, columns, False))
+    low, high, expected = (torch.cat(rows) for rows in edges)
+    return Admissible(low, high, expected, specified=specified, open=torch.cat(opened)), basis
+
+
+def _rounded(value: Exact) -> Tensor:
+    return pair_to_dtype(
+        value.hi, value.lo, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF
+    )
+
+
+def _numerics(contract: str, arch: str, numerics: str | None) -> str:
+    if numerics is None:
+        if arch not in NUMERICS:
+            known = ", ".join(NUMERICS)
+            raise NumericsError(f"{contract} has no model for arch {arch!r}; known: {known}; or declare numerics=")
+        return NUMERICS[arch][0]
+    if numerics not in LOGITS and numerics.removesuffix(".any") not in LOGITS:
+        _accumulator(numerics)
+    return numerics
+
+
+def _accumulator(name: str) -> Accumulator | None:
+    """The accumulator of the dot products of a named reduction; None for float32."""
+    if name == IEEE32:
+        return None
+    base = name.removesuffix(".any")
+    return of_schedule(get_schedule(LOGITS[base].chain if base in LOGITS else base))
+
+
+def _why_mistrust(problems: list[Logits], out: Tensor, window: Tensor) -> str | None:
+    if not bool(window.any()):
+        return "every window is empty"
+    for what in ("k_scale", "weights"):
+        tensors = [getattr(problem, what) for problem in problems if getattr(problem, what).numel()]
+        if max(t.numel() for t in tensors) > 1 and all(bool((t == t.flatten()[0]).all()) for t in tensors):
+            return f"all values of {what} are equal, so a wrong index changes nothing"
+    share = float((out[window] == 0).to(torch.float64).mean())
+    return f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None
+
+
+def _widened(x: Tensor, columns: int, fill: float) -> Tensor:
+    """``x [M, N]`` with columns appended, or cut, to ``columns``."""
+    missing = columns - x.shape[1]
+    if missing <= 0:
+        return x[:, :columns]
+    return torch.cat([x, torch.full((x.shape[0], missing), fill, dtype=x.dtype, device=x.device)], dim=1)
+
+
+def _positive(options: Mapping[str, object], name: str) -> int:
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise OptionError(f"{name}={value!r}; pass a positive integer")
+    return value

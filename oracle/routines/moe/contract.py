@@ -1,0 +1,318 @@
+"""Contracts of mixture-of-experts layers in FP8: the routing, and the experts from quantised input to combined output.
+
+``moe_routing``  which experts a token goes to, and with which weights
+``moe_fp8``      quantise, w13, silu-and-mul, requantise, w2, combine; judged by intervals that hold whatever a flipped
+                 code of the intermediate may do (:mod:`oracle.routines.moe.moe_ranges`)
+
+A layer is judged from its published quantised input (``a`` and ``a_scale``) or from its high-precision one (``x``,
+quantised by the layer with the same recipe, or with ``a_scale`` when the recipe takes a given scale). ``numerics``
+names the arithmetic of both products: a schedule or ``ieee32.any``. Not covered: bits (a layer rounds in too many
+places for one prediction), shared experts, communication.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.accumulator import of_schedule
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.errors import InputError, NumericsError, OptionError, ShapeError
+from oracle.numbers import recipes
+from oracle.numbers.formats import decode, of_dtype
+from oracle.numbers.quantize import WIDE, quantize
+from oracle.numbers.recipes import ScaleFormula
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.routines.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
+from oracle.routines.layouts.contract import outputs_of, worst_of
+from oracle.routines.moe.moe_ranges import outcome
+from oracle.routines.products.contract import OUT_DTYPES
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth import routing
+from oracle.truth.moe import Activation, Experts, Steps, Tokens, layer, nearest, weighted_input
+from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, compare, verdict
+from oracle.verdict.products import ZERO_TRUST, or_float32
+
+E4M3 = (torch.float8_e4m3fn,)
+F32 = (torch.float32,)
+INTEGERS = (torch.int32, torch.int64)
+BLOCK_NUMERICS = {"sm90": "sm90.promote128", "sm89": "sm89.promote128", "cpu": IEEE32}
+TENSOR_NUMERICS = {"sm90": "sm90.chain", "sm89": "sm89.chain", "cpu": IEEE32}
+ROUTERS = ("llama4", "deepseek_v3", "softmax")
+
+
+@register
+class MoeRouting(Contract):
+    """The experts of a token may come in any order; each weight belongs to the expert beside it."""
+
+    name = "moe_routing"
+    summary = "top-k experts and their weights: Llama-4, DeepSeek-V3 (grouped, biased), softmax"
+    source = "vLLM fused_moe routers; DeepSeek-V3 inference/model.py"
+    inputs = (
+        TensorSpec("logits", WIDE, ("T", "E"), "router logits"),
+        TensorSpec("bias", F32, ("E",), "correction of the choice, not of the weight", optional=True),
+    )
+    options = (
+        OptionSpec("router", "deepseek_v3", ROUTERS, "routing method"),
+        OptionSpec("top_k", 8, None, "experts of a token"),
+        OptionSpec("num_expert_group", 1, None, "groups of experts"),
+        OptionSpec("topk_group", 1, None, "groups that remain"),
+        OptionSpec("renormalize", False, (False, True), "weights of a token sum to 1, before the scaling factor"),
+        OptionSpec("routed_scaling_factor", 1.0, None, "factor of all weights"),
+    )
+    outputs = ("topk_weights", "topk_ids")
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+        router = router_of(self.check(inputs, options))
+        weights, ids = routing.route(inputs["logits"], router, inputs.get("bias"))
+        return {"topk_weights": _single(weights), "topk_ids": ids.to(torch.int32)}
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        if numerics is not None:
+            raise NumericsError(f"{self.name} has one numerics; pass none, not {numerics!r}")
+        router = router_of(self.check(inputs, options))
+        logits, bias = inputs["logits"], inputs.get("bias")
+        found = outputs_of(self.name, output, self.outputs)
+        shape = (logits.shape[0], router.top_k)
+        check_output(found["topk_ids"], name="topk_ids", shape=shape, dtypes=INTEGERS, device=logits.device)
+        check_output(found["topk_weights"], name="topk_weights", shape=shape, dtypes=F32, device=logits.device)
+        all_scores = routing.scores(logits, router, bias)
+        bad = routing.misrouted(found["topk_ids"], all_scores, router, biased=bias is not None)
+        ids = found["topk_ids"].to(torch.int64).clamp(0, logits.shape[1] - 1)
+        span = routing.weight_span(all_scores, ids, router)
+        expected = decode(_single(routing.weights_of(all_scores.score, ids, router)))
+        sets = Admissible(span.low, span.high, expected, (~bad)[:, None].expand(shape))
+        weights = verdict(
+            compare(found["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
+        )
+        return worst_of([_judge_ids(bad, found["topk_ids"]), weights])
+
+
+@register
+class MoeFp8(Contract):
+    """Exactly one of ``a`` and ``x`` is given. ``topk_ids`` are global; -1 and other ranks' experts add nothing."""
+
+    name = "moe_fp8"
+    summary = "the experts of a layer: w13, silu and mul, requantised intermediate, w2, weighted sum"
+    source = "vLLM fused_moe experts (DeepGEMM, Triton, CUTLASS); TensorRT-LLM fused MoE"
+    inputs = (
+        TensorSpec("a", E4M3, ("T", "H"), "quantised input", optional=True),
+        TensorSpec("a_scale", F32, None, "[1], [T, 1] or [T, H/128]; with x the given scale [1]", optional=True),
+        TensorSpec("x", WIDE, ("T", "H"), "high-precision input, quantised by the layer", optional=True),
+        TensorSpec("w13", E4M3, ("E", "R", "H"), "gate rows, then up rows"),
+        TensorSpec("w13_scale", F32, None, "[E] or [E, 2I/128, H/128]"),
+        TensorSpec("w2", E4M3, ("E", "H", "I"), "down projection"),
+        TensorSpec("w2_scale", F32, None, "[E] or [E, H/128, I/128]"),
+        TensorSpec("topk_ids", INTEGERS, ("T", "k"), "global experts of each token, -1 for none"),
+        TensorSpec("topk_weights", F32, ("T", "k"), "their weights"),
+        TensorSpec("a2_scale", F32, None, "one value: given scale of the intermediate", optional=True),
+    )
+    options = (
+        OptionSpec("first_expert", 0, None, "number of this rank's first expert (expert parallelism)"),
+        OptionSpec("recipe", None, None, "quantiser; None: vllm_group, or torch_static with a2_scale"),
+        OptionSpec("activation_rounding", "EACH", tuple(a.name for a in Activation), "where silu * up is rounded"),
+        OptionSpec("limit", None, None, "clamp of gate (above) and up (both sides)"),
+        OptionSpec(
+            "apply_router_weight_on_input", False, (False, True), "weights, in its dtype, multiply the input instead"
+        ),
+        OptionSpec("out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None takes the output's own"),
+    )
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        """Also: one input and the scales that belong to it; weights on an ``x`` only with one expert for each token."""
+        resolved = super().check(inputs, options)
+        if ("a" in inputs) == ("x" in inputs):
+            raise InputError(
+                "moe_fp8 takes the quantised input (a, a_scale) or the high-precision one (x): one of them"
+            )
+        if "a" in inputs and "a_scale" not in inputs:
+            raise InputError("moe_fp8: a comes with a_scale")
+        if "x" in inputs and "a_scale" in inputs and inputs["a_scale"].numel() != 1:
+            raise ShapeError(f"with x, a_scale is its one given scale [1], not {list(inputs['a_scale'].shape)}")
+        if "x" in inputs and ("a_scale" in inputs) != ("a2_scale" in inputs):
+            raise InputError("moe_fp8: with x, a_scale and a2_scale are given both or neither")
+        top_k = inputs["topk_weights"].shape[1]
+        if "x" in inputs and resolved["apply_router_weight_on_input"] and top_k != 1:
+            raise InputError(f"weights on the input need one expert for each token, not {top_k}")
+        return resolved
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        """Float64: the declared roundings inside the layer, none of the last sum (or rounded to ``out_dtype``)."""
+        resolved = self.check(inputs, options)
+        call = _call(inputs, resolved)
+        out = layer(call.tokens, call.experts, call.steps)
+        dtype = resolved["out_dtype"]
+        if dtype is None:
+            return out
+        assert isinstance(dtype, torch.dtype)
+        return to_dtype(out, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        resolved = self.check(inputs, options)
+        call = _call(inputs, resolved)
+        out = outputs_of(self.name, output, ("out",))["out"]
+        dtype = resolved["out_dtype"]
+        dtypes = (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES
+        shape = tuple(call.tokens.codes.shape)
+        check_output(out, name="out", shape=shape, dtypes=dtypes, device=call.tokens.codes.device)
+        name = layer_numerics(self.name, arch, numerics, _table(call.experts))
+        mistrust = why_mistrust(call.tokens, call.experts, out)
+
+        def judged_by(name: str) -> Verdict:
+            admitted, basis = _admissible(call, out.dtype, name, inputs.get("a_scale"))
+            return verdict(compare(out, admitted), basis=basis, mistrust=mistrust)
+
+        return or_float32(judged_by, name, declared=numerics is not None)
+
+    def admissible(
+        self, inputs: Mapping[str, Tensor], dtype: torch.dtype, *, arch: str, **options: object
+    ) -> Admissible:
+        """The admissible output of ``dtype`` for whatever a flipped code of the intermediate may do."""
+        call = _call(inputs, self.check(inputs, options))
+        name = layer_numerics(self.name, arch, None, _table(call.experts))
+        return _admissible(call, dtype, name, inputs.get("a_scale"))[0]
+
+
+class _Call:
+    """A checked call: tokens (with quantised input), experts, steps, and the high-precision input if it was given."""
+
+    def __init__(self, tokens: Tokens, experts: Experts, steps: Steps, x: Tensor | None) -> None:
+        self.tokens, self.experts, self.steps, self.x = tokens, experts, steps, x
+
+
+def router_of(options: Mapping[str, object]) -> routing.Router:
+    """The router that options name."""
+    scaling = options["routed_scaling_factor"]
+    if not isinstance(scaling, int | float):
+        raise OptionError(f"routed_scaling_factor={scaling!r}; pass a number")
+    common = routing.Router(
+        top_k=_count(options, "top_k"),
+        groups=_count(options, "num_expert_group"),
+        top_groups=_count(options, "topk_group"),
+        renormalise=bool(options["renormalize"]),
+        scaling=float(scaling),
+    )
+    if options["router"] == "llama4":
+        return replace(common, choose_by_logit=True, on_input=True)
+    return replace(common, scoring=routing.Scoring.SOFTMAX) if options["router"] == "softmax" else common
+
+
+def _call(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> _Call:
+    steps = steps_of(inputs, options)
+    first = options["first_expert"]
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise OptionError(f"first_expert={first!r}; pass the number of this rank's first expert")
+    w13, w13_scale, w2, w2_scale = (inputs[name] for name in ("w13", "w13_scale", "w2", "w2_scale"))
+    experts = Experts(w13, w13_scale, w2, w2_scale, inputs.get("a2_scale"), first)
+    on_input, weights = bool(options["apply_router_weight_on_input"]), inputs["topk_weights"]
+    x = None
+    if "x" in inputs:
+        x = weighted_input(inputs["x"], weights, on_input=on_input)
+        made = quantize(x, steps.recipe, scale=inputs.get("a_scale"))
+        codes, scale = made.codes, made.scale
+    else:
+        codes, scale = inputs["a"], inputs["a_scale"]
+    scale = scale.reshape(1, 1) if scale.numel() == 1 else scale
+    return _Call(Tokens(codes, scale, inputs["topk_ids"], weights, on_input), experts, steps, x)
+
+
+def _admissible(call: _Call, dtype: torch.dtype, name: str, given: Tensor | None) -> tuple[Admissible, str]:
+    acc = None if name == IEEE32 else of_schedule(get_schedule(name))
+    found = outcome(call.tokens, call.experts, call.steps, numerics=name, acc=acc, x=call.x, given=given)
+    fmt = of_dtype(dtype)
+    expected = nearest(layer(call.tokens, call.experts, call.steps), fmt)
+    low, high = nearest(found.span.low, fmt), nearest(found.span.high, fmt)
+    basis = f"{found.basis}: {found.flips} of {found.intermediates} of the intermediate"
+    return Admissible(low, high, torch.nan_to_num(expected, 0.0), open=found.open), basis
+
+
+def steps_of(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Steps:
+    """What the checked inputs and options of ``moe_fp8`` make a layer round and quantise with.
+
+    Raises
+    ------
+    NumericsError, InputError, OptionError
+        The recipe is a known fault, does not fit the given scales, or has one scale for all rows of a call, which are
+        a layer's own choice; the limit is no positive number.
+    """
+    given = "a2_scale" in inputs
+    name = options["recipe"] or ("torch_static" if given else "vllm_group")
+    recipe = recipes.get(str(name))
+    if recipe.fault is not None:
+        raise NumericsError(f"recipe {recipe.name} is a known fault: {recipe.fault}")
+    if recipe.block.rows is None and recipe.formula is not ScaleFormula.GIVEN:
+        raise NumericsError(
+            f"recipe {recipe.name} has one scale for all rows, and which rows a layer quantises at a time is its own "
+            "choice; give a_scale and a2_scale, or take a recipe of groups or rows"
+        )
+    if (recipe.formula is ScaleFormula.GIVEN) != given:
+        raise InputError(f"recipe {recipe.name} {'computes its own scale: pass no' if given else 'needs'} a2_scale")
+    limit = options["limit"]
+    if limit is not None and (not isinstance(limit, int | float) or not limit > 0):
+        raise OptionError(f"limit={limit!r}; pass a positive number, or None")
+    rounding = Activation[str(options["activation_rounding"])]
+    return Steps(activation=rounding, recipe=recipe, limit=None if limit is None else float(limit))
+
+
+def _judge_ids(bad: Tensor, ids: Tensor) -> Verdict:
+    worst = None
+    if bool(bad.any()):
+        row = int(torch.nonzero(bad)[0, 0])
+        worst = Worst((row, 0), float(ids[row, 0]), math.nan, math.nan, math.nan, math.inf, "topk_ids")
+    comparison = Comparison(int(bad.sum()), bad.numel(), 0, math.inf if worst else 0.0, worst, bad)
+    return verdict(comparison, basis="experts whose choice no rounding explains otherwise")
+
+
+def layer_numerics(contract: str, arch: str, numerics: str | None, table: Mapping[str, str]) -> str:
+    """The numerics of a layer's products: the declared ones, or the arch's in ``table``.
+
+    Raises
+    ------
+    NumericsError
+        The declared ones have no bound for boxes of codes, or the arch has no model.
+    """
+    if numerics is not None:
+        if numerics.endswith(".any") and numerics != IEEE32:
+            raise NumericsError(f"{contract} has no any-order bound for {numerics}; declare the schedule or {IEEE32}")
+        return numerics
+    if arch not in table:
+        known = ", ".join(table)
+        raise NumericsError(f"{contract} has no model for arch {arch!r}; known: {known}; or declare numerics=")
+    return table[arch]
+
+
+def _table(experts: Experts) -> Mapping[str, str]:
+    return TENSOR_NUMERICS if experts.w13_scale.dim() == 1 else BLOCK_NUMERICS
+
+
+def why_mistrust(tokens: Tokens, experts: Experts, out: Tensor) -> str | None:
+    """Reason for which a pass of a layer with these inputs would prove little, or None."""
+    if not any(True for _ in tokens.slots(experts)):
+        return "no token goes to an expert of this rank"
+    for name in ("w13_scale", "w2_scale"):
+        scale = getattr(experts, name)
+        if scale.numel() > 1 and bool((scale == scale.flatten()[0]).all()):
+            return f"all values of {name} are equal, so a wrong scale index changes nothing"
+    local = tokens.ids.to(torch.int64) - experts.first
+    busy = ((local >= 0) & (local < experts.w13.shape[0])).any(dim=1)
+    share = float((decode(out)[busy] == 0).to(torch.float64).mean())
+    return f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None
+
+
+def _count(options: Mapping[str, object], name: str) -> int:
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise OptionError(f"{name}={value!r}; pass a positive integer")
+    return value
+
+
+def _single(x: Tensor) -> Tensor:
+    return to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)

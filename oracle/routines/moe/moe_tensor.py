@@ -1,0 +1,256 @@
+"""The contract of TensorRT-LLM's per-tensor FP8 mixture of experts with Llama-4 routing, from the checkpoint's weights.
+
+For a token with logits ``l`` over all experts, ``e = argmax l`` (one of this rank's, else the row is zero) ::
+
+    q     = sat(x / s1)                             s1 = w13_input_scale, the static scale of the input
+    w     = sigmoid(l[e])                           kept in float32, or rounded to bfloat16 by the routing kernel
+    gate, up = w * s1 * w13_scale[e] * (q @ w13[e].T)            "on the input": before the activation, not after w2
+    c     = sat(silu(gate) * up / s2)               s2 = w2_input_scale; float32 up to here
+    out   = bf16(s2 * w2_scale[e] * (c @ w2[e].T))
+
+The kernel is handed prepared weights (padded, halves exchanged, rows permuted) and ``g1 = w13_scale s1``, ``g1 / s2``,
+``w2_scale s2``; the truth knows nothing of either, so a wrong preparation is a wrong result. Intervals as in
+:mod:`oracle.routines.moe.moe_ranges`: the weight widens the scale of the first product, a code of either quantiser may
+flip. The up half is multiplied by ``fl(g1 / s2)`` before it meets silu: at most ``8 u`` beside the ideal order (two
+products, a quotient of 2 ulp), added in :func:`_rescaled`. Of equal largest logits either expert is right.
+
+Sources: vLLM flashinfer_utils.apply_fi_trtllm_fp8_per_tensor_moe; FlashInfer trtllm_fp8_per_tensor_scale_moe, its
+routing kernel (trtllm_fused_moe_routing_llama4.cu: the weight is stored in bfloat16) and its reference (the weight
+multiplies the first product). Not covered: tokens whose largest logit is NaN or infinite, other routings, ungated
+experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.accumulator import of_schedule
+from oracle.bounds.code_boxes import code_boxes
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.bounds.product import U
+from oracle.errors import InputError, OptionError, ShapeError
+from oracle.numbers.formats import BF16, FP32, decode, of_dtype
+from oracle.numbers.quantize import WIDE, quantize
+from oracle.numbers.recipes import TORCH_STATIC
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.routines.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
+from oracle.routines.layouts.contract import outputs_of
+from oracle.routines.moe.contract import TENSOR_NUMERICS, layer_numerics, why_mistrust
+from oracle.routines.moe.moe_ranges import act_span, boxed_span
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth import routing
+from oracle.truth.moe import Activation, Experts, Steps, Tokens, layer, nearest
+from oracle.truth.routing import Span
+from oracle.verdict.compare import Admissible, Verdict, compare, verdict
+from oracle.verdict.products import or_float32
+
+E4M3 = (torch.float8_e4m3fn,)
+F32 = (torch.float32,)
+NUMERICS = {**TENSOR_NUMERICS, "sm100": "sm100.chain"}
+"""TensorRT-LLM's kernel is sm100's; the others are for kernels that compute the same elsewhere."""
+STEPS = Steps(store=torch.float32, activation=Activation.NONE, recipe=TORCH_STATIC)
+"""Nothing is stored between the products but codes."""
+KEPT = (torch.float32, torch.bfloat16)
+"""Dtypes in which the routing weight may be kept."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to route: experts ``[T]`` (global; -1 for none), and tokens about which nothing is claimed."""
+
+    ids: Tensor
+    lost: Tensor
+
+
+@register
+class TensorMoe(Contract):
+    """An output is right when one dtype of the routing weight explains all of it."""
+
+    name = "apply_fi_trtllm_fp8_per_tensor_moe"
+    summary = "experts with one scale for each weight and static inputs; Llama-4 routing, its weight on the input"
+    source = "vLLM flashinfer_utils.apply_fi_trtllm_fp8_per_tensor_moe; FlashInfer trtllm_fp8_per_tensor_scale_moe"
+    inputs = (
+        TensorSpec("hidden_states", WIDE, ("T", "H"), "input, quantised by the layer"),
+        TensorSpec("router_logits", WIDE, ("T", "X"), "logits of the experts of all ranks"),
+        TensorSpec("w13", E4M3, ("E", "R", "H"), "gate rows, then up rows, as the checkpoint has them"),
+        TensorSpec("w13_scale", F32, ("E",), "scale of each expert's w13"),
+        TensorSpec("w13_input_scale", F32, None, "one value: static scale of the input"),
+        TensorSpec("w2", E4M3, ("E", "H", "I"), "down projection, as the checkpoint has it"),
+        TensorSpec("w2_scale", F32, ("E",), "scale of each expert's w2"),
+        TensorSpec("w2_input_scale", F32, None, "one value: static scale of the intermediate"),
+    )
+    options = (
+        OptionSpec("ep_rank", 0, None, "this rank; its first expert is ep_rank * E"),
+        OptionSpec("weight_dtype", None, (None, *KEPT), "dtype in which the routing weight is kept; None: either"),
+    )
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        rank = resolved["ep_rank"]
+        experts, everywhere = inputs["w13"].shape[0], inputs["router_logits"].shape[1]
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < max(1, everywhere // experts):
+            raise OptionError(f"ep_rank={rank!r}; {everywhere} experts in ranks of {experts} have ranks from 0")
+        for name in ("w13_input_scale", "w2_input_scale"):
+            if inputs[name].numel() != 1:
+                raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; the kernel is static: pass one value")
+            value = float(inputs[name].reshape(()))
+            if not 0 < value < float("inf"):
+                raise InputError(f"{name} is {value}; a static scale is positive and finite")
+        return resolved
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        """``[T, H]`` bfloat16; of equal logits the first expert, the weight in ``weight_dtype`` (None: float32)."""
+        resolved = self.check(inputs, options)
+        kept = resolved["weight_dtype"] or torch.float32
+        assert isinstance(kept, torch.dtype)
+        return _truth(inputs, experts_of(inputs, resolved), choices(inputs["router_logits"])[0], kept)
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        resolved = self.check(inputs, options)
+        out, x = outputs_of(self.name, output, ("out",))["out"], inputs["hidden_states"]
+        check_output(out, name="out", shape=tuple(x.shape), dtypes=(torch.bfloat16,), device=x.device)
+        name = layer_numerics(self.name, arch, numerics, NUMERICS)
+        kept = KEPT if resolved["weight_dtype"] is None else (resolved["weight_dtype"],)
+
+        def judged_by(name: str) -> Verdict:
+            verdicts = (self._judge_kept(inputs, resolved, out, name, dtype) for dtype in kept)  # type: ignore[arg-type]
+            first = next(verdicts)
+            if not first.status.is_failure:
+                return first
+            return next((v for v in verdicts if not v.status.is_failure), first)
+
+        return or_float32(judged_by, name, declared=numerics is not None)
+
+    def admissible(self, inputs: Mapping[str, Tensor], *, arch: str, **options: object) -> Admissible | None:
+        """The admissible output; None where it is no single interval: a choice of experts or of the weight's dtype."""
+        resolved = self.check(inputs, options)
+        found, kept = choices(inputs["router_logits"]), resolved["weight_dtype"]
+        if len(found) > 1 or not isinstance(kept, torch.dtype):
+            return None
+        name = layer_numerics(self.name, arch, None, NUMERICS)
+        return _admissible(inputs, experts_of(inputs, resolved), found[0], kept, name)[0]
+
+    def _judge_kept(
+        self, inputs: Mapping[str, Tensor], options: Mapping[str, object], out: Tensor, name: str, kept: torch.dtype
+    ) -> Verdict:
+        """The verdict when the routing weight is kept in ``kept``; each token by the choice that admits its row."""
+        experts, found = experts_of(inputs, options), choices(inputs["router_logits"])
+        sets, basis = _admissible(inputs, experts, found[0], kept, name)
+        ids = found[0].ids
+        for choice in found[1:]:
+            wrong = compare(out, sets).bad.any(dim=1)
+            if not bool(wrong.any()):
+                break
+            other, _ = _admissible(inputs, experts, choice, kept, name)
+            better = wrong & ~compare(out, other).bad.any(dim=1)
+            sets, ids = _taken(sets, other, better), torch.where(better, choice.ids, ids)
+        one = out.new_ones((1, 1), dtype=torch.float32)
+        tokens = Tokens(out, one, ids[:, None], one.expand(ids.shape[0], 1), on_input=True)
+        basis = f"{basis}, routing weight in {str(kept).removeprefix('torch.')}"
+        return verdict(compare(out, sets), basis=basis, mistrust=why_mistrust(tokens, experts, out))
+
+
+def choices(logits: Tensor) -> list[Choice]:
+    """Every way to route: the n-th of the experts that share the largest logit (the first where there are fewer)."""
+    x = decode(logits)
+    lost = torch.isnan(x).any(dim=1) | ~torch.isfinite(x.amax(dim=1))
+    tied = (x == x.amax(dim=1, keepdim=True)) | lost[:, None]
+    count, place = tied.sum(dim=1), tied.to(torch.int64).cumsum(dim=1)
+    most = int(torch.where(lost, 1, count).max())
+    found = []
+    for n in range(most):
+        wanted = torch.where(lost | (count <= n), 1, n + 1)
+        ids = ((place == wanted[:, None]) & tied).to(torch.int64).argmax(dim=1)
+        found.append(Choice(ids, lost))
+    return found
+
+
+def experts_of(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Experts:
+    """This rank's experts of a checked call."""
+    rank = options["ep_rank"]
+    assert isinstance(rank, int)
+    w13, w13_scale, w2, w2_scale = (inputs[name] for name in ("w13", "w13_scale", "w2", "w2_scale"))
+    return Experts(w13, w13_scale, w2, w2_scale, inputs["w2_input_scale"], rank * w13.shape[0])
+
+
+def tokens_of(inputs: Mapping[str, Tensor], choice: Choice, kept: torch.dtype) -> Tokens:
+    """Quantised tokens and their experts; the routing weight is in the scale of each token."""
+    own = decode(inputs["router_logits"]).gather(1, choice.ids[:, None])
+    weight, first = nearest(routing.sigmoid(own), of_dtype(kept)), inputs["w13_input_scale"]
+    scale = _stored(weight * decode(first).reshape(1, 1), torch.float32)
+    codes = quantize(inputs["hidden_states"], TORCH_STATIC, scale=first).codes
+    return Tokens(codes, scale, choice.ids[:, None], torch.ones_like(scale), on_input=True)
+
+
+def _truth(inputs: Mapping[str, Tensor], experts: Experts, choice: Choice, kept: torch.dtype) -> Tensor:
+    """The output with every rounding that is declared, bfloat16."""
+    return _stored(layer(tokens_of(inputs, choice, kept), experts, STEPS), torch.bfloat16)
+
+
+def _admissible(
+    inputs: Mapping[str, Tensor], experts: Experts, choice: Choice, kept: torch.dtype, name: str
+) -> tuple[Admissible, str]:
+    """The admissible output for one choice of experts and one dtype of the weight, and what it rests on."""
+    x, first = inputs["hidden_states"], inputs["w13_input_scale"]
+    acc = None if name == IEEE32 else of_schedule(get_schedule(name))
+    weight = _weights(inputs["router_logits"], choice, kept)
+    low, high = (torch.zeros(tuple(x.shape), dtype=torch.float64, device=x.device) for _ in range(2))
+    open_, basis, flips, count = choice.lost.clone(), name, 0, 0
+    for expert, token in _slots(choice, experts):
+        rows = decode(x.index_select(0, token))
+        boxes, _ = code_boxes(Span(rows, rows), STEPS.recipe, of_dtype(x.dtype), first)
+        weighted = [
+            replace(b, scale_low=b.scale_low * weight.low[token], scale_high=b.scale_high * weight.high[token])
+            for b in boxes
+        ]
+        h, lost, _ = boxed_span(weighted, experts, "w13", expert, torch.float32, acc)
+        codes, flipped = code_boxes(_rescaled(act_span(h, STEPS)), STEPS.recipe, FP32, experts.intermediate_scale)
+        y, over, basis = boxed_span(codes, experts, "w2", expert, torch.float32, acc)
+        low[token], high[token] = y.low, y.high
+        open_[token] |= lost | over
+        flips, count = flips + flipped, count + codes[0].low.numel()
+    due = torch.nan_to_num(decode(_truth(inputs, experts, choice, kept)), 0.0)
+    sets = Admissible(nearest(low, BF16), nearest(high, BF16), due, open=open_[:, None].expand(low.shape))
+    return sets, f"{basis}: {flips} of {count} of the intermediate"
+
+
+def _slots(choice: Choice, experts: Experts) -> Iterator[tuple[int, Tensor]]:
+    local = choice.ids - experts.first
+    for expert in range(experts.w13.shape[0]):
+        token = torch.nonzero((local == expert) & ~choice.lost)[:, 0]
+        if token.numel():
+            yield expert, token
+
+
+def _weights(logits: Tensor, choice: Choice, kept: torch.dtype) -> Span:
+    """Interval ``[T, 1]`` of a kernel's routing weights, not below 0."""
+    router = routing.llama4()
+    ordinary = torch.where(choice.lost[:, None], torch.zeros_like(logits), logits)
+    found = routing.weight_span(routing.scores(ordinary, router), choice.ids[:, None], router)
+    low, high = (edge.clamp(min=0.0) for edge in (found.low, found.high))
+    return Span(low, high) if kept == torch.float32 else Span(nearest(low, BF16), nearest(high, BF16))
+
+
+def _rescaled(act: Span) -> Span:
+    """The activation with what the other order of its scales may change."""
+    return Span(act.low - 8 * U * act.low.abs(), act.high + 8 * U * act.high.abs())
+
+
+def _taken(sets: Admissible, other: Admissible, rows: Tensor) -> Admissible:
+    """``sets`` with the given rows of ``other``."""
+    pick = rows[:, None]
+    low, high, expected = (
+        torch.where(pick, getattr(other, name), getattr(sets, name)) for name in ("low", "high", "expected")
+    )
+    assert sets.open is not None and other.open is not None
+    return Admissible(low, high, expected, open=torch.where(pick, other.open, sets.open))
+
+
+def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return to_dtype(x, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)

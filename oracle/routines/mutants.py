@@ -1,0 +1,161 @@
+"""Runs a right kernel with faults put into it: :func:`run`.
+
+With no fault the result is what a right kernel gives: the bits of the call's schedule or, without one, of exact
+sums in float32; a quantiser's declared recipe; the captured order of MQA logits. Everything else is a mutant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.engines import exact
+from oracle.errors import NumericsError
+from oracle.routines.fault import Beyond, Call, Fault, Stage, fold, touches
+from oracle.routines.moe.faults import CONTRACTS as LAYERS
+from oracle.routines.moe.faults_of_experts import CONTRACTS as EXPERTS
+from oracle.routines.products.contract import ProductContract
+from oracle.routines.quantisers.contract import QuantiserContract
+from oracle.routines.quantisers.faults.quantiser_engine import run_quantiser
+from oracle.tensorcore.logits import predict_logits
+from oracle.tensorcore.predict import predict_product, store
+from oracle.tensorcore.schedules import Schedule
+from oracle.truth.gemm import ScaledProduct, rounded
+from oracle.verdict.products import Part
+
+LOGITS = "fp8_mqa_logits"
+REFERENCES = LAYERS | EXPERTS
+"""Contracts whose right kernel is their reference."""
+
+
+def run(call: Call, *faults: Fault) -> Tensor | dict[str, Tensor]:
+    """The output of a right kernel into which ``faults`` were put, shaped as the contract returns it.
+
+    Rows that the contract leaves unspecified hold NaN unless a fault writes there.
+
+    Raises
+    ------
+    NumericsError
+        A fault does not apply to this call (its reason is the message), or the contract has no model.
+    """
+    for fault in faults:
+        if (reason := fault.applies(call)) is not None:
+            raise NumericsError(f"{fault.name} cannot be put into this call: {reason}")
+    if isinstance(call.contract, ProductContract):
+        out = write(call, products(call, faults), faults)
+        return out.view(call.contract.shape(call.inputs))
+    if isinstance(call.contract, QuantiserContract):
+        return run_quantiser(call, faults)
+    if call.contract.name == LOGITS:
+        return _logits(call, faults)
+    if call.contract.name in REFERENCES:
+        return _reference(call, faults)
+    raise NumericsError(f"no kernel of {call.contract.name} is modelled, so no fault can be put into one")
+
+
+def products(call: Call, faults: tuple[Fault, ...]) -> list[tuple[Part, Schedule | None]]:
+    """The products that the mutant computes, each with its arithmetic."""
+    assert isinstance(call.contract, ProductContract)
+    parts = call.parts
+    if touches(faults, Stage.READ):
+        parts = call.contract.parts(fold(call, faults, Stage.READ, dict(call.inputs)))
+    changed = [replace(part, product=fold(call, faults, Stage.PRODUCT, part.product)) for part in parts]
+    schedule = fold(call, faults, Stage.SCHEDULE, call.schedule)
+    return [(part, _fitting(part.product, schedule)) for part in changed]
+
+
+def tensor(call: Call, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]) -> Tensor:
+    """One product ``[M, N]``, stored in the output dtype."""
+    if not touches(faults, Stage.SUM, Stage.STORE):
+        return _plain(product, schedule, call.out_dtype)
+    return stored(call, accumulated(call, product, schedule, faults), faults)
+
+
+def accumulated(call: Call, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]) -> Tensor:
+    """The float32 result of one product before the store."""
+    total = fold(call, faults, Stage.SUM, Sum(product, schedule))
+    assert isinstance(total, Tensor | Sum)
+    return total if isinstance(total, Tensor) else total.right()
+
+
+def stored(call: Call, acc: Tensor, faults: tuple[Fault, ...]) -> Tensor:
+    """Float32 sums in the output dtype: rounded to nearest even, unless a fault of the store says otherwise."""
+    if not touches(faults, Stage.STORE):
+        return store(acc, call.out_dtype)
+    out = fold(call, faults, Stage.STORE, acc)
+    assert isinstance(out, Tensor) and out.dtype == call.out_dtype, "a store fault must give the output dtype"
+    return out
+
+
+class Sum:
+    """What a change of stage SUM gets: the product and its arithmetic; it returns a float32 tensor ``[M, N]``."""
+
+    def __init__(self, product: ScaledProduct, schedule: Schedule | None) -> None:
+        self.product, self.schedule = product, schedule
+
+    def right(self, product: ScaledProduct | None = None) -> Tensor:
+        """The float32 sum of ``product`` (or of the whole) by the schedule."""
+        chosen = self.product if product is None else product
+        return _plain(chosen, _fitting(chosen, self.schedule), torch.float32)
+
+
+def write(call: Call, computed: list[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> Tensor:
+    """The parts gathered into the output ``[R, N]``, then the changes of the last stage."""
+    first = computed[0][0].product
+    out = torch.full((call.rows, first.N), torch.nan, dtype=call.out_dtype, device=first.a.device)
+    for part, schedule in computed:
+        result = tensor(call, part.product, schedule, faults)
+        if part.rows is None:
+            out.copy_(result)
+        else:
+            out[part.rows] = result
+    written = fold(call, faults, Stage.WRITE, out)
+    assert isinstance(written, Tensor)
+    return written
+
+
+def stale(call: Call, like: Tensor) -> Tensor:
+    """What stands where a mutant writes nothing: an older, plausible result, or NaN when that is not to be guessed."""
+    if call.beyond is Beyond.UNKNOWN:
+        return torch.full_like(like, torch.nan)
+    return torch.roll(like.flatten(), 1).reshape(like.shape)
+
+
+def _plain(product: ScaledProduct, schedule: Schedule | None, dtype: torch.dtype) -> Tensor:
+    if schedule is not None:
+        return predict_product(product, schedule, out_dtype=dtype)
+    acc = rounded(product, exact(product), torch.float32)
+    return acc if dtype == torch.float32 else store(acc, dtype)
+
+
+def _fitting(product: ScaledProduct, schedule: Schedule | None) -> Schedule | None:
+    """The schedule, or exact sums where a mutated operand is no operand of the instruction."""
+    if schedule is None or schedule.why_not(product, out_dtype=torch.float32) is not None:
+        return None
+    return schedule
+
+
+def _reference(call: Call, faults: tuple[Fault, ...]) -> Tensor | dict[str, Tensor]:
+    """Contracts whose right kernel is their reference, in the output dtype of the call where they leave it open."""
+    given = fold(call, faults, Stage.READ, dict(call.inputs))
+    believed = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
+    if "out_dtype" in believed:
+        believed["out_dtype"] = call.out_dtype
+    made = call.contract.reference(given, **believed)
+    named = {"out": made} if isinstance(made, Tensor) else made
+    written = fold(call, faults, Stage.WRITE, named)
+    assert isinstance(written, dict)
+    return written["out"] if isinstance(made, Tensor) else written
+
+
+def _logits(call: Call, faults: tuple[Fault, ...]) -> Tensor:
+    given = fold(call, faults, Stage.READ, dict(call.inputs))
+    out = predict_logits(given["q"], given["k"], given["k_scale"], given["weights"])
+    place = torch.arange(out.shape[1], device=out.device)[None, :]
+    inside = (place >= given["cu_seqlen_ks"][:, None]) & (place < given["cu_seqlen_ke"][:, None])
+    out = torch.where(inside, out, torch.full_like(out, -torch.inf))
+    written = fold(call, faults, Stage.WRITE, out)
+    assert isinstance(written, Tensor)
+    return written

@@ -1,0 +1,63 @@
+"""Options as text: the words of a command line or of a JSON manifest, and the values that a contract takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from oracle.errors import OptionError
+from oracle.routines.base import Contract
+
+
+def parse(contract: Contract, words: Mapping[str, object]) -> dict[str, object]:
+    """Option values of a contract from their names: ``{"out_dtype": "bfloat16"}`` to a ``torch.dtype``.
+
+    Raises
+    ------
+    OptionError
+        The option does not exist, or the word names none of its values.
+    """
+    specs = {spec.name: spec for spec in contract.options}
+    values: dict[str, object] = {}
+    for name, word in words.items():
+        if name not in specs:
+            raise OptionError(f"{contract.name} has no option {name!r}; its options: {', '.join(specs) or 'none'}")
+        spec = specs[name]
+        if spec.choices is not None:
+            values[name] = _choice(contract.name, name, word, spec.choices)
+        else:
+            values[name] = _like(contract.name, name, word, spec.default)
+    return values
+
+
+def word(value: object) -> object:
+    """The JSON-ready name of an option value; the inverse of :func:`parse`."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
+def _choice(contract: str, name: str, given: object, choices: tuple[object, ...]) -> object:
+    for choice in choices:
+        if given == choice or str(given).lower() == str(word(choice)).lower():
+            return choice
+    admitted = ", ".join(str(word(choice)) for choice in choices)
+    raise OptionError(f"{contract}: {name}={given!r} is not one of {admitted}")
+
+
+def _like(contract: str, name: str, given: object, default: object) -> object:
+    if not isinstance(given, str):
+        return given
+    text = given.strip()
+    if text.lower() in ("none", "true", "false"):
+        return {"none": None, "true": True, "false": False}[text.lower()]
+    if isinstance(default, torch.dtype) or isinstance(getattr(torch, text, None), torch.dtype):
+        dtype = getattr(torch, text.removeprefix("torch."), None)
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        raise OptionError(f"{contract}: {name}={text!r} is no torch dtype, such as bfloat16")
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

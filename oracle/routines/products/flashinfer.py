@@ -1,0 +1,235 @@
+"""Contract of FlashInfer's block-scaled GEMM for Hopper, its internal quantisers included.
+
+Three pairs of dtypes: FP8 times FP8 (both scales given), bfloat16 times FP8, bfloat16 times bfloat16. A bfloat16
+operand is quantised inside the kernel with approximate divisions, so its codes and scales are known up to a set
+(:mod:`oracle.bounds.quantiser`). The order of judgement is the suite's: first the bits that the nominal recipe and
+the schedule give; then, as a theorem, the interval that every admissible quantisation allows:
+
+    activations   boxes of codes and scales, group by group (:mod:`oracle.bounds.code_boxes`)
+    weights       an interval of codes around the nominal scale, whose width joins that of the activations' scales
+
+``reference`` is the exact product of the nominally quantised operands. Where the bits are those of the quantisers as
+shipped (:mod:`oracle.numbers.fast_math`; a weight's faulty amax scan included) the verdict says so: as ``matches`` of a pass,
+as the explanation of a failure. A failure inside the interval of the faulty scan is explained by that. NaN and infinity
+in a bfloat16 operand are not covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.bounds import of_schedule
+from oracle.bounds.boxed import Box, boxed_product
+from oracle.bounds.code_boxes import code_boxes
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.bounds.quantiser import APPROXIMATE_WIDTH
+from oracle.errors import DtypeError, InputError, NumericsError, ShapeError
+from oracle.numbers import fast_math
+from oracle.numbers.formats import BF16, E4M3FN, decode, same_bits
+from oracle.numbers.quantize import prepare, quantize
+from oracle.numbers.recipes import (
+    FLASHINFER_1X128,
+    FLASHINFER_1X128_FAST_MATH,
+    FLASHINFER_128X128,
+    FLASHINFER_128X128_AMAX_FAULT,
+    Recipe,
+)
+from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
+from oracle.routines.base import FP8, Output, TensorSpec, check_output, register
+from oracle.routines.products.contract import BLOCK_NUMERICS, OUT_DTYPES, ProductContract, block_scaled, only
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth.routing import Span
+from oracle.verdict.compare import Admissible, Status, Verdict, compare, verdict
+from oracle.verdict.products import Part, or_float32, predict_parts, truth, verdict_of_equality, why_mistrust
+
+WIDE = torch.bfloat16
+OPERAND = (*FP8, WIDE)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight as the kernel multiplies it: nominal codes and scale, the bounds of the codes that may flip (None: the
+    codes are known), and the relative width of the scale."""
+
+    codes: Tensor
+    scale: Tensor
+    ends: tuple[Tensor, Tensor] | None
+    width: float
+
+
+@register
+class Fp8BlockscaleGemmSm90(ProductContract):
+    """The scales are the *logical* ones of the product, whatever layout the kernel wants them in."""
+
+    name = "fp8_blockscale_gemm_sm90"
+    summary = "FlashInfer's block-scaled GEMM for Hopper: FP8 x FP8, or bfloat16 operands quantised inside"
+    source = "flashinfer.gemm.fp8_blockscale_gemm_sm90; TensorRT-LLM fp8_blockscale_gemm"
+    numerics = {"sm90": BLOCK_NUMERICS["sm90"], "cpu": BLOCK_NUMERICS["cpu"]}
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("input", OPERAND, ("M", "K"), "activation codes, or bfloat16 values"),
+        TensorSpec("weight", OPERAND, ("N", "K"), "weight codes, or bfloat16 values"),
+        TensorSpec(
+            "input_scale", (torch.float32,), ("M", "K/128"), "logical 1x128 scales of FP8 input",
+            optional=True, contiguous=True,
+        ),
+        TensorSpec(
+            "weight_scale", (torch.float32,), ("N/128|N", "K/128"), "128x128 or 1x128 scales of FP8 weight",
+            optional=True, contiguous=True,
+        ),
+    )  # fmt: skip
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        wide = {name: inputs[name].dtype == WIDE for name in ("input", "weight")}
+        if wide["weight"] and not wide["input"]:
+            raise DtypeError("FP8 input with bfloat16 weight is not a pair of this routine; quantise the weight")
+        for name, is_wide in wide.items():
+            if is_wide == (f"{name}_scale" in inputs):
+                what = "is bfloat16 and takes no" if is_wide else f"is {inputs[name].dtype} and needs its"
+                raise InputError(f"{name} {what} {name}_scale")
+        if any(wide.values()) and bound["K"] % 128:
+            raise ShapeError(f"K={bound['K']} is not a multiple of 128, which the kernel's quantisers need")
+        return bound
+
+    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+        a, a_scale = _nominal(inputs, "input", FLASHINFER_1X128)
+        b, b_scale = _nominal(inputs, "weight", FLASHINFER_128X128)
+        return [Part(block_scaled(a, b, a_scale, b_scale))]
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return inputs["input"].shape[0], inputs["weight"].shape[0]
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        out_dtype = self.check(inputs, options)["out_dtype"]
+        if inputs["input"].dtype != WIDE:
+            return super().judge(inputs, output, arch=arch, numerics=numerics, **options)
+        parts, tensor = self.parts(inputs), only(output)
+        dtypes = (out_dtype,) if isinstance(out_dtype, torch.dtype) else OUT_DTYPES
+        check_output(tensor, name="out", shape=self.shape(inputs), dtypes=dtypes, device=inputs["input"].device)
+        for name in ("input", "weight"):
+            if inputs[name].dtype == WIDE and not bool(torch.isfinite(decode(inputs[name])).all()):
+                raise InputError(f"{name} holds NaN or infinity; how the kernel quantises them is not covered")
+        names = self.admitted(arch, numerics, parts, tensor.dtype)
+        mistrust = why_mistrust(parts, tensor)
+        for name in names if names[0] != IEEE32 else ():
+            predicted = self.predict(inputs, numerics=name, out_dtype=tensor.dtype)
+            if bool(same_bits(predicted, tensor).all()):
+                said = f"{FLASHINFER_1X128.name} and {name}"
+                return verdict_of_equality(f"bits of {said}", said, tensor.numel(), mistrust)
+        found = or_float32(
+            lambda name: self._judge_range(inputs, tensor, name, mistrust), names[0], declared=numerics is not None
+        )
+        return found if names[0] == IEEE32 else self._as_shipped(found, inputs, tensor, names)
+
+    def _as_shipped(
+        self, found: Verdict, inputs: Mapping[str, Tensor], tensor: Tensor, names: Sequence[str]
+    ) -> Verdict:
+        """``found``, with the name of the quantisers as shipped where their bits are the output's."""
+        (part,) = as_shipped(inputs)
+        for name in names:
+            schedule = get_schedule(name)
+            if schedule.why_not(part.product, out_dtype=tensor.dtype) is not None:
+                continue
+            if bool(same_bits(predict_parts([part], tensor.shape[0], schedule, tensor.dtype), tensor).all()):
+                wide = inputs["weight"].dtype == WIDE
+                said = [FLASHINFER_1X128_FAST_MATH.name, *([FLASHINFER_128X128_AMAX_FAULT.name] if wide else []), name]
+                bits = " and ".join(said)
+                if found.status is not Status.FAILED:
+                    return replace(found, matches=bits, summary=f"{found.summary}; bits of {bits}")
+                guilty = [said[0]] if out_of_range(inputs["input"]) else []
+                guilty += [said[1]] if wide and rows_left_out(inputs["weight"]) else []
+                summary = f"{found.summary}; every bit is that of {bits}"
+                return replace(found, explained_by=tuple(guilty), summary=summary)
+        return found
+
+    def _judge_range(
+        self, inputs: Mapping[str, Tensor], tensor: Tensor, numerics: str, mistrust: str | None
+    ) -> Verdict:
+        found = _verdict(inputs, tensor, numerics, FLASHINFER_128X128, mistrust)
+        if found.status is not Status.FAILED or inputs["weight"].dtype != WIDE:
+            return found
+        fault = FLASHINFER_128X128_AMAX_FAULT
+        if _verdict(inputs, tensor, numerics, fault, None).outside == 0:
+            return replace(
+                found,
+                explained_by=(fault.name,),
+                summary=f"{found.summary}; explained by {fault.name}: every element is admissible under it",
+            )
+        return found
+
+
+def out_of_range(x: Tensor) -> bool:
+    """Whether the shipped activation quantiser loses a finite group of ``x`` (:func:`oracle.numbers.fast_math.outside`)."""
+    return bool(fast_math.outside(prepare(x).amax(FLASHINFER_1X128)).any())
+
+
+def rows_left_out(weight: Tensor) -> bool:
+    """Whether the shipped scan misses the largest magnitude of a block of ``weight``."""
+    x = prepare(weight)
+    return bool((x.amax(FLASHINFER_128X128) != x.amax(FLASHINFER_128X128_AMAX_FAULT)).any())
+
+
+def as_shipped(inputs: Mapping[str, Tensor]) -> list[Part]:
+    """The product of what the shipped quantisers make of bfloat16 operands."""
+    a, a_scale = _nominal(inputs, "input", FLASHINFER_1X128_FAST_MATH)
+    b, b_scale = _nominal(inputs, "weight", FLASHINFER_128X128_AMAX_FAULT)
+    return [Part(block_scaled(a, b, a_scale, b_scale))]
+
+
+def _verdict(
+    inputs: Mapping[str, Tensor], tensor: Tensor, numerics: str, recipe: Recipe, mistrust: str | None
+) -> Verdict:
+    """The interval test of an output with a bfloat16 input, weights quantised by ``recipe``."""
+    if numerics.endswith(".any") and numerics != IEEE32:
+        raise NumericsError(f"no interval through the quantiser is derived for {numerics}; declare the schedule itself")
+    acc = None if numerics == IEEE32 else of_schedule(get_schedule(numerics))
+    weight = _weight(inputs, recipe)
+    boxes, _ = code_boxes(Span(*[decode(inputs["input"])] * 2), FLASHINFER_1X128, BF16, None)
+    widened = [_widen(box, weight.width) for box in boxes]
+    rows = 1 if weight.scale.shape[0] == weight.codes.shape[0] else 128
+    found = boxed_product(
+        widened, weight.codes, weight.scale, block=128, b_rows=rows, acc=acc, b_ends=weight.ends
+    )
+    codes, scale = _nominal(inputs, "input", FLASHINFER_1X128)
+    part = Part(block_scaled(codes, weight.codes, scale, weight.scale))
+    expected = decode(truth([part], tensor.shape[0], tensor.dtype))
+    low, high = (_stored(x, tensor.dtype) for x in (found.low, found.high))
+    admitted = Admissible(low, high, expected, open=found.open)
+    return verdict(compare(tensor, admitted), basis=f"{found.name}; {recipe.name}", mistrust=mistrust)
+
+
+def _nominal(inputs: Mapping[str, Tensor], name: str, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Codes and scale of an operand: given, or by its recipe."""
+    x = inputs[name]
+    if x.dtype != WIDE:
+        return x, inputs[f"{name}_scale"]
+    made = quantize(x, recipe)
+    return made.codes, made.scale
+
+
+def _weight(inputs: Mapping[str, Tensor], recipe: Recipe) -> Weight:
+    codes, scale = _nominal(inputs, "weight", recipe)
+    if inputs["weight"].dtype != WIDE:
+        return Weight(codes, scale, None, 0.0)
+    n, k = codes.shape
+    s = decode(scale).repeat_interleave(128, dim=0)[:n].repeat_interleave(128, dim=1)[:, :k]
+    v = decode(inputs["weight"]) / s
+    width = 3 * APPROXIMATE_WIDTH  # the published scale, the multiplier and the division: each within one width
+    down, up = (v - width * v.abs(), v + width * v.abs())
+    ends = [round_to(x, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE) for x in (down, up)]
+    return Weight(codes, scale, (ends[0], ends[1]), width)
+
+
+def _widen(box: Box, width: float) -> Box:
+    return replace(box, scale_low=box.scale_low * (1 - width), scale_high=box.scale_high * (1 + width))
+
+
+def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return decode(to_dtype(x, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))

@@ -1,0 +1,148 @@
+"""Contracts of the grouped products of MoE layers: rows of ``a`` meet the weight of their expert.
+
+Contiguous: ``m_indices[r]`` is the expert of row ``r``, or -1 for a padding row, whose output is unspecified. Masked:
+group ``g`` has ``masked_m[g]`` real rows; rows past it are unspecified, in and out. Scaled: rows of group ``g`` end at
+``offsets[g]``, without alignment; rows past the last end are unspecified; one scale for each row and each channel of
+each expert, applied after the sum. ``G`` experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.errors import InputError
+from oracle.routines.base import FP8, TensorSpec, register
+from oracle.routines.products.contract import BLOCK_NUMERICS, ROW_NUMERICS, ProductContract, block_scaled
+from oracle.truth.gemm import ScaledProduct, take_rows
+from oracle.verdict.products import Part
+
+_INDEX = (torch.int32, torch.int64)
+
+
+@register
+class GroupedContiguous(ProductContract):
+    name = "m_grouped_fp8_gemm_nt_contiguous"
+    summary = "rows sorted by expert in one matrix; -1 marks padding rows"
+    source = "DeepGEMM m_grouped_fp8_gemm_nt_contiguous"
+    numerics = BLOCK_NUMERICS
+    inputs = (
+        TensorSpec("a", FP8, ("M", "K"), "activation codes"),
+        TensorSpec("a_scale", (torch.float32,), ("M", "K/128"), "logical 1x128 scales", contiguous=True),
+        TensorSpec("b", FP8, ("G", "N", "K"), "weight codes of every expert"),
+        TensorSpec("b_scale", (torch.float32,), ("G", "N/128", "K/128"), "128x128 scales", contiguous=True),
+        TensorSpec("m_indices", _INDEX, ("M",), "expert of each row, -1 for padding"),
+    )
+
+    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+        parts = []
+        for g in torch.unique(inputs["m_indices"]).tolist():
+            if g >= 0:
+                rows = torch.nonzero(inputs["m_indices"] == g)[:, 0]
+                a, scale = take_rows(inputs["a"], rows), inputs["a_scale"].index_select(0, rows)
+                parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g]), rows))
+        return parts
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return inputs["a"].shape[0], inputs["b"].shape[1]
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        indices = inputs["m_indices"]
+        low, high = int(indices.min()), int(indices.max())
+        if low < -1 or high >= bound["G"]:
+            bad = low if low < -1 else high
+            raise InputError(f"m_indices holds {bad}; experts are 0..{bound['G'] - 1}, padding -1")
+        if high < 0:
+            raise InputError("m_indices holds only -1: every row is padding and there is nothing to judge")
+        return bound
+
+
+@register
+class GroupedMasked(ProductContract):
+    name = "fp8_m_grouped_gemm_nt_masked"
+    summary = "one matrix for each expert, of which the first masked_m[g] rows are real"
+    source = "DeepGEMM fp8_m_grouped_gemm_nt_masked"
+    numerics = BLOCK_NUMERICS
+    inputs = (
+        TensorSpec("a", FP8, ("G", "M", "K"), "activation codes"),
+        TensorSpec("a_scale", (torch.float32,), ("G", "M", "K/128"), "logical 1x128 scales", contiguous=True),
+        TensorSpec("b", FP8, ("G", "N", "K"), "weight codes of every expert"),
+        TensorSpec("b_scale", (torch.float32,), ("G", "N/128", "K/128"), "128x128 scales", contiguous=True),
+        TensorSpec("masked_m", _INDEX, ("G",), "number of real rows of each group"),
+    )
+
+    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+        m = inputs["a"].shape[1]
+        parts = []
+        for g, count in enumerate(inputs["masked_m"].tolist()):
+            if count:
+                rows = torch.arange(g * m, g * m + count, device=inputs["a"].device)
+                a, scale = inputs["a"][g, :count], inputs["a_scale"][g, :count].contiguous()
+                parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g]), rows))
+        return parts
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return inputs["a"].shape[0], inputs["a"].shape[1], inputs["b"].shape[1]
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        counts = inputs["masked_m"].tolist()
+        bad = [c for c in counts if not 0 <= c <= bound["M"]]
+        if bad:
+            raise InputError(f"masked_m holds {bad[0]}; a group has 0..{bound['M']} real rows")
+        if not any(counts):
+            raise InputError("masked_m is all zero: no row is real and there is nothing to judge")
+        return bound
+
+
+SEEN = "sm90.chain.row_then_col"
+"""torch._scaled_grouped_mm on an H200: one chain over K, then ``(sum * scale_a) * scale_b``."""
+
+
+@register
+class ScaledGroupedMm(ProductContract):
+    """A group may be empty, of one row, and start at any row."""
+
+    name = "scaled_grouped_mm"
+    summary = "rows sorted by expert, runs of any length; (sum * scale_a) * scale_b with a scale per token and channel"
+    source = "torch._scaled_grouped_mm; vLLM csrc cutlass_moe_mm"
+    numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **ROW_NUMERICS,
+        "sm90": (SEEN, *(name for name in ROW_NUMERICS["sm90"] if name != SEEN)),
+    }
+    inputs = (
+        TensorSpec("a", FP8, ("M", "K"), "activation codes, rows sorted by expert"),
+        TensorSpec("b", FP8, ("G", "N", "K"), "weight codes of every expert"),
+        TensorSpec("scale_a", (torch.float32,), ("M", "1"), "one scale for each row", contiguous=True),
+        TensorSpec("scale_b", (torch.float32,), ("G", "N"), "one scale for each channel", contiguous=True),
+        TensorSpec("offsets", _INDEX, ("G",), "where the rows of each expert end"),
+    )
+
+    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+        parts, start = [], 0
+        for g, end in enumerate(inputs["offsets"].tolist()):
+            if end > start:
+                rows = torch.arange(start, end, device=inputs["a"].device)
+                a, scale = take_rows(inputs["a"], rows), inputs["scale_a"][start:end]
+                product = ScaledProduct(
+                    a, inputs["b"][g], scale, inputs["scale_b"][g][:, None], block=a.shape[1], b_rows=1
+                )
+                parts.append(Part(product, rows))
+            start = end
+        return parts
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return inputs["a"].shape[0], inputs["b"].shape[1]
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        ends = inputs["offsets"].tolist()
+        if ends != sorted(ends) or ends[0] < 0 or ends[-1] > bound["M"]:
+            raise InputError(f"offsets are {ends}; they run from 0 to at most {bound['M']} and never back")
+        if ends[-1] == 0:
+            raise InputError("offsets are all zero: no row is real and there is nothing to judge")
+        return bound

@@ -1,0 +1,347 @@
+"""Contracts of the quantised linear layer, of the routine that it chooses, and of DeepGEMM's difference measure.
+
+``Fp8LinearOp`` takes a high-precision input (quantised by the layer: static, per tensor, per token) or FP8 codes with
+their scale. FP8 input is one product, judged as such. Else the layer's codes are not published, so an output is right
+when it has the bits of an admitted recipe followed by an admitted schedule, or lies in the interval that holds every
+code a right quantiser may give (:mod:`oracle.bounds.code_boxes`, :mod:`oracle.bounds.boxed`).
+Not covered: block scales (``fp8_gemm_nt``), and padding rows, which a layer slices off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.accumulator import of_schedule
+from oracle.bounds.boxed import boxed_product
+from oracle.bounds.code_boxes import code_boxes
+from oracle.bounds.engines import exact
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.bounds.product import ETA, U
+from oracle.errors import InputError, NumericsError, OptionError, ShapeError
+from oracle.numbers.formats import decode, of_dtype, same_bits
+from oracle.numbers.quantize import WIDE, quantize
+from oracle.numbers.recipes import Recipe
+from oracle.numbers.rounding import Overflow, Rounding, round_to
+from oracle.routines.base import FP8, Contract, OptionSpec, Output, TensorSpec, check_output, register
+from oracle.routines.layouts.contract import TableContract, outputs_of
+from oracle.routines.products.contract import (
+    FLOATS,
+    OUT_DTYPE,
+    OUT_DTYPES,
+    ROW_NUMERICS,
+    TorchScaledMm,
+    scaled_by_shape,
+)
+from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth.gemm import ScaledProduct, rounded
+from oracle.truth.linear import ROUTINES, calc_diff, dispatch_w8a8_scaled_mm, input_recipes
+from oracle.truth.routing import Span
+from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, compare, verdict
+from oracle.verdict.products import (
+    ZERO_TRUST,
+    Part,
+    accumulation_faults,
+    judge_parts,
+    or_float32,
+    truth,
+    verdict_of_equality,
+    wider_classes,
+)
+
+F32 = (torch.float32,)
+FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+FLAG = (torch.int64, torch.int32)
+
+
+@register
+class Fp8LinearOp(Contract):
+    name = "Fp8LinearOp"
+    summary = "quantise [..., K] (static, per tensor, per token), multiply with [K, N], add the bias: [..., N]"
+    source = "vLLM w8a8_utils.Fp8LinearOp.apply"
+    inputs = (
+        TensorSpec("input", (*WIDE, *FP8), None, "[..., K]; FP8 codes come with input_scale"),
+        TensorSpec("weight", FP8, ("K", "N"), "weight codes, logical [K, N], any strides"),
+        TensorSpec("weight_scale", F32, None, "one value, or one for each channel: [N], [N, 1] or [1, N]"),
+        TensorSpec("input_scale", F32, None, "one value: static; with FP8 codes also [M, 1]", optional=True),
+        TensorSpec("input_scale_ub", F32, None, "one value: bound of amax per token", optional=True),
+        TensorSpec("bias", FLOATS, ("N",), "added in float32 before the output is rounded", optional=True),
+    )
+    options = (
+        OptionSpec("use_per_token_if_dynamic", False, (False, True), "one scale per token when none is given"),
+        OptionSpec("cutlass_fp8_supported", False, (False, True), "the CUTLASS path, which takes no FP8 input"),
+        OUT_DTYPE,
+    )
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        x, weight = inputs["input"], inputs["weight"]
+        if x.dim() == 0 or x.shape[-1] != weight.shape[0]:
+            raise ShapeError(f"input has shape {list(x.shape)}; weight [K, N] {list(weight.shape)} takes [..., K]")
+        coded = x.dtype in FP8
+        if coded and resolved["cutlass_fp8_supported"]:
+            raise InputError("the CUTLASS path takes no FP8 input; pass the high-precision one")
+        if coded and "input_scale" not in inputs:
+            raise InputError("FP8 codes come with input_scale, and there is none")
+        if not coded and "input_scale" in inputs and inputs["input_scale"].numel() != 1:
+            shape = list(inputs["input_scale"].shape)
+            raise ShapeError(f"input_scale has shape {shape}; static quantisation takes one value")
+        if "input_scale_ub" in inputs:
+            if "input_scale" in inputs or not resolved["use_per_token_if_dynamic"]:
+                raise OptionError("input_scale_ub bounds dynamic per-token scales; pass use_per_token_if_dynamic=True")
+            if inputs["input_scale_ub"].numel() != 1:
+                raise ShapeError(f"input_scale_ub has shape {list(inputs['input_scale_ub'].shape)}; pass one value")
+        return resolved
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        resolved = self.check(inputs, options)
+        dtype = resolved["out_dtype"]
+        assert dtype is None or isinstance(dtype, torch.dtype)
+        product = self.products(inputs, resolved)[0][1]
+        return truth([Part(product)], product.M, dtype).reshape(*inputs["input"].shape[:-1], product.N)
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        resolved = self.check(inputs, options)
+        products = self.products(inputs, resolved)
+        first = products[0][1]
+        out = outputs_of(self.name, output, ("out",))["out"]
+        dtype = resolved["out_dtype"]
+        dtypes = (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES
+        shape = (*inputs["input"].shape[:-1], first.N)
+        check_output(out, name="out", shape=shape, dtypes=dtypes, device=first.a.device)
+        matrix = out.reshape(first.M, first.N)
+        names = _admitted(self.name, arch, numerics, first, out.dtype)
+        if products[0][0] is None:
+            faults = () if names[0].endswith(".any") else accumulation_faults(get_schedule(names[0]))
+            wider = wider_classes(names) if numerics is None else ()
+            return judge_parts([Part(first)], matrix, numerics=names, wider=wider, faults=faults)
+        mistrust = _why_mistrust(first, matrix)
+        for recipe, product in products:
+            for name in names:
+                if not name.endswith(".any") and _reproduces(product, name, matrix):
+                    assert recipe is not None
+                    return verdict_of_equality(f"{recipe.name}, then {name}", name, matrix.numel(), mistrust)
+        return or_float32(
+            lambda name: self._judge_interval(inputs, resolved, first, matrix, name, mistrust),
+            names[0],
+            declared=numerics is not None,
+        )
+
+    def products(
+        self, inputs: Mapping[str, Tensor], options: Mapping[str, object]
+    ) -> list[tuple[Recipe | None, ScaledProduct]]:
+        """The product after each admitted recipe; one with recipe None for FP8 input."""
+        x = inputs["input"]
+        flat = x.reshape(-1, x.shape[-1])
+        weight = _transposed(inputs["weight"])
+        scale, bias = inputs["weight_scale"], inputs.get("bias")
+        if x.dtype in FP8:
+            return [(None, scaled_by_shape(flat, weight, inputs["input_scale"], scale, bias))]
+        made: list[tuple[Recipe | None, ScaledProduct]] = []
+        for recipe in self.recipes(inputs, options):
+            q = quantize(flat, recipe, scale=inputs.get("input_scale"), scale_ub=inputs.get("input_scale_ub"))
+            made.append((recipe, scaled_by_shape(q.codes, weight, q.scale, scale, bias)))
+        return made
+
+    def recipes(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        static = "input_scale" in inputs
+        return input_recipes(static=static, per_token=bool(options["use_per_token_if_dynamic"]))
+
+    def _judge_interval(
+        self,
+        inputs: Mapping[str, Tensor],
+        options: Mapping[str, object],
+        product: ScaledProduct,
+        out: Tensor,
+        name: str,
+        mistrust: str | None,
+    ) -> Verdict:
+        admitted, said = self.admissible(inputs, options, product, out.dtype, name)
+        return verdict(compare(out, admitted), basis=said, mistrust=mistrust)
+
+    def admissible(
+        self,
+        inputs: Mapping[str, Tensor],
+        options: Mapping[str, object],
+        product: ScaledProduct,
+        dtype: torch.dtype,
+        name: str,
+    ) -> tuple[Admissible, str]:
+        """The admissible matrix ``[R, N]`` for any codes that a right quantiser may give, and what it rests on."""
+        x = inputs["input"].reshape(-1, product.K)
+        values = decode(x)
+        lost = ~torch.isfinite(values).all(dim=1)
+        recipe = self.recipes(inputs, options)[0]
+        if recipe.block.rows is None and "input_scale" not in inputs:
+            lost = lost.any().expand(lost.shape)
+        values = torch.nan_to_num(values, 0.0, 0.0, 0.0)
+        boxes, flips = code_boxes(
+            Span(values, values), recipe, of_dtype(x.dtype), inputs.get("input_scale"), inputs.get("input_scale_ub")
+        )
+        if name.endswith(".any") and name != IEEE32:
+            raise NumericsError(f"{name} has no bound for flipped codes; declare the schedule itself, or {IEEE32}")
+        acc = None if name == IEEE32 else of_schedule(get_schedule(name))
+        found = boxed_product(
+            boxes, product.b, product.b_scale, block=product.K, b_rows=product.b_rows, acc=acc
+        )
+        low, high = found.low, found.high
+        if product.bias is not None:
+            low, high = low + decode(product.bias), high + decode(product.bias)
+            slack = U * torch.maximum(low.abs(), high.abs()) * (1 + 2.0**-20) + ETA
+            low, high = low - slack, high + slack
+        fmt = of_dtype(dtype)
+        edges = (round_to(e, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for e in (low, high))
+        low, high = edges
+        expected = torch.nan_to_num(decode(rounded(product, exact(product), dtype)), 0.0)
+        open_ = found.open | lost[:, None] | ~torch.isfinite(low) | ~torch.isfinite(high)
+        nan = _nan_columns(product)
+        expected, open_ = torch.where(nan, torch.full_like(expected, torch.nan), expected), open_ & ~nan
+        said = f"{found.name}: {flips} of {values.numel()} of the input"
+        return Admissible(low, high, expected, open=open_), said
+
+
+@register
+class CutlassW8a8(TorchScaledMm):
+    name = "cutlass_w8a8_scaled_mm"
+    summary = "one scale for qinput or one for each token; one for weight or one for each channel"
+    source = "vLLM w8a8_utils.cutlass_w8a8_scaled_mm"
+    inputs = (
+        TensorSpec("qinput", FP8, ("M", "K"), "activation codes"),
+        TensorSpec("weight", FP8, ("K", "N"), "weight codes, logical [K, N]"),
+        TensorSpec("scale_a", F32, None, "scale of qinput", contiguous=True),
+        TensorSpec("scale_b", F32, None, "scale of weight", contiguous=True),
+        TensorSpec("bias", FLOATS, ("N",), "added in float32 before the output is rounded", optional=True),
+    )
+    scale_dims = (("[]", "1", "1x1", "Mx1"), ("[]", "1", "1x1", "1xN", "Nx1", "N"))
+
+
+@register
+class RocmPerTensor(TorchScaledMm):
+    name = "rocm_per_tensor_w8a8_scaled_mm"
+    summary = "one scale for each operand, FNUZ codes on gfx942"
+    source = "vLLM w8a8_utils.rocm_per_tensor_w8a8_scaled_mm"
+    numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "gfx942": ("gfx942.chain", "gfx942.chain.row_then_col", "gfx942.chain.product"),
+        "cpu": (IEEE32,),
+    }
+    inputs = (
+        TensorSpec("qinput", (*FNUZ, *FP8), ("M", "K"), "activation codes"),
+        TensorSpec("weight", (*FNUZ, *FP8), ("K", "N"), "weight codes, logical [K, N]"),
+        *CutlassW8a8.inputs[2:],
+    )
+    scale_dims = (("[]", "1", "1x1"), ("[]", "1", "1x1"))
+
+
+@register
+class DispatchTable(TableContract):
+    """Columns of 0 and 1; the answer is the position in :data:`oracle.truth.linear.ROUTINES`."""
+
+    name = "dispatch_w8a8_scaled_mm"
+    summary = "which routine multiplies, for every combination of its six conditions"
+    source = "vLLM w8a8_utils.dispatch_w8a8_scaled_mm"
+    inputs = tuple(
+        TensorSpec(name, FLAG, ("R",), "0 or 1 for each row of the table")
+        for name in (
+            "cutlass_fp8_supported",
+            "per_tensor_weights",
+            "per_tensor_activations",
+            "use_per_token_if_dynamic",
+            "rocm",
+            "rowwise",
+        )
+    )
+
+    def row(self, *arguments: int) -> int:
+        flags = [bool(argument) for argument in arguments]
+        return ROUTINES.index(dispatch_w8a8_scaled_mm(*flags[:4], rocm=flags[4], rowwise=flags[5]))
+
+
+@register
+class CalcDiff(Contract):
+    """A float64 sum of ``n`` products in any order: ``|error| <= 4 (n + 4) 2^-53``, as the ratio is at most 1."""
+
+    name = "calc_diff"
+    summary = "1 - 2 <x, y> / (<x, x> + <y, y>) in float64; 0 for zeros"
+    source = "DeepGEMM deep_gemm/testing/numeric.py"
+    inputs = (
+        TensorSpec("x", (*WIDE, *FP8, *FNUZ), None, "any shape"),
+        TensorSpec("y", (*WIDE, *FP8, *FNUZ), None, "the same shape"),
+    )
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        self.check(inputs, options)
+        return torch.tensor(calc_diff(inputs["x"], inputs["y"]), dtype=torch.float64, device=inputs["x"].device)
+
+    def judge(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
+    ) -> Verdict:
+        if numerics is not None:
+            raise NumericsError(f"{self.name} has one numerics; pass none, not {numerics!r}")
+        expected = float(self.reference(inputs, **options))
+        out = outputs_of(self.name, output, ("out",))["out"]
+        check_output(out, name="out", shape=(), dtypes=(torch.float64,), device=inputs["x"].device)
+        width = 4 * (inputs["x"].numel() + 4) * 2.0**-53
+        actual = float(out)
+        ok = math.isnan(actual) if math.isnan(expected) else abs(actual - expected) <= width
+        ratio = 0.0 if actual == expected or (ok and math.isnan(expected)) else abs(actual - expected) / width
+        worst = Worst((), actual, expected - width, expected + width, expected, ratio)
+        bad = torch.tensor(not ok, dtype=torch.bool, device="cpu")
+        return verdict(Comparison(int(not ok), 1, 0, ratio, worst, bad), basis="float64 sums in any order")
+
+
+def _nan_columns(product: ScaledProduct) -> Tensor:
+    """Bool ``[1, N]``: columns that a NaN weight code, scale or bias makes NaN, whatever the input is."""
+    nan = torch.isnan(decode(product.b)).any(dim=1)
+    nan |= torch.isnan(decode(product.b_scale)[:, 0]).repeat_interleave(product.b_rows)[: product.N]
+    if product.bias is not None:
+        nan |= torch.isnan(decode(product.bias))
+    return nan[None, :]
+
+
+def _transposed(weight: Tensor) -> Tensor:
+    return weight.view(torch.uint8).t().contiguous().view(weight.dtype)
+
+
+def _reproduces(product: ScaledProduct, name: str, out: Tensor) -> bool:
+    schedule = get_schedule(name)
+    if schedule.why_not(product, out_dtype=out.dtype) is not None:
+        return False
+    few = torch.arange(0, product.M, max(1, product.M // 4), device=out.device)
+    for rows in (few, torch.arange(product.M, device=out.device)):
+        predicted = predict_product(product.take(rows), schedule, out_dtype=out.dtype)
+        if not bool(same_bits(predicted, out.index_select(0, rows)).all()):
+            return False
+    return True
+
+
+def _admitted(
+    contract: str, arch: str, numerics: str | None, product: ScaledProduct, dtype: torch.dtype
+) -> tuple[str, ...]:
+    """The declared numerics, or those of the arch that can compute the product."""
+    if numerics is not None:
+        if numerics != IEEE32:
+            get_schedule(numerics.removesuffix(".any")).check(product, out_dtype=dtype)
+        return (numerics,)
+    if arch not in ROW_NUMERICS:
+        known = ", ".join(ROW_NUMERICS)
+        raise NumericsError(f"{contract} has no model for arch {arch!r}; known: {known}; or declare numerics=")
+    names = ROW_NUMERICS[arch]
+    fitting = tuple(n for n in names if n == IEEE32 or get_schedule(n).why_not(product, out_dtype=dtype) is None)
+    if not fitting:
+        raise NumericsError(f"no model of {arch} fits {contract} with {product.a.dtype} codes; declare numerics=")
+    return fitting
+
+
+def _why_mistrust(product: ScaledProduct, out: Tensor) -> str | None:
+    scale = product.b_scale
+    if scale.numel() > 1 and bool((scale == scale.flatten()[0]).all()):
+        return "all values of weight_scale are equal, so a wrong scale index changes nothing"
+    share = float((decode(out) == 0).to(torch.float64).mean())
+    return f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None

@@ -1,0 +1,309 @@
+"""The exact value of a scaled FP8 matrix product, and its correct rounding.
+
+    y[m, n] = sum_b a_scale[m, b] * b_scale[n // b_rows, b] * x_b[m, n]  (+ bias[n]),
+    x_b[m, n] = sum over k in block b of a[m, k] * b[n, k]
+
+Every ``x_b`` is exact in float64: the operands are multiples of a quantum ``q``, so each partial sum in any order
+is exact when ``sum |p| <= 2**53 * q_a * q_b`` (for E4M3 every K up to 171,196). The condition is tested on the data,
+and operands whose exponents span too much are split into bands that satisfy it, so the sum stays exact for every
+format. ``sigma = a_scale * b_scale`` is exact (48 bits); the sum over blocks runs in double-double. What that may
+still miss is tracked per element (``Exact.slack``); where it could change a rounding, integers decide.
+
+Source: Jeannerod and Rump for the exactness of bounded sums,
+Dekker for the pair arithmetic, Boldo and Melquiond for the single rounding (:mod:`oracle.numbers.rounding`).
+Not covered: hardware behaviour, tolerances, layouts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from oracle.errors import ExactnessError, ShapeError
+from oracle.numbers.doubledouble import fast_two_sum, two_prod, two_sum
+from oracle.numbers.formats import decode, from_codes, of_dtype
+from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, pair_to_dtype
+
+LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, rather than the exponent range
+TILE = 1 << 21  # elements of one row tile of the result: about 16 MiB for each float64 temporary
+
+
+@dataclass(frozen=True)
+class ScaledProduct:
+    """Operands of one scaled product; the common form of every GEMM-like contract.
+
+    Attributes
+    ----------
+    a, b : Tensor ``[M, K]``, ``[N, K]`` of any float dtype of :mod:`oracle.numbers.formats` (codes).
+    a_scale : Tensor ``[M, B]`` or ``[1, B]``, float32.
+    b_scale : Tensor ``[ceil(N / b_rows), B]``, float32.
+    block : length of a K block, ``B = ceil(K / block)``; ``K`` for per-tensor, per-token, per-channel scales.
+    b_rows : rows of ``b`` that share one row of ``b_scale``.
+    bias : Tensor ``[N]`` or None, any float dtype; added before the output is rounded.
+    """
+
+    a: Tensor
+    b: Tensor
+    a_scale: Tensor
+    b_scale: Tensor
+    block: int
+    b_rows: int
+    bias: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        blocks = -(-self.K // self.block)
+        groups = -(-self.N // self.b_rows)
+        if self.b.shape[1] != self.K:
+            raise ShapeError(f"b has K={self.b.shape[1]}, a has K={self.K}")
+        if tuple(self.a_scale.shape) not in ((self.M, blocks), (1, blocks)):
+            raise ShapeError(
+                f"a_scale has shape {list(self.a_scale.shape)}; M={self.M}, K={self.K} in blocks of {self.block} "
+                f"take [{self.M}, {blocks}] or [1, {blocks}]"
+            )
+        if tuple(self.b_scale.shape) != (groups, blocks):
+            raise ShapeError(
+                f"b_scale has shape {list(self.b_scale.shape)}; N={self.N} in groups of {self.b_rows} and K={self.K} "
+                f"in blocks of {self.block} take [{groups}, {blocks}]"
+            )
+        if self.bias is not None and tuple(self.bias.shape) != (self.N,):
+            raise ShapeError(f"bias has shape {list(self.bias.shape)}; N={self.N} takes [{self.N}]")
+
+    @property
+    def M(self) -> int:
+        return self.a.shape[0]
+
+    @property
+    def N(self) -> int:
+        return self.b.shape[0]
+
+    @property
+    def K(self) -> int:
+        return self.a.shape[1]
+
+    @property
+    def B(self) -> int:
+        return self.b_scale.shape[1]
+
+    def rows(self, start: int, stop: int) -> ScaledProduct:
+        """The same product restricted to rows ``start..stop-1`` of ``a``."""
+        scale = self.a_scale if self.a_scale.shape[0] == 1 else self.a_scale[start:stop]
+        return replace(self, a=self.a[start:stop], a_scale=scale)
+
+    def columns(self, start: int, stop: int) -> ScaledProduct:
+        """The same product restricted to rows ``start..stop-1`` of ``b``, each with a scale row of its own."""
+        groups = torch.arange(start, stop, device=self.b.device) // self.b_rows
+        bias = None if self.bias is None else self.bias[start:stop]
+        return replace(self, b=self.b[start:stop], b_scale=self.b_scale[groups], b_rows=1, bias=bias)
+
+    def take(self, rows: Tensor) -> ScaledProduct:
+        """The same product restricted to the rows of ``a`` listed in ``rows`` (int64)."""
+        scale = self.a_scale if self.a_scale.shape[0] == 1 else self.a_scale.index_select(0, rows)
+        return replace(self, a=take_rows(self.a, rows), a_scale=scale)
+
+    def tiles(self) -> Iterator[tuple[slice, ScaledProduct]]:
+        """Row tiles whose result has at most about ``TILE`` elements."""
+        step = max(1, TILE // self.N)
+        for start in range(0, self.M, step):
+            stop = min(self.M, start + step)
+            yield slice(start, stop), self.rows(start, stop)
+
+    def sigma(self, b: int) -> Tensor:
+        """``a_scale * b_scale`` of K block ``b`` as float64 ``[M or 1, N]``, exact (48 bits)."""
+        columns = decode(self.b_scale[:, b]).repeat_interleave(self.b_rows)[: self.N]
+        return decode(self.a_scale[:, b])[:, None] * columns[None, :]
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The exact result ``hi + lo`` (float64 ``[M, N]``, ``|lo| <= ulp(hi) / 2``), true within ``slack >= 0``.
+
+    Where an operand or a scale is NaN or infinite, ``hi`` is the IEEE result and ``lo`` and ``slack`` are 0.
+    """
+
+    hi: Tensor
+    lo: Tensor
+    slack: Tensor
+
+
+def exact(product: ScaledProduct) -> Exact:
+    """The exact value of every element of ``product`` as a double-double; pure PyTorch, any device.
+
+    Raises
+    ------
+    ExactnessError
+        If a device's float64 matrix product is not exact where it must be (an emulated one).
+    """
+    parts = [_exact_tile(tile) for _, tile in product.tiles()]
+    return Exact(*(torch.cat(tensors) for tensors in zip(*((p.hi, p.lo, p.slack) for p in parts), strict=True)))
+
+
+def rounded(product: ScaledProduct, value: Exact, dtype: torch.dtype) -> Tensor:
+    """The exact value rounded once, to nearest even, into ``dtype``; overflow gives infinity (IEEE 754).
+
+    Elements whose rounding ``value.slack`` leaves open are decided in rationals.
+    """
+    rounding, overflow = Rounding.NEAREST_EVEN, Overflow.INF
+    out = pair_to_dtype(value.hi, value.lo, dtype, rounding=rounding, overflow=overflow)
+    if not bool((value.slack > 0).any()):
+        return out
+    low = pair_to_dtype(*fast_two_sum(value.hi, value.lo - value.slack), dtype, rounding=rounding, overflow=overflow)
+    high = pair_to_dtype(*fast_two_sum(value.hi, value.lo + value.slack), dtype, rounding=rounding, overflow=overflow)
+    fmt = of_dtype(dtype)
+    for m, n in torch.nonzero((decode(low) != decode(high)) & (value.slack > 0)).tolist():
+        code = encode_scalar(rational(product, m, n), fmt, rounding=rounding, overflow=overflow)
+        out[m, n] = from_codes(torch.tensor(code, dtype=torch.int64, device="cpu"), fmt)
+    return out
+
+
+def nearest(product: ScaledProduct, value: Exact) -> Tensor:
+    """The float64 nearest to the exact value; where ``value.slack`` leaves a tie open, rationals decide."""
+    out = value.hi + value.lo
+    if not bool((value.slack > 0).any()):
+        return out
+    inf = torch.full_like(out, torch.inf)
+    low = value.hi + torch.nextafter(value.lo - value.slack, -inf)
+    high = value.hi + torch.nextafter(value.lo + value.slack, inf)
+    for m, n in torch.nonzero((low != high) & (value.slack > 0)).tolist():
+        out[m, n] = float(rational(product, m, n))
+    return out
+
+
+def rational(product: ScaledProduct, m: int, n: int) -> Fraction:
+    """Element ``(m, n)`` in rational arithmetic; finite operands only."""
+    a, b = decode(product.a[m]).tolist(), decode(product.b[n]).tolist()
+    total = Fraction(0)
+    for block in range(product.B):
+        span = range(block * product.block, min(product.K, (block + 1) * product.block))
+        x = sum((Fraction(a[k]) * Fraction(b[k]) for k in span), Fraction(0))
+        row = 0 if product.a_scale.shape[0] == 1 else m
+        total += Fraction(float(product.a_scale[row, block])) * Fraction(
+            float(product.b_scale[n // product.b_rows, block])
+        ) * x
+    if product.bias is not None:
+        total += Fraction(float(decode(product.bias)[n]))
+    return total
+
+
+def block_sums(a: Tensor, b: Tensor, *, quantum: float | None = None) -> Iterator[Tensor]:
+    """Float64 tensors ``[M, N]`` whose unevaluated sum is exactly ``a @ b.T``; usually one.
+
+    ``a [M, P]`` and ``b [N, P]`` are finite float64. ``quantum`` is a power of two that divides every product
+    (the formats' smallest subnormals multiplied); when it does not suffice, the data's own is used, then a long
+    ``P`` is halved, then the operand of the wider exponent range is split into two bands.
+    """
+    largest = float(a.abs().max()) * float(b.abs().max())
+    if quantum is not None and a.shape[1] * largest <= 2.0**53 * quantum:
+        x = a @ b.T
+        _check_device_product(x, a, b, quantum)
+        yield x
+        return
+    own = quantum_of(a) * quantum_of(b)
+    if a.shape[1] * largest <= 2.0**53 * own:
+        yield from block_sums(a, b, quantum=own)
+    elif a.shape[1] > LONG and LONG * largest <= 2.0**53 * own:
+        half = a.shape[1] // 2
+        yield from block_sums(a[:, :half], b[:, :half])
+        yield from block_sums(a[:, half:], b[:, half:])
+    elif _spread(a) >= _spread(b):
+        for part in _bands(a):
+            yield from block_sums(part, b)
+    else:
+        for part in _bands(b):
+            yield from block_sums(a, part)
+
+
+def _exact_tile(product: ScaledProduct) -> Exact:
+    a, b = decode(product.a), decode(product.b)
+    finite = bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())
+    af, bf = (a, b) if finite else (torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
+    quantum = of_dtype(product.a.dtype).min_subnormal * of_dtype(product.b.dtype).min_subnormal
+    shape = (product.M, product.N)
+    hi, lo, slack = (torch.zeros(shape, dtype=torch.float64, device=a.device) for _ in range(3))
+    plain = torch.zeros_like(hi)
+    for block in range(product.B):
+        k = slice(block * product.block, min(product.K, (block + 1) * product.block))
+        sigma = product.sigma(block).expand(shape)
+        if not finite or not bool(torch.isfinite(sigma).all()):
+            plain = plain + sigma * (a[:, k] @ b[:, k].T)
+            sigma = torch.nan_to_num(sigma, 0.0, 0.0, 0.0)
+        for x in block_sums(af[:, k], bf[:, k], quantum=quantum):
+            hi, lo, slack = _accumulate(hi, lo, slack, *two_prod(sigma, x))
+    if product.bias is not None:
+        bias = decode(product.bias)[None, :].expand(shape)
+        plain = plain + bias
+        bias = torch.nan_to_num(bias, 0.0, 0.0, 0.0)
+        hi, lo, slack = _accumulate(hi, lo, slack, bias, torch.zeros_like(bias))
+    hi, lo = fast_two_sum(hi, lo)
+    special = ~torch.isfinite(plain)
+    zero = torch.zeros_like(hi)
+    return Exact(
+        torch.where(special, plain, hi), torch.where(special, zero, lo), torch.where(special, zero, slack)
+    )
+
+
+def _accumulate(hi: Tensor, lo: Tensor, slack: Tensor, p: Tensor, pe: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Add the pair ``p + pe`` to ``hi + lo``; what the low word cannot hold goes, as a magnitude, to ``slack``."""
+    hi, e = two_sum(hi, p)
+    t, e1 = two_sum(e, pe)
+    lo, e2 = two_sum(lo, t)
+    return hi, lo, slack + (e1.abs() + e2.abs()) * (1.0 + 2.0**-50)
+
+
+def quantum_of(x: Tensor) -> float:
+    """A power of two that divides every element of the float64 tensor ``x`` (1.0 when all are zero)."""
+    nonzero = x[x != 0]
+    if nonzero.numel() == 0:
+        return 1.0
+    # the lowest set bit of an element: its significand as an integer, and the integer's two's complement
+    mantissa, exponent = torch.frexp(nonzero)
+    integer = (mantissa * 2.0**53).to(torch.int64)
+    lowest = torch.frexp((integer & -integer).to(torch.float64))[1].to(torch.int64) - 1
+    return float(2.0 ** int((lowest + exponent.to(torch.int64)).min() - 53))
+
+
+def _spread(x: Tensor) -> float:
+    """Largest magnitude over quantum: the integer range that the elements span."""
+    return float(x.abs().max()) / quantum_of(x)
+
+
+def _bands(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``x`` as the sum of its high and its low bits, split at the geometric middle of its integer range."""
+    top, bottom = float(x.abs().max()), quantum_of(x)
+    middle = bottom * 2.0 ** ((math.frexp(top / bottom)[1] + 1) // 2)
+    high = torch.trunc(x / middle) * middle
+    low = x - high
+    if not bool(high.any()) or not bool(low.any()):
+        raise ExactnessError(
+            f"elements up to {top} over a quantum of {bottom} cannot be split further for an exact float64 sum"
+        )
+    return high, low
+
+
+def _check_device_product(x: Tensor, a: Tensor, b: Tensor, quantum: float) -> None:
+    """Row sums of ``x = a @ b.T`` computed two ways must agree exactly; refuses an emulated float64 product.
+
+    Only off the CPU, where a library may emulate float64 on integer units, and only while the sums are exact.
+    """
+    if x.device.type == "cpu":
+        return
+    room = 2.0**53 * quantum
+    if x.shape[1] * a.shape[1] * float(a.abs().max()) * float(b.abs().max()) > room:
+        return
+    direct = (a * b.sum(dim=0)[None, :]).sum(dim=1)
+    if not torch.equal(x.sum(dim=1), direct):
+        raise ExactnessError(
+            f"the float64 matrix product on {x.device} is not exact (a library may be emulating it); run the "
+            "reference on the CPU or force the native float64 path"
+        )
+
+
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """``x.index_select(0, rows)`` for float8 tensors too, which torch cannot index on every device."""
+    if x.element_size() == 1:
+        return x.view(torch.uint8).index_select(0, rows).view(x.dtype)
+    return x.index_select(0, rows)

@@ -1,0 +1,107 @@
+"""A quantised linear layer: how its input is quantised, which routine multiplies, and DeepGEMM's difference measure.
+
+    y = dequantise(quantise(x)) @ dequantise(weight) + bias
+
+``x [..., K]`` is seen as a matrix and the result as ``[..., N]``. The input is quantised with the given scale (static),
+or dynamically with one scale for the tensor or for each token; one that is FP8 already goes to torch's routines only.
+The routine follows from what the machine has and which operands have one scale:
+
+    CUTLASS for FP8                                      cutlass_w8a8_scaled_mm
+    one scale for the weight and one for the input       rocm_per_tensor_... on ROCm, else torch_per_tensor_...
+    per token and per channel, rowwise torch kernel,     torch_per_token_...
+    dynamic per token asked for
+    anything else                                        torch_channelwise_...  (unfused)
+
+Sources: vLLM quantization/utils/w8a8_utils.py (dispatch_w8a8_scaled_mm, Fp8LinearOp); DeepGEMM testing/numeric.py
+(calc_diff). Not covered: products (:mod:`oracle.truth.gemm`), bounds.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from oracle.errors import ShapeError
+from oracle.numbers.formats import decode
+from oracle.numbers.recipes import (
+    TORCH_STATIC,
+    TORCH_TENSOR,
+    TORCH_TOKEN,
+    VLLM_STATIC,
+    VLLM_TENSOR,
+    VLLM_TOKEN,
+    Recipe,
+)
+
+ROUTINES = (
+    "cutlass_w8a8_scaled_mm",
+    "rocm_per_tensor_w8a8_scaled_mm",
+    "torch_per_tensor_w8a8_scaled_mm",
+    "torch_per_token_w8a8_scaled_mm",
+    "torch_channelwise_w8a8_scaled_mm",
+)
+
+
+def dispatch_w8a8_scaled_mm(
+    cutlass_fp8_supported: bool,
+    per_tensor_weights: bool,
+    per_tensor_activations: bool,
+    use_per_token_if_dynamic: bool,
+    *,
+    rocm: bool = False,
+    rowwise: bool = False,
+) -> str:
+    """The routine that multiplies; ``rowwise`` says that torch has a row-wise kernel on this machine.
+
+    Every combination of the six flags has one answer.
+    """
+    if cutlass_fp8_supported:
+        return ROUTINES[0]
+    if per_tensor_weights and per_tensor_activations:
+        return ROUTINES[1] if rocm else ROUTINES[2]
+    if rowwise and use_per_token_if_dynamic and not per_tensor_weights and not per_tensor_activations:
+        return ROUTINES[3]
+    return ROUTINES[4]
+
+
+def is_per_tensor(scale: Tensor) -> bool:
+    """Whether a scale counts as one for the whole tensor: one value of fewer than two axes.
+
+    One token quantised per token has the scale ``[[s]]``, which is *not* one for the tensor.
+    """
+    return scale.numel() == 1 and scale.dim() < 2
+
+
+def input_recipes(*, static: bool, per_token: bool) -> tuple[Recipe, ...]:
+    """The recipes that right layers quantise their input by; the reference's first."""
+    if static:
+        return TORCH_STATIC, VLLM_STATIC
+    return (TORCH_TOKEN, VLLM_TOKEN) if per_token else (TORCH_TENSOR, VLLM_TENSOR)
+
+
+def calc_diff(x: Tensor, y: Tensor) -> float:
+    """``1 - 2 <x, y> / (<x, x> + <y, y>)``, each sum exact and rounded once to float64.
+
+    Parameters
+    ----------
+    x, y : Tensor of one shape, any float dtype of :mod:`oracle.numbers.formats` (products of two values fit float64)
+
+    Returns
+    -------
+    float
+        0 for two zero tensors (as DeepGEMM has it), NaN when an element is NaN or infinite.
+
+    Raises
+    ------
+    ShapeError
+        The shapes differ.
+    """
+    if x.shape != y.shape:
+        raise ShapeError(f"x has shape {list(x.shape)}, y {list(y.shape)}; calc_diff compares equal shapes")
+    a, b = decode(x).flatten(), decode(y).flatten()
+    if not bool(torch.isfinite(a).all()) or not bool(torch.isfinite(b).all()):
+        return math.nan
+    both, own = (math.fsum(products.tolist()) for products in (a * b, torch.cat([a * a, b * b])))
+    return 0.0 if own == 0.0 else 1.0 - 2.0 * both / own

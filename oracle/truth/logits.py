@@ -1,0 +1,236 @@
+"""Attention logits of DeepSeek's sparse indexer, exactly, and the split of their work over processors.
+
+    logits[m, n] = k_scale[n] * sum_h weights[m, h] * relu(x[m, h, n]),   x[m, h, n] = <q[m, h], k[n]>
+
+for ``start[m] <= n < stop[m]``; elsewhere the logits are -inf when the kernel cleans them, else unspecified.
+Every ``x`` is exact in float64 (E4M3 products are multiples of 2^-18 below 2^18), ``weights * relu(x)`` is exact as a
+pair, the sum over heads runs in double-double, and what its low word cannot hold is tracked (``Exact.slack``).
+
+Paged: request ``b`` of ``B`` has ``next_n`` queries and reads key ``n`` from block ``block_tables[b, n // P]``.
+Work: request ``b`` has ``ceil(context_len / split)`` segments; processor ``i`` takes those from ``schedule[i]`` to
+``schedule[i + 1]``, so a right schedule is a partition: every segment once, counts that differ by one at most.
+
+Sources: DeepGEMM fp8_mqa_logits, fp8_paged_mqa_logits, get_paged_mqa_logits_metadata. Not covered: rounding, bounds
+(:mod:`oracle.bounds.logits`), the order of summation on hardware (:mod:`oracle.tensorcore.logits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle.errors import InputError, ShapeError
+from oracle.numbers.doubledouble import fast_two_sum, two_prod, two_sum
+from oracle.numbers.formats import decode, of_dtype
+from oracle.truth.gemm import Exact, ScaledProduct, block_sums
+from oracle.truth.layout import ceil_div, unpack_kv_cache
+
+TILE = 1 << 21  # dot products held at once: 16 MiB for each float64 temporary
+SPLIT_BLOCKS = 4
+"""Blocks of the cache in one segment of work: one for each of DeepGEMM's four warp groups."""
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Operands of one set of logits.
+
+    Attributes
+    ----------
+    q : Tensor ``[M, H, D]`` float8 codes.
+    k : Tensor ``[N, D]`` float8 codes.
+    k_scale : Tensor ``[N]`` float32.
+    weights : Tensor ``[M, H]`` float32.
+    start, stop : Tensor ``[M]`` integers; the window of each row, ``stop`` excluded.
+    """
+
+    q: Tensor
+    k: Tensor
+    k_scale: Tensor
+    weights: Tensor
+    start: Tensor
+    stop: Tensor
+
+    def __post_init__(self) -> None:
+        m, h, d = self.q.shape
+        n = self.k.shape[0]
+        wanted = {"k": (n, d), "k_scale": (n,), "weights": (m, h), "start": (m,), "stop": (m,)}
+        for name, shape in wanted.items():
+            found = tuple(getattr(self, name).shape)
+            if found != shape:
+                raise ShapeError(f"{name} has shape {list(found)}; these operands take {list(shape)}")
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
+
+    def window(self) -> Tensor:
+        """Bool ``[M, N]``: the elements that the contract specifies."""
+        n = torch.arange(self.k.shape[0], device=self.k.device)
+        return (n >= self.start[:, None]) & (n < self.stop[:, None])
+
+    def products(self) -> ScaledProduct:
+        """The dot products of every row and head, ``[M * H, N]``, as a product with unit scales."""
+        one = torch.ones((1, 1), dtype=torch.float32, device=self.q.device)
+        n, d = self.k.shape
+        return ScaledProduct(self.q.reshape(-1, d), self.k, one, one, block=d, b_rows=n)
+
+    def tiles(self) -> Iterator[Logits]:
+        """The same problem in pieces of rows whose dot products are ``TILE`` at most (or one row)."""
+        rows = max(1, TILE // (self.heads * self.k.shape[0]))
+        for i in range(0, self.q.shape[0], rows):
+            r = slice(i, i + rows)
+            yield Logits(self.q[r], self.k, self.k_scale, self.weights[r], self.start[r], self.stop[r])
+
+
+def exact(problem: Logits) -> Exact:
+    """The exact logits of every pair as a double-double, windows ignored.
+
+    NaN and infinities follow IEEE: a NaN code gives NaN in every logit whose dot product it enters (so does relu in
+    torch; ``fmaxf`` gives 0), as do a NaN weight and scale.
+    """
+    parts = [_exact_tile(tile) for tile in problem.tiles()]
+    return Exact(*(torch.cat(tensors) for tensors in zip(*((p.hi, p.lo, p.slack) for p in parts), strict=True)))
+
+
+def dots(problem: Logits) -> Tensor:
+    """The dot products, float64 ``[M, H, N]``, exact; NaN where a NaN code enters. Take one of ``problem.tiles()``."""
+    q, k = decode(problem.q).flatten(0, 1), decode(problem.k)
+    quantum = of_dtype(problem.q.dtype).min_subnormal * of_dtype(problem.k.dtype).min_subnormal
+    x = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
+    for part in block_sums(_finite(q), _finite(k), quantum=quantum):
+        x = x + part
+    if not bool(torch.isfinite(q).all()) or not bool(torch.isfinite(k).all()):
+        x = x + 0.0 * (q @ k.T)
+    return x.reshape(-1, problem.heads, k.shape[0])
+
+
+def _exact_tile(problem: Logits) -> Exact:
+    weights, scale = decode(problem.weights), decode(problem.k_scale)[None, :]
+    x = dots(problem)
+    plain = (weights[:, :, None] * torch.relu(x)).sum(dim=1) * scale
+    p, pe = two_prod(_finite(weights)[:, :, None].expand(x.shape), torch.relu(_finite(x)))
+    hi, lo, slack = (torch.zeros_like(plain) for _ in range(3))
+    for h in range(problem.heads):
+        hi, e = two_sum(hi, p[:, h])
+        t, e1 = two_sum(e, pe[:, h])
+        lo, e2 = two_sum(lo, t)
+        slack = slack + (e1.abs() + e2.abs()) * (1 + 2.0**-50)
+    s = _finite(scale).expand(plain.shape)
+    q, qe = two_prod(hi, s)
+    tail = lo * s
+    rest = qe + tail
+    # the low word's two roundings, and the pair's own underflow, which exists only below 2**-960
+    slack = slack * s.abs() + 2.0**-51 * (tail.abs() + rest.abs()) + 2.0**-1000 * (hi != 0)
+    hi, lo = fast_two_sum(q, rest)
+    special = ~torch.isfinite(plain)
+    zero = torch.zeros_like(hi)
+    return Exact(*(torch.where(special, a, b) for a, b in ((plain, hi), (zero, lo), (zero, slack))))
+
+
+def from_pages(
+    q: Tensor, kv_cache: Tensor, weights: Tensor, context_lens: Tensor, block_tables: Tensor, max_model_len: int
+) -> list[Logits]:
+    """The logits of a paged call, one problem for each request.
+
+    Parameters
+    ----------
+    q : Tensor ``[B, next_n, H, D]`` float8_e4m3fn
+    kv_cache : Tensor ``[blocks, P, 1, D + 4]`` uint8, as :func:`oracle.truth.layout.pack_kv_cache` makes it
+    weights : Tensor ``[B * next_n, H]`` float32
+    context_lens : Tensor ``[B]`` or ``[B, next_n]``
+        Keys of a request, its new tokens included: query ``j`` of ``next_n`` sees ``context_lens[b] - next_n + 1 + j``
+        of them; with two axes, ``context_lens[b, j]``.
+    block_tables : Tensor ``[B, most blocks]``
+        Entries past a request's last block are not read.
+
+    Returns
+    -------
+    list of Logits
+        With ``N`` the keys of the request's blocks, ``ceil(len / P) * P``; one block of zeros when it has none.
+
+    Raises
+    ------
+    ShapeError, InputError
+    """
+    codes, scales = unpack_kv_cache(kv_cache)
+    tokens = codes.shape[1]
+    batch, next_n = q.shape[:2]
+    lens = _lens(context_lens, batch, next_n)
+    if int(lens.max()) > max_model_len:
+        raise InputError(f"context_lens holds {int(lens.max())}, max_model_len is {max_model_len}")
+    made = []
+    for b in range(batch):
+        used = ceil_div(max(0, int(lens[b].max())), tokens)
+        if used > block_tables.shape[1]:
+            raise InputError(f"request {b} has {used} blocks of {tokens} keys, block_tables {block_tables.shape[1]}")
+        table = block_tables[b, :used].to(torch.int64)
+        if used and not 0 <= int(table.min()) <= int(table.max()) < codes.shape[0]:
+            raise InputError(f"block_tables[{b}] is {table.tolist()}; the cache has blocks 0..{codes.shape[0] - 1}")
+        bits, scale = codes.view(torch.uint8)[table], scales[table]
+        if not used:
+            bits, scale = torch.zeros_like(codes[:1].view(torch.uint8)), torch.ones_like(scales[:1])
+        k = bits.flatten(0, 1).view(codes.dtype)
+        rows = weights[b * next_n : (b + 1) * next_n]
+        made.append(Logits(q[b], k, scale.flatten(), rows, torch.zeros_like(lens[b]), lens[b].clamp(min=0)))
+    return made
+
+
+def segments(context_lens: Tensor, split: int) -> list[int]:
+    """Segments of each request: ``ceil(len / split)`` of its longest row."""
+    longest = context_lens if context_lens.dim() == 1 else context_lens[:, -1]
+    return [ceil_div(max(0, length), split) for length in longest.tolist()]
+
+
+def schedule(context_lens: Tensor, block_size: int, num_sms: int) -> Tensor:
+    """One right schedule, int32 ``[num_sms + 1, 2]`` of (request, segment): the last processors take one more."""
+    counts = segments(context_lens, SPLIT_BLOCKS * block_size)
+    each, more = divmod(sum(counts), num_sms)
+    rows, start = [], 0
+    for processor in range(num_sms):
+        rows.append(_place(counts, start))
+        start += each + (processor >= num_sms - more)
+    return torch.tensor([*rows, (len(counts), 0)], dtype=torch.int32, device=context_lens.device)
+
+
+def shares(table: Tensor, context_lens: Tensor, block_size: int) -> list[int] | str:
+    """Segments that each processor takes, or a sentence about why the table is no partition."""
+    counts = segments(context_lens, SPLIT_BLOCKS * block_size)
+    starts = []
+    for i, (request, segment) in enumerate(table.tolist()):
+        inside = 0 <= request < len(counts) and 0 <= segment < max(1, counts[request])
+        if not inside and (request, segment) != (len(counts), 0):
+            return f"row {i} is ({request}, {segment}), which is no segment; requests have {counts} segments"
+        starts.append(sum(counts[:request]) + segment)
+    if starts[0] != 0 or starts[-1] != sum(counts):
+        return f"the table goes from segment {starts[0]} to {starts[-1]}; there are 0..{sum(counts)}"
+    found = [stop - start for start, stop in zip(starts, starts[1:], strict=False)]
+    backward = [i for i, share in enumerate(found) if share < 0]
+    if backward:
+        return f"processor {backward[0]} ends before it starts, so segments are done twice"
+    return found
+
+
+def _place(counts: list[int], flat: int) -> tuple[int, int]:
+    """The request and segment of a flat segment number; past the last one, (number of requests, 0)."""
+    for request, count in enumerate(counts):
+        if flat < count:
+            return request, flat
+        flat -= count
+    return len(counts), 0
+
+
+def _lens(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
+    """Keys of every query, int64 ``[B, next_n]``."""
+    lens = context_lens.to(torch.int64)
+    if tuple(lens.shape) == (batch,):
+        return lens[:, None] - next_n + 1 + torch.arange(next_n, device=lens.device)
+    if tuple(lens.shape) != (batch, next_n):
+        raise ShapeError(f"context_lens has shape {list(lens.shape)}; pass [{batch}] or [{batch}, {next_n}]")
+    return lens
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.nan_to_num(x, 0.0, 0.0, 0.0)

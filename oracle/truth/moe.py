@@ -1,0 +1,220 @@
+"""One mixture-of-experts layer in FP8, as its kernels compute it, in float64.
+
+For each token ``t`` and each of its experts ``e`` (of this rank's ``first <= e < first + E``) ::
+
+    h    = store(a[t] @ w13[e].T)             gate rows first, then up rows; the product is exact, the store rounds
+    act  = round(silu(clamp(gate)) * clamp(up))        silu(x) = x / (1 + exp(-x))
+    q, s = quantise(act)                      with a given scale, or one for each 1x128 group
+    y    = store((q, s) @ w2[e].T)
+    out  = sum over the token's experts of weight * y
+
+Which roundings a kernel makes in between is a record (:class:`Steps`); each is one correct rounding here. The optional
+limit clamps the gate from above and the up half on both sides. With ``on_input`` the weight multiplies the input, in
+its dtype, before quantisation, and not the output.
+
+Sources: vLLM fused_moe/experts/deep_gemm_moe.py, csrc/activation_kernels.cu, deep_gemm_utils.py (gather in float32);
+TensorRT-LLM cutlass fused MoE (static scale). Not covered: which other outputs are right
+(:mod:`oracle.routines.moe.moe_ranges`), communication between ranks, shared experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from oracle.errors import InputError, ShapeError
+from oracle.numbers.formats import FP32, Format, decode, of_dtype
+from oracle.numbers.quantize import quantize
+from oracle.numbers.recipes import VLLM_GROUP, Recipe, ScaleFormula
+from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
+from oracle.truth.gemm import ScaledProduct, exact, rounded, take_rows
+from oracle.truth.layout import ceil_div
+from oracle.truth.routing import sigmoid
+
+BLOCK = 128
+
+
+class Activation(StrEnum):
+    """Where the activation is rounded to the dtype of the stored intermediate."""
+
+    EACH = "silu, then the product"
+    PRODUCT = "the product"
+    NONE = "not at all: float32 until it is quantised"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What a kernel rounds between its two products.
+
+    Attributes
+    ----------
+    store : dtype in which the products are stored.
+    activation : roundings of silu(gate) * up.
+    recipe : quantiser of the intermediate; one with a given scale, or of 1x128 groups.
+    limit : clamp of gate and up, None for none.
+    """
+
+    store: torch.dtype = torch.bfloat16
+    activation: Activation = Activation.EACH
+    recipe: Recipe = VLLM_GROUP
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Weights of this rank's experts.
+
+    Attributes
+    ----------
+    w13 : Tensor ``[E, 2 I, H]`` float8_e4m3fn; ``w2`` ``[E, H, I]``.
+    w13_scale, w2_scale : float32, ``[E]`` (one for each expert) or ``[E, ceil(rows / 128), ceil(columns / 128)]``.
+    intermediate_scale : one float32 value, given exactly when the recipe's scale is.
+    first : number of the first expert among all ranks'.
+    """
+
+    w13: Tensor
+    w13_scale: Tensor
+    w2: Tensor
+    w2_scale: Tensor
+    intermediate_scale: Tensor | None = None
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        e, h, i = self.w2.shape
+        if tuple(self.w13.shape) != (e, 2 * i, h):
+            raise ShapeError(f"w13 has shape {list(self.w13.shape)}; w2 {[e, h, i]} takes [{e}, {2 * i}, {h}]")
+        for name, rows, columns in (("w13", 2 * i, h), ("w2", h, i)):
+            shape = tuple(getattr(self, f"{name}_scale").shape)
+            blocks = (e, ceil_div(rows, BLOCK), ceil_div(columns, BLOCK))
+            if shape not in ((e,), blocks):
+                raise ShapeError(f"{name}_scale has shape {list(shape)}; pass [{e}] or {list(blocks)}")
+
+    def product(self, which: str, expert: int, a: Tensor, a_scale: Tensor) -> ScaledProduct:
+        """``a`` (codes) times a weight of one local expert, transposed; one scale of ``a`` serves every block."""
+        w, scale = getattr(self, which)[expert], getattr(self, f"{which}_scale")[expert]
+        if scale.dim() == 0:
+            return ScaledProduct(a, w, a_scale, scale.reshape(1, 1), block=w.shape[1], b_rows=w.shape[0])
+        spread = a_scale.expand(-1, scale.shape[1]) if a_scale.shape[1] == 1 else a_scale
+        return ScaledProduct(a, w, spread, scale, block=BLOCK, b_rows=BLOCK)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a layer gets: inputs and their routing.
+
+    Attributes
+    ----------
+    codes, scale : the quantised input ``[T, H]`` and its scale (``[1, 1]``, ``[T, 1]`` or ``[T, ceil(H / 128)]``).
+    ids : Tensor ``[T, k]`` integers, experts of all ranks; -1 for none.
+    weights : Tensor ``[T, k]`` float32.
+    on_input : the weights are in the input already.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    ids: Tensor
+    weights: Tensor
+    on_input: bool = False
+
+    def slots(self, experts: Experts) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """For each local expert with work: its index, and the tokens and slots that chose it."""
+        local = self.ids.to(torch.int64) - experts.first
+        for expert in range(experts.w13.shape[0]):
+            token, slot = torch.nonzero(local == expert, as_tuple=True)
+            if token.numel():
+                yield expert, token, slot
+
+    def rows(self, token: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and scale of some tokens."""
+        scale = self.scale if self.scale.shape[0] == 1 else self.scale.index_select(0, token)
+        return take_rows(self.codes, token), scale
+
+    def output_weights(self) -> Tensor:
+        """What multiplies an expert's output, float64 ``[T, k]``."""
+        w = decode(self.weights)
+        return torch.ones_like(w) if self.on_input else w
+
+
+def layer(tokens: Tokens, experts: Experts, steps: Steps) -> Tensor:
+    """The output ``[T, H]`` in float64, before it is rounded: the sum of weights times stored outputs.
+
+    A token without a local expert gives 0. The float64 sum over at most ``k`` terms is not exact; its error is below
+    ``k 2^-53`` of the sum of magnitudes.
+    """
+    out = torch.zeros((tokens.codes.shape[0], experts.w2.shape[1]), dtype=torch.float64, device=tokens.codes.device)
+    weights = tokens.output_weights()
+    for expert, token, slot in tokens.slots(experts):
+        y = decode(expert_output(tokens, experts, steps, expert, token))
+        out.index_add_(0, token, weights[token, slot, None] * y)
+    return out
+
+
+def expert_output(tokens: Tokens, experts: Experts, steps: Steps, expert: int, token: Tensor) -> Tensor:
+    """Stored outputs ``[R, H]`` of one expert for some tokens."""
+    h = stored(experts.product("w13", expert, *tokens.rows(token)), steps.store)
+    act = activated(decode(h), steps)
+    made = quantised(act, experts, steps)
+    return stored(experts.product("w2", expert, *made), steps.store)
+
+
+def stored(product: ScaledProduct, dtype: torch.dtype) -> Tensor:
+    """The exact product rounded once."""
+    return rounded(product, exact(product), dtype)
+
+
+def activated(h: Tensor, steps: Steps) -> Tensor:
+    """``silu(gate) * up`` of float64 ``h [R, 2 I]`` with the steps' roundings and clamp, float64 ``[R, I]``."""
+    gate, up = h.chunk(2, dim=1)
+    if steps.limit is not None:
+        gate, up = gate.clamp(max=steps.limit), up.clamp(-steps.limit, steps.limit)
+    fmt = of_dtype(steps.store)
+    left = gate * sigmoid(gate)
+    if steps.activation is Activation.EACH:
+        left = nearest(left, fmt)
+    return nearest(left * up, FP32 if steps.activation is Activation.NONE else fmt)
+
+
+def quantised(act: Tensor, experts: Experts, steps: Steps) -> tuple[Tensor, Tensor]:
+    """Codes ``[R, I]`` and scale (``[1, 1]`` or ``[R, ceil(I / 128)]``) of the intermediate.
+
+    Raises
+    ------
+    InputError
+        The recipe wants a given scale and there is none, or the other way round.
+    """
+    dtype = torch.float32 if steps.activation is Activation.NONE else steps.store
+    given = experts.intermediate_scale
+    if (steps.recipe.formula is ScaleFormula.GIVEN) != (given is not None):
+        raise InputError(
+            f"recipe {steps.recipe.name} {'needs' if given is None else 'computes its own scale, so pass no'} "
+            "intermediate_scale"
+        )
+    x = to_dtype(act, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    made = quantize(x, steps.recipe, scale=given)
+    return made.codes, made.scale.reshape(1, 1) if given is not None else made.scale
+
+
+def weighted_input(x: Tensor, weights: Tensor, *, on_input: bool) -> Tensor:
+    """The input ``x [T, H]`` as it enters the quantiser: times its weight, in its dtype, when that is ``on_input``.
+
+    Raises
+    ------
+    InputError
+        More than one expert for a token: the input would need as many copies (Llama-4 has one).
+    """
+    if not on_input:
+        return x
+    if weights.shape[1] != 1:
+        raise InputError(f"weights on the input need one expert for each token, not {weights.shape[1]}")
+    fmt = of_dtype(x.dtype)
+    w = nearest(decode(weights), fmt)
+    return to_dtype(nearest(decode(x) * w, fmt), x.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+def nearest(x: Tensor, fmt: Format) -> Tensor:
+    """Float64 values rounded once to a format."""
+    return round_to(x, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)

@@ -1,0 +1,205 @@
+"""Routing of tokens to experts: which experts, and with which weights.
+
+    llama4       the k largest logits; weight sigmoid(logit), applied to the expert's *input*
+    deepseek_v3  score s = sigmoid(logit), choice c = s + bias; of G groups of experts the ``top_groups`` best by the
+                 sum of their two largest c remain; the k largest c among them; weight s, renormalised, scaled
+    softmax      score s = softmax(logits); the k largest; weight s, renormalised on request
+
+``exp`` is torch's in float64. Its libraries state at most one ulp; the intervals here allow 2^-48 relative, which the
+tests check against decimal arithmetic, and which is 2^-24 of the float32 error that they allow a kernel.
+A kernel may evaluate a sigmoid with ``ex2.approx`` and ``rcp.approx``: relative error 2^-20 + 2^-22 |x|, and 0 below
+2^-126 (PTX ISA). Where two choices differ by less than their errors either order is right.
+Sources: vLLM fused_moe grouped_topk_router.py and Llama-4's custom routing; DeepSeek-V3 inference/model.py.
+Not covered: which order the k experts of a token are listed in (any is right), NaN logits, load balancing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from oracle.errors import OptionError, ShapeError
+from oracle.numbers.formats import decode
+
+EXP_ERROR = 2.0**-48
+DEVICE_ERROR, DEVICE_SLOPE, FLUSH = 2.0**-20, 2.0**-22, 2.0**-126
+
+
+class Scoring(StrEnum):
+    """How a logit becomes a score."""
+
+    SIGMOID = "sigmoid"
+    SOFTMAX = "softmax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router:
+    """Every choice of a routing method.
+
+    Attributes
+    ----------
+    choose_by_logit : experts are chosen by the logits, before the score (Llama-4).
+    groups, top_groups : experts in groups of equal size, of which the best remain; 1 and 1 for no groups.
+    renormalise : weights of a token are divided by their sum.
+    scaling : factor of all weights.
+    on_input : the weight multiplies the expert's input, not its output.
+    """
+
+    top_k: int
+    scoring: Scoring = Scoring.SIGMOID
+    choose_by_logit: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    renormalise: bool = False
+    scaling: float = 1.0
+    on_input: bool = False
+
+
+def llama4(top_k: int = 1) -> Router:
+    """Top-k on the logits, sigmoid weights on the input."""
+    return Router(top_k=top_k, choose_by_logit=True, on_input=True)
+
+
+def deepseek_v3(
+    top_k: int = 8, *, groups: int = 8, top_groups: int = 4, renormalise: bool = True, scaling: float = 2.5
+) -> Router:
+    """Sigmoid with bias, grouped top-k, renormalised and scaled."""
+    return Router(top_k=top_k, groups=groups, top_groups=top_groups, renormalise=renormalise, scaling=scaling)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A value known up to an interval, float64."""
+
+    low: Tensor
+    high: Tensor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores and choices ``[T, E]`` with the intervals in which a kernel's may lie."""
+
+    score: Tensor
+    choice: Tensor
+    score_span: Span
+    choice_span: Span
+
+
+def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The weights (float64 ``[T, top_k]``) and experts (int64), largest choice first, lower index first on a tie.
+
+    Parameters
+    ----------
+    logits : Tensor ``[T, E]`` float32, bfloat16 or float16
+    bias : Tensor ``[E]`` float32 or None; only the choice sees it
+
+    Raises
+    ------
+    ShapeError, OptionError
+    """
+    found = scores(logits, router, bias)
+    allowed = _mask(_group_scores(found.choice, router, bias is not None), router, logits.shape[1])
+    masked = torch.where(allowed, found.choice, torch.full_like(found.choice, -torch.inf))
+    ids = torch.sort(masked, dim=1, descending=True, stable=True).indices[:, : router.top_k]
+    return weights_of(found.score, ids, router), ids
+
+
+def weights_of(score: Tensor, ids: Tensor, router: Router) -> Tensor:
+    """The weights of chosen experts from all scores (float64)."""
+    w = score.gather(1, ids.to(torch.int64))
+    if router.renormalise:
+        w = w / w.sum(dim=1, keepdim=True)
+    return w * router.scaling
+
+
+def weight_span(found: Scores, ids: Tensor, router: Router) -> Span:
+    """The interval of a kernel's float32 weights for the experts that it published."""
+    k = router.top_k
+    rounding = (k + 4) * 2.0**-24
+    low, high = (span.gather(1, ids.to(torch.int64)) for span in (found.score_span.low, found.score_span.high))
+    if router.renormalise:
+        # w / (w + others): largest with the others smallest, and the other way round
+        others_high = high.sum(dim=1, keepdim=True) - high
+        others_low = (low.sum(dim=1, keepdim=True) - low).clamp(min=0)
+        low, high = low / (low + others_high), high / (high + others_low).clamp(min=FLUSH)
+    return Span(low * (1 - rounding) * router.scaling - FLUSH, high * (1 + rounding) * router.scaling + FLUSH)
+
+
+def scores(logits: Tensor, router: Router, bias: Tensor | None = None) -> Scores:
+    """Scores, choices and their intervals; arguments as :func:`route`."""
+    if logits.dim() != 2 or (bias is not None and tuple(bias.shape) != (logits.shape[1],)):
+        shapes = f"logits {list(logits.shape)}, bias {None if bias is None else list(bias.shape)}"
+        raise ShapeError(f"{shapes}: pass [T, E] and [E]")
+    experts = logits.shape[1]
+    if not 0 < router.top_k <= experts or experts % router.groups or not 0 < router.top_groups <= router.groups:
+        raise OptionError(f"{router} does not fit {experts} experts; groups divide them, top_k and top_groups fit")
+    if router.top_k > experts // router.groups * router.top_groups:
+        raise OptionError(f"{router.top_groups} groups of {experts // router.groups} experts hold no {router.top_k}")
+    x = decode(logits)
+    if router.scoring is Scoring.SIGMOID:
+        score = sigmoid(x)
+        relative = DEVICE_ERROR + DEVICE_SLOPE * x.abs() + EXP_ERROR
+    else:
+        score = torch.softmax(x, dim=1)
+        depth = (x.amax(dim=1, keepdim=True) - x).abs()
+        relative = 2 * (DEVICE_ERROR + DEVICE_SLOPE * depth) + (experts + 2) * 2.0**-24 + EXP_ERROR
+    span = Span(score * (1 - relative) - FLUSH, score * (1 + relative) + FLUSH)
+    if router.choose_by_logit:
+        return Scores(score, x, span, Span(x, x))
+    shift = torch.zeros_like(x[:1]) if bias is None else decode(bias)[None, :]
+    rounding = 0.0 if bias is None else 2.0**-24
+    choice = score + shift
+    slack = rounding * (choice.abs() + (span.high - span.low))
+    return Scores(score, choice, span, Span(span.low + shift - slack, span.high + shift + slack))
+
+
+def misrouted(ids: Tensor, found: Scores, router: Router, *, biased: bool) -> Tensor:
+    """Bool ``[T]``: rows whose experts no order of choices within the intervals explains.
+
+    A group must be kept when its score is surely among the best, and may be when it is possibly; an expert of a kept
+    group that was left out must not surely exceed one that was taken.
+    """
+    low, high = found.choice_span.low, found.choice_span.high
+    tokens, experts = low.shape
+    ids = ids.to(torch.int64)
+    inside = (ids >= 0) & (ids < experts)
+    safe = torch.where(inside, ids, torch.zeros_like(ids))
+    taken = torch.zeros(tokens, experts, dtype=torch.int64, device=low.device)
+    taken.scatter_add_(1, safe, inside.to(torch.int64))
+    bad = ~inside.all(dim=1) | (taken > 1).any(dim=1)
+    g_low, g_high = (_group_scores(edge, router, biased) for edge in (low, high))
+    if router.groups > 1:
+        slack = 2.0**-23 * (g_low.abs() + g_high.abs())  # the float32 sum of two
+        g_low, g_high = g_low - slack, g_high + slack
+    kept = taken.reshape(tokens, router.groups, -1).any(dim=2)
+    possible = (g_low[:, None, :] > g_high[:, :, None]).sum(dim=2) < router.top_groups
+    sure = (g_high[:, None, :] >= g_low[:, :, None]).sum(dim=2) <= router.top_groups  # itself included
+    bad |= (kept & ~possible).any(dim=1)
+    spread = (sure | (kept.sum(dim=1, keepdim=True) == router.top_groups) & kept).repeat_interleave(
+        experts // router.groups, dim=1
+    )
+    weakest = torch.where(taken > 0, high, torch.full_like(high, torch.inf)).amin(dim=1)
+    left_out = torch.where((taken == 0) & spread, low, torch.full_like(low, -torch.inf)).amax(dim=1)
+    return bad | (left_out > weakest)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """``1 / (1 + exp(-x))`` in float64 without overflow; relative error below 2^-48."""
+    e = torch.exp(-x.abs())
+    return torch.where(x >= 0, torch.ones_like(e), e) / (1 + e)
+
+
+def _group_scores(choice: Tensor, router: Router, biased: bool) -> Tensor:
+    """``[T, groups]``: the sum of the two largest choices of a group with a bias, the largest without (vLLM)."""
+    grouped = choice.reshape(choice.shape[0], router.groups, -1)
+    count = min(2, grouped.shape[2]) if biased else 1
+    return grouped.topk(count, dim=2).values.sum(dim=2)
+
+
+def _mask(group_scores: Tensor, router: Router, experts: int) -> Tensor:
+    order = torch.sort(group_scores, dim=1, descending=True, stable=True).indices[:, : router.top_groups]
+    kept = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, order, True)
+    return kept.repeat_interleave(experts // router.groups, dim=1)

@@ -1,0 +1,200 @@
+"""Verdicts: is every element of an output admissible?
+
+The test is ``low <= actual <= high`` on the grid of the output dtype, with ``low = RN(exact + lo)`` and
+``high = RN(exact + hi)`` computed by :mod:`oracle.bounds`: rounding is monotone, so the test is sound and adds
+no slack of its own. It is written as the *passing* condition, so that a NaN fails; an element whose expected
+value is NaN passes only as NaN. This file knows no tolerance and chooses no bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.interval import Admissible
+from oracle.numbers.formats import decode
+from oracle.verdict import evidence
+from oracle.verdict.evidence import Evidence
+from oracle.verdict.pattern import describe
+
+__all__ = ["Admissible", "Comparison", "Status", "Verdict", "Worst", "compare", "verdict"]
+
+
+class Status(StrEnum):
+    """What a verdict says. ``UNTESTED`` and ``CRASHED`` count as failures; a skip must carry its reason."""
+
+    PASSED = "PASSED"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+    UNSUPPORTED = "UNSUPPORTED"
+    MISTRUSTED = "MISTRUSTED"
+    UNTESTED = "UNTESTED"
+    CRASHED = "CRASHED"
+
+    @property
+    def is_failure(self) -> bool:
+        return self in (Status.FAILED, Status.UNTESTED, Status.CRASHED)
+
+    @property
+    def needs_reason(self) -> bool:
+        return self in (Status.SKIPPED, Status.UNSUPPORTED, Status.MISTRUSTED, Status.UNTESTED, Status.CRASHED)
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element farthest outside its admissible interval or, if none is outside, nearest to its edge.
+
+    ``ratio`` is ``|actual - expected|`` over the distance from the expected value to the edge of the interval
+    on that side: 0 is the correctly rounded value, 1 the edge, above 1 outside, inf where the interval is a
+    single value (or the element is NaN).
+    """
+
+    index: tuple[int, ...]
+    actual: float
+    low: float
+    high: float
+    expected: float
+    ratio: float
+    output: str = "out"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement of one output.
+
+    ``outside`` of ``total`` specified elements are inadmissible; ``matches`` names the declared or identified
+    numerics that reproduces every bit, ``basis`` the proof used for the rest; ``margin`` is the largest
+    ``Worst.ratio`` over all elements; ``pattern`` says where the outside elements lie; ``explained_by`` the
+    known faults that reproduce them; ``reason`` is present for every status that needs one; ``evidence`` of a failure
+    is what a report draws (two verdicts that differ in it alone are equal).
+    """
+
+    status: Status
+    summary: str
+    outside: int = 0
+    total: int = 0
+    worst: Worst | None = None
+    matches: str | None = None
+    explained_by: tuple[str, ...] = ()
+    basis: str = ""
+    pattern: str = ""
+    margin: float = 0.0
+    unconstrained: int = 0
+    reason: str | None = None
+    evidence: Evidence | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.status.needs_reason and not self.reason:
+            raise ValueError(f"a verdict {self.status} must carry its reason")
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON-ready dict; non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
+        record = asdict(replace(self, evidence=None))
+        record["status"] = str(self.status)
+        if record["worst"] is not None:
+            record["worst"]["index"] = list(record["worst"]["index"])
+            record["worst"] = {key: _jsonable(value) for key, value in record["worst"].items()}
+        record["margin"] = _jsonable(record["margin"])
+        record["explained_by"] = list(self.explained_by)
+        record["evidence"] = None if self.evidence is None else self.evidence.to_json()
+        return record
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Facts of one comparison; :func:`verdict` puts them into words."""
+
+    outside: int
+    total: int
+    unconstrained: int
+    margin: float
+    worst: Worst | None
+    bad: Tensor
+    evidence: Evidence | None = None
+
+
+def compare(actual: Tensor, admissible: Admissible, *, output: str = "out") -> Comparison:
+    """Test every specified element of ``actual`` against its interval.
+
+    ``actual`` has any float dtype of :mod:`oracle.numbers.formats`; it is decoded from its bits. -0 equals +0.
+    """
+    value = decode(actual)
+    low, high, expected = admissible.low, admissible.high, admissible.expected
+    ok = torch.where(torch.isnan(expected), torch.isnan(value), (low <= value) & (value <= high))
+    specified = torch.ones_like(ok) if admissible.specified is None else admissible.specified
+    unconstrained = torch.zeros_like(ok) if admissible.open is None else admissible.open & specified
+    bad = specified & ~ok & ~unconstrained
+    ratio = evidence.ratio_of(value, admissible)
+    ratio = torch.where(specified & ~unconstrained, ratio, torch.full_like(ratio, -1.0))
+    outside, total = int(bad.sum()), int(specified.sum())
+    worst = None
+    if total and value.numel():
+        beyond = evidence.overshoot(value, low, high)
+        rank = torch.where(bad, beyond, torch.full_like(ratio, -1.0)) if outside else ratio
+        flat = int(rank.argmax())
+        worst = _worst(flat, value, admissible, ratio, output)
+    margin = max(0.0, float(ratio.max())) if ratio.numel() else 0.0
+    seen = evidence.gather(actual, admissible, ratio, bad, output=output) if outside else None
+    return Comparison(outside, total, int(unconstrained.sum()), margin, worst, bad, seen)
+
+
+def verdict(
+    comparison: Comparison,
+    *,
+    basis: str,
+    matches: str | None = None,
+    mistrust: str | None = None,
+    tiles: tuple[int, int] = (128, 128),
+) -> Verdict:
+    """Put a comparison into a verdict of one sentence.
+
+    ``mistrust`` is the reason why a pass would prove little; it never softens a failure.
+    """
+    c = comparison
+    if c.outside:
+        where = describe(c.bad, tiles=tiles)
+        assert c.worst is not None
+        w = c.worst
+        summary = (
+            f"{c.outside} of {c.total} elements outside the bound ({basis}); worst {w.output}{list(w.index)}: "
+            f"actual {w.actual:.9g}, admissible [{w.low:.9g}, {w.high:.9g}]; {where}"
+        )
+        seen = None if c.evidence is None else replace(c.evidence, tile=tiles)
+        return Verdict(
+            Status.FAILED, summary, c.outside, c.total, w, None, (), basis, where, c.margin, c.unconstrained,
+            evidence=seen,
+        )  # fmt: skip
+    said = f"all {c.total} elements admissible ({basis}), worst margin {c.margin:.3g}"
+    if matches is not None:
+        said = f"all {c.total} elements equal the bits of {matches}"
+    if c.unconstrained:
+        said += f"; {c.unconstrained} not constrained (an intermediate may overflow)"
+    if mistrust is None and 2 * c.unconstrained > c.total:
+        mistrust = "an intermediate may overflow in most elements, so the interval says nothing about them"
+    status = Status.PASSED if mistrust is None else Status.MISTRUSTED
+    if mistrust is not None:
+        said += f"; but this proves little: {mistrust}"
+    return Verdict(
+        status, said, 0, c.total, c.worst, matches, (), basis, "", c.margin, c.unconstrained, mistrust
+    )
+
+
+def _worst(flat: int, value: Tensor, admissible: Admissible, ratio: Tensor, output: str) -> Worst:
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, dtype=torch.int64, device="cpu"), value.shape))
+    return Worst(
+        index=index,
+        actual=float(value[index]),
+        low=float(admissible.low[index]),
+        high=float(admissible.high[index]),
+        expected=float(admissible.expected[index]),
+        ratio=float(ratio[index]),
+        output=output,
+    )
+
+
+def _jsonable(value: object) -> object:
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

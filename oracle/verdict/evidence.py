@@ -1,0 +1,336 @@
+"""What a report needs to draw a failing output, as plain bounded data: how far each region lies outside, and bits.
+
+Inside its admissible interval an element is seen by its *ratio*, ``|actual - expected|`` over the distance from
+``expected`` to the edge (:class:`oracle.verdict.compare.Worst`); outside, by its *steps*, the representable values of the
+output's dtype that lie between the interval and it. Both become a *level*, one hexadecimal digit:
+
+====== ================================== ====== ======================================
+``0``  the expected value itself          ``5``  outside by one step
+``1``  inside, ratio up to 1/4            ``6``  up to 4
+``2``  up to 1/2                          ``7``  up to 16
+``3``  up to 3/4                          ``8``  up to 64
+``4``  up to 1, the edge                  ``9``  up to 1024
+``.``  left open                          ``a``  more steps
+\\                                        ``b``  NaN or infinite, or bits without an order
+====== ================================== ====== ======================================
+
+The output is seen as a matrix (leading axes folded into rows) and cut into at most ``GRID x GRID`` cells; a cell has
+the worst level of its elements. Not covered: judging (a level never decides) and drawing (:mod:`oracle.report`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.interval import Admissible
+from oracle.errors import DtypeError
+from oracle.numbers.formats import Format, codes_of, decode, of_dtype
+from oracle.numbers.rounding import Overflow, Rounding, encode, encode_scalar
+
+GRID = 64  # cells along each axis of the picture, at most
+LISTED = 8  # elements listed with their bits
+BAND = 1 << 20  # elements looked at together
+SAMPLED = 4096  # failing elements whose bits are compared with the expected ones
+LEVELS = "0123456789ab"
+OPEN = "."
+RATIOS = (0.0, 0.25, 0.5, 0.75)
+STEPS = (1, 4, 16, 64, 1024)
+FIRST_OUTSIDE = 5
+NO_NUMBER = 11
+
+
+@dataclass(frozen=True)
+class Element:
+    """One failing element. ``bits`` and ``expected_bits`` are hexadecimal; ``steps`` counts the representable values
+    from the admissible interval to the actual one (None where either is no number)."""
+
+    index: tuple[int, ...]
+    actual: float
+    low: float
+    high: float
+    expected: float
+    ratio: float
+    bits: str
+    expected_bits: str
+    steps: int | None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A failing output in at most ``GRID x GRID`` levels, a histogram, and its worst elements.
+
+    ``fields`` are the widths of sign, exponent and fraction; ``cell`` the elements that one level stands for;
+    ``tile`` the spacing of grid lines in elements (tiles of a product, scale blocks of a quantiser) and ``bands`` rows
+    at which an expert begins; ``flips`` the fraction of (at most ``SAMPLED``) failing elements in which each bit,
+    highest first, differs from the expected value's.
+    """
+
+    output: str
+    dtype: str
+    shape: tuple[int, ...]
+    fields: tuple[int, int, int]
+    cell: tuple[int, int]
+    tile: tuple[int, int]
+    levels: tuple[str, ...]
+    histogram: tuple[int, ...]
+    elements: tuple[Element, ...]
+    flips: tuple[float, ...] = ()
+    bands: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON-ready dict; non-finite numbers become strings."""
+        record: dict[str, Any] = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        record["elements"] = [
+            {k: list(v) if isinstance(v, tuple) else _word(v) for k, v in e.items()} for e in record["elements"]
+        ]
+        return record
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of an output seen as a matrix, ``[R, C]`` each: what was found, its intervals, ratios and failures.
+
+    ``ratio`` is float64, negative where an element is unspecified or not constrained; ``bad`` are the failing elements,
+    which alone get a level outside.
+    """
+
+    actual: Tensor
+    admissible: Admissible
+    ratio: Tensor
+    bad: Tensor
+
+
+def gather(
+    actual: Tensor,
+    admissible: Admissible,
+    ratio: Tensor,
+    bad: Tensor,
+    *,
+    output: str,
+    tile: tuple[int, int] = (128, 128),
+) -> Evidence:
+    """The evidence of a comparison that failed; arguments as of :class:`Piece`, of any rank."""
+    sets = [_matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad)]
+    step = max(1, BAND // max(1, sets[0].shape[1]))
+
+    def pieces() -> Iterator[Piece]:
+        for start in range(0, sets[0].shape[0], step):
+            seen, low, high, expected, ratios, failing = (t[start : start + step] for t in sets)
+            yield Piece(seen, Admissible(low, high, expected), ratios, failing)
+
+    return gather_pieces(pieces(), actual, output=output, tile=tile)
+
+
+def gather_pieces(
+    pieces: Iterable[Piece], like: Tensor, *, output: str, tile: tuple[int, int] = (128, 128)
+) -> Evidence:
+    """The evidence of consecutive pieces, which together are an output of the shape and dtype of ``like``."""
+    fmt, columns = of_dtype(like.dtype), _matrix(like).shape[1]
+    levels: list[Tensor] = []
+    worst: list[tuple[float, Element]] = []
+    bits: list[Tensor] = []
+    due: list[Tensor] = []
+    row = 0
+    for piece in pieces:
+        level, steps, beyond = _levels(piece, fmt)
+        levels.append(level)
+        failing = torch.nonzero(piece.bad.flatten())[:, 0]
+        few = torch.sort(beyond, descending=True, stable=True).indices[:LISTED]
+        for i in few.tolist():
+            at = int(failing[i])
+            found = _element_of(piece, at, _index(row * columns + at, like), int(steps[i]), fmt)
+            worst.append((-float(beyond[i]), found))
+        left = failing[: max(0, SAMPLED - sum(len(b) for b in bits))]
+        bits.append(_raw(piece.actual, fmt)[left])
+        due.append(_encoded(piece.admissible.expected.flatten()[left], fmt))
+        row += len(piece.actual)
+    elements = [e for _, e in sorted(worst, key=lambda pair: pair[0])[:LISTED]]
+    return _evidence(
+        like, torch.cat(levels), output=output, tile=tile, elements=tuple(elements), fields=_fields(fmt),
+        flips=_flips(torch.cat(bits), torch.cat(due), fmt.bits),
+    )  # fmt: skip
+
+
+def _levels(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
+    """Levels ``[R, C]`` (int8), and of every failing element its steps and how far it lies beyond its interval."""
+    value, ratio = decode(piece.actual).flatten(), piece.ratio.flatten()
+    low, high = piece.admissible.low.flatten(), piece.admissible.high.flatten()
+    edges = torch.tensor(RATIOS, dtype=torch.float64, device=ratio.device)
+    level = torch.bucketize(ratio, edges).to(torch.int8).masked_fill(ratio < 0, -1)
+    failing = torch.nonzero(piece.bad.flatten())[:, 0]
+    steps = _steps(_raw(piece.actual, fmt)[failing], value[failing], low[failing], high[failing], fmt)
+    level[failing] = _outside(steps).to(torch.int8)
+    return level.view(piece.actual.shape), steps, overshoot(value[failing], low[failing], high[failing])
+
+
+def _raw(actual: Tensor, fmt: Format) -> Tensor:
+    return codes_of(actual).flatten().to(torch.int64) & _mask(fmt.bits)
+
+
+def of_bits(
+    actual: Tensor, expected: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = (128, 128)
+) -> Evidence:
+    """The evidence where one value alone is admissible: ``actual`` must have the bits of ``expected``."""
+    bits, due = (codes_of(x) if x.is_floating_point() else x.to(_integer(x)) for x in (actual, expected))
+    width = 8 * bits.element_size()
+    bits, due = bits.flatten(), due.to(bits.dtype).flatten()
+    failing = torch.nonzero(bad.flatten())[:SAMPLED, 0]
+    elements = []
+    for flat in failing[:LISTED].tolist():
+        value, right = _number(actual, flat), _number(expected, flat)
+        codes = [f"{int(x[flat]) & _mask(width):0{width // 4}x}" for x in (bits, due)]
+        elements.append(Element(_index(flat, actual), value, right, right, right, math.inf, codes[0], codes[1], None))
+    level = torch.where(bad, NO_NUMBER, 0).flatten()
+    try:
+        fields = _fields(of_dtype(actual.dtype))
+    except DtypeError:  # an integer tensor: all bits are one field
+        fields = (0, 0, width)
+    flips = _flips(bits[failing], due[failing], width)
+    return _evidence(actual, level, output=output, tile=tile, elements=tuple(elements), fields=fields, flips=flips)
+
+
+def ratio_of(value: Tensor, admissible: Admissible) -> Tensor:
+    """The ratio of every element of ``value`` (float64); inf for NaN, and where an interval is a single value."""
+    low, high, expected = admissible.low, admissible.high, admissible.expected
+    distance = (value - expected).abs()
+    width = torch.where(value > expected, high - expected, expected - low)
+    ratio = torch.where(value == expected, torch.zeros_like(distance), distance / width)
+    both_nan = torch.isnan(expected) & torch.isnan(value)
+    ratio = torch.where(both_nan, torch.zeros_like(ratio), ratio)
+    return torch.nan_to_num(ratio, nan=math.inf, posinf=math.inf)
+
+
+def overshoot(value: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """How far each element (float64) lies beyond its interval; inf for NaN, negative inside."""
+    return torch.nan_to_num(torch.maximum(low - value, value - high), nan=math.inf, posinf=math.inf)
+
+
+def from_json(record: dict[str, Any]) -> Evidence:
+    """The inverse of :meth:`Evidence.to_json`."""
+    numbers = ("actual", "low", "high", "expected", "ratio")
+    elements = tuple(
+        Element(**{**e, "index": tuple(e["index"]), **{name: float(e[name]) for name in numbers}})
+        for e in record["elements"]
+    )
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+    return Evidence(**{**plain, "elements": elements})
+
+
+def _evidence(
+    actual: Tensor,
+    level: Tensor,
+    *,
+    output: str,
+    tile: tuple[int, int],
+    elements: tuple[Element, ...],
+    fields: tuple[int, int, int],
+    flips: tuple[float, ...],
+) -> Evidence:
+    level = _matrix(level.view(actual.shape))
+    rows, columns = level.shape
+    cell = (max(1, -(-rows // GRID)), max(1, -(-columns // GRID)))
+    counts = torch.bincount((level + 1).flatten(), minlength=len(LEVELS) + 1)[1:].tolist()
+    return Evidence(
+        output=output,
+        dtype=str(actual.dtype).removeprefix("torch."),
+        shape=tuple(actual.shape),
+        fields=fields,
+        cell=cell,
+        tile=tile,
+        levels=tuple("".join((OPEN + LEVELS)[i + 1] for i in row) for row in _pooled(level, cell).tolist()),
+        histogram=tuple(counts),
+        elements=elements,
+        flips=flips,
+    )
+
+
+def _pooled(level: Tensor, cell: tuple[int, int]) -> Tensor:
+    """The largest level of every cell."""
+    rows, columns = level.shape
+    padded = torch.nn.functional.pad(level, (0, -columns % cell[1], 0, -rows % cell[0]), value=-1)
+    return padded.view(-1, cell[0], padded.shape[1] // cell[1], cell[1]).amax(dim=(1, 3))
+
+
+def _matrix(x: Tensor) -> Tensor:
+    return x.reshape(1, -1) if x.dim() < 2 else x.reshape(-1, x.shape[-1])
+
+
+def _index(flat: int, like: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, dtype=torch.int64, device="cpu"), like.shape))
+
+
+def _element_of(piece: Piece, at: int, index: tuple[int, ...], steps: int, fmt: Format) -> Element:
+    sets = piece.admissible
+    low, high, expected, ratio = (float(t.flatten()[at]) for t in (sets.low, sets.high, sets.expected, piece.ratio))
+    one = piece.actual.flatten()[at : at + 1]
+    actual, bits, digits = float(decode(one)), int(_raw(one, fmt)), -(-fmt.bits // 4)
+    due = encode_scalar(expected, fmt, rounding=Rounding.NEAREST_EVEN, overflow=_overflow(fmt))
+    counted = None if steps < 0 else steps
+    return Element(index, actual, low, high, expected, ratio, f"{bits:0{digits}x}", f"{due:0{digits}x}", counted)
+
+
+def _steps(codes: Tensor, value: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+    """Representable values from the interval to each failing element (int64); -1 where one of them is no number."""
+    edge = torch.where(value > high, high, low)
+    numbers = torch.isfinite(value) & torch.isfinite(edge)
+    nearest = _encoded(torch.where(numbers, edge, torch.zeros_like(edge)), fmt)
+    return torch.where(numbers, (_ordinal(codes, fmt) - _ordinal(nearest, fmt)).abs(), -1)
+
+
+def _outside(steps: Tensor) -> Tensor:
+    """Levels of failing elements."""
+    edges = torch.tensor(STEPS, dtype=torch.int64, device=steps.device)
+    level = FIRST_OUTSIDE + torch.bucketize(steps, edges)
+    return torch.where(steps < 0, torch.full_like(level, NO_NUMBER), level)
+
+
+def _encoded(x: Tensor, fmt: Format) -> Tensor:
+    codes = encode(x, fmt, rounding=Rounding.NEAREST_EVEN, overflow=_overflow(fmt))
+    return codes.to(torch.int64) & _mask(fmt.bits)
+
+
+def _ordinal(codes: Tensor, fmt: Format) -> Tensor:
+    """Codes in the order of their values; both zeros are 0."""
+    if not fmt.signed:
+        return codes
+    magnitude = codes & ~fmt.sign_mask
+    return torch.where((codes & fmt.sign_mask) != 0, -magnitude, magnitude)
+
+
+def _flips(bits: Tensor, due: Tensor, width: int) -> tuple[float, ...]:
+    differ = bits.to(torch.int64) ^ due.to(torch.int64)
+    return tuple(
+        round(float(((differ >> i) & 1).to(torch.float64).mean()), 4) if differ.numel() else 0.0
+        for i in reversed(range(width))
+    )
+
+
+def _fields(fmt: Format) -> tuple[int, int, int]:
+    return int(fmt.signed), fmt.exponent_bits, fmt.fraction_bits
+
+
+def _overflow(fmt: Format) -> Overflow:
+    return Overflow.INF if fmt.has_inf else Overflow.SATURATE
+
+
+def _mask(width: int) -> int:
+    return (1 << width) - 1
+
+
+def _integer(x: Tensor) -> torch.dtype:
+    return torch.uint8 if x.dtype is torch.bool else x.dtype
+
+
+def _number(x: Tensor, flat: int) -> float:
+    element = x.flatten()[flat]
+    return float(decode(element)) if x.is_floating_point() else float(element)
+
+
+def _word(value: object) -> object:
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,366 @@
+"""How an output that consists of scaled products is judged.
+
+The order of judgement:
+
+1. *Equality.* Each admitted schedule predicts the bits; when one reproduces all of them the output is proved right.
+2. *Known faults of accumulation.* When no admitted schedule does, nor one that differs from it in the epilogue alone,
+   but a schedule that is known to be wrong for this contract reproduces every bit, the output is called wrong,
+   however small the difference. Not so where every element is the exact value correctly rounded, which no kernel can
+   better; nor, when no numerics is declared, where all but a few are, which other arithmetic may give by chance.
+3. *Interval.* Otherwise every element must lie in the sound interval of the declared accumulator.
+4. *Wider classes.* When no numerics is declared, a kernel may also use another accumulator of its arch, or float32
+   arithmetic in any order, which a truncating accumulator's one-sided interval need not hold although it errs less.
+   Then the *whole* output must lie in the interval of one of these classes, and the verdict says in which.
+
+Nothing here is tuned: a schedule either reproduces the bits or does not, and the interval is a theorem about the
+declared accumulator (:mod:`oracle.bounds`). A failure is always reported against the accumulator of point 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from oracle.bounds import Accumulator, Interval, any_order_bound, ieee32_bound, of_schedule
+from oracle.bounds import interval as admissible
+from oracle.bounds.engines import exact, exact_and_residue
+from oracle.bounds.exactly import collapsed
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.numbers.formats import decode, same_bits
+from oracle.tensorcore.identify import subset
+from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.schedules import Promotion, Schedule, schedules
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth.gemm import Exact, ScaledProduct, nearest, rounded
+from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, compare, verdict
+
+SAMPLE_ROWS = 4  # rows of a part that a schedule or a class must explain before the whole part is computed
+SAMPLE_COLUMNS = 256
+BAND = 256  # rows predicted at a time: a schedule that is not the kernel's is given up at its first wrong band
+COINCIDENCES = 20
+"""Elements in which another arithmetic may have the bits of a fault by chance. Where these are not those of the exact
+value, which lies on the other side of a midpoint, an unbiased kernel has them less than every other time; all of 20
+elements agree in fewer than one of a million outputs."""
+ZERO_TRUST = 0.30  # above this share of zero results a pass proves little (oneDNN benchdnn's default zero trust)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One product and the rows of the flattened output ``[R, N]`` that it fills (None: all, in order)."""
+
+    product: ScaledProduct
+    rows: Tensor | None = None
+
+    @property
+    def place(self) -> Tensor | slice:
+        """The rows, as an index of the output."""
+        return slice(None) if self.rows is None else self.rows
+
+    def of(self, output: Tensor) -> Tensor:
+        """This part's rows of ``output [R, N]``."""
+        return output if self.rows is None else output.index_select(0, self.rows)
+
+
+def truth(parts: Sequence[Part], rows: int, dtype: torch.dtype | None) -> Tensor:
+    """The exact result ``[rows, N]``: float64 nearest to it, or correctly rounded into ``dtype``.
+
+    Rows that no part fills are unspecified and hold NaN.
+    """
+    first = parts[0].product
+    out_dtype = torch.float64 if dtype is None else dtype
+    result = torch.full((rows, first.N), torch.nan, dtype=out_dtype, device=first.a.device)
+    for part in parts:
+        value = exact(part.product)
+        tensor = nearest(part.product, value) if dtype is None else rounded(part.product, value, dtype)
+        if part.rows is None:
+            result.copy_(tensor)
+        else:
+            result[part.rows] = tensor
+    return result
+
+
+def predict_parts(parts: Sequence[Part], rows: int, schedule: Schedule, dtype: torch.dtype) -> Tensor:
+    """The bits ``[rows, N]`` that ``schedule`` produces; unspecified rows hold NaN."""
+    first = parts[0].product
+    result = torch.full((rows, first.N), torch.nan, dtype=dtype, device=first.a.device)
+    for part in parts:
+        tensor = predict_product(part.product, schedule, out_dtype=dtype)
+        if part.rows is None:
+            result.copy_(tensor)
+        else:
+            result[part.rows] = tensor
+    return result
+
+
+def judge_parts(
+    parts: Sequence[Part],
+    output: Tensor,
+    *,
+    numerics: Sequence[str],
+    wider: Sequence[str] = (),
+    faults: Sequence[Schedule] = (),
+) -> Verdict:
+    """The verdict on ``output [R, N]``.
+
+    ``numerics`` are the admitted names, the declared (or the contract's own) one first: schedules of
+    :mod:`oracle.tensorcore.schedules`, ``ieee32.any``, or ``<schedule>.any`` for its accumulator in unknown order.
+    ``wider`` names the classes of which one may hold the whole output where the first of ``numerics`` does not
+    (:func:`wider_classes`; none when a numerics is declared). ``faults`` are schedules that this contract excludes.
+    """
+    mistrust = why_mistrust(parts, output)
+    total = sum(part.of(output).numel() for part in parts)
+    admitted = [get_schedule(name) for name in numerics if not name.endswith(".any")]
+    matched = _reproducing(parts, output, admitted)
+    if matched is not None:
+        said = f"bits of {matched.name}"
+        return verdict_of_equality(said, matched.name, total, mistrust)
+    wrong = _reproducing(parts, output, faults)
+    if wrong is not None and admitted and not _excused(parts, output, admitted[0], undeclared=IEEE32 in wider):
+        return _refuted(parts, output, admitted[0], wrong)
+    return _judge_interval(parts, output, numerics[0], wider, mistrust)
+
+
+def wider_classes(numerics: Sequence[str]) -> tuple[str, ...]:
+    """What an undeclared kernel of an arch may compute by instead of the first of its admitted ``numerics``.
+
+    Float32 in any order, then one name for each other accumulator among them (an epilogue is no accumulator: every
+    bound holds all of them). Nothing where the first one is float32 in any order itself.
+    """
+    if numerics[0] == IEEE32:
+        return ()
+    first: dict[Accumulator, str] = {}
+    for name in numerics:
+        first.setdefault(replace(of_schedule(get_schedule(name)), name=""), name)
+    return (IEEE32, *list(first.values())[1:])
+
+
+def verdict_of_equality(basis: str, name: str, total: int, mistrust: str | None) -> Verdict:
+    """A pass by equality of every bit with a named prediction."""
+    said = f"all {total} elements equal the bits of {name}"
+    if mistrust is not None:
+        said += f"; but this proves little: {mistrust}"
+    status = Status.PASSED if mistrust is None else Status.MISTRUSTED
+    return Verdict(status, said, 0, total, None, name, (), basis, "", 0.0, 0, mistrust)
+
+
+def or_float32(judge: Callable[[str], Verdict], name: str, *, declared: bool) -> Verdict:
+    """The verdict of ``judge`` by the numerics ``name`` or, where that fails and none is declared, by float32 in any
+    order if that holds the whole output: point 4 for contracts whose intervals are their own.
+    """
+    found = judge(name)
+    if declared or name == IEEE32 or found.status is not Status.FAILED:
+        return found
+    held = judge(IEEE32)
+    if held.status.is_failure or held.unconstrained > found.unconstrained:
+        return found
+    said = _undeclared(held.basis, found.outside, found.basis)
+    return replace(held, basis=said, summary=held.summary.replace(held.basis, said, 1))
+
+
+def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
+    """Reason for which a pass on these inputs would prove little, or None."""
+    for name in ("a_scale", "b_scale"):
+        scales = [getattr(part.product, name) for part in parts]
+        if all(bool((s == s.flatten()[0]).all()) for s in scales) and max(s.numel() for s in scales) > 1:
+            return f"all values of {name} are equal, so a wrong scale index changes nothing"
+    values = torch.cat([decode(part.of(output)).flatten() for part in parts])
+    share = float((values == 0).to(torch.float64).mean())
+    if share > ZERO_TRUST:
+        return f"{100 * share:.0f}% of the results are zero"
+    return None
+
+
+def interval_of(product: ScaledProduct, name: str) -> Interval:
+    """The sound interval of ``product`` under the named numerics; of width zero where none of them rounds."""
+    return _exact_and_interval(product, name)[1]
+
+
+def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
+    """Ways to accumulate that a contract which promises ``schedule`` excludes."""
+    i = schedule.instruction
+    found = []
+    if schedule.interval is not None and schedule.promotion is Promotion.ADD:
+        found.append(replace(schedule, name="promotion at twice the interval", interval=2 * schedule.interval))
+        found.append(replace(schedule, name="no promotion", interval=None, promotion=Promotion.NONE))
+    if i.align_bits is not None:
+        narrow = replace(i, align_bits=i.align_bits - 1, out_bits=min(i.out_bits, i.align_bits - 1))
+        found.append(replace(schedule, name=f"alignment to {i.align_bits - 1} bits", instruction=narrow))
+        aligner = replace(i, align_bits=i.align_bits - 1)
+        found.append(replace(schedule, name=f"products aligned to {i.align_bits - 1} bits", instruction=aligner))
+    return tuple(found)
+
+
+def _siblings(schedule: Schedule) -> list[Schedule]:
+    """Registered schedules that differ from this one in the epilogue alone: as right, if not as declared."""
+    i = schedule.instruction
+    return [s for s in schedules(i.arch) if s.instruction == i and s.interval == schedule.interval]
+
+
+def _exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
+    """The interval and, where one pass gives both, the exact value."""
+    if name == IEEE32:
+        return None, collapsed(product, ieee32_bound(product), None)
+    accumulator = of_schedule(get_schedule(name.removesuffix(".any")))
+    if name.endswith(".any"):
+        return None, collapsed(product, any_order_bound(product, accumulator), accumulator)
+    value, interval = exact_and_residue(product, accumulator)
+    return value, collapsed(product, interval, accumulator)
+
+
+def _reproducing(parts: Sequence[Part], output: Tensor, schedules: Iterable[Schedule]) -> Schedule | None:
+    dtype = output.dtype
+    for schedule in schedules:
+        if any(schedule.why_not(part.product, out_dtype=dtype) for part in parts):
+            continue
+        pieces = chain(_samples(parts, output), _bands(parts, output))
+        if all(_equal(schedule, *piece) for piece in pieces):
+            return schedule
+    return None
+
+
+def _equal(schedule: Schedule, product: ScaledProduct, wanted: Tensor) -> bool:
+    return bool(same_bits(predict_product(product, schedule, out_dtype=wanted.dtype), wanted).all())
+
+
+def _samples(parts: Sequence[Part], output: Tensor) -> Iterator[tuple[ScaledProduct, Tensor]]:
+    """A few rows and columns of every part."""
+    for part in parts:
+        rows, columns = (
+            torch.arange(0, extent, max(1, extent // most), device=output.device)
+            for extent, most in ((part.product.M, SAMPLE_ROWS), (part.product.N, SAMPLE_COLUMNS))
+        )
+        yield subset(part.product, rows, columns), part.of(output)[rows][:, columns]
+
+
+def _bands(parts: Sequence[Part], output: Tensor) -> Iterator[tuple[ScaledProduct, Tensor]]:
+    """Every part, some rows at a time."""
+    for part in parts:
+        own = part.of(output)
+        for start in range(0, part.product.M, BAND):
+            stop = min(part.product.M, start + BAND)
+            yield part.product.rows(start, stop), own[start:stop]
+
+
+def _excused(parts: Sequence[Part], output: Tensor, promised: Schedule, *, undeclared: bool) -> bool:
+    """Whether an output with the bits of a fault may be right all the same.
+
+    It is, when another epilogue of the promised schedule gives them too, or when it is the exact value correctly
+    rounded. Undeclared, it may be when it is that but in a few elements.
+    """
+    if _reproducing(parts, output, _siblings(promised)) is not None:
+        return True
+    wrong = sum(
+        int((~same_bits(rounded(p.product, exact(p.product), output.dtype), p.of(output))).sum()) for p in parts
+    )
+    return wrong < (COINCIDENCES if undeclared else 1)
+
+
+def _refuted(parts: Sequence[Part], output: Tensor, promised: Schedule, wrong: Schedule) -> Verdict:
+    prediction = predict_parts(parts, output.shape[0], promised, output.dtype)
+    fixed = decode(prediction)
+    admitted = Admissible(fixed, fixed, fixed, specified=_specified(parts, output))
+    basis = f"bits of {promised.name}; every element equals the bits of a known fault: {wrong.name}"
+    return replace(_banded(parts, verdict(compare(output, admitted), basis=basis)), explained_by=(wrong.name,))
+
+
+@dataclass(frozen=True)
+class _Exactly:
+    """A part whose exact value is known: ``value``, and ``expected``, that value rounded into the output's dtype."""
+
+    part: Part
+    value: Exact
+    expected: Tensor
+
+    def subset(self, rows: Tensor, columns: Tensor) -> _Exactly:
+        """Some rows and columns, as a part that fills an output of its own."""
+        parts = (self.value.hi, self.value.lo, self.value.slack, self.expected)
+        hi, lo, slack, expected = (x[rows][:, columns] for x in parts)
+        return _Exactly(Part(subset(self.part.product, rows, columns)), Exact(hi, lo, slack), expected)
+
+
+def _judge_interval(
+    parts: Sequence[Part], output: Tensor, name: str, wider: Sequence[str], mistrust: str | None
+) -> Verdict:
+    known, intervals = [], []
+    for part in parts:
+        value, interval = _exact_and_interval(part.product, name)
+        value = exact(part.product) if value is None else value
+        known.append(_Exactly(part, value, rounded(part.product, value, output.dtype)))
+        intervals.append(interval)
+    found = _compared(known, intervals, output)
+    if found.outside:
+        few = _failing(known, output, found.bad)
+        for other in wider:
+            if _held(*few, other) is not None and (held := _held(known, output, found.bad, other)) is not None:
+                comparison, basis = held
+                said = _undeclared(basis, found.outside, intervals[0].name)
+                return verdict(comparison, basis=said, mistrust=mistrust)
+    return _banded(parts, verdict(found, basis=intervals[0].name, mistrust=mistrust))
+
+
+def _undeclared(basis: str, outside: int, usual: str) -> str:
+    return f"{basis}; {outside} elements leave the {usual}, which is not declared"
+
+
+def _held(known: Sequence[_Exactly], output: Tensor, outside: Tensor, name: str) -> tuple[Comparison, str] | None:
+    """The comparison with a class that holds every element, and its name; None when it does not.
+
+    An element that was ``outside`` must lie in the interval: where a class claims nothing it does not excuse it.
+    """
+    intervals = [_exact_and_interval(k.part.product, name)[1] for k in known]
+    within = _compared(known, intervals, output)
+    open_ = torch.zeros_like(outside)
+    for k, interval in zip(known, intervals, strict=True):
+        if interval.open is not None:
+            open_[k.part.place] = interval.open
+    held = within.outside == 0 and not bool((open_ & outside).any())
+    return (within, intervals[0].name) if held else None
+
+
+def _compared(known: Sequence[_Exactly], intervals: Sequence[Interval], output: Tensor) -> Comparison:
+    low = torch.full(output.shape, torch.nan, dtype=torch.float64, device=output.device)
+    high, expected = low.clone(), low.clone()
+    open_ = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
+    for k, interval in zip(known, intervals, strict=True):
+        found, rows = admissible(k.value, k.expected, interval), k.part.place
+        low[rows], high[rows], expected[rows] = found.low, found.high, found.expected
+        if found.open is not None:
+            open_[rows] = found.open
+    specified = _specified([k.part for k in known], output)
+    return compare(output, Admissible(low, high, expected, specified=specified, open=open_))
+
+
+def _failing(known: Sequence[_Exactly], output: Tensor, outside: Tensor) -> tuple[list[_Exactly], Tensor, Tensor]:
+    """A few failing rows and columns of the part that fails most, as a judgement of their own."""
+    k = max(known, key=lambda k: int(k.part.of(outside).sum()))
+    bad = k.part.of(outside)
+    rows = _some(bad.any(dim=1), SAMPLE_ROWS)
+    columns = _some(bad[rows].any(dim=0), SAMPLE_COLUMNS)
+    return [k.subset(rows, columns)], k.part.of(output)[rows][:, columns], bad[rows][:, columns]
+
+
+def _some(wanted: Tensor, most: int) -> Tensor:
+    """At most ``most`` of the places where ``wanted`` is True, evenly."""
+    at = torch.nonzero(wanted)[:, 0]
+    return at[:: -(-len(at) // most)]
+
+
+def _banded(parts: Sequence[Part], found: Verdict) -> Verdict:
+    """The verdict with the rows at which each part begins, for the lines of a picture."""
+    starts = sorted(int(part.rows[0]) for part in parts if part.rows is not None and part.rows.numel())
+    if found.evidence is None or len(starts) < 2:
+        return found
+    return replace(found, evidence=replace(found.evidence, bands=tuple(starts)))
+
+
+def _specified(parts: Sequence[Part], output: Tensor) -> Tensor | None:
+    if all(part.rows is None for part in parts):
+        return None
+    specified = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
+    for part in parts:
+        specified[slice(None) if part.rows is None else part.rows] = True
+    return specified

@@ -1,0 +1,400 @@
+"""The admissible set: every right formula is inside, every fault is outside, and each is counted exactly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import slow_quantiser as slow
+import torch
+
+from oracle.bounds.quantiser import (
+    CODE_WIDTH,
+    SCALE_WIDTH,
+    U,
+    code_of_ordinal,
+    code_set,
+    identify,
+    judge_recipe,
+    ordinal,
+    scale_set,
+)
+from oracle.numbers import recipes as R
+from oracle.numbers.blocks import grid
+from oracle.numbers.formats import decode
+from oracle.numbers.quantize import Prepared, Quantized, prepare, quantize
+from oracle.routines.quantisers.verdict import judge_quantised
+from oracle.verdict.compare import Status
+
+IEEE_GROUP = [
+    R.VLLM_GROUP,
+    R.DEEPGEMM_1X128,
+    R.SGLANG_GROUP,
+    R.TRTLLM_1X128,
+    R.TE_BLOCKWISE_1X128,
+    R.TORCHAO_1X128,
+    R.TORCH_GROUP,
+    replace(R.VLLM_TRITON_GROUP, approximate=False),
+]
+E4M3 = torch.float8_e4m3fn
+
+
+def bits(codes: torch.Tensor) -> torch.Tensor:
+    return codes.view(torch.uint8)
+
+
+def normals(rows: int = 64, columns: int = 512, dtype: torch.dtype = torch.bfloat16, seed: int = 11) -> torch.Tensor:
+    rng = np.random.default_rng(seed)
+    gain = 1 + rng.integers(0, 1024, (rows, -(-columns // 128))).repeat(128, axis=1)[:, :columns] / 128
+    return torch.from_numpy(rng.standard_normal((rows, columns)) * gain).to(torch.float32).to(dtype)
+
+
+def tied(rows: int = 64, seed: int = 5) -> torch.Tensor:
+    """bfloat16 groups whose amax has the significands with many exact midpoints, float32 formulas' hardest data."""
+    rng = np.random.default_rng(seed)
+    top = 1 + rng.choice([12, 26, 40, 54, 68, 82, 96, 124], (rows, 1)) / 128
+    values = top * rng.integers(-128, 129, (rows, 128)) / 128
+    values[:, 0] = top[:, 0]
+    return torch.from_numpy(values).to(torch.float32).bfloat16()
+
+
+class TestOrdinal:
+    """Ordinals put codes in the order of their values, -0 below +0, and can be inverted."""
+
+    def test_order_and_inverse(self):
+        codes = torch.tensor([c for c in range(256) if c & 0x7F != 0x7F], dtype=torch.uint8)
+        rank = ordinal(codes)
+        values = decode(codes[rank.argsort()].view(E4M3))
+        assert bool((values[1:] >= values[:-1]).all()) and rank.unique().numel() == 254
+        assert torch.equal(code_of_ordinal(rank), codes)
+
+
+class TestSoundness:
+    """Every IEEE formula lies inside the set of every other; the sets are one code wide but at midpoints."""
+
+    @pytest.mark.parametrize("made_by", IEEE_GROUP, ids=lambda r: r.name)
+    @pytest.mark.parametrize("x", [normals(), tied(), normals(dtype=torch.float32)], ids=["normal", "tied", "float32"])
+    def test_all_formulas_admit_each_other(self, made_by, x):
+        made, prepared = quantize(x, made_by), prepare(x)
+        for judged_by in IEEE_GROUP:
+            assert judge_recipe(prepared, made.codes, made.scale, judged_by).outside == 0
+
+    def test_at_most_two_codes_and_mostly_one(self):
+        for x, low, high in ((normals(), 2e-3, 8e-3), (normals(dtype=torch.float32), 0.0, 2e-5)):
+            prepared = prepare(x)
+            sets = code_set(prepared, R.VLLM_GROUP, decode(quantize(x, R.VLLM_GROUP).scale))
+            assert int((sets.high - sets.low).max()) <= 1
+            assert low <= float(sets.two().double().mean()) <= high
+
+    def test_power_of_two_scales_leave_one_code(self):
+        x = tied()
+        made = quantize(x, R.DEEPGEMM_1X128_UE8M0)
+        sets = code_set(prepare(x), R.DEEPGEMM_1X128_UE8M0, decode(made.scale))
+        assert torch.equal(sets.low, sets.high) and torch.equal(code_of_ordinal(sets.low), bits(made.codes))
+        assert int(sets.two().sum()) == 0
+
+    def test_width_is_needed(self):
+        """A right code 2.99 u beside its midpoint: s = a fl(1/448), code of x fl(448/a); 2.9 u would refuse it."""
+        a, x = float.fromhex("0x1.d93dc8p+0"), float.fromhex("0x1.4120c6p-1")
+        group = torch.tensor([[a, x] + [0.0] * 126], dtype=torch.float32)
+        made = quantize(group, R.SGLANG_GROUP)
+        v = Fraction(x) / Fraction(float(made.scale))
+        distance = float((152 - v) / v) / U
+        assert 2.98 < distance < 3.0 < CODE_WIDTH / U
+        assert int(bits(made.codes)[0, 1]) == slow.e4m3_code(Fraction(152), False) != slow.e4m3_code(v, False)
+        assert judge_recipe(prepare(group), made.codes, made.scale, R.VLLM_GROUP).outside == 0
+
+    def test_scale_interval_is_the_formula(self):
+        x = normals(8)
+        sets = scale_set(prepare(x), R.VLLM_GROUP)
+        for row in range(8):
+            a = max(abs(Fraction(v)) for v in decode(x)[row, :128].tolist())
+            low, high = float(sets.low[row, 0]), float(sets.high[row, 0])
+            assert Fraction(low) <= a / 448 * (1 - 2 * Fraction(U)) and a / 448 * (1 + 2 * Fraction(U)) <= Fraction(
+                high
+            )
+            assert high / low - 1 < 2.01 * SCALE_WIDTH
+
+    def test_scale_widths_by_format(self):
+        x = normals(8)
+        for recipe in (R.TORCHAO_INFERENCE_1X128, R.DEEPGEMM_1X128_UE8M0, R.VLLM_GROUP_UE8M0):
+            sets = scale_set(prepare(x), recipe)
+            assert torch.equal(sets.low, sets.high)
+        wide, narrow = scale_set(prepare(x), R.FLASHINFER_1X128), scale_set(prepare(x), R.TRTLLM_1X128)
+        assert bool((wide.low < narrow.low).all()) and bool((wide.high > narrow.high).all())
+
+    def test_a_log_mode_admits_both_powers_just_above_one(self):
+        above = 448 * (1 + 2.0**-22)
+        x = torch.tensor([[above * 2.0**-20] + [0.0] * 127], dtype=torch.float32)
+        recipe = R.VLLM_GROUP_UE8M0
+        codes = quantize(x, replace(recipe, power_of_two=R.PowerOfTwo.CEIL))
+        assert float(codes.scale) == 2 * float(quantize(x, recipe).scale)
+        for made in (codes, quantize(x, recipe)):
+            assert judge_recipe(prepare(x), made.codes, made.scale, recipe).outside == 0
+            between = judge_recipe(prepare(x), made.codes, codes.scale * 0.75, recipe)
+            assert int(between.bad_scales.sum()) == 1, "1.5 * 2^k lies between the two powers, but is none"
+            strict = judge_recipe(prepare(x), made.codes, made.scale, R.VLLM_GROUP_UE8M0_BITS)
+            assert strict.outside == (0 if made is codes else 1 + int(strict.bad_codes.sum()))
+
+    def test_specials_are_the_declared_recipe_s(self):
+        x = normals(8)
+        x[0, 5], x[1, 5], x[2, 5] = math.nan, math.inf, -math.inf
+        x[3], x[4] = 0.0, x[4] * 2.0**-126
+        for recipe in R.recipes().values():
+            if recipe.formula is R.ScaleFormula.GIVEN or recipe.fault:
+                continue
+            made = quantize(x, recipe)
+            judged = judge_recipe(prepare(x), made.codes, made.scale, recipe)
+            assert judged.exact and judged.outside == 0, recipe.name
+        nan = quantize(x, R.TORCH_GROUP)
+        judged = judge_recipe(prepare(x), nan.codes, nan.scale, R.VLLM_GROUP)
+        assert int(judged.bad_scales.sum()) == 1 and judged.bad_codes.any()
+
+    def test_a_zero_scale_admits_any_finite_code(self):
+        x = torch.zeros(2, 128)
+        for code, bad in ((0x00, 0), (0x7E, 0), (0x80, 0), (0x7F, 256)):
+            q = torch.full((2, 128), code, dtype=torch.uint8).view(E4M3)
+            assert judge_recipe(prepare(x), q, torch.zeros(2, 1), R.TORCH_TOKEN.with_floor(0.0)).outside >= bad
+        tensor = replace(R.TORCH_TENSOR, zero_codes=True)
+        free = torch.full((2, 128), 0x7E, dtype=torch.uint8).view(E4M3)
+        assert judge_recipe(prepare(x), free, torch.zeros(1), tensor).outside == 0
+        nan = torch.full((2, 128), 0x7F, dtype=torch.uint8).view(E4M3)
+        assert judge_recipe(prepare(x), nan, torch.zeros(1), tensor).outside == 256
+
+
+class TestIdentify:
+    """Every recipe finds itself; those with the same bits are the documented twins."""
+
+    @staticmethod
+    def hard(recipe: R.Recipe) -> torch.Tensor:
+        x = torch.cat([tied(16).repeat(1, 3), normals(16, 384)])
+        x = torch.cat([x, x[:8].clone()])
+        x[20, 3], x[21, 3] = math.nan, math.inf
+        x[22], x[23], x[24] = 0.0, x[23] * 2.0**-34, x[24] * 2.0**-128
+        return x
+
+    TWINS = (
+        {"vllm_group", "sglang_triton_column"},
+        {"trtllm_1x128", "flashinfer_1x128"},
+        {"trtllm_128x128", "flashinfer_128x128"},
+        {"deepgemm_device_1x32_ue8m0", "te_mxfp8_1x32"},
+        {"flashinfer_testing_1x128_ue8m0", "torch_cast_1x128_ue8m0"},
+    )
+
+    @pytest.mark.parametrize("name", [n for n, r in R.recipes().items() if r.formula is not R.ScaleFormula.GIVEN])
+    def test_each_recipe_finds_itself_and_its_twins_only(self, name):
+        recipe = R.get(name)
+        x = self.hard(recipe)
+        if recipe.block.rows not in (None, 1):
+            x = torch.cat([x] * 8)[:256].contiguous()
+            x[torch.isnan(x) | torch.isinf(x)] = 0.5
+            x[200, 300] = 77.0
+        if recipe.block == R.TENSOR:
+            x = normals(4, 384) if not name.startswith("torchao") else tied(4)
+        made = quantize(x, recipe)
+        found = set(identify(prepare(x), made.codes, made.scale))
+        allowed = next((twins for twins in self.TWINS if name in twins), {name})
+        if recipe.block == R.TENSOR or recipe.block.rows not in (None, 1):
+            assert name in found
+        else:
+            assert name in found and found <= allowed
+
+    def test_a_logarithm_shows_just_above_a_power_of_two(self):
+        """bfloat16 amax can never be there, so only float32 data tell these twins apart."""
+        x = torch.tensor([[448 * (1 + 2.0**-22) * 2.0**-10] + [0.0] * 127], dtype=torch.float32)
+        made = quantize(x, R.FLASHINFER_TESTING_1X128_UE8M0)
+        found = identify(prepare(x), made.codes, made.scale)
+        assert "flashinfer_testing_1x128_ue8m0" in found and "torch_cast_1x128_ue8m0" not in found
+
+    def test_a_given_scale_is_matched_with_given_recipes_only(self):
+        x, s = normals(8), torch.tensor([0.37])
+        made = quantize(x, R.VLLM_STATIC, scale=s)
+        assert "vllm_static" in identify(prepare(x, scale=s), made.codes, s)
+        assert identify(prepare(x), made.codes, s) == ()
+
+
+def verdict_on(x: torch.Tensor, made: Quantized | tuple[torch.Tensor, torch.Tensor], recipe: R.Recipe):
+    codes, scale = (made.codes, made.scale) if isinstance(made, Quantized) else made
+    return judge_quantised(prepare(x), codes, scale, (recipe,))
+
+
+def of_bits(codes: torch.Tensor) -> torch.Tensor:
+    return codes.to(torch.uint8).view(E4M3)
+
+
+class TestSabotage:
+    """Each check's twin: a mutant fails, with the number of elements that it changed."""
+
+    X = normals(64, 512, torch.float32)
+
+    def right(self, recipe: R.Recipe = R.VLLM_GROUP) -> tuple[Prepared, Quantized]:
+        prepared = prepare(self.X)
+        made = quantize(self.X, recipe)
+        assert verdict_on(self.X, made, recipe).status is Status.PASSED
+        return prepared, made
+
+    def count(self, mutant: Quantized | tuple[torch.Tensor, torch.Tensor], recipe: R.Recipe = R.VLLM_GROUP):
+        verdict = verdict_on(self.X, mutant, recipe)
+        assert verdict.status is Status.FAILED and verdict.worst is not None and verdict.matches is None
+        return verdict
+
+    def test_codes_with_the_scale_of_the_next_block(self):
+        _, made = self.right()
+        wrong = made.scale.roll(-1, dims=1)
+        spread = grid(self.X.shape, R.GROUP_128).spread(decode(wrong)).to(torch.float32)
+        codes = bits((self.X / spread).clamp(-448, 448).to(E4M3))
+        changed = int((codes != bits(made.codes)).sum())
+        verdict = self.count((of_bits(codes), made.scale))
+        assert changed - 3 <= verdict.outside <= changed and verdict.worst.output == "q"
+        assert "every scale is right" in verdict.summary
+
+    def test_published_scale_of_the_next_block(self):
+        _, made = self.right()
+        rolled = made.scale.roll(-1, dims=1).contiguous()
+        judged = judge_recipe(prepare(self.X), made.codes, rolled, R.VLLM_GROUP)
+        assert int(judged.bad_scales.sum()) == int((rolled != made.scale).sum()) > 250
+        assert self.count((made.codes, rolled)).worst.output == "scale"
+
+    def test_two_scales_swapped(self):
+        _, made = self.right()
+        swapped = made.scale.clone()
+        swapped[3, 1], swapped[9, 2] = made.scale[9, 2], made.scale[3, 1]
+        judged = judge_recipe(prepare(self.X), made.codes, swapped, R.VLLM_GROUP)
+        assert judged.bad_scales.nonzero().tolist() == [[3, 1], [9, 2]]
+
+    def test_amax_ignores_the_last_element(self):
+        x = self.X.clone()
+        late = torch.arange(0, 64, 5)
+        x[late, 127] = 5000.0
+        blind = x.clone()
+        blind[:, 127::128] = 0.0
+        scale = quantize(blind, R.VLLM_GROUP).scale
+        right = quantize(x, R.VLLM_GROUP).scale
+        changed = int((scale != right).sum())
+        spread = grid(x.shape, R.GROUP_128).spread(decode(scale)).to(torch.float32)
+        codes = (x / spread).clamp(-448, 448).to(E4M3)
+        verdict = verdict_on(x, (codes, scale), R.VLLM_GROUP)
+        assert verdict.status is Status.FAILED and verdict.outside == changed >= len(late)
+        assert "codes are right for the scales published" in verdict.summary
+
+    def test_saturates_at_256(self):
+        _, made = self.right()
+        raw = bits(made.codes)
+        clipped = torch.where((raw & 0x7F) > 0x78, (raw & 0x80) | 0x78, raw)
+        verdict = self.count((of_bits(clipped), made.scale))
+        assert verdict.outside == int(((raw & 0x7F) > 0x78).sum()) > 256
+        assert abs(verdict.worst.actual) == 256.0
+
+    def test_half_up_on_the_tie_lattice(self):
+        middles = torch.tensor([float(a + b) / 2 for a, b in zip(slow.E4M3, slow.E4M3[1:], strict=False)])
+        x = torch.cat([middles, -middles, torch.tensor([448.0] * 4)]).reshape(1, -1)
+        recipe = R.VLLM_GROUP_UE8M0_BITS.with_block(R.Block(1, 256))
+        made = quantize(x, recipe)
+        up = torch.cat([torch.arange(1, 127), 0x80 + torch.arange(1, 127), bits(made.codes)[0, 252:]]).reshape(1, -1)
+        verdict = verdict_on(x, (of_bits(up), made.scale), recipe)
+        assert verdict.status is Status.FAILED and verdict.outside == 126
+
+    def test_floor_on_the_scale_instead_of_the_amax(self):
+        x = self.X.clone()
+        x[:7] *= 2.0**-60
+        right = quantize(x, R.VLLM_GROUP)
+        wrong = replace(R.VLLM_GROUP, amax_floor=0.0, scale_floor=1e-10)
+        mutant = quantize(x, wrong)
+        verdict = verdict_on(x, mutant, R.VLLM_GROUP)
+        assert verdict.status is Status.FAILED
+        assert verdict.outside == int((mutant.scale != right.scale).sum()) == 28
+        assert verdict.pattern.startswith("scale: rows 0..6 only")
+
+    def test_one_code_off(self):
+        _, made = self.right()
+        raw = bits(made.codes).clone()
+        raw[17, 300] ^= 1
+        verdict = self.count((of_bits(raw), made.scale))
+        assert verdict.outside == 1 and verdict.worst.index == (17, 300) and "(17, 300)" in verdict.pattern
+
+    def test_power_of_two_floor_instead_of_ceil(self):
+        prepared, made = self.right(R.DEEPGEMM_1X128_UE8M0)
+        floored = replace(R.DEEPGEMM_1X128, name="floored")
+        exact = prepared.scale(floored).reshape(made.scale.shape)
+        low = torch.where(exact == decode(made.scale), made.scale, made.scale / 2)
+        spread = grid(self.X.shape, R.GROUP_128).spread(decode(low)).to(torch.float32)
+        mutant = ((self.X / spread).clamp(-448, 448).to(E4M3), low)
+        verdict = self.count(mutant, R.DEEPGEMM_1X128_UE8M0)
+        assert verdict.outside == int((low != made.scale).sum()) > 200
+
+    def test_scale_rounded_up_after_the_payload(self):
+        _, made = self.right(R.SGLANG_GROUP_UE8M0)
+        mutant = quantize(self.X, R.SGLANG_GROUP_ROW_MAJOR_UE8M0)
+        verdict = self.count(mutant, R.SGLANG_GROUP_UE8M0)
+        assert verdict.outside == int((bits(mutant.codes) != bits(made.codes)).sum()) > 10_000
+        assert verdict.explained_by == ("sglang_group_row_major_ue8m0",)
+
+    def test_amax_that_leaves_rows_out(self):
+        x = normals(256, 384)
+        mutant, right = quantize(x, R.FLASHINFER_128X128_AMAX_FAULT), quantize(x, R.FLASHINFER_128X128)
+        verdict = verdict_on(x, mutant, R.FLASHINFER_128X128)
+        assert verdict.status is Status.FAILED
+        assert verdict.outside == int((mutant.scale < right.scale * (1 - 2.0**-20)).sum()) > 0
+        assert verdict.explained_by == ("flashinfer_128x128_amax_fault",)
+
+    @pytest.mark.parametrize(
+        ("code", "name"), [(0x7F, "NaN"), (0x00, "zeroed"), (0x7E, "saturated")], ids=lambda p: str(p)
+    )
+    def test_one_element_replaced(self, code, name):
+        _, made = self.right()
+        raw = bits(made.codes).clone()
+        assert int(raw[5, 6]) not in (0, 0x7E, 0x80)
+        raw[5, 6] = code
+        assert self.count((of_bits(raw), made.scale)).outside == 1, name
+
+    def test_one_row_zeroed(self):
+        _, made = self.right()
+        raw = bits(made.codes).clone()
+        raw[5] = 0
+        changed = int((bits(made.codes)[5] != 0).sum())
+        verdict = self.count((of_bits(raw), made.scale))
+        assert verdict.outside == changed and "row" in verdict.pattern
+
+    def test_sign_of_zero_lost(self):
+        x = self.X.clone()
+        x[4, :9] = -0.0
+        made = quantize(x, R.VLLM_GROUP)
+        raw = bits(made.codes)
+        mutant = torch.where(raw == 0x80, torch.zeros_like(raw), raw)
+        verdict = verdict_on(x, (of_bits(mutant), made.scale), R.VLLM_GROUP)
+        assert verdict.status is Status.FAILED and verdict.outside == int((raw == 0x80).sum()) >= 9
+
+    def test_inverse_published_instead_of_the_scale(self):
+        _, made = self.right()
+        judged = judge_recipe(prepare(self.X), made.codes, 1 / made.scale, R.VLLM_GROUP)
+        assert int(judged.bad_scales.sum()) == made.scale.numel()
+
+    def test_scale_rounded_to_bfloat16(self):
+        _, made = self.right()
+        mutant = made.scale.bfloat16().float()
+        judged = judge_recipe(prepare(self.X), made.codes, mutant, R.VLLM_GROUP)
+        assert int(judged.bad_scales.sum()) == int(((mutant / made.scale - 1).abs() > SCALE_WIDTH).sum()) > 240
+
+    def test_nan_scale_never_passes(self):
+        _, made = self.right()
+        scale = made.scale.clone()
+        scale[2, 2] = math.nan
+        verdict = self.count((made.codes, scale))
+        assert verdict.outside >= 1 and verdict.worst.output == "scale" and verdict.margin == math.inf
+
+
+class TestMistrust:
+    """A pass that could not have failed is not called a pass."""
+
+    def test_reasons(self):
+        same = torch.ones(4, 256)
+        for x, reason in (
+            (torch.zeros(4, 256), "every block is zero"),
+            (same, "all scales are equal"),
+            (torch.full((4, 256), math.nan), "no scale is a positive number"),
+        ):
+            verdict = verdict_on(x, quantize(x, R.TORCH_GROUP), R.TORCH_GROUP)
+            assert verdict.status is Status.MISTRUSTED and reason in str(verdict.reason)

@@ -1,0 +1,253 @@
+"""What the user's process has set, or hung on a tensor, changes no bit of any answer.
+
+Every verb, for the smallest case of every contract: in a process whose default device is ``meta``, whose default dtype
+is float64 and which is in inference mode from before the package is imported; and with inputs and outputs that are
+parameters, of a subclass, strided, or still to be negated.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from oracle import errors
+from oracle.numbers.formats import codes_of
+from oracle.routines import cases, get, intervals, profiles, registered
+from oracle.routines.base import plain
+from oracle.tensorcore.identify import Match
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = sorted(name for name in registered() if name in cases.grammars())
+Answers = dict[str, object]
+
+HOSTILE = """
+import json, sys, torch
+torch.set_default_device("meta")
+torch.set_default_dtype(torch.float64)
+with torch.inference_mode():
+    from tests.project.test_ambient import NAMES, answers, smallest
+    found = {name: answers(name, *smallest(name)) for name in NAMES}
+torch.set_default_device("cpu")
+print(json.dumps(found))
+"""
+
+
+def smallest(name: str) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Inputs and options of the case with the smallest extents."""
+    case = min(profiles.cases(name, "quick"), key=lambda c: (prod(size for _, size in c.extents), str(c)))
+    return case.inputs(), case.call_options()
+
+
+def answers(
+    name: str,
+    inputs: Mapping[str, Tensor],
+    options: Mapping[str, object],
+    change: Callable[[Tensor], Tensor] = lambda x: x,
+) -> Answers:
+    """What every verb says about the expected output and about a wrong one; ``change`` is made to every output."""
+    right = intervals.expected(get(name), {n: plain(x, n) for n, x in inputs.items()}, **options)
+    broken = {n: x.clone(memory_format=torch.preserve_format) for n, x in right.items()}
+    bits = next(iter(broken.values()))
+    bits = codes_of(bits) if bits.is_floating_point() else bits
+    bits[(-1,) * bits.dim()] = ~bits[(-1,) * bits.dim()]
+    right, wrong = ({n: change(x) for n, x in out.items()} for out in (right, broken))
+    return {
+        "reference": said(lambda: oracle.reference(name, inputs, **options)),
+        "judge": said(lambda: oracle.judge(name, inputs, right, **options)),  # type: ignore[arg-type]
+        "judge a wrong one": said(lambda: oracle.judge(name, inputs, wrong, **options)),  # type: ignore[arg-type]
+        "predict": said(lambda: oracle.predict(name, inputs, **options)),  # type: ignore[arg-type]
+        "identify": said(lambda: oracle.identify(name, inputs, right, **options)),  # type: ignore[arg-type]
+    }
+
+
+@cache
+def usual(name: str) -> Answers:
+    return answers(name, *smallest(name))
+
+
+def said(call: Callable[[], object]) -> object:
+    """An answer in a form that JSON keeps; a typed error is one."""
+    try:
+        found = call()
+    except errors.OracleError as error:
+        return f"{type(error).__name__}: {error}"
+    if isinstance(found, Tensor):
+        return digest(found)
+    if isinstance(found, dict):
+        return {name: digest(x) for name, x in found.items()}
+    if isinstance(found, list):
+        return [[m.schedule, m.equal, m.compared] for m in found if isinstance(m, Match)]
+    assert isinstance(found, oracle.Verdict)
+    return json.loads(json.dumps(found.to_json()))
+
+
+def digest(x: Tensor) -> str:
+    bits = codes_of(x) if x.is_floating_point() else x
+    held = hashlib.sha256(bits.contiguous().numpy().tobytes()).hexdigest()
+    return f"{x.dtype} {list(x.shape)} {x.device} {type(x).__name__} {x.requires_grad} {held}"
+
+
+@pytest.fixture(scope="module")
+def hostile() -> dict[str, Answers]:
+    """All answers of a process with other defaults."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), *sys.path) if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", HOSTILE], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+class Tagged(Tensor):
+    """A subclass that adds nothing."""
+
+
+BY_MEMORY = ("get_col_major_tma_aligned_tensor",)  # judged by the memory behind the output, which negating replaces
+
+
+def laden(x: Tensor) -> Tensor:
+    """The same values, still to be negated, of a subclass, and with a gradient where torch has one."""
+    return negated(x).as_subclass(Tagged).requires_grad_(x.is_floating_point() and x.element_size() > 1)
+
+
+def tagged(x: Tensor) -> Tensor:
+    return x.as_subclass(Tagged)
+
+
+def negated(x: Tensor) -> Tensor:
+    """The same values behind a pending negation, where torch has one."""
+    return torch._neg_view(-x) if x.is_floating_point() and x.element_size() > 1 else x
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same values with every second element of a larger memory."""
+    if x.dim() == 0:
+        return x
+    memory = torch.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=x.dtype)
+    bits = codes_of(memory) if x.is_floating_point() else memory
+    bits[..., ::2] = codes_of(x) if x.is_floating_point() else x
+    return memory[..., ::2]
+
+
+class TestDefaults:
+    """Default device and dtype, and inference mode, are the user's; the oracle names its own."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_same_answers(self, name: str, hostile: dict[str, Answers]) -> None:
+        assert hostile[name] == usual(name)
+
+    def test_every_factory_names_them(self) -> None:
+        """A factory without a device makes its tensor where the user says; float ones need a dtype as well."""
+        for package in ("oracle", "kernels"):
+            for path in sorted((ROOT / package).rglob("*.py")):
+                unnamed = without_defaults(path.read_text())
+                assert unnamed == [], f"{path.relative_to(ROOT)}: {unnamed[0]}"
+
+    def test_that_check_sees_a_factory_that_does_not(self) -> None:
+        assert without_defaults("torch.zeros(3, dtype=torch.int64)") == ["line 1: torch.zeros has no device"]
+        assert without_defaults("torch.tensor(x, device=d)") == ["line 1: torch.tensor has no dtype"]
+        assert without_defaults("torch.arange(3, device=d)") == []
+
+
+class TestTensors:
+    """Gradients, subclasses, strides and pending negations are no part of a value."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_same_answers(self, name: str) -> None:
+        inputs, options = smallest(name)
+        changed = {n: laden(x) for n, x in inputs.items()}
+        change = tagged if name in BY_MEMORY else laden
+        assert answers(name, changed, options, change) == usual(name)
+
+    def test_parameters(self) -> None:
+        inputs, options = smallest("cutlass_scaled_mm")
+        changed = {n: torch.nn.Parameter(x, requires_grad=x.dtype == torch.float32) for n, x in inputs.items()}
+        assert answers("cutlass_scaled_mm", changed, options, torch.nn.Parameter) == usual("cutlass_scaled_mm")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_strides(self, name: str) -> None:
+        """Contracts that judge strides say so; the others read values."""
+        inputs, options = smallest(name)
+        packed = {spec.name for spec in get(name).inputs if spec.contiguous}
+        changed = {n: x if n in packed else strided(x) for n, x in inputs.items()}
+        assert answers(name, changed, options) == usual(name)
+
+    def test_expanded_views(self) -> None:
+        """Strides of zero: one row of memory for all rows of the matrix."""
+        codes = torch.arange(0, 128, dtype=torch.uint8).view(torch.float8_e4m3fn)[None].expand(6, 128)
+        inputs = {"a": codes, "a_scale": torch.rand(6, 1), "b": codes[:1].expand(8, 128), "b_scale": torch.ones(1, 1)}
+        dense = {n: x.contiguous() for n, x in inputs.items()}
+        inputs["a"], dense["a"] = inputs["a"][:, :126], dense["a"][:, :126].contiguous()
+        inputs["b"], dense["b"] = inputs["b"][:, :126], dense["b"][:, :126].contiguous()
+        assert answers("fp8_gemm_nt", inputs, {}) == answers("fp8_gemm_nt", dense, {})
+        out = torch.zeros(1, 1, dtype=torch.bfloat16).expand(6, 8)
+        verdict = oracle.judge("fp8_gemm_nt", dense, out)
+        assert verdict.outside == oracle.judge("fp8_gemm_nt", dense, out.contiguous()).outside == 48
+
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # they are refused here, however young
+    def test_what_has_no_values_is_refused(self) -> None:
+        inputs, options = smallest("fp8_gemm_nt")
+        out = intervals.expected(get("fp8_gemm_nt"), inputs, **options)["out"]
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        fake = FakeTensorMode().from_tensor(out)
+        nested = torch.nested.nested_tensor([out[0], out[0, :3]])
+        for wrong, error in (
+            (fake, errors.InputError),
+            (nested, errors.LayoutError),
+            (out.to("meta"), errors.DeviceError),
+            (out.float().to_sparse(), errors.LayoutError),
+        ):
+            with pytest.raises(error, match="out (is|lies on)"):
+                oracle.judge("fp8_gemm_nt", inputs, wrong, **options)  # type: ignore[arg-type]
+
+    def test_below_the_verbs_a_pending_negation_is_refused(self) -> None:
+        """A contract called directly does not read bits that are not those of the values."""
+        inputs, options = smallest("fp8_gemm_nt")
+        contract = get("fp8_gemm_nt")
+        with pytest.raises(errors.LayoutError, match=r"a_scale\.resolve_neg\(\)"):
+            contract.reference(inputs | {"a_scale": negated(inputs["a_scale"])}, **options)
+        out = negated(intervals.expected(contract, inputs, **options)["out"])
+        with pytest.raises(errors.LayoutError, match=r"out\.resolve_neg\(\)"):
+            contract.judge(inputs, out, arch="sm90", numerics=None, **options)
+
+
+def test_identify_keeps_to_the_named_output_dtype() -> None:
+    inputs, _ = smallest("fp8_gemm_nt")
+    out = oracle.predict("fp8_gemm_nt", inputs)
+    assert isinstance(out, Tensor)
+    assert oracle.identify("fp8_gemm_nt", inputs, out, out_dtype=torch.bfloat16)[0].equal == 1
+    with pytest.raises(errors.DtypeError, match=r"expected torch\.float16"):
+        oracle.identify("fp8_gemm_nt", inputs, out, out_dtype=torch.float16)
+
+
+FACTORIES = {
+    "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
+    "randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros",
+}  # fmt: skip
+INTEGERS = {"arange", "randint", "randperm"}  # int64 for integer arguments, whatever the default is
+
+
+def without_defaults(source: str) -> list[str]:
+    """Calls of torch's factories that leave the device, or a dtype that matters, to the process."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch."):
+            factory, named = ast.unparse(node.func).removeprefix("torch."), {word.arg for word in node.keywords}
+            if factory in FACTORIES:
+                needed = ("device",) if factory in INTEGERS else ("device", "dtype")
+                found += [f"line {node.lineno}: torch.{factory} has no {word}" for word in needed if word not in named]
+    return found

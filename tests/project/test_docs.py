@@ -1,0 +1,144 @@
+"""The documentation: what it shows is what the code does now; every page is in the menu; the site needs no network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RIGHT = """# A page
+
+<!-- generated: statuses -->
+<!-- /generated -->
+
+```python
+x = 1
+print(x + 1)
+```
+
+```python title="hello.py"
+print("from a file")
+```
+
+```console
+$ python hello.py
+$ fp8-oracle --version
+```
+
+<!-- requires: no-such-tool -->
+```console
+$ no-such-tool
+what it printed where it was
+```
+"""
+
+
+def generate(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the generator as CI does."""
+    command = [sys.executable, str(root / "docs" / "generate.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+
+
+# name of the page: what stands in it, what stands there instead, what the check must say
+SABOTAGED = {
+    "output.md": ("```text\n2\n", "```text\n3\n", "-3"),
+    "table.md": ("| `CRASHED` | yes |", "| `CRASHED` | no |", "-| `CRASHED` | no | yes |"),
+    "console.md": ("from a file\n$", "from nowhere\n$", "-from nowhere"),
+    "example.md": ("print(x + 1)", "print(x + 4)", "+5"),
+    "raises.md": ("print(x + 1)", "print(y)", "raises.md: Traceback"),
+    "block.md": ("generated: statuses", "generated: moods", "no generated block 'moods'"),
+    "command.md": ("fp8-oracle --version", "fp8-oracle plan --op nothing", "+fp8-oracle: error: unknown operation"),
+}
+
+
+@pytest.fixture(scope="class")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A page that was made, and what a check says of its sabotaged copies."""
+    folder, root = tmp_path_factory.mktemp("docs"), Path(__file__).resolve().parents[2]
+    (folder / "right.md").write_text(RIGHT)
+    done = generate(root, "--docs", str(folder))
+    assert done.returncode == 0, done.stderr
+    text = (folder / "right.md").read_text()
+    for name, (right, wrong, _) in SABOTAGED.items():
+        assert right in text
+        (folder / name).write_text(text.replace(right, wrong, 1))
+    done = generate(root, "--check", "--docs", str(folder))
+    assert done.returncode == 1
+    for name, (right, wrong, _) in SABOTAGED.items():
+        assert (folder / name).read_text() == text.replace(right, wrong, 1), "a check writes nothing"
+    return text, done.stdout + done.stderr
+
+
+class TestPages:
+    """Outputs, tables and signatures are produced from the code; examples are executed."""
+
+    def test_up_to_date(self, root: Path) -> None:
+        done = generate(root, "--check")
+        assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr}"
+
+    def test_what_is_made(self, pages: tuple[str, str]) -> None:
+        for part in ("| `CRASHED` | yes | yes |", "```text\n2\n```", "$ python hello.py\nfrom a file\n$ fp8-oracle"):
+            assert part in pages[0]
+
+    @pytest.mark.parametrize("name", SABOTAGED)
+    def test_what_is_stale_is_found(self, pages: tuple[str, str], name: str) -> None:
+        assert SABOTAGED[name][2] in pages[1]
+
+    def test_what_is_right_is_left_alone(self, pages: tuple[str, str]) -> None:
+        assert "right.md (stored)" not in pages[1]
+
+    def test_a_tool_that_is_not_here_is_named(self, pages: tuple[str, str]) -> None:
+        assert "what it printed where it was" in pages[0]
+        assert "right.md: no-such-tool is not here; what it prints was not compared" in pages[1]
+
+
+class TestSite:
+    """mkdocs, strictly; nothing is fetched when it is built or read."""
+
+    def test_every_page_is_in_the_menu(self, root: Path) -> None:
+        menu = re.findall(r": ([\w/-]+\.md)$", (root / "mkdocs.yml").read_text(), re.MULTILINE)
+        pages = [path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")]
+        assert sorted(menu) == sorted(pages)
+
+    def test_build(self, root: Path, tmp_path: Path) -> None:
+        pytest.importorskip("mkdocs", reason="needs the extra `docs`; `tox -e docs` has it")
+        pytest.importorskip("material", reason="needs the extra `docs`; `tox -e docs` has it")
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+        nowhere = {"http_proxy": "http://0.0.0.0:1", "https_proxy": "http://0.0.0.0:1"}
+        environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"} | nowhere
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment)
+        assert done.returncode == 0, done.stderr
+        html = list((tmp_path / "site").rglob("*.html"))
+        assert len(html) > 15
+        fetched = {url for file in html for url in external(file.read_text())}
+        assert not fetched
+        assert not list((tmp_path / "site").rglob("*.py"))
+
+    def test_a_broken_link_stops_the_build(self, root: Path, tmp_path: Path) -> None:
+        pytest.importorskip("mkdocs", reason="needs the extra `docs`; `tox -e docs` has it")
+        shutil.copytree(root / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(root / "mkdocs.yml", tmp_path)
+        index = tmp_path / "docs" / "index.md"
+        index.write_text(index.read_text().replace("(tutorial.md)", "(tutorials.md)"))
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode != 0
+        assert "tutorials.md" in done.stderr
+
+    def test_an_external_asset_is_found(self) -> None:
+        """The twin of the check above."""
+        assert external('<link rel="stylesheet" href="https://fonts.example/x.css">') == ["https://fonts.example/x.css"]
+        assert external('<script src="//cdn.example/x.js"></script>') == ["//cdn.example/x.js"]
+        assert external('<img src="http://example/x.png"> <a href="https://example/">read</a>') == ["http://example/x.png"]
+
+
+def external(html: str) -> list[str]:
+    """Addresses that a browser would fetch from elsewhere by itself; links to follow are no such."""
+    tags = re.findall(r"<(?:link|script|img|iframe|source|video)\b[^>]*>", html)
+    kept = [tag for tag in tags if 'rel="canonical"' not in tag]
+    return [url for tag in kept for url in re.findall(r"""(?:src|href)=["']?((?:https?:)?//[^"'\s>]+)""", tag)]

@@ -1,0 +1,153 @@
+"""The import contract, read off the syntax trees: nothing is imported to check it.
+
+`oracle` and `kernels` never import each other, and inside `oracle` a room knows only the rooms before it in ``ROOMS``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Left to right: a file may import from its own room and from every room before it.
+ROOMS = (
+    "errors",
+    "numbers",
+    "truth",
+    "tensorcore",
+    "bounds",
+    "verdict",
+    "routines",
+    "diagnosis",
+    "api",
+    "fixtures",
+    "report",
+    "harness",
+    "cli",
+    "pytest_plugin",
+)
+ENTRANCES = ("__init__", "__main__")
+"""Files that may import from every room, and that no room imports."""
+WITHOUT = {
+    "report": (("torch", "numpy", "numba"), "a report is text; nothing of it touches a tensor"),
+    "numbers": (("ml_dtypes", "gfloat"), "a witness is not a definition"),
+}
+"""Rooms that must do without these packages, with the reason."""
+RANK = {name: rank for rank, name in enumerate((*ROOMS, *ENTRANCES))}
+
+
+def imported(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """``(line, dotted module)`` of every import statement, wherever it stands; relative ones made absolute."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parts, *([base] if base else [])])
+            yield node.lineno, base
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def violations(house: str, path: Path, source: str) -> list[str]:
+    """One sentence for each import of ``source`` (the file ``path`` relative to its house) that is not allowed."""
+    room = path.parts[0].removesuffix(".py")
+    other = {"oracle": "kernels", "kernels": "oracle"}[house]
+    package = ".".join([house, *path.parent.parts])
+    found = []
+    for line, module in imported(source, package):
+        top, _, rest = module.partition(".")
+        target = rest.partition(".")[0]
+        if top == other:
+            found.append(f"{house}/{path}:{line} imports {module}: the two houses never import each other")
+        if house != "oracle":
+            continue
+        if top == "oracle" and target in RANK and RANK[target] > RANK.get(room, -1):
+            found.append(f"oracle/{path}:{line} imports {module}, which stands to the right of {room}")
+        forbidden, why = WITHOUT.get(room, ((), ""))
+        if top in forbidden:
+            found.append(f"oracle/{path}:{line} imports {module}: {why}")
+    return found
+
+
+def files(house: str) -> list[Path]:
+    """Python files of a house, relative to it."""
+    return sorted(path.relative_to(ROOT / house) for path in (ROOT / house).rglob("*.py"))
+
+
+def rooms_of(house: Path) -> set[str]:
+    """The folders with Python files and the Python files at the root of a house."""
+    return {path.relative_to(house).parts[0].removesuffix(".py") for path in house.rglob("*.py")}
+
+
+class TestImportContract:
+    """A file knows only what stands to its left; `kernels` and `oracle` never import each other."""
+
+    @pytest.mark.parametrize("house", ["oracle", "kernels"])
+    def test_no_forbidden_import(self, house: str) -> None:
+        found = [v for path in files(house) for v in violations(house, path, (ROOT / house / path).read_text())]
+        assert not found, "\n".join(found)
+
+    def test_the_rooms_are_those_that_exist(self) -> None:
+        assert rooms_of(ROOT / "oracle") == set(RANK)
+
+    def test_subjects_are_reached_by_name_only(self) -> None:
+        """Only `fp8-oracle doctor` and `plan` name `kernels` to the import machinery."""
+        speakers = [
+            str(path)
+            for path in files("oracle")
+            if any(
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", getattr(node.func, "attr", ""))
+                in ("import_module", "__import__", "find_spec")
+                and any(isinstance(a, ast.Constant) and str(a.value).startswith("kernels") for a in node.args)
+                for node in ast.walk(ast.parse((ROOT / "oracle" / path).read_text()))
+            )
+        ]
+        assert sorted(speakers) == ["cli/doctor.py", "cli/plan.py"]
+
+
+class TestTheCheckItself:
+    """Sabotaged twins: each of these must be found."""
+
+    @pytest.mark.parametrize(
+        ("house", "path", "source"),
+        [
+            ("oracle", "truth/gemm.py", "import kernels"),
+            ("oracle", "truth/gemm.py", "def f():\n    from kernels.linear import cutlass_scaled_mm"),
+            ("kernels", "linear.py", "from oracle.numbers.formats import decode"),
+            ("kernels", "backends/eager.py", "import oracle.truth.gemm as g"),
+            ("oracle", "numbers/formats.py", "from oracle.truth import gemm"),
+            ("oracle", "truth/gemm.py", "from oracle import bounds"),
+            ("oracle", "tensorcore/predict.py", "from ..bounds import interval"),
+            ("oracle", "verdict/compare.py", "import oracle.report.console"),
+            ("oracle", "report/console.py", "import torch"),
+            ("oracle", "numbers/formats.py", "from ml_dtypes import bfloat16"),
+            ("oracle", "attic/gemm.py", "from oracle import errors"),
+        ],
+    )
+    def test_a_forbidden_import_is_found(self, house: str, path: str, source: str) -> None:
+        assert len(violations(house, Path(path), source)) >= 1
+
+    @pytest.mark.parametrize(
+        ("house", "path", "source"),
+        [
+            ("oracle", "numbers/rounding.py", "from oracle.numbers.formats import decode\nimport torch"),
+            ("oracle", "bounds/chain.py", "from .interval import Interval\nfrom oracle.truth.gemm import exact"),
+            ("kernels", "linear.py", "from kernels.errors import ShapeError"),
+        ],
+    )
+    def test_an_allowed_import_is_not(self, house: str, path: str, source: str) -> None:
+        assert violations(house, Path(path), source) == []
+
+    def test_a_room_that_does_not_exist_is_found(self, tmp_path: Path) -> None:
+        for name in ("numbers/formats.py", "attic/gemm.py"):
+            (tmp_path / name).parent.mkdir()
+            (tmp_path / name).write_text("")
+        assert rooms_of(tmp_path) - set(RANK) == {"attic"}
+        assert "truth" in set(RANK) - rooms_of(tmp_path)

@@ -1,0 +1,77 @@
+"""What was measured on a GPU and is kept: it says what the layer promises of itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "measurements"
+RECORDS = sorted(FOLDER.glob("*.json"))
+OVERHEAD = 10.0
+"""Microseconds a call over the bare library."""
+LINEAR = 1.05
+"""Times the bare sequence of library calls, eagerly and replayed."""
+COPY = 0.6
+"""Of the bandwidth of a copy, by the 1x128 quantiser."""
+SIGNIFICAND = "div.approx depends on the significand alone"
+"""The one question whose answer is no."""
+
+
+def broken(made: dict[str, Any]) -> list[str]:
+    """The promises that a record does not bear out."""
+    times, checks, found = made["timings"], made["checks"], []
+    found += [f"attempt {name}" for name, attempt in made["attempts"].items() if attempt["status"] != "ok"]
+    found += [f"check {name}" for name, value in checks.items() if value is False and name != SIGNIFICAND]
+    bare = {"host_us.fp8_gemm_nt": "bare", "host_us.switch M=16": "bare FlashInfer",
+            "host_us.switch M=64": "bare vLLM quantiser and DeepGEMM"}  # fmt: skip
+    for name, other in bare.items():
+        for mine in ("layer", "operator"):
+            if times[name].get(mine, 0.0) - times[name][other] >= OVERHEAD:
+                found.append(f"{name}: {mine}")
+    linear = [name for name in times if ".linear " in name]
+    found += [name for name in linear if times[name]["layer"] > LINEAR * times[name]["bare"]]
+    if len(linear) < 8:
+        found.append("linear: four numbers of rows, eager and replayed")
+    rates = times["quantiser_gb_per_s"]
+    for mine, theirs in (("layer row-major", "vllm row-major"), ("layer TMA-aligned", "vllm column-major")):
+        if rates[mine] < COPY * rates["copy of the same bytes"] or rates[mine] < rates[theirs]:
+            found.append(f"quantiser: {mine}")
+    wrong = {name.partition(", ")[2]: n for name, n in checks.items() if name.startswith("threads: ")}
+    found += [f"threads: {name}" for name, n in wrong.items() if name.startswith("layer") and n != 0]
+    if not wrong.get("FlashInfer"):
+        found.append("threads: the race was not seen, so its absence says nothing")
+    return found
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda p: p.stem)
+def test_the_promises_are_kept(path: Path) -> None:
+    assert broken(json.loads(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("timings", "host_us.fp8_gemm_nt", "layer"), 99.0, "host_us.fp8_gemm_nt: layer"),
+        (("timings", "host_us.switch M=16", "operator"), 99.0, "host_us.switch M=16: operator"),
+        (("timings", "device_us.linear M=64 N=4096 K=7168", "layer"), 99.0, "device_us.linear M=64 N=4096 K=7168"),
+        (("timings", "graph_us.linear M=16 N=4096 K=7168", "layer"), 99.0, "graph_us.linear M=16 N=4096 K=7168"),
+        (("timings", "quantiser_gb_per_s", "layer row-major"), 1000.0, "quantiser: layer row-major"),
+        (("checks", "threads: wrong answers of 8000, layer below 32 rows"), 1, "threads: layer below 32 rows"),
+        (("checks", "threads: wrong answers of 8000, FlashInfer"), 0, "threads: the race was not seen"),
+        (("checks", "graph replay = eager: switch M=16"), False, "check graph replay = eager: switch M=16"),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, tuple) else None,
+)
+def test_a_broken_promise_is_noticed(place: tuple[str, ...], value: object, said: str) -> None:
+    """Sabotaged twins."""
+    made = copy.deepcopy(json.loads(RECORDS[0].read_text()))
+    at: Any = made
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    (only,) = broken(made)
+    assert only.startswith(said)

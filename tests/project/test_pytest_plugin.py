@@ -1,0 +1,405 @@
+"""The pytest plugin, used as another project uses it (``tests/support/example_project``), and each promise sabotaged once."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Cli
+from safetensors.torch import save_file
+
+import oracle.cli.pytest_outcome
+
+# Everything that a run inside this process loads must be loaded before it: pytester forgets what is new.
+import oracle.diagnosis.diagnose
+import oracle.report.console
+from oracle import pytest_plugin
+from oracle.errors import ContractError, InputError
+from oracle.pytest_plugin import MistrustedWarning, NonConforming
+from oracle.report import record
+from oracle.routines import cases
+
+pytest_plugins = ["pytester"]
+
+ID = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=192,k=384/family=randn/seed=1"
+HEAD = """
+import pytest, torch
+from example_kernels import block_gemm
+
+def run(case):
+    return block_gemm(**case.inputs(), **case.call_options())
+"""
+TAKES = "(oracle_case, assert_conforms):"
+JUDGE = "    assert_conforms(run(oracle_case), oracle_case, arch='cpu')"
+ONE_CASE = f"@pytest.mark.oracle_cases('fp8_gemm_nt', cases=['{ID}'])"
+SABOTAGE = {"b_scale[rows, block]": "b_scale[rows, (block + 1) % b_scale.shape[1]]"}  # scale of the next K block
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, root: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """The example project in a folder of its own; PYTEST_ADDOPTS of the outer run does not reach it."""
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    shutil.copytree(root / "tests" / "support" / "example_project", pytester.path, dirs_exist_ok=True)
+    return pytester
+
+
+def sabotage(project: pytest.Pytester) -> None:
+    """Break the example project's kernel."""
+    file = project.path / "example_kernels.py"
+    text = file.read_text()
+    for right, wrong in SABOTAGE.items():
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    file.write_text(text)
+
+
+def with_tests(project: pytest.Pytester, *tests: str) -> None:
+    """Replace the example project's tests."""
+    (project.path / "tests" / "test_block_gemm.py").write_text("\n".join([HEAD, *tests]) + "\n")
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """The outcomes in a record as they stand there; the file is a sound record from its first line to its last."""
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["kind"] for line in found] == ["run", *["outcome"] * (len(found) - 2), "end"]
+    assert len(record.read(file).outcomes) == len(found) - 2, "no two outcomes have one key"
+    return [line["outcome"] for line in found[1:-1]]
+
+
+def mistrusted(outcomes: list[dict[str, Any]]) -> int:
+    return sum(outcome["verdict"]["status"] == "MISTRUSTED" for outcome in outcomes)
+
+
+def collected(project: pytest.Pytester, *options: str) -> list[str]:
+    result = project.runpytest_inprocess("--collect-only", "-q", *options)
+    return [line for line in result.outlines if "::test_it[" in line]
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no test ran, so that a verdict which must be bad is not counted as this suite's."""
+    monkeypatch.setattr(pytest_plugin, "_running", [])
+
+
+class TestAnotherProject:
+    """The example project as it is, and with a kernel that takes the scale of the next K block."""
+
+    def test_right(self, project: pytest.Pytester) -> None:
+        result = project.runpytest_inprocess("--oracle-report=verdicts.jsonl")
+        found = lines(project.path / "verdicts.jsonl")
+        result.assert_outcomes(passed=len(found), warnings=mistrusted(found))
+        assert len(found) > 20
+        assert mistrusted(found) < 3
+        assert not any(line["fails"] for line in found)
+        result.stdout.fnmatch_lines([f"fp8-oracle: {len(found)} verdicts: *passed; verdicts.jsonl"])
+
+    def test_sabotaged(self, project: pytest.Pytester) -> None:
+        sabotage(project)
+        result = project.runpytest_inprocess("--oracle-report=verdicts.jsonl", "-k", "randn or our_shape")
+        failed = [line for line in lines(project.path / "verdicts.jsonl") if line["fails"]]
+        # K = 128 is one block: there is no next one, and the kernel is right.
+        result.assert_outcomes(failed=len(failed), passed=1)
+        assert len(failed) >= 8
+        for line in failed:
+            assert line["verdict"]["status"] == "FAILED"
+            assert line["verdict"]["outside"] > 0
+            assert shlex.split(line["repro"]) == ["pytest", line["test"]]
+            assert line["test"].startswith(line["subject"])
+
+    def test_the_words_of_a_failure(self, project: pytest.Pytester) -> None:
+        sabotage(project)
+        with_tests(project, ONE_CASE, f"def test_it{TAKES}",
+                   JUDGE)  # fmt: skip
+        result = project.runpytest_inprocess()
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            [
+                "E *NonConforming: FAILED fp8_gemm_nt/e4m3xe4m3-bf16/*/seed=1 ?tests/test_block_gemm.py::test_it?",
+                "E * of 960 elements outside the bound (any-order float32 bound); worst out?*, admissible ?*",
+                "E *repro: pytest 'tests/test_block_gemm.py::test_it?fp8_gemm_nt/*'",
+                "fp8-oracle: 1 verdicts: 1 failed",
+            ]
+        )
+        text = result.stdout.str()
+        assert "pytest_plugin.py" not in text.partition("short test summary")[0], "our own frames are hidden"
+
+    @pytest.mark.usefixtures("outside")
+    def test_the_words_are_those_of_the_command_line(self, cli: Cli, tmp_path: Path) -> None:
+        inputs = cases.parse(ID).inputs()
+        wrong = torch.zeros(5, 192, dtype=torch.bfloat16)
+        with pytest.raises(NonConforming) as failure:
+            pytest_plugin.assert_conforms(wrong, "fp8_gemm_nt", inputs, arch="cpu")
+        save_file({**inputs, "out": wrong}, tmp_path / "x.safetensors")
+        ran = cli("judge", tmp_path / "x.safetensors", "--contract", "fp8_gemm_nt", "--arch", "cpu")
+        assert ran.status == 1
+        assert failure.value.verdict.summary in ran.out
+        assert failure.value.verdict.summary in str(failure.value)
+
+
+class TestCasesByMarker:
+    """``oracle_cases`` gives cases by profile, by id and by predicate; every mistake is one sentence, none a skip."""
+
+    def test_profile_and_where(self, project: pytest.Pytester) -> None:
+        body = f"def test_it{TAKES}\n{JUDGE}"
+        marker = "@pytest.mark.oracle_cases('fp8_gemm_nt', {}where=lambda case: case.family == 'zeros')"
+        with_tests(project, marker.format(""), body)
+        quick, full = collected(project), collected(project, "--oracle-profile=full")
+        with_tests(project, marker.format("profile='quick', "), body)
+        assert quick
+        assert set(quick) < set(full)
+        assert collected(project, "--oracle-profile=full") == quick, "a profile that a marker names is not overruled"
+
+    def test_markers_add_up_without_repeating(self, project: pytest.Pytester) -> None:
+        other = ID.replace("seed=1", "seed=2")
+        with_tests(project, ONE_CASE, f"@pytest.mark.oracle_cases('fp8_gemm_nt', cases=['{other}', '{ID}'])",
+                   f"def test_it{TAKES}",
+                   JUDGE)  # fmt: skip
+        project.runpytest_inprocess().assert_outcomes(passed=2)
+
+    @pytest.mark.parametrize(
+        ("marker", "said"),
+        [
+            ("@pytest.mark.oracle_cases('fp9_gemm')", "no contract 'fp9_gemm'"),
+            ("@pytest.mark.oracle_cases('fp8_gemm_nt', profile='huge')", "no profile 'huge'"),
+            ("@pytest.mark.oracle_cases('fp8_gemm_nt', cases=['nonsense'])", "'nonsense' has 1 parts"),
+            ("@pytest.mark.oracle_cases('cutlass_scaled_mm', cases=['" + ID + "'])", "is no case of cutlass_scaled_mm"),
+            ("@pytest.mark.oracle_cases('fp8_gemm_nt', where=lambda case: False)", "`where` is true for none of the"),
+            ("@pytest.mark.oracle_cases('fp8_gemm_nt', size=3)", "unexpected keyword argument 'size'"),
+            ("@pytest.mark.oracle_cases()", "missing 1 required positional argument: 'contract'"),
+        ],
+    )
+    def test_a_wrong_marker_stops_the_collection(self, project: pytest.Pytester, marker: str, said: str) -> None:
+        with_tests(project, marker, "def test_it(oracle_case): pass")
+        result = project.runpytest_inprocess("-q")
+        result.assert_outcomes(errors=1)
+        assert said in result.stdout.str()
+        assert "Traceback" not in result.stdout.str()
+
+    def test_a_marked_test_must_take_the_case(self, project: pytest.Pytester) -> None:
+        with_tests(project, ONE_CASE, "def test_it(): pass")
+        result = project.runpytest_inprocess("-q")
+        result.assert_outcomes(errors=1)
+        assert "test_it is marked oracle_cases but takes no oracle_case" in result.stdout.str()
+
+    def test_the_case_needs_a_marker(self, project: pytest.Pytester) -> None:
+        with_tests(project, "def test_it(oracle_case): pass")
+        result = project.runpytest_inprocess("-q")
+        result.assert_outcomes(errors=1)
+        assert "add @pytest.mark.oracle_cases(" in result.stdout.str()
+
+    def test_a_test_that_judges_nothing_fails(self, project: pytest.Pytester) -> None:
+        """An untried case is no pass; a test that skips itself or is expected to fail keeps that outcome."""
+        with_tests(project, ONE_CASE, "def test_forgot(oracle_case): run(oracle_case)",
+                   ONE_CASE, "def test_skips(oracle_case): pytest.skip('no device')")  # fmt: skip
+        result = project.runpytest_inprocess("-q")
+        result.assert_outcomes(failed=1, skipped=1)
+        assert "UNTESTED: test_forgot" in result.stdout.str()
+
+    def test_an_unknown_profile_is_a_usage_error(self, project: pytest.Pytester) -> None:
+        result = project.runpytest_inprocess("--oracle-profile=huge")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert "--oracle-profile huge: there are quick, full" in result.stderr.str()
+
+    def test_documented(self, project: pytest.Pytester) -> None:
+        assert "@pytest.mark.oracle_cases(contract, *," in project.runpytest_inprocess("--markers").stdout.str()
+        listed = project.runpytest_inprocess("--fixtures", "tests").stdout.str()
+        assert "judge one output" in listed
+        assert "One case of the contract" in listed
+
+
+class TestVerdicts:
+    """What assert_conforms makes of each status."""
+
+    MISTRUSTED = """
+def test_it(assert_conforms):
+    inputs = {"a": torch.ones(4, 256).to(torch.float8_e4m3fn), "b": torch.ones(128, 256).to(torch.float8_e4m3fn)}
+    inputs |= {"a_scale": torch.ones(4, 2), "b_scale": torch.ones(1, 2)}
+    out = block_gemm(**inputs, out_dtype=torch.bfloat16)
+    assert assert_conforms(out, "fp8_gemm_nt", inputs, arch="cpu").status == "MISTRUSTED"
+"""
+
+    def test_mistrusted_warns(self, project: pytest.Pytester) -> None:
+        with_tests(project, self.MISTRUSTED)
+        result = project.runpytest_inprocess("--oracle-report=v.jsonl")
+        result.assert_outcomes(passed=1, warnings=1)
+        result.stdout.fnmatch_lines(
+            [
+                "*test_block_gemm.py:*: MistrustedWarning: MISTRUSTED fp8_gemm_nt *",
+                "*but this proves little: all values of a_scale are equal, so a wrong scale index changes nothing",
+                "fp8-oracle: 1 verdicts: 1 mistrusted; v.jsonl",
+            ]
+        )
+        (line,) = lines(project.path / "v.jsonl")
+        assert line["verdict"]["status"] == "MISTRUSTED"
+
+    def test_mistrusted_as_a_failure(self, project: pytest.Pytester) -> None:
+        with_tests(project, self.MISTRUSTED)
+        result = project.runpytest_inprocess("-W", "error::oracle.pytest_plugin.MistrustedWarning")
+        result.assert_outcomes(failed=1)
+
+    def test_an_expected_failure_is_named(self, project: pytest.Pytester) -> None:
+        """xfail with ``raises`` accepts a wrong output only; an error in the question stays an error."""
+        with_tests(project,
+            "from oracle.pytest_plugin import NonConforming",
+            "known = pytest.mark.xfail(raises=NonConforming, strict=True, reason='one too much')",
+            ONE_CASE, "@known", f"def test_wrong{TAKES}",
+            "    assert_conforms(run(oracle_case) + 1, oracle_case, arch='cpu')",
+            ONE_CASE, "@known", f"def test_right{TAKES}",
+            JUDGE,
+            ONE_CASE, "@known", f"def test_no_such_option{TAKES}",
+            "    assert_conforms(run(oracle_case), oracle_case, arch='cpu', speed=9)",
+        )  # fmt: skip
+        result = project.runpytest_inprocess("-q", "--oracle-report=v.jsonl")
+        result.assert_outcomes(xfailed=1, failed=2)
+        assert "fp8_gemm_nt has no option 'speed'" in result.stdout.str()
+        result.stdout.fnmatch_lines(["fp8-oracle: 2 verdicts: 1 known, 1 passed; v.jsonl"])
+        wrong, right = lines(project.path / "v.jsonl")
+        assert (wrong["known_failure"], wrong["fails"], wrong["verdict"]["status"]) == ("one too much", False, "FAILED")
+        assert right["known_failure"] is None
+
+    @pytest.mark.usefixtures("outside")
+    def test_an_output_that_cannot_be_judged_fails(self) -> None:
+        case = cases.parse(ID)
+        with pytest.raises(NonConforming, match="CRASHED: the output cannot be judged: out has shape"):
+            pytest_plugin.assert_conforms(torch.zeros(4, 192, dtype=torch.bfloat16), case, arch="cpu")
+
+    @pytest.mark.usefixtures("outside")
+    def test_nan_fails(self) -> None:
+        case = cases.parse(ID)
+        with pytest.raises(NonConforming, match="960 of 960 elements outside"):
+            pytest_plugin.assert_conforms(torch.full((5, 192), torch.nan, dtype=torch.bfloat16), case, arch="cpu")
+
+    @pytest.mark.usefixtures("outside")
+    def test_a_kernel_that_overwrites_its_operands_is_judged_by_what_it_was_given(self) -> None:
+        case = cases.parse(ID)
+        inputs = case.inputs()
+        inputs["a_scale"].mul_(2)
+        doubled = oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16)
+        assert isinstance(doubled, torch.Tensor)
+        pytest_plugin.assert_conforms(doubled, case, inputs, arch="cpu")
+        with pytest.raises(NonConforming):
+            pytest_plugin.assert_conforms(doubled, case, arch="cpu")
+
+    @pytest.mark.usefixtures("outside")
+    def test_several_outputs(self) -> None:
+        case = cases.parse("per_token_cast_to_fp8/bf16-e4m3/1x128/m=3,k=384/family=randn/seed=1")
+        made = oracle.reference(case.contract, case.inputs(), **case.call_options())
+        assert isinstance(made, dict)
+        pytest_plugin.assert_conforms(made, case, arch="cpu")
+        with pytest.raises(NonConforming):
+            pytest_plugin.assert_conforms({**made, "scale": made["scale"] * 2}, case, arch="cpu")
+
+    def test_a_wrong_question_is_an_error(self) -> None:
+        out = torch.zeros(5, 192, dtype=torch.bfloat16)
+        with pytest.raises(ContractError, match="no contract 'fp9'"):
+            pytest_plugin.assert_conforms(out, "fp9", {}, arch="cpu")
+        with pytest.raises(InputError, match="pass a mapping with a, a_scale, b, b_scale"):
+            pytest_plugin.assert_conforms(out, "fp8_gemm_nt", arch="cpu")
+
+    @pytest.mark.usefixtures("outside")
+    def test_outside_a_test(self) -> None:
+        """The same words and the same warning in a script; nothing to repeat is promised."""
+        case = cases.parse(ID)
+        right = oracle.reference(case.contract, case.inputs(), out_dtype=torch.bfloat16)
+        assert isinstance(right, torch.Tensor)
+        assert pytest_plugin.assert_conforms(right, case, arch="cpu").status == "PASSED"
+        with pytest.raises(NonConforming) as failure:
+            pytest_plugin.assert_conforms(right + 1, case, arch="cpu")
+        assert "repro" not in str(failure.value)
+        with pytest.warns(MistrustedWarning):
+            pytest_plugin.assert_conforms(
+                torch.full((1, 1), 256.0, dtype=torch.bfloat16),
+                "fp8_gemm_nt",
+                {
+                    "a": torch.ones(1, 256).to(torch.float8_e4m3fn),
+                    "a_scale": torch.ones(1, 2),
+                    "b": torch.ones(1, 256).to(torch.float8_e4m3fn),
+                    "b_scale": torch.ones(1, 2),
+                },
+                arch="cpu",
+            )
+
+
+class TestReport:
+    """One line for each verdict, written as tests end, by one process."""
+
+    TWO = (
+        ONE_CASE, f"def test_right{TAKES}",
+        JUDGE,
+        ONE_CASE, f"def test_wrong{TAKES}",
+        "    assert_conforms(run(oracle_case) * 1.5, oracle_case, arch='cpu')",
+    )  # fmt: skip
+
+    def test_xdist(self, project: pytest.Pytester) -> None:
+        """Workers send, the controller writes: the lines are those of a run in one process."""
+        with_tests(project, *self.TWO)
+        one = project.runpytest_inprocess("--oracle-report=one.jsonl")
+        two = project.runpytest_subprocess("--oracle-report=two.jsonl", "-n2")
+        for result in (one, two):
+            result.assert_outcomes(passed=1, failed=1)
+            result.stdout.fnmatch_lines(["fp8-oracle: 2 verdicts: 1 failed, 1 passed; *.jsonl"])
+        found = [lines(project.path / name) for name in ("one.jsonl", "two.jsonl")]
+        for line in (line for run in found for line in run):
+            line.pop("seconds")
+        assert sorted(found[0], key=str) == sorted(found[1], key=str)
+
+    def test_several_verdicts_of_one_test(self, project: pytest.Pytester) -> None:
+        """Each is an outcome of its own, and its repro command, read back, is the test's."""
+        with_tests(project, ONE_CASE, f"def test_it{TAKES}", JUDGE, JUDGE)
+        project.runpytest_inprocess("--oracle-report=v.jsonl").assert_outcomes(passed=1)
+        first, second = lines(project.path / "v.jsonl")
+        assert second["id"] == first["id"] + "#2"
+        report, notes = record.read_report(project.path / "v.jsonl")
+        assert [shlex.split(outcome.repro) for outcome in report.outcomes] == 2 * [["pytest", first["test"]]]
+        assert report.ok
+        assert not notes
+
+    def test_a_run_that_is_interrupted_keeps_what_it_had(self, project: pytest.Pytester) -> None:
+        with_tests(project, *self.TWO[:3], "def test_stop(): raise KeyboardInterrupt", *self.TWO[3:])
+        project.runpytest_inprocess("--oracle-report=v.jsonl", no_reraise_ctrlc=True)
+        assert [line["fails"] for line in lines(project.path / "v.jsonl")] == [False]
+
+    def test_a_file_that_cannot_be_written(self, project: pytest.Pytester) -> None:
+        result = project.runpytest_inprocess("--oracle-report=no/such/folder/v.jsonl")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert "--oracle-report no/such/folder/v.jsonl: cannot be written" in result.stderr.str()
+
+    def test_silent_where_nothing_is_judged(self, project: pytest.Pytester) -> None:
+        with_tests(project, "def test_other(): pass")
+        result = project.runpytest_inprocess()
+        result.assert_outcomes(passed=1)
+        assert "verdicts" not in result.stdout.str()
+
+
+class TestStartUp:
+    """Every project that has the package installed imports the plugin; most of them never judge anything."""
+
+    def test_the_plugin_is_registered_and_loads_nothing_heavy(self, tmp_path: Path) -> None:
+        (tmp_path / "test_a.py").write_text(
+            "import sys\n\ndef test_a(pytestconfig):\n"
+            "    assert pytestconfig.pluginmanager.hasplugin('fp8_oracle')\n"
+            "    heavy = [m for m in ('torch', 'numpy', 'numba', 'rich', 'oracle.api') if m in sys.modules]\n"
+            "    assert not heavy\n"
+        )
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_a.py"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout
+
+    def test_the_package_offers_its_names_all_the_same(self) -> None:
+        code = (
+            "import oracle, sys; assert 'torch' not in sys.modules\n"
+            "from oracle.routines import get\n"
+            "assert all(getattr(oracle, name) for name in oracle.__all__)\n"
+            "assert oracle.contracts()['fp8_gemm_nt'] is get('fp8_gemm_nt')\n"
+            "from oracle import contracts; assert contracts is oracle.routines\n"
+            "try:\n    oracle.nothing\nexcept AttributeError as error:\n    print(error)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout == "module 'oracle' has no attribute 'nothing'\n"

@@ -1,0 +1,234 @@
+"""Reports for readers: one HTML file, Markdown, causes. Each is a pure function of the report."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+from reports import HOSTILE, every_status, evidence, many, outcome
+
+from oracle.report import html, markdown, picture
+from oracle.report.causes import causes
+from oracle.report.files import to_json, to_junit
+from oracle.report.outcome import Report
+from oracle.verdict.compare import Status
+from oracle.verdict.evidence import LEVELS, OPEN
+
+MIB = 2**20
+
+
+class Document(HTMLParser):
+    """Checks that elements are closed in order, and collects what a test asks about."""
+
+    VOID = frozenset({"meta", "br", "input", "image", "path", "circle"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.tags: dict[str, int] = {}
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        found = dict(attrs)
+        self.links += [value for name in ("href", "src") if (value := found.get(name)) is not None]
+        self.ids += [value for name, value in found.items() if name == "id" and value]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.text += data
+
+
+class TestHtml:
+    """One file that needs no network, quotes nothing as markup, and names what fails first."""
+
+    def test_self_contained(self) -> None:
+        text = html.to_html(every_status())
+        page = Document(text)
+        assert "link" not in page.tags
+        assert "iframe" not in page.tags
+        assert all(link.startswith(("#", "data:image/png;base64,")) for link in page.links)
+        assert "default-src 'none'" in text
+        assert not re.search(r"url\(|@import|https?://", text)
+
+    def test_every_link_has_its_target_once(self) -> None:
+        page = Document(html.to_html(every_status()))
+        assert len(page.ids) == len(set(page.ids))
+        assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+
+    def test_hostile_text_stays_text(self) -> None:
+        text = html.to_html(every_status())
+        assert "<script>alert" not in text
+        assert "\x00" not in text
+        assert Document(text).text.count("<script>alert('x')</script>") >= 3
+        assert Document(text).tags["script"] == 1
+
+    def test_what_is_said(self) -> None:
+        page = Document(html.to_html(every_status()))
+        for words in (
+            *("scale of the previous row", "documented", "an entry rots", "row 3 only", "4 cases not run", "--resume"),
+            *("fp8-oracle verify --case 'c/red/seed=2' --subject 's'", "bits of sm90.promote128", "x86_64"),
+            *("1 known failure", "false entry in the ledger", "how often each bit differs".capitalize()),
+        ):
+            assert words in page.text, words
+        assert page.text.index("What fails, and why") < page.text.index("Overview")
+        assert page.text.index("scale of the previous row") < page.text.index("documented")
+
+    def test_a_good_report_says_so(self) -> None:
+        page = Document(html.to_html(Report((outcome(),))))
+        assert "✓ All as it must be" in page.text
+        assert "Nothing was judged" in Document(html.to_html(Report(()))).text
+
+    def test_the_same_report_gives_the_same_page(self) -> None:
+        assert html.to_html(every_status()) == html.to_html(every_status())
+
+    @pytest.mark.parametrize("failing", [False, True])
+    def test_five_thousand_cases(self, failing: bool, benchmark: pytest.FixtureRequest) -> None:
+        """The page of 5,000 cases, all right or all wrong, stays below 15 MiB; the benchmark has the seconds."""
+        report = many(5000, failing=failing)
+        text = benchmark(html.to_html, report)  # type: ignore[operator]
+        assert len(text.encode()) < 15 * MIB
+        assert text.count("<tr><td>") >= 5000
+        assert text.count("<svg") == (html.DETAILED if failing else 0)
+
+
+class TestPicture:
+    """The PNG has one pixel for each level; bits and bars say what the evidence says."""
+
+    def test_pixels(self) -> None:
+        seen = evidence(3, rows=5, columns=7)
+        (data,) = re.findall(r'href="data:image/png;base64,([^"]+)"', picture.heat_map(seen))
+        content = base64.b64decode(data)
+        chunks, at = {}, 8
+        while at < len(content):
+            (length,) = struct.unpack(">I", content[at : at + 4])
+            name, body = content[at + 4 : at + 8], content[at + 8 : at + 8 + length]
+            assert struct.unpack(">I", content[at + 8 + length : at + 12 + length]) == (zlib.crc32(name + body),)
+            chunks[name], at = body, at + 12 + length
+        assert struct.unpack(">II", chunks[b"IHDR"][:8]) == (7, 5)
+        rows = zlib.decompress(chunks[b"IDAT"])
+        digits = LEVELS + OPEN
+        assert tuple("".join(digits[p] for p in rows[r * 8 + 1 : r * 8 + 8]) for r in range(5)) == seen.levels
+        assert len(chunks[b"PLTE"]) == 3 * len(digits) == 3 * len(picture.MEANINGS) == 3 * len(picture.COLOURS)
+        assert len(picture.SHORT) == len(LEVELS)
+
+    def test_differing_bits(self) -> None:
+        """-2.5 is 1 10000000 0100000 in bfloat16, 1.125 is 0 01111111 0010000."""
+        assert picture.bits(evidence().elements[0], (1, 8, 7)) == (
+            '<code class="bits"><span class="s"><u>1</u></span><span class="e"><u>10000000</u></span>'
+            '<span class="f">0<u>10</u>0000</span><br><span class="s"><u>0</u></span>'
+            '<span class="e"><u>01111111</u></span><span class="f">0<u>01</u>0000</span></code>'
+        )
+
+    def test_lines_that_would_hide_the_picture_are_left_out(self) -> None:
+        assert 'class="tile"' in picture.heat_map(evidence())
+        dense = evidence()
+        assert 'class="tile"' not in picture.heat_map(type(dense)(**{**dense.__dict__, "tile": (1, 1)}))
+        assert 'class="band"' in picture.heat_map(dense)
+
+
+class TestCauses:
+    """Failures together where the cause is one; open ones first."""
+
+    def test_order_and_grouping(self) -> None:
+        found = causes(every_status())
+        assert [c.word for c in found] == ["FAILED", "FAILED", "CRASHED", "UNTESTED", "KNOWN FAILURE"]
+        known = found[-1]
+        assert (known.title, known.where, known.why) == ("lib", "c on sm90: 2 of 2 outputs wrong", "documented")
+        assert sum(len(c.outcomes) for c in found) == sum(o.status.is_failure for o in every_status().outcomes)
+
+    def test_the_same_subject_with_two_reasons(self) -> None:
+        outcomes = [outcome(f"c/{i}", Status.FAILED, known=f"reason {i}") for i in range(2)]
+        assert len(causes(Report(tuple(outcomes)))) == 2
+
+
+class TestMarkdown:
+    """A summary for a pull request: short, and nothing quoted is markup."""
+
+    def test_what_is_said(self) -> None:
+        text = markdown.to_markdown(every_status())
+        assert text.startswith("### ❌ fp8-oracle")
+        assert text.index("What fails") < text.index("Known failures") < text.index("<details>")
+        assert "reproduced by" not in text.split("Known failures")[0]
+        assert "`fp8-oracle verify --case 'c/FAILED/seed=1' --subject 's'`" in text
+        assert "\x00" not in text
+        assert "<script>" not in re.sub(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", text.replace("\\<", ""))
+        assert markdown.to_markdown(Report((outcome(),))).startswith("### ✅ fp8-oracle")
+
+    @pytest.mark.parametrize("failing", [False, True])
+    def test_long_reports_are_cut(self, failing: bool) -> None:
+        text = markdown.to_markdown(many(5000, failing=failing))
+        assert len(text) <= markdown.LIMIT
+        assert text.count("<details>") == text.count("</details>")
+
+
+class TestCommand:
+    """`report` makes every form from a record or a JSON report, and exits as the run did."""
+
+    def test_every_form(self, cli: Cli, tmp_path: Path) -> None:
+        source = tmp_path / "run.json"
+        source.write_text(to_json(every_status()))
+        forms = {name: tmp_path / f"out.{name}" for name in ("json", "junit", "markdown", "html")}
+        ran = cli("report", source, *(word for name, path in forms.items() for word in (f"--{name}", path)))
+        assert ran.status == 1
+        assert "interrupted, 4 not run" in ran.out
+        assert forms["json"].read_text() == source.read_text()
+        assert forms["junit"].read_text() == to_junit(every_status())
+        assert forms["markdown"].read_text() == markdown.to_markdown(every_status())
+        assert forms["html"].read_text() == html.to_html(every_status())
+
+    def test_selection(self, cli: Cli, tmp_path: Path) -> None:
+        source = tmp_path / "run.json"
+        source.write_text(to_json(every_status()))
+        ran = cli("report", source, "--contract", "e", "--json", "-")
+        assert (ran.status, ran.out.count('"id"')) == (1, 1)
+        ran = cli("report", source, "--subject", "li?", "--markdown", "-")
+        assert "documented" in ran.out
+        ran = cli("report", source, "--contract", "nothing")
+        assert (ran.status, ran.err.count("\n")) == (2, 1)
+
+    def test_volume(self, cli: Cli, tmp_path: Path) -> None:
+        source = tmp_path / "run.json"
+        source.write_text(to_json(Report((outcome(), outcome("c/k", Status.FAILED, known="documented")))))
+        usual, quiet, verbose = (cli("report", source, *flag).out for flag in ([], ["-q"], ["-v"]))
+        assert "verdicts" in usual
+        assert quiet.splitlines() == ["OK  1 passed, 1 known; 0.0 s"]
+        assert len(verbose.splitlines()) == len(usual.splitlines()) + 2
+        assert cli("report", source, "-q", "-v").status == 2
+
+    @pytest.mark.parametrize(
+        "content", ["", "{}", '{"schema": "fp8-oracle.report/1"}', "not json", '{"kind": "end"}\n']
+    )
+    def test_a_file_that_is_no_record(self, cli: Cli, tmp_path: Path, content: str) -> None:
+        (tmp_path / "x").write_text(content)
+        ran = cli("report", tmp_path / "x")
+        assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
+
+    def test_a_missing_file(self, cli: Cli, tmp_path: Path) -> None:
+        assert "no such file" in cli("report", tmp_path / "none").err
+
+
+def test_hostile_text_is_hostile() -> None:
+    """The twin of the escaping tests: the text would be markup if it were not escaped."""
+    assert Document(f"<p>{HOSTILE}</p>").tags["script"] == 1

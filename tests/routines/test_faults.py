@@ -1,0 +1,125 @@
+"""The catalogue: complete, sourced, and every fault really changes what it says it changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from oracle.errors import NumericsError, OptionError
+from oracle.routines import cases, get
+from oracle.routines.catalogue import BEHAVIOURS, Beyond, Call, Family, agree, catalogue, faults_of, run
+from oracle.routines.catalogue import get as get_fault
+from oracle.routines.products.roles import PRODUCTS
+from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.schedules import get as get_schedule
+
+CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=192,k=512/family=randn/seed=3"
+
+
+def call(text: str = CASE, schedule: str = "sm90.promote128") -> Call:
+    """The call of a case."""
+    case = cases.parse(text)
+    return Call(get(case.contract), case.inputs(), case.call_options(), get_schedule(schedule), case.out_dtype)
+
+
+class TestCatalogue:
+    """Faults that kernels have really had, each with the thread where it was met."""
+
+    def test_it_is_large_and_sourced(self) -> None:
+        """At least 80 faults; every one says where it was met and to what it applies."""
+        found = catalogue()
+        assert len(found) >= 150
+        for fault in found.values():
+            assert fault.met_in and fault.contracts and fault.changes, fault.name
+
+    def test_every_family_is_there(self) -> None:
+        """All families but behaviour have mutations; behaviour names its watches."""
+        assert {fault.family for fault in catalogue().values()} == set(Family) - {Family.BEHAVIOUR}
+        assert len(BEHAVIOURS) >= 10 and all(b.watch and b.met_in for b in BEHAVIOURS)
+
+    def test_contracts_exist(self) -> None:
+        """No fault applies to a routine that nobody judges."""
+        for fault in catalogue().values():
+            for contract in fault.contracts:
+                get(contract)
+
+    @pytest.mark.parametrize("contract", sorted(PRODUCTS))
+    def test_every_product_has_many(self, contract: str) -> None:
+        """Each product routine has mutants of every family."""
+        assert len(faults_of(contract)) >= 60
+
+    def test_an_unknown_name_is_answered_with_near_ones(self) -> None:
+        """The error lists faults that share a word."""
+        with pytest.raises(OptionError, match="B scale of the previous N block"):
+            get_fault("scale of the previous block")
+
+
+class TestRun:
+    """A right kernel with a fault in it."""
+
+    def test_without_a_fault_it_is_the_right_kernel(self) -> None:
+        """The bits of the schedule."""
+        right = call()
+        product = right.parts[0].product
+        assert torch.equal(run(right), predict_product(product, "sm90.promote128", out_dtype=torch.bfloat16))
+
+    @pytest.mark.parametrize("fault", faults_of("fp8_gemm_nt"), ids=lambda f: f.name)
+    def test_a_fault_that_applies_changes_the_inputs_never(self, fault: object) -> None:
+        """A mutant leaves its call as it was."""
+        one = call()
+        before = {name: t.clone() for name, t in one.inputs.items()}
+        if fault.applies(one) is None:  # type: ignore[attr-defined]
+            run(one, fault)  # type: ignore[arg-type]
+        assert all(torch.equal(before[n].view(torch.uint8), t.view(torch.uint8)) for n, t in one.inputs.items())
+
+    def test_row_major_as_column_major_is_a_permutation_of_memory(self) -> None:
+        """Element (m, b) is read at b * align(M, 4) + m of the row-major buffer."""
+        case = cases.parse(CASE.replace("m=9", "m=8"))
+        inputs = case.inputs()
+        one = Call(get(case.contract), inputs, {}, get_schedule("sm90.promote128"))
+        scale = inputs["a_scale"]
+        read = torch.stack([scale.flatten()[torch.arange(4) * 8 + m] for m in range(8)])
+        wanted = run(Call(one.contract, inputs | {"a_scale": read}, {}, one.schedule))
+        assert torch.equal(run(one, get_fault("row-major A scale read as [K/128, align(M, 4)]")), wanted)
+
+    def test_beyond_a_buffer_nothing_is_claimed(self) -> None:
+        """With UNKNOWN, rows that read past the end are NaN; the others are numbers."""
+        one = replace(call(CASE.replace("m=9", "m=42")), beyond=Beyond.UNKNOWN)
+        out = run(one, get_fault("unpadded A scale read with leading dimension align(M, 4)"))
+        assert isinstance(out, torch.Tensor)
+        assert bool(torch.isnan(out).any()) and not bool(torch.isnan(out).all())
+
+    def test_an_accumulator_not_cleared(self) -> None:
+        """Before the middle K block: the block before it counts again, by the middle one's scales; by its own scales
+        the sum is another."""
+        one = replace(call(), schedule=None)
+        out = run(one, get_fault("accumulator not cleared before the middle K block"))
+        a, b, sa, sb = (one.inputs[name].double() for name in ("a", "b", "a_scale", "b_scale"))
+        cut, each = [slice(128 * k, 128 * k + 128) for k in range(4)], sb.repeat_interleave(128, dim=0)[:192]
+        raw = [a[:, at] @ b[:, at].T for at in cut]
+        right = sum(x * sa[:, k, None] * each[:, k] for k, x in enumerate(raw))
+        assert isinstance(out, torch.Tensor) and isinstance(right, torch.Tensor)
+        for block, near in ((2, True), (1, False)):
+            wanted = right + raw[1] * sa[:, block, None] * each[:, block]
+            same = agree(out, wanted.float().to(torch.bfloat16))
+            assert bool(same.to(torch.float32).mean() > 0.99) is near  # one addition is rounded twice
+
+    def test_faults_compose(self) -> None:
+        """Two faults at once differ from either alone and from the right kernel."""
+        one = call()
+        first, second = get_fault("store truncates"), get_fault("A scale of the next K block")
+        outputs = [run(one), run(one, first), run(one, second), run(one, first, second)]
+        for i, x in enumerate(outputs):
+            for y in outputs[i + 1 :]:
+                assert isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+                assert not bool(agree(x, y).all())
+
+    def test_a_fault_that_does_not_apply_is_refused_with_its_reason(self) -> None:
+        """The message says why."""
+        with pytest.raises(NumericsError, match="there is no bias"):
+            run(call("cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=3,n=64,k=128/family=randn/seed=1", "sm90.chain"),
+                get_fault("bias ignored"))  # fmt: skip
+        with pytest.raises(NumericsError, match="not a fault of"):
+            run(call(), get_fault("relu left out"))

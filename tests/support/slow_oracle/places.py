@@ -1,0 +1,181 @@
+"""Layouts by loops over where each element goes, and the integer tables."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from tests.support.slow_oracle.numbers import Array, encode
+from tests.support.slow_oracle.products import part
+
+Codes = list[int]
+
+
+def take(x: Array, order: list[int]) -> Codes:
+    """Rows of every matrix of a stack in another order."""
+    rows, width = x.shape[-2], x.shape[-1]
+    found: Codes = []
+    for g in range(len(x.codes) // (rows * width)):
+        for r in order:
+            start = (g * rows + r) * width
+            found += x.codes[start : start + width]
+    return found
+
+
+def exchanged(rows: int) -> list[int]:
+    return [*range(rows // 2, rows), *range(rows // 2)]
+
+
+def alternating(rows: int) -> list[int]:
+    order = []
+    for i in range(rows // 2):
+        order += [i, rows // 2 + i]
+    return order
+
+
+def fragments(rows: int) -> list[int]:
+    """In blocks of 32 rows, row ``8 c + d`` comes from ``4 d + c``."""
+    order = [0] * rows
+    for start in range(0, rows, 32):
+        for c in range(4):
+            for d in range(8):
+                order[start + 8 * c + d] = start + 4 * d + c
+    return order
+
+
+def rotated(first: Array, second: Array, gated: bool) -> dict[str, Codes]:
+    rows = first.shape[1]
+    order = fragments(rows)
+    if gated:
+        pairs = alternating(rows)
+        order = [pairs[i] for i in order]
+    return {"gemm1_weights": take(first, order), "gemm2_weights": take(second, fragments(second.shape[1]))}
+
+
+def padded(w13: Array, w2: Array, gated: bool) -> dict[str, Array]:
+    """The intermediate size to a multiple of 16 with zeros, the up half in its own place."""
+    experts, h, i = w2.shape
+    size = -(-i // 16) * 16
+    halves = 2 if gated else 1
+    first: Codes = []
+    second: Codes = []
+    for e in range(experts):
+        rows = part(w13, e).code_rows()
+        for half in range(halves):
+            for r in range(size):
+                first += rows[half * i + r] if r < i else [0] * h
+        for row in part(w2, e).code_rows():
+            second += row + [0] * (size - i)
+    return {
+        "w13": Array(w13.dtype, (experts, halves * size, h), first),
+        "w2": Array(w2.dtype, (experts, h, size), second),
+    }
+
+
+def prepared(
+    w13: Array, w2: Array, w13_scale: Array, w2_scale: Array, *, block: bool, gated: bool, trtllm: bool
+) -> dict[str, Codes]:
+    """Pad, exchange, rotate, in this order."""
+    if not block:
+        made = padded(w13, w2, gated)
+        w13, w2 = made["w13"], made["w2"]
+    scale = w13_scale.codes
+    if gated:
+        w13 = Array(w13.dtype, w13.shape, take(w13, exchanged(w13.shape[1])))
+        scale = take(w13_scale, exchanged(w13_scale.shape[1])) if block else scale
+    found = {"w13": w13.codes, "w2": w2.codes}
+    if trtllm and not block:
+        made_of = rotated(w13, w2, gated)
+        found = {"w13": made_of["gemm1_weights"], "w2": made_of["gemm2_weights"]}
+    return found | {"w13_scale": scale, "w2_scale": w2_scale.codes}
+
+
+def packed_exponents(scale: Array) -> Codes:
+    """Exponent bytes of four columns in one int32, the first in the lowest byte."""
+    found = []
+    for row in scale.code_rows():
+        for start in range(0, len(row), 4):
+            word = 0
+            for i, code in enumerate(row[start : start + 4]):
+                assert code % (1 << 23) == 0, "no power of two"
+                word |= (code >> 23) << 8 * i
+            found.append(word - (1 << 32) if word >> 31 else word)
+    return found
+
+
+def required(scale: Array, mn: int, gran: int, target: str) -> Codes:
+    """sm90: as they are; sm100: one row of exponents for every row of the operand."""
+    if target == "sm90":
+        return scale.codes
+    groups = scale.shape[0] if len(scale.shape) == 3 else 1
+    rows = [row for g in range(groups) for row in _spread(scale, g, groups, mn, gran)]
+    width = scale.shape[-1]
+    return packed_exponents(Array(scale.dtype, (len(rows), width), [c for row in rows for c in row]))
+
+
+def _spread(scale: Array, group: int, groups: int, mn: int, gran: int) -> list[Codes]:
+    rows = (part(scale, group) if groups > 1 else scale).code_rows()
+    return [rows[m // gran] for m in range(mn)]
+
+
+def swizzled(scale: Array, tile: str) -> list[int | None]:
+    """Bytes in tiles; None in the padding."""
+    height = int(tile.partition("x")[0])
+    matrices = [part(scale, g) for g in range(scale.shape[0])] if len(scale.shape) == 3 else [scale]
+    found: list[int | None] = []
+    for matrix in matrices:
+        rows, columns = matrix.shape
+        across = -(-columns // 4)
+        memory: list[int | None] = [None] * (-(-rows // height) * height * across * 4)
+        for m, row in enumerate(matrix.code_rows()):
+            for c, code in enumerate(row):
+                inside = m % height
+                place = inside * 4 if height == 8 else inside % 32 * 16 + inside // 32 * 4
+                memory[(m // height * across + c // 4) * height * 4 + place + c % 4] = code
+        found += memory
+    return found
+
+
+def tile_tokens(tokens: int, top_k: int, experts: int) -> int:
+    needed = math.floor(Fraction(13, 10) * (tokens * top_k // experts))
+    return min(max(next(2**i for i in range(64) if 2**i >= needed), 8), 64)
+
+
+def route_number(cutlass: int, weights: int, activations: int, per_token: int, rocm: int, rowwise: int) -> int:
+    if cutlass:
+        return 0
+    if weights and activations:
+        return 1 if rocm else 2
+    return 3 if rowwise and per_token and not weights and not activations else 4
+
+
+def repeated(scale: Array, widths: Array) -> Codes:
+    return [code for code, width in zip(scale.codes, widths.codes, strict=True) for _ in range(width)]
+
+
+def fnuz(inputs: dict[str, Array]) -> dict[str, Codes]:
+    found = {"weight": [0 if code == 0x80 else code for code in inputs["weight"].codes]}
+    for name in ("weight_scale", "input_scale"):
+        if name in inputs:
+            found[name] = [encode(2 * v, "float32") for v in inputs[name].values()]
+    return found
+
+
+def close(x: Array) -> int:
+    first, *rest = x.values()
+    assert all(isinstance(v, Fraction) for v in (first, *rest))
+    return int(all(abs(v - first) <= Fraction("1e-8") + Fraction("1e-5") * abs(v) for v in rest))
+
+
+def partition_fault(starts: Array, lens: list[int], block: int) -> str | None:
+    """Why ``[processors + 1, 2]`` starts split the segments of the requests unevenly or not at all; None if they do."""
+    segments = [(b, s) for b, length in enumerate(lens) for s in range((length + 4 * block - 1) // (4 * block))]
+    place = {segment: i for i, segment in enumerate(segments)}
+    cuts = []
+    for b, s in starts.code_rows():
+        later = [i for (request, segment), i in place.items() if (request, segment) >= (b, s)]
+        cuts.append(min(later, default=len(segments)))
+    if cuts[0] != 0 or cuts[-1] != len(segments) or cuts != sorted(cuts):
+        return f"processors start at {cuts}"
+    shares = [stop - start for start, stop in zip(cuts, cuts[1:], strict=False)]
+    return None if max(shares) - min(shares) <= 1 else f"shares {shares}"

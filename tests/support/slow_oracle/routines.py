@@ -1,0 +1,240 @@
+"""The outputs of every routine, derived a second time from its inputs: codes, with None where nothing is specified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+from tests.support.slow_oracle import decisions, layers, places, products, quantisers
+from tests.support.slow_oracle.numbers import Array, divide, encode
+
+Inputs = dict[str, Array]
+Options = dict[str, object]
+Codes = list[int] | list[int | None]
+Outputs = Mapping[str, Codes]
+NEGATIVE_INFINITY = 0xFF800000
+
+
+def derive(contract: str, inputs: Inputs, options: Options) -> Outputs:
+    """The codes of every output; KeyError for a routine without a second derivation."""
+    made = ROUTINES[contract](inputs, options)
+    return made if isinstance(made, Mapping) else {"out": made}
+
+
+def _dtype(options: Options) -> str:
+    return str(options["out_dtype"])
+
+
+def _block(i: Inputs, o: Options) -> Codes:
+    a, b, sa, sb = (i.get(n) or i[m] for n, m in (("a", "input"), ("b", "weight"), ("a_scale", "input_scale"),
+                                                   ("b_scale", "weight_scale")))  # fmt: skip
+    rows = 1 if sb.shape[0] == b.shape[0] > -(-b.shape[0] // 128) else 128
+    return products.scaled(a.rows(), b.rows(), sa.rows(), sb.rows(), block=128, b_rows=rows, bias=None, dtype=_dtype(o))
+
+
+def _wide(i: Inputs, o: Options) -> Codes:
+    """A bfloat16 operand is quantised first, as FlashInfer's kernel does with correctly rounded divisions."""
+    rows = {"input": 1, "weight": 128}
+    for name, height in rows.items():
+        x = i[name]
+        if x.dtype == "bfloat16":
+            q, scale = quantisers.blocks(x, height, 128, quantisers.RULES["flashinfer"])
+            shape = (-(-x.shape[0] // height), -(-x.shape[1] // 128))
+            i = {**i, name: Array("float8_e4m3fn", x.shape, q), f"{name}_scale": Array("float32", shape, scale)}
+    return _block(i, o)
+
+
+def _torch(i: Inputs, o: Options) -> Codes:
+    weight = products.transposed(i["weight"])
+    return products.by_shape(i["qinput"], weight, i["scale_a"], i["scale_b"], i.get("bias"), _dtype(o))
+
+
+def _logits(i: Inputs, o: Options) -> Codes:
+    outside = NEGATIVE_INFINITY if o.get("clean_logits") else None
+    start, stop = i["cu_seqlen_ks"].codes, i["cu_seqlen_ke"].codes
+    return products.logits(i["q"], i["k"], i["k_scale"].values(), i["weights"], start, stop, outside)
+
+
+def _paged(i: Inputs, o: Options) -> Codes:
+    outside = NEGATIVE_INFINITY if o.get("clean_logits") else None
+    return products.paged(i["q"], i["kv_cache"], i["weights"], i["context_lens"], i["block_tables"], outside)
+
+
+def _quantiser(rule: str, rows: int, columns: int) -> Callable[[Inputs, Options], Outputs]:
+    def run(i: Inputs, o: Options) -> Outputs:
+        wide = int(str(o.get("group_size", columns)))
+        q, scale = quantisers.blocks(i["x"], rows, wide, quantisers.RULES[rule], power=bool(o.get("use_ue8m0")))
+        return {"q": q, "scale": scale}
+
+    return run
+
+
+def _dynamic(i: Inputs, o: Options) -> Outputs:
+    x = i["x"]
+    token = bool(o.get("use_per_token_if_dynamic")) and "scale" not in i
+    given = i["scale"].values()[0] if "scale" in i else None
+    rule = quantisers.RULES["token" if token else "tensor"]
+    q, scale = quantisers.blocks(x, 1 if token else x.shape[0], x.shape[1], rule, scale=given)
+    return {"q": q, "scale": scale}
+
+
+def _flashinfer_rows(i: Inputs, o: Options) -> Outputs:
+    """Scales stored transposed with the rows padded to a multiple of 4 by zeros."""
+    made = _quantiser("flashinfer", 1, 128)(i, o)
+    rows, groups = i["x"].shape[0], i["x"].shape[1] // 128
+    lanes = -(-rows // 4) * 4
+    stored = [made["scale"][m * groups + g] if m < rows else 0 for g in range(groups) for m in range(lanes)]
+    return {"q": made["q"], "scale": stored}
+
+
+def _rows(function: Callable[..., int]) -> Callable[[Inputs, Options], Codes]:
+    def run(i: Inputs, o: Options) -> Codes:
+        return [function(*row) for row in zip(*(x.codes for x in i.values()), strict=True)]
+
+    return run
+
+
+def _records(function: Callable[..., dict[str, int]], *names: str) -> Callable[[Inputs, Options], Outputs]:
+    """A function that gives a record, row by row: one output for each field."""
+
+    def run(i: Inputs, o: Options) -> Outputs:
+        made = [function(*row) for row in zip(*(i[name].codes for name in names), strict=True)]
+        return {field: [record[field] for record in made] for field in made[0]}
+
+    return run
+
+
+def _named(function: Callable[..., int], *names: str) -> Callable[[Inputs, Options], Codes]:
+    return lambda i, o: _rows(function)({name: i[name] for name in names}, o)
+
+
+def _register(i: Inputs, o: Options) -> Outputs:
+    made = layers.scale_products(i)
+    g1, g2 = ([encode(v, "float32") for v in made[n]] for n in ("g1", "g2"))
+    second = i["w2_input_scale"].values()[0]
+    quotients = [encode(divide(v, second), "float32") for v in made["g1"]]
+    return {"output1_scales_gate_scalar": g1, "output1_scales_scalar": quotients, "output2_scales_scalar": g2}
+
+
+def _alpha(i: Inputs, o: Options) -> Outputs:
+    made = layers.scale_products(i)
+    return {f"{n}_alphas": [encode(v, "float32") for v in made[n]] for n in ("g1", "g2")}
+
+
+def _prepared(i: Inputs, o: Options) -> Outputs:
+    flags = {"block": "block_quant", "gated": "is_act_and_mul", "trtllm": "is_trtllm"}
+    switches = {name: bool(o[flag]) for name, flag in flags.items()}
+    return places.prepared(i["w13"], i["w2"], i["w13_scale"], i["w2_scale"], **switches)
+
+
+def _aligned(i: Inputs, o: Options) -> Outputs:
+    return {name: x.codes for name, x in places.padded(i["w13"], i["w2"], bool(o["is_act_and_mul"])).items()}
+
+
+_SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
+_CUDA = ("arch", "cuda_major", "cuda_minor")
+ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
+    "fp8_gemm_nt": _block,
+    "fp8_blockscale_gemm_sm90": _wide,
+    "flashinfer_fp8_blockscale_gemm": _wide,
+    "dynamic_flashinfer_deepgemm_blockscale_gemm": _wide,
+    "FlashInferFp8DeepGEMMDynamicBlockScaledKernel": _wide,
+    "cutlass_scaled_mm": lambda i, o: products.by_shape(
+        i["a"], i["b"], i["a_scale"], i["b_scale"], i.get("bias"), _dtype(o)
+    ),
+    "cutlass_w8a8_scaled_mm": _torch,
+    "rocm_per_tensor_w8a8_scaled_mm": _torch,
+    "torch_per_tensor_w8a8_scaled_mm": _torch,
+    "torch_per_token_w8a8_scaled_mm": _torch,
+    "torch_channelwise_w8a8_scaled_mm": _torch,
+    "m_grouped_fp8_gemm_nt_contiguous": lambda i, o: products.contiguous(
+        i["a"], i["a_scale"], i["b"], i["b_scale"], i["m_indices"].codes, _dtype(o)
+    ),
+    "fp8_m_grouped_gemm_nt_masked": lambda i, o: products.masked(
+        i["a"], i["a_scale"], i["b"], i["b_scale"], i["masked_m"].codes, _dtype(o)
+    ),
+    "scaled_grouped_mm": lambda i, o: products.runs(
+        i["a"], i["b"], i["scale_a"], i["scale_b"], i["offsets"].codes, _dtype(o)
+    ),
+    "fp8_mqa_logits": _logits,
+    "fp8_paged_mqa_logits": _paged,
+    "Fp8LinearOp": layers.linear,
+    "moe_fp8": layers.experts,
+    "apply_fi_trtllm_fp8_per_tensor_moe": layers.tensor_experts,
+    "silu_and_mul": lambda i, o: layers.silu_and_mul(i["x"], o),
+    "maybe_create_device_identity": lambda i, o: [encode(Fraction(1), "float32")],
+    "moe_routing": lambda i, o: layers.routing(i["logits"], i.get("bias"), o),
+    "scaled_fp8_quant": _dynamic,
+    "per_token_group_quant_fp8": _quantiser("group", 1, 128),
+    "per_token_cast_to_fp8": _quantiser("cast", 1, 128),
+    "per_block_cast_to_fp8": _quantiser("cast", 128, 128),
+    "per_channel_cast_to_fp8": _quantiser("cast", 128, 1),
+    "flashinfer_quantize_1x128": _flashinfer_rows,
+    "flashinfer_quantize_128x128": _quantiser("flashinfer", 128, 128),
+    "per_tensor_dequantize": lambda i, o: layers.dequantised(i["q"], i["inv_scale"].values()[0]),
+    "ceil_to_ue8m0": lambda i, o: quantisers.ceil_to_power(i["x"]),
+    "requantize_with_max_scale": lambda i, o: layers.requantised(i["weight"], i["weight_scale"], i["logical_widths"]),
+    "convert_to_channelwise": lambda i, o: places.repeated(i["weight_scale"], i["logical_widths"]),
+    "normalize_e4m3fn_to_e4m3fnuz": lambda i, o: places.fnuz(i),
+    "all_close_1d": lambda i, o: [places.close(i["x"])],
+    "make_fp8_moe_alpha_scales_for_fi": _alpha,
+    "register_scales_for_trtllm_fp8_per_tensor_moe": _register,
+    "calc_diff": lambda i, o: [layers.difference(i["x"], i["y"])],
+    "get_col_major_tma_aligned_tensor": lambda i, o: i["scale"].codes,
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor": lambda i, o: places.packed_exponents(i["scale"]),
+    "transform_sf_into_required_layout": lambda i, o: places.required(
+        i["scale"], int(str(o["mn"])), int(str(o["gran_mn"])), str(o["target"])
+    ),
+    "swizzle_scale": lambda i, o: places.swizzled(i["scale"], str(o["tile"])),
+    "swap_w13_to_w31": lambda i, o: places.take(i["x"], places.exchanged(i["x"].shape[-2])),
+    "reorder_rows_for_gated_act_gemm": lambda i, o: places.take(i["w"], places.alternating(i["w"].shape[0])),
+    "shuffle_matrix_a": lambda i, o: places.take(i["w"], places.fragments(i["w"].shape[0])),
+    "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": lambda i, o: places.rotated(
+        i["gemm1_weights"], i["gemm2_weights"], bool(o["is_gated"])
+    ),
+    "align_fp8_moe_weights_for_fi": _aligned,
+    "prepare_fp8_moe_layer_for_fi": _prepared,
+    "align": _named(lambda x, y: min(v for v in range(x, x + y) if v % y == 0), "x", "y"),
+    "ceil_div": _named(lambda x, y: int(-(Fraction(-x, y) // 1)), "x", "y"),
+    "calculate_tile_tokens_dim": _named(places.tile_tokens, "num_tokens", "top_k", "num_experts"),
+    "is_deep_gemm_supported": _named(decisions.deep_gemm, "arch", *_SWITCHES),
+    "is_deep_gemm_e8m0_used": _named(
+        decisions.deep_gemm_e8m0, "arch", *_SWITCHES, "use_deep_gemm_e8m0", "use_deep_gemm_e8m0_hopper"
+    ),
+    "should_use_deepgemm_for_fp8_linear": _named(
+        decisions.deep_gemm_linear, "arch", *_SWITCHES, "bfloat16_out", "n", "k"
+    ),
+    "cutlass_fp8_supported": _named(decisions.cutlass, *_CUDA),
+    "cutlass_block_fp8_supported": _named(decisions.cutlass_block, *_CUDA),
+    "cutlass_group_gemm_supported": _named(decisions.cutlass_group, *_CUDA),
+    "sparse_cutlass_supported": _named(decisions.sparse, *_CUDA),
+    "use_rowwise_torch_scaled_mm": _named(
+        decisions.rowwise, "rocm", "capability_major", "capability_minor", "torch_major", "torch_minor"
+    ),
+    "get_flashinfer_moe_backend": _named(decisions.moe_backend, "arch", "choice"),
+    "is_flashinfer_supporting_global_sf": _named(decisions.global_scale, "backend"),
+    "get_num_sms": _named(decisions.num_sms, "product", "reported"),
+    "select_cutlass_fp8_gemm_impl": _records(
+        decisions.experts_record,
+        *("config", "in_dtype", "dp_size", "ep_rank", "ep_size", "tp_rank", "tp_size", "out_dtype", "quant_config"),
+        "use_deepseek_fp8_block_scale",
+    ),
+    "build_flashinfer_fp8_cutlass_moe_prepare_finalize": _records(
+        decisions.prepare_finalize, "config", "dp_size", "ep_size", "tp_size", "use_deepseek_fp8_block_scale"
+    ),
+    "dispatch_w8a8_scaled_mm": _named(
+        places.route_number,
+        "cutlass_fp8_supported",
+        "per_tensor_weights",
+        "per_tensor_activations",
+        "use_per_token_if_dynamic",
+        "rocm",
+        "rowwise",
+    ),
+}
+PROPERTIES: Mapping[str, Callable[[Inputs, Options, Mapping[str, Array]], str | None]] = {
+    "get_paged_mqa_logits_metadata": lambda i, o, out: places.partition_fault(
+        out["out"], i["context_lens"].codes, int(str(o.get("block_size", 64)))
+    ),
+}
+"""Routines with several right answers: what is wrong with one, or None."""

@@ -1,0 +1,226 @@
+"""Whole-kernel schedules: scales inside the instruction, special values, ragged shapes, bias, and refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from tensorcore_scalar import aligned_sum, exponent, rounded
+
+from oracle.errors import NumericsError, ShapeError
+from oracle.numbers.formats import by_name, decode
+from oracle.tensorcore.fused import fma32
+from oracle.tensorcore.logits import predict_logits
+from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.schedules import get, schedules
+from oracle.truth.gemm import ScaledProduct
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small operations: threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def fp8(rows: int, k: int, seed: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, k, generator=random).to(E4M3)
+
+
+def blockwise(m: int = 5, n: int = 130, k: int = 300) -> ScaledProduct:
+    random = torch.Generator().manual_seed(9)
+    blocks = -(-k // 128)
+    sa, sb = torch.rand(m, blocks, generator=random), torch.rand(-(-n // 128), blocks, generator=random)
+    return ScaledProduct(fp8(m, k, 1), fp8(n, k, 2), sa, sb, 128, 128)
+
+
+class TestScalesInside:
+    """Block scales as exponents (MX) and as significands (FP4), against Fractions."""
+
+    def test_ue8m0(self) -> None:
+        """sm100: 32 products and c aligned together, scale exponents added, over the whole K."""
+        m, n, k = 3, 4, 96
+        random = torch.Generator().manual_seed(0)
+        sa = torch.exp2(torch.randint(-6, 7, (m, 3), generator=random).float())
+        sb = torch.exp2(torch.randint(-6, 7, (n, 3), generator=random).float())
+        product = ScaledProduct(fp8(m, k, 1), fp8(n, k, 2), sa, sb, 32, 1)
+        got = predict_product(product, "sm100.chain_ue8m0", out_dtype=torch.float32, engine="torch")
+        a, b = decode(product.a).tolist(), decode(product.b).tolist()
+        for i in range(m):
+            for j in range(n):
+                c = Fraction(0)
+                for block in range(3):
+                    scale = Fraction(float(sa[i, block])) * Fraction(float(sb[j, block]))
+                    shift = exponent(scale, -300)
+                    addends: list[tuple[Fraction, int | None]] = [(c, exponent(c, -126) if c else None)]
+                    for x, y in zip(a[i][32 * block :][:32], b[j][32 * block :][:32], strict=True):
+                        p = Fraction(x) * Fraction(y)
+                        e = exponent(Fraction(x), -6) + exponent(Fraction(y), -6) + shift if p else None
+                        addends.append((p * scale, e))
+                    total, _ = aligned_sum(addends, 25, -126)
+                    value = rounded(total, 23, -126, 127, nearest=False)
+                    assert isinstance(value, Fraction)
+                    c = value
+                assert c == got[i, j].item()
+
+    @pytest.mark.parametrize(("name", "block"), [("sm100.chain_nvf4", 16), ("sm100.chain_mxf4", 32)])
+    def test_fp4(self, name: str, block: int) -> None:
+        """Exact sums of 16 products times the scales' significands, aligned at the scales' exponents, t = 35."""
+        m, n, k = 2, 3, 128
+        random = torch.Generator().manual_seed(1)
+        a = torch.randint(0, 16, (m, k), generator=random, dtype=torch.uint8)
+        b = torch.randint(0, 16, (n, k), generator=random, dtype=torch.uint8)
+        shape_a, shape_b = (m, k // block), (n, k // block)
+        if block == 16:
+            sa, sb = (torch.rand(s, generator=random).mul(400).to(E4M3).float() for s in (shape_a, shape_b))
+        else:
+            sa, sb = (torch.exp2(torch.randint(-9, 9, s, generator=random).float()) for s in (shape_a, shape_b))
+        got = predict_product(
+            ScaledProduct(a, b, sa, sb, block, 1), name, out_dtype=torch.float32, engine="torch"
+        )  # fmt: skip
+        e2m1 = by_name("float4_e2m1fn")
+        x, y = decode(a, e2m1).tolist(), decode(b, e2m1).tolist()
+        for i in range(m):
+            for j in range(n):
+                c = Fraction(0)
+                for start in range(0, k, 64):
+                    addends: list[tuple[Fraction, int | None]] = [(c, exponent(c, -126) if c else None)]
+                    for first in range(start, start + 64, 16):
+                        u, v = (Fraction(float(s)) for s in (sa[i, first // block], sb[j, first // block]))
+                        least = -6 if block == 16 else -127
+                        pairs = zip(x[i][first:][:16], y[j][first:][:16], strict=True)
+                        total = sum((Fraction(p) * Fraction(q) for p, q in pairs), Fraction(0))
+                        e = exponent(u, least) + exponent(v, least)
+                        addends.append((total * u * v, e if total else None))
+                    summed, _ = aligned_sum(addends, 35, -126)
+                    value = rounded(summed, 23, -126, 127, nearest=False)
+                    assert isinstance(value, Fraction)
+                    c = value
+                assert c == got[i, j].item()
+
+
+class TestStore:
+    """Epilogue, bias, output formats and special values."""
+
+    def test_bias_is_one_fused_multiply_add(self) -> None:
+        random = torch.Generator().manual_seed(3)
+        sa, sb = torch.rand(6, 1, generator=random), torch.rand(7, 1, generator=random)
+        bias = torch.randn(7, generator=random)
+        product = ScaledProduct(fp8(6, 64, 4), fp8(7, 64, 5), sa, sb, 64, 1, bias)
+        one = torch.ones(1, 1)
+        plain = ScaledProduct(product.a, product.b, one, one, 64, 7)
+        acc = predict_product(plain, "sm90.chain", out_dtype=torch.float32, engine="torch")
+        got = predict_product(product, "sm90.chain", out_dtype=torch.float32, engine="torch")
+        assert torch.equal(got, fma32(sa.expand(6, 7), sb.T * acc, bias.expand(6, 7)))
+        apart = replace(get("sm90.chain"), fused_bias=False)
+        assert torch.equal(
+            predict_product(product, apart, out_dtype=torch.float32, engine="torch"), sa * (sb.T * acc) + bias
+        )
+
+    def test_nan_and_infinity_stay_in_their_row_and_column(self) -> None:
+        product = blockwise()
+        a = product.a.view(torch.uint8).clone()
+        a[2, 200] = 0x7F  # NaN
+        hit = replace(product, a=a.view(E4M3))
+        clean, got = (
+            predict_product(p, "sm90.promote128", out_dtype=torch.bfloat16, engine="torch") for p in (product, hit)
+        )
+        assert torch.isnan(got[2]).all() and (got[2].view(torch.int16) == 0x7FFF).all()
+        keep = torch.arange(5) != 2
+        assert torch.equal(got[keep], clean[keep])
+
+    def test_an_overflowing_scale_stores_infinity(self) -> None:
+        product = replace(blockwise(), a_scale=torch.full((5, 3), 3e38), b_scale=torch.full((2, 3), 1e3))
+        got = predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine="torch")
+        assert not torch.isfinite(got).any()
+
+    def test_zero_operands_give_plus_zero(self) -> None:
+        product = replace(blockwise(), a=torch.full((5, 300), -0.0).to(E4M3))
+        got = predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine="torch")
+        assert (got.view(torch.int32) == 0).all()
+
+    def test_tiles_do_not_show(self) -> None:
+        """More rows and columns than one tile: the same bits as row by row."""
+        product = blockwise(m=140, n=520, k=160)
+        whole = predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine="torch")
+        for rows in (slice(0, 3), slice(126, 131)):
+            part = product.rows(rows.start, rows.stop)
+            again = predict_product(part, "sm90.promote128", out_dtype=torch.float32, engine="torch")
+            assert torch.equal(again, whole[rows])
+
+    def test_zero_padding_of_k_changes_nothing(self) -> None:
+        product = blockwise(k=256)
+        ragged = replace(
+            product,
+            a=torch.cat([product.a.view(torch.uint8), torch.zeros(5, 3, dtype=torch.uint8)], 1).view(E4M3),
+            b=torch.cat([product.b.view(torch.uint8), torch.zeros(130, 3, dtype=torch.uint8)], 1).view(E4M3),
+            a_scale=torch.cat([product.a_scale, torch.ones(5, 1)], 1),
+            b_scale=torch.cat([product.b_scale, torch.ones(2, 1)], 1),
+        )
+        results = [
+            predict_product(p, "sm90.promote128", out_dtype=torch.float32, engine="torch") for p in (product, ragged)
+        ]
+        assert torch.equal(results[0], results[1])
+
+
+class TestLogits:
+    """Head counts and refusals; the captured bits are in test_tensorcore_captures."""
+
+    def test_relu_drops_nan(self) -> None:
+        q = torch.full((1, 8, 32), math.nan).to(E4M3)
+        got = predict_logits(q, fp8(3, 32, 0), torch.ones(3), torch.ones(1, 8))
+        assert got.tolist() == [[0.0, 0.0, 0.0]]
+
+    def test_refusals(self) -> None:
+        q, k, w = torch.zeros(2, 12, 32).to(E4M3), fp8(3, 32, 0), torch.ones(2, 12)
+        with pytest.raises(NumericsError, match="H=12 is not a multiple of 8"):
+            predict_logits(q, k, torch.ones(3), w)
+        with pytest.raises(NumericsError, match=r"known: sm90\.mqa_logits"):
+            predict_logits(q, k, torch.ones(3), w, schedule="sm100.mqa_logits")
+        with pytest.raises(ShapeError, match="must be"):
+            predict_logits(q, k, torch.ones(3), torch.ones(2, 8))
+
+
+class TestRefusals:
+    """Typed errors that list what exists."""
+
+    def test_unknown_schedule(self) -> None:
+        with pytest.raises(NumericsError, match=r"sm90 has sm90\.chain, .*sm90\.promote128"):
+            get("sm90.promote64")
+        with pytest.raises(NumericsError, match="no model for 'gfx950'; architectures with schedules: sm90"):
+            get("gfx950.chain")
+        with pytest.raises(NumericsError, match="no model for arch 'sm61'; known: sm70"):
+            schedules("sm61")
+
+    @pytest.mark.parametrize(
+        ("name", "change", "message"),
+        [
+            ("sm90.chain", {}, "applies the scales once after the whole K=300, .* 3 scale blocks of 128"),
+            ("sm90.bf16.chain", {}, "takes a in bfloat16, not float8_e4m3fn"),
+            ("sm100.chain_ue8m0", {}, "every scale must be a power of two"),
+            ("sm90.promote128", {"block": 100}, "scale blocks|blocks of 100 are no multiple"),
+        ],
+    )
+    def test_shapes_a_schedule_cannot_have(self, name: str, change: dict[str, int], message: str) -> None:
+        product = replace(blockwise(), **change)  # type: ignore[arg-type]
+        with pytest.raises(NumericsError, match=message):
+            predict_product(product, name, out_dtype=torch.bfloat16)
+
+    def test_output_and_engine(self) -> None:
+        with pytest.raises(NumericsError, match="stores float32, bfloat16 or float16"):
+            predict_product(blockwise(), "sm90.promote128", out_dtype=torch.float64)
+        with pytest.raises(NumericsError, match="engines: auto, torch, cpu, cuda"):
+            predict_product(blockwise(), "sm90.promote128", out_dtype=torch.float32, engine="tpu")  # type: ignore[arg-type]
+
+    def test_every_schedule_names_its_source(self) -> None:
+        assert all(s.seen_in and s.instruction.source for s in schedules())
+        assert len({s.name for s in schedules()}) == len(schedules())
