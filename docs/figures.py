@@ -7,7 +7,7 @@ from html import escape
 
 import torch
 
-from oracle.bounds import interval as admissible
+from oracle.bounds import admissible
 from oracle.bounds.engines import exact
 from oracle.routines import cases, get
 from oracle.routines.products.contract import ProductContract

@@ -16,7 +16,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from oracle.bounds import interval as admissible
+from oracle.bounds import admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.quantiser import judge_recipe

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oracle.bounds import interval as admissible
+from oracle.bounds import admissible
 from oracle.bounds.engines import exact
 from oracle.diagnosis.effective_scales import CHUNK
 from oracle.diagnosis.explanations import LISTED, Explanation

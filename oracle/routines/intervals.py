@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oracle.bounds import interval as admissible
+from oracle.bounds import admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.quantiser import code_of_ordinal, code_set, scale_set
 from oracle.errors import NumericsError

@@ -25,8 +25,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from oracle.bounds import Accumulator, Interval, any_order_bound, ieee32_bound, of_schedule
-from oracle.bounds import interval as admissible
+from oracle.bounds import Accumulator, Interval, admissible, any_order_bound, ieee32_bound, of_schedule
 from oracle.bounds.engines import exact, exact_and_residue
 from oracle.bounds.exactly import collapsed
 from oracle.bounds.ieee32 import NAME as IEEE32

@@ -149,7 +149,7 @@ class TestWhere:
     def test_a_sample_is_enough_for_a_large_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Above the limit a fault inside the product is named from some rows and columns."""
         for module in ("diagnose", "hypotheses"):
-            monkeypatch.setattr(f"oracle.{module}.WHOLE", 1 << 10)
+            monkeypatch.setattr(f"oracle.diagnosis.{module}.WHOLE", 1 << 10)
         call, output = mutant(GEMM, "B scale of the next K block")
         assert diagnose("fp8_gemm_nt", call.inputs, output).names == ("B scale of the next K block",)
 

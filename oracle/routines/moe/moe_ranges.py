@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oracle.bounds import interval as admissible
+from oracle.bounds import admissible
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.boxed import Box, boxed_product
 from oracle.bounds.code_boxes import code_boxes
