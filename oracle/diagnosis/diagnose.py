@@ -19,23 +19,18 @@ from torch import Tensor
 from oracle.bounds import admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.bounds.quantiser import judge_recipe
 from oracle.diagnosis import places
 from oracle.diagnosis.effective_scales import Factors, factors
 from oracle.diagnosis.explanations import LISTED, Explanation, ranked
 from oracle.diagnosis.hypotheses import WHOLE, View, other_groups, work
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
-from oracle.numbers.quantize import prepare
 from oracle.numbers.recipes import Recipe
 from oracle.routines import get
-from oracle.routines.base import Contract, Output
-from oracle.routines.catalogue import Beyond, Call, Family, Fault, Stage, agree, faults_of, run
+from oracle.routines.base import Beyond, Call, Contract, Output, by_name
+from oracle.routines.catalogue import Family, Fault, Stage, agree, faults_of, run
 from oracle.routines.fault import Change
-from oracle.routines.mutants import LOGITS, REFERENCES
-from oracle.routines.products.contract import ProductContract, only
 from oracle.routines.products.roles import quantised
-from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
@@ -99,10 +94,11 @@ def diagnose(
         output does not fail.
     """
     found = get(contract)
-    if isinstance(found, ProductContract | QuantiserContract) or found.name in REFERENCES | {LOGITS}:
-        judged = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
-        return _of(judged, found, inputs, output, arch, numerics, options)
-    raise NumericsError(f"{contract} has no catalogue of faults to explain an output with")
+    judged = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
+    call = Call(found, inputs, options, arch=arch)
+    if call.optional_operands is None and not faults_of(contract):
+        raise NumericsError(f"{contract} has no catalogue of faults to explain an output with")
+    return _of(judged, call, by_name(output), numerics)
 
 
 def explain_verdict(
@@ -116,59 +112,45 @@ def explain_verdict(
     **options: object,
 ) -> Verdict:
     """``verdict`` with ``explained_by`` filled in, where it failed, says nothing yet, and asking is cheap."""
-    if verdict.status is not Status.FAILED or verdict.explained_by or not cheap(contract, inputs):
+    call = Call(contract, inputs, options, arch=arch)
+    if verdict.status is not Status.FAILED or verdict.explained_by or not cheap(call):
         return verdict
-    found = _of(verdict, contract, inputs, output, arch, numerics, options)
-    return replace(verdict, explained_by=found.names)
+    return replace(verdict, explained_by=_of(verdict, call, by_name(output), numerics).names)
 
 
-def _of(
-    verdict: Verdict,
-    contract: Contract,
-    inputs: Mapping[str, Tensor],
-    output: Output,
-    arch: str,
-    numerics: str | None,
-    options: Mapping[str, object],
-) -> Diagnosis:
+def _of(verdict: Verdict, call: Call, output: Mapping[str, Tensor], numerics: str | None) -> Diagnosis:
     if not verdict.status.is_failure:
         return Diagnosis(0, verdict.total, "")
-    if isinstance(contract, ProductContract):
-        return _product(contract, inputs, only(output), arch, numerics, options, refuted=bool(verdict.explained_by))
-    return _whole(contract, inputs, output, options)
+    operands = call.optional_operands
+    if operands is not None and operands.parts:
+        return _product(call, output["out"], numerics, refuted=bool(verdict.explained_by))
+    return _whole(call, output)
 
 
-def cheap(contract: Contract, inputs: Mapping[str, Tensor]) -> bool:
+def cheap(call: Call) -> bool:
     """Whether every hypothesis about this call costs little."""
-    if isinstance(contract, ProductContract):
-        return work(contract.parts(inputs)) <= CHEAP and not next(iter(inputs.values())).is_cuda
-    if isinstance(contract, QuantiserContract):
-        return inputs["x"].numel() <= CHEAP >> 6 and not inputs["x"].is_cuda
-    return False
+    operands = call.optional_operands
+    if operands is None or next(iter(call.inputs.values())).is_cuda:
+        return False
+    if operands.parts:
+        return work(operands.parts) <= CHEAP
+    return torch.Size(operands.shape).numel() <= CHEAP >> 6
 
 
 # --- scaled products ----------------------------------------------------------------------------------------
 
 
-def _product(
-    contract: ProductContract,
-    inputs: Mapping[str, Tensor],
-    output: Tensor,
-    arch: str,
-    numerics: str | None,
-    options: Mapping[str, object],
-    *,
-    refuted: bool,
-) -> Diagnosis:
+def _product(asked: Call, output: Tensor, numerics: str | None, *, refuted: bool) -> Diagnosis:
     """``refuted``: the bits were called wrong, however near they are."""
-    given, inputs = inputs, quantised(contract, inputs)
-    parts = contract.parts(inputs)
+    contract, given, options = asked.contract, asked.inputs, asked.options
+    base = Call(contract, quantised(asked), options, None, output.dtype, Beyond.UNKNOWN, given, asked.arch)
+    parts = base.parts
     flat = output.reshape(-1, output.shape[-1])
-    names = contract.admitted(arch, numerics, parts, output.dtype)
+    names = contract.arithmetics(base, numerics)
     outside = torch.ones_like(flat, dtype=torch.bool) if refuted else _outside(parts, flat, names[0])
     views = []
     for schedule in _schedules(names, exact_too=not refuted and numerics is None):
-        call = Call(contract, inputs, options, schedule, output.dtype, Beyond.UNKNOWN, given)
+        call = replace(base, schedule=schedule)
         views.append(View(call, flat, outside))
     first = max(views, key=lambda view: view.equal)
     scheduled = [view for view in views if view.call.schedule is not None]
@@ -324,20 +306,17 @@ def _one_value(view: View) -> list[str]:
 # --- quantisers and logits ----------------------------------------------------------------------------------
 
 
-def _whole(
-    contract: Contract, inputs: Mapping[str, Tensor], output: Output, options: Mapping[str, object]
-) -> Diagnosis:
+def _whole(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
     """Every fault on the whole call; outputs are compared tensor by tensor."""
-    call = Call(contract, inputs, options, beyond=Beyond.UNKNOWN)
-    given = {"out": output} if isinstance(output, Tensor) else dict(output)
+    call = replace(asked, beyond=Beyond.UNKNOWN)
     base, right = _nearest(call, given)
     masks = _inadmissible(call, given, right)
     failing, total = sum(int(m.sum()) for m in masks.values()), sum(m.numel() for m in masks.values())
     found = []
-    for fault in faults_of(contract.name):
+    for fault in faults_of(call.contract.name):
         if fault.applies(call) is not None:
             continue
-        predicted = _named(run(call, *base, fault))
+        predicted = by_name(run(call, *base, fault))
         if any(predicted[name].shape != given[name].shape for name in given):
             continue
         same = {name: agree(given[name], predicted[name]) for name in given}
@@ -355,14 +334,13 @@ def _nearest(call: Call, given: Mapping[str, Tensor]) -> tuple[tuple[Fault, ...]
     """The right output nearest to ``given`` by equal bits: of a quantiser's admitted recipes, the one that has most of
     them, as a change of the call's own (none for that and for other contracts)."""
     best: tuple[Fault, ...] = ()
-    right = _named(run(call))
-    if not isinstance(call.contract, QuantiserContract):
-        return best, right
+    right = by_name(run(call))
+    operands = call.optional_operands
     equal = _equal(given, right)
-    for recipe in call.contract.declared(call.inputs, call.resolved)[1:]:
+    for recipe in operands.recipes[1:] if operands is not None else ():
         name = call.contract.name
         other = Fault(recipe.name, Family.CAST, name, {Stage.RECIPE: _always(recipe)}, frozenset({name}))
-        made = _named(run(call, other))
+        made = by_name(run(call, other))
         if (count := _equal(given, made)) > equal:
             best, right, equal = (other,), made, count
     return best, right
@@ -379,21 +357,11 @@ def _equal(given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> int:
 def _inadmissible(call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The elements that fail: those that differ from ``right``. Of a quantiser those that the judgement refuses too,
     a code only where it is wrong for the published scale and for the right one."""
-    contract, wrong = call.contract, {name: ~agree(given[name], right[name]) for name in right}
-    if not isinstance(contract, QuantiserContract):
+    wrong = {name: ~agree(given[name], right[name]) for name in right}
+    bad = call.contract.refused(call, given, right)
+    if bad is None:
         return wrong
-    x, admitted = call.inputs["x"], contract.declared(call.inputs, call.resolved)
-    prepared = prepare(x, scale=call.inputs.get("scale"), scale_ub=call.inputs.get("scale_ub"))
-    q, scale = contract.split(given, x, admitted, call.resolved)
-    best = min((judge_recipe(prepared, q, scale, recipe) for recipe in admitted), key=lambda j: j.outside)
-    _, rightly = contract.split(right, x, admitted, call.resolved)
-    codes = best.bad_codes & judge_recipe(prepared, q, rightly, best.recipe).bad_codes
-    bad = {"q": codes, "scale": best.bad_scales}
     if any(bad[name].numel() != mask.numel() for name, mask in wrong.items()):
         return wrong
     refused = {name: mask & bad[name].reshape(mask.shape) for name, mask in wrong.items()}
     return refused if any(bool(mask.any()) for mask in refused.values()) else wrong
-
-
-def _named(output: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"out": output} if isinstance(output, Tensor) else output

@@ -21,16 +21,12 @@ from oracle.numbers.formats import decode
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines import cases, data, get
+from oracle.routines.base import Call
 from oracle.routines.cases import Case
-from oracle.routines.catalogue import Call, Family, Fault, Stage, run
-from oracle.routines.products.contract import ProductContract
-from oracle.routines.products.dynamic import WideInput
-from oracle.routines.products.flashinfer import WIDE, Fp8BlockscaleGemmSm90
-from oracle.routines.quantisers.contract import QuantiserContract
+from oracle.routines.catalogue import Family, Fault, Stage, run
 from oracle.tensorcore.predict import store
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.verdict.compare import Verdict
-from oracle.verdict.products import Part
 
 ARCHES = ("sm90", "sm89", "sm100", "sm120", "cpu")
 
@@ -56,7 +52,7 @@ def legal(count: int, *, seed: int, contracts: Sequence[str] | None = None) -> I
     names = [
         n
         for n in (contracts or contracts_with_cases())
-        if isinstance(get(n), ProductContract | QuantiserContract) and not isinstance(get(n), WideInput)
+        if get(n).roles
     ]
     if not names:
         raise OptionError(f"{', '.join(contracts or ())}: no legal variants are known; name a product of FP8 operands")
@@ -93,35 +89,34 @@ def _random_case(contract: str, stream: data.Stream) -> Case:
 
 
 def _variants(case: Case, stream: data.Stream) -> Iterator[Variant]:
-    contract = get(case.contract)
-    inputs, options = poisoned(case.contract, case.inputs()), case.call_options()
+    contract, options = get(case.contract), case.call_options()
+    call = Call(contract, case.inputs(), options, out_dtype=case.out_dtype)
     try:
-        contract.check(inputs, options)
+        call = replace(call, inputs=poisoned(call.checked()))
     except OracleError:
         return  # the random extents do not suit the contract
-    if isinstance(contract, QuantiserContract):
-        yield from _quantised(case, contract, inputs, options)
+    if call.operands.recipes:
+        yield from _quantised(case, call)
         return
-    assert isinstance(contract, ProductContract)
-    if isinstance(contract, Fp8BlockscaleGemmSm90) and inputs["input"].dtype == WIDE:
+    if not call.operands.given:
         return  # quantised inside: not every schedule has an interval through a quantiser
-    parts = contract.parts(inputs)
+    inputs = call.inputs
     arches = [arch for arch in ARCHES if arch in contract.numerics]
     arch = arches[int(stream.integers(0, len(arches), (1,))[0])]
     try:
-        names = contract.admitted(arch, None, parts, case.out_dtype)
+        names = contract.arithmetics(replace(call, arch=arch))
     except OracleError:
         return  # no model of this arch fits (formats, scale kinds)
     if arch == "cpu":
-        for how, output in _float32(contract, inputs, parts, case.out_dtype):
+        for how, output in _float32(call):
             yield Variant(
                 str(case), arch, how, None, contract.judge(inputs, output, arch=arch, numerics=None, **options)
             )
         return
     chosen = names[int(stream.integers(0, len(names), (1,))[0])]
-    out = run(Call(contract, inputs, options, get_schedule(chosen), case.out_dtype))
+    out = run(replace(call, schedule=get_schedule(chosen)))
     assert isinstance(out, Tensor)
-    floats = list(_float32(contract, inputs, parts, case.out_dtype))
+    floats = list(_float32(call))
     how, output = floats[int(stream.integers(0, len(floats), (1,))[0])]
     yield Variant(str(case), arch, how, None, contract.judge(inputs, output, arch=arch, numerics=None, **options))
     siblings = [n for n in names if n != chosen and _accumulator(n) == _accumulator(chosen)]
@@ -135,11 +130,9 @@ def _accumulator(name: str) -> tuple[object, ...]:
     return schedule.instruction, schedule.interval, schedule.scales_inside
 
 
-def _quantised(
-    case: Case, contract: QuantiserContract, inputs: dict[str, Tensor], options: dict[str, object]
-) -> Iterator[Variant]:
-    call = Call(contract, inputs, options)
-    for recipe in contract.declared(inputs, call.resolved):
+def _quantised(case: Case, call: Call) -> Iterator[Variant]:
+    contract, inputs, options = call.contract, call.inputs, call.options
+    for recipe in call.operands.recipes:
         if not recipe.approximate:
             out = run(call, _by(recipe, contract.name))
             for declared in (None, recipe.name):
@@ -153,13 +146,11 @@ def _by(recipe: Recipe, contract: str) -> Fault:
     return Fault(f"recipe {recipe.name}", Family.ARITHMETIC, "", changes, frozenset({contract}))
 
 
-def _float32(
-    contract: ProductContract, inputs: dict[str, Tensor], parts: Sequence[Part], dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
+def _float32(call: Call) -> Iterator[tuple[str, Tensor]]:
     """Float32 kernels: scaled after each block, dequantised first, and backwards in K."""
+    parts, shape, dtype = call.parts, call.operands.shape, call.out_dtype
     for how in ("float32 by blocks", "float32 dequantised", "float32 backwards"):
-        rows = int(torch.Size(contract.shape(inputs)[:-1]).numel())
-        out = torch.full((rows, parts[0].product.N), torch.nan, dtype=dtype, device="cpu")
+        out = torch.full((call.rows, shape[-1]), torch.nan, dtype=dtype, device="cpu")
         for part in parts:
             p = part.product
             if how != "float32 by blocks" and not bool(
@@ -180,6 +171,6 @@ def _float32(
             if p.bias is not None:
                 bias = to_dtype(decode(p.bias), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
                 acc = acc + bias[None, :]
-            out[slice(None) if part.rows is None else part.rows] = store(acc, dtype)
+            out[part.place] = store(acc, dtype)
         else:
-            yield how, out.view(contract.shape(inputs))
+            yield how, out.view(shape)

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from oracle.errors import OracleError
-from oracle.routines.base import Contract
-from oracle.routines.products.contract import ProductContract
-from oracle.routines.products.roles import CONTIGUOUS, GROUPED, ROLES, SCALED, TORCH_NAMES
-from oracle.routines.quantisers.contract import QuantiserContract
+from oracle.routines.base import Call, Contract, Operands
+from oracle.truth.gemm import ScaledProduct
 
 Inputs = Mapping[str, Tensor]
 Fails = Callable[[Inputs], bool]
@@ -60,7 +58,7 @@ def minimise(contract: Contract, inputs: Inputs, fails: Fails, *, budget: int = 
                     current, moved = candidate, True
                     steps.append(what)
                     break
-    if isinstance(contract, ProductContract):
+    if "a" in contract.roles:
         current, more = _zeroed(contract, current, fails, budget - asked, end)
         asked += more
     return Smallest(current, tuple(steps), asked)
@@ -68,7 +66,12 @@ def minimise(contract: Contract, inputs: Inputs, fails: Fails, *, budget: int = 
 
 def extents(contract: Contract, inputs: Inputs) -> str:
     """``M=3, N=128, K=256`` in words."""
-    return ", ".join(f"{axis}={_extent(contract, inputs, axis)}" for axis in _axes(contract))
+    operands = _operands(contract, inputs)
+    return ", ".join(f"{axis}={_extent(operands, inputs, axis)}" for axis in _axes(contract))
+
+
+def _operands(contract: Contract, inputs: Inputs) -> Operands:
+    return Call(contract, inputs).operands
 
 
 def _holds(contract: Contract, inputs: Inputs, fails: Fails) -> bool:
@@ -80,23 +83,21 @@ def _holds(contract: Contract, inputs: Inputs, fails: Fails) -> bool:
 
 
 def _axes(contract: Contract) -> tuple[str, ...]:
-    if isinstance(contract, ProductContract):
+    if "a" in contract.roles:
         return "K", "N", "M"
-    return ("K", "M") if isinstance(contract, QuantiserContract) else ()
+    return ("K", "M") if "x" in contract.roles else ()
 
 
-def _extent(contract: Contract, inputs: Inputs, axis: str) -> int:
-    if not isinstance(contract, ProductContract):
-        return inputs["x"].shape[0 if axis == "M" else 1]
-    role = ROLES[contract.name]
+def _extent(operands: Operands, inputs: Inputs, axis: str) -> int:
     if axis == "N":
-        return contract.shape(inputs)[-1]
-    return inputs[role["a"]].shape[-1 if axis == "K" else -2]
+        return operands.shape[-1]
+    rows = inputs[operands.roles["a" if operands.parts else "x"]]
+    return rows.shape[-1 if axis == "K" else -2]
 
 
 def _cuts(contract: Contract, inputs: Inputs, axis: str) -> Iterator[tuple[dict[str, Tensor], str]]:
-    size = _extent(contract, inputs, axis)
-    unit = _unit(contract, inputs, axis)
+    operands = _operands(contract, inputs)
+    size, unit = _extent(operands, inputs, axis), _unit(operands, axis)
     units = -(-size // unit)
     half = units // 2
     windows = [(0, half), (half, units), (0, units - 1), (1, units)] if units > 1 else []
@@ -105,55 +106,48 @@ def _cuts(contract: Contract, inputs: Inputs, axis: str) -> Iterator[tuple[dict[
         window = (first * unit, min(size, last * unit))
         if window[1] > window[0] and window not in seen:
             seen.add(window)
-            yield _cut(contract, inputs, axis, *window), f"{axis} {size} -> {window[1] - window[0]}"
+            yield _cut(operands, inputs, axis, *window), f"{axis} {size} -> {window[1] - window[0]}"
 
 
-def _unit(contract: Contract, inputs: Inputs, axis: str) -> int:
-    if not isinstance(contract, ProductContract):
-        return (
-            UNIT
-            if axis == "K"
-            else (1 if contract.declared(inputs, contract.check(inputs, {}))[0].block.rows == 1 else UNIT)
-            if isinstance(contract, QuantiserContract)
-            else 1
-        )
-    product = contract.parts(inputs)[0].product
+def _unit(operands: Operands, axis: str) -> int:
+    if not operands.parts:
+        block = operands.recipes[0].block
+        return 1 if axis == "M" and block.rows == 1 else UNIT
+    product = operands.parts[0].product
     if axis == "K":
         return product.block if product.B > 1 else UNIT
     if axis == "N":
         return product.b_rows if product.b_rows < product.N else (1 if product.b_rows == 1 else 16)
-    return UNIT if contract.name == CONTIGUOUS else 1
+    return operands.row_unit
 
 
-def _cut(contract: Contract, inputs: Inputs, axis: str, first: int, last: int) -> dict[str, Tensor]:
+def _cut(operands: Operands, inputs: Inputs, axis: str, first: int, last: int) -> dict[str, Tensor]:
     cut = dict(inputs)
-    if not isinstance(contract, ProductContract):
+    if not operands.parts:
         cut["x"] = inputs["x"][first:last].contiguous() if axis == "M" else inputs["x"][:, first:last].contiguous()
         return cut
-    role, product = ROLES[contract.name], contract.parts(inputs)[0].product
-    torch_like = contract.name in TORCH_NAMES
-    names = {key: role[key] for key in ("a", "b", "a_scale", "b_scale")}
+    names, product, by_column = operands.roles, operands.parts[0].product, operands.b_columns
     if axis == "M":
+        a_scale = inputs[names["a_scale"]]
+        per_row = a_scale.dim() >= 2 and a_scale.shape[-2] == inputs[names["a"]].shape[-2] and a_scale.numel() > 1
         cut[names["a"]] = _narrow(inputs[names["a"]], -2, first, last)
-        if _per_row(contract, inputs):
-            cut[names["a_scale"]] = _narrow(inputs[names["a_scale"]], -2, first, last)
-        if "m_indices" in cut:
-            cut["m_indices"] = inputs["m_indices"][first:last].clone()
-        if "masked_m" in cut:
-            cut["masked_m"] = (inputs["masked_m"] - first).clamp(0, last - first).to(inputs["masked_m"].dtype)
-        if "offsets" in cut:
-            cut["offsets"] = (inputs["offsets"] - first).clamp(0, last - first).to(inputs["offsets"].dtype)
+        if per_row:
+            cut[names["a_scale"]] = _narrow(a_scale, -2, first, last)
+        if operands.groups is not None:
+            groups = inputs[operands.groups]
+            counted = (groups - first).clamp(0, last - first).to(groups.dtype)
+            cut[operands.groups] = groups[first:last].clone() if operands.group_of_row else counted
     elif axis == "N":
-        cut[names["b"]] = _narrow(inputs[names["b"]], 1 if torch_like else -2, first, last, keep=torch_like)
+        cut[names["b"]] = _narrow(inputs[names["b"]], 1 if by_column else -2, first, last, keep=by_column)
         scale = inputs[names["b_scale"]]
         if product.b_rows < product.N:
             rows = slice(first // product.b_rows, -(-last // product.b_rows))
-            cut[names["b_scale"]] = _narrow(scale, _channels(contract, scale, product.B), rows.start, rows.stop)
+            cut[names["b_scale"]] = _narrow(scale, _channels(scale, product), rows.start, rows.stop)
         if "bias" in cut:
             cut["bias"] = inputs["bias"][first:last].clone()
     else:
         cut[names["a"]] = _narrow(inputs[names["a"]], -1, first, last)
-        cut[names["b"]] = _narrow(inputs[names["b"]], 0 if torch_like else -1, first, last, keep=torch_like)
+        cut[names["b"]] = _narrow(inputs[names["b"]], 0 if by_column else -1, first, last, keep=by_column)
         if product.B > 1:
             blocks = first // product.block, -(-last // product.block)
             for key in ("a_scale", "b_scale"):
@@ -161,16 +155,12 @@ def _cut(contract: Contract, inputs: Inputs, axis: str, first: int, last: int) -
     return cut
 
 
-def _channels(contract: ProductContract, scale: Tensor, blocks: int) -> int:
+def _channels(scale: Tensor, product: ScaledProduct) -> int:
     """The axis of ``b_scale`` that runs along N."""
-    if contract.name == SCALED:
-        return 1
-    return scale.dim() - 2 if contract.name in GROUPED or blocks > 1 else int(scale.shape.index(scale.numel()))
-
-
-def _per_row(contract: ProductContract, inputs: Inputs) -> bool:
-    scale = inputs[ROLES[contract.name]["a_scale"]]
-    return scale.dim() >= 2 and scale.shape[-2] == inputs[ROLES[contract.name]["a"]].shape[-2] and scale.numel() > 1
+    if product.B > 1 or scale.dim() == 3:
+        return scale.dim() - 2
+    rows = -(-product.N // product.b_rows)
+    return max(axis for axis, extent in enumerate(scale.shape) if extent == rows)
 
 
 def _narrow(x: Tensor, axis: int, first: int, last: int, *, keep: bool = False) -> Tensor:
@@ -182,11 +172,11 @@ def _narrow(x: Tensor, axis: int, first: int, last: int, *, keep: bool = False) 
 
 
 def _zeroed(
-    contract: ProductContract, inputs: dict[str, Tensor], fails: Fails, budget: int, end: float
+    contract: Contract, inputs: dict[str, Tensor], fails: Fails, budget: int, end: float
 ) -> tuple[dict[str, Tensor], int]:
     """Ranges of K set to zero in ``a`` while the failure stays, from halves down to eighths."""
-    name, asked = ROLES[contract.name]["a"], 0
-    k = _extent(contract, inputs, "K")
+    name, asked = contract.roles["a"], 0
+    k = inputs[name].shape[-1]
     for parts in (2, 4, 8):
         width = max(1, k // parts)
         for first in range(0, k, width):

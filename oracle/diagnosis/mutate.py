@@ -15,7 +15,7 @@ accepts, and cries wolf when it rejects a right output. Legal variants that must
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -28,10 +28,10 @@ from oracle.errors import CaseError, OracleError
 from oracle.numbers.formats import decode, same_bits
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines import Contract, cases, get, profiles, registered
+from oracle.routines.base import Call, by_name
 from oracle.routines.cases import Case
-from oracle.routines.catalogue import Call, Fault, agree, faults_of, run
-from oracle.routines.products.contract import ProductContract
-from oracle.routines.products.roles import CONTIGUOUS, MASKED, ROLES, SCALED, quantised
+from oracle.routines.catalogue import Fault, agree, faults_of, run
+from oracle.routines.products.roles import CONTIGUOUS, MASKED, SCALED
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import exact, rounded
 
@@ -165,10 +165,15 @@ class Trial:
     numerics: str | None
     arch: str = "sm90"
 
+    @property
+    def product(self) -> bool:
+        """Whether the output consists of scaled products."""
+        return self.call.optional_operands is not None and bool(self.call.parts)
+
     @cached_property
     def right(self) -> dict[str, Tensor]:
         """The output of the right kernel, by name."""
-        return _named(run(self.call))
+        return by_name(run(self.call))
 
     @cached_property
     def truth(self) -> Tensor:
@@ -189,8 +194,8 @@ class Trial:
 
     def same(self, output: Tensor | dict[str, Tensor]) -> bool:
         """Whether every specified bit is that of the right kernel."""
-        mine = _named(output)
-        if isinstance(self.call.contract, ProductContract):
+        mine = by_name(output)
+        if self.product:
             pair = (x["out"].reshape(-1, x["out"].shape[-1]) for x in (mine, self.right))
             out, right = pair
             return all(bool(same_bits(part.of(out), part.of(right)).all()) for part in self.call.parts)
@@ -234,7 +239,7 @@ def mutate(
     with_rules : also ask the other projects' rules (scaled products only), which runs every case.
     """
     prepared = trials(contract, profile)
-    asked = rules() if with_rules and isinstance(get(contract), ProductContract) else ()
+    asked = rules() if with_rules and all(trial.product for trial in prepared) else ()
     accepted = {rule.name: [t for t in prepared if _passes(rule, t, t.right["out"])] for rule in asked}
     alarms = {name: len(prepared) - len(passing) for name, passing in accepted.items()}
     found = [_mutant(fault, prepared, asked, accepted) for fault in (faults_of(contract) if faults is None else faults)]
@@ -252,7 +257,7 @@ def mutate_own_data(
     made = own_data(rule, m=256, n=512, k=1024, seed=seed)
     contract = get("fp8_gemm_nt")
     call = Call(contract, made.inputs, {}, get_schedule("sm90.promote128"))
-    right = decode(_named(run(call))["out"])
+    right = decode(by_name(run(call))["out"])
     bf16 = to_dtype(made.reference, torch.bfloat16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
     reference = decode(bf16).flatten()
     if not rule.passes(right.flatten(), reference, torch.bfloat16):
@@ -262,7 +267,7 @@ def mutate_own_data(
         if fault.applies(call) is not None:
             said[fault.name] = None
             continue
-        out = decode(_named(run(call, fault))["out"])
+        out = decode(by_name(run(call, fault))["out"])
         same = bool(((out == right) | (torch.isnan(out) & torch.isnan(right))).all())
         said[fault.name] = None if same else not rule.passes(out.flatten(), reference, torch.bfloat16)
     return said
@@ -308,7 +313,7 @@ def _fate(fault: Fault, killer: str, tried: int, same: bool, reasons: Mapping[st
 
 def _noticed(rule: Rule, fault: Fault, passing: Sequence[Trial]) -> bool:
     for trial in passing:
-        if fault.applies(trial.call) is None and not _passes(rule, trial, _named(run(trial.call, fault))["out"]):
+        if fault.applies(trial.call) is None and not _passes(rule, trial, by_name(run(trial.call, fault))["out"]):
             return True
     return False
 
@@ -318,37 +323,35 @@ def _passes(rule: Rule, trial: Trial, output: Tensor) -> bool:
 
 
 def _trials_of(case: Case) -> Iterator[Trial]:
-    contract = get(case.contract)
-    inputs = poisoned(case.contract, case.inputs())
-    options = case.call_options()
-    if not isinstance(contract, ProductContract):
+    contract, options = get(case.contract), case.call_options()
+    call = Call(contract, case.inputs(), options)
+    call = replace(call, inputs=poisoned(call))
+    if call.optional_operands is None or not call.parts:
         out_dtype = case.out_dtype if "out_dtype" in options else torch.float32
         if case.contract == "per_channel_cast_to_fp8" and case.family == "randn":
-            x = inputs["x"].clone()
+            x = call.inputs["x"].clone()
             x[:, ::3] = 0  # channels below the floor, which no family has
             yield Trial(case, Call(contract, {"x": x}, options, out_dtype=torch.float32), None)
         for extra in ({}, *EXTRA_OPTIONS.get(case.contract, ())):
             more = {**options, **extra}
-            if _admits(contract, inputs, more):
-                yield Trial(case, Call(contract, inputs, more, out_dtype=out_dtype), None)
+            if _admits(contract, call.inputs, more):
+                yield Trial(case, Call(contract, call.inputs, more, out_dtype=out_dtype), None)
         return
-    if quantised(contract, inputs) is not inputs:
+    if not call.operands.given:
         return  # the routine quantises by itself: its quantisers are mutated under their own contracts
-    arch, names = _arithmetics(contract, inputs, case.out_dtype)
+    arch, names = _arithmetics(replace(call, out_dtype=case.out_dtype))
     first = None if names[0] == IEEE32 else get_schedule(names[0])
-    yield Trial(case, Call(contract, inputs, options, first, case.out_dtype), None, arch)
+    yield Trial(case, Call(contract, call.inputs, options, first, case.out_dtype), None, arch)
     if AFTER in names and case.family in ("randn", "positive"):
-        yield Trial(case, Call(contract, inputs, options, get_schedule(AFTER), case.out_dtype), AFTER, arch)
+        yield Trial(case, Call(contract, call.inputs, options, get_schedule(AFTER), case.out_dtype), AFTER, arch)
 
 
-def _arithmetics(
-    contract: ProductContract, inputs: Mapping[str, Tensor], dtype: torch.dtype
-) -> tuple[str, tuple[str, ...]]:
+def _arithmetics(call: Call) -> tuple[str, tuple[str, ...]]:
     """The arch whose right kernel is mutated and the numerics it admits: sm90 where the contract has a model of it."""
     refused: OracleError | None = None
-    for arch in ("sm90", *contract.numerics):
+    for arch in ("sm90", *call.contract.numerics):
         try:
-            return arch, contract.admitted(arch, None, contract.parts(inputs), dtype)
+            return arch, call.contract.arithmetics(replace(call, arch=arch))
         except OracleError as error:
             refused = error
     assert refused is not None
@@ -363,23 +366,14 @@ def _admits(contract: Contract, inputs: Mapping[str, Tensor], options: Mapping[s
     return True
 
 
-def poisoned(contract: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs with NaN in every row that the contract leaves unspecified."""
-    if contract == CONTIGUOUS:
-        padding = inputs["m_indices"] < 0
-    elif contract == MASKED:
-        place = torch.arange(inputs["a"].shape[1], device="cpu")[None, :]
-        padding = place >= inputs["masked_m"][:, None]
-    elif contract == SCALED:
-        padding = torch.arange(inputs["a"].shape[0], device="cpu") >= inputs["offsets"][-1]
-    else:
-        return inputs
-    name = ROLES[contract]["a_scale"]
-    a, scale = inputs["a"].clone(), inputs[name].clone()
-    a.view(torch.uint8)[padding] = 0x7F
-    scale[padding] = torch.nan
-    return inputs | {"a": a, name: scale}
-
-
-def _named(output: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"out": output} if isinstance(output, Tensor) else output
+def poisoned(call: Call) -> Mapping[str, Tensor]:
+    """The inputs of a call with NaN in every row of ``a`` that the contract leaves unspecified."""
+    operands = call.optional_operands
+    filled = None if operands is None else operands.specified()
+    if operands is None or filled is None:
+        return call.inputs
+    padding, names = ~filled, (operands.roles["a"], operands.roles["a_scale"])
+    a, scale = (call.inputs[name].clone() for name in names)
+    a.view(torch.uint8).reshape(operands.rows, -1)[padding] = 0x7F
+    scale.reshape(operands.rows, -1)[padding] = torch.nan
+    return {**call.inputs, names[0]: a, names[1]: scale}

@@ -30,7 +30,6 @@ from oracle.diagnosis.explanations import LISTED, Explanation
 from oracle.diagnosis.hypotheses import View, telling
 from oracle.numbers.formats import codes_of, decode
 from oracle.routines.catalogue import Call, faults_of, get
-from oracle.routines.products.roles import GROUPED, ROLES
 from oracle.tensorcore.identify import subset
 from oracle.truth.gemm import ScaledProduct, rounded
 from oracle.verdict.compare import compare
@@ -217,9 +216,9 @@ def _weights(view: View, numerics: Sequence[str]) -> list[Explanation]:
     """Experts that fail and are right by the weights of another, in use or not: the same operands for each."""
     call, parts = view.call, view.call.parts
     failing = [i for i, part in enumerate(parts) if bool(part.of(view.bad).any())]
-    if call.contract.name not in GROUPED:
+    if call.operands.groups is None:
         return []
-    weights, scales = (call.inputs[ROLES[call.contract.name][role]] for role in ("b", "b_scale"))
+    weights, scales = (call.inputs[call.operands.roles[role]] for role in ("b", "b_scale"))
     if len(failing) * len(weights) > FEW:
         return []
     own, made = group_names(call), []

@@ -18,9 +18,7 @@ from torch import Tensor
 from oracle.harness.report import LARGE, Finding
 from oracle.harness.session import Answer, Session, failed
 from oracle.harness.watches import Note
-from oracle.routines.products.contract import ProductContract
-from oracle.routines.products.roles import GROUPED, ROLES
-from oracle.routines.quantisers.contract import QuantiserContract
+from oracle.routines.base import Call
 from oracle.truth.gemm import take_rows
 from oracle.verdict.compare import Status
 
@@ -68,21 +66,20 @@ def large_offsets(
 
 def _by_row(session: Session, inputs: Mapping[str, Tensor], scheme: str) -> tuple[str, ...] | None:
     """The inputs that have a row for each row of the output, the widest first; None where rows depend on each other."""
-    contract = session.contract
-    if isinstance(contract, ProductContract) and contract.name in ROLES and contract.name not in GROUPED:
-        role = ROLES[contract.name]
+    operands = Call(session.contract, inputs).optional_operands
+    if operands is None or operands.groups is not None or not operands.roles:
+        return None
+    role = operands.roles
+    if operands.parts:
         rows, scale = inputs[role["a"]].shape[0], inputs.get(role["a_scale"])
         per_row = scale is not None and scale.dim() == 2 and scale.shape[0] == rows > 1
         return (role["a"], role["a_scale"]) if per_row else (role["a"],)
-    if isinstance(contract, QuantiserContract) and scheme in ("1x128", "token") and set(inputs) == {"x"}:
-        return ("x",)
-    return None
+    return ("x",) if scheme in ("1x128", "token") and set(inputs) == {"x"} else None
 
 
 def _columns(session: Session, inputs: Mapping[str, Tensor]) -> int:
     """Columns of the widest output."""
-    contract = session.contract
-    return contract.shape(inputs)[1] if isinstance(contract, ProductContract) else inputs["x"].shape[1]
+    return Call(session.contract, inputs).operands.shape[1]
 
 
 def _rows(rows: int, widths: set[int]) -> Tensor:

@@ -22,7 +22,6 @@ from oracle.harness.process import Worker
 from oracle.harness.session import Session
 from oracle.harness.validation import LIMIT, arch_of, importable
 from oracle.routines import get
-from oracle.routines.products.roles import ROLES, TORCH_NAMES
 from oracle.tensorcore.fingerprint import Fingerprint, Kernel, fingerprint
 from oracle.tensorcore.probes import Shape
 
@@ -92,8 +91,8 @@ def probe(
 
 def _asked(session: Session, name: str) -> Kernel:
     """The kernel of a session as the probes call it; SubjectError for every answer that is none."""
-    role = ROLES[session.contract.name]
-    transposed = session.contract.name in TORCH_NAMES  # torch's weight is the column-major [K, N] view
+    role = session.contract.roles
+    transposed = session.contract.b_columns  # torch's weight is the column-major [K, N] view
 
     def ask(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
         inputs = {"a": a, "b": b.t() if transposed else b, "a_scale": a_scale, "b_scale": b_scale}

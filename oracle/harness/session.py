@@ -16,9 +16,7 @@ from oracle.errors import NumericsError, OracleError
 from oracle.fixtures.strides import restored
 from oracle.harness.process import Worker
 from oracle.harness.report import NUMBERS, Finding
-from oracle.routines.base import Contract
-from oracle.routines.products.contract import ProductContract
-from oracle.routines.quantisers.contract import QuantiserContract
+from oracle.routines.base import Call, Contract
 from oracle.verdict.compare import Status, Verdict
 
 CAUSES = {
@@ -142,13 +140,11 @@ class Session:
 
     def _out(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, tuple[list[int], str]]:
         """Shape and dtype of outputs where the call fixes them."""
-        if isinstance(self.contract, ProductContract):
-            dtype = options.get("out_dtype") or torch.bfloat16
-            return {"out": (list(self.contract.shape(inputs)), str(dtype).removeprefix("torch."))}
-        if isinstance(self.contract, QuantiserContract):
-            reference = self.contract.reference(inputs, **options)
-            return {"q": (list(reference["q"].shape), "float8_e4m3fn")}
-        return {}
+        call = Call(self.contract, inputs, options)
+        if call.optional_operands is None:
+            return {}
+        fixed = {name: due for name, due in self.contract.results(call).items() if due.shape is not None}
+        return {n: (list(due.shape or ()), str(due.dtypes[0]).removeprefix("torch.")) for n, due in fixed.items()}
 
 
 def failed(what: str) -> Verdict:

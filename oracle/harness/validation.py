@@ -26,6 +26,7 @@ from oracle.harness.report import BATCH, LARGE, LOAD, NUMBERS, OPTIONAL, THREADS
 from oracle.harness.session import Answer, Session, failed
 from oracle.harness.soak import drawn
 from oracle.routines import cases, get, profiles
+from oracle.routines.base import Call
 from oracle.routines.cases import Case
 from oracle.verdict.compare import Status, Verdict
 
@@ -172,7 +173,7 @@ def _run(session: Session, chosen: Iterator[Case], watching: _Watching) -> Itera
     for case in chosen:
         if watching.over:
             return
-        inputs, options = poisoned(case.contract, case.inputs()), case.call_options()
+        inputs, options = _asked(case)
         answer = session.call(inputs, options)
         finding = session.numbers(str(case), inputs, options, answer)
         if answer.hopeless:
@@ -193,12 +194,18 @@ def _run(session: Session, chosen: Iterator[Case], watching: _Watching) -> Itera
             yield from _watched(session, case, inputs, options, watching)
 
 
+def _asked(case: Case) -> tuple[Mapping[str, Tensor], dict[str, object]]:
+    """Inputs, with NaN in the rows that the contract leaves unspecified, and options of a case."""
+    call = Call(get(case.contract), case.inputs(), case.call_options())
+    return poisoned(call), case.call_options()
+
+
 def _watched(
     session: Session, case: Case, inputs: watches.Inputs, options: watches.Options, watching: _Watching
 ) -> Iterator[Finding | watches.Note]:
     """The watches that make calls of their own, one after the other until the time is over."""
     again = _reseeded(case, case.seed + 1)
-    other = poisoned(again.contract, again.inputs()), again.call_options()
+    other = _asked(again)
     name = str(case)
     for watch in (
         watches.repeats(session, name, inputs, options, other),
@@ -250,7 +257,7 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
         finding = Finding(wrong.case, NUMBERS, failed(""))
         return not named or _explained(session, finding, inputs, options, answer).verdict.explained_by == named
 
-    smallest = minimise(session.contract, poisoned(case.contract, case.inputs()), fails)
+    smallest = minimise(session.contract, _asked(case)[0], fails)
     answer = session.call(smallest.inputs, options)
     if not answer.outputs:
         return None

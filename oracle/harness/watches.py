@@ -18,10 +18,8 @@ from oracle.harness.memory import is_poison
 from oracle.harness.report import BATCH, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
 from oracle.numbers.formats import decode, same_bits
-from oracle.routines.base import Contract
+from oracle.routines.base import Call, Operands
 from oracle.routines.catalogue import agree
-from oracle.routines.products.contract import ProductContract
-from oracle.routines.products.roles import GROUPED, ROLES, quantised
 from oracle.truth.gemm import take_rows
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.pattern import describe
@@ -60,7 +58,7 @@ def row_major(session: Session, case: str, answer: Answer) -> Iterator[Finding |
     Fails when the elements of a row are apart (a transposed buffer) or rows share memory. Rows with space between them
     are a note: code that asks for strides reads them.
     """
-    if answer.problem is not None or not isinstance(session.contract, ProductContract):
+    if answer.problem is not None or not session.contract.multiplies:
         return
     shape, stride = answer.facts["out"]["shape"], answer.facts["out"]["stride"]
     extent, dense = 1, True
@@ -142,10 +140,10 @@ def strided(session: Session, case: str, inputs: Inputs, options: Options) -> It
 
 def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
     """Relations that hold exactly for every right kernel of a scaled product, and some that describe it."""
-    contract = session.contract
-    if not _takes_codes(contract, inputs) or "bias" in inputs:
+    operands = _given(session, inputs)
+    if operands is None or "bias" in inputs:
         return
-    role = ROLES[contract.name]
+    role = operands.roles
     base = session.call(inputs, options)
     if base.problem is not None:
         return
@@ -158,7 +156,7 @@ def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -
     negated = (a.view(torch.uint8) ^ 0x80).view(a.dtype)
     flipped = session.call({**inputs, role["a"]: negated}, options)
     yield from _relation(session, case, "sign flipped", inputs, flipped, -decode(right), "the result is not negated")
-    if contract.name in GROUPED:
+    if operands.groups is not None:
         return
     order = torch.arange(a.shape[0] - 1, -1, -1, device="cpu")
     turned = {**inputs, role["a"]: take_rows(a, order)}
@@ -178,10 +176,10 @@ def batch(session: Session, case: str, inputs: Inputs, options: Options, *, requ
     Other bits are a note (a failure when required); but a batch with other bits was not judged with the whole one, so
     its numbers are, and a smaller batch that the kernel cannot take is a finding of its own.
     """
-    contract = session.contract
-    if not _takes_codes(contract, inputs) or contract.name in GROUPED:
+    operands = _given(session, inputs)
+    if operands is None or operands.groups is not None:
         return
-    role = ROLES[contract.name]
+    role = operands.roles
     rows = inputs[role["a"]].shape[0]
     base = session.call(inputs, options)
     if base.problem is not None or rows < 2:
@@ -265,9 +263,10 @@ def threads(
     return True
 
 
-def _takes_codes(contract: Contract, inputs: Inputs) -> bool:
-    """A scaled product of given codes and scales; one that quantises by itself has no exact relations."""
-    return contract.name in ROLES and isinstance(contract, ProductContract) and quantised(contract, inputs) is inputs
+def _given(session: Session, inputs: Inputs) -> Operands | None:
+    """The operands of a scaled product of given codes and scales; one that quantises by itself has no exact relations."""
+    operands = Call(session.contract, inputs).optional_operands
+    return operands if operands is not None and operands.given and operands.roles else None
 
 
 # --- comparing ----------------------------------------------------------------------------------------------
@@ -324,10 +323,7 @@ def _differ(
 def _specified(session: Session, inputs: Inputs, output: Tensor) -> Tensor:
     """Elements of an output that the contract specifies."""
     inside = torch.ones(output.shape, dtype=torch.bool, device="cpu")
-    contract = session.contract
-    if isinstance(contract, ProductContract) and contract.name in GROUPED:
-        inside = torch.zeros(output.shape, dtype=torch.bool, device="cpu")
-        flat = inside.view(-1, output.shape[-1])
-        for part in contract.parts(inputs):
-            flat[slice(None) if part.rows is None else part.rows] = True
+    operands = Call(session.contract, inputs).optional_operands
+    if operands is not None and (rows := operands.specified()) is not None:
+        inside.view(-1, output.shape[-1])[~rows] = False
     return inside

@@ -1,16 +1,25 @@
-"""What a routine promises: its inputs, options and outputs, its truth, and how an output of it is judged.
+"""What a routine promises: its inputs, options and outputs, its truth, and which outputs are right.
 
-A contract is a record of tensor and option specifications plus two verbs, :meth:`Contract.reference` and
-:meth:`Contract.judge`. Everything that can be wrong with a *call* is refused here with one typed error that
-names the value and the way out; everything that can be wrong with a *kernel* is a verdict.
+A contract is a record of specifications and four verbs, from which everything else follows:
+
+    outputs(call)                what the routine returns: shapes, dtypes, which elements are specified
+    admissible(call, numerics)   the sets of right outputs, as alternatives of which one must hold the whole output
+    kernel(call, faults)         a right kernel as named stages, of which faults replace some
+    operands(call)               which input plays which part: what is multiplied, or quantised
+
+:meth:`Contract.judge` is final: it checks the call and the output, then asks the alternatives in their order. What can
+be wrong with a *call* is refused with one typed error that names the value and the way out; what can be wrong with a
+*kernel* is a verdict. Nothing outside this room asks which class a contract is.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -25,11 +34,19 @@ from oracle.errors import (
     OptionError,
     ShapeError,
 )
+from oracle.numbers.recipes import Recipe
 from oracle.tensorcore.identify import Match
+from oracle.tensorcore.schedules import Schedule
 from oracle.verdict.compare import Verdict
+from oracle.verdict.products import Part
+from oracle.verdict.sets import Sets, judge_alternatives
+
+if TYPE_CHECKING:
+    from oracle.routines.fault import Fault
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 Output = Tensor | Mapping[str, Tensor]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,8 +75,159 @@ class OptionSpec:
     doc: str
 
 
+@dataclass(frozen=True)
+class Out:
+    """One output of a call: its shape, the dtypes that it may have, and which elements are specified (None: all).
+
+    ``shape=None`` leaves the shape to the admissible sets of the contract.
+    """
+
+    shape: tuple[int, ...] | None
+    dtypes: tuple[torch.dtype, ...]
+    specified: Tensor | None = None
+
+
+class Beyond(Enum):
+    """What a mutant finds behind the end of a buffer, or in a region that it should have written."""
+
+    WRAP = "other live data"
+    UNKNOWN = "nothing that could be predicted"
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Which input of a call plays which part, and what is computed from them.
+
+    Attributes
+    ----------
+    roles : input names by part: ``a``, ``b``, ``a_scale``, ``b_scale`` of a product, ``x`` of a quantiser. Empty where
+        faults have no operands to rewrite.
+    shape : of the output of a product, of the values of a quantiser.
+    parts : the scaled products that fill the output; empty for a quantiser.
+    recipes : the recipes that a quantiser admits, its reference first; empty for a product.
+    given : codes and scales are the inputs themselves, so that a doubled scale doubles every result.
+    b_columns : ``b`` is given as ``[K, N]``.
+    groups : the input that says which rows belong to which group, or None; ``group_of_row`` when it has an entry for
+        each row (else one for each group).
+    row_unit : rows can only be left out in multiples of this.
+    """
+
+    roles: Mapping[str, str]
+    shape: tuple[int, ...]
+    parts: Sequence[Part] = ()
+    recipes: Sequence[Recipe] = ()
+    given: bool = False
+    b_columns: bool = False
+    groups: str | None = None
+    group_of_row: bool = False
+    row_unit: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of the output, flattened to a matrix."""
+        return torch.Size(self.shape[:-1]).numel()
+
+    def specified(self) -> Tensor | None:
+        """Bool ``[rows]``: rows that some product fills; None when all are."""
+        if not self.parts or all(part.rows is None for part in self.parts):
+            return None
+        filled = torch.zeros(self.rows, dtype=torch.bool, device=self.parts[0].product.a.device)
+        for part in self.parts:
+            filled[part.place] = True
+        return filled
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a contract: what it is given, and how the kernel in question computes.
+
+    ``arch`` says whose arithmetic is admitted. ``schedule`` is the arithmetic of a right kernel that faults are put
+    into; None stands for float32 arithmetic without error (the exact sum, rounded to float32, then stored).
+    ``given`` are the caller's inputs where ``inputs`` are what the routine quantised them to.
+    """
+
+    contract: Contract
+    inputs: Mapping[str, Tensor]
+    options: Mapping[str, object] = field(default_factory=dict)
+    schedule: Schedule | None = None
+    out_dtype: torch.dtype = torch.bfloat16
+    beyond: Beyond = Beyond.WRAP
+    given: Mapping[str, Tensor] | None = None
+    arch: str = "sm90"
+
+    @cached_property
+    def resolved(self) -> dict[str, object]:
+        """The options with their defaults; refuses a bad call (:meth:`Contract.check`)."""
+        return self.contract.check(self.inputs, self.options)
+
+    def checked(self) -> Call:
+        """This call, which is not refused."""
+        _ = self.resolved
+        return self
+
+    def once(self, key: str, make: Callable[[], T]) -> T:
+        """What ``make`` gives, computed once for this call under a name of the contract's own."""
+        if key not in self._made:
+            self._made[key] = make()
+        found: T = self._made[key]
+        return found
+
+    @cached_property
+    def _made(self) -> dict[str, Any]:
+        return {}
+
+    @cached_property
+    def truth(self) -> dict[str, Tensor]:
+        """The outputs of the reference by name, computed once."""
+        return by_name(self.contract.reference(self.inputs, **self.options))
+
+    @cached_property
+    def optional_operands(self) -> Operands | None:
+        """The operands of a product or a quantiser; None for other contracts."""
+        return self.contract.operands(self)
+
+    @property
+    def operands(self) -> Operands:
+        """The operands of a product or a quantiser.
+
+        Raises
+        ------
+        NumericsError
+            The contract multiplies and quantises nothing.
+        """
+        if self.optional_operands is None:
+            raise NumericsError(f"{self.contract.name} has no scaled product and no quantiser of its own")
+        return self.optional_operands
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The products of the right kernel."""
+        return self.operands.parts
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the right quantiser."""
+        return self.operands.recipes[0]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the flattened output of a product."""
+        return self.operands.rows
+
+
 class Contract(ABC):
-    """One routine of the suite. Subclasses are stateless; one instance is registered per name."""
+    """One routine of the suite. Subclasses are stateless; one instance is registered per name.
+
+    Attributes
+    ----------
+    name, summary, source : what it is called, what it computes, where it is published.
+    inputs, options : what a call takes.
+    returns : names of the outputs.
+    roles, b_columns : see :class:`Operands`; ``multiplies``: every call has scaled products.
+    numerics : by arch, the names of the arithmetics that the routine's kernels use, the usual one first; empty where
+        there is one right result and nothing to choose.
+    golden_arches : arches whose admissible sets are stored with golden fixtures; empty where all arches share one.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -67,22 +235,146 @@ class Contract(ABC):
     inputs: ClassVar[tuple[TensorSpec, ...]]
     options: ClassVar[tuple[OptionSpec, ...]] = ()
     outputs: ClassVar[tuple[str, ...]] = ("out",)
+    roles: ClassVar[Mapping[str, str]] = {}
+    b_columns: ClassVar[bool] = False
+    multiplies: ClassVar[bool] = False
+    numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    golden_arches: ClassVar[tuple[str, ...]] = ()
+
+    # --- the verbs ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor | dict[str, Tensor]:
         """The truth for checked inputs; see :func:`oracle.reference`."""
 
     @abstractmethod
+    def results(self, call: Call) -> dict[str, Out]:
+        """What the routine returns for a checked call, by output name."""
+
+    @abstractmethod
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        """The alternatives for a checked call: the first is the declared or usual one, and a failure is reported
+        against it; an output is right when one of them holds all of it.
+
+        Raises
+        ------
+        NumericsError
+            ``numerics`` is unknown or cannot compute this call, or ``call.arch`` has no model.
+        """
+
+    def expected(self, call: Call) -> dict[str, Tensor]:
+        """The outputs of the reference in the dtypes that a kernel returns; NaN where nothing is specified."""
+        return call.truth
+
+    def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
+        """The output of a right kernel into which ``faults`` were put.
+
+        By default the right kernel is the reference, in ``call.out_dtype`` where the options leave the dtype open, with
+        the stages READ, OPTIONS and WRITE.
+        """
+        from oracle.routines.fault import Stage, fold
+
+        given = fold(call, faults, Stage.READ, dict(call.inputs))
+        believed = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
+        if "out_dtype" in believed:
+            believed["out_dtype"] = call.out_dtype
+        made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, by_name(self.reference(given, **believed)))
+        return made
+
+    def operands(self, call: Call) -> Operands | None:
+        """The operands of a product or a quantiser, for a checked call; None where there are neither."""
+        return None
+
+    def refused(
+        self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]
+    ) -> dict[str, Tensor] | None:
+        """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``; None
+        where they are the same."""
+        return None
+
+    # --- what follows from them -----------------------------------------------------------------------------
+
+    @final
     def judge(
         self,
         inputs: Mapping[str, Tensor],
         output: Output,
         *,
-        arch: str,
-        numerics: str | None,
+        arch: str = "sm90",
+        numerics: str | None = None,
         **options: object,
     ) -> Verdict:
         """The verdict on ``output``; see :func:`oracle.judge`."""
+        if numerics is not None and not self.takes_numerics:
+            raise NumericsError(f"{self.name} has one numerics; pass none, not {numerics!r}")
+        out = output.get("out") if isinstance(output, Mapping) else output
+        dtype = out.dtype if isinstance(out, Tensor) else torch.bfloat16
+        call = Call(self, inputs, options, out_dtype=dtype, arch=arch).checked()
+        found = self.taken(call, output)
+        return judge_alternatives(self.admissible(call, numerics), found)
+
+    @property
+    def takes_numerics(self) -> bool:
+        """Whether a judgement can declare numerics."""
+        return bool(self.numerics)
+
+    def arithmetics(self, call: Call, numerics: str | None = None) -> tuple[str, ...]:
+        """The admitted numerics of a checked call: the declared one, or all that ``call.arch`` has for it, the usual
+        one first.
+
+        Raises
+        ------
+        NumericsError
+            The declared one cannot compute this call, or the arch has no model of it.
+        """
+        if numerics is not None:
+            if (reason := self.why_not(call, numerics)) is not None:
+                raise NumericsError(reason)
+            return (numerics,)
+        table = self.numerics_of(call)
+        if call.arch not in table:
+            known = ", ".join(table)
+            raise NumericsError(
+                f"{self.name} has no numerics model for arch {call.arch!r}; known: {known}; or declare numerics="
+            )
+        reasons = {name: self.why_not(call, name) for name in table[call.arch]}
+        fitting = tuple(name for name, reason in reasons.items() if reason is None)
+        if not fitting:
+            raise NumericsError(f"no model of {call.arch} fits {self.name}: {'; '.join(filter(None, reasons.values()))}")
+        return fitting
+
+    def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
+        """``numerics`` where it depends on the call."""
+        return self.numerics
+
+    def why_not(self, call: Call, numerics: str) -> str | None:
+        """The reason for which named numerics cannot compute a checked call, or None.
+
+        Raises
+        ------
+        NumericsError
+            The name is unknown.
+        """
+        return None
+
+    def taken(self, call: Call, output: Output) -> Mapping[str, Tensor]:
+        """The outputs by name, for a checked call.
+
+        Raises
+        ------
+        InputError, DtypeError, ShapeError, DeviceError, LayoutError
+            Another set of outputs, or one that cannot be compared with what the call gives.
+        """
+        promised = self.results(call)
+        if isinstance(output, Tensor):
+            output = {"out": output}
+        if not isinstance(output, Mapping) or set(output) != set(promised):
+            have = ", ".join(map(str, output)) if isinstance(output, Mapping) else type(output).__name__
+            raise InputError(f"{self.name} returns {', '.join(promised)}; the output is {have or 'empty'}")
+        device = next(iter(call.inputs.values())).device
+        for name, due in promised.items():
+            check_output(output[name], name=name, shape=due.shape, dtypes=due.dtypes, device=device)
+        return output
 
     def predict(
         self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object
@@ -96,6 +388,8 @@ class Contract(ABC):
         """Known arithmetic ranked by equal bits; see :func:`oracle.identify`."""
         raise NumericsError(f"{self.name} has one right result and no numerics to identify; judge() compares with it")
 
+    # --- checking a call ------------------------------------------------------------------------------------
+
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         """Refuse a bad call; return the options with their defaults filled in.
 
@@ -108,7 +402,11 @@ class Contract(ABC):
         for spec in self.inputs:
             if spec.name in inputs:
                 _check_tensor(spec, inputs[spec.name])
-        self._check_devices(inputs)
+        devices = {name: str(t.device) for name, t in inputs.items()}
+        if len(set(devices.values())) > 1:
+            raise DeviceError(
+                f"{self.name}: inputs lie on different devices ({devices}); move them to one with .to(device)"
+            )
         self.extents(inputs)
         return resolved
 
@@ -159,13 +457,6 @@ class Contract(ABC):
             what = f"missing {', '.join(missing)}" if missing else f"unexpected {', '.join(unexpected)}"
             raise InputError(f"{self.name}: {what}; it takes {', '.join(known)}")
 
-    def _check_devices(self, inputs: Mapping[str, Tensor]) -> None:
-        devices = {name: str(t.device) for name, t in inputs.items()}
-        if len(set(devices.values())) > 1:
-            raise DeviceError(
-                f"{self.name}: inputs lie on different devices ({devices}); move them to one with .to(device)"
-            )
-
 
 _REGISTRY: dict[str, Contract] = {}
 
@@ -190,16 +481,35 @@ def get(name: str) -> Contract:
 
 
 def check_output(
-    output: Tensor, *, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], device: torch.device
+    output: Tensor, *, name: str, shape: tuple[int, ...] | None, dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> None:
     """Refuse an output that cannot be judged at all: wrong kind, dtype, shape or device."""
     _check_memory(name, output)
     if output.dtype not in dtypes:
         raise DtypeError(f"{name} has dtype {output.dtype}; expected {' or '.join(map(str, dtypes))}")
-    if tuple(output.shape) != shape:
+    if shape is not None and tuple(output.shape) != shape:
         raise ShapeError(f"{name} has shape {list(output.shape)}; these inputs give {list(shape)}")
     if output.device != device:
         raise DeviceError(f"{name} lies on {output.device}, the inputs on {device}; move one with .to(device)")
+
+
+def by_name(output: Tensor | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs by name; a lone tensor is ``out``."""
+    return {"out": output} if isinstance(output, Tensor) else dict(output)
+
+
+def positive(options: Mapping[str, object], name: str) -> int:
+    """The value of an option that must be a positive integer; OptionError else."""
+    value = options[name]
+    if not is_positive(value):
+        raise OptionError(f"{name}={value!r} is not a positive integer")
+    assert isinstance(value, int)
+    return value
+
+
+def is_positive(value: object) -> bool:
+    """Whether a value is an integer above 0 (``True`` is none)."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def plain(tensor: Tensor, name: str) -> Tensor:

@@ -21,7 +21,8 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from oracle.errors import OptionError
-from oracle.routines.fault import Beyond, Call, Family, Fault, Stage, agree
+from oracle.routines.base import Beyond, Call
+from oracle.routines.fault import Family, Fault, Stage, agree
 from oracle.routines.logits import faults as logits
 from oracle.routines.moe import faults as layers
 from oracle.routines.moe import faults_of_experts as experts

@@ -22,21 +22,16 @@ Not covered: faults of behaviour (crashes, races, writes out of bounds); :mod:`o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, StrEnum
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from oracle.numbers.formats import same_bits
-from oracle.numbers.recipes import Recipe
-from oracle.routines.base import Contract
-from oracle.routines.products.contract import ProductContract
-from oracle.routines.quantisers.contract import QuantiserContract
-from oracle.tensorcore.schedules import Schedule
-from oracle.verdict.products import Part
+from oracle.routines.base import Beyond as Beyond
+from oracle.routines.base import Call as Call
 
 
 class Family(StrEnum):
@@ -65,54 +60,6 @@ class Stage(Enum):
     QUOTIENT = "quotient"
     SCALE = "scale"
     CODES = "codes"
-
-
-class Beyond(Enum):
-    """What a mutant finds behind the end of a buffer, or in a region that it should have written."""
-
-    WRAP = "other live data"
-    UNKNOWN = "nothing that could be predicted"
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a contract, and the arithmetic of the right kernel that a fault is put into.
-
-    ``schedule`` None stands for float32 arithmetic without error (the exact sum, rounded to float32, then stored).
-    ``given`` are the caller's inputs where ``inputs`` are what the routine quantised them to.
-    """
-
-    contract: Contract
-    inputs: Mapping[str, Tensor]
-    options: Mapping[str, object] = field(default_factory=dict)
-    schedule: Schedule | None = None
-    out_dtype: torch.dtype = torch.bfloat16
-    beyond: Beyond = Beyond.WRAP
-    given: Mapping[str, Tensor] | None = None
-
-    @cached_property
-    def resolved(self) -> dict[str, object]:
-        """The checked options with their defaults."""
-        return self.contract.check(self.inputs, self.options)
-
-    @cached_property
-    def parts(self) -> list[Part]:
-        """The products of the right kernel."""
-        assert isinstance(self.contract, ProductContract)
-        return self.contract.parts(self.inputs)
-
-    @cached_property
-    def recipe(self) -> Recipe:
-        """The recipe of the right quantiser."""
-        assert isinstance(self.contract, QuantiserContract)
-        return self.contract.declared(self.inputs, self.resolved)[0]
-
-    @property
-    def rows(self) -> int:
-        """Rows of the flattened output of a product."""
-        assert isinstance(self.contract, ProductContract)
-        shape = self.contract.shape(self.inputs)
-        return int(torch.Size(shape[:-1]).numel())
 
 
 Change = Callable[[Call, Any], Any]

@@ -13,21 +13,12 @@ from torch import Tensor
 
 from oracle.bounds.engines import exact
 from oracle.errors import NumericsError
-from oracle.routines.fault import Beyond, Call, Fault, Stage, fold, touches
-from oracle.routines.moe.faults import CONTRACTS as LAYERS
-from oracle.routines.moe.faults_of_experts import CONTRACTS as EXPERTS
-from oracle.routines.products.contract import ProductContract
-from oracle.routines.quantisers.contract import QuantiserContract
-from oracle.routines.quantisers.faults.quantiser_engine import run_quantiser
-from oracle.tensorcore.logits import predict_logits
+from oracle.routines.base import Beyond
+from oracle.routines.fault import Call, Fault, Stage, fold, touches
 from oracle.tensorcore.predict import predict_product, store
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct, rounded
 from oracle.verdict.products import Part
-
-LOGITS = "fp8_mqa_logits"
-REFERENCES = LAYERS | EXPERTS
-"""Contracts whose right kernel is their reference."""
 
 
 def run(call: Call, *faults: Fault) -> Tensor | dict[str, Tensor]:
@@ -43,24 +34,15 @@ def run(call: Call, *faults: Fault) -> Tensor | dict[str, Tensor]:
     for fault in faults:
         if (reason := fault.applies(call)) is not None:
             raise NumericsError(f"{fault.name} cannot be put into this call: {reason}")
-    if isinstance(call.contract, ProductContract):
-        out = write(call, products(call, faults), faults)
-        return out.view(call.contract.shape(call.inputs))
-    if isinstance(call.contract, QuantiserContract):
-        return run_quantiser(call, faults)
-    if call.contract.name == LOGITS:
-        return _logits(call, faults)
-    if call.contract.name in REFERENCES:
-        return _reference(call, faults)
-    raise NumericsError(f"no kernel of {call.contract.name} is modelled, so no fault can be put into one")
+    made = call.contract.kernel(call, faults)
+    return made["out"] if tuple(made) == ("out",) else made
 
 
 def products(call: Call, faults: tuple[Fault, ...]) -> list[tuple[Part, Schedule | None]]:
     """The products that the mutant computes, each with its arithmetic."""
-    assert isinstance(call.contract, ProductContract)
     parts = call.parts
     if touches(faults, Stage.READ):
-        parts = call.contract.parts(fold(call, faults, Stage.READ, dict(call.inputs)))
+        parts = replace(call, inputs=fold(call, faults, Stage.READ, dict(call.inputs))).parts
     changed = [replace(part, product=fold(call, faults, Stage.PRODUCT, part.product)) for part in parts]
     schedule = fold(call, faults, Stage.SCHEDULE, call.schedule)
     return [(part, _fitting(part.product, schedule)) for part in changed]
@@ -135,27 +117,3 @@ def _fitting(product: ScaledProduct, schedule: Schedule | None) -> Schedule | No
     if schedule is None or schedule.why_not(product, out_dtype=torch.float32) is not None:
         return None
     return schedule
-
-
-def _reference(call: Call, faults: tuple[Fault, ...]) -> Tensor | dict[str, Tensor]:
-    """Contracts whose right kernel is their reference, in the output dtype of the call where they leave it open."""
-    given = fold(call, faults, Stage.READ, dict(call.inputs))
-    believed = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
-    if "out_dtype" in believed:
-        believed["out_dtype"] = call.out_dtype
-    made = call.contract.reference(given, **believed)
-    named = {"out": made} if isinstance(made, Tensor) else made
-    written = fold(call, faults, Stage.WRITE, named)
-    assert isinstance(written, dict)
-    return written["out"] if isinstance(made, Tensor) else written
-
-
-def _logits(call: Call, faults: tuple[Fault, ...]) -> Tensor:
-    given = fold(call, faults, Stage.READ, dict(call.inputs))
-    out = predict_logits(given["q"], given["k"], given["k_scale"], given["weights"])
-    place = torch.arange(out.shape[1], device=out.device)[None, :]
-    inside = (place >= given["cu_seqlen_ks"][:, None]) & (place < given["cu_seqlen_ke"][:, None])
-    out = torch.where(inside, out, torch.full_like(out, -torch.inf))
-    written = fold(call, faults, Stage.WRITE, out)
-    assert isinstance(written, Tensor)
-    return written

@@ -18,7 +18,7 @@ declared accumulator (:mod:`oracle.bounds`). A failure is always reported agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -35,7 +35,8 @@ from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Promotion, Schedule, schedules
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import Exact, ScaledProduct, nearest, rounded
-from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, compare, verdict
+from oracle.verdict.compare import Admissible, Comparison, Verdict, compare, verdict
+from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, ranged, verdict_of_equality
 
 SAMPLE_ROWS = 4  # rows of a part that a schedule or a class must explain before the whole part is computed
 SAMPLE_COLUMNS = 256
@@ -44,7 +45,6 @@ COINCIDENCES = 20
 """Elements in which another arithmetic may have the bits of a fault by chance. Where these are not those of the exact
 value, which lies on the other side of a midpoint, an unbiased kernel has them less than every other time; all of 20
 elements agree in fewer than one of a million outputs."""
-ZERO_TRUST = 0.30  # above this share of zero results a pass proves little (oneDNN benchdnn's default zero trust)
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,57 @@ class Part:
     def of(self, output: Tensor) -> Tensor:
         """This part's rows of ``output [R, N]``."""
         return output if self.rows is None else output.index_select(0, self.rows)
+
+
+@dataclass(frozen=True)
+class ProductSets(Sets):
+    """The right outputs ``[..., N]`` that consist of scaled products.
+
+    Attributes
+    ----------
+    parts : the products.
+    names : the admitted numerics, the declared (or the contract's own) one first: schedules of
+        :mod:`oracle.tensorcore.schedules`, ``ieee32.any``, or ``<schedule>.any`` for its accumulator in unknown order.
+    classes : the classes of which one may hold the whole output where the first of ``names`` does not
+        (:func:`wider_classes`; none when a numerics is declared).
+    faults : schedules that the contract excludes.
+    """
+
+    parts: Sequence[Part]
+    names: Sequence[str]
+    classes: Sequence[str] = ()
+    faults: Sequence[Schedule] = ()
+
+    @property
+    def numerics(self) -> str:  # type: ignore[override]
+        return self.names[0]
+
+    def judge(self, found: Found) -> Verdict:
+        output = found["out"].reshape(-1, found["out"].shape[-1])
+        mistrust = why_mistrust(self.parts, output)
+        admitted = [get_schedule(name) for name in self.names if not name.endswith(".any")]
+        matched = _reproducing(self.parts, output, admitted)
+        if matched is not None:
+            total = sum(part.of(output).numel() for part in self.parts)
+            return verdict_of_equality(f"bits of {matched.name}", matched.name, total, mistrust)
+        wrong = _reproducing(self.parts, output, self.faults)
+        undeclared = IEEE32 in self.classes
+        if wrong is not None and admitted and not _excused(self.parts, output, admitted[0], undeclared=undeclared):
+            return _refuted(self.parts, output, admitted[0], wrong)
+        return _judge_interval(self.parts, output, self.names[0], self.classes, mistrust)
+
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
+        """The interval of the first of ``names``; rows that no part fills are free."""
+        out = expected["out"]
+        flat = out.reshape(-1, out.shape[-1])
+        low = torch.full(flat.shape, torch.nan, dtype=torch.float64, device="cpu")
+        high, open_ = low.clone(), torch.ones(flat.shape, dtype=torch.bool, device="cpu")
+        for part in self.parts:
+            value = exact(part.product)
+            sets = admissible(value, rounded(part.product, value, out.dtype), interval_of(part.product, self.names[0]))
+            low[part.place], high[part.place] = sets.low, sets.high
+            open_[part.place] = False if sets.open is None else sets.open
+        return {"out": ranged(Admissible(low, high, decode(flat), open=open_), out.dtype, out.shape)}
 
 
 def truth(parts: Sequence[Part], rows: int, dtype: torch.dtype | None) -> Tensor:
@@ -95,34 +146,6 @@ def predict_parts(parts: Sequence[Part], rows: int, schedule: Schedule, dtype: t
     return result
 
 
-def judge_parts(
-    parts: Sequence[Part],
-    output: Tensor,
-    *,
-    numerics: Sequence[str],
-    wider: Sequence[str] = (),
-    faults: Sequence[Schedule] = (),
-) -> Verdict:
-    """The verdict on ``output [R, N]``.
-
-    ``numerics`` are the admitted names, the declared (or the contract's own) one first: schedules of
-    :mod:`oracle.tensorcore.schedules`, ``ieee32.any``, or ``<schedule>.any`` for its accumulator in unknown order.
-    ``wider`` names the classes of which one may hold the whole output where the first of ``numerics`` does not
-    (:func:`wider_classes`; none when a numerics is declared). ``faults`` are schedules that this contract excludes.
-    """
-    mistrust = why_mistrust(parts, output)
-    total = sum(part.of(output).numel() for part in parts)
-    admitted = [get_schedule(name) for name in numerics if not name.endswith(".any")]
-    matched = _reproducing(parts, output, admitted)
-    if matched is not None:
-        said = f"bits of {matched.name}"
-        return verdict_of_equality(said, matched.name, total, mistrust)
-    wrong = _reproducing(parts, output, faults)
-    if wrong is not None and admitted and not _excused(parts, output, admitted[0], undeclared=IEEE32 in wider):
-        return _refuted(parts, output, admitted[0], wrong)
-    return _judge_interval(parts, output, numerics[0], wider, mistrust)
-
-
 def wider_classes(numerics: Sequence[str]) -> tuple[str, ...]:
     """What an undeclared kernel of an arch may compute by instead of the first of its admitted ``numerics``.
 
@@ -137,40 +160,12 @@ def wider_classes(numerics: Sequence[str]) -> tuple[str, ...]:
     return (IEEE32, *list(first.values())[1:])
 
 
-def verdict_of_equality(basis: str, name: str, total: int, mistrust: str | None) -> Verdict:
-    """A pass by equality of every bit with a named prediction."""
-    said = f"all {total} elements equal the bits of {name}"
-    if mistrust is not None:
-        said += f"; but this proves little: {mistrust}"
-    status = Status.PASSED if mistrust is None else Status.MISTRUSTED
-    return Verdict(status, said, 0, total, None, name, (), basis, "", 0.0, 0, mistrust)
-
-
-def or_float32(judge: Callable[[str], Verdict], name: str, *, declared: bool) -> Verdict:
-    """The verdict of ``judge`` by the numerics ``name`` or, where that fails and none is declared, by float32 in any
-    order if that holds the whole output: point 4 for contracts whose intervals are their own.
-    """
-    found = judge(name)
-    if declared or name == IEEE32 or found.status is not Status.FAILED:
-        return found
-    held = judge(IEEE32)
-    if held.status.is_failure or held.unconstrained > found.unconstrained:
-        return found
-    said = _undeclared(held.basis, found.outside, found.basis)
-    return replace(held, basis=said, summary=held.summary.replace(held.basis, said, 1))
-
-
 def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
     """Reason for which a pass on these inputs would prove little, or None."""
     for name in ("a_scale", "b_scale"):
-        scales = [getattr(part.product, name) for part in parts]
-        if all(bool((s == s.flatten()[0]).all()) for s in scales) and max(s.numel() for s in scales) > 1:
-            return f"all values of {name} are equal, so a wrong scale index changes nothing"
-    values = torch.cat([decode(part.of(output)).flatten() for part in parts])
-    share = float((values == 0).to(torch.float64).mean())
-    if share > ZERO_TRUST:
-        return f"{100 * share:.0f}% of the results are zero"
-    return None
+        if reason := all_equal(name, [getattr(part.product, name) for part in parts]):
+            return reason
+    return mostly_zero(torch.cat([decode(part.of(output)).flatten() for part in parts]))
 
 
 def interval_of(product: ScaledProduct, name: str) -> Interval:
@@ -296,13 +291,9 @@ def _judge_interval(
         for other in wider:
             if _held(*few, other) is not None and (held := _held(known, output, found.bad, other)) is not None:
                 comparison, basis = held
-                said = _undeclared(basis, found.outside, intervals[0].name)
+                said = f"{basis}; {found.outside} elements leave the {intervals[0].name}, which is not declared"
                 return verdict(comparison, basis=said, mistrust=mistrust)
     return _banded(parts, verdict(found, basis=intervals[0].name, mistrust=mistrust))
-
-
-def _undeclared(basis: str, outside: int, usual: str) -> str:
-    return f"{basis}; {outside} elements leave the {usual}, which is not declared"
 
 
 def _held(known: Sequence[_Exactly], output: Tensor, outside: Tensor, name: str) -> tuple[Comparison, str] | None:

@@ -8,21 +8,18 @@ covered: expert weights (:mod:`oracle.routines.layouts.experts`), values that a 
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from oracle.errors import InputError, NumericsError, OptionError
-from oracle.numbers.formats import codes_of, decode
-from oracle.routines.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
+from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.truth import layout
-from oracle.verdict import evidence
-from oracle.verdict.compare import Comparison, Status, Verdict, Worst, verdict
+from oracle.verdict.compare import Status, Verdict
+from oracle.verdict.sets import Bits, Found, Range, Sets, bits_of, judge_bits, worst_of, wrong_strides
 
 ONE_BYTE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.float8_e8m0fnu)
 F32 = (torch.float32,)
@@ -42,23 +39,11 @@ class LayoutContract(Contract):
         made = self.made(inputs, self.check(inputs, options))
         return made if tuple(made) != ("out",) else made["out"]
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        if numerics is not None:
-            raise NumericsError(f"{self.name} moves bits and has no numerics; pass none, not {numerics!r}")
-        made = self.made(inputs, self.check(inputs, options))
-        found = outputs_of(self.name, output, tuple(made))
-        verdicts = []
-        for name, expected in made.items():
-            actual = found[name]
-            check_output(
-                actual, name=name, shape=tuple(expected.shape), dtypes=(expected.dtype,), device=expected.device
-            )
-            verdicts.append(judge_bits(actual, expected, output=name, mistrust=self.why_mistrust(inputs)))
-            if self.strided and significant_strides(actual) != significant_strides(expected):
-                verdicts.append(_wrong_strides(name, actual, expected))
-        return worst_of(verdicts)
+    def results(self, call: Call) -> dict[str, Out]:
+        return {name: Out(tuple(x.shape), (x.dtype,)) for name, x in call.truth.items()}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [Bits(call.truth, self.why_mistrust(call.inputs), self.strided)]
 
     def why_mistrust(self, inputs: Mapping[str, Tensor]) -> str | None:
         """Reason for which a pass on these inputs would prove little, or None."""
@@ -66,77 +51,6 @@ class LayoutContract(Contract):
             if x.numel() > 1 and x.dtype not in INTEGERS and bool((bits_of(x) == bits_of(x).flatten()[0]).all()):
                 return f"all elements of {name} are equal, so a wrong place changes nothing"
         return None
-
-
-def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str | None = None) -> Verdict:
-    """The verdict on a tensor that must have the bits of another (NaN payloads and the sign of zero included)."""
-    bad = bits_of(actual) != bits_of(expected)
-    outside = int(bad.sum())
-    worst, seen = None, None
-    if outside:
-        index = tuple(torch.nonzero(bad)[0].tolist())
-        value, right = _number(actual, index), _number(expected, index)
-        worst = Worst(index, value, right, right, right, math.inf, output)
-        seen = evidence.of_bits(actual, expected, bad, output=output)
-    found = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad, seen)
-    return verdict(found, basis="every bit in its place", matches="the layout", mistrust=mistrust)
-
-
-def bits_of(x: Tensor) -> Tensor:
-    """A tensor as integers: the bits of a floating-point one."""
-    return codes_of(x) if x.is_floating_point() else x
-
-
-def significant_strides(x: Tensor) -> tuple[int, ...]:
-    """Strides of the axes that have more than one element: the others say nothing about memory."""
-    return tuple(s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1)
-
-
-def outputs_of(contract: str, output: Output, names: tuple[str, ...]) -> Mapping[str, Tensor]:
-    """The named tensors of an output; a lone tensor may come as it is.
-
-    Raises
-    ------
-    InputError
-        Another set of outputs.
-    """
-    if isinstance(output, Tensor):
-        output = {"out": output}
-    if not isinstance(output, Mapping) or set(output) != set(names):
-        have = ", ".join(output) if isinstance(output, Mapping) else type(output).__name__
-        raise InputError(f"{contract} returns {', '.join(names)}; the output is {have or 'empty'}")
-    return output
-
-
-def worst_of(verdicts: list[Verdict]) -> Verdict:
-    """One verdict for several outputs: the first failure, else the first that is no pass, else the first one.
-
-    The counts add.
-    """
-    first = next((v for v in verdicts if v.status is Status.FAILED), None)
-    first = first or next((v for v in verdicts if v.status is not Status.PASSED), verdicts[0])
-    return replace(first, outside=sum(v.outside for v in verdicts), total=sum(v.total for v in verdicts))
-
-
-def _wrong_strides(name: str, actual: Tensor, expected: Tensor) -> Verdict:
-    said = (
-        f"{name} has strides {tuple(actual.stride())} for shape {list(actual.shape)}; this layout has "
-        f"{tuple(expected.stride())}"
-    )
-    return Verdict(Status.FAILED, said, actual.numel(), actual.numel(), basis="strides of the layout", pattern=said)
-
-
-def _number(x: Tensor, index: tuple[int, ...]) -> float:
-    element = x[index]
-    return float(decode(element)) if x.is_floating_point() else float(element)
-
-
-def positive(options: Mapping[str, object], name: str) -> int:
-    """An option that must be a positive integer."""
-    value = options[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise OptionError(f"{name}={value!r}; pass a positive integer")
-    return value
 
 
 # --- scales -------------------------------------------------------------------------------------------------
@@ -155,16 +69,20 @@ class ColMajorTmaAligned(LayoutContract):
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
         return {"out": layout.get_col_major_tma_aligned_tensor(inputs["scale"])}
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        judged = super().judge(inputs, output, arch=arch, numerics=numerics, **options)
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [PaddedColumns(call.truth, self.why_mistrust(call.inputs), self.strided)]
+
+
+class PaddedColumns(Bits):
+    """The same bits, with memory behind every column up to the alignment, and zeros in it."""
+
+    def judge(self, found: Found) -> Verdict:
+        judged, out = super().judge(found), found["out"]
         if judged.status is Status.FAILED:
             return judged
-        out = outputs_of(self.name, output, ("out",))["out"]
         if not layout.has_pad_lanes(out):
             said = f"the memory of out {list(out.shape)} ends before the padding of its last column"
-            return Verdict(Status.FAILED, said, out.numel(), out.numel(), basis="strides of the layout", pattern=said)
+            return wrong_strides(said, out.numel())
         lanes = layout.pad_lanes(out)
         zeros = judge_bits(lanes, torch.zeros_like(lanes), output="padding") if lanes.numel() else judged
         return worst_of([zeros, judged]) if zeros.status is Status.FAILED else judged
@@ -219,17 +137,26 @@ class SwizzleScale(LayoutContract):
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
         return {"out": layout.swizzle_scale(inputs["scale"], tile=str(options["tile"]))}
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        resolved = self.check(inputs, options)
-        scale, tile = inputs["scale"], str(resolved["tile"])
-        expected = self.made(inputs, resolved)["out"]
-        actual = outputs_of(self.name, output, ("out",))["out"]
-        check_output(actual, name="out", shape=tuple(expected.shape), dtypes=(scale.dtype,), device=scale.device)
-        rows, columns = scale.shape[-2:]
-        found = layout.unswizzle_scale(actual, rows, columns, tile=tile)
-        return judge_bits(found, scale, output="out", mistrust=self.why_mistrust(inputs))
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [SwizzledScale(call.truth, self.why_mistrust(call.inputs), call=call)]
+
+
+@dataclass(frozen=True)
+class SwizzledScale(Bits):
+    """Every scale in its place; the padding of a tile is free."""
+
+    call: Call = field(kw_only=True)
+
+    def judge(self, found: Found) -> Verdict:
+        scale, tile = self.call.inputs["scale"], str(self.call.resolved["tile"])
+        back = layout.unswizzle_scale(found["out"], *scale.shape[-2:], tile=tile)
+        return judge_bits(back, scale, output="out", mistrust=self.mistrust)
+
+    def ranges(self, expected: Found) -> dict[str, Range]:
+        zeros = torch.zeros_like(self.call.inputs["scale"].view(torch.uint8))
+        tile = str(self.call.resolved["tile"])
+        empty, full = (layout.swizzle_scale(zeros, tile=tile, fill=fill) for fill in (0, 1))
+        return {"out": Range(expected["out"], expected["out"], (empty != full).to(torch.uint8))}
 
 
 # --- integers of padding, as tables -------------------------------------------------------------------------

@@ -6,15 +6,16 @@ Right or wrong bit by bit, as in :mod:`oracle.routines.layouts.contract`. Not co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from oracle.routines.base import OptionSpec, Output, TensorSpec, register
-from oracle.routines.layouts.contract import ONE_BYTE, LayoutContract, bits_of, outputs_of, positive
+from oracle.routines.base import Call, OptionSpec, TensorSpec, positive, register
+from oracle.routines.layouts.contract import ONE_BYTE, LayoutContract
 from oracle.truth import layout
 from oracle.verdict.compare import Status, Verdict
+from oracle.verdict.sets import Bits, Found, Sets, bits_of
 
 F32 = (torch.float32,)
 WEIGHT = (*ONE_BYTE, torch.bfloat16, torch.float16, torch.float32)
@@ -91,16 +92,24 @@ class AlignMoeWeights(LayoutContract):
         w13, w2, _ = layout.align_fp8_moe_weights_for_fi(inputs["w13"], inputs["w2"], bool(options["is_act_and_mul"]))
         return {"w13": w13, "w2": w2}
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        judged = super().judge(inputs, output, arch=arch, numerics=numerics, **options)
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [PublishedPlacement(call.truth, self.why_mistrust(call.inputs), call=call)]
+
+
+@dataclass(frozen=True)
+class PublishedPlacement(Bits):
+    """The same bits; a failure with the bits of the published routine is named."""
+
+    call: Call = field(kw_only=True)
+
+    def judge(self, found: Found) -> Verdict:
+        judged = super().judge(found)
         if judged.status is not Status.FAILED:
             return judged
-        gated = bool(self.check(inputs, options)["is_act_and_mul"])
-        published = layout.align_fp8_moe_weights_for_fi_published(inputs["w13"], inputs["w2"], gated)
-        found, faulty = outputs_of(self.name, output, self.outputs), dict(zip(self.outputs, published[:2], strict=True))
-        if all(torch.equal(bits_of(found[name]), bits_of(faulty[name])) for name in self.outputs):
+        gated = bool(self.call.resolved["is_act_and_mul"])
+        w13, w2 = self.call.inputs["w13"], self.call.inputs["w2"]
+        published = layout.align_fp8_moe_weights_for_fi_published(w13, w2, gated)[:2]
+        if all(torch.equal(bits_of(x), bits_of(y)) for x, y in zip((found["w13"], found["w2"]), published, strict=True)):
             fault = "up half of gated weights left at the unpadded offset"
             return replace(judged, explained_by=(fault,), summary=f"{judged.summary}; every bit is that of: {fault}")
         return judged

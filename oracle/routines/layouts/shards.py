@@ -20,15 +20,16 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.quantiser import code_set
-from oracle.errors import NumericsError, ShapeError
+from oracle.errors import ShapeError
 from oracle.numbers.formats import FP16, codes_of, decode
 from oracle.numbers.quantize import f32, prepare
 from oracle.numbers.recipes import TORCH_STATIC, VLLM_STATIC
 from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
-from oracle.routines.base import Contract, Output, TensorSpec, check_output, register
-from oracle.routines.layouts.contract import INTEGERS, LayoutContract, judge_bits, outputs_of, worst_of
+from oracle.routines.base import Call, Contract, Out, TensorSpec, register
+from oracle.routines.layouts.contract import INTEGERS, LayoutContract
 from oracle.truth import shards
-from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, compare, verdict
+from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, verdict
+from oracle.verdict.sets import Elements, Found, Property, Sets, judge_bits, worst_of
 
 F32 = (torch.float32,)
 E4M3 = (torch.float8_e4m3fn,)
@@ -80,22 +81,20 @@ class RequantizeWithMaxScale(Contract):
         made = shards.requantize_with_max_scale(inputs["weight"], inputs["weight_scale"], widths)
         return dict(zip(self.outputs, made, strict=True))
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        _no_numerics(self.name, numerics)
-        made = self.reference(inputs, **options)
-        found = outputs_of(self.name, output, self.outputs)
-        device, weight = inputs["weight"].device, inputs["weight"]
-        largest = found["max_scale"]
-        check_output(largest, name="max_scale", shape=tuple(largest.shape), dtypes=F32, device=device)
-        check_output(found["weight"], name="weight", shape=tuple(weight.shape), dtypes=E4M3, device=device)
+    def results(self, call: Call) -> dict[str, Out]:
+        return {"max_scale": Out(None, F32), "weight": Out(tuple(call.inputs["weight"].shape), E4M3)}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [Property(lambda found: self._judge(call, found))]
+
+    def _judge(self, call: Call, found: Found) -> Verdict:
+        made, weight, largest = call.truth, call.inputs["weight"], found["max_scale"]
         if largest.numel() != 1:
             raise ShapeError(f"max_scale has shape {list(largest.shape)}; the shards have one scale in the end")
         scale = judge_bits(largest.reshape(()), made["max_scale"], output="max_scale")
         if torch.equal(codes_of(made["weight"]), codes_of(weight)) or scale.status is Status.FAILED:
             return worst_of([scale, judge_bits(found["weight"], made["weight"], output="weight")])
-        ok = self._admitted(inputs, found["weight"], made["max_scale"])
+        ok = self._admitted(call.inputs, found["weight"], made["max_scale"])
         return worst_of([_judge_codes(found["weight"], made["weight"], ok), scale])
 
     def _admitted(self, inputs: Mapping[str, Tensor], found: Tensor, largest: Tensor) -> Tensor:
@@ -130,20 +129,20 @@ class AllClose1d(Contract):
         self.check(inputs, options)
         return torch.tensor(shards.all_close_1d(inputs["x"]), dtype=torch.bool, device=inputs["x"].device)
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        _no_numerics(self.name, numerics)
-        expected = self.reference(inputs, **options)
-        out = outputs_of(self.name, output, ("out",))["out"]
-        check_output(out, name="out", shape=(), dtypes=(torch.bool,), device=expected.device)
-        value = decode(inputs["x"])
+    def results(self, call: Call) -> dict[str, Out]:
+        return {"out": Out((), (torch.bool,))}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [Property(lambda found: self._judge(call, found["out"]))]
+
+    def _judge(self, call: Call, out: Tensor) -> Verdict:
+        value = decode(call.inputs["x"])
         distance, allowed = (value - value[:1]).abs(), 1e-8 + 1e-5 * value.abs()
         spread = 2.0**-22 * (value.abs() + value[:1].abs())
         if bool(((distance - allowed).abs() <= spread * 1e-5 + 2.0**-22 * distance).any()):
             said = "an entry lies at the edge of the tolerance, where float32 decides"
             return Verdict(Status.PASSED, f"either answer is admissible: {said}", 0, 1, unconstrained=1)
-        return judge_bits(out.to(torch.int32), expected.to(torch.int32), output="out")
+        return judge_bits(out.to(torch.int32), call.truth["out"].to(torch.int32), output="out")
 
 
 class ProductsOfScales(Contract):
@@ -163,20 +162,19 @@ class ProductsOfScales(Contract):
         self.check(inputs, options)
         return {name: _single(value) for name, value in self.formula(inputs).items()}
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        _no_numerics(self.name, numerics)
-        self.check(inputs, options)
-        exact = self.formula(inputs)
-        found = outputs_of(self.name, output, tuple(exact))
-        verdicts = []
-        for name, value in exact.items():
-            check_output(found[name], name=name, shape=tuple(value.shape), dtypes=F32, device=value.device)
+    def results(self, call: Call) -> dict[str, Out]:
+        return {name: Out(tuple(x.shape), F32) for name, x in call.truth.items()}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [Elements(lambda: (self._sets(call), "one float32 operation"))]
+
+    def _sets(self, call: Call) -> dict[str, Admissible]:
+        sets = {}
+        for name, value in self.formula(call.inputs).items():
             width = 2.0**-22 * value.abs() if name in self.quotients else torch.zeros_like(value)
-            sets = Admissible(decode(_single(value - width)), decode(_single(value + width)), decode(_single(value)))
-            verdicts.append(verdict(compare(found[name], sets, output=name), basis="one float32 operation"))
-        return worst_of(verdicts)
+            low, high, due = (decode(_single(x)) for x in (value - width, value + width, value))
+            sets[name] = Admissible(low, high, due)
+        return sets
 
 
 @register
@@ -238,8 +236,3 @@ def _half(x: Tensor) -> Tensor:
 
 def _single(x: Tensor) -> Tensor:
     return to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-
-
-def _no_numerics(contract: str, numerics: str | None) -> None:
-    if numerics is not None:
-        raise NumericsError(f"{contract} has one numerics; pass none, not {numerics!r}")

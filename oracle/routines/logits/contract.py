@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -22,17 +22,17 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.ieee32 import ieee32_bound
 from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.logits import logits_bound
-from oracle.errors import NumericsError, OptionError, ShapeError
+from oracle.errors import ShapeError
 from oracle.numbers.formats import same_bits
 from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
-from oracle.routines.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
-from oracle.routines.layouts.contract import outputs_of
+from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.fault import Fault, Stage, fold
 from oracle.tensorcore.logits import LOGITS, predict_logits
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import Exact, ScaledProduct
 from oracle.truth.logits import Logits, exact, from_pages, schedule, shares
-from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, compare, verdict
-from oracle.verdict.products import ZERO_TRUST, or_float32, verdict_of_equality
+from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, verdict
+from oracle.verdict.sets import Elements, Found, Prediction, Property, Sets, mostly_zero, rounded_to, with_float32
 
 E4M3 = (torch.float8_e4m3fn,)
 F32 = (torch.float32,)
@@ -49,6 +49,8 @@ class LogitsContract(Contract):
     """A contract whose output is a matrix of logits; subclasses say which problem fills which rows."""
 
     options: ClassVar[tuple[OptionSpec, ...]] = (CLEAN,)
+    numerics = NUMERICS
+    golden_arches = ("cpu", "sm90")
 
     @abstractmethod
     def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
@@ -83,33 +85,61 @@ class LogitsContract(Contract):
             rows.append(_widened(inside, columns, outside))
         return torch.cat(rows)
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        resolved = self.check(inputs, options)
-        problems, columns = self.problems(inputs, resolved), self.columns(inputs, resolved)
-        name = _numerics(self.name, arch, numerics)
-        out = outputs_of(self.name, output, ("out",))["out"]
-        rows = sum(problem.q.shape[0] for problem in problems)
-        check_output(out, name="out", shape=(rows, columns), dtypes=F32, device=problems[0].q.device)
-        window = torch.cat([_widened(problem.window(), columns, False) for problem in problems])
-        specified = torch.ones_like(window) if resolved["clean_logits"] else window
-        mistrust = _why_mistrust(problems, out, window)
-        if name in LOGITS and all(problem.heads % 8 == 0 for problem in problems):
-            predicted = self.predict(inputs, numerics=name, **options)
-            if bool((same_bits(predicted, out) | ~specified).all()):
-                return verdict_of_equality(f"bits of {name}", name, int(specified.sum()), mistrust)
-        return or_float32(
-            lambda name: _judge_interval(problems, out, name, specified, mistrust), name, declared=numerics is not None
-        )
+    def results(self, call: Call) -> dict[str, Out]:
+        problems, columns = self.problems(call.inputs, call.resolved), self.columns(call.inputs, call.resolved)
+        return {"out": Out((sum(p.q.shape[0] for p in problems), columns), F32, self.specified(call, problems))}
 
-    def admissible(self, inputs: Mapping[str, Tensor], *, arch: str, **options: object) -> Admissible:
-        """The admissible float32 logits: the interval of the dot products, heads in any order."""
-        resolved = self.check(inputs, options)
-        problems, columns = self.problems(inputs, resolved), self.columns(inputs, resolved)
-        window = torch.cat([_widened(problem.window(), columns, False) for problem in problems])
-        specified = torch.ones_like(window) if resolved["clean_logits"] else window
-        return _admissible(problems, _numerics(self.name, arch, None), specified)[0]
+    def specified(self, call: Call, problems: list[Logits]) -> Tensor | None:
+        """Bool ``[rows, columns]``: inside the windows; None where the rest is to be cleaned."""
+        return None if call.resolved["clean_logits"] else _windows(problems, self.columns(call.inputs, call.resolved))
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        problems, columns = self.problems(call.inputs, call.resolved), self.columns(call.inputs, call.resolved)
+        window = _windows(problems, columns)
+        specified = torch.ones_like(window) if call.resolved["clean_logits"] else window
+
+        def predictions(name: str) -> Iterator[Prediction]:
+            if name in LOGITS and all(problem.heads % 8 == 0 for problem in problems):
+                total = int(specified.sum())
+
+                def same(found: Found) -> bool:
+                    bits = self.predict(call.inputs, numerics=name, **call.options)
+                    return bool((same_bits(bits, found["out"]) | ~specified).all())
+
+                yield Prediction(f"bits of {name}", name, total, same)
+
+        def sets(name: str, wider: bool) -> Sets:
+            def make() -> tuple[dict[str, Admissible], str]:
+                admitted, basis = _admissible(problems, name, specified)
+                return {"out": admitted}, basis
+
+            return Elements(
+                make, name, wider, lambda: predictions(name), lambda found: _why_mistrust(problems, found["out"], window)
+            )
+
+        name = self.arithmetics(call, numerics)[0]
+        return with_float32(sets, name, declared=numerics is not None)
+
+    def expected(self, call: Call) -> dict[str, Tensor]:
+        """Float32; NaN outside the window (-inf when cleaning) and where a float32 sum may overflow."""
+        problems = self.problems(call.inputs, call.resolved)
+        window = _windows(problems, self.columns(call.inputs, call.resolved))
+        found, _ = _admissible(problems, IEEE32, torch.ones_like(window) if call.resolved["clean_logits"] else window)
+        assert found.open is not None and found.specified is not None
+        return {"out": rounded_to(torch.where(found.open | ~found.specified, torch.nan, found.expected), torch.float32)}
+
+    def why_not(self, call: Call, numerics: str) -> str | None:
+        if numerics not in LOGITS and numerics.removesuffix(".any") not in LOGITS:
+            _accumulator(numerics)
+        return None
+
+    def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
+        given = fold(call, faults, Stage.READ, dict(call.inputs))
+        problems, columns = self.problems(given, call.resolved), self.columns(given, call.resolved)
+        out = torch.cat([_widened(predict_logits(p.q, p.k, p.k_scale, p.weights), columns, -torch.inf) for p in problems])
+        out = torch.where(_windows(problems, columns), out, torch.full_like(out, -torch.inf))
+        made: Tensor = fold(call, faults, Stage.WRITE, out)
+        return {"out": made}
 
 
 @register
@@ -165,7 +195,7 @@ class Fp8PagedMqaLogits(LogitsContract):
     def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
         if options["max_model_len"] is None:
             return inputs["block_tables"].shape[1] * inputs["kv_cache"].shape[1]
-        return _positive(options, "max_model_len")
+        return positive(options, "max_model_len")
 
 
 @register
@@ -183,23 +213,22 @@ class PagedMqaLogitsMetadata(Contract):
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
         resolved = self.check(inputs, options)
-        return schedule(inputs["context_lens"], _positive(resolved, "block_size"), _positive(resolved, "num_sms"))
+        return schedule(inputs["context_lens"], positive(resolved, "block_size"), positive(resolved, "num_sms"))
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        if numerics is not None:
-            raise NumericsError(f"{self.name} counts and has no numerics; pass none, not {numerics!r}")
-        resolved = self.check(inputs, options)
-        block, processors = _positive(resolved, "block_size"), _positive(resolved, "num_sms")
-        lens = inputs["context_lens"]
-        out = outputs_of(self.name, output, ("out",))["out"]
-        check_output(out, name="out", shape=(processors + 1, 2), dtypes=(torch.int32,), device=lens.device)
-        found = shares(out, lens, block)
-        if isinstance(found, str):
-            said = f"no partition of the work: {found}"
-            return Verdict(Status.FAILED, said, processors, processors, basis="partition of the work", pattern=found)
-        return _judge_balance(found)
+    def results(self, call: Call) -> dict[str, Out]:
+        return {"out": Out((positive(call.resolved, "num_sms") + 1, 2), (torch.int32,))}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        block, processors = positive(call.resolved, "block_size"), positive(call.resolved, "num_sms")
+
+        def decide(found: Found) -> Verdict:
+            split = shares(found["out"], call.inputs["context_lens"], block)
+            if isinstance(split, str):
+                said = f"no partition of the work: {split}"
+                return Verdict(Status.FAILED, said, processors, processors, basis="partition of the work", pattern=split)
+            return _judge_balance(split)
+
+        return [Property(decide)]
 
 
 def _judge_balance(found: list[int]) -> Verdict:
@@ -213,13 +242,6 @@ def _judge_balance(found: list[int]) -> Verdict:
     comparison = Comparison(int(bad.sum()), len(found), 0, math.inf if worst else 0.0, worst, bad)
     mistrust = "there is no work to split" if sum(found) == 0 else None
     return verdict(comparison, basis="every segment once, shares that differ by one at most", mistrust=mistrust)
-
-
-def _judge_interval(
-    problems: list[Logits], out: Tensor, name: str, specified: Tensor, mistrust: str | None
-) -> Verdict:
-    admitted, basis = _admissible(problems, name, specified)
-    return verdict(compare(out, admitted), basis=basis, mistrust=mistrust)
 
 
 def _admissible(problems: list[Logits], name: str, specified: Tensor) -> tuple[Admissible, str]:
@@ -251,17 +273,6 @@ def _rounded(value: Exact) -> Tensor:
     )
 
 
-def _numerics(contract: str, arch: str, numerics: str | None) -> str:
-    if numerics is None:
-        if arch not in NUMERICS:
-            known = ", ".join(NUMERICS)
-            raise NumericsError(f"{contract} has no model for arch {arch!r}; known: {known}; or declare numerics=")
-        return NUMERICS[arch][0]
-    if numerics not in LOGITS and numerics.removesuffix(".any") not in LOGITS:
-        _accumulator(numerics)
-    return numerics
-
-
 def _accumulator(name: str) -> Accumulator | None:
     """The accumulator of the dot products of a named reduction; None for float32."""
     if name == IEEE32:
@@ -277,8 +288,12 @@ def _why_mistrust(problems: list[Logits], out: Tensor, window: Tensor) -> str | 
         tensors = [getattr(problem, what) for problem in problems if getattr(problem, what).numel()]
         if max(t.numel() for t in tensors) > 1 and all(bool((t == t.flatten()[0]).all()) for t in tensors):
             return f"all values of {what} are equal, so a wrong index changes nothing"
-    share = float((out[window] == 0).to(torch.float64).mean())
-    return f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None
+    return mostly_zero(out[window])
+
+
+def _windows(problems: list[Logits], columns: int) -> Tensor:
+    """Bool ``[rows, columns]``: the keys that each row attends to."""
+    return torch.cat([_widened(problem.window(), columns, False) for problem in problems])
 
 
 def _widened(x: Tensor, columns: int, fill: float) -> Tensor:
@@ -287,10 +302,3 @@ def _widened(x: Tensor, columns: int, fill: float) -> Tensor:
     if missing <= 0:
         return x[:, :columns]
     return torch.cat([x, torch.full((x.shape[0], missing), fill, dtype=x.dtype, device=x.device)], dim=1)
-
-
-def _positive(options: Mapping[str, object], name: str) -> int:
-    value = options[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise OptionError(f"{name}={value!r}; pass a positive integer")
-    return value

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from oracle.numbers.formats import decode
 from oracle.routines.fault import Call, Change, Family, Fault, Stage, WhyNot, always
-from oracle.routines.mutants import LOGITS
+
+LOGITS = "fp8_mqa_logits"
 
 CONTRACTS = frozenset({LOGITS})
 UNSPECIFIED = "outside the window the contract leaves the content open unless the kernel cleans"

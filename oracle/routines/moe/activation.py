@@ -21,17 +21,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from oracle.errors import NumericsError, OptionError, ShapeError
+from oracle.errors import OptionError, ShapeError
 from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
-from oracle.routines.layouts.contract import outputs_of
+from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, register
 from oracle.routines.moe.moe_ranges import act_span, silu_span
 from oracle.truth.moe import Activation, Steps, activated, nearest
 from oracle.truth.routing import Span, sigmoid
-from oracle.verdict.compare import Admissible, Verdict, compare, verdict
-from oracle.verdict.products import ZERO_TRUST
+from oracle.verdict.compare import Admissible
+from oracle.verdict.sets import Elements, Sets, mostly_zero
 
 
 @register
@@ -60,23 +59,17 @@ class SiluAndMul(Contract):
         made = activated(decode(x).reshape(-1, x.shape[-1]), steps).reshape(*x.shape[:-1], -1)
         return to_dtype(made, x.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        if numerics is not None:
-            raise NumericsError(f"{self.name} has one numerics; pass none, not {numerics!r}")
-        admitted = self.admissible(inputs, **options)
-        out, x = outputs_of(self.name, output, ("out",))["out"], inputs["x"]
-        shape = tuple(admitted.expected.shape)
-        check_output(out, name="out", shape=shape, dtypes=(x.dtype,), device=x.device)
-        share = float((decode(out) == 0).to(torch.float64).mean())
-        mistrust = f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None
-        basis = "silu within a device's error, then its roundings"
-        return verdict(compare(out, admitted), basis=basis, mistrust=mistrust)
+    def results(self, call: Call) -> dict[str, Out]:
+        x = call.inputs["x"]
+        return {"out": Out((*x.shape[:-1], x.shape[-1] // 2), (x.dtype,))}
 
-    def admissible(self, inputs: Mapping[str, Tensor], **options: object) -> Admissible:
-        """The admissible elements, in the shape of the output."""
-        x, steps = inputs["x"], _steps(inputs["x"], self.check(inputs, options))
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        basis = "silu within a device's error, then its roundings"
+        mistrust = lambda found: mostly_zero(decode(found["out"]))  # noqa: E731
+        return [Elements(lambda: ({"out": self._set(call)}, basis), mistrust=mistrust)]
+
+    def _set(self, call: Call) -> Admissible:
+        x, steps = call.inputs["x"], _steps(call.inputs["x"], call.resolved)
         h = decode(x).reshape(-1, x.shape[-1])
         finite = torch.nan_to_num(h, 0.0, 0.0, 0.0)
         gate, up = h.chunk(2, dim=1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,21 +28,20 @@ from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
-from oracle.routines.layouts.contract import outputs_of, worst_of
+from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.moe.moe_ranges import outcome
 from oracle.routines.products.contract import OUT_DTYPES
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth import routing
 from oracle.truth.moe import Activation, Experts, Steps, Tokens, layer, nearest, weighted_input
 from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, compare, verdict
-from oracle.verdict.products import ZERO_TRUST, or_float32
+from oracle.verdict.sets import Elements, Found, Property, Sets, all_equal, mostly_zero, with_float32, worst_of
 
 E4M3 = (torch.float8_e4m3fn,)
 F32 = (torch.float32,)
 INTEGERS = (torch.int32, torch.int64)
-BLOCK_NUMERICS = {"sm90": "sm90.promote128", "sm89": "sm89.promote128", "cpu": IEEE32}
-TENSOR_NUMERICS = {"sm90": "sm90.chain", "sm89": "sm89.chain", "cpu": IEEE32}
+BLOCK_NUMERICS = {"sm90": ("sm90.promote128",), "sm89": ("sm89.promote128",), "cpu": (IEEE32,)}
+TENSOR_NUMERICS = {"sm90": ("sm90.chain",), "sm89": ("sm89.chain",), "cpu": (IEEE32,)}
 ROUTERS = ("llama4", "deepseek_v3", "softmax")
 
 
@@ -71,27 +71,26 @@ class MoeRouting(Contract):
         weights, ids = routing.route(inputs["logits"], router, inputs.get("bias"))
         return {"topk_weights": _single(weights), "topk_ids": ids.to(torch.int32)}
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        if numerics is not None:
-            raise NumericsError(f"{self.name} has one numerics; pass none, not {numerics!r}")
-        router = router_of(self.check(inputs, options))
-        logits, bias = inputs["logits"], inputs.get("bias")
-        found = outputs_of(self.name, output, self.outputs)
-        shape = (logits.shape[0], router.top_k)
-        check_output(found["topk_ids"], name="topk_ids", shape=shape, dtypes=INTEGERS, device=logits.device)
-        check_output(found["topk_weights"], name="topk_weights", shape=shape, dtypes=F32, device=logits.device)
-        all_scores = routing.scores(logits, router, bias)
-        bad = routing.misrouted(found["topk_ids"], all_scores, router, biased=bias is not None)
-        ids = found["topk_ids"].to(torch.int64).clamp(0, logits.shape[1] - 1)
-        span = routing.weight_span(all_scores, ids, router)
-        expected = decode(_single(routing.weights_of(all_scores.score, ids, router)))
-        sets = Admissible(span.low, span.high, expected, (~bad)[:, None].expand(shape))
-        weights = verdict(
-            compare(found["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
-        )
-        return worst_of([_judge_ids(bad, found["topk_ids"]), weights])
+    def results(self, call: Call) -> dict[str, Out]:
+        shape = (call.inputs["logits"].shape[0], positive(call.resolved, "top_k"))
+        return {"topk_weights": Out(shape, F32), "topk_ids": Out(shape, INTEGERS)}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        router, logits, bias = router_of(call.resolved), call.inputs["logits"], call.inputs.get("bias")
+
+        def decide(found: Found) -> Verdict:
+            all_scores = routing.scores(logits, router, bias)
+            bad = routing.misrouted(found["topk_ids"], all_scores, router, biased=bias is not None)
+            ids = found["topk_ids"].to(torch.int64).clamp(0, logits.shape[1] - 1)
+            span = routing.weight_span(all_scores, ids, router)
+            expected = decode(_single(routing.weights_of(all_scores.score, ids, router)))
+            sets = Admissible(span.low, span.high, expected, (~bad)[:, None].expand(ids.shape))
+            weights = verdict(
+                compare(found["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
+            )
+            return worst_of([_judge_ids(bad, found["topk_ids"]), weights])
+
+        return [Property(decide)]
 
 
 @register
@@ -123,6 +122,8 @@ class MoeFp8(Contract):
         ),
         OptionSpec("out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None takes the output's own"),
     )
+    numerics = BLOCK_NUMERICS
+    golden_arches = ("cpu", "sm90")
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         """Also: one input and the scales that belong to it; weights on an ``x`` only with one expert for each token."""
@@ -153,32 +154,30 @@ class MoeFp8(Contract):
         assert isinstance(dtype, torch.dtype)
         return to_dtype(out, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        resolved = self.check(inputs, options)
-        call = _call(inputs, resolved)
-        out = outputs_of(self.name, output, ("out",))["out"]
-        dtype = resolved["out_dtype"]
-        dtypes = (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES
-        shape = tuple(call.tokens.codes.shape)
-        check_output(out, name="out", shape=shape, dtypes=dtypes, device=call.tokens.codes.device)
-        name = layer_numerics(self.name, arch, numerics, _table(call.experts))
-        mistrust = why_mistrust(call.tokens, call.experts, out)
+    def results(self, call: Call) -> dict[str, Out]:
+        dtype = call.resolved["out_dtype"]
+        tokens = call.inputs["a" if "a" in call.inputs else "x"]
+        return {"out": Out(tuple(tokens.shape), (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES)}
 
-        def judged_by(name: str) -> Verdict:
-            admitted, basis = _admissible(call, out.dtype, name, inputs.get("a_scale"))
-            return verdict(compare(out, admitted), basis=basis, mistrust=mistrust)
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        """For whatever a flipped code of the intermediate may do."""
+        layer = call.once("layer", lambda: _call(call.inputs, call.resolved))
 
-        return or_float32(judged_by, name, declared=numerics is not None)
+        def sets(name: str, wider: bool) -> Sets:
+            def make() -> tuple[dict[str, Admissible], str]:
+                admitted, basis = _admissible(layer, call.out_dtype, name, call.inputs.get("a_scale"))
+                return {"out": admitted}, basis
 
-    def admissible(
-        self, inputs: Mapping[str, Tensor], dtype: torch.dtype, *, arch: str, **options: object
-    ) -> Admissible:
-        """The admissible output of ``dtype`` for whatever a flipped code of the intermediate may do."""
-        call = _call(inputs, self.check(inputs, options))
-        name = layer_numerics(self.name, arch, None, _table(call.experts))
-        return _admissible(call, dtype, name, inputs.get("a_scale"))[0]
+            mistrust = partial(why_mistrust, layer.tokens, layer.experts)
+            return Elements(make, name, wider, mistrust=lambda found: mistrust(found["out"]))
+
+        return with_float32(sets, self.arithmetics(call, numerics)[0], declared=numerics is not None)
+
+    def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
+        return TENSOR_NUMERICS if call.inputs["w13_scale"].dim() == 1 else BLOCK_NUMERICS
+
+    def why_not(self, call: Call, numerics: str) -> str | None:
+        return no_boxes(self.name, numerics)
 
 
 class _Call:
@@ -194,9 +193,9 @@ def router_of(options: Mapping[str, object]) -> routing.Router:
     if not isinstance(scaling, int | float):
         raise OptionError(f"routed_scaling_factor={scaling!r}; pass a number")
     common = routing.Router(
-        top_k=_count(options, "top_k"),
-        groups=_count(options, "num_expert_group"),
-        top_groups=_count(options, "topk_group"),
+        top_k=positive(options, "top_k"),
+        groups=positive(options, "num_expert_group"),
+        top_groups=positive(options, "topk_group"),
         renormalise=bool(options["renormalize"]),
         scaling=float(scaling),
     )
@@ -271,26 +270,11 @@ def _judge_ids(bad: Tensor, ids: Tensor) -> Verdict:
     return verdict(comparison, basis="experts whose choice no rounding explains otherwise")
 
 
-def layer_numerics(contract: str, arch: str, numerics: str | None, table: Mapping[str, str]) -> str:
-    """The numerics of a layer's products: the declared ones, or the arch's in ``table``.
-
-    Raises
-    ------
-    NumericsError
-        The declared ones have no bound for boxes of codes, or the arch has no model.
-    """
-    if numerics is not None:
-        if numerics.endswith(".any") and numerics != IEEE32:
-            raise NumericsError(f"{contract} has no any-order bound for {numerics}; declare the schedule or {IEEE32}")
-        return numerics
-    if arch not in table:
-        known = ", ".join(table)
-        raise NumericsError(f"{contract} has no model for arch {arch!r}; known: {known}; or declare numerics=")
-    return table[arch]
-
-
-def _table(experts: Experts) -> Mapping[str, str]:
-    return TENSOR_NUMERICS if experts.w13_scale.dim() == 1 else BLOCK_NUMERICS
+def no_boxes(contract: str, numerics: str) -> str | None:
+    """Why the products of a layer that quantises its intermediate cannot be judged by these numerics, or None."""
+    if numerics.endswith(".any") and numerics != IEEE32:
+        return f"{contract} has no any-order bound for {numerics}; declare the schedule or {IEEE32}"
+    return None
 
 
 def why_mistrust(tokens: Tokens, experts: Experts, out: Tensor) -> str | None:
@@ -298,20 +282,11 @@ def why_mistrust(tokens: Tokens, experts: Experts, out: Tensor) -> str | None:
     if not any(True for _ in tokens.slots(experts)):
         return "no token goes to an expert of this rank"
     for name in ("w13_scale", "w2_scale"):
-        scale = getattr(experts, name)
-        if scale.numel() > 1 and bool((scale == scale.flatten()[0]).all()):
-            return f"all values of {name} are equal, so a wrong scale index changes nothing"
+        if reason := all_equal(name, [getattr(experts, name)]):
+            return reason
     local = tokens.ids.to(torch.int64) - experts.first
     busy = ((local >= 0) & (local < experts.w13.shape[0])).any(dim=1)
-    share = float((decode(out)[busy] == 0).to(torch.float64).mean())
-    return f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None
-
-
-def _count(options: Mapping[str, object], name: str) -> int:
-    value = options[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise OptionError(f"{name}={value!r}; pass a positive integer")
-    return value
+    return mostly_zero(decode(out)[busy])
 
 
 def _single(x: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,20 +38,19 @@ from oracle.numbers.formats import BF16, FP32, decode, of_dtype
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import TORCH_STATIC
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
-from oracle.routines.layouts.contract import outputs_of
-from oracle.routines.moe.contract import TENSOR_NUMERICS, layer_numerics, why_mistrust
+from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.moe.contract import TENSOR_NUMERICS, no_boxes, why_mistrust
 from oracle.routines.moe.moe_ranges import act_span, boxed_span
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth import routing
 from oracle.truth.moe import Activation, Experts, Steps, Tokens, layer, nearest
 from oracle.truth.routing import Span
 from oracle.verdict.compare import Admissible, Verdict, compare, verdict
-from oracle.verdict.products import or_float32
+from oracle.verdict.sets import Found, Range, Sets, ranged, with_float32
 
 E4M3 = (torch.float8_e4m3fn,)
 F32 = (torch.float32,)
-NUMERICS = {**TENSOR_NUMERICS, "sm100": "sm100.chain"}
+NUMERICS = {**TENSOR_NUMERICS, "sm100": ("sm100.chain",)}
 """TensorRT-LLM's kernel is sm100's; the others are for kernels that compute the same elsewhere."""
 STEPS = Steps(store=torch.float32, activation=Activation.NONE, recipe=TORCH_STATIC)
 """Nothing is stored between the products but codes."""
@@ -87,6 +87,8 @@ class TensorMoe(Contract):
         OptionSpec("ep_rank", 0, None, "this rank; its first expert is ep_rank * E"),
         OptionSpec("weight_dtype", None, (None, *KEPT), "dtype in which the routing weight is kept; None: either"),
     )
+    numerics = NUMERICS
+    golden_arches = ("cpu", "sm100")
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
@@ -109,51 +111,59 @@ class TensorMoe(Contract):
         assert isinstance(kept, torch.dtype)
         return _truth(inputs, experts_of(inputs, resolved), choices(inputs["router_logits"])[0], kept)
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        resolved = self.check(inputs, options)
-        out, x = outputs_of(self.name, output, ("out",))["out"], inputs["hidden_states"]
-        check_output(out, name="out", shape=tuple(x.shape), dtypes=(torch.bfloat16,), device=x.device)
-        name = layer_numerics(self.name, arch, numerics, NUMERICS)
-        kept = KEPT if resolved["weight_dtype"] is None else (resolved["weight_dtype"],)
+    def results(self, call: Call) -> dict[str, Out]:
+        return {"out": Out(tuple(call.inputs["hidden_states"].shape), (torch.bfloat16,))}
 
-        def judged_by(name: str) -> Verdict:
-            verdicts = (self._judge_kept(inputs, resolved, out, name, dtype) for dtype in kept)  # type: ignore[arg-type]
-            first = next(verdicts)
-            if not first.status.is_failure:
-                return first
-            return next((v for v in verdicts if not v.status.is_failure), first)
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        name, kept = self.arithmetics(call, numerics)[0], call.resolved["weight_dtype"]
+        dtypes = [kept] if isinstance(kept, torch.dtype) else KEPT
+        alone, declared = isinstance(kept, torch.dtype), numerics is not None
+        found = [with_float32(partial(RoutedSets, call, k, alone), name, declared=declared) for k in dtypes]
+        return [sets for alike in zip(*found, strict=True) for sets in alike]
 
-        return or_float32(judged_by, name, declared=numerics is not None)
+    def why_not(self, call: Call, numerics: str) -> str | None:
+        return no_boxes(self.name, numerics)
 
-    def admissible(self, inputs: Mapping[str, Tensor], *, arch: str, **options: object) -> Admissible | None:
-        """The admissible output; None where it is no single interval: a choice of experts or of the weight's dtype."""
-        resolved = self.check(inputs, options)
-        found, kept = choices(inputs["router_logits"]), resolved["weight_dtype"]
-        if len(found) > 1 or not isinstance(kept, torch.dtype):
-            return None
-        name = layer_numerics(self.name, arch, None, NUMERICS)
-        return _admissible(inputs, experts_of(inputs, resolved), found[0], kept, name)[0]
 
-    def _judge_kept(
-        self, inputs: Mapping[str, Tensor], options: Mapping[str, object], out: Tensor, name: str, kept: torch.dtype
-    ) -> Verdict:
-        """The verdict when the routing weight is kept in ``kept``; each token by the choice that admits its row."""
-        experts, found = experts_of(inputs, options), choices(inputs["router_logits"])
-        sets, basis = _admissible(inputs, experts, found[0], kept, name)
-        ids = found[0].ids
-        for choice in found[1:]:
+@dataclass(frozen=True)
+class RoutedSets(Sets):
+    """The right outputs when the routing weight is kept in ``kept``; of equal logits each token by the choice of
+    experts that admits its row. ``alone``: no other dtype is admitted."""
+
+    call: Call
+    kept: torch.dtype
+    alone: bool
+    numerics: str
+    wider: bool
+
+    def judge(self, found: Found) -> Verdict:
+        out, inputs = found["out"], self.call.inputs
+        ways = choices(inputs["router_logits"])
+        sets, basis = self._admissible(ways[0])
+        ids = ways[0].ids
+        for choice in ways[1:]:
             wrong = compare(out, sets).bad.any(dim=1)
             if not bool(wrong.any()):
                 break
-            other, _ = _admissible(inputs, experts, choice, kept, name)
+            other, _ = self._admissible(choice)
             better = wrong & ~compare(out, other).bad.any(dim=1)
             sets, ids = _taken(sets, other, better), torch.where(better, choice.ids, ids)
         one = out.new_ones((1, 1), dtype=torch.float32)
         tokens = Tokens(out, one, ids[:, None], one.expand(ids.shape[0], 1), on_input=True)
-        basis = f"{basis}, routing weight in {str(kept).removeprefix('torch.')}"
-        return verdict(compare(out, sets), basis=basis, mistrust=why_mistrust(tokens, experts, out))
+        basis = f"{basis}, routing weight in {str(self.kept).removeprefix('torch.')}"
+        mistrust = why_mistrust(tokens, experts_of(inputs, self.call.resolved), out)
+        return verdict(compare(out, sets), basis=basis, mistrust=mistrust)
+
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
+        """None where it is no single interval: a choice of experts or of the weight's dtype."""
+        ways = choices(self.call.inputs["router_logits"])
+        if len(ways) > 1 or not self.alone:
+            return None
+        return {"out": ranged(self._admissible(ways[0])[0], torch.bfloat16)}
+
+    def _admissible(self, choice: Choice) -> tuple[Admissible, str]:
+        experts = experts_of(self.call.inputs, self.call.resolved)
+        return _admissible(self.call.inputs, experts, choice, self.kept, self.numerics)
 
 
 def choices(logits: Tensor) -> list[Choice]:

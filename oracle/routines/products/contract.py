@@ -1,7 +1,7 @@
 """Contracts of the dense scaled products: DeepGEMM's, FlashInfer's, CUTLASS' and torch's linear kernels.
 
-Each contract says how its inputs name the operands of one :class:`oracle.truth.gemm.ScaledProduct` and which numerics its
-kernels use on which arch; truth, prediction and judgement are shared. Shapes: ``M`` tokens, ``N`` output features,
+Each contract says how its inputs name the operands of one scaled product (:mod:`oracle.truth.gemm`) and which numerics
+its kernels use on which arch; truth, prediction and judgement are shared. Shapes: ``M`` tokens, ``N`` output features,
 ``K`` input features. Scales multiply on dequantisation. A NaN code or scale gives NaN in every element it reaches.
 """
 
@@ -15,18 +15,22 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.errors import InputError, NumericsError, ShapeError
-from oracle.routines.base import FP8, Contract, OptionSpec, Output, TensorSpec, check_output, register
+from oracle.errors import ShapeError
+from oracle.routines import mutants
+from oracle.routines.base import FP8, Call, Contract, Operands, OptionSpec, Out, Output, TensorSpec, register
+from oracle.routines.fault import Fault
 from oracle.tensorcore.identify import Match, identify_product
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct
-from oracle.verdict.compare import Verdict
-from oracle.verdict.products import Part, accumulation_faults, judge_parts, predict_parts, truth, wider_classes
+from oracle.verdict.products import Part, ProductSets, accumulation_faults, predict_parts, truth, wider_classes
+from oracle.verdict.sets import Sets
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK = 128  # DeepSeek-V3's 1x128 x 128x128 scaling; every block-scaled kernel of the suite uses it
 OUT_DTYPE = OptionSpec("out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None takes the output's own")
+
+PLAIN_ROLES = {part: part for part in ("a", "b", "a_scale", "b_scale")}
 
 BLOCK_NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": (
@@ -62,7 +66,10 @@ class ProductContract(Contract):
     """A contract whose output consists of scaled products; subclasses say which (:meth:`parts`)."""
 
     options: ClassVar[tuple[OptionSpec, ...]] = (OUT_DTYPE,)
-    numerics: ClassVar[Mapping[str, tuple[str, ...]]]
+    golden_arches = ("cpu", "sm90", "gfx942")
+    multiplies = True
+    groups: ClassVar[str | None] = None
+    row_unit: ClassVar[int] = 1
 
     @abstractmethod
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
@@ -72,55 +79,68 @@ class ProductContract(Contract):
     def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
         """The output's shape; its last axis is N."""
 
+    def operands(self, call: Call) -> Operands:
+        codes = [call.inputs.get(self.roles.get(part, "")) for part in ("a", "b")]
+        return Operands(
+            roles=self.roles,
+            shape=self.shape(call.inputs),
+            parts=self.parts(call.inputs),
+            given=all(x is not None and x.element_size() == 1 for x in codes),
+            b_columns=self.b_columns,
+            groups=self.groups,
+            group_of_row=any(spec.name == self.groups and spec.dims == ("M",) for spec in self.inputs),
+            row_unit=self.row_unit,
+        )
+
+    def results(self, call: Call) -> dict[str, Out]:
+        dtype, shape = call.resolved["out_dtype"], self.shape(call.inputs)
+        specified = None
+        if self.groups is not None and (rows := call.operands.specified()) is not None:
+            specified = rows.reshape(shape[:-1])[..., None].expand(shape)
+        return {"out": Out(shape, (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES, specified)}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        names = self.arithmetics(call, numerics)
+        faults = () if names[0].endswith(".any") else accumulation_faults(get_schedule(names[0]))
+        return [ProductSets(call.parts, names, wider_classes(names) if numerics is None else (), faults)]
+
+    def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
+        return {"out": mutants.write(call, mutants.products(call, faults), faults).view(self.shape(call.inputs))}
+
+    def why_not(self, call: Call, numerics: str) -> str | None:
+        if numerics == IEEE32:
+            return None
+        schedule = get_schedule(numerics.removesuffix(".any"))
+        return next((r for p in call.parts if (r := schedule.why_not(p.product, out_dtype=call.out_dtype))), None)
+
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
-        out_dtype = self.check(inputs, options)["out_dtype"]
+        call = Call(self, inputs, options).checked()
+        out_dtype = call.resolved["out_dtype"]
         assert out_dtype is None or isinstance(out_dtype, torch.dtype)
-        shape = self.shape(inputs)
-        return truth(self.parts(inputs), _rows(shape), out_dtype).view(shape)
+        return truth(call.parts, call.rows, out_dtype).view(call.operands.shape)
 
     def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> Tensor:
         out_dtype = self.check(inputs, options)["out_dtype"]
         out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
         assert isinstance(out_dtype, torch.dtype)
-        shape, parts = self.shape(inputs), self.parts(inputs)
-        schedule = get_schedule(numerics or self.admitted("sm90", None, parts, out_dtype)[0])
-        for part in parts:
+        call = Call(self, inputs, options, out_dtype=out_dtype)
+        schedule = get_schedule(numerics or self.arithmetics(call)[0])
+        for part in call.parts:
             schedule.check(part.product, out_dtype=out_dtype)
-        return predict_parts(parts, _rows(shape), schedule, out_dtype).view(shape)
-
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        out_dtype = self.check(inputs, options)["out_dtype"]
-        shape, parts = self.shape(inputs), self.parts(inputs)
-        tensor = only(output)
-        check_output(tensor, name="out", shape=shape, dtypes=_stores(out_dtype), device=parts[0].product.a.device)
-        names = self.admitted(arch, numerics, parts, tensor.dtype)
-        faults = () if names[0].endswith(".any") else accumulation_faults(get_schedule(names[0]))
-        wider = wider_classes(names) if numerics is None else ()
-        flat = tensor.reshape(_rows(shape), shape[-1])
-        return judge_parts(parts, flat, numerics=names, wider=wider, faults=faults)
+        return predict_parts(call.parts, call.rows, schedule, out_dtype).view(call.operands.shape)
 
     def identify(
         self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
     ) -> list[Match]:
         """Schedules by the fraction of equal bits over all parts, best first; a sample of each large part."""
-        out_dtype = self.check(inputs, options)["out_dtype"]
-        shape, parts = self.shape(inputs), self.parts(inputs)
-        tensor = only(output)
-        check_output(tensor, name="out", shape=shape, dtypes=_stores(out_dtype), device=parts[0].product.a.device)
-        flat = tensor.reshape(_rows(shape), shape[-1])
+        call = Call(self, inputs, options).checked()
+        tensor = self.taken(call, output)["out"]
+        flat = tensor.reshape(-1, tensor.shape[-1])
         found: dict[str, list[Match]] = {}
-        for part in parts:
+        for part in call.parts:
             for match in identify_product(part.product, part.of(flat), arch):
                 found.setdefault(match.schedule, []).append(match)
-        return sorted((_joined(m) for m in found.values() if len(m) == len(parts)), key=lambda m: -m.equal)
-
-    def admitted(
-        self, arch: str, numerics: str | None, parts: Sequence[Part], out_dtype: torch.dtype
-    ) -> tuple[str, ...]:
-        """Names of the numerics that this contract admits, the declared or usual one first."""
-        return _admitted(self.name, self.numerics, arch, numerics, parts, out_dtype)
+        return sorted((_joined(m) for m in found.values() if len(m) == len(call.parts)), key=lambda m: -m.equal)
 
 
 @register
@@ -129,6 +149,7 @@ class Fp8GemmNt(ProductContract):
     summary = "a [M, K] times b [N, K] transposed, 1x128 scales on a, 128x128 scales on b"
     source = "DeepGEMM fp8_gemm_nt; DeepSeek-V3 report, 3.3.2"
     numerics = BLOCK_NUMERICS
+    roles = PLAIN_ROLES
     inputs = (
         TensorSpec("a", FP8, ("M", "K"), "activation codes"),
         TensorSpec("a_scale", (torch.float32,), ("M", "K/128"), "logical 1x128 scales", contiguous=True),
@@ -153,6 +174,7 @@ class CutlassScaledMm(ProductContract):
     summary = "a [M, K] times b [N, K] transposed; per-tensor, per-token, per-channel or block scales; optional bias"
     source = "vLLM csrc cutlass_scaled_mm"
     numerics = ROW_NUMERICS
+    roles = PLAIN_ROLES
     inputs = (
         TensorSpec("a", FP8, ("M", "K"), "activation codes"),
         TensorSpec("b", FP8, ("N", "K"), "weight codes, logical [N, K]"),
@@ -173,19 +195,17 @@ class CutlassScaledMm(ProductContract):
         self.parts(inputs)
         return bound
 
-    def admitted(
-        self, arch: str, numerics: str | None, parts: Sequence[Part], out_dtype: torch.dtype
-    ) -> tuple[str, ...]:
-        product = parts[0].product
-        blocks = product.B > 1 or 1 < product.b_rows < product.N
-        table = BLOCK_NUMERICS if blocks and numerics is None else ROW_NUMERICS
-        return _admitted(self.name, table, arch, numerics, parts, out_dtype)
+    def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
+        product = call.parts[0].product
+        return BLOCK_NUMERICS if product.B > 1 or 1 < product.b_rows < product.N else ROW_NUMERICS
 
 
 class TorchScaledMm(ProductContract):
     """torch's names: ``qinput [M, K]``, ``weight [K, N]`` (any strides; kernels want it column-major)."""
 
     numerics = ROW_NUMERICS
+    roles = {"a": "qinput", "b": "weight", "a_scale": "scale_a", "b_scale": "scale_b"}
+    b_columns = True
     source = "torch._scaled_mm as vLLM's w8a8_utils calls it"
     scale_dims: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
 
@@ -282,59 +302,6 @@ def scaled_by_shape(
     )
 
 
-def only(output: Output) -> Tensor:
-    """The single tensor of an output that may come as ``{"out": tensor}``."""
-    if isinstance(output, Tensor):
-        return output
-    if isinstance(output, Mapping) and set(output) == {"out"}:
-        return output["out"]
-    what = ", ".join(map(str, output)) if isinstance(output, Mapping) else type(output).__name__
-    raise InputError(f"the output is {what}; this contract has one output, pass the tensor or {{'out': tensor}}")
-
-
-def _stores(out_dtype: object) -> tuple[torch.dtype, ...]:
-    """Dtypes that an output may have under the option ``out_dtype``."""
-    return (out_dtype,) if isinstance(out_dtype, torch.dtype) else OUT_DTYPES
-
-
 def _joined(matches: Sequence[Match]) -> Match:
     compared = sum(m.compared for m in matches)
     return Match(matches[0].schedule, sum(m.equal * m.compared for m in matches) / compared, compared)
-
-
-def _rows(shape: tuple[int, ...]) -> int:
-    rows = 1
-    for extent in shape[:-1]:
-        rows *= extent
-    return rows
-
-
-def _admitted(
-    contract: str,
-    table: Mapping[str, tuple[str, ...]],
-    arch: str,
-    numerics: str | None,
-    parts: Sequence[Part],
-    out_dtype: torch.dtype,
-) -> tuple[str, ...]:
-    if numerics is not None:
-        if numerics != IEEE32:
-            for part in parts:
-                get_schedule(numerics.removesuffix(".any")).check(part.product, out_dtype=out_dtype)
-        return (numerics,)
-    if arch not in table:
-        raise NumericsError(
-            f"{contract} has no numerics model for arch {arch!r}; known: {', '.join(table)}; or declare numerics="
-        )
-    reasons = {name: _why_not(name, parts, out_dtype) for name in table[arch]}
-    fitting = tuple(name for name, reason in reasons.items() if reason is None)
-    if not fitting:
-        raise NumericsError(f"no model of {arch} fits {contract}: {'; '.join(filter(None, reasons.values()))}")
-    return fitting
-
-
-def _why_not(name: str, parts: Sequence[Part], out_dtype: torch.dtype) -> str | None:
-    if name == IEEE32:
-        return None
-    schedule = get_schedule(name)
-    return next((r for p in parts if (r := schedule.why_not(p.product, out_dtype=out_dtype))), None)

@@ -22,6 +22,7 @@ from oracle.routines.products.flashinfer import Fp8BlockscaleGemmSm90
 class WideInput(Fp8BlockscaleGemmSm90):
     """bfloat16 input ``[M, K]``, FP8 weight ``[N, K]`` with 128x128 scales."""
 
+    roles = {}
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("input", (torch.bfloat16,), ("M", "K"), "activations"),
         TensorSpec("weight", (torch.float8_e4m3fn,), ("N", "K"), "weight codes"),

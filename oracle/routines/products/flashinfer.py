@@ -40,12 +40,13 @@ from oracle.numbers.recipes import (
     Recipe,
 )
 from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
-from oracle.routines.base import FP8, Output, TensorSpec, check_output, register
-from oracle.routines.products.contract import BLOCK_NUMERICS, OUT_DTYPES, ProductContract, block_scaled, only
+from oracle.routines.base import FP8, Call, TensorSpec, register
+from oracle.routines.products.contract import BLOCK_NUMERICS, ProductContract, block_scaled
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.routing import Span
 from oracle.verdict.compare import Admissible, Status, Verdict, compare, verdict
-from oracle.verdict.products import Part, or_float32, predict_parts, truth, verdict_of_equality, why_mistrust
+from oracle.verdict.products import Part, predict_parts, truth, why_mistrust
+from oracle.verdict.sets import Found, Property, Sets, judge_alternatives, verdict_of_equality, with_float32
 
 WIDE = torch.bfloat16
 OPERAND = (*FP8, WIDE)
@@ -70,6 +71,9 @@ class Fp8BlockscaleGemmSm90(ProductContract):
     summary = "FlashInfer's block-scaled GEMM for Hopper: FP8 x FP8, or bfloat16 operands quantised inside"
     source = "flashinfer.gemm.fp8_blockscale_gemm_sm90; TensorRT-LLM fp8_blockscale_gemm"
     numerics = {"sm90": BLOCK_NUMERICS["sm90"], "cpu": BLOCK_NUMERICS["cpu"]}
+    roles: ClassVar[Mapping[str, str]] = {
+        "a": "input", "b": "weight", "a_scale": "input_scale", "b_scale": "weight_scale",
+    }  # fmt: skip
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("input", OPERAND, ("M", "K"), "activation codes, or bfloat16 values"),
         TensorSpec("weight", OPERAND, ("N", "K"), "weight codes, or bfloat16 values"),
@@ -104,36 +108,45 @@ class Fp8BlockscaleGemmSm90(ProductContract):
     def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
         return inputs["input"].shape[0], inputs["weight"].shape[0]
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        out_dtype = self.check(inputs, options)["out_dtype"]
-        if inputs["input"].dtype != WIDE:
-            return super().judge(inputs, output, arch=arch, numerics=numerics, **options)
-        parts, tensor = self.parts(inputs), only(output)
-        dtypes = (out_dtype,) if isinstance(out_dtype, torch.dtype) else OUT_DTYPES
-        check_output(tensor, name="out", shape=self.shape(inputs), dtypes=dtypes, device=inputs["input"].device)
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        if call.inputs["input"].dtype != WIDE:
+            return super().admissible(call, numerics)
         for name in ("input", "weight"):
-            if inputs[name].dtype == WIDE and not bool(torch.isfinite(decode(inputs[name])).all()):
+            if call.inputs[name].dtype == WIDE and not bool(torch.isfinite(decode(call.inputs[name])).all()):
                 raise InputError(f"{name} holds NaN or infinity; how the kernel quantises them is not covered")
-        names = self.admitted(arch, numerics, parts, tensor.dtype)
-        mistrust = why_mistrust(parts, tensor)
-        for name in names if names[0] != IEEE32 else ():
-            predicted = self.predict(inputs, numerics=name, out_dtype=tensor.dtype)
+        return [QuantisedInside(call, self.arithmetics(call, numerics), numerics is not None)]
+
+
+@dataclass(frozen=True)
+class QuantisedInside(Sets):
+    """The right products of whatever codes and scales the kernel's own quantisers may give."""
+
+    call: Call
+    names: Sequence[str]
+    declared: bool
+
+    def judge(self, found: Found) -> Verdict:
+        call, tensor = self.call, found["out"]
+        mistrust = why_mistrust(call.parts, tensor)
+        if self.names[0] == IEEE32:
+            return self._judge_range(tensor, IEEE32, mistrust)
+        for name in self.names:
+            predicted = predict_parts(call.parts, call.rows, get_schedule(name), tensor.dtype)
             if bool(same_bits(predicted, tensor).all()):
                 said = f"{FLASHINFER_1X128.name} and {name}"
                 return verdict_of_equality(f"bits of {said}", said, tensor.numel(), mistrust)
-        found = or_float32(
-            lambda name: self._judge_range(inputs, tensor, name, mistrust), names[0], declared=numerics is not None
+        ranges = with_float32(
+            lambda name, wider: Property(lambda _: self._judge_range(tensor, name, mistrust), wider=wider),
+            self.names[0],
+            declared=self.declared,
         )
-        return found if names[0] == IEEE32 else self._as_shipped(found, inputs, tensor, names)
+        return self._as_shipped(judge_alternatives(ranges, found), tensor)
 
-    def _as_shipped(
-        self, found: Verdict, inputs: Mapping[str, Tensor], tensor: Tensor, names: Sequence[str]
-    ) -> Verdict:
-        """``found``, with the name of the quantisers as shipped where their bits are the output's."""
+    def _as_shipped(self, judged: Verdict, tensor: Tensor) -> Verdict:
+        """``judged``, with the name of the quantisers as shipped where their bits are the output's."""
+        inputs = self.call.inputs
         (part,) = as_shipped(inputs)
-        for name in names:
+        for name in self.names:
             schedule = get_schedule(name)
             if schedule.why_not(part.product, out_dtype=tensor.dtype) is not None:
                 continue
@@ -141,28 +154,24 @@ class Fp8BlockscaleGemmSm90(ProductContract):
                 wide = inputs["weight"].dtype == WIDE
                 said = [FLASHINFER_1X128_FAST_MATH.name, *([FLASHINFER_128X128_AMAX_FAULT.name] if wide else []), name]
                 bits = " and ".join(said)
-                if found.status is not Status.FAILED:
-                    return replace(found, matches=bits, summary=f"{found.summary}; bits of {bits}")
-                guilty = [said[0]] if out_of_range(inputs["input"]) else []
-                guilty += [said[1]] if wide and rows_left_out(inputs["weight"]) else []
-                summary = f"{found.summary}; every bit is that of {bits}"
-                return replace(found, explained_by=tuple(guilty), summary=summary)
-        return found
+                if judged.status is not Status.FAILED:
+                    return replace(judged, matches=bits, summary=f"{judged.summary}; bits of {bits}")
+                causes = [said[0]] if out_of_range(inputs["input"]) else []
+                causes += [said[1]] if wide and rows_left_out(inputs["weight"]) else []
+                summary = f"{judged.summary}; every bit is that of {bits}"
+                return replace(judged, explained_by=tuple(causes), summary=summary)
+        return judged
 
-    def _judge_range(
-        self, inputs: Mapping[str, Tensor], tensor: Tensor, numerics: str, mistrust: str | None
-    ) -> Verdict:
-        found = _verdict(inputs, tensor, numerics, FLASHINFER_128X128, mistrust)
-        if found.status is not Status.FAILED or inputs["weight"].dtype != WIDE:
-            return found
+    def _judge_range(self, tensor: Tensor, numerics: str, mistrust: str | None) -> Verdict:
+        inputs = self.call.inputs
+        judged = _verdict(inputs, tensor, numerics, FLASHINFER_128X128, mistrust)
+        if judged.status is not Status.FAILED or inputs["weight"].dtype != WIDE:
+            return judged
         fault = FLASHINFER_128X128_AMAX_FAULT
         if _verdict(inputs, tensor, numerics, fault, None).outside == 0:
-            return replace(
-                found,
-                explained_by=(fault.name,),
-                summary=f"{found.summary}; explained by {fault.name}: every element is admissible under it",
-            )
-        return found
+            summary = f"{judged.summary}; explained by {fault.name}: every element is admissible under it"
+            return replace(judged, explained_by=(fault.name,), summary=summary)
+        return judged
 
 
 def out_of_range(x: Tensor) -> bool:

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from oracle.errors import InputError
 from oracle.routines.base import FP8, TensorSpec, register
-from oracle.routines.products.contract import BLOCK_NUMERICS, ROW_NUMERICS, ProductContract, block_scaled
+from oracle.routines.products.contract import BLOCK_NUMERICS, PLAIN_ROLES, ROW_NUMERICS, ProductContract, block_scaled
 from oracle.truth.gemm import ScaledProduct, take_rows
 from oracle.verdict.products import Part
 
 _INDEX = (torch.int32, torch.int64)
+RUN = 128  # rows of an expert are aligned to this in DeepGEMM (get_mk_alignment_for_contiguous_layout)
 
 
 @register
@@ -29,6 +30,9 @@ class GroupedContiguous(ProductContract):
     summary = "rows sorted by expert in one matrix; -1 marks padding rows"
     source = "DeepGEMM m_grouped_fp8_gemm_nt_contiguous"
     numerics = BLOCK_NUMERICS
+    roles = PLAIN_ROLES
+    groups = "m_indices"
+    row_unit = RUN
     inputs = (
         TensorSpec("a", FP8, ("M", "K"), "activation codes"),
         TensorSpec("a_scale", (torch.float32,), ("M", "K/128"), "logical 1x128 scales", contiguous=True),
@@ -67,6 +71,8 @@ class GroupedMasked(ProductContract):
     summary = "one matrix for each expert, of which the first masked_m[g] rows are real"
     source = "DeepGEMM fp8_m_grouped_gemm_nt_masked"
     numerics = BLOCK_NUMERICS
+    roles = PLAIN_ROLES
+    groups = "masked_m"
     inputs = (
         TensorSpec("a", FP8, ("G", "M", "K"), "activation codes"),
         TensorSpec("a_scale", (torch.float32,), ("G", "M", "K/128"), "logical 1x128 scales", contiguous=True),
@@ -114,6 +120,8 @@ class ScaledGroupedMm(ProductContract):
         **ROW_NUMERICS,
         "sm90": (SEEN, *(name for name in ROW_NUMERICS["sm90"] if name != SEEN)),
     }
+    roles = {"a": "a", "b": "b", "a_scale": "scale_a", "b_scale": "scale_b"}
+    groups = "offsets"
     inputs = (
         TensorSpec("a", FP8, ("M", "K"), "activation codes, rows sorted by expert"),
         TensorSpec("b", FP8, ("G", "N", "K"), "weight codes of every expert"),

@@ -10,7 +10,9 @@ Not covered: block scales (``fp8_gemm_nt``), and padding rows, which a layer sli
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -27,8 +29,8 @@ from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, round_to
-from oracle.routines.base import FP8, Contract, OptionSpec, Output, TensorSpec, check_output, register
-from oracle.routines.layouts.contract import TableContract, outputs_of
+from oracle.routines.base import FP8, Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.layouts.contract import TableContract
 from oracle.routines.products.contract import (
     FLOATS,
     OUT_DTYPE,
@@ -42,16 +44,17 @@ from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct, rounded
 from oracle.truth.linear import ROUTINES, calc_diff, dispatch_w8a8_scaled_mm, input_recipes
 from oracle.truth.routing import Span
-from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, compare, verdict
-from oracle.verdict.products import (
-    ZERO_TRUST,
-    Part,
-    accumulation_faults,
-    judge_parts,
-    or_float32,
-    truth,
-    verdict_of_equality,
-    wider_classes,
+from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, verdict
+from oracle.verdict.products import Part, ProductSets, accumulation_faults, truth, wider_classes
+from oracle.verdict.sets import (
+    Elements,
+    Found,
+    Prediction,
+    Range,
+    Sets,
+    all_equal,
+    mostly_zero,
+    with_float32,
 )
 
 F32 = (torch.float32,)
@@ -77,6 +80,8 @@ class Fp8LinearOp(Contract):
         OptionSpec("cutlass_fp8_supported", False, (False, True), "the CUTLASS path, which takes no FP8 input"),
         OUT_DTYPE,
     )
+    numerics = ROW_NUMERICS
+    golden_arches = ("cpu", "sm90")
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
@@ -105,34 +110,47 @@ class Fp8LinearOp(Contract):
         product = self.products(inputs, resolved)[0][1]
         return truth([Part(product)], product.M, dtype).reshape(*inputs["input"].shape[:-1], product.N)
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        resolved = self.check(inputs, options)
-        products = self.products(inputs, resolved)
-        first = products[0][1]
-        out = outputs_of(self.name, output, ("out",))["out"]
-        dtype = resolved["out_dtype"]
+    def results(self, call: Call) -> dict[str, Out]:
+        dtype, x = call.resolved["out_dtype"], call.inputs["input"]
         dtypes = (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES
-        shape = (*inputs["input"].shape[:-1], first.N)
-        check_output(out, name="out", shape=shape, dtypes=dtypes, device=first.a.device)
-        matrix = out.reshape(first.M, first.N)
-        names = _admitted(self.name, arch, numerics, first, out.dtype)
+        return {"out": Out((*x.shape[:-1], call.inputs["weight"].shape[1]), dtypes)}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        products = self._products(call)
+        first = products[0][1]
+        names = self.arithmetics(call, numerics)
         if products[0][0] is None:
             faults = () if names[0].endswith(".any") else accumulation_faults(get_schedule(names[0]))
-            wider = wider_classes(names) if numerics is None else ()
-            return judge_parts([Part(first)], matrix, numerics=names, wider=wider, faults=faults)
-        mistrust = _why_mistrust(first, matrix)
-        for recipe, product in products:
-            for name in names:
-                if not name.endswith(".any") and _reproduces(product, name, matrix):
-                    assert recipe is not None
-                    return verdict_of_equality(f"{recipe.name}, then {name}", name, matrix.numel(), mistrust)
-        return or_float32(
-            lambda name: self._judge_interval(inputs, resolved, first, matrix, name, mistrust),
-            names[0],
-            declared=numerics is not None,
-        )
+            return [ProductSets([Part(first)], names, wider_classes(names) if numerics is None else (), faults)]
+
+        def predictions() -> Iterator[Prediction]:
+            for recipe, product in products:
+                for name in names:
+                    if not name.endswith(".any"):
+                        assert recipe is not None
+                        same = partial(_reproduces, product, name)
+                        yield Prediction(f"{recipe.name}, then {name}", name, product.M * product.N, same)
+
+        def sets(name: str, wider: bool) -> Sets:
+            return Elements(
+                lambda: self._set(call, first, name),
+                name,
+                wider,
+                (lambda: iter(())) if wider else predictions,
+                lambda found: _why_mistrust(first, found["out"]),
+                matrix=True,
+            )
+
+        return with_float32(sets, names[0], declared=numerics is not None)
+
+    def why_not(self, call: Call, numerics: str) -> str | None:
+        if numerics == IEEE32:
+            return None
+        product = self._products(call)[0][1]
+        return get_schedule(numerics.removesuffix(".any")).why_not(product, out_dtype=call.out_dtype)
+
+    def _products(self, call: Call) -> list[tuple[Recipe | None, ScaledProduct]]:
+        return call.once("products", lambda: self.products(call.inputs, call.resolved))
 
     def products(
         self, inputs: Mapping[str, Tensor], options: Mapping[str, object]
@@ -154,31 +172,13 @@ class Fp8LinearOp(Contract):
         static = "input_scale" in inputs
         return input_recipes(static=static, per_token=bool(options["use_per_token_if_dynamic"]))
 
-    def _judge_interval(
-        self,
-        inputs: Mapping[str, Tensor],
-        options: Mapping[str, object],
-        product: ScaledProduct,
-        out: Tensor,
-        name: str,
-        mistrust: str | None,
-    ) -> Verdict:
-        admitted, said = self.admissible(inputs, options, product, out.dtype, name)
-        return verdict(compare(out, admitted), basis=said, mistrust=mistrust)
-
-    def admissible(
-        self,
-        inputs: Mapping[str, Tensor],
-        options: Mapping[str, object],
-        product: ScaledProduct,
-        dtype: torch.dtype,
-        name: str,
-    ) -> tuple[Admissible, str]:
+    def _set(self, call: Call, product: ScaledProduct, name: str) -> tuple[dict[str, Admissible], str]:
         """The admissible matrix ``[R, N]`` for any codes that a right quantiser may give, and what it rests on."""
+        inputs = call.inputs
         x = inputs["input"].reshape(-1, product.K)
         values = decode(x)
         lost = ~torch.isfinite(values).all(dim=1)
-        recipe = self.recipes(inputs, options)[0]
+        recipe = self.recipes(inputs, call.resolved)[0]
         if recipe.block.rows is None and "input_scale" not in inputs:
             lost = lost.any().expand(lost.shape)
         values = torch.nan_to_num(values, 0.0, 0.0, 0.0)
@@ -196,15 +196,15 @@ class Fp8LinearOp(Contract):
             low, high = low + decode(product.bias), high + decode(product.bias)
             slack = U * torch.maximum(low.abs(), high.abs()) * (1 + 2.0**-20) + ETA
             low, high = low - slack, high + slack
-        fmt = of_dtype(dtype)
+        fmt = of_dtype(call.out_dtype)
         edges = (round_to(e, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for e in (low, high))
         low, high = edges
-        expected = torch.nan_to_num(decode(rounded(product, exact(product), dtype)), 0.0)
+        expected = torch.nan_to_num(decode(rounded(product, exact(product), call.out_dtype)), 0.0)
         open_ = found.open | lost[:, None] | ~torch.isfinite(low) | ~torch.isfinite(high)
         nan = _nan_columns(product)
         expected, open_ = torch.where(nan, torch.full_like(expected, torch.nan), expected), open_ & ~nan
         said = f"{found.name}: {flips} of {values.numel()} of the input"
-        return Admissible(low, high, expected, open=open_), said
+        return {"out": Admissible(low, high, expected, open=open_)}, said
 
 
 @register
@@ -279,21 +279,31 @@ class CalcDiff(Contract):
         self.check(inputs, options)
         return torch.tensor(calc_diff(inputs["x"], inputs["y"]), dtype=torch.float64, device=inputs["x"].device)
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        if numerics is not None:
-            raise NumericsError(f"{self.name} has one numerics; pass none, not {numerics!r}")
-        expected = float(self.reference(inputs, **options))
-        out = outputs_of(self.name, output, ("out",))["out"]
-        check_output(out, name="out", shape=(), dtypes=(torch.float64,), device=inputs["x"].device)
-        width = 4 * (inputs["x"].numel() + 4) * 2.0**-53
-        actual = float(out)
+    def results(self, call: Call) -> dict[str, Out]:
+        return {"out": Out((), (torch.float64,))}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [Difference(call.truth["out"], 4 * (call.inputs["x"].numel() + 4) * 2.0**-53)]
+
+
+@dataclass(frozen=True)
+class Difference(Sets):
+    """A float64 number within ``width`` of ``due``."""
+
+    due: Tensor
+    width: float
+
+    def judge(self, found: Found) -> Verdict:
+        actual, expected, width = float(found["out"]), float(self.due), self.width
         ok = math.isnan(actual) if math.isnan(expected) else abs(actual - expected) <= width
         ratio = 0.0 if actual == expected or (ok and math.isnan(expected)) else abs(actual - expected) / width
         worst = Worst((), actual, expected - width, expected + width, expected, ratio)
         bad = torch.tensor(not ok, dtype=torch.bool, device="cpu")
         return verdict(Comparison(int(not ok), 1, 0, ratio, worst, bad), basis="float64 sums in any order")
+
+    def ranges(self, expected: Found) -> dict[str, Range]:
+        due = expected["out"]
+        return {"out": Range(due - self.width, due + self.width, torch.zeros((), dtype=torch.uint8, device="cpu"))}
 
 
 def _nan_columns(product: ScaledProduct) -> Tensor:
@@ -309,8 +319,8 @@ def _transposed(weight: Tensor) -> Tensor:
     return weight.view(torch.uint8).t().contiguous().view(weight.dtype)
 
 
-def _reproduces(product: ScaledProduct, name: str, out: Tensor) -> bool:
-    schedule = get_schedule(name)
+def _reproduces(product: ScaledProduct, name: str, found: Found) -> bool:
+    schedule, out = get_schedule(name), found["out"]
     if schedule.why_not(product, out_dtype=out.dtype) is not None:
         return False
     few = torch.arange(0, product.M, max(1, product.M // 4), device=out.device)
@@ -321,27 +331,5 @@ def _reproduces(product: ScaledProduct, name: str, out: Tensor) -> bool:
     return True
 
 
-def _admitted(
-    contract: str, arch: str, numerics: str | None, product: ScaledProduct, dtype: torch.dtype
-) -> tuple[str, ...]:
-    """The declared numerics, or those of the arch that can compute the product."""
-    if numerics is not None:
-        if numerics != IEEE32:
-            get_schedule(numerics.removesuffix(".any")).check(product, out_dtype=dtype)
-        return (numerics,)
-    if arch not in ROW_NUMERICS:
-        known = ", ".join(ROW_NUMERICS)
-        raise NumericsError(f"{contract} has no model for arch {arch!r}; known: {known}; or declare numerics=")
-    names = ROW_NUMERICS[arch]
-    fitting = tuple(n for n in names if n == IEEE32 or get_schedule(n).why_not(product, out_dtype=dtype) is None)
-    if not fitting:
-        raise NumericsError(f"no model of {arch} fits {contract} with {product.a.dtype} codes; declare numerics=")
-    return fitting
-
-
 def _why_mistrust(product: ScaledProduct, out: Tensor) -> str | None:
-    scale = product.b_scale
-    if scale.numel() > 1 and bool((scale == scale.flatten()[0]).all()):
-        return "all values of weight_scale are equal, so a wrong scale index changes nothing"
-    share = float((decode(out) == 0).to(torch.float64).mean())
-    return f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None
+    return all_equal("weight_scale", [product.b_scale]) or mostly_zero(decode(out))

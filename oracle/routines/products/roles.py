@@ -7,13 +7,15 @@ whatever shape the contract gives it. Codes are rewritten as ``[rows, K]`` matri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from oracle.routines.base import registered
 from oracle.routines.fault import Call, Change
-from oracle.routines.products.contract import ProductContract
+from oracle.routines.products import contract, flashinfer, grouped, linear
+
+PRODUCT_MODULES = (contract, flashinfer, grouped, linear)  # importing them registers what ROLES lists
 
 FLASHINFER = "fp8_blockscale_gemm_sm90"
 CUTLASS = "cutlass_scaled_mm"
@@ -21,44 +23,26 @@ CONTIGUOUS = "m_grouped_fp8_gemm_nt_contiguous"
 MASKED = "fp8_m_grouped_gemm_nt_masked"
 SCALED = "scaled_grouped_mm"
 
-_PLAIN = MappingProxyType({"a": "a", "b": "b", "a_scale": "a_scale", "b_scale": "b_scale"})
-_TORCH = MappingProxyType({"a": "qinput", "b": "weight", "a_scale": "scale_a", "b_scale": "scale_b"})
-ROLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "fp8_gemm_nt": _PLAIN,
-        FLASHINFER: MappingProxyType(
-            {"a": "input", "b": "weight", "a_scale": "input_scale", "b_scale": "weight_scale"}
-        ),
-        CUTLASS: _PLAIN,
-        CONTIGUOUS: _PLAIN,
-        MASKED: _PLAIN,
-        SCALED: MappingProxyType({"a": "a", "b": "b", "a_scale": "scale_a", "b_scale": "scale_b"}),
-        "torch_per_tensor_w8a8_scaled_mm": _TORCH,
-        "torch_per_token_w8a8_scaled_mm": _TORCH,
-        "torch_channelwise_w8a8_scaled_mm": _TORCH,
-        "cutlass_w8a8_scaled_mm": _TORCH,
-        "rocm_per_tensor_w8a8_scaled_mm": _TORCH,
-    }
-)
+ROLES: Mapping[str, Mapping[str, str]] = {
+    name: found.roles for name, found in registered().items() if "a" in found.roles
+}
 PRODUCTS = frozenset(ROLES)
 GROUPED = frozenset({CONTIGUOUS, MASKED, SCALED})
 BLOCKS = frozenset({"fp8_gemm_nt", FLASHINFER, CUTLASS, CONTIGUOUS, MASKED})
-TORCH_NAMES = frozenset(name for name, role in ROLES.items() if role is _TORCH)
+TORCH_NAMES = frozenset(name for name, role in ROLES.items() if role["a"] == "qinput")
 WITH_BIAS = TORCH_NAMES | {CUTLASS}
 
 Matrix = Callable[[Call, Tensor], Tensor]
 
 
-def quantised(contract: ProductContract, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The inputs as FP8 codes and scales where the routine quantises them itself: those of its own product."""
-    if contract.name not in ROLES:
-        return inputs
-    role = ROLES[contract.name]
-    if all(name in inputs and inputs[name].element_size() == 1 for name in (role["a"], role["b"])):
-        return inputs
-    product = contract.parts(inputs)[0].product
+def quantised(call: Call) -> Mapping[str, Tensor]:
+    """The inputs of a call as FP8 codes and scales where the routine quantises them itself: those of its own product."""
+    operands = call.operands
+    if operands.given or not operands.roles:
+        return call.inputs
+    product, role = operands.parts[0].product, operands.roles
     made = {"a": product.a, "b": product.b, "a_scale": product.a_scale, "b_scale": product.b_scale}
-    return {name: tensor for name, tensor in inputs.items() if name not in role.values()} | {
+    return {name: tensor for name, tensor in call.inputs.items() if name not in role.values()} | {
         role[key]: tensor for key, tensor in made.items()
     }
 
@@ -84,14 +68,14 @@ def _rewritten(call: Call, role: str, given: Tensor, change: Matrix) -> Tensor:
     if role in ("a_scale", "b_scale"):
         return torch.stack(changed).reshape(given.shape).contiguous()
     result = changed[0] if given.dim() == 2 else _stack(changed)
-    return _transposed(result) if _is_torch(call) and role == "b" else result
+    return _transposed(result) if call.operands.b_columns and role == "b" else result
 
 
 def _matrices(call: Call, role: str, given: Tensor) -> list[Tensor]:
     if given.dim() == 3:
         return list(given)
     if role in ("a", "b"):
-        return [_transposed(given) if _is_torch(call) and role == "b" else given]
+        return [_transposed(given) if call.operands.b_columns and role == "b" else given]
     product = call.parts[0].product
     if call.contract.name == CONTIGUOUS:
         return [given]
@@ -99,10 +83,6 @@ def _matrices(call: Call, role: str, given: Tensor) -> list[Tensor]:
         return [channels[:, None] for channels in given]
     blocks = product.B
     return [given.reshape(-1, blocks)]
-
-
-def _is_torch(call: Call) -> bool:
-    return call.contract.name in TORCH_NAMES
 
 
 def _transposed(x: Tensor) -> Tensor:

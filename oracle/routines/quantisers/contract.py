@@ -13,21 +13,39 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from oracle.bounds.quantiser import agreement
-from oracle.errors import InputError, LayoutError, NumericsError, OptionError, ShapeError
+from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, scale_set
+from oracle.errors import LayoutError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes
 from oracle.numbers.blocks import grid
-from oracle.numbers.quantize import WIDE, prepare, quantize
+from oracle.numbers.formats import FP32, decode
+from oracle.numbers.quantize import WIDE, Prepared, prepare, quantize
 from oracle.numbers.recipes import Block, Recipe, ScaleFormat
-from oracle.routines.base import Contract, OptionSpec, Output, TensorSpec, check_output, register
+from oracle.numbers.rounding import Overflow, Rounding, round_to
+from oracle.routines.base import (
+    Call,
+    Contract,
+    Operands,
+    OptionSpec,
+    Out,
+    Output,
+    TensorSpec,
+    check_output,
+    is_positive,
+    positive,
+    register,
+)
+from oracle.routines.fault import Fault
+from oracle.routines.quantisers.faults.quantiser_engine import run_quantiser
 from oracle.routines.quantisers.verdict import judge_quantised
 from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Verdict
+from oracle.verdict.sets import Found, Range, Sets, rounded_to
 
 E4M3 = torch.float8_e4m3fn
 BLOCK = 128
@@ -39,6 +57,7 @@ class QuantiserContract(Contract):
     """A contract whose output is ``{"q": codes, "scale": scales}``."""
 
     inputs: ClassVar[tuple[TensorSpec, ...]] = (X,)
+    roles = {"x": "x"}
     outputs: ClassVar[tuple[str, ...]] = ("q", "scale")
 
     @abstractmethod
@@ -61,47 +80,69 @@ class QuantiserContract(Contract):
             raise ShapeError(f"scale has shape {list(scale.shape)}; these inputs give {list(shape)}")
         return scale
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
-        resolved = self.check(inputs, options)
-        first = self.declared(inputs, resolved)[0]
-        made = quantize(inputs["x"], first, scale=inputs.get("scale"), scale_ub=inputs.get("scale_ub"))
-        return {"q": made.codes, "scale": self.publish(made.scale, resolved)}
+    @property
+    def takes_numerics(self) -> bool:
+        """Numerics of a quantiser are recipes."""
+        return True
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        resolved = self.check(inputs, options)
-        x = inputs["x"]
-        admitted = self.admitted(inputs, resolved, numerics)
-        prepared = prepare(x, scale=inputs.get("scale"), scale_ub=inputs.get("scale_ub"))
-        q, scale = self.split(output, x, admitted, resolved)
-        return judge_quantised(prepared, q, scale, admitted)
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+        return self.predict(inputs, numerics=None, **options)
+
+    def operands(self, call: Call) -> Operands:
+        return Operands(self.roles, tuple(call.inputs["x"].shape), recipes=self.declared(call.inputs, call.resolved))
+
+    def results(self, call: Call) -> dict[str, Out]:
+        x = call.inputs["x"]
+        return {
+            "q": Out(self.shape_of_codes(call), (E4M3,)),
+            "scale": Out(None, (torch.float32, torch.float8_e8m0fnu, x.dtype)),
+        }
+
+    def shape_of_codes(self, call: Call) -> tuple[int, ...]:
+        """The shape of ``q``."""
+        return tuple(call.inputs["x"].shape)
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [QuantiserSets(self, call, self.recipes(call, numerics))]
+
+    def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
+        made = run_quantiser(call, faults)
+        return made if "scale" in call.inputs else made | {"scale": self.publish(made["scale"], call.resolved)}
+
+    def refused(
+        self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]
+    ) -> dict[str, Tensor] | None:
+        """A code only where it is wrong for the published scale and for the right one."""
+        x, admitted = prepared(call), call.operands.recipes
+        q, scale = self.split(given, call, admitted)
+        best = min((judge_recipe(x, q, scale, recipe) for recipe in admitted), key=lambda j: j.outside)
+        _, rightly = self.split(right, call, admitted)
+        codes = best.bad_codes & judge_recipe(x, q, rightly, best.recipe).bad_codes
+        return {"q": codes, "scale": best.bad_scales}
 
     def predict(
         self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object
     ) -> dict[str, Tensor]:
         """The bits of one recipe, the contract's first when none is named."""
-        resolved = self.check(inputs, options)
-        recipe = self.admitted(inputs, resolved, numerics)[0]
+        call = Call(self, inputs, options).checked()
+        recipe = self.recipes(call, numerics)[0]
         made = quantize(inputs["x"], recipe, scale=inputs.get("scale"), scale_ub=inputs.get("scale_ub"))
-        return {"q": made.codes, "scale": self.publish(made.scale, resolved)}
+        return {"q": made.codes, "scale": self.publish(made.scale, call.resolved)}
 
     def identify(
         self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
     ) -> list[Match]:
         """Recipes by the fraction of codes and scales that they reproduce, best first; ``arch`` changes nothing."""
-        resolved = self.check(inputs, options)
-        x = inputs["x"]
-        q, scale = self.split(output, x, self.declared(inputs, resolved), resolved)
-        prepared = prepare(x, scale=inputs.get("scale"), scale_ub=inputs.get("scale_ub"))
+        call = Call(self, inputs, options).checked()
+        q, scale = self.split(self.taken(call, output), call, call.operands.recipes)
         total = q.numel() + scale.numel()
-        return sorted((Match(n, equal, total) for n, equal in agreement(prepared, q, scale)), key=lambda m: -m.equal)
+        return sorted(
+            (Match(n, equal, total) for n, equal in agreement(prepared(call), q, scale)), key=lambda m: -m.equal
+        )
 
-    def admitted(
-        self, inputs: Mapping[str, Tensor], options: Mapping[str, object], numerics: str | None
-    ) -> tuple[Recipe, ...]:
+    def recipes(self, call: Call, numerics: str | None) -> Sequence[Recipe]:
         """The declared recipes, or the one that ``numerics`` names."""
-        own = self.declared(inputs, options)
+        own = call.operands.recipes
         if numerics is None:
             return own
         named = recipes.get(numerics)
@@ -120,22 +161,57 @@ class QuantiserContract(Contract):
             )
         return (named.with_block(own[0].block),)
 
-    def split(
-        self, output: Output, x: Tensor, admitted: Sequence[Recipe], options: Mapping[str, object]
-    ) -> tuple[Tensor, Tensor]:
-        """Codes of the shape of ``x`` and the logical scale, out of a checked output."""
-        q, scale = _pair(self.name, output)
-        check_output(q, name="q", shape=tuple(x.shape), dtypes=(E4M3,), device=x.device)
-        return q, self.scale_of(scale, x, admitted, options)
+    def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+        """Codes of the shape of ``x`` and the logical scale, out of outputs that :meth:`taken` has checked."""
+        return found["q"], self.scale_of(found["scale"], call, admitted)
 
-    def scale_of(self, scale: Tensor, x: Tensor, admitted: Sequence[Recipe], options: Mapping[str, object]) -> Tensor:
+    def scale_of(self, scale: Tensor, call: Call, admitted: Sequence[Recipe]) -> Tensor:
+        x = call.inputs["x"]
         dtypes = [torch.float32]
         if any(recipe.scale_format is ScaleFormat.UE8M0 for recipe in admitted):
             dtypes.append(torch.float8_e8m0fnu)
         if any(recipe.scale_format is ScaleFormat.INPUT for recipe in admitted):
             dtypes.append(x.dtype)
-        check_output(scale, name="scale", shape=tuple(scale.shape), dtypes=tuple(dtypes), device=x.device)
-        return self.logical(scale, grid(x.shape, admitted[0].block).scale_shape, options)
+        check_output(scale, name="scale", shape=None, dtypes=tuple(dtypes), device=x.device)
+        return self.logical(scale, grid(x.shape, admitted[0].block).scale_shape, call.resolved)
+
+
+@dataclass(frozen=True)
+class QuantiserSets(Sets):
+    """The codes and scales that one of ``recipes`` admits as a whole."""
+
+    contract: QuantiserContract
+    call: Call
+    recipes: Sequence[Recipe]
+
+    def judge(self, found: Found) -> Verdict:
+        q, scale = self.contract.split(found, self.call, self.recipes)
+        return judge_quantised(prepared(self.call), q, scale, self.recipes)
+
+    def ranges(self, expected: Found) -> dict[str, Range]:
+        """The sets of the first recipe; codes as values, for the expected scale."""
+        x, recipe = prepared(self.call), self.recipes[0]
+        scales = scale_set(x, recipe)
+        codes = code_set(x, recipe, scales.expected)
+        q, scale, own = expected["q"], expected["scale"], x.codes(recipe)  # the recipe's own bits are admissible too
+        ends = [decode(torch.where(codes.nan, own, code_of_ordinal(e)).view(q.dtype)) for e in (codes.low, codes.high)]
+        mine = decode(own.view(q.dtype))
+        low, high = torch.minimum(ends[0], mine), torch.maximum(ends[1], mine)
+        published = []
+        for edge, rounding in ((scales.low, Rounding.UP), (scales.high, Rounding.DOWN)):
+            inside = round_to(edge, FP32, rounding=rounding, overflow=Overflow.INF)
+            due = torch.where(torch.isnan(scales.expected), torch.nan, inside)
+            published.append(self.contract.publish(rounded_to(due, scale.dtype), self.call.resolved))
+        known = torch.zeros(scale.shape, dtype=torch.uint8, device="cpu")
+        return {
+            "q": Range(rounded_to(low, q.dtype), rounded_to(high, q.dtype), codes.free.to(torch.uint8)),
+            "scale": Range(published[0].reshape(scale.shape), published[1].reshape(scale.shape), known),
+        }
+
+
+def prepared(call: Call) -> Prepared:
+    """The values to quantise, with the given scale and the bound of amax where the call has them."""
+    return prepare(call.inputs["x"], scale=call.inputs.get("scale"), scale_ub=call.inputs.get("scale_ub"))
 
 
 @register
@@ -161,7 +237,7 @@ class ScaledFp8Quant(QuantiserContract):
         if "scale_ub" in inputs and ("scale" in inputs or not resolved["use_per_token_if_dynamic"]):
             raise OptionError("scale_ub bounds dynamic per-token scales; pass use_per_token_if_dynamic=True, no scale")
         if resolved["num_token_padding"] is not None:
-            _positive(resolved, "num_token_padding")
+            positive(resolved, "num_token_padding")
         return resolved
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
@@ -184,22 +260,23 @@ class ScaledFp8Quant(QuantiserContract):
             "scale": torch.nn.functional.pad(scale, extra, value=1.0) if scale.dim() == 2 else scale,
         }
 
-    def split(
-        self, output: Output, x: Tensor, admitted: Sequence[Recipe], options: Mapping[str, object]
-    ) -> tuple[Tensor, Tensor]:
-        q, scale = _pair(self.name, output)
-        check_output(q, name="q", shape=(self._rows(x, options), x.shape[1]), dtypes=(E4M3,), device=x.device)
+    def shape_of_codes(self, call: Call) -> tuple[int, ...]:
+        x = call.inputs["x"]
+        return self._rows(x, call.resolved), x.shape[1]
+
+    def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+        scale, rows = found["scale"], call.inputs["x"].shape[0]
         if admitted[0].block == recipes.TENSOR:
             if scale.numel() != 1:
                 raise ShapeError(f"scale has shape {list(scale.shape)}; one value for the whole tensor is due")
             scale = scale.reshape(1)
-        elif scale.dim() == 2 and scale.shape[0] == self._rows(x, options):
-            scale = scale[: x.shape[0]]
-        return q[: x.shape[0]], self.scale_of(scale, x, admitted, options)
+        elif scale.dim() == 2 and scale.shape[0] == found["q"].shape[0]:
+            scale = scale[:rows]
+        return found["q"][:rows], self.scale_of(scale, call, admitted)
 
     def _rows(self, x: Tensor, options: Mapping[str, object]) -> int:
         padding = options["num_token_padding"]
-        return x.shape[0] if padding is None else max(x.shape[0], _positive(options, "num_token_padding"))
+        return x.shape[0] if padding is None else max(x.shape[0], positive(options, "num_token_padding"))
 
 
 @register
@@ -223,7 +300,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
-        group, x = _positive(resolved, "group_size"), inputs["x"]
+        group, x = positive(resolved, "group_size"), inputs["x"]
         if x.dim() < 1:
             raise ShapeError("x is a scalar; pass [..., K]")
         if x.shape[-1] % group:
@@ -244,7 +321,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
         powers = (recipes.VLLM_GROUP_UE8M0_BITS, recipes.TORCH_GROUP_UE8M0, recipes.SGLANG_GROUP_UE8M0)
         eps = options["eps"]
         assert isinstance(eps, int | float)
-        block = Block(1, _positive(options, "group_size"))
+        block = Block(1, positive(options, "group_size"))
         return tuple(
             recipe.with_block(block).with_floor(float(eps)) for recipe in (powers if options["use_ue8m0"] else plain)
         )
@@ -307,7 +384,7 @@ class PerBlockCastToFp8(_Cast):
         size = options["block_size"]
         if isinstance(size, str):
             size = [int(part) if part.strip().isdigit() else part for part in size.strip("()[] ").split(",")]
-        if not isinstance(size, Sequence) or len(size) != 2 or not all(_is_positive(extent) for extent in size):
+        if not isinstance(size, Sequence) or len(size) != 2 or not all(is_positive(extent) for extent in size):
             raise OptionError(f"{self.name}: block_size={size!r} is not two positive integers, such as (128, 128)")
         return Block(int(size[0]), int(size[1]))
 
@@ -323,11 +400,11 @@ class PerTokenCastToFp8(_Cast):
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
-        _positive(resolved, "group")
+        positive(resolved, "group")
         return resolved
 
     def block(self, options: Mapping[str, object]) -> Block:
-        return Block(1, _positive(options, "group"))
+        return Block(1, positive(options, "group"))
 
 
 @register
@@ -388,22 +465,3 @@ class FlashinferQuantize128x128(_FlashInfer):
     source = "FlashInfer fp8_blockscale_gemm_sm90, scale_128x128_kernel"
     inputs = (TensorSpec("x", (torch.bfloat16,), ("N", "K"), "weight, K a multiple of 128"),)
     recipe = recipes.FLASHINFER_128X128
-
-
-def _pair(contract: str, output: Output) -> tuple[Tensor, Tensor]:
-    if not isinstance(output, Mapping):
-        raise InputError(f"{contract} returns q and scale; pass {{'q': ..., 'scale': ...}}, not one tensor")
-    if set(output) != {"q", "scale"}:
-        raise InputError(f"{contract} returns q and scale; the output holds {', '.join(sorted(output)) or 'nothing'}")
-    return output["q"], output["scale"]
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _positive(options: Mapping[str, object], name: str) -> int:
-    value = options[name]
-    if not isinstance(value, int) or not _is_positive(value):
-        raise OptionError(f"{name}={value!r} is not a positive integer")
-    return value

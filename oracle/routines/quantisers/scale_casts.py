@@ -12,17 +12,19 @@ deep_gemm/utils/math.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from oracle.errors import InputError, NumericsError, ShapeError
+from oracle.errors import ShapeError
 from oracle.numbers.formats import FP16, decode
 from oracle.numbers.quantize import per_tensor_dequantize
 from oracle.numbers.rounding import Overflow, Rounding, round_to
 from oracle.numbers.ue8m0 import ceil_power, ceil_to_ue8m0
-from oracle.routines.base import Contract, Output, TensorSpec, check_output, register
+from oracle.routines.base import Call, Contract, Out, TensorSpec, register
 from oracle.verdict.compare import Admissible, Verdict, compare, verdict
+from oracle.verdict.sets import Elements, Found, Range, Sets, ranged
 
 
 @register
@@ -47,17 +49,17 @@ class PerTensorDequantize(Contract):
         self.check(inputs, options)
         return per_tensor_dequantize(inputs["q"], inputs["inv_scale"])
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        expected = decode(self.reference(inputs, **options))
-        out = _only(self.name, output, numerics)
-        q = inputs["q"]
-        check_output(out, name="out", shape=tuple(q.shape), dtypes=(torch.float16,), device=q.device)
-        product = decode(q) * decode(inputs["inv_scale"]).reshape(())
+    def results(self, call: Call) -> dict[str, Out]:
+        return {"out": Out(tuple(call.inputs["q"].shape), (torch.float16,))}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [Elements(lambda: ({"out": self._set(call)}, "float16 of the exact or float32 product"))]
+
+    def _set(self, call: Call) -> Admissible:
+        twice = decode(call.truth["out"])
+        product = decode(call.inputs["q"]) * decode(call.inputs["inv_scale"]).reshape(())
         once = round_to(product, FP16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-        low, high = torch.minimum(once, expected), torch.maximum(once, expected)
-        return verdict(compare(out, Admissible(low, high, expected)), basis="float16 of the exact or float32 product")
+        return Admissible(torch.minimum(once, twice), torch.maximum(once, twice), twice)
 
 
 @register
@@ -77,29 +79,27 @@ class CeilToUe8m0(Contract):
         self.check(inputs, options)
         return ceil_to_ue8m0(inputs["x"])
 
-    def judge(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, **options: object
-    ) -> Verdict:
-        expected = decode(self.reference(inputs, **options))
-        out = _only(self.name, output, numerics)
-        x = inputs["x"]
-        check_output(out, name="out", shape=tuple(x.shape), dtypes=(torch.float32,), device=x.device)
-        magnitude = decode(x).abs()
+    def results(self, call: Call) -> dict[str, Out]:
+        return {"out": Out(tuple(call.inputs["x"].shape), (torch.float32,))}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        magnitude, due = decode(call.inputs["x"]).abs(), decode(call.truth["out"])
         low = ceil_power(magnitude, byte_low=0, inf_byte=254, nan_byte=254)
-        high = torch.where(magnitude > 2.0**127, torch.full_like(expected, torch.inf), expected)
-        # Both ends of the set are powers of two; what lies between them is none and must fail.
-        value = decode(out)
-        admitted = (value == low) | (value == high)
-        due = torch.where(admitted, value, expected)
-        sets = Admissible(due, due, due, open=torch.isnan(magnitude))
-        return verdict(compare(out, sets), basis="smallest power of two not below |x|")
+        high = torch.where(magnitude > 2.0**127, torch.inf, due)
+        return [PowersOfTwo(Admissible(low, high, due, open=torch.isnan(magnitude)))]
 
 
-def _only(contract: str, output: Output, numerics: str | None) -> Tensor:
-    if numerics is not None:
-        raise NumericsError(f"{contract} has one numerics; pass none, not {numerics!r}")
-    if isinstance(output, Tensor):
-        return output
-    if set(output) != {"out"}:
-        raise InputError(f"{contract} returns one tensor; the output holds {', '.join(sorted(output)) or 'nothing'}")
-    return output["out"]
+@dataclass(frozen=True)
+class PowersOfTwo(Sets):
+    """Both ends of ``sets``, and nothing between them: that is no power of two."""
+
+    sets: Admissible
+
+    def judge(self, found: Found) -> Verdict:
+        value = decode(found["out"])
+        due = torch.where((value == self.sets.low) | (value == self.sets.high), value, self.sets.expected)
+        admitted = Admissible(due, due, due, open=self.sets.open)
+        return verdict(compare(found["out"], admitted), basis="smallest power of two not below |x|")
+
+    def ranges(self, expected: Found) -> dict[str, Range]:
+        return {"out": ranged(self.sets, torch.float32)}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oracle.routines.fault import Beyond, Call
+from oracle.routines.base import Beyond
+from oracle.routines.fault import Call
 
 
 def look(call: Call, buffer: Tensor, index: Tensor) -> Tensor:

@@ -14,12 +14,10 @@ from oracle.numbers.quantize import Prepared, Steps, prepare, quotients, scale_s
 from oracle.numbers.recipes import Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, encode, to_dtype
 from oracle.routines.fault import Call, Fault, Stage, fold, touches
-from oracle.routines.quantisers.contract import QuantiserContract
 
 
 def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
-    """``{"q": codes, "scale": scale}`` of the mutant, in the layout that the contract publishes."""
-    assert isinstance(call.contract, QuantiserContract)
+    """``{"q": codes, "scale": scale}`` of the mutant, the scale before it is published."""
     given = fold(call, faults, Stage.READ, dict(call.inputs))
     x = prepare(given["x"], scale=given.get("scale"), scale_ub=given.get("scale_ub"))
     recipe: Recipe = fold(call, faults, Stage.RECIPE, call.recipe)
@@ -33,7 +31,7 @@ def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     if "scale" in given:
         return {"q": from_codes(codes, E4M3FN), "scale": given["scale"]}
     stored = to_dtype(scale, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    return {"q": from_codes(codes, E4M3FN), "scale": call.contract.publish(stored, call.resolved)}
+    return {"q": from_codes(codes, E4M3FN), "scale": stored}
 
 
 def _steps(call: Call, x: Prepared, recipe: Recipe, faults: tuple[Fault, ...]) -> Steps:

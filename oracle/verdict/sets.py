@@ -1,0 +1,267 @@
+"""The sets of right outputs of one call, as alternatives of which one must hold the whole output.
+
+    Bits       these bits and no others (layouts)
+    Elements   an interval for each element, after the bits of named predictions (products, layers, logits)
+    Property   a predicate, where right outputs are no interval around one value (an order of experts, a split of work)
+
+Contracts make alternatives (:meth:`oracle.routines.base.Contract.admissible`); :func:`judge_alternatives` asks them in
+their order. :meth:`Sets.ranges` states the same sets as tensors, so that a reader without this package can judge:
+an element is right when it is free; or when the expected value is NaN and it is NaN; or when
+``low <= element <= high`` (-0 equals +0).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.bounds.interval import Admissible
+from oracle.numbers.formats import codes_of, decode
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.verdict import evidence
+from oracle.verdict.compare import Comparison, Status, Verdict, Worst, compare, verdict
+
+EVERYWHERE = "the same on every machine"
+ZERO_TRUST = 0.30  # above this share of zero results a pass proves little (oneDNN benchdnn's default zero trust)
+Found = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Admissible elements of one output: ``low`` and ``high`` in its dtype and shape, ``free`` uint8."""
+
+    low: Tensor
+    high: Tensor
+    free: Tensor
+
+
+class Sets(ABC):
+    """One alternative. ``numerics`` names the arithmetic that it admits; ``wider`` says that it is none that the call
+    declared, so that it may not excuse an element about which it claims nothing."""
+
+    numerics: str = EVERYWHERE
+    wider: bool = False
+
+    @abstractmethod
+    def judge(self, found: Found) -> Verdict:
+        """The verdict on outputs whose names, shapes, dtypes and device have been checked."""
+
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
+        """The admissible values around ``expected``, the outputs of the reference; None where they are no interval."""
+        return None
+
+
+def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
+    """The verdict by the first alternative that holds the whole output, else the failure of the first one."""
+    first, *others = alternatives
+    judged = first.judge(found)
+    for other in others:
+        if judged.status is not Status.FAILED:
+            break
+        held = other.judge(found)
+        if not held.status.is_failure:
+            if not other.wider:
+                return held
+            if held.unconstrained <= judged.unconstrained:
+                return undeclared(held, judged)
+    return judged
+
+
+def undeclared(held: Verdict, refused: Verdict) -> Verdict:
+    """A pass by a class that is not declared, which says so beside the usual class that ``refused`` the output."""
+    said = f"{held.basis}; {refused.outside} elements leave the {refused.basis}, which is not declared"
+    return replace(held, basis=said, summary=held.summary.replace(held.basis, said, 1))
+
+
+# --- bits ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bits(Sets):
+    """``expected`` bit for bit (NaN payloads and the sign of zero included); with ``strided`` also its strides."""
+
+    expected: Found
+    mistrust: str | None = None
+    strided: bool = False
+
+    def judge(self, found: Found) -> Verdict:
+        verdicts = []
+        for name, expected in self.expected.items():
+            actual = found[name]
+            verdicts.append(judge_bits(actual, expected, output=name, mistrust=self.mistrust))
+            if self.strided and _significant_strides(actual) != _significant_strides(expected):
+                verdicts.append(_wrong_strides(name, actual, expected))
+        return worst_of(verdicts)
+
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
+        return {name: Range(x, x, torch.zeros(x.shape, dtype=torch.uint8, device="cpu")) for name, x in expected.items()}
+
+
+def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str | None = None) -> Verdict:
+    """The verdict on a tensor that must have the bits of another (NaN payloads and the sign of zero included)."""
+    bad = bits_of(actual) != bits_of(expected)
+    outside = int(bad.sum())
+    worst, seen = None, None
+    if outside:
+        index = tuple(torch.nonzero(bad)[0].tolist())
+        value, right = (float(decode(x[index])) if x.is_floating_point() else float(x[index]) for x in (actual, expected))
+        worst = Worst(index, value, right, right, right, math.inf, output)
+        seen = evidence.of_bits(actual, expected, bad, output=output)
+    found = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad, seen)
+    return verdict(found, basis="every bit in its place", matches="the layout", mistrust=mistrust)
+
+
+def bits_of(x: Tensor) -> Tensor:
+    """A tensor as integers: the bits of a floating-point one."""
+    return codes_of(x) if x.is_floating_point() else x
+
+
+def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict for several outputs: the first failure, else the first that is no pass, else the first one.
+
+    The counts add.
+    """
+    first = next((v for v in verdicts if v.status is Status.FAILED), None)
+    first = first or next((v for v in verdicts if v.status is not Status.PASSED), verdicts[0])
+    return replace(first, outside=sum(v.outside for v in verdicts), total=sum(v.total for v in verdicts))
+
+
+def wrong_strides(said: str, elements: int) -> Verdict:
+    """A failure of the memory layout of an output."""
+    return Verdict(Status.FAILED, said, elements, elements, basis="strides of the layout", pattern=said)
+
+
+def _significant_strides(x: Tensor) -> tuple[int, ...]:
+    """Strides of the axes that have more than one element: the others say nothing about memory."""
+    return tuple(s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1)
+
+
+def _wrong_strides(name: str, actual: Tensor, expected: Tensor) -> Verdict:
+    said = (
+        f"{name} has strides {tuple(actual.stride())} for shape {list(actual.shape)}; this layout has "
+        f"{tuple(expected.stride())}"
+    )
+    return wrong_strides(said, actual.numel())
+
+
+# --- intervals ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bits that prove an output right: ``reproduces`` says whether all ``total`` specified elements have them.
+
+    ``basis`` says whose bits they are, ``name`` which numerics.
+    """
+
+    basis: str
+    name: str
+    total: int
+    reproduces: Callable[[Found], bool]
+
+
+@dataclass(frozen=True)
+class Elements(Sets):
+    """Bits first, then an interval for each element of each output.
+
+    Attributes
+    ----------
+    make : the admissible elements by output and what they rest on; called when no prediction reproduces the output.
+    predictions : tried in their order.
+    mistrust : the reason for which a pass would prove little, from the outputs.
+    matrix : outputs are compared as matrices ``[rows, last axis]``, and ``make`` gives them so.
+    """
+
+    make: Callable[[], tuple[Mapping[str, Admissible], str]]
+    numerics: str = EVERYWHERE
+    wider: bool = False
+    predictions: Callable[[], Iterator[Prediction]] = lambda: iter(())
+    mistrust: Callable[[Found], str | None] = lambda found: None
+    matrix: bool = False
+
+    def judge(self, found: Found) -> Verdict:
+        if self.matrix:
+            found = {name: x.reshape(-1, x.shape[-1]) for name, x in found.items()}
+        mistrust = self.mistrust(found)
+        for bits in self.predictions():
+            if bits.reproduces(found):
+                return verdict_of_equality(bits.basis, bits.name, bits.total, mistrust)
+        sets, basis = self.make()
+        return worst_of(
+            [verdict(compare(found[n], s, output=n), basis=basis, mistrust=mistrust) for n, s in sets.items()]
+        )
+
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
+        return {name: ranged(sets, expected[name].dtype, expected[name].shape) for name, sets in self.make()[0].items()}
+
+
+def verdict_of_equality(basis: str, name: str, total: int, mistrust: str | None) -> Verdict:
+    """A pass by equality of every bit with a named prediction."""
+    said = f"all {total} elements equal the bits of {name}"
+    if mistrust is not None:
+        said += f"; but this proves little: {mistrust}"
+    status = Status.PASSED if mistrust is None else Status.MISTRUSTED
+    return Verdict(status, said, 0, total, None, name, (), basis, "", 0.0, 0, mistrust)
+
+
+def with_float32(make: Callable[[str, bool], Sets], name: str, *, declared: bool) -> list[Sets]:
+    """The alternatives of an arithmetic whose intervals are a contract's own: the named numerics and, where none is
+    declared, float32 in any order, which a truncating accumulator's one-sided interval need not hold.
+
+    ``make(numerics, wider)`` gives one of them.
+    """
+    return [make(name, False)] if declared or name == IEEE32 else [make(name, False), make(IEEE32, True)]
+
+
+def all_equal(name: str, tensors: Sequence[Tensor]) -> str | None:
+    """The reason for mistrust when a vector of scales or weights holds one value, so that a wrong index shows nothing."""
+    if max(t.numel() for t in tensors) > 1 and all(bool((t == t.flatten()[0]).all()) for t in tensors):
+        return f"all values of {name} are equal, so a wrong scale index changes nothing"
+    return None
+
+
+def mostly_zero(values: Tensor) -> str | None:
+    """The reason for mistrust when more than ``ZERO_TRUST`` of the values are zero."""
+    share = float((values == 0).to(torch.float64).mean())
+    return f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None
+
+
+def ranged(sets: Admissible, dtype: torch.dtype, shape: Sequence[int] | None = None) -> Range:
+    """Edges in the output's dtype, on whose grid they lie already; a NaN that is due stays NaN at both."""
+    hidden = torch.zeros(sets.expected.shape, dtype=torch.bool, device="cpu")
+    if sets.open is not None:
+        hidden |= sets.open
+    if sets.specified is not None:
+        hidden |= ~sets.specified
+    due = torch.isnan(sets.expected)
+    low = torch.where(hidden, -torch.inf, torch.where(due, torch.nan, sets.low))
+    high = torch.where(hidden, torch.inf, torch.where(due, torch.nan, sets.high))
+    made = (rounded_to(low, dtype), rounded_to(high, dtype), hidden.to(torch.uint8))
+    return Range(*made) if shape is None else Range(*(x.reshape(tuple(shape)) for x in made))
+
+
+def rounded_to(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 values correctly rounded into ``dtype``; one-byte formats saturate, wider ones overflow to infinity."""
+    if dtype.itemsize == 1:
+        return to_dtype(value, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+    return to_dtype(value, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+# --- predicates ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Property(Sets):
+    """What only a predicate over all outputs decides; no interval states it."""
+
+    decide: Callable[[Found], Verdict]
+    wider: bool = False
+
+    def judge(self, found: Found) -> Verdict:
+        return self.decide(found)
