@@ -31,70 +31,10 @@ from oracle.routines import Contract, cases, get, profiles, registered
 from oracle.routines.base import Call, by_name
 from oracle.routines.cases import Case
 from oracle.routines.catalogue import Fault, agree, faults_of, run
-from oracle.routines.products.roles import CONTIGUOUS, MASKED, SCALED
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import exact, rounded
 
 AFTER = "sm90.promote128.scale_after"
-
-# Shapes that a fault needs and the profile of a right kernel does not: ragged K, a square output, square scales,
-# overflow of a float16 store, more rows than a wave.
-EXTRA: Mapping[str, tuple[str, ...]] = {
-    "fp8_gemm_nt": (
-        "e4m3xe4m3-bf16/1x128:128x128/m=9,n=136,k=200/family=randn/seed=1",
-        "e4m3xe4m3-bf16/1x128:128x128/m=64,n=64,k=256/family=randn/seed=1",
-    ),
-    "fp8_blockscale_gemm_sm90": (
-        "e4m3xe4m3-bf16/1x128:128x128/m=9,n=136,k=200/family=randn/seed=1",
-        "e4m3xe4m3-bf16/1x128:128x128/m=64,n=64,k=256/family=randn/seed=1",
-        "e4m3xe4m3-f16/1x128:128x128/m=9,n=136,k=256/family=wide/seed=1",
-    ),
-    "cutlass_scaled_mm": (
-        "e4m3xe4m3-bf16/token:channel/m=9,n=136,k=200/family=randn/seed=1",
-        "e4m3xe4m3-bf16/token:channel/m=64,n=64,k=256/family=randn/seed=1",
-        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256/family=wide/seed=1",
-    ),
-    "cutlass_w8a8_scaled_mm": (
-        "e4m3xe4m3-bf16/token:channel/m=9,n=136,k=200/family=randn/seed=1",
-        "e4m3xe4m3-bf16/token:channel/m=64,n=64,k=256/family=randn/seed=1",
-        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256/family=wide/seed=1",
-    ),
-    "torch_per_tensor_w8a8_scaled_mm": (
-        "e4m3xe4m3-bf16/tensor:tensor/m=9,n=136,k=200/family=randn/seed=1",
-        "e4m3xe4m3-bf16/tensor:tensor/m=64,n=64,k=256/family=randn/seed=1",
-        *(f"e4m3xe4m3-f16/tensor:tensor/m=9,n=136,k=256/family=wide/seed={s}" for s in range(1, 5)),
-    ),
-    "torch_per_token_w8a8_scaled_mm": (
-        "e4m3xe4m3-bf16/token:channel/m=9,n=136,k=200/family=randn/seed=1",
-        "e4m3xe4m3-bf16/token:channel/m=64,n=64,k=256/family=randn/seed=1",
-        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256/family=wide/seed=1",
-    ),
-    "torch_channelwise_w8a8_scaled_mm": (
-        "e4m3xe4m3-bf16/token:channel/m=9,n=136,k=200/family=randn/seed=1",
-        "e4m3xe4m3-bf16/token:channel/m=64,n=64,k=256/family=randn/seed=1",
-        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256/family=wide/seed=1",
-    ),
-    CONTIGUOUS: ("e4m3xe4m3-bf16/1x128:128x128/m=128,n=136,k=200,g=2/family=randn/seed=1",),
-    MASKED: (
-        "e4m3xe4m3-bf16/1x128:128x128/m=70,n=136,k=200,g=2/family=randn/seed=1",
-        "e4m3xe4m3-bf16/1x128:128x128/m=2,n=128,k=256,g=3/family=randn/seed=1",
-    ),
-    SCALED: (
-        "e4m3xe4m3-bf16/token:channel/m=70,n=136,k=200,g=3/family=randn/seed=1",
-        "e4m3xe4m3-bf16/token:channel/m=160,n=64,k=128,g=1/family=randn/seed=1",
-        "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256,g=2/family=wide/seed=1",
-    ),
-    "per_block_cast_to_fp8": ("bf16-e4m3/128x128/m=256,k=256/family=randn/seed=1",),
-}
-
-# Options that a fault needs and no case carries; tried on every case that admits them.
-EXTRA_OPTIONS: Mapping[str, tuple[Mapping[str, object], ...]] = {
-    "moe_fp8": ({"limit": 0.05}, {"first_expert": 1}, {"apply_router_weight_on_input": True}),
-    "moe_routing": (
-        {"routed_scaling_factor": 2.5},
-        {"num_expert_group": 4, "topk_group": 2, "top_k": 2},
-    ),
-}
 
 
 class Fate(StrEnum):
@@ -219,9 +159,10 @@ def trials(contract: str, profile: str) -> list[Trial]:
 
 def listed(contract: str, profile: str) -> list[Case]:
     """The cases of a profile and the extra ones of a contract; CaseError when there are none."""
-    chosen = [
+    grammar = cases.grammars().get(contract)
+    chosen = [] if grammar is None else [
         *profiles.cases(contract, profile),
-        *(cases.parse(f"{contract}/{text}") for text in EXTRA.get(contract, ())),
+        *(cases.parse(f"{contract}/{text}") for text in grammar.extra),
     ]
     if not chosen:
         raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
@@ -332,7 +273,7 @@ def _trials_of(case: Case) -> Iterator[Trial]:
             x = call.inputs["x"].clone()
             x[:, ::3] = 0  # channels below the floor, which no family has
             yield Trial(case, Call(contract, {"x": x}, options, out_dtype=torch.float32), None)
-        for extra in ({}, *EXTRA_OPTIONS.get(case.contract, ())):
+        for extra in ({}, *case.grammar.extra_options):
             more = {**options, **extra}
             if _admits(contract, call.inputs, more):
                 yield Trial(case, Call(contract, call.inputs, more, out_dtype=out_dtype), None)

@@ -19,8 +19,7 @@ from oracle.errors import FixtureError
 from oracle.fixtures import captures, golden
 from oracle.fixtures import files as fixtures
 from oracle.harness.subjects import Subject
-from oracle.routines import profiles, registered
-from oracle.routines.table import ROUTINES, Routine
+from oracle.routines import Contract, profiles, registered
 
 BEGIN, END = "<!-- coverage:begin -->", "<!-- coverage:end -->"
 LEGEND = (
@@ -29,27 +28,52 @@ LEGEND = (
 )
 
 
+SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention logits", "Platform decisions")
+"""The order of the headings; those of other families come after them."""
+
+
+@dataclass(frozen=True)
+class Routine:
+    """One row: its name, its heading, and the contract that judges it."""
+
+    name: str
+    section: str
+    contract: Contract
+
+
 @dataclass(frozen=True)
 class Row:
     """The legs of one routine; an empty cell is a leg that is missing."""
 
     routine: Routine
     exposed: bool
-    referenced: bool
     arches: tuple[str, ...]
     goldens: int
     captured: tuple[str, ...]
 
     def cells(self) -> tuple[str, ...]:
         """P, R, D, G, H as they are printed."""
-        hardware = ", ".join(self.captured) or ("" if self.routine.gpu else "-")
-        marks = ("yes" if self.exposed else "", "yes" if self.referenced else "")
+        hardware = ", ".join(self.captured) or ("" if self.routine.contract.gpu else "-")
+        marks = ("yes" if self.exposed else "", "yes")
         return (*marks, ", ".join(self.arches), str(self.goldens or ""), hardware)
 
     @property
     def missing(self) -> str:
         """Letters of the empty cells."""
         return "".join(letter for letter, cell in zip("PRDGH", self.cells(), strict=True) if not cell)
+
+
+def routines() -> list[Routine]:
+    """Every registered contract, and the rows that it has beside its own, by heading and name."""
+    found = []
+    for contract in registered().values():
+        found.append(Routine(contract.name, contract.section, contract))
+        for row in contract.also:
+            section, _, name = row.partition(": ")
+            found.append(Routine(name, section, contract))
+    known = dict.fromkeys((*SECTIONS, *(routine.section for routine in found)))
+    order = {section: rank for rank, section in enumerate(known)}
+    return sorted(found, key=lambda routine: (order[routine.section], routine.name))
 
 
 def rows(subjects: Iterable[Subject], folder: Path, exposes: Callable[[str], bool]) -> list[Row]:
@@ -61,7 +85,8 @@ def rows(subjects: Iterable[Subject], folder: Path, exposes: Callable[[str], boo
     stored: dict[str, int] = {}
     for entry in golden.load(folder / golden.FOLDER)["cases"]:
         stored[entry["contract"]] = stored.get(entry["contract"], 0) + bool(entry["file"])
-    return [_row(r, arches, stored, _captured(folder), exposes) for r in ROUTINES]
+    captured = _captured(folder)
+    return [_row(routine, arches, stored, captured, exposes) for routine in routines()]
 
 
 def _row(
@@ -71,13 +96,12 @@ def _row(
     captured: Mapping[str, set[str]],
     exposes: Callable[[str], bool],
 ) -> Row:
-    name = routine.judged_as
-    known = name in registered()
-    tried = sorted(arches.get(name, ())) if known and profiles.cases(name, "quick") else []
+    contract = routine.contract
+    name = contract.name
+    tried = sorted(arches.get(name, ())) if profiles.cases(name, "quick") else []
     return Row(
         routine,
-        exposes(routine.attribute),
-        known,
+        exposes(contract.production or name),
         tuple(tried),
         stored.get(name, 0),
         tuple(sorted(captured.get(name, ()))),

@@ -84,7 +84,7 @@ def _one(listed: Sequence[Case], stream: Stream) -> Case:
 def _extents(base: Case, listed: Sequence[Case], words: Iterator[int], *, cost: int) -> tuple[tuple[str, int], ...]:
     """New extents for those that are free, the longest halved until the case is no larger than any listed one."""
     found = dict(base.extents)
-    free = [name for name in FREE.get(base.grammar.extents, ()) if profiles.OWN_SHAPES.get(base.contract) is None]
+    free = () if base.grammar.fixed else FREE.get(base.grammar.extents, ())
     steps = {name: math.gcd(*(case[name] for case in listed)) for name in free}
     for name in free:
         longest = max(case[name] for case in listed)

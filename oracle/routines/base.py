@@ -226,6 +226,10 @@ class Contract(ABC):
     roles, b_columns : see :class:`Operands`; ``multiplies``: every call has scaled products.
     numerics : by arch, the names of the arithmetics that the routine's kernels use, the usual one first; empty where
         there is one right result and nothing to choose.
+    section : the heading under which coverage and the reference pages list the routine; ``also``: rows beside its own,
+        as ``heading: name``, for promises that engines name by themselves.
+    gpu : a GPU library computes it, so that a capture is due.
+    production : the attribute of the production package that computes it ("" for the routine's own name).
     golden_arches : arches whose admissible sets are stored with golden fixtures; empty where all arches share one.
     """
 
@@ -240,6 +244,10 @@ class Contract(ABC):
     multiplies: ClassVar[bool] = False
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     golden_arches: ClassVar[tuple[str, ...]] = ()
+    section: ClassVar[str] = "Other"
+    gpu: ClassVar[bool] = False
+    production: ClassVar[str] = ""
+    also: ClassVar[tuple[str, ...]] = ()
 
     # --- the verbs ------------------------------------------------------------------------------------------
 

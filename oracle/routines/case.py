@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -18,13 +18,27 @@ DTYPES: Mapping[str, torch.dtype] = {
     "f32": torch.float32,
 }
 BLOCK = 128
+MATRICES = ("m=128,k=128", "m=256,k=256", "m=512,k=64")
+TABLE_ROWS = ("r=1", "r=64", "r=500")
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the ids of one contract may say, how its inputs are made, and which options the call gets.
+    """What the ids of one contract may say, how its inputs are made, and which cases a profile has.
 
-    ``extents`` are the names of the extents in printing order; ``options`` the admitted values of each option.
+    Attributes
+    ----------
+    extents : names of the extents in printing order.
+    dtypes, schemes, families : what the parts of an id may be, the usual one first.
+    build : the inputs of a case.
+    call : the options of its call.
+    options : admitted values of each option of an id.
+    listed : ids of a profile (``quick`` or ``full``), from the contract's name, its grammar and the profile; None lists
+        every one of ``shapes`` with every single option and family.
+    shapes : extents of the listed ids, where ``listed`` reads them.
+    fixed : extents are those of the listed ids only; a soak draws no others.
+    extra : further ids, without the contract's name, on which faults show that the profile's data hide.
+    extra_options : options that a fault needs and no id carries; tried on every case that admits them.
     """
 
     extents: tuple[str, ...]
@@ -34,6 +48,34 @@ class Grammar:
     build: Callable[[Case], dict[str, Tensor]]
     call: Callable[[Case], dict[str, object]]
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    listed: Listed | None = None
+    shapes: tuple[str, ...] = ()
+    fixed: bool = False
+    extra: tuple[str, ...] = ()
+    extra_options: tuple[Mapping[str, object], ...] = ()
+
+    def ids(self, contract: str, profile: str) -> Iterable[str]:
+        """The ids of a profile, ``quick`` or ``full``."""
+        return (self.listed or every_shape)(contract, self, profile)
+
+
+Listed = Callable[[str, Grammar, str], Iterable[str]]
+
+
+def every_shape(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """Every listed shape with every single option and family."""
+    options = ["", *(f"{key}={value}/" for key, values in grammar.options.items() for value in values)]
+    head = f"{contract}/{grammar.dtypes[0]}/{grammar.schemes[0]}"
+    for shape in grammar.shapes:
+        for option in options:
+            for family in grammar.families:
+                for seed in seeds(profile):
+                    yield f"{head}/{shape}/{option}family={family}/seed={seed}"
+
+
+def seeds(profile: str) -> tuple[int, ...]:
+    """The seeds of a profile's families."""
+    return (1, 2, 3) if profile == "full" else (1,)
 
 
 @dataclass(frozen=True)
@@ -89,6 +131,14 @@ class Case:
     def call_options(self) -> dict[str, object]:
         """The options to call the contract and the subject with."""
         return self.grammar.call(self)
+
+
+STATIC_GAIN = 16.0  # brings a stream's scales (around 2**-8) to where ordinary values fill the range of E4M3
+
+
+def given_scale(case: Case, name: str) -> Tensor:
+    """A static scale of ordinary values, ``[1]``."""
+    return data.scales(case.label(name), "randn", (1,)) * STATIC_GAIN
 
 
 def no_options(case: Case) -> dict[str, object]:

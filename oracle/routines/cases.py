@@ -13,31 +13,13 @@ Not covered: running anything (:mod:`oracle.harness.runner`), and what a routine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from oracle.errors import CaseError
 from oracle.routines.case import Case, Grammar
-from oracle.routines.decisions import cases as decisions
-from oracle.routines.layouts import cases as layouts
-from oracle.routines.moe import cases as layers
-from oracle.routines.products import cases as products
-from oracle.routines.quantisers import cases as quantisers
+from oracle.routines.family import grammars
 
 __all__ = ["Case", "Grammar", "grammars", "parse"]
 
 DEFAULT_FAMILY = "randn"
-_GRAMMARS: Mapping[str, Grammar] = {
-    **products.GRAMMARS,
-    **quantisers.GRAMMARS,
-    **layers.GRAMMARS,
-    **layouts.GRAMMARS,
-    **decisions.GRAMMARS,
-}
-
-
-def grammars() -> Mapping[str, Grammar]:
-    """The grammar of every contract that cases exist for."""
-    return _GRAMMARS
 
 
 def parse(text: str) -> Case:
@@ -57,9 +39,9 @@ def parse(text: str) -> Case:
             "for example fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=7,n=512,k=2688/family=randn/seed=41"
         )
     contract, dtypes, scheme, *rest = parts
-    if contract not in _GRAMMARS:
-        raise CaseError(f"{contract!r} has no cases; contracts with cases: {', '.join(sorted(_GRAMMARS))}")
-    grammar = _GRAMMARS[contract]
+    if contract not in grammars():
+        raise CaseError(f"{contract!r} has no cases; contracts with cases: {', '.join(sorted(grammars()))}")
+    grammar = grammars()[contract]
     _member(dtypes, grammar.dtypes, f"dtypes of {contract}")
     _member(scheme, grammar.schemes, f"scheme of {contract}")
     named = _named(rest, text)

@@ -22,22 +22,9 @@ from types import MappingProxyType
 
 from oracle.errors import OptionError
 from oracle.routines.base import Beyond, Call
+from oracle.routines.family import families
 from oracle.routines.fault import Family, Fault, Stage, agree
-from oracle.routines.logits import faults as logits
-from oracle.routines.moe import faults as layers
-from oracle.routines.moe import faults_of_experts as experts
-from oracle.routines.moe import faults_of_inputs as layer_inputs
 from oracle.routines.mutants import run
-from oracle.routines.products.faults import (
-    arithmetic,
-    cast,
-    movement,
-    movement_grouped,
-    scale_index,
-    scale_layout,
-    scale_value,
-)
-from oracle.routines.quantisers.faults import internal, quantiser
 
 
 @dataclass(frozen=True)
@@ -82,32 +69,14 @@ __all__ = [
 ]
 
 
-FAMILIES = (
-    scale_index,
-    scale_layout,
-    scale_value,
-    cast,
-    movement,
-    movement_grouped,
-    arithmetic,
-    quantiser,
-    internal,
-    logits,
-    layers,
-    layer_inputs,
-    experts,
-)
-
-
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, Fault]:
     """Every fault by name, in the order of the families."""
     found: dict[str, Fault] = {}
-    for module in FAMILIES:
-        for fault in module.faults():
-            if fault.name in found:
-                raise ValueError(f"fault {fault.name!r} stands twice in the catalogue")
-            found[fault.name] = fault
+    for fault in (fault for family in families() for table in family.faults for fault in table()):
+        if fault.name in found:
+            raise ValueError(f"fault {fault.name!r} stands twice in the catalogue")
+        found[fault.name] = fault
     return MappingProxyType(found)
 
 

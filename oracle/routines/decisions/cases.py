@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from oracle.routines.case import Case, Grammar, no_options
+from oracle.routines import data
+from oracle.routines.case import TABLE_ROWS, Case, Grammar, no_options
 from oracle.routines.decisions.contract import SelectExperts
 from oracle.truth.decisions import GPUS
 
@@ -35,7 +36,7 @@ def _table(columns: Mapping[str, tuple[int, ...]]) -> Grammar:
 
 
 def _rows(build: Callable[[Case], dict[str, Tensor]]) -> Grammar:
-    return Grammar(("r",), ("i64",), ("-",), ("integers",), build, no_options)
+    return Grammar(("r",), ("i64",), ("-",), ("integers",), build, no_options, shapes=TABLE_ROWS)
 
 
 def _drawn(case: Case, columns: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -56,6 +57,11 @@ def _experts_records(case: Case) -> dict[str, Tensor]:
     other = _drawn(case, {"config": (0, 1, 1), **DTYPE_NUMBERS, "use_deepseek_fp8_block_scale": FLAG})
     columns = {**sizes, **ranks, **other, "quant_config": torch.arange(1, case["r"] + 1, device="cpu") * 100}
     return {spec.name: columns[spec.name] for spec in SelectExperts.inputs}
+
+
+def _anything(case: Case) -> dict[str, Tensor]:
+    (dtype,) = case.operand_dtypes
+    return {"x": data.activations(case.label("x"), case.family, case["m"], case["k"], dtype=dtype)}
 
 
 _CUTLASS = _table({"arch": ARCHES, **CUDA})
@@ -82,5 +88,8 @@ GRAMMARS: Mapping[str, Grammar] = {
             "tp_size": SIZES,
             "use_deepseek_fp8_block_scale": FLAG,
         }
+    ),
+    "maybe_create_device_identity": Grammar(
+        ("m", "k"), ("bf16", "f32"), ("-",), ("randn",), _anything, no_options, shapes=("m=1,k=1", "m=3,k=32"), fixed=True
     ),
 }

@@ -43,6 +43,7 @@ class SelectExperts(TableContract):
     ``quant_config`` is any number, which must come back. ``accepted`` 0: refused, and every other field is -1."""
 
     name = "select_cutlass_fp8_gemm_impl"
+    section = "MoE"
     summary = "the experts' record: dtype and ranks of the configuration, or the caller's dtype at rank 0 of 1"
     source = "vLLM flashinfer_utils.select_cutlass_fp8_gemm_impl"
     inputs = _record_columns(
@@ -62,6 +63,7 @@ class BuildPrepareFinalize(TableContract):
     """``config``: 0 none, 1 given (the next three columns, of which only ``dp_size`` decides)."""
 
     name = "build_flashinfer_fp8_cutlass_moe_prepare_finalize"
+    section = "MoE"
     summary = "the prepare/finalize record: data-parallel when several ranks are, and the block-scale flag"
     source = "vLLM flashinfer_utils.build_flashinfer_fp8_cutlass_moe_prepare_finalize"
     inputs = _record_columns("config", "dp_size", "ep_size", "tp_size", "use_deepseek_fp8_block_scale")
@@ -77,6 +79,7 @@ class DeviceIdentity(LayoutContract):
     """Shape ``[1]`` and not ``[]``: kernels read it through a pointer, as one scale for a tensor."""
 
     name = "maybe_create_device_identity"
+    section = "GEMM"
     summary = "the float32 [1] one on the device of the input, the scale of a product without scales"
     source = "vLLM w8a8_utils.maybe_create_device_identity"
     inputs = (TensorSpec("x", (*WIDE, *FP8), None, "whatever lies on the device; its values are not read"),)
@@ -100,6 +103,7 @@ def _columns(*names: str) -> tuple[TensorSpec, ...]:
 @register
 class DeepGemmSupported(TableContract):
     name = "is_deep_gemm_supported"
+    section = "Platform decisions"
     summary = "sm90 or sm100, the package there, the switch on, FlashInfer's MoE off"
     source = "vLLM utils/deep_gemm.is_deep_gemm_supported"
     inputs = _columns("arch", *_SWITCHES)
@@ -112,6 +116,7 @@ class DeepGemmSupported(TableContract):
 @register
 class DeepGemmE8m0(TableContract):
     name = "is_deep_gemm_e8m0_used"
+    section = "Platform decisions"
     summary = "DeepGEMM supported, and the UE8M0 switch of the architecture on"
     source = "vLLM utils/deep_gemm.is_deep_gemm_e8m0_used"
     inputs = _columns("arch", *_SWITCHES, "use_deep_gemm_e8m0", "use_deep_gemm_e8m0_hopper")
@@ -124,6 +129,7 @@ class DeepGemmE8m0(TableContract):
 @register
 class DeepGemmLinear(TableContract):
     name = "should_use_deepgemm_for_fp8_linear"
+    section = "Platform decisions"
     summary = "DeepGEMM supported, bfloat16 out, N and K multiples of 128"
     source = "vLLM utils/deep_gemm.should_use_deepgemm_for_fp8_linear"
     inputs = _columns("arch", *_SWITCHES, "bfloat16_out", "n", "k")
@@ -137,6 +143,7 @@ class DeepGemmLinear(TableContract):
 class CutlassSupported(TableContract):
     """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
 
+    section = "Platform decisions"
     source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
     inputs: ClassVar[tuple[TensorSpec, ...]] = _columns("arch", "cuda_major", "cuda_minor")
 
@@ -172,6 +179,7 @@ class SparseCutlass(CutlassSupported):
 @register
 class RowwiseTorch(TableContract):
     name = "use_rowwise_torch_scaled_mm"
+    section = "Platform decisions"
     summary = "ROCm, torch 2.7 and capability 9.4, compared as versions"
     source = "vLLM w8a8_utils.USE_ROWWISE_TORCH_SCALED_MM"
     inputs = _columns("rocm", "capability_major", "capability_minor", "torch_major", "torch_minor")
@@ -187,6 +195,7 @@ class MoeBackend(TableContract):
     3 CUTEDSL."""
 
     name = "get_flashinfer_moe_backend"
+    section = "MoE"
     summary = "the kernel family for VLLM_FLASHINFER_MOE_BACKEND on a machine"
     source = "vLLM flashinfer_utils.get_flashinfer_moe_backend"
     inputs = _columns("arch", "choice")
@@ -200,6 +209,7 @@ class GlobalScale(TableContract):
     """``backend``: 0 none, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL."""
 
     name = "is_flashinfer_supporting_global_sf"
+    section = "MoE"
     summary = "whether a MoE backend takes one scale for all experts"
     source = "vLLM flashinfer_utils.is_flashinfer_supporting_global_sf"
     inputs = _columns("backend")
@@ -214,6 +224,7 @@ class NumSms(TableContract):
     when the machine is described by its product alone. Answer: multiprocessors, 0 where the question is refused."""
 
     name = "get_num_sms"
+    section = "GEMM"
     summary = "multiprocessors of a device as its driver reports them, of a described product by its cores"
     source = "vLLM utils/deep_gemm.get_num_sms; NVIDIA data sheets; CUDA C++ Programming Guide, compute capabilities"
     inputs = (

@@ -6,12 +6,13 @@ Data of a layout must be distinct, or a wrong place changes nothing: weights hol
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from oracle.routines import data
-from oracle.routines.case import BLOCK, Case, Grammar, no_options
+from oracle.routines.case import BLOCK, MATRICES, TABLE_ROWS, Case, Grammar, no_options
 
 Builder = Callable[[Case], dict[str, Tensor]]
 
@@ -158,6 +159,21 @@ def _flag(name: str) -> Callable[[Case], dict[str, object]]:
 _WEIGHTS = ("codes", "randn")
 _GATED = {"gated": ("0",)}
 _MK, _MCG, _EHI = ("m", "k"), ("m", "c", "g"), ("e", "h", "i")
+# Ragged and aligned, one and several.
+_SHAPES: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    _MCG: ("m=1,c=1,g=1", "m=31,c=7,g=1", "m=128,c=4,g=1", "m=130,c=21,g=3"),
+    ("m", "k", "g"): ("m=128,k=128,g=1", "m=130,k=896,g=1", "m=256,k=640,g=3"),
+    _MK: MATRICES,
+    _EHI: ("e=1,h=128,i=128", "e=3,h=128,i=72", "e=2,h=256,i=192"),
+    ("s", "n"): ("s=1,n=8", "s=3,n=96"),
+    ("s", "n", "k"): ("s=1,n=8,k=64", "s=3,n=96,k=128"),
+    ("s",): ("s=1", "s=3"),
+    ("e",): ("e=1", "e=16"),
+    ("r",): TABLE_ROWS,
+}
+# The shuffle of expert rows takes whole blocks of 32; block scales are exchanged in two halves.
+_WHOLE_BLOCKS = ("e=1,h=128,i=128", "e=3,h=128,i=96", "e=2,h=256,i=192")
+_HALVES = ("e=1,h=128,i=128", "e=3,h=128,i=72", "e=2,h=256,i=256")
 
 
 def _of_scales(build: Builder) -> Grammar:
@@ -169,15 +185,17 @@ def _of_weights(
     build: Builder,
     call: Callable[[Case], dict[str, object]] = no_options,
     gated: bool = False,
+    own: tuple[str, ...] = (),
 ) -> Grammar:
-    return Grammar(extents, ("e4m3",), ("-",), _WEIGHTS, build, call, _GATED if gated else {})
+    options = _GATED if gated else {}
+    return Grammar(extents, ("e4m3",), ("-",), _WEIGHTS, build, call, options, shapes=own, fixed=bool(own))
 
 
 def _of_integers(build: Builder) -> Grammar:
     return Grammar(("r",), ("i64",), ("-",), ("integers",), build, no_options)
 
 
-GRAMMARS: Mapping[str, Grammar] = {
+_GRAMMARS: Mapping[str, Grammar] = {
     "get_col_major_tma_aligned_tensor": _of_scales(_scale),
     "get_mn_major_tma_aligned_packed_ue8m0_tensor": _of_scales(_powers),
     "transform_sf_into_required_layout": Grammar(
@@ -194,7 +212,7 @@ GRAMMARS: Mapping[str, Grammar] = {
     "reorder_rows_for_gated_act_gemm": _of_weights(_MK, _weight("w")),
     "shuffle_matrix_a": _of_weights(_MK, _weight("w")),
     "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": _of_weights(
-        _EHI, _experts("gemm1_weights", "gemm2_weights"), _flag("is_gated"), gated=True
+        _EHI, _experts("gemm1_weights", "gemm2_weights"), _flag("is_gated"), gated=True, own=_WHOLE_BLOCKS
     ),
     "align_fp8_moe_weights_for_fi": _of_weights(_EHI, _experts("w13", "w2"), _flag("is_act_and_mul"), gated=True),
     "prepare_fp8_moe_layer_for_fi": Grammar(
@@ -205,6 +223,8 @@ GRAMMARS: Mapping[str, Grammar] = {
         _prepared,
         _prepared_options,
         {"block": ("1",), "trtllm": ("1",), **_GATED},
+        shapes=_HALVES,
+        fixed=True,
     ),
     "ceil_div": _of_integers(_integers(x=(0, 1 << 20), y=(1, 300))),
     "align": _of_integers(_integers(x=(0, 1 << 20), y=(1, 300))),
@@ -218,3 +238,18 @@ GRAMMARS: Mapping[str, Grammar] = {
         ("e",), ("f32",), ("-",), ("randn",), _moe_scales, no_options
     ),
 }
+GRAMMARS: Mapping[str, Grammar] = {
+    name: grammar if grammar.shapes else replace(grammar, shapes=_SHAPES[grammar.extents])
+    for name, grammar in _GRAMMARS.items()
+}
+
+GOLDENS = (
+    *(f"{c}/e4m3/-/e=3,h=16,i=24/family=codes/seed=7" for c in ("align_fp8_moe_weights_for_fi", "swap_w13_to_w31")),
+    "align_fp8_moe_weights_for_fi/e4m3/-/e=2,h=16,i=40/gated=0/family=codes/seed=7",
+    *(f"rotate_weights_for_fi_trtllm_fp8_per_tensor_moe/e4m3/-/e=2,h=32,i=32/{o}family=codes/seed=7"
+      for o in ("", "gated=0/")),
+    *(f"prepare_fp8_moe_layer_for_fi/e4m3/-/e=2,h=32,i=24/{o}family=codes/seed=7"
+      for o in ("", "trtllm=1/", "gated=0/")),
+    "prepare_fp8_moe_layer_for_fi/e4m3/-/e=1,h=32,i=128/block=1/family=codes/seed=7",
+    *(f"requantize_with_max_scale/e4m3/-/s=3,n=48,k=64/family={f}/seed=7" for f in ("codes", "randn")),
+)  # fmt: skip

@@ -29,6 +29,7 @@ INTEGERS = (torch.int64, torch.int32)
 class LayoutContract(Contract):
     """A contract whose truth is a set of tensors to be matched bit for bit; ``strided`` ones in strides as well."""
 
+    section: ClassVar[str] = "Padding and layout"
     strided: ClassVar[bool] = False
 
     @abstractmethod
@@ -61,6 +62,7 @@ class ColMajorTmaAligned(LayoutContract):
     """Lanes ``M .. align(M, 4) - 1`` of every column must be zero."""
 
     name = "get_col_major_tma_aligned_tensor"
+    gpu = True
     summary = "float32 scales as columns at strides of align(M, 4)"
     source = "DeepGEMM get_col_major_tma_aligned_tensor"
     inputs = (TensorSpec("scale", F32, None, "[M, C] or [G, M, C]"),)
@@ -91,6 +93,7 @@ class PaddedColumns(Bits):
 @register
 class PackedUe8m0(LayoutContract):
     name = "get_mn_major_tma_aligned_packed_ue8m0_tensor"
+    gpu = True
     summary = "four exponent bytes of consecutive K blocks in an int32, words in columns"
     source = "DeepGEMM get_mn_major_tma_aligned_packed_ue8m0_tensor"
     inputs = (TensorSpec("scale", F32, None, "[M, C] or [G, M, C], powers of two"),)

@@ -120,6 +120,7 @@ class PrepareMoeLayer(LayoutContract):
     """The scales that a per-tensor layer registers are :class:`oracle.routines.layouts.shards.RegisterScales`."""
 
     name = "prepare_fp8_moe_layer_for_fi"
+    section = "MoE"
     summary = "pad (per tensor only), swap w13 to w31 (block scales too), rotate for TensorRT-LLM (per tensor only)"
     source = "vLLM flashinfer_utils.prepare_fp8_moe_layer_for_fi, with the halves placed apart"
     inputs = (

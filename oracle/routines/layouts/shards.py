@@ -40,6 +40,7 @@ WIDTHS = TensorSpec("logical_widths", INTEGERS, ("S",), "rows of each shard")
 @register
 class ConvertToChannelwise(LayoutContract):
     name = "convert_to_channelwise"
+    section = "Quantisation"
     summary = "each shard's scale repeated over its rows"
     source = "vLLM w8a8_utils.convert_to_channelwise"
     inputs = (SCALES, WIDTHS)
@@ -51,6 +52,7 @@ class ConvertToChannelwise(LayoutContract):
 @register
 class NormalizeFnuz(LayoutContract):
     name = "normalize_e4m3fn_to_e4m3fnuz"
+    section = "Quantisation"
     summary = "the same bits read as E4M3FNUZ: -0 becomes 0, scales double"
     source = "vLLM w8a8_utils.normalize_e4m3fn_to_e4m3fnuz"
     inputs = (
@@ -70,6 +72,7 @@ class RequantizeWithMaxScale(Contract):
     """Outputs ``max_scale`` (one value) and ``weight``."""
 
     name = "requantize_with_max_scale"
+    section = "Quantisation"
     summary = "fused shards brought to the largest of their scales"
     source = "vLLM w8a8_utils.requantize_with_max_scale"
     inputs = (TensorSpec("weight", E4M3, ("N", "K"), "codes of all shards"), SCALES, WIDTHS)
@@ -121,6 +124,7 @@ class AllClose1d(Contract):
     """Where an entry lies within four float32 ulps of the tolerance's edge either answer is admissible."""
 
     name = "all_close_1d"
+    section = "Quantisation"
     summary = "whether every entry is close to the first"
     source = "vLLM w8a8_utils.all_close_1d; torch.allclose"
     inputs = (TensorSpec("x", F32, ("S",), "scales of shards"),)
@@ -180,6 +184,7 @@ class ProductsOfScales(Contract):
 @register
 class AlphaScales(ProductsOfScales):
     name = "make_fp8_moe_alpha_scales_for_fi"
+    section = "MoE"
     summary = "g1 = w13_scale * w13_input_scale, g2 = w2_scale * w2_input_scale"
     source = "vLLM flashinfer_utils.make_fp8_moe_alpha_scales_for_fi"
     inputs = (
@@ -203,6 +208,7 @@ class RegisterScales(ProductsOfScales):
     """``output1_scales`` divides the *rounded* product ``g1``: two operations."""
 
     name = "register_scales_for_trtllm_fp8_per_tensor_moe"
+    section = "MoE"
     summary = "output1_scales_gate = g1, output1_scales = g1 / w2_input_scale, output2_scales = g2"
     source = "vLLM flashinfer_utils.register_scales_for_trtllm_fp8_per_tensor_moe"
     inputs = AlphaScales.inputs

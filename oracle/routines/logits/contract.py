@@ -48,6 +48,7 @@ NUMERICS: Mapping[str, tuple[str, ...]] = {
 class LogitsContract(Contract):
     """A contract whose output is a matrix of logits; subclasses say which problem fills which rows."""
 
+    section = "Attention logits"
     options: ClassVar[tuple[OptionSpec, ...]] = (CLEAN,)
     numerics = NUMERICS
     golden_arches = ("cpu", "sm90")
@@ -145,6 +146,7 @@ class LogitsContract(Contract):
 @register
 class Fp8MqaLogits(LogitsContract):
     name = "fp8_mqa_logits"
+    gpu = True
     summary = "weighted sums over heads of relu(<q, k>), scaled per key, inside [ks, ke)"
     source = "DeepGEMM fp8_mqa_logits"
     inputs = (
@@ -168,6 +170,7 @@ class Fp8PagedMqaLogits(LogitsContract):
     """``[B * next_n, max_model_len]``; ``max_model_len`` None takes the blocks of the table."""
 
     name = "fp8_paged_mqa_logits"
+    gpu = True
     summary = "the same logits with keys and scales in the blocks of a paged cache"
     source = "DeepGEMM fp8_paged_mqa_logits"
     inputs = (
@@ -203,6 +206,8 @@ class PagedMqaLogitsMetadata(Contract):
     """Any partition is right: every segment of four blocks once, in order, shares that differ by one at most."""
 
     name = "get_paged_mqa_logits_metadata"
+    gpu = True
+    section = "Attention logits"
     summary = "[num_sms + 1, 2] starts (request, segment) that split the work evenly"
     source = "DeepGEMM get_paged_mqa_logits_metadata"
     inputs = (TensorSpec("context_lens", INTEGERS, None, "[B] or [B, next_n]"),)

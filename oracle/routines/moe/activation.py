@@ -36,6 +36,8 @@ from oracle.verdict.sets import Elements, Sets, mostly_zero
 @register
 class SiluAndMul(Contract):
     name = "silu_and_mul"
+    production = "moe_layer.silu_and_mul"
+    section = "MoE"
     summary = "silu(gate) * up, optionally clamped first, rounded once or also after silu"
     source = "vLLM csrc/activation_kernels.cu silu_and_mul"
     inputs = (TensorSpec("x", WIDE, None, "[..., 2 I]: gate, then up"),)

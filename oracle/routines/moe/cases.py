@@ -3,40 +3,18 @@ measure, the unit scale."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from oracle.errors import CaseError
 from oracle.routines import data
-from oracle.routines.case import BLOCK, DTYPES, Case, Grammar, no_options, out_dtype
+from oracle.routines.case import BLOCK, DTYPES, Case, Grammar, given_scale, out_dtype, seeds
 
 FAR = 30.0  # logits of this spread have sigmoids from 2**-100 to 1
 QUANTISED = ("randn", "codes", "zeros", "outlier")  # families of experts whose input is quantised already
 WEIGHT_FAMILIES = ("codes", "zeros")  # those of a high-precision input that name the weights' data as well
-STATIC_GAIN = 16.0  # brings a stream's scales (around 2**-8) to where ordinary values fill the range of E4M3
-
-
-def _linear(case: Case) -> dict[str, Tensor]:
-    """``static`` gives the scale of the input, ``tensor`` and ``token`` leave it to the layer."""
-    m, n, k = case["m"], case["n"], case["k"]
-    wide, narrow = case.operand_dtypes
-    of_a, of_b = case.granularity
-    inputs = {
-        "input": data.activations(case.label("input"), case.family, m, k, dtype=wide),
-        "weight": data.operand(case.label("weight"), "randn", n, k, dtype=narrow, side="b").t(),
-        "weight_scale": data.scales(case.label("weight_scale"), "randn", (n,) if of_b == "channel" else (1,)),
-    }
-    if of_a == "static":
-        inputs["input_scale"] = _given_scale(case, "input_scale")
-    if (bias := case.option("bias")) is not None:
-        inputs["bias"] = data.normal(case.label("bias"), (n,), dtype=DTYPES[bias])
-    return inputs
-
-
-def _linear_options(case: Case) -> dict[str, object]:
-    return out_dtype(case) | {"use_per_token_if_dynamic": case.granularity[0] == "token"}
 
 
 def _routing(case: Case) -> dict[str, Tensor]:
@@ -82,7 +60,7 @@ def _experts(case: Case) -> dict[str, Tensor]:
         "topk_ids": _chosen(case, t, e, k),
         "topk_weights": torch.from_numpy(case.stream("topk_weights").integers(1, steps + 1, (t, k)) / steps).float(),
     }
-    return inputs if blocks else inputs | {"a2_scale": _given_scale(case, "a2_scale")}
+    return inputs if blocks else inputs | {"a2_scale": given_scale(case, "a2_scale")}
 
 
 def _quantised_tokens(case: Case, blocks: bool) -> dict[str, Tensor]:
@@ -108,7 +86,7 @@ def _wide_tokens(case: Case, blocks: bool) -> dict[str, Tensor]:
         x = data.operand(label, "zeros", t, h, dtype=dtype, side="a")
     else:
         x = data.activations(label, "randn" if case.family == "codes" else case.family, t, h, dtype=dtype)
-    return {"x": x} if blocks else {"x": x, "a_scale": _given_scale(case, "a_scale")}
+    return {"x": x} if blocks else {"x": x, "a_scale": given_scale(case, "a_scale")}
 
 
 def _chosen(case: Case, t: int, e: int, k: int) -> Tensor:
@@ -156,10 +134,10 @@ def _tensor_experts(case: Case) -> dict[str, Tensor]:
         "router_logits": _logits(case, t, g),
         "w13": weight("w13", 2 * i, h),
         "w13_scale": data.scales(case.label("w13_scale"), "randn", (e,)),
-        "w13_input_scale": _given_scale(case, "w13_input_scale"),
+        "w13_input_scale": given_scale(case, "w13_input_scale"),
         "w2": weight("w2", h, i),
         "w2_scale": data.scales(case.label("w2_scale"), "randn", (e,)),
-        "w2_input_scale": _given_scale(case, "w2_input_scale"),
+        "w2_input_scale": given_scale(case, "w2_input_scale"),
     }
 
 
@@ -189,50 +167,78 @@ def _gate_and_up_options(case: Case) -> dict[str, object]:
     return options if limit is None else options | {"limit": float(limit)}
 
 
-def _anything(case: Case) -> dict[str, Tensor]:
-    (dtype,) = case.operand_dtypes
-    return {"x": data.activations(case.label("x"), case.family, case["m"], case["k"], dtype=dtype)}
+# --- ids of a profile -------------------------------------------------------------------------------------
+
+# Tokens, experts, H, I, experts of a token, of a layer that quantises its input; what each is for stands beside it.
+EXPERT_SHAPES = (
+    "t=1,e=2,h=128,i=128,k=1",  # one row, one block
+    "t=3,e=7,h=384,i=256,k=2",  # experts with one row and with none; the input's scales are square (3 x 3)
+    "t=160,e=1,h=128,i=128,k=1",  # an expert whose rows end inside a second tile of 128
+)
+EXPERT_FAMILY_SHAPE = "t=9,e=5,h=256,i=128,k=3"
+EXPERT_OPTIONS = (
+    (EXPERT_FAMILY_SHAPE, "rounding=PRODUCT"),
+    (EXPERT_FAMILY_SHAPE, "first=2"),  # experts of other ranks on both sides
+    (EXPERT_FAMILY_SHAPE, "limit=7"),
+    ("t=9,e=3,h=256,i=128,k=1", "on_input=1"),
+    ("t=9,e=3,h=256,i=128,k=1", "rounding=PRODUCT,limit=0.5,first=2,on_input=1"),
+)
+EXPERT_ELSEWHERE = "t=17,e=2,h=128,i=128,k=1/first=2"  # most tokens go to other ranks, NaN among them
 
 
-def _given_scale(case: Case, name: str) -> Tensor:
-    return data.scales(case.label(name), "randn", (1,)) * STATIC_GAIN
+def _layer_ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """Input that is quantised already, then input that the layer quantises."""
+    quantised, wide = grammar.dtypes
+    for scheme in grammar.schemes:
+        head = f"{contract}/{quantised}/{scheme}"
+        for shape in ("t=1,e=2,h=128,i=128,k=1", "t=9,e=5,h=256,i=128,k=3"):
+            for family in ("randn", "codes", "zeros", "outlier"):
+                for seed in seeds(profile):
+                    yield f"{head}/{shape}/family={family}/seed={seed}"
+    yield from _wide_ids(f"{contract}/{wide}", grammar, profile)
 
 
-def _two(case: Case) -> dict[str, Tensor]:
-    """``y`` is ``x`` with a small error in every element, and a tenth of the elements unrelated."""
-    (dtype,) = case.operand_dtypes
-    m, k = case["m"], case["k"]
-    x = data.activations(case.label("x"), case.family, m, k, dtype=dtype)
-    other = data.activations(case.label("y"), case.family, m, k, dtype=dtype)
-    apart = torch.from_numpy(case.stream("apart").integers(0, 10, (m, k)) == 0)
-    return {"x": x, "y": torch.where(apart, other, x)}
+def _wide_ids(head: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """Shapes; every option, alone and together; every family. With a given scale: one shape and every family."""
+    blocks, tensor = grammar.schemes
+    for shape in EXPERT_SHAPES:
+        yield f"{head}/{blocks}/{shape}/family=randn/seed=1"
+    for shape, options in EXPERT_OPTIONS:
+        for seed in seeds(profile):
+            yield f"{head}/{blocks}/{shape}/{options}/family=randn/seed={seed}"
+    for scheme in (blocks, tensor):
+        for family in grammar.families:
+            for seed in seeds(profile):
+                yield f"{head}/{scheme}/{EXPERT_FAMILY_SHAPE}/family={family}/seed={seed}"
+    yield f"{head}/{blocks}/{EXPERT_ELSEWHERE}/family=nan/seed=1"
 
 
-def _flags(case: Case) -> dict[str, Tensor]:
-    """Row ``i`` holds the six lowest bits of ``i``: 64 rows are the whole table. Only ROCm has a row-wise kernel."""
-    names = (
-        "cutlass_fp8_supported",
-        "per_tensor_weights",
-        "per_tensor_activations",
-        "use_per_token_if_dynamic",
-        "rocm",
-        "rowwise",
-    )
-    rows = torch.arange(case["r"], device="cpu")
-    flags = {name: (rows >> bit) & 1 for bit, name in enumerate(names)}
-    return flags | {"rowwise": flags["rowwise"] & flags["rocm"]}
+def _tensor_layer_ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """An aligned and a padded intermediate size, one rank of several, every kind of logits."""
+    head = f"{contract}/{grammar.dtypes[0]}/tensor:tensor"
+    small, ranks, padded = "t=1,g=2,e=2,h=128,i=128", "t=33,g=9,e=3,h=128,i=64", "t=17,g=6,e=3,h=160,i=72"
+    for family in grammar.families:
+        for seed in seeds(profile):
+            yield f"{head}/{padded}/family={family}/seed={seed}"
+    yield f"{head}/{small}/family=randn/seed=1"
+    for option in ("rank=1", "rank=2", "logits=bf16", "logits=f16", "logits=ties", "logits=far", "rank=1,logits=ties"):
+        for seed in seeds(profile):
+            yield f"{head}/{ranks}/{option}/family=randn/seed={seed}"
+
+
+def _activation_ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """The first dtype on every family, clamped or not, rounded once or twice; the others on what rounds hardest."""
+    for dtypes in grammar.dtypes:
+        first = dtypes == grammar.dtypes[0]
+        for option in ("", "each=1/", "limit=0.5/", "limit=7,each=1/"):
+            for family in grammar.families if first else ("randn", "ties", "special", "nan"):
+                for seed in seeds(profile):
+                    yield f"{contract}/{dtypes}/-/m=33,i=96/{option}family={family}/seed={seed}"
+    for shape in ("m=1,i=1", "m=3,i=1000"):
+        yield f"{contract}/{grammar.dtypes[0]}/-/{shape}/family=randn/seed=1"
 
 
 GRAMMARS: Mapping[str, Grammar] = {
-    "Fp8LinearOp": Grammar(
-        ("m", "n", "k"),
-        ("bf16xe4m3-bf16", "f16xe4m3-f16", "f32xe4m3-f32"),
-        ("static:tensor", "tensor:tensor", "token:channel", "tensor:channel"),
-        tuple(data.ACTIVATION_FAMILIES),
-        _linear,
-        _linear_options,
-        {"bias": ("bf16", "f32")},
-    ),
     "moe_routing": Grammar(
         ("t", "e", "k"),
         ("f32", "bf16"),
@@ -241,6 +247,11 @@ GRAMMARS: Mapping[str, Grammar] = {
         _routing,
         _routing_options,
         {"router": ("llama4", "softmax"), "groups": ("4",), "bias": ("1",), "renormalize": ("1",)},
+        shapes=("t=1,e=8,k=1", "t=40,e=32,k=4"),
+        extra_options=(
+            {"routed_scaling_factor": 2.5},
+            {"num_expert_group": 4, "topk_group": 2, "top_k": 2},
+        ),
     ),
     "moe_fp8": Grammar(
         ("t", "e", "h", "i", "k"),
@@ -250,6 +261,8 @@ GRAMMARS: Mapping[str, Grammar] = {
         _experts,
         _experts_options,
         {"rounding": ("PRODUCT", "NONE"), "limit": ("0.5", "7"), "first": ("2",), "on_input": ("1",)},
+        listed=_layer_ids,
+        extra_options=({"limit": 0.05}, {"first_expert": 1}, {"apply_router_weight_on_input": True}),
     ),
     "apply_fi_trtllm_fp8_per_tensor_moe": Grammar(
         ("t", "g", "e", "h", "i"),
@@ -259,6 +272,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         _tensor_experts,
         _tensor_experts_options,
         {"rank": ("1", "2"), "logits": ("bf16", "f16", "ties", "far"), "weight": ("f32", "bf16")},
+        listed=_tensor_layer_ids,
     ),
     "silu_and_mul": Grammar(
         ("m", "i"),
@@ -268,8 +282,30 @@ GRAMMARS: Mapping[str, Grammar] = {
         _gate_and_up,
         _gate_and_up_options,
         {"limit": ("0.5", "7"), "each": ("1",)},
+        listed=_activation_ids,
     ),
-    "maybe_create_device_identity": Grammar(("m", "k"), ("bf16", "f32"), ("-",), ("randn",), _anything, no_options),
-    "calc_diff": Grammar(("m", "k"), ("f32", "bf16"), ("-",), ("randn", "heavy"), _two, no_options),
-    "dispatch_w8a8_scaled_mm": Grammar(("r",), ("i64",), ("-",), ("integers",), _flags, no_options),
 }
+
+GOLDENS = (
+    "moe_fp8/e4m3xe4m3-bf16/1x128:128x128/t=2,e=2,h=64,i=64,k=1/family=randn/seed=7",
+    "moe_fp8/e4m3xe4m3-bf16/tensor:tensor/t=3,e=2,h=64,i=64,k=2/family=codes/seed=7",
+    "moe_fp8/bf16xe4m3-bf16/1x128:128x128/t=3,e=2,h=256,i=16,k=2/family=randn/seed=7",
+    "moe_fp8/bf16xe4m3-bf16/1x128:128x128/t=3,e=2,h=256,i=16,k=1/"
+    "rounding=PRODUCT,limit=7,first=2,on_input=1/family=ties/seed=7",
+    "moe_fp8/bf16xe4m3-bf16/tensor:tensor/t=2,e=2,h=64,i=64,k=1/family=amax/seed=7",
+    *(f"apply_fi_trtllm_fp8_per_tensor_moe/bf16xe4m3-bf16/tensor:tensor/t=6,g=4,e=2,h=32,i={i}/{o}family=randn/seed=7"
+      for i, o in ((32, "weight=f32/"), (24, "weight=bf16/"), (24, "rank=1,logits=bf16,weight=f32/"),
+                   (32, "logits=far,weight=f32/"), (32, "logits=ties/"))),
+    "apply_fi_trtllm_fp8_per_tensor_moe/bf16xe4m3-bf16/tensor:tensor/t=6,g=2,e=2,h=32,i=32/weight=f32/"
+    "family=codes/seed=7",
+    *(f"silu_and_mul/{d}/-/m=5,i=24/{o}family={f}/seed=7" for d, o, f in (
+        ("bf16", "", "randn"), ("bf16", "each=1/", "ties"), ("bf16", "limit=0.5/", "outlier"), ("f16", "", "special"),
+        ("f32", "", "randn"), ("f32", "limit=7,each=1/", "amax"), ("bf16", "", "nan"))),
+    *(f"moe_routing/f32/-/t=24,e=32,k=4/{o}family=randn/seed=7"
+      for o in ("", "router=llama4/", "router=softmax/", "router=softmax,renormalize=1/", "groups=4/",
+                "groups=4,bias=1,renormalize=1/")),
+    # kept as digests
+    "moe_fp8/e4m3xe4m3-bf16/1x128:128x128/t=9,e=5,h=256,i=128,k=3/family=randn/seed=7",
+    "apply_fi_trtllm_fp8_per_tensor_moe/bf16xe4m3-bf16/tensor:tensor/t=17,g=6,e=3,h=160,i=72/weight=f32/"
+    "family=randn/seed=7",
+)  # fmt: skip

@@ -50,6 +50,8 @@ class MoeRouting(Contract):
     """The experts of a token may come in any order; each weight belongs to the expert beside it."""
 
     name = "moe_routing"
+    production = "moe_layer.route_deepseek_v3"
+    section = "MoE"
     summary = "top-k experts and their weights: Llama-4, DeepSeek-V3 (grouped, biased), softmax"
     source = "vLLM fused_moe routers; DeepSeek-V3 inference/model.py"
     inputs = (
@@ -98,6 +100,9 @@ class MoeFp8(Contract):
     """Exactly one of ``a`` and ``x`` is given. ``topk_ids`` are global; -1 and other ranks' experts add nothing."""
 
     name = "moe_fp8"
+    gpu = True
+    production = "moe_layer.moe_block_scaled"
+    section = "MoE"
     summary = "the experts of a layer: w13, silu and mul, requantised intermediate, w2, weighted sum"
     source = "vLLM fused_moe experts (DeepGEMM, Triton, CUTLASS); TensorRT-LLM fused MoE"
     inputs = (

@@ -71,6 +71,7 @@ class TensorMoe(Contract):
     """An output is right when one dtype of the routing weight explains all of it."""
 
     name = "apply_fi_trtllm_fp8_per_tensor_moe"
+    section = "MoE"
     summary = "experts with one scale for each weight and static inputs; Llama-4 routing, its weight on the input"
     source = "vLLM flashinfer_utils.apply_fi_trtllm_fp8_per_tensor_moe; FlashInfer trtllm_fp8_per_tensor_scale_moe"
     inputs = (

@@ -1,16 +1,56 @@
-"""Cases of products: dense, scaled, grouped, attention logits."""
+"""Cases of products: dense, scaled, grouped, of a layer that quantises its input.
+
+The shapes sit where kernels change behaviour: M around 32 (the switch to another kernel) and around a tile, M = 1,
+K of 1, 2, 3 and 5 blocks, N that is no multiple of 128, scale matrices that are square (a transposed one has the
+same shape), whole tiles (M of 64, 128, 256), N beyond five tiles of 128, a K of 4096 and one that ends inside a block.
+Every dtype of a grammar has a case. Profile ``full`` repeats the families at three more shapes and three more seeds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from oracle.errors import CaseError
 from oracle.routines import data
-from oracle.routines.case import BLOCK, DTYPES, Case, Grammar, no_options, out_dtype
-from oracle.truth import layout
+from oracle.routines.case import (
+    BLOCK,
+    DTYPES,
+    MATRICES,
+    TABLE_ROWS,
+    Case,
+    Grammar,
+    given_scale,
+    no_options,
+    out_dtype,
+    seeds,
+)
+
+# M, N, K; what each is for stands beside it.
+BLOCK_SHAPES = (
+    (1, 128, 128),  # one row, one block
+    (31, 256, 256),  # below the switch; b_scale is square (2 x 2)
+    (32, 192, 384),  # at the switch; N ends inside a block
+    (33, 128, 640),  # above the switch; five blocks
+    (5, 640, 640),  # a_scale and b_scale are square (5 x 5)
+    (7, 512, 2688),  # 21 blocks: the scale of the wrong block shows
+    (129, 64, 256),  # M ends inside a second tile; N is half a block
+)
+# On the first scheme only, but for the first of them: whole tiles of M, more columns than five tiles, a long K.
+LARGE_SHAPES = ((64, 128, 256), (128, 704, 384), (256, 64, 256), (3, 64, 4096))
+TAIL_SHAPE = (5, 192, 208)  # K ends inside a block, on a multiple of 16 as the loads of a kernel want it
+# Below and above every tile height; long K.
+FULL_SHAPES = ((16, 64, 512), (65, 64, 256), (127, 192, 256), (255, 64, 128), (257, 128, 256), (2, 64, 7168))
+FAMILY_SHAPE = (33, 256, 384)
+MORE_SHAPES = ((5, 640, 640), (130, 384, 512), (17, 128, 1152))
+LINEAR_SHAPES = ((17, 64, 256), (1, 128, 128), (33, 192, 384))
+Shape = tuple[int, int, int, int]
+
+
+# --- inputs -----------------------------------------------------------------------------------------------
 
 
 def _operands(case: Case, m: int, n: int, k: int) -> dict[str, Tensor]:
@@ -126,68 +166,169 @@ def _scaled_grouped(case: Case) -> dict[str, Tensor]:
     }
 
 
-def _mqa_logits(case: Case) -> dict[str, Tensor]:
-    """Queries of H heads against N keys; windows [ks, ke) of every kind: empty, full, ragged."""
-    m, n, h, d = case["m"], case["n"], case["h"], case["d"]
-    of_q, of_k = case.operand_dtypes
-    stream = case.stream("windows")
-    ends = stream.integers(0, n + 1, (2, m))
-    start, stop = ends.min(axis=0), ends.max(axis=0)
-    start[0], stop[0] = 0, n
-    return {
-        "q": data.operand(case.label("q"), case.family, m * h, d, dtype=of_q, side="a").reshape(m, h, d),
-        "k": data.operand(case.label("k"), case.family, n, d, dtype=of_k, side="b"),
-        "k_scale": data.scales(case.label("k_scale"), case.family, (n,)),
-        "weights": _vector(case, "weights", (m, h), torch.float32),
-        "cu_seqlen_ks": torch.from_numpy(start).to(torch.int32),
-        "cu_seqlen_ke": torch.from_numpy(stop).to(torch.int32),
+def _linear(case: Case) -> dict[str, Tensor]:
+    """``static`` gives the scale of the input, ``tensor`` and ``token`` leave it to the layer."""
+    m, n, k = case["m"], case["n"], case["k"]
+    wide, narrow = case.operand_dtypes
+    of_a, of_b = case.granularity
+    inputs = {
+        "input": data.activations(case.label("input"), case.family, m, k, dtype=wide),
+        "weight": data.operand(case.label("weight"), "randn", n, k, dtype=narrow, side="b").t(),
+        "weight_scale": data.scales(case.label("weight_scale"), "randn", (n,) if of_b == "channel" else (1,)),
     }
+    if of_a == "static":
+        inputs["input_scale"] = given_scale(case, "input_scale")
+    if (bias := case.option("bias")) is not None:
+        inputs["bias"] = data.normal(case.label("bias"), (n,), dtype=DTYPES[bias])
+    return inputs
 
 
-def _paged_logits(case: Case) -> dict[str, Tensor]:
-    """B requests of T new tokens over pages in a shuffled order; contexts ragged, the first one full."""
-    b, t, n, h, d = (case[name] for name in "btnhd")
-    of_q, of_k = case.operand_dtypes
-    pages = -(-n // PAGE)
-    k = data.operand(case.label("k"), case.family, b * pages * PAGE, d, dtype=of_k, side="b")
-    scale = data.scales(case.label("k_scale"), case.family, (b * pages, PAGE))
-    return {
-        "q": data.operand(case.label("q"), case.family, b * t * h, d, dtype=of_q, side="a").reshape(b, t, h, d),
-        "kv_cache": layout.pack_kv_cache(k.reshape(b * pages, PAGE, d), scale),
-        "weights": _vector(case, "weights", (b * t, h), torch.float32),
-        "context_lens": _contexts(case, b, n, least=t),
-        "block_tables": torch.from_numpy(case.stream("tables").order(b * pages)).to(torch.int32).reshape(b, pages),
-    }
+def _linear_options(case: Case) -> dict[str, object]:
+    return out_dtype(case) | {"use_per_token_if_dynamic": case.granularity[0] == "token"}
 
 
-def _metadata(case: Case) -> dict[str, Tensor]:
-    return {"context_lens": _contexts(case, case["b"], case["n"], least=0)}
+def _two(case: Case) -> dict[str, Tensor]:
+    """``y`` is ``x`` with a small error in every element, and a tenth of the elements unrelated."""
+    (dtype,) = case.operand_dtypes
+    m, k = case["m"], case["k"]
+    x = data.activations(case.label("x"), case.family, m, k, dtype=dtype)
+    other = data.activations(case.label("y"), case.family, m, k, dtype=dtype)
+    apart = torch.from_numpy(case.stream("apart").integers(0, 10, (m, k)) == 0)
+    return {"x": x, "y": torch.where(apart, other, x)}
 
 
-def _contexts(case: Case, requests: int, longest: int, *, least: int) -> Tensor:
-    lens = case.stream("context_lens").integers(min(least, longest), longest + 1, (requests,))
-    lens[0] = longest
-    return torch.from_numpy(lens).to(torch.int32)
+def _flags(case: Case) -> dict[str, Tensor]:
+    """Row ``i`` holds the six lowest bits of ``i``: 64 rows are the whole table. Only ROCm has a row-wise kernel."""
+    names = (
+        "cutlass_fp8_supported",
+        "per_tensor_weights",
+        "per_tensor_activations",
+        "use_per_token_if_dynamic",
+        "rocm",
+        "rowwise",
+    )
+    rows = torch.arange(case["r"], device="cpu")
+    flags = {name: (rows >> bit) & 1 for bit, name in enumerate(names)}
+    return flags | {"rowwise": flags["rowwise"] & flags["rocm"]}
 
 
-def _clean(case: Case) -> dict[str, object]:
-    return {"clean_logits": case.option("clean") == "1"}
+# --- ids of a profile -------------------------------------------------------------------------------------
 
 
-PAGE = 64  # keys of a block of the paged cache
+def _dense_ids(contract: str, grammar: Grammar, profile: str, *, tail: bool = False) -> Iterable[str]:
+    """``tail``: also a K that ends inside a block."""
+    first, *others = grammar.schemes
+    bias = "bias" in grammar.options
+    for scheme in grammar.schemes:
+        for m, n, k in BLOCK_SHAPES:
+            yield _id(contract, grammar.dtypes[0], scheme, m, n, k, "randn", 1)
+        if bias:
+            yield _id(contract, grammar.dtypes[0], scheme, *FAMILY_SHAPE, "randn", 1, "bias=bf16/")
+            yield _id(contract, grammar.dtypes[0], scheme, *FAMILY_SHAPE, "exact", 1, "bias=bf16/")
+    if bias:
+        for dtype in ("f16", "f32"):
+            yield _id(contract, grammar.dtypes[0], first, *FAMILY_SHAPE, "randn", 1, f"bias={dtype}/")
+    for m, n, k in (*LARGE_SHAPES, *((TAIL_SHAPE,) if tail else ())):
+        yield _id(contract, grammar.dtypes[0], first, m, n, k, "randn", 1)
+    for scheme in others:
+        yield _id(contract, grammar.dtypes[0], scheme, *LARGE_SHAPES[0], "randn", 1)
+    for dtypes in grammar.dtypes:
+        for family in ("randn", "codes") if "e5m2" in dtypes else ("exact", "ties", "randn", "codes"):
+            yield _id(contract, dtypes, first, *FAMILY_SHAPE, family, 2)
+        if _of_operands(dtypes) != _of_operands(grammar.dtypes[0]):  # kernels change at M = 32
+            yield _id(contract, dtypes, first, *BLOCK_SHAPES[1], "randn", 2)
+    for scheme in (first, *others) if profile == "full" else (first,):
+        for family in grammar.families:
+            yield _id(contract, grammar.dtypes[0], scheme, *FAMILY_SHAPE, family, 1)
+    if profile == "full":
+        for m, n, k in FULL_SHAPES:
+            yield _id(contract, grammar.dtypes[0], first, m, n, k, "randn", 1)
+        for shape in MORE_SHAPES:
+            for seed in seeds(profile):
+                for family in grammar.families:
+                    yield _id(contract, grammar.dtypes[0], first, *shape, family, seed)
+
+
+def _of_operands(dtypes: str) -> str:
+    """``bf16xe4m3-bf16`` -> ``bf16xe4m3``."""
+    return dtypes.partition("-")[0]
+
+
+def _id(
+    contract: str, dtypes: str, scheme: str, m: int, n: int, k: int, family: str, seed: int, options: str = ""
+) -> str:
+    return f"{contract}/{dtypes}/{scheme}/m={m},n={n},k={k}/{options}family={family}/seed={seed}"
+
+
+def _grouped_ids(
+    contract: str, grammar: Grammar, profile: str, *, sizes: Sequence[Shape], of_families: Shape
+) -> Iterable[str]:
+    """``sizes`` (M, N, K, G) on ordinary data, every family at ``of_families``."""
+    heads = [f"{contract}/{dtypes}/{grammar.schemes[0]}" for dtypes in grammar.dtypes]
+    for shape in sizes:
+        yield _group_case(heads[0], shape, "randn", 1)
+    for family in grammar.families:
+        for seed in seeds(profile):
+            yield _group_case(heads[0], of_families, family, seed)
+    for head in heads[1:]:
+        yield _group_case(head, of_families, "randn", 2)
+
+
+def _group_case(head: str, shape: Shape, family: str, seed: int) -> str:
+    m, n, k, g = shape
+    return f"{head}/m={m},n={n},k={k},g={g}/family={family}/seed={seed}"
+
+
+def _layer_ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    for scheme in grammar.schemes:
+        head = f"{contract}/{grammar.dtypes[0]}/{scheme}"
+        for m, n, k in LINEAR_SHAPES:
+            yield f"{head}/m={m},n={n},k={k}/family=randn/seed=1"
+        m, n, k = LINEAR_SHAPES[0]
+        yield f"{head}/m={m},n={n},k={k}/bias=bf16/family=randn/seed=1"
+        for family in grammar.families:
+            for seed in seeds(profile):
+                yield f"{head}/m={m},n={n},k={k}/family={family}/seed={seed}"
+    for dtypes in grammar.dtypes[1:]:
+        yield f"{contract}/{dtypes}/{grammar.schemes[0]}/m=17,n=64,k=256/family=randn/seed=1"
+
+
+# Ids on which faults show that the data above hide: ragged K, a square output, square scales, overflow of a float16
+# store.
+def _extra(scheme: str, *wide: str) -> tuple[str, ...]:
+    return (
+        f"e4m3xe4m3-bf16/{scheme}/m=9,n=136,k=200/family=randn/seed=1",
+        f"e4m3xe4m3-bf16/{scheme}/m=64,n=64,k=256/family=randn/seed=1",
+        *wide,
+    )
+
+
+def _overflow(scheme: str, *seeds: int) -> tuple[str, ...]:
+    return tuple(f"e4m3xe4m3-f16/{scheme}/m=9,n=136,k=256/family=wide/seed={seed}" for seed in seeds)
+
+
 _FAMILIES = tuple(data.OPERAND_FAMILIES)
 _FINITE = tuple(family for family in _FAMILIES if "nan" not in family)
 _OUT = ("e4m3xe4m3-bf16", "e4m3xe4m3-f16", "e4m3xe4m3-f32")
 _E5M2 = ("e5m2xe4m3-bf16", "e4m3xe5m2-bf16", "e5m2xe5m2-bf16")
-_BIAS = {"bias": ("bf16", "f16", "f32")}
-_CLEAN = {"clean": ("1",)}
-_MNK = ("m", "n", "k")
+_ROWS = ("tensor:tensor", "token:channel", "tensor:channel", "token:tensor")
+_MNK, _MNKG = ("m", "n", "k"), ("m", "n", "k", "g")
 
 
 def _scaled_mm(
-    schemes: tuple[str, ...], build: Callable[[Case], dict[str, Tensor]], dtypes: tuple[str, ...] = _OUT
+    schemes: tuple[str, ...],
+    build: Callable[[Case], dict[str, Tensor]],
+    dtypes: tuple[str, ...] = _OUT,
+    *,
+    tail: bool = False,
+    of: str | None = None,
+    seeds: tuple[int, ...] = (1,),
 ) -> Grammar:
-    return Grammar(_MNK, dtypes, schemes, _FAMILIES, build, out_dtype, _BIAS)
+    """``of``: the scheme of the extra ids."""
+    bias = {"bias": ("bf16", "f16", "f32")}
+    extra = () if of is None else _extra(of, *_overflow(of, *seeds))
+    listed = partial(_dense_ids, tail=tail)
+    return Grammar(_MNK, dtypes, schemes, _FAMILIES, build, out_dtype, bias, listed=listed, extra=extra)
 
 
 GRAMMARS: Mapping[str, Grammar] = {
@@ -198,6 +339,8 @@ GRAMMARS: Mapping[str, Grammar] = {
         _FAMILIES,
         _product,
         out_dtype,
+        listed=partial(_dense_ids, tail=True),
+        extra=_extra("1x128:128x128"),
     ),
     "fp8_blockscale_gemm_sm90": Grammar(
         _MNK,
@@ -206,9 +349,13 @@ GRAMMARS: Mapping[str, Grammar] = {
         _FAMILIES,
         _flashinfer_product,
         out_dtype,
+        listed=_dense_ids,
+        extra=_extra("1x128:128x128", *_overflow("1x128:128x128", 1)),
     ),
     **{
-        name: Grammar(_MNK, ("bf16xe4m3-bf16",), ("1x128:128x128",), _FINITE, _flashinfer_product, out_dtype)
+        name: Grammar(
+            _MNK, ("bf16xe4m3-bf16",), ("1x128:128x128",), _FINITE, _flashinfer_product, out_dtype, listed=_dense_ids
+        )
         for name in (
             "flashinfer_fp8_blockscale_gemm",
             "dynamic_flashinfer_deepgemm_blockscale_gemm",
@@ -216,36 +363,110 @@ GRAMMARS: Mapping[str, Grammar] = {
         )
     },
     "cutlass_scaled_mm": _scaled_mm(
-        ("tensor:tensor", "token:channel", "tensor:channel", "token:tensor", "1x128:128x128"),
-        _product,
-        (*_OUT, *_E5M2),
+        (*_ROWS, "1x128:128x128"), _product, (*_OUT, *_E5M2), tail=True, of="token:channel"
     ),
-    "cutlass_w8a8_scaled_mm": _scaled_mm(
-        ("tensor:tensor", "token:channel", "tensor:channel", "token:tensor"), _torch_product
-    ),
+    "cutlass_w8a8_scaled_mm": _scaled_mm(_ROWS, _torch_product, of="token:channel"),
     "rocm_per_tensor_w8a8_scaled_mm": _scaled_mm(("tensor:tensor",), _torch_product),
-    "torch_per_tensor_w8a8_scaled_mm": _scaled_mm(("tensor:tensor",), _torch_product),
-    "torch_per_token_w8a8_scaled_mm": _scaled_mm(("token:channel",), _torch_product),
-    "torch_channelwise_w8a8_scaled_mm": _scaled_mm(("token:channel", "tensor:channel", "token:tensor"), _torch_product),
+    "torch_per_tensor_w8a8_scaled_mm": _scaled_mm(
+        ("tensor:tensor",), _torch_product, of="tensor:tensor", seeds=(1, 2, 3, 4)
+    ),
+    "torch_per_token_w8a8_scaled_mm": _scaled_mm(("token:channel",), _torch_product, of="token:channel"),
+    "torch_channelwise_w8a8_scaled_mm": _scaled_mm(
+        ("token:channel", "tensor:channel", "token:tensor"), _torch_product, of="token:channel"
+    ),
     "m_grouped_fp8_gemm_nt_contiguous": Grammar(
-        ("m", "n", "k", "g"), (*_OUT, *_E5M2), ("1x128:128x128",), _FAMILIES, _grouped, out_dtype
+        _MNKG, (*_OUT, *_E5M2), ("1x128:128x128",), _FAMILIES, _grouped, out_dtype,
+        # rows come in runs of 128 for all experts together
+        listed=partial(
+            _grouped_ids,
+            sizes=((128, 128, 128, 1), (384, 192, 256, 4), (512, 128, 640, 3), (256, 704, 256, 2), (128, 64, 4096, 1)),
+            of_families=(384, 128, 256, 4),
+        ),
+        extra=("e4m3xe4m3-bf16/1x128:128x128/m=128,n=136,k=200,g=2/family=randn/seed=1",),
     ),
     "fp8_m_grouped_gemm_nt_masked": Grammar(
-        ("m", "n", "k", "g"), (*_OUT, *_E5M2), ("1x128:128x128",), _FAMILIES, _masked, out_dtype
+        _MNKG, (*_OUT, *_E5M2), ("1x128:128x128",), _FAMILIES, _masked, out_dtype,
+        # M is each expert's own
+        listed=partial(
+            _grouped_ids,
+            sizes=(
+                (1, 64, 128, 1), (5, 192, 256, 4), (33, 128, 640, 3), (64, 64, 128, 2), (130, 192, 256, 3),
+                (257, 64, 128, 2), (128, 192, 256, 3),
+            ),
+            of_families=(17, 128, 256, 4),
+        ),
+        extra=(
+            "e4m3xe4m3-bf16/1x128:128x128/m=70,n=136,k=200,g=2/family=randn/seed=1",
+            "e4m3xe4m3-bf16/1x128:128x128/m=2,n=128,k=256,g=3/family=randn/seed=1",
+        ),
     ),
     "scaled_grouped_mm": Grammar(
-        ("m", "n", "k", "g"),
-        _OUT,
-        ("token:channel",),
-        _FAMILIES,
-        _scaled_grouped,
-        out_dtype,
+        _MNKG, _OUT, ("token:channel",), _FAMILIES, _scaled_grouped, out_dtype,
+        # M is that of all experts together, in runs of any length
+        listed=partial(
+            _grouped_ids,
+            sizes=((1, 64, 128, 1), (70, 192, 256, 4), (129, 128, 640, 3)),
+            of_families=(40, 128, 256, 4),
+        ),
+        extra=(
+            "e4m3xe4m3-bf16/token:channel/m=70,n=136,k=200,g=3/family=randn/seed=1",
+            "e4m3xe4m3-bf16/token:channel/m=160,n=64,k=128,g=1/family=randn/seed=1",
+            "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256,g=2/family=wide/seed=1",
+        ),
     ),
-    "fp8_mqa_logits": Grammar(
-        ("m", "n", "h", "d"), ("e4m3xe4m3-f32",), ("tensor:token",), _FAMILIES, _mqa_logits, _clean, _CLEAN
+    "Fp8LinearOp": Grammar(
+        ("m", "n", "k"),
+        ("bf16xe4m3-bf16", "f16xe4m3-f16", "f32xe4m3-f32"),
+        ("static:tensor", "tensor:tensor", "token:channel", "tensor:channel"),
+        tuple(data.ACTIVATION_FAMILIES),
+        _linear,
+        _linear_options,
+        {"bias": ("bf16", "f32")},
+        listed=_layer_ids,
     ),
-    "fp8_paged_mqa_logits": Grammar(
-        ("b", "t", "n", "h", "d"), ("e4m3xe4m3-f32",), ("tensor:token",), _FAMILIES, _paged_logits, _clean, _CLEAN
-    ),
-    "get_paged_mqa_logits_metadata": Grammar(("b", "n"), ("i32",), ("-",), ("integers",), _metadata, no_options),
-}
+    "calc_diff": Grammar(("m", "k"), ("f32", "bf16"), ("-",), ("randn", "heavy"), _two, no_options, shapes=MATRICES),
+    "dispatch_w8a8_scaled_mm": Grammar(("r",), ("i64",), ("-",), ("integers",), _flags, no_options, shapes=TABLE_ROWS),
+}  # fmt: skip
+
+_FEW = ("exact", "randn", "codes", "spike", "nan", "ties")
+
+
+def _small(contract: str, kind: str, families: tuple[str, ...], options: str = "") -> tuple[str, ...]:
+    return tuple(f"{contract}/e4m3xe4m3-{kind}/m=5,n=32,k=256/{options}family={f}/seed=7" for f in families)
+
+
+# Small products of the families that tell accumulators apart; at the end some that are kept as digests.
+GOLDENS = (
+    *_small("fp8_gemm_nt", "bf16/1x128:128x128", _FEW),
+    *_small("fp8_blockscale_gemm_sm90", "bf16/1x128:128x128", ("randn", "cancel", "codes")),
+    *(f"{c}/bf16xe4m3-bf16/1x128:128x128/m={m},n=64,k=256/family={f}/seed=7"
+      for c, m, f in (("flashinfer_fp8_blockscale_gemm", 3, "randn"), ("fp8_blockscale_gemm_sm90", 3, "zeros"),
+                      ("dynamic_flashinfer_deepgemm_blockscale_gemm", 3, "outlier"),
+                      ("dynamic_flashinfer_deepgemm_blockscale_gemm", 33, "randn"),
+                      ("FlashInferFp8DeepGEMMDynamicBlockScaledKernel", 5, "randn"))),
+    "fp8_blockscale_gemm_sm90/bf16xbf16-bf16/1x128:128x128/m=3,n=64,k=256/family=randn/seed=7",
+    *_small("cutlass_scaled_mm", "bf16/token:channel", _FEW),
+    *_small("cutlass_scaled_mm", "f32/token:channel", ("randn", "codes")),
+    *_small("cutlass_scaled_mm", "f16/token:channel", ("randn",), "bias=f16/"),
+    *_small("cutlass_scaled_mm", "bf16/1x128:128x128", ("randn", "wide"), "bias=bf16/"),
+    *(id for c in ("cutlass_w8a8_scaled_mm", "torch_channelwise_w8a8_scaled_mm")
+      for id in _small(c, "bf16/token:channel", ("randn", "heavy", "codes"), "bias=bf16/")),
+    *(id for c in ("torch_per_tensor_w8a8_scaled_mm", "rocm_per_tensor_w8a8_scaled_mm")
+      for id in _small(c, "bf16/tensor:tensor", ("randn", "codes"))),
+    *_small("torch_per_token_w8a8_scaled_mm", "bf16/token:channel", ("randn", "codes")),
+    *(f"m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=128,n=8,k=128,g=2/family={f}/seed=7"
+      for f in ("randn", "codes")),
+    *(f"fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=3,n=32,k=256,g=3/family={f}/seed=7"
+      for f in ("randn", "codes")),
+    *(f"scaled_grouped_mm/e4m3xe4m3-bf16/token:channel/m=9,n=32,k=128,g=4/family={f}/seed=7"
+      for f in ("randn", "codes", "ties", "nan")),
+    *(f"Fp8LinearOp/bf16xe4m3-bf16/{s}/m=4,n=32,k=128/bias=bf16/family=randn/seed=7"
+      for s in ("static:tensor", "tensor:tensor", "token:channel")),
+    *(f"calc_diff/{d}/-/m=4,k=128/family=heavy/seed=7" for d in ("f32", "bf16")),
+    *(f"fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=64,n=384,k=1024/family={f}/seed=7" for f in ("codes", "wide")),
+    "cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=33,n=256,k=384/family=codes/seed=7",
+    "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=192,k=256,g=4/family=randn/seed=7",
+    "fp8_m_grouped_gemm_nt_masked/e4m3xe4m3-bf16/1x128:128x128/m=33,n=128,k=640,g=3/family=codes/seed=7",
+    "Fp8LinearOp/bf16xe4m3-bf16/token:channel/m=33,n=192,k=384/family=outlier/seed=7",
+    "scaled_grouped_mm/e4m3xe4m3-bf16/token:channel/m=70,n=192,k=256,g=4/family=randn/seed=7",
+)  # fmt: skip

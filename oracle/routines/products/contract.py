@@ -65,6 +65,7 @@ ROW_NUMERICS: Mapping[str, tuple[str, ...]] = {
 class ProductContract(Contract):
     """A contract whose output consists of scaled products; subclasses say which (:meth:`parts`)."""
 
+    section = "GEMM"
     options: ClassVar[tuple[OptionSpec, ...]] = (OUT_DTYPE,)
     golden_arches = ("cpu", "sm90", "gfx942")
     multiplies = True
@@ -146,6 +147,7 @@ class ProductContract(Contract):
 @register
 class Fp8GemmNt(ProductContract):
     name = "fp8_gemm_nt"
+    gpu = True
     summary = "a [M, K] times b [N, K] transposed, 1x128 scales on a, 128x128 scales on b"
     source = "DeepGEMM fp8_gemm_nt; DeepSeek-V3 report, 3.3.2"
     numerics = BLOCK_NUMERICS
@@ -171,6 +173,7 @@ class CutlassScaledMm(ProductContract):
     for blocks."""
 
     name = "cutlass_scaled_mm"
+    gpu = True
     summary = "a [M, K] times b [N, K] transposed; per-tensor, per-token, per-channel or block scales; optional bias"
     source = "vLLM csrc cutlass_scaled_mm"
     numerics = ROW_NUMERICS
@@ -244,6 +247,7 @@ def _torch_inputs() -> tuple[TensorSpec, ...]:
 @register
 class TorchPerTensor(TorchScaledMm):
     name = "torch_per_tensor_w8a8_scaled_mm"
+    gpu = True
     summary = "one scale for each operand"
     inputs = _torch_inputs()
     scale_dims = (("[]", "1", "1x1"), ("[]", "1", "1x1"))
@@ -252,6 +256,7 @@ class TorchPerTensor(TorchScaledMm):
 @register
 class TorchPerToken(TorchScaledMm):
     name = "torch_per_token_w8a8_scaled_mm"
+    gpu = True
     summary = "one scale for each row of qinput and each column of weight (row-wise kernel)"
     inputs = _torch_inputs()
     scale_dims = (("Mx1",), ("1xN", "Nx1", "N"))
@@ -260,6 +265,7 @@ class TorchPerToken(TorchScaledMm):
 @register
 class TorchChannelwise(TorchScaledMm):
     name = "torch_channelwise_w8a8_scaled_mm"
+    gpu = True
     summary = "unit-scale product to float32, then scale_a, scale_b and bias, then the output dtype"
     inputs = _torch_inputs()
     scale_dims = (("[]", "1", "1x1", "Mx1"), ("[]", "1", "1x1", "1xN", "Nx1", "N"))

@@ -33,6 +33,7 @@ class WideInput(Fp8BlockscaleGemmSm90):
 @register
 class FlashinferBlockscale(WideInput):
     name = "flashinfer_fp8_blockscale_gemm"
+    gpu = True
     summary = "FlashInfer's block-scaled GEMM with a bfloat16 input and an FP8 weight"
     source = "vLLM utils/flashinfer.flashinfer_fp8_blockscale_gemm"
 
@@ -40,6 +41,7 @@ class FlashinferBlockscale(WideInput):
 @register
 class DynamicBlockscale(WideInput):
     name = "dynamic_flashinfer_deepgemm_blockscale_gemm"
+    gpu = True
     summary = "FlashInfer below 32 rows, else quantised in groups and multiplied by DeepGEMM"
     source = "vLLM scaled_mm/flashinfer.py"
 

@@ -27,6 +27,7 @@ RUN = 128  # rows of an expert are aligned to this in DeepGEMM (get_mk_alignment
 @register
 class GroupedContiguous(ProductContract):
     name = "m_grouped_fp8_gemm_nt_contiguous"
+    gpu = True
     summary = "rows sorted by expert in one matrix; -1 marks padding rows"
     source = "DeepGEMM m_grouped_fp8_gemm_nt_contiguous"
     numerics = BLOCK_NUMERICS
@@ -68,6 +69,7 @@ class GroupedContiguous(ProductContract):
 @register
 class GroupedMasked(ProductContract):
     name = "fp8_m_grouped_gemm_nt_masked"
+    gpu = True
     summary = "one matrix for each expert, of which the first masked_m[g] rows are real"
     source = "DeepGEMM fp8_m_grouped_gemm_nt_masked"
     numerics = BLOCK_NUMERICS
@@ -114,6 +116,7 @@ class ScaledGroupedMm(ProductContract):
     """A group may be empty, of one row, and start at any row."""
 
     name = "scaled_grouped_mm"
+    gpu = True
     summary = "rows sorted by expert, runs of any length; (sum * scale_a) * scale_b with a scale per token and channel"
     source = "torch._scaled_grouped_mm; vLLM csrc cutlass_moe_mm"
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {

@@ -65,6 +65,8 @@ FLAG = (torch.int64, torch.int32)
 @register
 class Fp8LinearOp(Contract):
     name = "Fp8LinearOp"
+    also = ("Padding and layout: output padding",)
+    section = "GEMM"
     summary = "quantise [..., K] (static, per tensor, per token), multiply with [K, N], add the bias: [..., N]"
     source = "vLLM w8a8_utils.Fp8LinearOp.apply"
     inputs = (
@@ -210,6 +212,7 @@ class Fp8LinearOp(Contract):
 @register
 class CutlassW8a8(TorchScaledMm):
     name = "cutlass_w8a8_scaled_mm"
+    gpu = True
     summary = "one scale for qinput or one for each token; one for weight or one for each channel"
     source = "vLLM w8a8_utils.cutlass_w8a8_scaled_mm"
     inputs = (
@@ -244,6 +247,7 @@ class DispatchTable(TableContract):
     """Columns of 0 and 1; the answer is the position in :data:`oracle.truth.linear.ROUTINES`."""
 
     name = "dispatch_w8a8_scaled_mm"
+    section = "GEMM"
     summary = "which routine multiplies, for every combination of its six conditions"
     source = "vLLM w8a8_utils.dispatch_w8a8_scaled_mm"
     inputs = tuple(
@@ -268,6 +272,7 @@ class CalcDiff(Contract):
     """A float64 sum of ``n`` products in any order: ``|error| <= 4 (n + 4) 2^-53``, as the ratio is at most 1."""
 
     name = "calc_diff"
+    section = "GEMM"
     summary = "1 - 2 <x, y> / (<x, x> + <y, y>) in float64; 0 for zeros"
     source = "DeepGEMM deep_gemm/testing/numeric.py"
     inputs = (

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
 from oracle.routines import data
-from oracle.routines.case import BLOCK, Case, Grammar, no_options
+from oracle.routines.case import BLOCK, MATRICES, Case, Grammar, no_options, seeds
+
+# M, K of a quantiser's input: one group, square scales, a ragged block of rows, long rows.
+QUANT_SHAPES = ((1, 128), (3, 384), (31, 256), (129, 640), (6, 2688))
+QUANT_FAMILY_SHAPE = (130, 384)
 
 
 def _activation(case: Case) -> dict[str, Tensor]:
@@ -44,6 +48,25 @@ def _per_token(case: Case) -> dict[str, object]:
     return {"use_per_token_if_dynamic": case.scheme == "token"}
 
 
+def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """Shapes on ordinary data; every family with every single option; the other dtypes on what rounds hardest."""
+    options = [f"{key}={value}/" for key, values in grammar.options.items() for value in values]
+    whole = 128 if "128x1" in grammar.schemes else 1  # a contract that takes whole blocks of rows only
+    m, k = -(-QUANT_FAMILY_SHAPE[0] // whole) * whole, QUANT_FAMILY_SHAPE[1]
+    for scheme in grammar.schemes:
+        for height, cols in QUANT_SHAPES:
+            rows = -(-height // whole) * whole
+            yield f"{contract}/{grammar.dtypes[0]}/{scheme}/m={rows},k={cols}/family=randn/seed=1"
+        for option in ["", *options]:
+            few = grammar.families if profile == "full" or option in ("", "ue8m0=1/") else grammar.families[:2]
+            for family in few:
+                for seed in seeds(profile):
+                    yield f"{contract}/{grammar.dtypes[0]}/{scheme}/m={m},k={k}/{option}family={family}/seed={seed}"
+    for dtypes in grammar.dtypes[1:]:
+        for family in ("randn", "ties", "amax"):
+            yield f"{contract}/{dtypes}/{grammar.schemes[0]}/m={max(31, whole)},k=256/family={family}/seed=1"
+
+
 _FAMILIES = tuple(data.ACTIVATION_FAMILIES)
 _MK = ("m", "k")
 _WIDE = ("bf16-e4m3", "f16-e4m3", "f32-e4m3")
@@ -51,7 +74,7 @@ _POWERS = {"ue8m0": ("1",)}
 
 GRAMMARS: Mapping[str, Grammar] = {
     "scaled_fp8_quant": Grammar(
-        _MK, _WIDE, ("tensor", "token"), _FAMILIES, _activation, _per_token, {"static": ("1",)}
+        _MK, _WIDE, ("tensor", "token"), _FAMILIES, _activation, _per_token, {"static": ("1",)}, listed=_ids
     ),
     "per_token_group_quant_fp8": Grammar(
         _MK,
@@ -61,12 +84,37 @@ GRAMMARS: Mapping[str, Grammar] = {
         _activation,
         _group,
         {"group": ("32", "64"), "columns": ("plain", "tma"), **_POWERS},
+        listed=_ids,
     ),
-    "per_token_cast_to_fp8": Grammar(_MK, _WIDE, ("1x128",), _FAMILIES, _activation, _ue8m0, _POWERS),
-    "per_block_cast_to_fp8": Grammar(_MK, _WIDE, ("128x128",), _FAMILIES, _activation, _ue8m0, _POWERS),
-    "per_channel_cast_to_fp8": Grammar(_MK, _WIDE, ("128x1",), _FAMILIES, _activation, _ue8m0, _POWERS),
-    "flashinfer_quantize_1x128": Grammar(_MK, ("bf16-e4m3",), ("1x128",), _FAMILIES, _activation, no_options),
-    "flashinfer_quantize_128x128": Grammar(_MK, ("bf16-e4m3",), ("128x128",), _FAMILIES, _activation, no_options),
-    "per_tensor_dequantize": Grammar(_MK, ("e4m3-f16",), ("tensor",), tuple(data.OPERAND_FAMILIES), _codes, no_options),
-    "ceil_to_ue8m0": Grammar(_MK, ("f32",), ("-",), _FAMILIES, _activation, no_options),
-}
+    "per_token_cast_to_fp8": Grammar(_MK, _WIDE, ("1x128",), _FAMILIES, _activation, _ue8m0, _POWERS, listed=_ids),
+    "per_block_cast_to_fp8": Grammar(
+        _MK, _WIDE, ("128x128",), _FAMILIES, _activation, _ue8m0, _POWERS, listed=_ids,
+        extra=("bf16-e4m3/128x128/m=256,k=256/family=randn/seed=1",),
+    ),
+    "per_channel_cast_to_fp8": Grammar(_MK, _WIDE, ("128x1",), _FAMILIES, _activation, _ue8m0, _POWERS, listed=_ids),
+    "flashinfer_quantize_1x128": Grammar(_MK, ("bf16-e4m3",), ("1x128",), _FAMILIES, _activation, no_options, listed=_ids),
+    "flashinfer_quantize_128x128": Grammar(_MK, ("bf16-e4m3",), ("128x128",), _FAMILIES, _activation, no_options, listed=_ids),
+    "per_tensor_dequantize": Grammar(_MK, ("e4m3-f16",), ("tensor",), tuple(data.OPERAND_FAMILIES), _codes, no_options, listed=_ids),
+    "ceil_to_ue8m0": Grammar(_MK, ("f32",), ("-",), _FAMILIES, _activation, no_options, shapes=MATRICES),
+}  # fmt: skip
+
+# Quantisers on ties and specials; at the end some that are kept as digests.
+GOLDENS = (
+    *(f"per_token_group_quant_fp8/{d}/1x128/m=6,k=256/{o}family={f}/seed=7"
+      for d in ("bf16-e4m3", "f32-e4m3") for o in ("", "ue8m0=1/") for f in ("ties", "amax", "special", "nan")),
+    *(f"per_token_cast_to_fp8/bf16-e4m3/1x128/m=6,k=200/{o}family={f}/seed=7"
+      for o in ("", "ue8m0=1/") for f in ("amax", "special")),
+    *(f"per_block_cast_to_fp8/bf16-e4m3/128x128/m=40,k=130/{o}family={f}/seed=7"
+      for o in ("", "ue8m0=1/") for f in ("amax", "special")),
+    *(f"per_channel_cast_to_fp8/bf16-e4m3/128x1/m=128,k=12/{o}family={f}/seed=7"
+      for o in ("", "ue8m0=1/") for f in ("amax", "randn")),
+    *(f"scaled_fp8_quant/f16-e4m3/{s}/m=6,k=256/family={f}/seed=7"
+      for s in ("tensor", "token") for f in ("ties", "special")),
+    "scaled_fp8_quant/bf16-e4m3/tensor/m=6,k=256/static=1/family=heavy/seed=7",
+    *(f"{c}/m=6,k=256/family={f}/seed=7" for f in ("amax", "special", "outlier", "range")
+      for c in ("flashinfer_quantize_1x128/bf16-e4m3/1x128", "flashinfer_quantize_128x128/bf16-e4m3/128x128")),
+    *(f"per_tensor_dequantize/e4m3-f16/tensor/m=4,k=128/family={f}/seed=7" for f in ("codes", "nan")),
+    *(f"ceil_to_ue8m0/f32/-/m=4,k=128/family={f}/seed=7" for f in ("special", "heavy", "nan")),
+    "per_token_group_quant_fp8/bf16-e4m3/1x128/m=129,k=640/family=heavy/seed=7",
+    "per_block_cast_to_fp8/f32-e4m3/128x128/m=130,k=384/family=special/seed=7",
+)  # fmt: skip

@@ -56,6 +56,7 @@ UE8M0 = OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a p
 class QuantiserContract(Contract):
     """A contract whose output is ``{"q": codes, "scale": scales}``."""
 
+    section = "Quantisation"
     inputs: ClassVar[tuple[TensorSpec, ...]] = (X,)
     roles = {"x": "x"}
     outputs: ClassVar[tuple[str, ...]] = ("q", "scale")
@@ -217,6 +218,7 @@ def prepared(call: Call) -> Prepared:
 @register
 class ScaledFp8Quant(QuantiserContract):
     name = "scaled_fp8_quant"
+    gpu = True
     summary = "vLLM's per-tensor (static or dynamic) and per-token quantiser"
     source = "vLLM _custom_ops.scaled_fp8_quant"
     inputs = (
@@ -287,6 +289,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
     """
 
     name = "per_token_group_quant_fp8"
+    gpu = True
     summary = "groups of each row along K, scale max(amax, eps)/448, optionally rounded up to a power of two"
     source = "vLLM per_token_group_quant_fp8; csrc per_token_group_quant.cu"
     inputs = (TensorSpec("x", WIDE, None, "[..., K], K a multiple of group_size"),)

@@ -32,6 +32,7 @@ class PerTensorDequantize(Contract):
     """Products that round above 65504 are infinite and those up to 2^-25 are zero: part of the contract."""
 
     name = "per_tensor_dequantize"
+    section = "Quantisation"
     summary = "float16(value(q) * inv_scale), one scale for the tensor"
     source = "vLLM w8a8_utils.per_tensor_dequantize"
     inputs = (
@@ -71,6 +72,7 @@ class CeilToUe8m0(Contract):
     """
 
     name = "ceil_to_ue8m0"
+    section = "Quantisation"
     summary = "the smallest power of two that is not below |x|"
     source = "DeepGEMM deep_gemm/utils/math.py ceil_to_ue8m0"
     inputs = (TensorSpec("x", (torch.float32,), None, "any shape"),)

@@ -12,12 +12,11 @@ from oracle.numbers.formats import BF16
 from oracle.numbers.quantize import f32, prepare
 from oracle.numbers.recipes import AmaxScan, PowerOfTwo, Recipe, ScaleFormat, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, power_of_two, round_to
-from oracle.routines import registered
+from oracle.routines.base import registered
 from oracle.routines.fault import Call, Change, Family, Fault, Stage, WhyNot, always
-from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.routines.quantisers.faults.quantiser_engine import Amax, Values
 
-QUANTISERS = frozenset(name for name, contract in registered().items() if isinstance(contract, QuantiserContract))
+QUANTISERS = frozenset(name for name, contract in registered().items() if "x" in contract.roles)
 EXACT_POWERS = "every scale is a power of two"
 
 

@@ -1,0 +1,104 @@
+"""Families of routines: one folder or one foreign distribution each, and what all of them bring together.
+
+A family is a :class:`RoutineFamily`: its contracts (registered when their module is imported), the grammars of their
+cases, their faults, and the goldens that a fresh fixtures folder begins with. Built-in ones are the folders of
+:data:`BUILT_IN`, each with a module ``family``. Another distribution adds one under the entry point group
+``fp8_oracle.families``; the entry point names the record::
+
+    [project.entry-points."fp8_oracle.families"]
+    mine = "my_package.family:FAMILY"
+
+Every table of the suite follows from the families: contracts, cases, profiles, the fault catalogue, goldens, coverage
+and the reference pages. Nothing is loaded before it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+
+from oracle.errors import ContractError
+from oracle.routines import base
+from oracle.routines.base import Contract
+from oracle.routines.case import Grammar
+from oracle.routines.fault import Fault
+
+GROUP = "fp8_oracle.families"
+BUILT_IN = ("products", "quantisers", "logits", "moe", "layouts", "decisions")
+
+
+@dataclass(frozen=True)
+class RoutineFamily:
+    """What one folder of routines brings.
+
+    Attributes
+    ----------
+    name : unique among the families.
+    contracts : the modules whose import registers its contracts.
+    grammars : of the cases of each contract, by its name.
+    faults : functions that give the faults of its contracts, in the order of the catalogue.
+    goldens : case ids of its goldens; contracts that have none get some that are chosen from the quick profile.
+    """
+
+    name: str
+    contracts: tuple[ModuleType, ...] = ()
+    grammars: Mapping[str, Grammar] = field(default_factory=dict)
+    faults: tuple[Callable[[], Iterable[Fault]], ...] = ()
+    goldens: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=1)
+def families() -> tuple[RoutineFamily, ...]:
+    """Every family, the built-in ones first, then those of other distributions by name.
+
+    Raises
+    ------
+    ContractError
+        An entry point cannot be loaded, names no family, or brings a name that another family has.
+    """
+    built_in = tuple(import_module(f"oracle.routines.{name}.family").FAMILY for name in BUILT_IN)
+    points = sorted({(point.name, point.value): point for point in entry_points(group=GROUP)}.items())
+    found = (*built_in, *(_load(point) for _, point in points))
+    seen: dict[str, str] = {}
+    for family in found:
+        for name in (family.name, *family.grammars):
+            if name in seen:
+                raise ContractError(f"family {family.name!r} brings {name!r}, which family {seen[name]!r} has already")
+        seen |= dict.fromkeys((family.name, *family.grammars), family.name)
+    return found
+
+
+def _load(point: EntryPoint) -> RoutineFamily:
+    # Whatever a foreign module raises while it loads is the finding, so it is caught whole and said.
+    try:
+        family = point.load()
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ContractError(
+            f"family {point.name!r} ({point.value}) cannot be loaded: {said}; repair or uninstall its distribution"
+        ) from error
+    if not isinstance(family, RoutineFamily):
+        raise ContractError(f"family {point.name!r} ({point.value}) is a {type(family).__name__}; name a RoutineFamily")
+    return family
+
+
+def registered() -> Mapping[str, Contract]:
+    """Every contract by name."""
+    families()
+    return base.registered()
+
+
+def get(name: str) -> Contract:
+    """The contract of this name; ContractError lists what exists."""
+    families()
+    return base.get(name)
+
+
+@lru_cache(maxsize=1)
+def grammars() -> Mapping[str, Grammar]:
+    """The grammar of every contract that cases exist for."""
+    return {name: grammar for family in families() for name, grammar in family.grammars.items()}

@@ -1,0 +1,11 @@
+"""Layouts of scales and weights, and the scales of fused shards."""
+
+from oracle.routines.family import RoutineFamily
+from oracle.routines.layouts import cases, contract, experts, shards
+
+FAMILY = RoutineFamily(
+    name="layouts",
+    contracts=(contract, experts, shards),
+    grammars=cases.GRAMMARS,
+    goldens=cases.GOLDENS,
+)
