@@ -1,7 +1,6 @@
-"""Which legs each routine has, computed from what is registered, stored and tried, never written down.
+"""Which legs each judged routine has, computed from what is registered, stored and tried, never written down.
 
     P  the production package exposes it
-    R  a contract with a float64 (or integer) reference judges it
     D  a subject runs it in the cases of ``verify``: the arches of those subjects
     G  stored golden fixtures of its contract
     H  captures of real hardware that its contract judges: their arches
@@ -23,7 +22,7 @@ from oracle.routines import Contract, profiles, registered
 
 BEGIN, END = "<!-- coverage:begin -->", "<!-- coverage:end -->"
 LEGEND = (
-    "P: exposed by the production package. R: a reference judges it. D: arches on which a subject runs in `verify`. "
+    "P: exposed by the production package. D: arches on which a subject runs in `verify`. "
     "G: stored golden fixtures. H: arches with captures of real hardware (`-`: no GPU library computes it)."
 )
 
@@ -52,15 +51,14 @@ class Row:
     captured: tuple[str, ...]
 
     def cells(self) -> tuple[str, ...]:
-        """P, R, D, G, H as they are printed."""
+        """P, D, G, H as they are printed."""
         hardware = ", ".join(self.captured) or ("" if self.routine.contract.gpu else "-")
-        marks = ("yes" if self.exposed else "", "yes")
-        return (*marks, ", ".join(self.arches), str(self.goldens or ""), hardware)
+        return ("yes" if self.exposed else "", ", ".join(self.arches), str(self.goldens or ""), hardware)
 
     @property
     def missing(self) -> str:
         """Letters of the empty cells."""
-        return "".join(letter for letter, cell in zip("PRDGH", self.cells(), strict=True) if not cell)
+        return "".join(letter for letter, cell in zip("PDGH", self.cells(), strict=True) if not cell)
 
 
 def routines() -> list[Routine]:
@@ -118,12 +116,12 @@ def _captured(folder: Path) -> dict[str, set[str]]:
 
 def markdown(table: Sequence[Row]) -> str:
     """The table as Markdown, one for all sections."""
-    lines = [LEGEND, "", "| routine | P | R | D | G | H |", "|---|---|---|---|---|---|"]
+    lines = [LEGEND, "", "| routine | P | D | G | H |", "|---|---|---|---|---|"]
     section = ""
     for row in table:
         if row.routine.section != section:
             section = row.routine.section
-            lines.append(f"| **{section}** | | | | | |")
+            lines.append(f"| **{section}** | | | | |")
         lines.append(f"| `{row.routine.name}` | {' | '.join(row.cells())} |")
     return "\n".join(lines) + "\n"
 
