@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from oracle.cli.common import Commands, console, whole
-from oracle.diagnosis.legal import Variant, legal
+from oracle.diagnosis.baselines import rules
+from oracle.diagnosis.false_alarms import Variant, legal
 from oracle.diagnosis.mutate import Fate, Mutant, Score, contracts_with_cases, mutate, mutate_own_data
-from oracle.diagnosis.rules import rules
 from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
 from oracle.routines import get, profiles

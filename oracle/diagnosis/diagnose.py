@@ -1,7 +1,7 @@
 """What is wrong with an output: where it fails, since which K block, and which known faults reproduce it.
 
 Every fault of the catalogue is a hypothesis (:mod:`oracle.diagnosis.hypotheses` weighs those about products). Where none of them
-reproduces all that fails, :mod:`oracle.diagnosis.places` looks for rows, tiles, experts and K blocks in the wrong place. Three
+reproduces all that fails, :mod:`oracle.diagnosis.localise` looks for rows, tiles, experts and K blocks in the wrong place. Three
 general findings need no hypothesis: failing rows that hold the right result of other rows, failing elements that all
 hold one value, and the scale factors that the kernel really used (:mod:`oracle.diagnosis.effective_scales`).
 Not covered: three faults at once; judging (a diagnosis changes no status).
@@ -19,7 +19,7 @@ from torch import Tensor
 from oracle.bounds import admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.diagnosis import places
+from oracle.diagnosis import localise as places
 from oracle.diagnosis.effective_scales import Factors, factors
 from oracle.diagnosis.explanations import LISTED, Explanation, ranked
 from oracle.diagnosis.hypotheses import WHOLE, View, other_groups, work

@@ -1,6 +1,6 @@
 """What a hypothesis explains of a failing output, as a record, and which of several comes first.
 
-Not covered: how it was weighed (:mod:`oracle.diagnosis.hypotheses`, :mod:`oracle.diagnosis.places`).
+Not covered: how it was weighed (:mod:`oracle.diagnosis.hypotheses`, :mod:`oracle.diagnosis.localise`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Explanation:
     """One hypothesis: of ``failing`` elements that it predicts, it reproduces ``explained``; of all it predicts
     ``known``, and contradicts ``contradicted``. ``placed``: the elements that fail, where they are those that it leaves
     unwritten or, ``beyond``, sums with scales from beyond a buffer. ``local``: what it contradicts is right without it.
-    ``where``: its place, where that was found on the output (:mod:`oracle.diagnosis.places`); it reproduces all that fails there.
+    ``where``: its place, where that was found on the output (:mod:`oracle.diagnosis.localise`); it reproduces all that fails there.
     """
 
     name: str

@@ -3,7 +3,7 @@
 A hypothesis is worth the failing elements whose bits it reproduces or, where the order of summation is unknown, that
 lie in the interval of the mutated product (float32 in any order, stored as the mutant stores). It says nothing about
 elements that depend on memory beyond a buffer, and a right result there speaks against it; where that is all that
-fails, :mod:`oracle.diagnosis.spans` asks whether the output is at least of its form. It is tried on all of a small call. Of a
+fails, :mod:`oracle.diagnosis.least_squares` asks whether the output is at least of its form. It is tried on all of a small call. Of a
 large one, faults inside the product are tried on a sample of its rows and columns, faults of the output on all of it.
 A race may leave any part of what it changes right: it is told by its place. Where no single fault explains half of the
 failing elements, pairs of a fault and a wrong store are tried. A fault that leaves elements unwritten predicts no
@@ -26,7 +26,7 @@ from oracle.bounds import Interval
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.diagnosis.explanations import LISTED, Explanation, joined, ranked
-from oracle.diagnosis.spans import beyond_buffer
+from oracle.diagnosis.least_squares import beyond_buffer
 from oracle.numbers.formats import codes_of, decode, same_bits
 from oracle.routines.catalogue import Call, Fault, Stage
 from oracle.routines.fault import fold, touches

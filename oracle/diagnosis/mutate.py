@@ -8,8 +8,8 @@ A mutant is KILLED by a case whose verdict fails. One that no case kills is
     UNTRIED      no case of the profile can show it; the reason is kept
 
 The score of a contract is killed / (killed + survived). Beside it stand other projects' rules
-(:mod:`oracle.diagnosis.rules`) on the same data: a rule notices a mutant when it rejects it in a case whose right output it
-accepts, and cries wolf when it rejects a right output. Legal variants that must pass are in :mod:`oracle.diagnosis.legal`.
+(:mod:`oracle.diagnosis.baselines`) on the same data: a rule notices a mutant when it rejects it in a case whose right output it
+accepts, and cries wolf when it rejects a right output. Legal variants that must pass are in :mod:`oracle.diagnosis.false_alarms`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.diagnosis.rules import Rule, own_data, rules
+from oracle.diagnosis.baselines import OWN_CONTRACT, Rule, own_data, rules
 from oracle.errors import CaseError, OracleError
 from oracle.numbers.formats import decode, same_bits
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
@@ -190,13 +190,13 @@ def mutate(
 def mutate_own_data(
     rule: Rule, *, faults: Sequence[Fault] | None = None, seed: int = 1
 ) -> dict[str, bool | None] | None:
-    """What ``rule`` says of every fault of ``fp8_gemm_nt`` on its project's own data: True noticed, None untried.
+    """What ``rule`` says of every fault of that contract on its project's own data: True noticed, None untried.
 
     None as a whole: the rule rejects a right result of that data, so nothing can be measured with it.
     The shape is 256 x 512 x 1024, as its test has it in kind.
     """
     made = own_data(rule, m=256, n=512, k=1024, seed=seed)
-    contract = get("fp8_gemm_nt")
+    contract = get(OWN_CONTRACT)
     call = Call(contract, made.inputs, {}, get_schedule("sm90.promote128"))
     right = decode(by_name(run(call))["out"])
     bf16 = to_dtype(made.reference, torch.bfloat16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)

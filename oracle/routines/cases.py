@@ -1,7 +1,7 @@
 """One case is one string, and the string is all that is needed to make its inputs again.
 
-    fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=7,n=512,k=2688/family=randn/seed=41
-    contract    dtypes          scheme        extents          what the data are
+    cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=7,n=512,k=640/family=randn/seed=41
+    contract          dtypes         scheme        extents          what the data are
 
 ``dtypes`` is ``AxB-OUT`` for products and ``X-Q`` for quantisers; ``scheme`` names the granularity of the scales
 (``tensor``, ``token``, ``channel``, ``1x128``, ``128x128``; ``-`` where there is none). Options that change the call
@@ -20,6 +20,7 @@ from oracle.routines.family import grammars
 __all__ = ["Case", "Grammar", "grammars", "parse"]
 
 DEFAULT_FAMILY = "randn"
+EXAMPLE = "cutlass_scaled_mm/e4m3xe4m3-bf16/token:channel/m=7,n=512,k=640/family=randn/seed=41"
 
 
 def parse(text: str) -> Case:
@@ -36,7 +37,7 @@ def parse(text: str) -> Case:
     if len(parts) < 5:
         raise CaseError(
             f"{text!r} has {len(parts)} parts; a case is contract/dtypes/scheme/extents[/options]/family=F/seed=S, "
-            "for example fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=7,n=512,k=2688/family=randn/seed=41"
+            f"for example {EXAMPLE}"
         )
     contract, dtypes, scheme, *rest = parts
     if contract not in grammars():

@@ -10,9 +10,9 @@ import torch
 
 from oracle.bounds import of_schedule
 from oracle.bounds.exactly import unrounded
-from oracle.diagnosis.legal import legal
+from oracle.diagnosis.baselines import calc_diff, own_data, rules
+from oracle.diagnosis.false_alarms import legal
 from oracle.diagnosis.mutate import Fate, contracts_with_cases, mutate, mutate_own_data, poisoned, trials
-from oracle.diagnosis.rules import calc_diff, own_data, rules
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Family, Fault, Stage, faults_of
 from oracle.routines.catalogue import get as get_fault

@@ -4,7 +4,7 @@
 their scale. FP8 input is one product, judged as such. Else the layer's codes are not published, so an output is right
 when it has the bits of an admitted recipe followed by an admitted schedule, or lies in the interval that holds every
 code a right quantiser may give (:mod:`oracle.bounds.code_boxes`, :mod:`oracle.bounds.boxed`).
-Not covered: block scales (``fp8_gemm_nt``), and padding rows, which a layer slices off.
+Not covered: block scales, and padding rows, which a layer slices off.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from torch import Tensor
 from oracle.routines.base import registered
 from oracle.routines.fault import Call, Change
 from oracle.routines.products import contract, flashinfer, grouped, linear
+from oracle.routines.products.cases import GRAMMARS
 
 PRODUCT_MODULES = (contract, flashinfer, grouped, linear)  # importing them registers what ROLES lists
 
@@ -28,7 +29,7 @@ ROLES: Mapping[str, Mapping[str, str]] = {
 }
 PRODUCTS = frozenset(ROLES)
 GROUPED = frozenset({CONTIGUOUS, MASKED, SCALED})
-BLOCKS = frozenset({"fp8_gemm_nt", FLASHINFER, CUTLASS, CONTIGUOUS, MASKED})
+BLOCKS = frozenset(name for name in ROLES if "1x128:128x128" in GRAMMARS[name].schemes)
 TORCH_NAMES = frozenset(name for name, role in ROLES.items() if role["a"] == "qinput")
 WITH_BIAS = TORCH_NAMES | {CUTLASS}
 

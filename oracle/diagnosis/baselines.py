@@ -32,6 +32,8 @@ from oracle.routines import data
 from oracle.truth.gemm import ScaledProduct, exact
 
 Passes = Callable[[Tensor, Tensor, torch.dtype], bool]
+OWN_CONTRACT = "fp8_gemm_nt"
+"""The contract whose inputs the projects' tests make."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class OwnData:
-    """Inputs of ``fp8_gemm_nt`` as a project makes them, and the reference it compares with (float64 ``[M, N]``)."""
+    """Inputs of :data:`OWN_CONTRACT` as a project makes them, and the reference it compares with (float64 ``[M, N]``)."""
 
     inputs: Mapping[str, Tensor]
     reference: Tensor

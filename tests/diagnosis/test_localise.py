@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oracle.diagnosis.diagnose import diagnose
-from oracle.diagnosis.places import effects, group_names, mutated
+from oracle.diagnosis.localise import effects, group_names, mutated
 from oracle.numbers.formats import codes_of
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, run
