@@ -1,0 +1,118 @@
+"""Figures of the structure of ``oracle/``, read off the syntax trees; nothing is imported.
+
+    python tests/support/figures.py [ROOT]        ROOT: a checkout of any version (default: this one)
+
+    files, lines      Python files of oracle/ and their lines; files directly in it
+    rooms             folders with Python files and Python files directly in oracle/
+    arrows, back      pairs of rooms of which one imports the other; pairs that import each other, on whichever way
+    floors            rooms on the longest chain of imports (a cycle counts as one)
+    class checks      isinstance and issubclass with a contract class, outside the room that holds the contracts
+    names             files that name a routine, in each package
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+NAMES = ("fp8_gemm_nt", "per_token_group_quant_fp8", "fp8_mqa_logits")
+CONTRACT_ROOMS = ("contracts", "routines")
+
+
+def sources(house: Path) -> dict[Path, ast.Module]:
+    return {p.relative_to(house): ast.parse(p.read_text()) for p in sorted(house.rglob("*.py"))}
+
+
+def room(path: Path) -> str:
+    return path.parts[0].removesuffix(".py")
+
+
+def arrows(trees: dict[Path, ast.Module]) -> set[tuple[str, str]]:
+    """``(importing room, imported room)``."""
+    rooms, found = {room(path) for path in trees}, set()
+    for path, tree in trees.items():
+        for module in imported(tree):
+            target = module.split(".")[1] if module.startswith("oracle.") else ""
+            if target in rooms and target != room(path):
+                found.add((room(path), target))
+    return found
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from [f"{node.module}.{a.name}" for a in node.names] if node.module == "oracle" else [node.module]
+
+
+def floors(edges: set[tuple[str, str]]) -> int:
+    """Rooms on the longest chain; rooms that import each other on whichever way stand on one floor."""
+    reach = {name: {name} for edge in edges for name in edge}
+    for _ in reach:
+        for a, b in edges:
+            reach[a] |= reach[b]
+    group = {a: frozenset(b for b in reach[a] if a in reach[b]) for a in reach}
+    below = {(group[a], group[b]) for a, b in edges if group[a] != group[b]}
+
+    @cache
+    def height(name: frozenset[str]) -> int:
+        return 1 + max((height(b) for a, b in below if a == name), default=0)
+
+    return max(height(name) for name in group.values())
+
+
+def cycles(edges: set[tuple[str, str]]) -> int:
+    return sum((b, a) in edges for a, b in edges) // 2
+
+
+def contract_classes(trees: dict[Path, ast.Module]) -> set[str]:
+    bases = {
+        node.name: {getattr(base, "id", getattr(base, "attr", "")) for base in node.bases}
+        for path, tree in trees.items()
+        if room(path) in CONTRACT_ROOMS
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {"Contract"}
+    while more := {name for name, of in bases.items() if of & found} - found:
+        found |= more
+    return found
+
+
+def class_checks(trees: dict[Path, ast.Module]) -> int:
+    classes, count = contract_classes(trees), 0
+    for path, tree in trees.items():
+        if room(path) in CONTRACT_ROOMS:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+                asked = {getattr(n, "id", getattr(n, "attr", "")) for n in ast.walk(node.args[1])}
+                count += bool(asked & classes)
+    return count
+
+
+def named(root: Path, package: str, name: str) -> int:
+    files = [p for p in (root / package).rglob("*") if p.suffix in (".py", ".md", ".sh") and p.is_file()]
+    return sum(bool(re.search(rf"\b{name}\b", p.read_text())) for p in files)
+
+
+def main() -> None:
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
+    house = root / "oracle"
+    trees, edges = sources(house), arrows(sources(house))
+    lines = sum(len((house / path).read_text().splitlines()) for path in trees)
+    print(f"files {len(trees)}, lines {lines}, at the root {sum(len(path.parts) == 1 for path in trees)}")
+    print(f"rooms {len({room(p) for p in trees})}, arrows {len(edges)}, back {cycles(edges)}, floors {floors(edges)}")
+    print(f"class checks on contracts outside their room {class_checks(trees)}")
+    for name in NAMES:
+        counts = ", ".join(f"{package} {named(root, package, name)}" for package in ("oracle", "kernels", "tests"))
+        print(f"files that name {name}: {counts}")
+
+
+if __name__ == "__main__":
+    main()
