@@ -4,13 +4,9 @@
     faults_of(contract)             those that apply to a contract
     run(call, *faults)              the output of a right kernel with these faults in it
 
-Used three ways: as mutants (:mod:`oracle.diagnosis.mutate`), as hypotheses (:mod:`oracle.diagnosis.diagnose`), as documentation. Not
-covered: attention beyond the logits.
-
-Faults that no single output shows: what a kernel does to the world around its result.
-
-They have no mutation of numbers; each names the watch of :mod:`oracle.harness` that sees it. They belong to the
-catalogue as documentation and as the list that the harness is tested against.
+Used three ways: as mutants (:mod:`oracle.diagnosis.mutate`), as hypotheses (:mod:`oracle.diagnosis.diagnose`) and as
+documentation. ``BEHAVIOURS`` are the faults that no single output shows: they mutate no numbers, and each names the
+watch of :mod:`oracle.harness` that sees it. Not covered: attention beyond the logits.
 """
 
 from __future__ import annotations
@@ -73,9 +69,9 @@ __all__ = [
 def catalogue() -> Mapping[str, Fault]:
     """Every fault by name, in the order of the families."""
     found: dict[str, Fault] = {}
-    for fault in (fault for family in families() for table in family.faults for fault in table()):
+    for fault in (fault for family in families() for table in family.faults for fault in table):
         if fault.name in found:
-            raise ValueError(f"fault {fault.name!r} stands twice in the catalogue")
+            raise OptionError(f"fault {fault.name!r} stands twice in the catalogue")
         found[fault.name] = fault
     return MappingProxyType(found)
 

@@ -14,7 +14,7 @@ and the reference pages. Nothing is loaded before it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -40,14 +40,14 @@ class RoutineFamily:
     name : unique among the families.
     contracts : the modules whose import registers its contracts.
     grammars : of the cases of each contract, by its name.
-    faults : functions that give the faults of its contracts, in the order of the catalogue.
+    faults : the tables of its faults (:class:`oracle.routines.fault.Faults`), in the order of the catalogue.
     goldens : case ids of its goldens; contracts that have none get some that are chosen from the quick profile.
     """
 
     name: str
     contracts: tuple[ModuleType, ...] = ()
     grammars: Mapping[str, Grammar] = field(default_factory=dict)
-    faults: tuple[Callable[[], Iterable[Fault]], ...] = ()
+    faults: tuple[Iterable[Fault], ...] = ()
     goldens: tuple[str, ...] = ()
 
 

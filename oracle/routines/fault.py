@@ -1,4 +1,4 @@
-"""One fault: a small mutation of a right kernel, and how a mutated kernel is run.
+"""One fault: a small mutation of a right kernel, and how one is declared.
 
 A right kernel of a scaled product is a line of stages; a fault replaces the value that passes between two of them::
 
@@ -13,6 +13,7 @@ A quantiser has the stages READ, RECIPE (its record), AMAX, QUOTIENT (x / s befo
 publishes); MQA logits have READ and WRITE; contracts
 whose right kernel is their reference READ, OPTIONS and WRITE.
 Faults compose: :func:`run` applies the changes of several faults, stage by stage, in the order given.
+:meth:`Faults.declare` is how a fault is written down, in this project and in any other.
 
 What a kernel reads beyond a buffer and leaves in a region it never writes is not knowable; ``Call.beyond`` says what
 the mutant finds there: other live data (``WRAP``), or NaN as the mark of an element that says nothing (``UNKNOWN``).
@@ -21,17 +22,20 @@ Not covered: faults of behaviour (crashes, races, writes out of bounds); :mod:`o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from oracle.errors import ContractError, OptionError
 from oracle.numbers.formats import same_bits
 from oracle.routines.base import Beyond as Beyond
 from oracle.routines.base import Call as Call
+from oracle.routines.base import get as contract_of
 
 
 class Family(StrEnum):
@@ -43,6 +47,10 @@ class Family(StrEnum):
     MOVEMENT = "data movement"
     ARITHMETIC = "arithmetic"
     BEHAVIOUR = "behaviour"
+
+
+INDEX, VALUE, CAST = Family.SCALE_INDEX, Family.SCALE_VALUE, Family.CAST
+MOVEMENT, ARITHMETIC = Family.MOVEMENT, Family.ARITHMETIC
 
 
 class Stage(Enum):
@@ -69,6 +77,46 @@ WhyNot = Callable[[Call], "str | None"]
 def always(call: Call) -> str | None:
     """The fault can be put into every call of its contracts."""
     return None
+
+
+def need(holds: Callable[[Call], object], otherwise: str | Callable[[Call], str]) -> WhyNot:
+    """What a call must have for a fault to show, and the reason to give where it does not hold."""
+
+    def why_not(call: Call) -> str | None:
+        if holds(call):
+            return None
+        return otherwise if isinstance(otherwise, str) else otherwise(call)
+
+    return why_not
+
+
+def both(*needs: WhyNot) -> WhyNot:
+    """All of these needs, in this order: the first reason counts."""
+    return lambda call: next((reason for needed in needs if (reason := needed(call)) is not None), None)
+
+
+def change_of(function: Callable[..., Any]) -> Change:
+    """``function`` as a change: called with the call and the value, or with the value alone where it takes one.
+
+    Raises
+    ------
+    OptionError
+        The function takes neither one argument nor two, or does not say (a builtin).
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        raise OptionError(f"{function!r} does not say what it takes; write a lambda around it") from None
+    takes = sum(p.kind <= p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
+    if takes not in (1, 2):
+        raise OptionError(f"{function!r} takes {takes} arguments; a change takes (call, value) or (value)")
+    return function if takes == 2 else lambda call, value: function(value)
+
+
+def entry(name: str, function: Callable[..., Any]) -> Change:
+    """A change of one tensor by name: an input (READ) or one of several outputs (WRITE)."""
+    change = change_of(function)
+    return lambda call, tensors: tensors | {name: change(call, tensors[name])}
 
 
 @dataclass(frozen=True)
@@ -103,6 +151,116 @@ class Fault:
         if call.contract.name not in self.contracts:
             return f"{self.name}: not a fault of {call.contract.name}"
         return self.why_not(call)
+
+
+def ones(x: Tensor) -> Tensor:
+    """1 for every element: a scale or a weight that is dropped."""
+    return torch.ones_like(x)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Faults:
+    """The faults of one family of contracts, in the order in which they are declared::
+
+        FAULTS = Faults({"fp8_gemm_nt"})
+        fault = FAULTS.declare
+
+        for step, word in ((1, "previous"), (-1, "next")):
+            fault(f"A scale of the {word} row", INDEX, seen="this page", read=entry("a_scale", turned(step)))
+
+        @fault("store truncates", CAST, seen="H200 mutants", same_if="every sum is a value of the output dtype")
+        def store_truncated(call, acc): ...
+
+    Iteration gives the :class:`Fault` records. ``contracts`` are the names that a fault of this family applies to
+    unless its declaration names others.
+    """
+
+    def __init__(self, contracts: Iterable[str]) -> None:
+        self.contracts = frozenset(contracts)
+        self._found: dict[str, Fault | None] = {}
+
+    def declare(
+        self,
+        name: str,
+        family: Family,
+        *,
+        seen: str,
+        needs: WhyNot = always,
+        same_if: str = "",
+        admissible_if: str = "",
+        contracts: Iterable[str] | None = None,
+        race: bool = False,
+        **stages: Callable[..., Any],
+    ) -> Callable[[Function], Function]:
+        """Declare a fault: a line with its changes as keywords, or a decorator of its one change.
+
+        A change takes the call and the value of its stage, or the value alone, and returns the value that the faulty
+        kernel goes on with; it leaves what it was given as it was. The keyword is the stage: ``read=``, ``store=``
+        and so on, as :class:`Stage` has them. Without such a keyword the declaration decorates a function, whose name
+        is the stage or begins with it: ``def amax(...)``, ``def write_tail_twice(...)``.
+
+        Parameters
+        ----------
+        name : what is wrong, in words; unique.
+        family : :class:`Family`.
+        seen : where it was met: a thread, or the run that measured it; "no public thread: ..." where it was not.
+        needs : the reason for which a given call cannot show it, or None; see :func:`need` and :func:`both`.
+        same_if : the argument for which the mutant may give the right bits.
+        admissible_if : the argument for which its wrong bits may be admissible.
+        contracts : names of the contracts it applies to; None takes those of the family.
+        race : whether it is the order of two stores, so that any part of what it changes may be right.
+
+        Raises
+        ------
+        OptionError
+            The name or the source is empty, the name is taken, there is no such stage, or no stage is named.
+        ContractError
+            No contract is named. A contract that is not registered is refused when the faults are read, since a
+            family may declare faults before every contract is known.
+        """
+        applied = self.contracts if contracts is None else frozenset(contracts)
+        if not name or not seen:
+            raise OptionError(f"fault {name!r} needs {'a source: where it was met (seen=)' if name else 'a name'}")
+        if name in self._found:
+            raise OptionError(f"fault {name!r} is declared twice")
+        if not applied:
+            raise ContractError(f"fault {name!r} names no contract")
+        def keep(changes: Mapping[str, Callable[..., Any]]) -> None:
+            found = {_stage(name, word): change_of(function) for word, function in changes.items()}
+            self._found[name] = Fault(name, family, seen, found, applied, needs, same_if, admissible_if, race)
+
+        def decorate(function: Function) -> Function:
+            if stages:
+                raise OptionError(f"fault {name!r} has its changes already: {', '.join(stages)}")
+            keep({function.__name__.split("_")[0]: function})
+            return function
+
+        if stages:
+            keep(stages)
+        else:
+            self._found[name] = None  # its place, until the decorated function comes
+        return decorate
+
+    def __iter__(self) -> Iterator[Fault]:
+        for name, fault in self._found.items():
+            if fault is None:
+                raise OptionError(f"fault {name!r} changes nothing: name a stage, or decorate a function with it")
+            for contract in sorted(fault.contracts):
+                try:
+                    contract_of(contract)
+                except ContractError as error:
+                    raise ContractError(f"fault {name!r}: {error}") from None
+            yield fault
+
+
+def _stage(name: str, word: str) -> Stage:
+    try:
+        return Stage(word)
+    except ValueError:
+        stages = ", ".join(stage.value for stage in Stage)
+        raise OptionError(f"fault {name!r} changes {word!r}, which is no stage; stages are: {stages}") from None
 
 
 def agree(x: Tensor, y: Tensor) -> Tensor:

@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from oracle.errors import NumericsError, OptionError
-from oracle.routines import cases, get
+from oracle.errors import ContractError, NumericsError, OptionError
+from oracle.routines import RoutineFamily, cases, families, get, registered
+from oracle.routines import catalogue as module
 from oracle.routines.catalogue import BEHAVIOURS, Beyond, Call, Family, agree, catalogue, faults_of, run
 from oracle.routines.catalogue import get as get_fault
+from oracle.routines.fault import CAST, INDEX, Faults, Stage, both, change_of, entry, need
 from oracle.routines.products.roles import PRODUCTS
+from oracle.routines.quantisers.contract import QuantiserContract
+from oracle.routines.quantisers.faults import QUANTISERS
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 
@@ -54,6 +58,125 @@ class TestCatalogue:
         """The error lists faults that share a word."""
         with pytest.raises(OptionError, match="B scale of the previous N block"):
             get_fault("scale of the previous block")
+
+
+    def test_faults_of_quantisers_are_those_of_all_quantisers(self) -> None:
+        """The names that the fault file lists are the registered quantisers."""
+        assert {name for name, one in registered().items() if isinstance(one, QuantiserContract)} == QUANTISERS
+
+    def test_a_name_in_two_families_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Two families that declare the same name cannot be one catalogue."""
+        again = Faults({"fp8_gemm_nt"})
+        again.declare("store truncates", CAST, seen="this test", store=lambda acc: acc)
+        monkeypatch.setattr(module, "families", lambda: (*families(), RoutineFamily("again", faults=(again,))))
+        with pytest.raises(OptionError, match="'store truncates' stands twice in the catalogue"):
+            catalogue.__wrapped__()
+
+
+class TestDeclare:
+    """``Faults.declare``: a line with its changes as keywords, or a decorator of one change."""
+
+    def test_a_line_and_a_decorated_stage_are_the_same_fault(self) -> None:
+        """The stage is the keyword, the function's name, or the first word of it."""
+        made = []
+        for how in ("keyword", "name", "first word"):
+            found = Faults({"fp8_gemm_nt"})
+            if how == "keyword":
+                found.declare("doubled", INDEX, seen="this test", write=lambda out: out * 2)
+            elif how == "name":
+
+                @found.declare("doubled", INDEX, seen="this test")
+                def write(call: Call, out: torch.Tensor) -> torch.Tensor:
+                    return out * 2
+            else:
+
+                @found.declare("doubled", INDEX, seen="this test")
+                def write_twice_as_much(out: torch.Tensor) -> torch.Tensor:
+                    return out * 2
+
+                assert write_twice_as_much(torch.ones(1)) == 2, "the decorated function stays what it is"
+            (fault,) = found
+            assert set(fault.changes) == {Stage.WRITE} and fault.contracts == {"fp8_gemm_nt"}
+            made.append(run(call(), fault))
+        right = run(call())
+        assert isinstance(right, torch.Tensor)
+        for one in made:
+            assert isinstance(one, torch.Tensor) and torch.equal(one, right * 2)
+
+    def test_a_declaration_keeps_what_it_says(self) -> None:
+        """Family, source, needs, arguments, contracts and order."""
+        found = Faults({"fp8_gemm_nt"})
+        for word in ("first", "second"):
+            found.declare(word, CAST, seen="here", read=entry("a_scale", lambda s: s), store=lambda acc: acc,
+                          needs=need(lambda call: False, "never"), same_if="equal", admissible_if="close",
+                          contracts={"cutlass_scaled_mm"}, race=True)  # fmt: skip
+        first, second = found
+        assert (first.name, second.name) == ("first", "second")
+        assert (first.family, first.met_in, first.equivalent, first.tolerated) == (CAST, "here", "equal", "close")
+        assert first.race and first.contracts == {"cutlass_scaled_mm"} and first.why_not(call()) == "never"
+        assert set(first.changes) == {Stage.READ, Stage.STORE}
+
+    def test_needs_give_the_first_reason(self) -> None:
+        """``both`` asks in order; a reason may depend on the call."""
+        one = call()
+        fits, rows = need(lambda c: True, "unused"), need(lambda c: c.rows > 9, lambda c: f"{c.rows} rows")
+        assert both(fits)(one) is None
+        assert both(fits, rows, need(lambda c: False, "later"))(one) == "9 rows"
+
+    @pytest.mark.parametrize(
+        ("words", "error", "message"),
+        [
+            ({"seen": ""}, OptionError, "'x' needs a source: where it was met"),
+            ({"name": ""}, OptionError, "needs a name"),
+            ({"name": "taken"}, OptionError, "'taken' is declared twice"),
+            ({"contracts": ()}, ContractError, "'x' names no contract"),
+            ({"stores": lambda acc: acc}, OptionError, "'x' changes 'stores', which is no stage; stages are: read, "),
+            ({"store": lambda: None}, OptionError, "takes 0 arguments; a change takes .call, value. or .value."),
+            ({"store": lambda call, acc, more: acc}, OptionError, "takes 3 arguments"),
+            ({"store": torch.zeros_like}, OptionError, "does not say what it takes; write a lambda around it"),
+        ],
+    )
+    def test_what_cannot_be_right_is_refused(
+        self, words: dict[str, object], error: type[Exception], message: str
+    ) -> None:
+        """Each with a typed error that names the fault, where it is declared."""
+        found = Faults({"fp8_gemm_nt"})
+        found.declare("taken", CAST, seen="this test", store=lambda acc: acc)
+        given: dict[str, object] = {"name": "x", "family": CAST, "seen": "this test", **words}
+        if not {"store", "stores"} & set(words):
+            given["store"] = lambda acc: acc
+        with pytest.raises(error, match=message):
+            found.declare(**given)  # type: ignore[arg-type]
+        assert [fault.name for fault in found] == ["taken"], "a refused fault leaves nothing behind"
+
+    def test_an_unknown_contract_is_refused_when_the_faults_are_read(self) -> None:
+        """The error names the fault and the contracts that exist."""
+        found = Faults({"fp8_gemm_nt"})
+        found.declare("x", CAST, seen="this test", contracts={"fp8_gemm_tn"}, store=lambda acc: acc)
+        with pytest.raises(ContractError, match="'x': no contract 'fp8_gemm_tn'; there are: .*fp8_gemm_nt"):
+            list(found)
+
+    def test_a_function_named_for_no_stage_is_refused(self) -> None:
+        """Its first word must be a stage."""
+        found = Faults({"fp8_gemm_nt"})
+        with pytest.raises(OptionError, match="'x' changes 'truncated', which is no stage"):
+
+            @found.declare("x", CAST, seen="this test")
+            def truncated_store(acc: torch.Tensor) -> torch.Tensor:
+                return acc
+
+    def test_a_decorator_on_a_line_that_has_its_change_is_refused(self) -> None:
+        """A fault has its changes from one place."""
+        found = Faults({"fp8_gemm_nt"})
+        with pytest.raises(OptionError, match="'x' has its changes already: store"):
+            found.declare("x", CAST, seen="this test", store=lambda acc: acc)(change_of)
+
+    def test_a_declaration_without_a_change_is_refused_when_it_is_read(self) -> None:
+        """Neither a stage nor a decorated function."""
+        found = Faults({"fp8_gemm_nt"})
+        found.declare("x", CAST, seen="this test")
+        with pytest.raises(OptionError, match="'x' changes nothing: name a stage, or decorate a function with it"):
+            list(found)
 
 
 class TestRun:

@@ -6,61 +6,47 @@ a dict of outputs).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from oracle.routines.fault import Call, Change, Family, Fault, Stage, WhyNot, always
+from oracle.routines.fault import (
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Call,
+    Change,
+    Faults,
+    both,
+    entry,
+    need,
+    ones,
+)
 
 ALIGN = "align_fp8_moe_weights_for_fi"
 REQUANTISE, FNUZ, CHANNELWISE = "requantize_with_max_scale", "normalize_e4m3fn_to_e4m3fnuz", "convert_to_channelwise"
-DEQUANTISE, CEIL, SWAP = "per_tensor_dequantize", "ceil_to_ue8m0", "swap_w13_to_w31"
-REORDER, SHUFFLE, PACKED = (
-    "reorder_rows_for_gated_act_gemm",
-    "shuffle_matrix_a",
-    "get_mn_major_tma_aligned_packed_ue8m0_tensor",
-)
-ALPHAS, REGISTER, SWIZZLE = (
-    "make_fp8_moe_alpha_scales_for_fi",
-    "register_scales_for_trtllm_fp8_per_tensor_moe",
-    "swizzle_scale",
-)
+REORDER, SHUFFLE = "reorder_rows_for_gated_act_gemm", "shuffle_matrix_a"
 CONTRACTS = frozenset(
     {
         ALIGN,
         REQUANTISE,
         FNUZ,
         CHANNELWISE,
-        DEQUANTISE,
-        CEIL,
-        SWAP,
         REORDER,
         SHUFFLE,
-        PACKED,
-        ALPHAS,
-        REGISTER,
-        SWIZZLE,
+        "per_tensor_dequantize",
+        "ceil_to_ue8m0",
+        "swap_w13_to_w31",
+        "get_mn_major_tma_aligned_packed_ue8m0_tensor",
+        "make_fp8_moe_alpha_scales_for_fi",
+        "register_scales_for_trtllm_fp8_per_tensor_moe",
+        "swizzle_scale",
     }
 )
-
-
-def input_changed(name: str, change: Callable[[Tensor], Tensor]) -> Change:
-    """A READ change of one input."""
-
-    def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        return inputs | {name: change(inputs[name])}
-
-    return apply
-
-
-def output_changed(name: str, change: Callable[[Call, Tensor], Tensor]) -> Change:
-    """A WRITE change of one output."""
-
-    def apply(call: Call, out: dict[str, Tensor]) -> dict[str, Tensor]:
-        return out | {name: change(call, out[name])}
-
-    return apply
+# A fault is a row: what is wrong and where it was met; the change; when it shows.
+# fmt: off
+FAULTS = Faults(CONTRACTS)
+fault = FAULTS.declare
 
 
 def bits_of(x: Tensor) -> Tensor:
@@ -68,25 +54,9 @@ def bits_of(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
-def fault_of(
-    name: str,
-    family: Family,
-    met_in: str,
-    contract: str,
-    changes: dict[Stage, Change],
-    why_not: WhyNot = always,
-    equivalent: str = "",
-    tolerated: str = "",
-) -> Fault:
-    """A fault of one contract."""
-    return Fault(name, family, met_in, changes, frozenset({contract}), why_not, equivalent, tolerated)
-
-
-def _padded(call: Call) -> str | None:
-    if not call.resolved["is_act_and_mul"]:
-        return "the weights are not gated"
-    inner = call.inputs["w2"].shape[2]
-    return None if inner % 16 else f"I={inner} is aligned"
+def _given(name: str) -> Change:
+    """The input of this name, handed on as it is."""
+    return lambda call, out: call.inputs[name]
 
 
 def _one_run(call: Call, w13: Tensor) -> Tensor:
@@ -105,32 +75,15 @@ def _padding_stale(call: Call, w2: Tensor) -> Tensor:
 
 
 def _inverse_rows(call: Call, out: Tensor) -> Tensor:
-    """The permutation of the rows applied the other way round."""
+    """The permutation of the rows applied the other way round; it is read off row numbers, six bits at a time."""
     given, made = bits_of(call.inputs["w"]), torch.arange(out.shape[0], device="cpu")
-    probe = made[:, None].expand(out.shape).to(torch.int64)
-    order = _order(call, probe)
+    numbers = made[:, None].expand(out.shape).to(torch.int64)
+    order = torch.zeros_like(made)
+    for shift in (0, 6, 12):
+        digits = (numbers >> shift & 0x3F).to(torch.uint8).view(torch.float8_e4m3fn)
+        moved = call.contract.reference({"w": digits}, **call.options)
+        order |= bits_of(moved if isinstance(moved, Tensor) else moved["out"])[:, 0].to(torch.int64) << shift
     return given[torch.argsort(order)].view(out.dtype)
-
-
-def _order(call: Call, probe: Tensor) -> Tensor:
-    """Which input row stands in each output row, read off float32 row numbers."""
-    width = min(probe.shape[1], 32)
-    digits = [
-        bits_of(_made(call, (probe >> shift & 0x3F).to(torch.uint8).view(torch.float8_e4m3fn)))[:, :width].to(
-            torch.int64
-        )
-        for shift in (0, 6, 12)
-    ]
-    return (digits[0] | digits[1] << 6 | digits[2] << 12)[:, 0]
-
-
-def _made(call: Call, w: Tensor) -> Tensor:
-    made = call.contract.reference({"w": w}, **call.options)
-    return made if isinstance(made, Tensor) else made["out"]
-
-
-def _differ(scale: Tensor) -> bool:
-    return bool((scale != scale.flatten()[0]).any())
 
 
 def _truncated_scale(call: Call, out: Tensor) -> Tensor:
@@ -139,7 +92,7 @@ def _truncated_scale(call: Call, out: Tensor) -> Tensor:
     return torch.where((bits & 0x7F80_0000) == 0x7F80_0000, bits, down).view(torch.float32)
 
 
-def _word_order(call: Call, out: Tensor) -> Tensor:
+def _word_order(out: Tensor) -> Tensor:
     bits = out.to(torch.int64) & 0xFFFF_FFFF
     turned = bits >> 24 | bits >> 8 & 0xFF00 | (bits & 0xFF00) << 8 | (bits & 0xFF) << 24
     signed = torch.where(turned >= 1 << 31, turned - (1 << 32), turned)
@@ -156,157 +109,55 @@ def _plain_layout(call: Call, out: Tensor) -> Tensor:
     return buffer.view(out.dtype).reshape(out.shape)
 
 
-def faults() -> list[Fault]:
-    """The faults of layouts, shards and conversions."""
-    index, value, cast, move = Family.SCALE_INDEX, Family.SCALE_VALUE, Family.CAST, Family.MOVEMENT
-    read, write = Stage.READ, Stage.WRITE
-    return [
-        fault_of(
-            "gated weights padded as one run (up half at the unpadded offset)",
-            move,
-            "vLLM 0.20.2",
-            ALIGN,
-            {write: output_changed("w13", _one_run)},
-            _padded,
-        ),
-        fault_of(
-            "padded intermediate not neutral",
-            move,
-            "flashinfer 2907",
-            ALIGN,
-            {write: output_changed("w2", _padding_stale)},
-            lambda c: None if c.inputs["w2"].shape[2] % 16 else "the intermediate is aligned",
-        ),
-        fault_of(
-            "gate and up halves left in place",
-            move,
-            "sglang PR 11081",
-            SWAP,
-            {write: output_changed("out", lambda c, out: c.inputs["x"])},
-            always,
-            "both halves are equal",
-        ),
-        fault_of(
-            "rows of gated weights not reordered",
-            move,
-            "sglang PR 32430",
-            REORDER,
-            {write: output_changed("out", lambda c, out: c.inputs["w"])},
-            always,
-            "one row of each half",
-        ),
-        fault_of(
-            "rows of gated weights reordered backwards",
-            move,
-            "sglang PR 32430",
-            REORDER,
-            {write: output_changed("out", _inverse_rows)},
-            always,
-            "the order is its own inverse",
-        ),
-        fault_of(
-            "weight rows not shuffled",
-            move,
-            "flashinfer 2907",
-            SHUFFLE,
-            {write: output_changed("out", lambda c, out: c.inputs["w"])},
-        ),
-        fault_of(
-            "weight rows shuffled backwards",
-            move,
-            "flashinfer 2907",
-            SHUFFLE,
-            {write: output_changed("out", _inverse_rows)},
-            always,
-            "the order is its own inverse",
-        ),
-        fault_of(
-            "packed exponents in reverse byte order",
-            index,
-            "TransformerEngine PR 2589",
-            PACKED,
-            {write: output_changed("out", _word_order)},
-            always,
-            "every word reads the same in both orders",
-        ),
-        fault_of(
-            "128x4 swizzle omitted in the layout",
-            index,
-            "triton PR 10382",
-            SWIZZLE,
-            {write: output_changed("out", lambda c, out: _plain_layout(c, out))},
-            always,
-            "both layouts are the same memory",
-        ),
-        fault_of(
-            "shard scale overwritten by the next shard's",
-            index,
-            "Megatron-LM PR 6045, vllm 52997",
-            CHANNELWISE,
-            {read: input_changed("weight_scale", lambda s: torch.cat([s[1:], s[-1:]]))},
-            lambda c: None if c.inputs["weight_scale"].numel() > 1 else "one shard",
-        ),
-        fault_of(
-            "shards given the largest scale without requantising",
-            value,
-            "vllm PR 41021",
-            REQUANTISE,
-            {write: output_changed("weight", lambda c, out: c.inputs["weight"])},
-            lambda c: None if _differ(c.inputs["weight_scale"]) else "one scale",
-            "every shard has the largest scale",
-        ),
-        fault_of(
-            "unloaded sentinel taken for a scale",
-            value,
-            "vllm-omni 5263",
-            REQUANTISE,
-            {write: output_changed("max_scale", lambda c, out: torch.full_like(out, -448.0))},
-        ),
-        fault_of(
-            "scale not doubled for E4M3FNUZ",
-            cast,
-            "vllm PR 12134",
-            FNUZ,
-            {write: output_changed("weight_scale", lambda c, out: c.inputs["weight_scale"])},
-        ),
-        fault_of(
-            "code 0x80 left in E4M3FNUZ weights",
-            cast,
-            "vllm PR 12134",
-            FNUZ,
-            {write: output_changed("weight", lambda c, out: c.inputs["weight"].view(torch.uint8).view(out.dtype))},
-            lambda c: None if bool((c.inputs["weight"].view(torch.uint8) == 0x80).any()) else "no code is 0x80",
-        ),
-        fault_of(
-            "dequantised with the inverse scale",
-            value,
-            "vllm PR 36297",
-            DEQUANTISE,
-            {read: input_changed("inv_scale", lambda s: torch.ones_like(s) / s)},
-            always,
-            "the scale is 1",
-        ),
-        fault_of(
-            "scale rounded down to UE8M0",
-            value,
-            "vllm PR 22399",
-            CEIL,
-            {write: output_changed("out", _truncated_scale)},
-            always,
-            "every value is a power of two",
-        ),
-        fault_of(
-            "weight scale dropped from the first alpha",
-            value,
-            "TensorRT-LLM PR 14199",
-            ALPHAS,
-            {read: input_changed("w13_scale", torch.ones_like)},
-        ),
-        fault_of(
-            "intermediate's scale not divided out",
-            value,
-            "TensorRT-LLM PR 14199",
-            REGISTER,
-            {read: input_changed("w2_input_scale", torch.ones_like)},
-        ),
-    ]
+gated = need(lambda call: call.resolved["is_act_and_mul"], "the weights are not gated")
+ragged = need(lambda c: c.inputs["w2"].shape[2] % 16, lambda c: f"I={c.inputs['w2'].shape[2]} is aligned")
+fault("gated weights padded as one run (up half at the unpadded offset)", MOVEMENT, seen="vLLM 0.20.2",
+      contracts={ALIGN}, write=entry("w13", _one_run), needs=both(gated, ragged))
+fault("padded intermediate not neutral", MOVEMENT, seen="flashinfer 2907",
+      contracts={ALIGN}, write=entry("w2", _padding_stale),
+      needs=need(lambda call: call.inputs["w2"].shape[2] % 16, "the intermediate is aligned"))
+fault("gate and up halves left in place", MOVEMENT, seen="sglang PR 11081",
+      contracts={"swap_w13_to_w31"}, write=entry("out", _given("x")), same_if="both halves are equal")
+fault("rows of gated weights not reordered", MOVEMENT, seen="sglang PR 32430",
+      contracts={REORDER}, write=entry("out", _given("w")), same_if="one row of each half")
+fault("rows of gated weights reordered backwards", MOVEMENT, seen="sglang PR 32430",
+      contracts={REORDER}, write=entry("out", _inverse_rows), same_if="the order is its own inverse")
+fault("weight rows not shuffled", MOVEMENT, seen="flashinfer 2907",
+      contracts={SHUFFLE}, write=entry("out", _given("w")))
+fault("weight rows shuffled backwards", MOVEMENT, seen="flashinfer 2907",
+      contracts={SHUFFLE}, write=entry("out", _inverse_rows), same_if="the order is its own inverse")
+fault("packed exponents in reverse byte order", INDEX, seen="TransformerEngine PR 2589",
+      contracts={"get_mn_major_tma_aligned_packed_ue8m0_tensor"}, write=entry("out", _word_order),
+      same_if="every word reads the same in both orders")
+fault("128x4 swizzle omitted in the layout", INDEX, seen="triton PR 10382",
+      contracts={"swizzle_scale"}, write=entry("out", _plain_layout), same_if="both layouts are the same memory")
+fault("shard scale overwritten by the next shard's", INDEX, seen="Megatron-LM PR 6045, vllm 52997",
+      contracts={CHANNELWISE}, read=entry("weight_scale", lambda scale: torch.cat([scale[1:], scale[-1:]])),
+      needs=need(lambda call: call.inputs["weight_scale"].numel() > 1, "one shard"))
+fault(
+    "shards given the largest scale without requantising",
+    VALUE,
+    seen="vllm PR 41021",
+    contracts={REQUANTISE},
+    write=entry("weight", _given("weight")),
+    needs=need(lambda c: bool((c.inputs["weight_scale"] != c.inputs["weight_scale"].flatten()[0]).any()), "one scale"),
+    same_if="every shard has the largest scale",
+)
+fault("unloaded sentinel taken for a scale", VALUE, seen="vllm-omni 5263",
+      contracts={REQUANTISE}, write=entry("max_scale", lambda scale: torch.full_like(scale, -448.0)))
+fault("scale not doubled for E4M3FNUZ", CAST, seen="vllm PR 12134",
+      contracts={FNUZ}, write=entry("weight_scale", _given("weight_scale")))
+fault("code 0x80 left in E4M3FNUZ weights", CAST, seen="vllm PR 12134",
+      contracts={FNUZ},
+      write=entry("weight", lambda call, out: call.inputs["weight"].view(torch.uint8).view(out.dtype)),
+      needs=need(lambda call: bool((call.inputs["weight"].view(torch.uint8) == 0x80).any()), "no code is 0x80"))
+fault("dequantised with the inverse scale", VALUE, seen="vllm PR 36297",
+      contracts={"per_tensor_dequantize"}, read=entry("inv_scale", lambda scale: torch.ones_like(scale) / scale),
+      same_if="the scale is 1")
+fault("scale rounded down to UE8M0", VALUE, seen="vllm PR 22399",
+      contracts={"ceil_to_ue8m0"}, write=entry("out", _truncated_scale), same_if="every value is a power of two")
+for name, contract, scale in (
+    ("weight scale dropped from the first alpha", "make_fp8_moe_alpha_scales_for_fi", "w13_scale"),
+    ("intermediate's scale not divided out", "register_scales_for_trtllm_fp8_per_tensor_moe", "w2_input_scale"),
+):
+    fault(name, VALUE, seen="TensorRT-LLM PR 14199", contracts={contract}, read=entry(scale, ones))

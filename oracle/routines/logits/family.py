@@ -7,6 +7,6 @@ FAMILY = RoutineFamily(
     name="logits",
     contracts=(contract,),
     grammars=cases.GRAMMARS,
-    faults=(faults.faults,),
+    faults=(faults.FAULTS,),
     goldens=cases.GOLDENS,
 )

@@ -8,23 +8,19 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import decode
-from oracle.routines.fault import Call, Change, Family, Fault, Stage, WhyNot, always
+from oracle.routines.fault import ARITHMETIC, INDEX, MOVEMENT, Call, Change, Faults, entry, need
 
-LOGITS = "fp8_mqa_logits"
+# A fault is a row: what is wrong and where it was met; the change; when it shows.
+# fmt: off
+FAULTS = Faults({"fp8_mqa_logits"})
+fault = FAULTS.declare
 
-CONTRACTS = frozenset({LOGITS})
 UNSPECIFIED = "outside the window the contract leaves the content open unless the kernel cleans"
 
 
-def _input(name: str, change: Callable[[Tensor], Tensor]) -> Change:
-    def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        return inputs | {name: change(inputs[name])}
-
-    return apply
-
-
-def _bits(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda x: change(x.view(torch.uint8)).view(x.dtype)
+def _page_first(x: Tensor) -> Tensor:
+    """Only token 0 of every page of 64 is read."""
+    return x[torch.arange(x.shape[0], device=x.device) // 64 * 64]
 
 
 def _half_of_head(codes: Tensor) -> Tensor:
@@ -33,12 +29,11 @@ def _half_of_head(codes: Tensor) -> Tensor:
     return torch.cat([codes[..., :half], codes[..., :half]], dim=-1)
 
 
-def _page_first(codes: Tensor) -> Tensor:
-    """Only token 0 of every page of 64 is read."""
-    return codes[torch.arange(codes.shape[0], device=codes.device) // 64 * 64]
+def _codes(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: change(x.view(torch.uint8)).view(x.dtype)
 
 
-def _recomputed(relu: bool, weighted: bool) -> Change:
+def _recomputed(*, relu: bool, weighted: bool) -> Change:
     def change(call: Call, out: Tensor) -> Tensor:
         q, k = decode(call.inputs["q"]), decode(call.inputs["k"])
         x = torch.einsum("mhd,nd->mhn", q, k)
@@ -50,101 +45,32 @@ def _recomputed(relu: bool, weighted: bool) -> Change:
     return change
 
 
-def _window(delta: int) -> Change:
+def _window(delta: int) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
     """A window that ends ``delta`` keys later: elements outside the right window carry numbers, or are cut."""
 
-    def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def change(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         end = inputs["cu_seqlen_ke"]
         return inputs | {"cu_seqlen_ke": (end + delta).clamp(min=0, max=inputs["k"].shape[0]).to(end.dtype)}
 
-    return apply
+    return change
 
 
-def _fault(
-    name: str,
-    family: Family,
-    met_in: str,
-    stage: Stage,
-    change: Change,
-    why_not: WhyNot = always,
-    equivalent: str = "",
-    tolerated: str = "",
-) -> Fault:
-    return Fault(name, family, met_in, {stage: change}, CONTRACTS, why_not, equivalent, tolerated)
-
-
-def faults() -> list[Fault]:
-    """The faults of the logits kernels."""
-    index, move, math = Family.SCALE_INDEX, Family.MOVEMENT, Family.ARITHMETIC
-    return [
-        _fault(
-            "k_scale of the next key",
-            index,
-            "mlc-ai/TIRx-kernels PR 5",
-            Stage.READ,
-            _input("k_scale", lambda s: torch.roll(s, -1)),
-        ),
-        _fault("k_scale of the page's first key", index, "aiter PR 5591", Stage.READ, _input("k_scale", _page_first)),
-        _fault(
-            "weight of the next head",
-            index,
-            "DeepGEMM 433",
-            Stage.READ,
-            _input("weights", lambda w: torch.roll(w, -1, dims=1)),
-        ),
-        _fault(
-            "weight of the previous token",
-            index,
-            "DeepGEMM 433",
-            Stage.READ,
-            _input("weights", lambda w: torch.roll(w, 1, dims=0)),
-            lambda c: None if c.inputs["weights"].shape[0] > 1 else "there is one token",
-        ),
-        _fault("only token 0 of each page read", move, "aiter PR 5591", Stage.READ, _input("k", _bits(_page_first))),
-        _fault(
-            "shared-memory swizzle of half the head size",
-            move,
-            "DeepGEMM 433",
-            Stage.READ,
-            _input("k", _bits(_half_of_head)),
-        ),
-        _fault(
-            "relu left out",
-            math,
-            "DeepGEMM 433",
-            Stage.WRITE,
-            _recomputed(relu=False, weighted=True),
-            always,
-            "no dot product is negative",
-        ),
-        _fault(
-            "head weights left out",
-            math,
-            "TensorRT-LLM PR 14199",
-            Stage.WRITE,
-            _recomputed(relu=True, weighted=False),
-            always,
-            "every weight is 1",
-        ),
-        _fault("last key of the window missed", move, "DeepGEMM 433", Stage.READ, _window(-1)),
-        _fault(
-            "logits outside the window finite",
-            move,
-            "DeepGEMM 433",
-            Stage.READ,
-            _window(1 << 20),
-            always,
-            "",
-            UNSPECIFIED,
-        ),
-        _fault(
-            "masked logits filled with 0 instead of -inf",
-            move,
-            "flashinfer PR 4639",
-            Stage.WRITE,
-            lambda call, out: torch.where(torch.isneginf(out), torch.zeros_like(out), out),
-            always,
-            "",
-            UNSPECIFIED,
-        ),
-    ]
+fault("k_scale of the next key", INDEX, seen="mlc-ai/TIRx-kernels PR 5",
+      read=entry("k_scale", lambda scale: torch.roll(scale, -1)))
+fault("k_scale of the page's first key", INDEX, seen="aiter PR 5591", read=entry("k_scale", _page_first))
+fault("weight of the next head", INDEX, seen="DeepGEMM 433", read=entry("weights", lambda w: torch.roll(w, -1, dims=1)))
+fault("weight of the previous token", INDEX, seen="DeepGEMM 433",
+      read=entry("weights", lambda w: torch.roll(w, 1, dims=0)),
+      needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"))
+fault("only token 0 of each page read", MOVEMENT, seen="aiter PR 5591", read=entry("k", _codes(_page_first)))
+fault("shared-memory swizzle of half the head size", MOVEMENT, seen="DeepGEMM 433",
+      read=entry("k", _codes(_half_of_head)))
+fault("relu left out", ARITHMETIC, seen="DeepGEMM 433",
+      write=_recomputed(relu=False, weighted=True), same_if="no dot product is negative")
+fault("head weights left out", ARITHMETIC, seen="TensorRT-LLM PR 14199",
+      write=_recomputed(relu=True, weighted=False), same_if="every weight is 1")
+fault("last key of the window missed", MOVEMENT, seen="DeepGEMM 433", read=_window(-1))
+fault("logits outside the window finite", MOVEMENT, seen="DeepGEMM 433",
+      read=_window(1 << 20), admissible_if=UNSPECIFIED)
+fault("masked logits filled with 0 instead of -inf", MOVEMENT, seen="flashinfer PR 4639",
+      write=lambda out: torch.where(torch.isneginf(out), torch.zeros_like(out), out), admissible_if=UNSPECIFIED)

@@ -1,12 +1,22 @@
 """Mixture-of-experts layers, their routing and their activation."""
 
 from oracle.routines.family import RoutineFamily
-from oracle.routines.moe import activation, cases, contract, faults, faults_of_experts, faults_of_inputs, moe_tensor
+from oracle.routines.layouts import faults as layouts
+from oracle.routines.moe import activation, cases, contract, faults, faults_per_tensor, moe_tensor
+from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
     contracts=(activation, contract, moe_tensor),
     grammars=cases.GRAMMARS,
-    faults=(faults.faults, faults_of_inputs.faults, faults_of_experts.faults),
+    # the catalogue names the faults of layouts before those of the layer, and those of runs among them
+    faults=(
+        layouts.FAULTS,
+        faults.ROUTING,
+        faults.EXPERTS,
+        movement.RUNS,
+        faults_per_tensor.ACTIVATION,
+        faults_per_tensor.LAYER,
+    ),
     goldens=cases.GOLDENS,
 )

@@ -1,191 +1,215 @@
-"""Faults of routing and of the expert layer.
+"""Faults of routing and of the expert layer, whose input is quantised already or by the layer itself.
 
 The right kernel of these contracts is their reference; a fault changes what it reads (READ), the options it believes
-(OPTIONS) or what it writes (WRITE, a dict of outputs).
+(OPTIONS) or what it writes (WRITE, a dict of outputs). A fault of the layer's own quantisation does that step wrongly
+and leaves the rest to the reference, which then reads codes and scales instead of ``x``. Not covered: wrong quantiser
+formulas, which are faults of the quantisers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from oracle.routines.fault import Call, Change, Family, Fault, Stage, WhyNot, always
-from oracle.routines.layouts import faults as weights
-from oracle.routines.layouts.faults import bits_of, fault_of, input_changed, output_changed
+from oracle.numbers import recipes
+from oracle.numbers.formats import decode
+from oracle.numbers.quantize import quantize
+from oracle.numbers.recipes import Recipe
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.routines.fault import (
+    ARITHMETIC,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Call,
+    Change,
+    Faults,
+    WhyNot,
+    both,
+    entry,
+    need,
+    ones,
+)
+from oracle.routines.moe.contract import steps_of
+from oracle.truth.moe import weighted_input
 
-ROUTING, EXPERTS = "moe_routing", "moe_fp8"
-CONTRACTS = weights.CONTRACTS | {ROUTING, EXPERTS}
+ON_INPUT = "apply_router_weight_on_input"
+Inputs = dict[str, Tensor]
+
+# A fault is a row: what is wrong and where it was met; the change; when it shows.
+# fmt: off
+ROUTING = Faults({"moe_routing"})
+EXPERTS = Faults({"moe_fp8"})
 
 
-def _option(**values: object) -> Change:
-    def apply(call: Call, options: dict[str, object]) -> dict[str, object]:
-        return options | values
+def option(**values: object) -> Callable[[dict[str, object]], dict[str, object]]:
+    """An OPTIONS change: the kernel believes these values."""
+    return lambda options: options | values
+
+
+def is_set(name: str, otherwise: str) -> WhyNot:
+    """The option has a value that is neither None nor 0."""
+    return need(lambda call: call.resolved[name], otherwise)
+
+
+# --- routing ------------------------------------------------------------------------------------------------
+
+fault = ROUTING.declare
+
+
+def above_one(name: str, otherwise: str) -> WhyNot:
+    """The option is a number above 1."""
+    return need(lambda call: isinstance(value := call.resolved[name], int) and value > 1, otherwise)
+
+
+in_groups = above_one("num_expert_group", "experts are not in groups")
+SAME_GROUPS = "the best experts lie in the groups that remain"
+
+
+def _router(name: str) -> WhyNot:
+    return need(lambda call: call.resolved["router"] == name, "the router is another")
+
+
+fault(
+    "masked expert groups compete with 0, not -inf",
+    ARITHMETIC,
+    seen="flashinfer PR 4639",
+    # a bias so low that the 0 of groups which fell out wins
+    read=entry("bias", lambda bias: bias - bias.amax() - 2.0),
+    options=option(num_expert_group=1, topk_group=1),
+    needs=both(in_groups, need(lambda call: "bias" in call.inputs, "there is no bias")),
+    same_if=SAME_GROUPS,
+)
+fault("wrong number of expert groups", ARITHMETIC, seen="flashinfer PR 1723",
+      options=option(num_expert_group=1, topk_group=1), needs=in_groups, same_if=SAME_GROUPS)
+fault("softmax for sigmoid", ARITHMETIC, seen="sglang PR 39920",
+      options=option(router="softmax"), needs=_router("deepseek_v3"))
+fault("sigmoid for softmax", ARITHMETIC, seen="sglang PR 39920",
+      options=option(router="deepseek_v3", num_expert_group=1, topk_group=1), needs=_router("softmax"))
+fault("routing weights not renormalised", ARITHMETIC, seen="flashinfer PR 4639",
+      options=option(renormalize=False), needs=is_set("renormalize", "weights are not renormalised"))
+fault("routing scale dropped", VALUE, seen="TensorRT-LLM PR 14199",
+      options=option(routed_scaling_factor=1.0),
+      needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"))
+fault("second choice listed for the first expert's weight", INDEX, seen="flashinfer PR 4639",
+      write=entry("topk_weights", lambda weights: weights.flip(1)),
+      needs=above_one("top_k", "one expert for each token"), same_if="all weights of a token are equal")
+
+
+# --- the expert layer ---------------------------------------------------------------------------------------
+
+fault = EXPERTS.declare
+
+
+def halves_swapped(x: Tensor, axis: int = -2) -> Tensor:
+    """The two halves of an axis exchanged, bit for bit."""
+    raw = x.view(torch.uint8) if x.element_size() == 1 else x
+    return torch.cat(raw.chunk(2, dim=axis)[::-1], dim=axis).contiguous().view(x.dtype)
+
+
+def _scales_swapped(scale: Tensor) -> Tensor:
+    return halves_swapped(scale) if scale.dim() == 3 else scale
+
+
+fault("routing weight dropped", VALUE, seen="TensorRT-LLM PR 14199",
+      read=entry("topk_weights", ones), same_if="every weight is 1")
+fault("gate and up swapped in the layer", MOVEMENT, seen="sglang PR 11081",
+      read=lambda i: i | {"w13": halves_swapped(i["w13"]), "w13_scale": _scales_swapped(i["w13_scale"])})
+fault("gate and up swapped without their scales in the layer", MOVEMENT, seen="sglang PR 32430",
+      read=entry("w13_scale", _scales_swapped),
+      needs=need(lambda call: call.inputs["w13_scale"].dim() == 3, "one scale for both"),
+      same_if="both halves have equal scales")
+fault("SiLU limit ignored", ARITHMETIC, seen="sglang PR 39920",
+      options=option(limit=None), needs=need(lambda call: call.resolved["limit"] is not None, "there is no limit"),
+      same_if="no activation reaches the limit")
+fault("rank's first expert not subtracted", INDEX, seen="flashinfer 3547",
+      options=option(first_expert=0), needs=is_set("first_expert", "this rank holds the first experts"))
+fault("routing weight on the output instead of the input", ARITHMETIC, seen="flashinfer PR 4639",
+      options=option(**{ON_INPUT: False}), needs=is_set(ON_INPUT, "the weight is on the output"))
+fault("weight scales of the next expert", INDEX, seen="DeepGEMM PR 343",
+      read=entry("w2_scale", lambda scale: torch.roll(scale, -1, dims=0)),
+      needs=need(lambda call: call.inputs["w2_scale"].shape[0] > 1, "one expert"))
+
+
+# --- the layer's quantisation of its input ------------------------------------------------------------------
+
+
+def _wide(*, given: bool = False, groups: int = 1, tokens: int = 1) -> WhyNot:
+    """The call has an input to quantise, by a given scale or not, of so many groups and tokens at least."""
+    return both(
+        need(lambda call: "x" in call.inputs, "the input is quantised already"),
+        need(
+            lambda call: given == ("a_scale" in call.inputs),
+            "the layer computes the scales" if given else "the scale is given",
+        ),
+        need(lambda call: call.inputs["x"].shape[1] > 128 * (groups - 1), "one group of 128"),
+        need(lambda call: call.inputs["x"].shape[0] >= tokens, "one token"),
+    )
+
+
+def _made(
+    call: Call, inputs: Inputs, *, recipe: Recipe | None = None, scale: Tensor | None = None, weighted: bool = True
+) -> Inputs:
+    """The inputs with codes and scales in place of ``x``, quantised rightly but for what is named."""
+    on_input = weighted and bool(call.resolved[ON_INPUT])
+    x = weighted_input(inputs["x"], inputs["topk_weights"], on_input=on_input)
+    given = inputs.get("a_scale") if scale is None else scale
+    made = quantize(x, recipe or steps_of(inputs, call.resolved).recipe, scale=given)
+    rest = {name: value for name, value in inputs.items() if name != "x"}
+    return rest | {"a": made.codes, "a_scale": made.scale}
+
+
+def _scales(change: Callable[[Tensor], Tensor]) -> Change:
+    """The scales changed after the codes were made."""
+
+    def apply(call: Call, inputs: Inputs) -> Inputs:
+        made = _made(call, inputs)
+        return made | {"a_scale": change(made["a_scale"])}
 
     return apply
 
 
-def _swap_rows(x: Tensor) -> Tensor:
-    raw = bits_of(x)
-    half = raw.shape[-2] // 2
-    return torch.cat([raw[..., half:, :], raw[..., :half, :]], dim=-2).contiguous().view(x.dtype)
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return to_dtype(x, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
-def _swap_scales(x: Tensor) -> Tensor:
-    return _swap_rows(x) if x.dim() == 3 else x
+def _weighted_later(call: Call, inputs: Inputs) -> Inputs:
+    """The codes of the plain input; the weight, in its dtype, in the scales."""
+    made = _made(call, inputs, weighted=False)
+    w = decode(_rounded(decode(inputs["topk_weights"]), inputs["x"].dtype))
+    return made | {"a_scale": _rounded(decode(made["a_scale"]) * w, torch.float32)}
 
 
-def _gated_groups(call: Call) -> str | None:
-    groups = call.resolved["num_expert_group"]
-    return None if isinstance(groups, int) and groups > 1 else "experts are not in groups"
-
-
-def _is(option: str, value: object, otherwise: str) -> WhyNot:
-    return lambda call: None if call.resolved[option] == value else otherwise
-
-
-def _masked_with_zero(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Groups that fell out compete with 0 instead of -inf: a bias this low lets them win."""
-    return inputs | {"bias": inputs["bias"] - inputs["bias"].amax() - 2.0}
-
-
-def _has(name: str) -> WhyNot:
-    return lambda call: None if name in call.inputs else f"there is no {name}"
-
-
-def _top_two(call: Call) -> str | None:
-    top = call.resolved["top_k"]
-    return None if isinstance(top, int) and top > 1 else "one expert for each token"
-
-
-def _first(call: Call) -> str | None:
-    return None if call.resolved["first_expert"] else "this rank holds the first experts"
-
-
-def _limited(call: Call) -> str | None:
-    return None if call.resolved["limit"] is not None else "there is no limit"
-
-
-def faults() -> list[Fault]:
-    """The faults of weights and scales, then those of routing and experts."""
-    index, value, move, math = Family.SCALE_INDEX, Family.SCALE_VALUE, Family.MOVEMENT, Family.ARITHMETIC
-    read, option, write = Stage.READ, Stage.OPTIONS, Stage.WRITE
-    return [
-        *weights.faults(),
-        fault_of(
-            "masked expert groups compete with 0, not -inf",
-            math,
-            "flashinfer PR 4639",
-            ROUTING,
-            {read: _masked_with_zero, option: _option(num_expert_group=1, topk_group=1)},
-            lambda c: _gated_groups(c) or _has("bias")(c),
-            "the best experts lie in the groups that remain",
-        ),
-        fault_of(
-            "wrong number of expert groups",
-            math,
-            "flashinfer PR 1723",
-            ROUTING,
-            {option: _option(num_expert_group=1, topk_group=1)},
-            _gated_groups,
-            "the best experts lie in the groups that remain",
-        ),
-        fault_of(
-            "softmax for sigmoid",
-            math,
-            "sglang PR 39920",
-            ROUTING,
-            {option: _option(router="softmax")},
-            _is("router", "deepseek_v3", "the router is another"),
-        ),
-        fault_of(
-            "sigmoid for softmax",
-            math,
-            "sglang PR 39920",
-            ROUTING,
-            {option: _option(router="deepseek_v3", num_expert_group=1, topk_group=1)},
-            _is("router", "softmax", "the router is another"),
-        ),
-        fault_of(
-            "routing weights not renormalised",
-            math,
-            "flashinfer PR 4639",
-            ROUTING,
-            {option: _option(renormalize=False)},
-            _is("renormalize", True, "weights are not renormalised"),
-        ),
-        fault_of(
-            "routing scale dropped",
-            value,
-            "TensorRT-LLM PR 14199",
-            ROUTING,
-            {option: _option(routed_scaling_factor=1.0)},
-            lambda c: None if c.resolved["routed_scaling_factor"] != 1.0 else "the factor is 1",
-        ),
-        fault_of(
-            "second choice listed for the first expert's weight",
-            index,
-            "flashinfer PR 4639",
-            ROUTING,
-            {write: output_changed("topk_weights", lambda c, out: out.flip(1))},
-            _top_two,
-            "all weights of a token are equal",
-        ),
-        fault_of(
-            "routing weight dropped",
-            value,
-            "TensorRT-LLM PR 14199",
-            EXPERTS,
-            {read: input_changed("topk_weights", torch.ones_like)},
-            always,
-            "every weight is 1",
-        ),
-        fault_of(
-            "gate and up swapped in the layer",
-            move,
-            "sglang PR 11081",
-            EXPERTS,
-            {read: lambda c, i: i | {"w13": _swap_rows(i["w13"]), "w13_scale": _swap_scales(i["w13_scale"])}},
-        ),
-        fault_of(
-            "gate and up swapped without their scales in the layer",
-            move,
-            "sglang PR 32430",
-            EXPERTS,
-            {read: input_changed("w13_scale", _swap_scales)},
-            lambda c: None if c.inputs["w13_scale"].dim() == 3 else "one scale for both",
-            "both halves have equal scales",
-        ),
-        fault_of(
-            "SiLU limit ignored",
-            math,
-            "sglang PR 39920",
-            EXPERTS,
-            {option: _option(limit=None)},
-            _limited,
-            "no activation reaches the limit",
-        ),
-        fault_of(
-            "rank's first expert not subtracted",
-            index,
-            "flashinfer 3547",
-            EXPERTS,
-            {option: _option(first_expert=0)},
-            _first,
-        ),
-        fault_of(
-            "routing weight on the output instead of the input",
-            math,
-            "flashinfer PR 4639",
-            EXPERTS,
-            {option: _option(apply_router_weight_on_input=False)},
-            _is("apply_router_weight_on_input", True, "the weight is on the output"),
-        ),
-        fault_of(
-            "weight scales of the next expert",
-            index,
-            "DeepGEMM PR 343",
-            EXPERTS,
-            {read: input_changed("w2_scale", lambda s: torch.roll(s, -1, dims=0))},
-            lambda c: None if c.inputs["w2_scale"].shape[0] > 1 else "one expert",
-        ),
-    ]
+weight_on_input = both(_wide(), is_set(ON_INPUT, "the weight is on the output"))
+for words, family, seen, change, needs in (
+    ("scales of the next group", INDEX, "mlc-ai/TIRx-kernels PR 5",
+     _scales(lambda scale: torch.roll(scale, -1, dims=1)), _wide(groups=2)),
+    ("scale of the first group for all groups", INDEX, "vllm PR 33019",
+     _scales(lambda scale: scale[:, :1].expand_as(scale).contiguous()), _wide(groups=2)),
+    ("scales left behind when rows are sorted by expert", INDEX, "sglang PR 31429",
+     _scales(lambda scale: torch.roll(scale, 1, dims=0)), _wide(tokens=2)),
+    ("scales of the first token for all tokens", VALUE, "vllm PR 54683",
+     _scales(lambda scale: scale[:1].expand_as(scale).contiguous()), _wide(tokens=2)),
+    ("one scale for a token instead of one for each group", VALUE, "flashinfer PR 4836",
+     lambda call, inputs: _made(call, inputs, recipe=recipes.get("vllm_token")), _wide(groups=2)),
+    (
+        # codes of the intermediate's given scale, read with the input's
+        "quantised with the intermediate's scale",
+        VALUE,
+        "vllm PR 41021",
+        lambda call, inputs: _made(call, inputs, scale=inputs["a2_scale"]) | {"a_scale": inputs["a_scale"]},
+        _wide(given=True),
+    ),
+    ("quantised before its routing weight", ARITHMETIC, "vllm PR 16744", _weighted_later, weight_on_input),
+):
+    fault(f"layer input: {words}", family, seen=seen, read=change, needs=needs)
+fault(
+    "layer input: routing weight on input and output",
+    ARITHMETIC,
+    seen="vllm PR 43694",
+    read=_made,  # the input has its weight already, and the output gets it too
+    options=option(**{ON_INPUT: False}),
+    needs=weight_on_input,
+)

@@ -2,28 +2,12 @@
 
 from oracle.routines.family import RoutineFamily
 from oracle.routines.products import cases, contract, dynamic, flashinfer, grouped, linear
-from oracle.routines.products.faults import (
-    arithmetic,
-    cast,
-    movement,
-    movement_grouped,
-    scale_index,
-    scale_layout,
-    scale_value,
-)
+from oracle.routines.products.faults import FAULTS
 
 FAMILY = RoutineFamily(
     name="products",
     contracts=(contract, dynamic, flashinfer, grouped, linear),
     grammars=cases.GRAMMARS,
-    faults=(
-        scale_index.faults,
-        scale_layout.faults,
-        scale_value.faults,
-        cast.faults,
-        movement.faults,
-        movement_grouped.faults,
-        arithmetic.faults,
-    ),
+    faults=(FAULTS,),
     goldens=cases.GOLDENS,
 )

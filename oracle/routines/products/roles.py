@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oracle.routines.base import registered
-from oracle.routines.fault import Call, Change
+from oracle.routines.fault import Call, Change, WhyNot, change_of, need
 from oracle.routines.products import contract, flashinfer, grouped, linear
 from oracle.routines.products.cases import GRAMMARS
 
@@ -33,8 +33,6 @@ BLOCKS = frozenset(name for name in ROLES if "1x128:128x128" in GRAMMARS[name].s
 TORCH_NAMES = frozenset(name for name, role in ROLES.items() if role["a"] == "qinput")
 WITH_BIAS = TORCH_NAMES | {CUTLASS}
 
-Matrix = Callable[[Call, Tensor], Tensor]
-
 
 def quantised(call: Call) -> Mapping[str, Tensor]:
     """The inputs of a call as FP8 codes and scales where the routine quantises them itself: those of its own product."""
@@ -48,8 +46,9 @@ def quantised(call: Call) -> Mapping[str, Tensor]:
     }
 
 
-def read(role: str, change: Matrix) -> Change:
-    """A READ change: ``change`` rewrites every matrix of ``role`` ("a", "b", "a_scale" or "b_scale")."""
+def each(role: str, function: Callable[..., Tensor]) -> Change:
+    """A READ change: ``function`` rewrites every matrix of ``role`` ("a", "b", "a_scale" or "b_scale")."""
+    change = change_of(function)
 
     def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         name = ROLES[call.contract.name][role]
@@ -64,7 +63,15 @@ def matrix(call: Call, role: str) -> Tensor:
     return _matrices(call, role, given)[0]
 
 
-def _rewritten(call: Call, role: str, given: Tensor, change: Matrix) -> Tensor:
+several_blocks = need(lambda call: call.parts[0].product.B > 1, "there is one K block")
+
+
+def several_rows(role: str) -> WhyNot:
+    """The matrix of ``role`` has more than one row."""
+    return need(lambda call: matrix(call, role).shape[0] > 1, f"{role} has one row")
+
+
+def _rewritten(call: Call, role: str, given: Tensor, change: Change) -> Tensor:
     changed = [change(call, m) for m in _matrices(call, role, given)]
     if role in ("a_scale", "b_scale"):
         return torch.stack(changed).reshape(given.shape).contiguous()

@@ -41,7 +41,7 @@ from oracle.routines.base import (
     register,
 )
 from oracle.routines.fault import Fault
-from oracle.routines.quantisers.faults.quantiser_engine import run_quantiser
+from oracle.routines.quantisers.engine import run_quantiser
 from oracle.routines.quantisers.verdict import judge_quantised
 from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Verdict

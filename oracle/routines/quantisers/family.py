@@ -1,13 +1,13 @@
 """Quantisers and the casts of their scales."""
 
 from oracle.routines.family import RoutineFamily
-from oracle.routines.quantisers import cases, contract, scale_casts
-from oracle.routines.quantisers.faults import internal, quantiser
+from oracle.routines.products.faults import inside
+from oracle.routines.quantisers import cases, contract, faults, scale_casts
 
 FAMILY = RoutineFamily(
     name="quantisers",
     contracts=(contract, scale_casts),
     grammars=cases.GRAMMARS,
-    faults=(quantiser.faults, internal.faults),
+    faults=(faults.FAULTS, inside.FAULTS),
     goldens=cases.GOLDENS,
 )

@@ -1,4 +1,8 @@
-"""Faults of arithmetic in scaled products: the right operands, added or scaled wrongly."""
+"""Faults of numbers in scaled products: codes decoded wrongly, right operands added wrongly, results stored wrongly.
+
+Codes that a fault turns into values outside E4M3 are carried as float16, which holds them all; the sum is then
+taken in exact arithmetic, since no instruction has such operands.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +12,260 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oracle.numbers.formats import decode
-from oracle.routines.fault import Call, Change, Family, Fault, Stage, WhyNot, always
+from oracle.numbers.formats import decode, of_dtype
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.routines.fault import ARITHMETIC, CAST, Call, Change, Faults, WhyNot, both, need
 from oracle.routines.mutants import Sum
-from oracle.routines.products.roles import BLOCKS, PRODUCTS, WITH_BIAS
+from oracle.routines.products.roles import BLOCKS, PRODUCTS, WITH_BIAS, each, matrix, several_blocks
 from oracle.tensorcore.predict import store
 from oracle.tensorcore.schedules import Promotion, Schedule
 from oracle.truth.gemm import ScaledProduct
 
-NARROW = "no product lies below the narrower alignment"
-NO_THREAD = "no public thread: an accumulator not zeroed before the next K block"
-NO_SPLIT_THREAD = "no public thread: two splits of K that overlap in one block"
-ONE_CHAIN = "no partial sum exceeds the accumulator"
+# A fault is a row: what is wrong and where it was met; the change; when it shows.
+# fmt: off
+FAULTS = Faults(PRODUCTS)
+fault = FAULTS.declare
+
+E4M3 = torch.float8_e4m3fn
+NO_SUBNORMALS = "no operand is subnormal"
+NO_NAN = "no operand is NaN"
+ALL_ZERO = "every code is zero"
+has_bias = need(lambda call: "bias" in call.inputs, "there is no bias")
 
 
-def _aligned(call: Call) -> str | None:
-    s = call.schedule
-    return None if s is not None and s.instruction.align_bits is not None else "the arithmetic aligns nothing"
+# --- operands: E4M3 codes decoded wrongly -------------------------------------------------------------------
 
 
-def _promoted(call: Call) -> str | None:
-    s = call.schedule
-    if s is None or s.interval is None:
-        return "the arithmetic promotes nothing"
-    return None if s.interval < call.parts[0].product.K else "one interval covers K"
+def _codes(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
 
 
-def _promoted_after(call: Call) -> str | None:
-    reason = _promoted(call)
-    if reason is None and call.schedule is not None and call.schedule.promotion is not Promotion.ADD:
-        return "every block has scales of its own and must be promoted"
-    return reason
+def _map(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A change of the codes (uint8 to uint8)."""
+    return lambda x: change(_codes(x)).view(x.dtype)
 
 
-def _narrower(bits: int) -> Change:
-    def change(call: Call, schedule: Schedule) -> Schedule:
+def _has(role: str, found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
+    """The matrix of ``role`` is E4M3 and holds such a code."""
+    return both(
+        need(lambda c: matrix(c, role).dtype == E4M3, lambda c: f"{role} is {matrix(c, role).dtype}, not {E4M3}"),
+        need(lambda c: bool(found(_codes(matrix(c, role))).any()), missing),
+    )
+
+
+def _subnormal(codes: Tensor) -> Tensor:
+    return ((codes & 0x78) == 0) & ((codes & 0x07) != 0)
+
+
+def _nan(codes: Tensor) -> Tensor:
+    return (codes & 0x7F) == 0x7F
+
+
+def _nonzero(codes: Tensor) -> Tensor:
+    return (codes & 0x7F) != 0
+
+
+def _half(values: Tensor) -> Tensor:
+    return to_dtype(values, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+def _sign(x: Tensor) -> Tensor:
+    return 1.0 - 2.0 * (_codes(x) >> 7).to(torch.float64)
+
+
+def _as_fnuz(x: Tensor) -> Tensor:
+    """The bits read as E4M3FNUZ: half the value, 0x80 a NaN, 0x7F and 0xFF finite."""
+    return _half(decode(_codes(x), of_dtype(torch.float8_e4m3fnuz)))
+
+
+def _nan_as_480(x: Tensor) -> Tensor:
+    return _half(torch.where(_nan(_codes(x)), _sign(x) * 480.0, decode(x)))
+
+
+def _normal_formula(x: Tensor) -> Tensor:
+    """Subnormal codes decoded as (1 + f/8) 2**-7, and zero with them left at zero."""
+    codes = _codes(x)
+    wrong = _sign(x) * (1.0 + (codes & 0x07).to(torch.float64) / 8.0) * 2.0**-7
+    return _half(torch.where(_subnormal(codes), wrong, decode(x)))
+
+
+def _byte_pairs(codes: Tensor) -> Tensor:
+    """A tile transposed in units of two bytes: the off-diagonal of every 2 x 2 block of codes is exchanged."""
+    codes = codes.clone()
+    rows, columns = codes.shape[0] // 2 * 2, codes.shape[1] // 2 * 2
+    upper = codes[0:rows:2, 1:columns:2].clone()
+    codes[0:rows:2, 1:columns:2] = codes[1:rows:2, 0:columns:2]
+    codes[1:rows:2, 0:columns:2] = upper
+    return codes
+
+
+def _saturating_at(limit: int) -> Callable[[Tensor], Tensor]:
+    def change(codes: Tensor) -> Tensor:
+        magnitude = codes & 0x7F
+        return codes & 0x80 | torch.where(magnitude == 0x7F, magnitude, magnitude.clamp(max=limit))
+
+    return change
+
+
+def _above(limit: int) -> Callable[[Tensor], Tensor]:
+    return lambda codes: ((codes & 0x7F) > limit) & ((codes & 0x7F) != 0x7F)
+
+
+for code, value, seen in ((0x78, 256, "sglang PR 40581"), (0x77, 240, "vllm PR 12134")):
+    fault(f"A codes saturate at {value}", CAST, seen=seen,
+          read=each("a", _map(_saturating_at(code))), needs=_has("a", _above(code), f"no code above {value}"))
+fault("A codes read as E4M3FNUZ without doubling the scale", CAST, seen="vllm PR 12134",
+      read=each("a", _as_fnuz), needs=_has("a", _nonzero, ALL_ZERO))
+fault("B codes read as E4M3FNUZ without doubling the scale", CAST, seen="vllm PR 12134",
+      product=lambda product: replace(product, b=_as_fnuz(product.b)), needs=_has("b", _nonzero, ALL_ZERO))
+for name, seen, role, change, needs in (
+    ("A codes read as E5M2", "vllm PR 12134", "a", lambda x: _codes(x).view(torch.float8_e5m2),
+     _has("a", _nonzero, ALL_ZERO)),
+    ("NaN code of A decoded as 480", "ml_dtypes 400", "a", _nan_as_480, _has("a", _nan, NO_NAN)),
+    ("NaN code of A turned into 448", "Model-Optimizer PR 1397", "a", _map(lambda c: torch.where(_nan(c), c - 1, c)),
+     _has("a", _nan, NO_NAN)),
+    *(
+        (
+            f"{role.upper()} subnormals flushed to zero",
+            "flashinfer PR 3932",
+            role,
+            _map(lambda c: torch.where(_subnormal(c), c & 0x80, c)),
+            _has(role, _subnormal, NO_SUBNORMALS),
+        )
+        for role in ("a", "b")
+    ),
+    ("A subnormals decoded with the normal formula", "Model-Optimizer PR 1397", "a", _normal_formula,
+     _has("a", _subnormal, NO_SUBNORMALS)),
+    ("sign of A lost", "flashinfer PR 3932", "a", _map(lambda c: c & 0x7F),
+     _has("a", lambda c: _nonzero(c) & (c >= 0x80), "A is never negative")),
+    ("B tile transposed by byte pairs", "pith-train PR 74", "b", _map(_byte_pairs), _has("b", _nonzero, ALL_ZERO)),
+):
+    fault(name, CAST, seen=seen, read=each(role, change), needs=needs)
+
+
+# --- the store ----------------------------------------------------------------------------------------------
+
+
+def _out(*dtypes: torch.dtype) -> WhyNot:
+    return need(lambda call: call.out_dtype in dtypes, lambda call: f"the output is {call.out_dtype}")
+
+
+def _to_out(call: Call, acc: Tensor, rounding: Rounding, overflow: Overflow = Overflow.INF) -> Tensor:
+    return to_dtype(acc.to(torch.float64), call.out_dtype, rounding=rounding, overflow=overflow)
+
+
+def _keep_nan(acc: Tensor, out: Tensor) -> Tensor:
+    return torch.where(torch.isnan(acc), torch.full_like(out, torch.nan), out)
+
+
+def _truncated(call: Call, acc: Tensor) -> Tensor:
+    """Low bits cut off; infinity stays infinity."""
+    cut = _to_out(call, acc, Rounding.TOWARD_ZERO, Overflow.SATURATE)
+    return torch.where(torch.isfinite(acc), cut, acc.to(call.out_dtype))
+
+
+def _stochastic(call: Call, acc: Tensor) -> Tensor:
+    """Up or down with the probability of the distance, from a fixed stream."""
+    down, up = _to_out(call, acc, Rounding.DOWN), _to_out(call, acc, Rounding.UP)
+    low, high = decode(down), decode(up)
+    share = torch.where(high > low, (acc.to(torch.float64) - low) / (high - low), torch.zeros_like(low))
+    seeded = torch.Generator().manual_seed(7)
+    draw = torch.rand(acc.shape, generator=seeded, dtype=torch.float64, device="cpu").to(acc.device)
+    return _keep_nan(acc, torch.where(draw < share, up, down))
+
+
+def _through(dtype: torch.dtype) -> Change:
+    return lambda call, acc: store(store(acc, dtype).to(torch.float32), call.out_dtype)
+
+
+def _replaced(found: Callable[[Tensor], Tensor], by: Callable[[Tensor], Tensor]) -> Change:
+    """The right store, with such elements replaced."""
+
+    def change(call: Call, acc: Tensor) -> Tensor:
+        out = store(acc, call.out_dtype)
+        return torch.where(found(out), by(out), out)
+
+    return change
+
+
+def _largest(out: Tensor) -> Tensor:
+    return torch.sign(out) * torch.finfo(out.dtype).max
+
+
+NARROW = _out(torch.bfloat16, torch.float16)
+EXACT = "every sum is a value of the output dtype"
+NO_OVERFLOW = "no sum exceeds the output dtype"
+fault("store rounds half away from zero", CAST, seen="flashinfer 5128",
+      store=lambda call, acc: _keep_nan(acc, _to_out(call, acc, Rounding.NEAREST_AWAY)),
+      same_if="no sum is a tie of the output dtype")
+fault("store truncates", CAST, seen="H200 mutants", store=_truncated, needs=NARROW, same_if=EXACT)
+fault("store rounds stochastically", CAST, seen="flashinfer 5128", store=_stochastic, needs=NARROW, same_if=EXACT)
+fault("store through float16", CAST, seen="H200 mutants",
+      store=_through(torch.float16), needs=_out(torch.bfloat16, torch.float32))
+fault("store through bfloat16", CAST, seen="TensorRT-LLM PR 14464",
+      store=_through(torch.bfloat16), needs=_out(torch.float16, torch.float32), same_if="every sum is a bfloat16 value")
+fault("bfloat16 bits in a float16 buffer", CAST, seen="FlashInfer 0.6.18 on an H200",
+      store=lambda acc: store(acc, torch.bfloat16).view(torch.float16), needs=_out(torch.float16),
+      same_if="every sum is zero")
+fault("overflow stored as NaN", CAST, seen="flashinfer PR 3932",
+      store=_replaced(torch.isinf, lambda out: torch.full_like(out, torch.nan)), needs=_out(torch.float16),
+      same_if=NO_OVERFLOW)
+fault("overflow stored as the largest finite value", CAST, seen="flashinfer PR 3932",
+      store=_replaced(torch.isinf, _largest), needs=_out(torch.float16), same_if=NO_OVERFLOW)
+fault("NaN stored as zero", CAST, seen="Model-Optimizer PR 1397",
+      store=_replaced(torch.isnan, torch.zeros_like), same_if="no element is NaN")
+
+
+@fault("bias added after the cast", CAST, seen="H200 mutants",
+       contracts=WITH_BIAS,
+       needs=both(has_bias, need(lambda c: c.out_dtype != torch.float32, "a float32 store rounds nothing")),
+       same_if="both roundings are exact")
+def sum_stored_before_the_bias(call: Call, total: Sum) -> Tensor:
+    """The sum stored in the output dtype, then the bias added in float32; the store rounds a second time."""
+    assert total.product.bias is not None
+    first = store(total.right(replace(total.product, bias=None)), call.out_dtype)
+    return (decode(first) + decode(total.product.bias)[None, :]).to(torch.float32)
+
+
+# --- the schedule -------------------------------------------------------------------------------------------
+
+
+def _interval(call: Call) -> int:
+    """Elements of K between promotions, 0 where there are none."""
+    return (call.schedule.interval or 0) if call.schedule is not None else 0
+
+
+aligned = need(
+    lambda call: call.schedule is not None and call.schedule.instruction.align_bits is not None,
+    "the arithmetic aligns nothing",
+)
+promoted = both(
+    need(lambda call: _interval(call) > 0, "the arithmetic promotes nothing"),
+    need(lambda call: _interval(call) < call.parts[0].product.K, "one interval covers K"),
+)
+may_promote_later = both(
+    promoted,
+    need(
+        lambda call: call.schedule is None or call.schedule.promotion is Promotion.ADD,
+        "every block has scales of its own and must be promoted",
+    ),
+)
+several_intervals = need(lambda call: call.parts[0].product.K > 128, "K is one block")
+
+
+def _twice(schedule: Schedule) -> Schedule:
+    assert schedule.interval is not None
+    return replace(schedule, name=f"{schedule.name} at twice the interval", interval=2 * schedule.interval)
+
+
+def _second_scale_for_two(product: ScaledProduct) -> ScaledProduct:
+    """Two blocks share one chain and the scales of the second (of the first where there is no second)."""
+    last = torch.arange(1, product.B + 1, 2, device=product.a.device).clamp(max=product.B - 1)
+    return replace(product, block=2 * product.block, a_scale=product.a_scale[:, last], b_scale=product.b_scale[:, last])
+
+
+def _narrower(bits: int) -> Callable[[Schedule], Schedule]:
+    def change(schedule: Schedule) -> Schedule:
         i = schedule.instruction
         assert i.align_bits is not None
         width = i.align_bits - bits
@@ -52,34 +275,21 @@ def _narrower(bits: int) -> Change:
     return change
 
 
-def _chain(call: Call, schedule: Schedule) -> Schedule:
-    return replace(schedule, name=f"{schedule.name} without promotion", interval=None, promotion=Promotion.NONE)
+ONE_CHAIN = "no partial sum exceeds the accumulator"
+fault("no promotion: one chain over K", ARITHMETIC, seen="DeepGEMM 37",
+      schedule=lambda s: replace(s, name=f"{s.name} without promotion", interval=None, promotion=Promotion.NONE),
+      needs=may_promote_later, same_if=ONE_CHAIN)
+fault("promotion at twice the interval", ARITHMETIC, seen="DeepGEMM 37",
+      schedule=_twice, needs=may_promote_later, same_if=ONE_CHAIN)
+fault("two K blocks share one chain and the second's scales", ARITHMETIC, seen="DeepGEMM 37",
+      contracts=BLOCKS, product=_second_scale_for_two, schedule=_twice, needs=both(several_blocks, promoted),
+      same_if="the scales of both blocks are equal and no partial sum is long")
+for bits, words in ((1, "one bit"), (2, "two bits")):
+    fault(f"products aligned to {words} less", ARITHMETIC, seen="H200 mutants",
+          schedule=_narrower(bits), needs=aligned, same_if="no product lies below the narrower alignment")
 
 
-def _twice(call: Call, schedule: Schedule) -> Schedule:
-    assert schedule.interval is not None
-    return replace(schedule, name=f"{schedule.name} at twice the interval", interval=2 * schedule.interval)
-
-
-def _second_scale_for_two(call: Call, product: ScaledProduct) -> ScaledProduct:
-    """Two blocks share one chain and the scales of the second (of the first where there is no second)."""
-    last = torch.arange(1, product.B + 1, 2, device=product.a.device).clamp(max=product.B - 1)
-    return replace(product, block=2 * product.block, a_scale=product.a_scale[:, last], b_scale=product.b_scale[:, last])
-
-
-def _running(dtype: torch.dtype) -> Change:
-    """The sum over blocks of 128 kept in ``dtype``."""
-
-    def change(call: Call, total: Sum) -> Tensor:
-        product = total.product
-        acc = torch.zeros((product.M, product.N), dtype=torch.float32, device=product.a.device)
-        for piece in _pieces(product):
-            acc = store(acc + total.right(piece), dtype).to(torch.float32)
-        if product.bias is not None:
-            acc = acc + decode(product.bias).to(torch.float32)[None, :]
-        return acc
-
-    return change
+# --- the sum ------------------------------------------------------------------------------------------------
 
 
 def _pieces(product: ScaledProduct) -> list[ScaledProduct]:
@@ -102,7 +312,27 @@ def _pieces(product: ScaledProduct) -> list[ScaledProduct]:
     return found
 
 
-def _not_cleared(call: Call, total: Sum) -> Tensor:
+def _added(total: Sum, pieces: list[ScaledProduct], dtype: torch.dtype = torch.float32) -> Tensor:
+    """The sum over these pieces kept in ``dtype``, and the bias."""
+    product = total.product
+    acc = torch.zeros((product.M, product.N), dtype=torch.float32, device=product.a.device)
+    for piece in pieces:
+        acc = store(acc + total.right(piece), dtype).to(torch.float32)
+    return acc if product.bias is None else acc + decode(product.bias).to(torch.float32)[None, :]
+
+
+def _running(dtype: torch.dtype) -> Callable[[Sum], Tensor]:
+    return lambda total: _added(total, _pieces(total.product), dtype)
+
+
+for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.float16, "float16", "cutlass PR 3149")):
+    fault(f"running sum kept in {word}", ARITHMETIC, seen=seen,
+          sum=_running(dtype), needs=several_intervals, same_if=f"every partial sum is a {word} value")
+
+
+@fault("accumulator not cleared between tiles", ARITHMETIC, seen="cutlass PR 3149",
+       needs=need(lambda call: call.parts[0].product.N > 128, "there is one tile along N"))
+def sum_of_the_tile_before(total: Sum) -> Tensor:
     """The second N tile starts from the first one's result."""
     acc = total.right()
     width = max(0, min(128, acc.shape[1] - 128))
@@ -110,73 +340,20 @@ def _not_cleared(call: Call, total: Sum) -> Tensor:
     return acc
 
 
-def _two_tiles(call: Call) -> str | None:
-    return None if call.parts[0].product.N > 128 else "there is one tile along N"
+def _kept(blocks: Callable[[int], range]) -> Callable[[Sum], Tensor]:
+    """These of B blocks start from the sum of the one before, and so enter by its scales too."""
 
-
-def _bias(change: Callable[[ScaledProduct], ScaledProduct]) -> Change:
-    def apply(call: Call, product: ScaledProduct) -> ScaledProduct:
-        return change(product)
-
-    return apply
-
-
-def _bias_scaled(call: Call, total: Sum) -> Tensor:
-    """The bias added before the scales are applied."""
-    product = total.product
-    assert product.bias is not None
-    bare = replace(product, a_scale=torch.ones_like(product.a_scale), b_scale=torch.ones_like(product.b_scale))
-    each = product.b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N, 0]
-    return total.right(bare) * product.a_scale * each[None, :]
-
-
-def _has_bias(call: Call) -> str | None:
-    return None if "bias" in call.inputs else "there is no bias"
-
-
-def _several_intervals(call: Call) -> str | None:
-    return None if call.parts[0].product.K > 128 else "K is one block"
-
-
-def _several_blocks(call: Call) -> str | None:
-    return None if call.parts[0].product.B > 1 else "there is one K block"
-
-
-def _all_but(first: bool) -> Change:
-    """One split of K is missing from the sum."""
-
-    def change(call: Call, total: Sum) -> Tensor:
-        pieces = _pieces(total.product)
-        half = len(pieces) // 2
-        acc = torch.zeros((total.product.M, total.product.N), dtype=torch.float32, device=total.product.a.device)
-        for piece in pieces[half:] if first else pieces[:half]:
-            acc = acc + total.right(piece)
-        if total.product.bias is not None:
-            acc = acc + decode(total.product.bias).to(torch.float32)[None, :]
-        return acc
-
-    return change
-
-
-def _last_twice(call: Call, total: Sum) -> Tensor:
-    """The last K block is in two splits."""
-    return total.right() + total.right(_pieces(total.product)[-1])
-
-
-def _kept(from_: Callable[[int], int], to: Callable[[int], int]) -> Change:
-    """Blocks ``from_(B)`` to before ``to(B)`` start from the sum of the one before, and so enter by its scales too."""
-
-    def change(call: Call, total: Sum) -> Tensor:
+    def change(total: Sum) -> Tensor:
         product, acc = total.product, total.right()
-        bare = replace(product, bias=None)
-        for b in range(from_(product.B), to(product.B)):
-            start, stop = (b - 1) * product.block, b * product.block
+        for b in blocks(product.B):
+            before = slice((b - 1) * product.block, b * product.block)
             old = replace(
-                bare,
-                a=product.a[:, start:stop].contiguous(),
-                b=product.b[:, start:stop].contiguous(),
+                product,
+                a=product.a[:, before].contiguous(),
+                b=product.b[:, before].contiguous(),
                 a_scale=product.a_scale[:, b : b + 1],
                 b_scale=product.b_scale[:, b : b + 1],
+                bias=None,
             )
             acc = acc + total.right(old)
         return acc
@@ -184,103 +361,45 @@ def _kept(from_: Callable[[int], int], to: Callable[[int], int]) -> Change:
     return change
 
 
-def _middle(blocks: int) -> int:
-    return (blocks + 1) // 2
+for name, blocks in (
+    ("accumulator not cleared before the middle K block", lambda n: range((n + 1) // 2, (n + 1) // 2 + 1)),
+    ("accumulator keeps the K block before in every K block", lambda n: range(1, n)),
+):
+    fault(name, ARITHMETIC, seen="no public thread: an accumulator not zeroed before the next K block",
+          contracts=BLOCKS, sum=_kept(blocks), needs=several_blocks)
+for name, seen, change in (
+    ("last K block added twice", "no public thread: two splits of K that overlap in one block",
+     lambda total: total.right() + total.right(_pieces(total.product)[-1])),
+    ("first half of a split K missing", "DeepGEMM 392",
+     lambda total: _added(total, (pieces := _pieces(total.product))[len(pieces) // 2 :])),
+    ("second half of a split K missing", "DeepGEMM 392",
+     lambda total: _added(total, (pieces := _pieces(total.product))[: len(pieces) // 2])),
+):
+    fault(name, ARITHMETIC, seen=seen, sum=change, needs=several_intervals)
 
 
-def _fault(
-    name: str,
-    met_in: str,
-    changes: dict[Stage, Change],
-    why_not: WhyNot = always,
-    equivalent: str = "",
-    contracts: frozenset[str] = PRODUCTS,
-) -> Fault:
-    return Fault(name, Family.ARITHMETIC, met_in, changes, contracts, why_not, equivalent)
+# --- the bias -----------------------------------------------------------------------------------------------
 
 
-def faults() -> list[Fault]:
-    """The faults of this family, in the order of the facts."""
-    zero_bias, pair = "the bias is zero", "the scales of both blocks are equal and no partial sum is long"
-    return [
-        _fault("no promotion: one chain over K", "DeepGEMM 37", {Stage.SCHEDULE: _chain}, _promoted_after, ONE_CHAIN),
-        _fault("promotion at twice the interval", "DeepGEMM 37", {Stage.SCHEDULE: _twice}, _promoted_after, ONE_CHAIN),
-        _fault(
-            "two K blocks share one chain and the second's scales",
-            "DeepGEMM 37",
-            {Stage.PRODUCT: _second_scale_for_two, Stage.SCHEDULE: _twice},
-            lambda c: _several_blocks(c) or _promoted(c),
-            pair,
-            BLOCKS,
-        ),
-        _fault("products aligned to one bit less", "H200 mutants", {Stage.SCHEDULE: _narrower(1)}, _aligned, NARROW),
-        _fault("products aligned to two bits less", "H200 mutants", {Stage.SCHEDULE: _narrower(2)}, _aligned, NARROW),
-        _fault(
-            "running sum kept in bfloat16",
-            "H200 mutants",
-            {Stage.SUM: _running(torch.bfloat16)},
-            _several_intervals,
-            "every partial sum is a bfloat16 value",
-        ),
-        _fault(
-            "running sum kept in float16",
-            "cutlass PR 3149",
-            {Stage.SUM: _running(torch.float16)},
-            _several_intervals,
-            "every partial sum is a float16 value",
-        ),
-        _fault("accumulator not cleared between tiles", "cutlass PR 3149", {Stage.SUM: _not_cleared}, _two_tiles),
-        _fault(
-            "accumulator not cleared before the middle K block",
-            NO_THREAD,
-            {Stage.SUM: _kept(_middle, lambda n: _middle(n) + 1)},
-            _several_blocks,
-            contracts=BLOCKS,
-        ),
-        _fault(
-            "accumulator keeps the K block before in every K block",
-            NO_THREAD,
-            {Stage.SUM: _kept(lambda n: 1, lambda n: n)},
-            _several_blocks,
-            contracts=BLOCKS,
-        ),
-        _fault("last K block added twice", NO_SPLIT_THREAD, {Stage.SUM: _last_twice}, _several_intervals),
-        _fault(
-            "first half of a split K missing", "DeepGEMM 392", {Stage.SUM: _all_but(first=True)}, _several_intervals
-        ),
-        _fault(
-            "second half of a split K missing", "DeepGEMM 392", {Stage.SUM: _all_but(first=False)}, _several_intervals
-        ),
-        _fault(
-            "bias ignored",
-            "cutlass PR 3149",
-            {Stage.PRODUCT: _bias(lambda p: replace(p, bias=None))},
-            _has_bias,
-            zero_bias,
-            WITH_BIAS,
-        ),
-        _fault(
-            "bias added twice",
-            "cutlass PR 3149",
-            {Stage.PRODUCT: _bias(lambda p: replace(p, bias=None if p.bias is None else p.bias * 2))},
-            _has_bias,
-            zero_bias,
-            WITH_BIAS,
-        ),
-        _fault(
-            "bias of the next column",
-            "cutlass PR 3149",
-            {Stage.PRODUCT: _bias(lambda p: replace(p, bias=None if p.bias is None else torch.roll(p.bias, -1)))},
-            _has_bias,
-            "every bias is equal",
-            WITH_BIAS,
-        ),
-        _fault(
-            "bias added before the scales",
-            "H200 mutants",
-            {Stage.SUM: _bias_scaled},
-            lambda c: _has_bias(c) or (None if c.parts[0].product.B == 1 else "block scales take no bias"),
-            zero_bias,
-            WITH_BIAS,
-        ),
-    ]
+def _bias(change: Callable[[Tensor], Tensor | None]) -> Callable[[ScaledProduct], ScaledProduct]:
+    return lambda product: replace(product, bias=None if product.bias is None else change(product.bias))
+
+
+for name, bias, same_if in (
+    ("bias ignored", lambda bias: None, "the bias is zero"),
+    ("bias added twice", lambda bias: bias * 2, "the bias is zero"),
+    ("bias of the next column", lambda bias: torch.roll(bias, -1), "every bias is equal"),
+):
+    fault(name, ARITHMETIC, seen="cutlass PR 3149",
+          contracts=WITH_BIAS, product=_bias(bias), needs=has_bias, same_if=same_if)
+
+
+@fault("bias added before the scales", ARITHMETIC, seen="H200 mutants",
+       contracts=WITH_BIAS,
+       needs=both(has_bias, need(lambda call: call.parts[0].product.B == 1, "block scales take no bias")),
+       same_if="the bias is zero")
+def sum_scaled_with_its_bias(total: Sum) -> Tensor:
+    product = total.product
+    bare = replace(product, a_scale=torch.ones_like(product.a_scale), b_scale=torch.ones_like(product.b_scale))
+    columns = product.b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N, 0]
+    return total.right(bare) * product.a_scale * columns[None, :]

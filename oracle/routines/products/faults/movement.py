@@ -1,96 +1,118 @@
 """Faults of data movement in scaled products: right numbers from, or to, the wrong place.
 
-Tiles are 128 x 128, the tile of the kernels where these faults were met; tails are what does not fill one.
+Tiles are 128 x 128, the tile of the kernels where these faults were met; tails are what does not fill one. In grouped
+products the last real row of every group and what stands behind it are where group boundaries go wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from oracle.numbers.formats import codes_of
-from oracle.routines.fault import Call, Change, Family, Fault, Stage, WhyNot, always
+from oracle.routines.fault import MOVEMENT, Call, Faults, WhyNot, both, entry, need
 from oracle.routines.mutants import stale
-from oracle.routines.products.roles import BLOCKS, GROUPED, PRODUCTS, Matrix, matrix, read
+from oracle.routines.products.roles import (
+    BLOCKS,
+    CONTIGUOUS,
+    GROUPED,
+    MASKED,
+    PRODUCTS,
+    SCALED,
+    each,
+    matrix,
+    several_blocks,
+    several_rows,
+)
 from oracle.truth.gemm import ScaledProduct, take_rows
+
+# A fault is a row: what is wrong and where it was met; the change; when it shows.
+# fmt: off
+FAULTS = Faults(PRODUCTS)
+fault = FAULTS.declare
 
 TILE = 128
 PITCH = 16
 """Elements between rows whose pitch is not read: the least that keeps rows of FP8 on 16 bytes."""
+STORE_TILE = 64
+"""Rows of the smallest tile that DeepGEMM's masked product stores (seen on an H200: 64 or 128)."""
+TMA_ROWS = 4
+"""Float32 scales in 16 bytes: columns of a scale are padded to a multiple."""
 SAME_ROWS = "the two rows are equal"
 
-
-# --- what a call must have ----------------------------------------------------------------------------------
-
-
-def _several_rows(call: Call) -> str | None:
-    return None if call.rows > 1 else "there is one row"
-
-
-def _several_rows_of(role: str) -> WhyNot:
-    return lambda call: None if matrix(call, role).shape[0] > 1 else f"{role} has one row"
-
-
-def _several_columns(call: Call) -> str | None:
-    return None if call.parts[0].product.N > 1 else "there is one column"
-
-
-def _n_tail(call: Call) -> str | None:
-    n = call.parts[0].product.N
-    return None if n % TILE else f"N={n} fills its tiles"
+several_output_rows = need(lambda call: call.rows > 1, "there is one row")
+several_rows_of_a = need(lambda call: matrix(call, "a").shape[0] > 1, "there is one row")
+several_columns = need(lambda call: call.parts[0].product.N > 1, "there is one column")
+several_experts = need(lambda call: call.inputs["b"].shape[0] > 1, "there is one expert")
+n_tail = need(lambda c: c.parts[0].product.N % TILE, lambda c: f"N={c.parts[0].product.N} fills its tiles")
+m_tail = need(
+    lambda c: matrix(c, "a").shape[0] % TILE and matrix(c, "a").shape[0] > 1,
+    lambda c: f"M={matrix(c, 'a').shape[0]} fills its tiles",
+)
+k_tail = need(
+    lambda c: c.parts[0].product.K % TILE and c.parts[0].product.K > TILE,
+    lambda c: f"K={c.parts[0].product.K} has no partial block behind a whole one",
+)
 
 
-def _m_tail(call: Call) -> str | None:
-    rows = matrix(call, "a").shape[0]
-    return None if rows % TILE and rows > 1 else f"M={rows} fills its tiles"
+# --- the input side -----------------------------------------------------------------------------------------
 
 
-def _k_above(count: int) -> WhyNot:
-    def why_not(call: Call) -> str | None:
-        k = call.parts[0].product.K
-        return None if k > count else f"K={k} is not above {count}"
+def _zero_from(first: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
+    """Columns from ``first(K)`` on read as zero."""
 
-    return why_not
-
-
-def _two_n_tiles(call: Call) -> str | None:
-    return None if call.parts[0].product.N > TILE else "there is one tile along N"
-
-
-def _square(call: Call) -> str | None:
-    rows, n = call.rows, call.parts[0].product.N
-    return None if rows == n else f"the output is {rows} x {n}, not square"
-
-
-# --- input side ---------------------------------------------------------------------------------------------
-
-
-def _drop_k(count: int) -> Matrix:
-    """The last ``count`` columns of a read as zero."""
-
-    def change(call: Call, a: Tensor) -> Tensor:
+    def change(a: Tensor) -> Tensor:
         codes = codes_of(a).clone()
-        codes[:, -count:] = 0
+        codes[:, first(a.shape[1]) :] = 0
         return codes.view(a.dtype)
 
     return change
 
 
-def _drop_tail_of_128(call: Call, a: Tensor) -> Tensor:
-    codes = codes_of(a).clone()
-    codes[:, a.shape[1] // TILE * TILE :] = 0
-    return codes.view(a.dtype)
+def _k_above(count: int) -> WhyNot:
+    return need(lambda c: count < c.parts[0].product.K, lambda c: f"K={c.parts[0].product.K} is not above {count}")
 
 
-def _ragged_k(call: Call) -> str | None:
-    k = call.parts[0].product.K
-    return None if k % TILE and k > TILE else f"K={k} has no partial block behind a whole one"
+def _halves_exchanged(count: int, device: torch.device) -> Tensor:
+    """Row or column numbers with the two halves of an even part exchanged."""
+    half, order = count // 2, torch.arange(count, device=device)
+    return torch.where(order < 2 * half, (order + half) % (2 * half), order)
 
 
-def _first_block_twice(call: Call, product: ScaledProduct) -> ScaledProduct:
-    """Block 1 computed from the codes of block 0: the prefetch stayed one stage behind."""
+@fault("N tail written into the next row", MOVEMENT, seen="kernels-community 1153",
+       needs=both(n_tail, several_output_rows))
+def write_tail_into_next_row(out: Tensor) -> Tensor:
+    """A tile is stored whole: its columns past N, all zero, land at the start of the next row."""
+    out = out.clone()
+    out[1:, : min(-out.shape[1] % TILE, out.shape[1])] = 0
+    return out
+
+
+@fault("N tail unwritten", MOVEMENT, seen="Primus-Turbo 397", needs=n_tail)
+def write_no_tail(call: Call, out: Tensor) -> Tensor:
+    out, old = out.clone(), stale(call, out)
+    first = out.shape[1] // TILE * TILE
+    out[:, first:] = old[:, first:]
+    return out
+
+
+for words, seen, first, needs in (
+    ("last element of K", "H200 mutants", lambda k: k - 1, _k_above(1)),
+    ("last 32 elements of K", "H200 mutants", lambda k: k - 32, _k_above(32)),
+    ("last K block", "Primus-Turbo 397", lambda k: k - 128, _k_above(128)),
+    ("K tail", "Primus-Turbo 397", lambda k: k // TILE * TILE, k_tail),
+):
+    fault(f"{words} dropped", MOVEMENT, seen=seen,
+          read=each("a", _zero_from(first)), needs=needs, same_if="what is dropped is zero")
+
+
+@fault("K block 1 computed from the codes of block 0", MOVEMENT, seen="TransformerEngine 2986",
+       contracts=BLOCKS, needs=several_blocks)
+def product_of_block_0_twice(product: ScaledProduct) -> ScaledProduct:
+    """The prefetch stayed one stage behind."""
     a, b = codes_of(product.a).clone(), codes_of(product.b).clone()
     width = min(product.block, product.K - product.block)
     for codes in (a, b):
@@ -98,7 +120,7 @@ def _first_block_twice(call: Call, product: ScaledProduct) -> ScaledProduct:
     return replace(product, a=a.view(product.a.dtype), b=b.view(product.b.dtype))
 
 
-def _stale_tail_rows(call: Call, a: Tensor) -> Tensor:
+def _stale_tail_rows(a: Tensor) -> Tensor:
     """Rows of the last partial tile hold what the buffer held before: other rows in reverse order."""
     rows = torch.arange(a.shape[0], device=a.device)
     first = a.shape[0] // TILE * TILE
@@ -106,54 +128,38 @@ def _stale_tail_rows(call: Call, a: Tensor) -> Tensor:
     return take_rows(a, torch.where((old == rows) & (rows >= first), (rows + 1) % a.shape[0], old))
 
 
-def _wrapped(call: Call, a: Tensor) -> Tensor:
+def _wrapped(a: Tensor) -> Tensor:
     """The row offset wraps at half of the matrix, as an int32 offset does at 2**31 elements."""
-    half = max(1, a.shape[0] // 2)
-    return take_rows(a, torch.arange(a.shape[0], device=a.device) % half)
+    return take_rows(a, torch.arange(a.shape[0], device=a.device) % max(1, a.shape[0] // 2))
 
 
-def _pitch_not_read(call: Call, x: Tensor) -> Tensor:
+def _pitch_not_read(x: Tensor) -> Tensor:
     """Rows lie :data:`PITCH` elements further apart than they are long, zeros between, and are read as if packed."""
     memory = torch.nn.functional.pad(codes_of(x), (0, PITCH)).flatten()
     return memory[: x.numel()].view(x.shape).view(x.dtype)
 
 
-def _swap_halves_b(call: Call, b: Tensor) -> Tensor:
-    """Rows of b exchanged in halves, without their scales."""
-    half = b.shape[0] // 2
-    order = torch.arange(b.shape[0], device=b.device)
-    return take_rows(b, torch.where(order < 2 * half, (order + half) % (2 * half), order))
+fault("rows of the M tail reuse older activations", MOVEMENT, seen="aprender 2765",
+      read=each("a", _stale_tail_rows), needs=m_tail, same_if=SAME_ROWS)
+fault("row offset wraps", MOVEMENT, seen="vllm PR 9425, flash-linear-attention 1080",
+      read=each("a", _wrapped), needs=several_rows_of_a, same_if=SAME_ROWS)
 
 
-# --- output side --------------------------------------------------------------------------------------------
+for role in ("a", "b"):
+    fault(f"row pitch of {role.upper()} not read", MOVEMENT,
+          seen="recorded on an H200: cutlass_scaled_mm of vLLM 0.20.2",
+          read=each(role, _pitch_not_read), needs=several_rows(role), same_if="all rows are equal")
+fault("gate and up weights swapped without their scales", MOVEMENT, seen="sglang PR 11081",
+      read=each("b", lambda b: take_rows(b, _halves_exchanged(b.shape[0], b.device))), needs=several_columns)
 
 
-def _tail_in_next_row(call: Call, out: Tensor) -> Tensor:
-    """A tile is stored whole: its columns past N, all zero, land at the start of the next row."""
-    out = out.clone()
-    out[1:, : min(-out.shape[1] % TILE, out.shape[1])] = 0
-    return out
+# --- the output side ----------------------------------------------------------------------------------------
 
 
-def _tail_unwritten(call: Call, out: Tensor) -> Tensor:
-    out, old = out.clone(), stale(call, out)
-    first = out.shape[1] // TILE * TILE
-    out[:, first:] = old[:, first:]
-    return out
-
-
-def _rows_swapped(call: Call, out: Tensor) -> Tensor:
-    i, j = _two_rows(call)
-    out = out.clone()
-    out[[i, j]] = out[[j, i]]
-    return out
-
-
-def _row_duplicated(call: Call, out: Tensor) -> Tensor:
-    i, j = _two_rows(call)
-    out = out.clone()
-    out[j] = out[i]
-    return out
+def _specified(call: Call) -> list[int]:
+    if call.parts[0].rows is None:
+        return list(range(call.rows))
+    return sorted(int(r) for part in call.parts if part.rows is not None for r in part.rows)
 
 
 def _two_rows(call: Call) -> tuple[int, int]:
@@ -163,20 +169,54 @@ def _two_rows(call: Call) -> tuple[int, int]:
     return rows[at], rows[min(at + 1, len(rows) - 1)]
 
 
-def _specified(call: Call) -> list[int]:
-    if call.parts[0].rows is None:
-        return list(range(call.rows))
-    return sorted(int(r) for part in call.parts if part.rows is not None for r in part.rows)
+def _in_pairs(unit: int) -> Callable[[Tensor], Tensor]:
+    """Columns exchanged in pairs of groups of ``unit``, where the second group is there."""
+
+    def change(out: Tensor) -> Tensor:
+        order = torch.arange(out.shape[1], device=out.device)
+        return out[:, torch.where((order | unit) < out.shape[1], order ^ unit, order)]
+
+    return change
 
 
-def _row_tile_stale(call: Call, out: Tensor) -> Tensor:
+fault("gate and up halves swapped with their scales", MOVEMENT, seen="sglang PR 32430",
+      write=lambda out: out[:, _halves_exchanged(out.shape[1], out.device)], needs=several_columns)
+fault("neighbouring columns exchanged", MOVEMENT, seen="pith-train PR 74", write=_in_pairs(1))
+fault(
+    "neighbouring groups of eight columns exchanged",
+    MOVEMENT,
+    seen="no public thread: 16-byte stores through a swizzled staging buffer",
+    write=_in_pairs(8),  # the 16-byte stores of a bfloat16 row
+    needs=need(lambda call: call.parts[0].product.N > 8, "there is one group of eight columns"),
+)
+
+
+@fault("two rows swapped", MOVEMENT, seen="flashinfer 4396", needs=several_output_rows, same_if=SAME_ROWS)
+def write_rows_swapped(call: Call, out: Tensor) -> Tensor:
+    i, j = _two_rows(call)
+    out = out.clone()
+    out[[i, j]] = out[[j, i]]
+    return out
+
+
+@fault("one row duplicated", MOVEMENT, seen="flashinfer PR 2716", needs=several_output_rows, same_if=SAME_ROWS)
+def write_row_duplicated(call: Call, out: Tensor) -> Tensor:
+    i, j = _two_rows(call)
+    out = out.clone()
+    out[j] = out[i]
+    return out
+
+
+@fault("one row of one N tile stale", MOVEMENT, seen="flashinfer 4396")
+def write_row_of_tile_stale(call: Call, out: Tensor) -> Tensor:
     out, old = out.clone(), stale(call, out)
     row = _two_rows(call)[0]
     out[row, -TILE:] = old[row, -TILE:]
     return out
 
 
-def _tile_unwritten(call: Call, out: Tensor) -> Tensor:
+@fault("one output tile unwritten", MOVEMENT, seen="flashinfer PR 2716")
+def write_no_last_tile(call: Call, out: Tensor) -> Tensor:
     out, old = out.clone(), stale(call, out)
     top = _specified(call)[-1] // TILE * TILE
     left = (out.shape[1] - 1) // TILE * TILE
@@ -184,139 +224,178 @@ def _tile_unwritten(call: Call, out: Tensor) -> Tensor:
     return out
 
 
-def _largest(call: Call, out: Tensor) -> tuple[int, int]:
-    """Place of the largest finite specified element."""
+@fault("one element zeroed", MOVEMENT, seen="H200 mutants")
+def write_largest_zeroed(call: Call, out: Tensor) -> Tensor:
+    """The largest finite specified element."""
     rows = torch.tensor(_specified(call), dtype=torch.int64, device=out.device)
-    size = out[rows].to(torch.float32).abs().nan_to_num(0.0, 0.0, 0.0)
-    flat = int(size.argmax())
-    return int(rows[flat // out.shape[1]]), flat % out.shape[1]
-
-
-def _element_zeroed(call: Call, out: Tensor) -> Tensor:
+    flat = int(out[rows].to(torch.float32).abs().nan_to_num(0.0, 0.0, 0.0).argmax())
     out = out.clone()
-    out[_largest(call, out)] = 0
+    out[int(rows[flat // out.shape[1]]), flat % out.shape[1]] = 0
     return out
 
 
-def _transposed(call: Call, out: Tensor) -> Tensor:
-    return out.t().contiguous()
+fault(
+    "output transposed where it is square",
+    MOVEMENT,
+    seen="pytorch 195751",
+    contracts=PRODUCTS - GROUPED,
+    write=lambda out: out.t().contiguous(),
+    needs=need(
+        lambda c: c.rows == c.parts[0].product.N,
+        lambda c: f"the output is {c.rows} x {c.parts[0].product.N}, not square",
+    ),
+)
 
 
-def _columns_reversed_in_pairs(call: Call, out: Tensor) -> Tensor:
-    order = torch.arange(out.shape[1], device=out.device)
-    return out[:, torch.where((order ^ 1) < out.shape[1], order ^ 1, order)]
+# --- contiguous groups: the index of each row ---------------------------------------------------------------
+
+several_used = need(lambda call: int((torch.unique(call.inputs["m_indices"]) >= 0).sum()) > 1, "one expert is used")
+has_padding = need(
+    lambda call: bool(((call.inputs["m_indices"][:-1] >= 0) & (call.inputs["m_indices"][1:] < 0)).any()),
+    "no real row stands before a padding row",
+)
 
 
-def _groups_of_eight(call: Call, out: Tensor) -> Tensor:
-    """The 16-byte stores of a bfloat16 row exchanged in pairs."""
-    order = torch.arange(out.shape[1], device=out.device)
-    return out[:, torch.where((order | 8) < out.shape[1], order ^ 8, order)]
+def _experts(index: Tensor, other: Tensor) -> Tensor:
+    """``other`` experts for the rows that have one."""
+    return torch.where(index < 0, index, other).to(index.dtype)
 
 
-def _halves_swapped(call: Call, out: Tensor) -> Tensor:
-    half = out.shape[1] // 2
-    order = torch.arange(out.shape[1], device=out.device)
-    return out[:, torch.where(order < 2 * half, (order + half) % (2 * half), order)]
+def _minus_one_as_expert(call: Call, index: Tensor) -> Tensor:
+    return torch.where(index < 0, call.inputs["b"].shape[0] - 1, index).to(index.dtype)
 
 
-def moved(
-    name: str,
-    met_in: str,
-    stage: Stage,
-    change: Change,
-    why_not: WhyNot = always,
-    equivalent: str = "",
-    contracts: frozenset[str] = PRODUCTS,
-    tolerated: str = "",
-) -> Fault:
-    """A fault of movement with one change."""
-    return Fault(name, Family.MOVEMENT, met_in, {stage: change}, contracts, why_not, equivalent, tolerated)
+def _first_of(rows: int) -> Callable[[Tensor], Tensor]:
+    def change(index: Tensor) -> Tensor:
+        place = torch.arange(len(index), device=index.device) // rows * rows
+        return _experts(index, index[place].clamp(min=0))
+
+    return change
 
 
-def faults() -> list[Fault]:
-    """The faults of plain products, in the order of the facts."""
-    zeros = "what is dropped is zero"
-    return [
-        moved(
-            "N tail written into the next row",
-            "kernels-community 1153",
-            Stage.WRITE,
-            _tail_in_next_row,
-            lambda c: _n_tail(c) or _several_rows(c),
-        ),
-        moved("N tail unwritten", "Primus-Turbo 397", Stage.WRITE, _tail_unwritten, _n_tail),
-        moved("last element of K dropped", "H200 mutants", Stage.READ, read("a", _drop_k(1)), _k_above(1), zeros),
-        moved("last 32 elements of K dropped", "H200 mutants", Stage.READ, read("a", _drop_k(32)), _k_above(32), zeros),
-        moved("last K block dropped", "Primus-Turbo 397", Stage.READ, read("a", _drop_k(128)), _k_above(128), zeros),
-        moved("K tail dropped", "Primus-Turbo 397", Stage.READ, read("a", _drop_tail_of_128), _ragged_k, zeros),
-        moved(
-            "K block 1 computed from the codes of block 0",
-            "TransformerEngine 2986",
-            Stage.PRODUCT,
-            _first_block_twice,
-            lambda c: None if c.parts[0].product.B > 1 else "there is one K block",
-            contracts=BLOCKS,
-        ),
-        moved(
-            "rows of the M tail reuse older activations",
-            "aprender 2765",
-            Stage.READ,
-            read("a", _stale_tail_rows),
-            _m_tail,
-            SAME_ROWS,
-        ),
-        moved(
-            "row offset wraps",
-            "vllm PR 9425, flash-linear-attention 1080",
-            Stage.READ,
-            read("a", _wrapped),
-            lambda c: None if matrix(c, "a").shape[0] > 1 else "there is one row",
-            SAME_ROWS,
-        ),
-        *(
-            moved(
-                f"row pitch of {role.upper()} not read",
-                "recorded on an H200: cutlass_scaled_mm of vLLM 0.20.2",
-                Stage.READ,
-                read(role, _pitch_not_read),
-                _several_rows_of(role),
-                "all rows are equal",
-            )
-            for role in ("a", "b")
-        ),
-        moved(
-            "gate and up weights swapped without their scales",
-            "sglang PR 11081",
-            Stage.READ,
-            read("b", _swap_halves_b),
-            _several_columns,
-        ),
-        moved(
-            "gate and up halves swapped with their scales",
-            "sglang PR 32430",
-            Stage.WRITE,
-            _halves_swapped,
-            _several_columns,
-        ),
-        moved("neighbouring columns exchanged", "pith-train PR 74", Stage.WRITE, _columns_reversed_in_pairs),
-        moved(
-            "neighbouring groups of eight columns exchanged",
-            "no public thread: 16-byte stores through a swizzled staging buffer",
-            Stage.WRITE,
-            _groups_of_eight,
-            lambda c: None if c.parts[0].product.N > 8 else "there is one group of eight columns",
-        ),
-        moved("two rows swapped", "flashinfer 4396", Stage.WRITE, _rows_swapped, _several_rows, SAME_ROWS),
-        moved("one row duplicated", "flashinfer PR 2716", Stage.WRITE, _row_duplicated, _several_rows, SAME_ROWS),
-        moved("one row of one N tile stale", "flashinfer 4396", Stage.WRITE, _row_tile_stale),
-        moved("one output tile unwritten", "flashinfer PR 2716", Stage.WRITE, _tile_unwritten),
-        moved("one element zeroed", "H200 mutants", Stage.WRITE, _element_zeroed),
-        moved(
-            "output transposed where it is square",
-            "pytorch 195751",
-            Stage.WRITE,
-            _transposed,
-            _square,
-            contracts=PRODUCTS - GROUPED,
-        ),
-    ]
+def _descriptor_of_previous(index: Tensor) -> Tensor:
+    """The first tile of a group runs with the previous group's descriptor."""
+    starts = index[::TILE]
+    use = torch.cat([starts[:1], starts[:-1]])[torch.arange(len(index), device=index.device) // TILE]
+    return torch.where((index < 0) | (use < 0), index, use).to(index.dtype)
+
+
+for name, seen, change, needs, same_if in (
+    ("m_indices of -1 taken as an expert", "DeepGEMM 34", _minus_one_as_expert, has_padding,
+     "only rows that the contract leaves unspecified change"),
+    ("all rows of a tile use the first row's expert", "DeepGEMM PR 450", _first_of(TILE), several_used,
+     "every expert's run is aligned to the tile, as the contract demands"),
+    ("all rows of 256 use the first row's expert", "DeepGEMM PR 450", _first_of(2 * TILE), several_used,
+     "every expert's run is aligned to 256 rows"),
+    ("group offset off by one", "flashinfer 3547",
+     lambda call, index: _experts(index, (index + 1) % call.inputs["b"].shape[0]), several_experts, ""),
+    (
+        # global expert numbers on a rank that holds the upper half
+        "expert-parallel offset not applied",
+        "flashinfer 3547",
+        lambda call, index: _experts(index, (index + call.inputs["b"].shape[0] // 2) % call.inputs["b"].shape[0]),
+        several_experts,
+        "",
+    ),
+    ("previous group's descriptor used at a group switch", "DeepGEMM PR 343", _descriptor_of_previous, several_used,
+     ""),
+):
+    fault(name, MOVEMENT, seen=seen,
+          contracts={CONTIGUOUS}, read=entry("m_indices", change), needs=needs, same_if=same_if)
+
+
+@fault("last real row uses a padding row's scale", MOVEMENT, seen="vllm 45741",
+       contracts={CONTIGUOUS}, needs=has_padding, same_if="both scales are equal")
+def read_padding_scale(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    index, scale = inputs["m_indices"], inputs["a_scale"].clone()
+    last = (index[:-1] >= 0) & (index[1:] < 0)
+    scale[:-1][last] = scale[1:][last]
+    return inputs | {"a_scale": scale}
+
+
+def _poisoned_tiles(call: Call) -> list[int]:
+    index = call.inputs["m_indices"]
+    poison = torch.isnan(call.inputs["a"].to(torch.float32)).any(dim=1) | torch.isnan(call.inputs["a_scale"]).any(dim=1)
+    return sorted({int(r) // TILE for r in torch.nonzero(poison & (index < 0))[:, 0]})
+
+
+@fault("NaN of a padding row spreads to its tile", MOVEMENT, seen="flashinfer PR 3650, 2861",
+       contracts={CONTIGUOUS}, needs=need(_poisoned_tiles, "no padding row holds a NaN"))
+def write_poisoned_tiles(call: Call, out: Tensor) -> Tensor:
+    out = out.clone()
+    for tile in _poisoned_tiles(call):
+        out[tile * TILE : (tile + 1) * TILE] = torch.nan
+    return out
+
+
+# --- groups: the wrong weights, and rows not written --------------------------------------------------------
+
+
+def _next_weights(scale: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """The weights of the next group, with their scales."""
+
+    def change(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        b = inputs["b"]
+        turned = torch.roll(b.view(torch.uint8), -1, dims=0).view(b.dtype)
+        return inputs | {"b": turned, scale: torch.roll(inputs[scale], -1, dims=0)}
+
+    return change
+
+
+fault("weights of the next group", MOVEMENT, seen="DeepGEMM PR 343",
+      contracts={MASKED}, read=_next_weights("b_scale"), needs=several_experts)
+
+
+def _past_the_groups(call: Call) -> list[tuple[int, int]]:
+    """Rows of ``[G * M]``, first and end, that each group's last tile of :data:`STORE_TILE` rows covers past it."""
+    groups, m = call.inputs["a"].shape[:2]
+    ends = (g * m + -(-count // STORE_TILE) * STORE_TILE for g, count in enumerate(call.inputs["masked_m"].tolist()))
+    return [((g + 1) * m, min(end, groups * m)) for g, end in enumerate(ends) if end > (g + 1) * m < groups * m]
+
+
+def _tiles_reach_further(call: Call) -> bool:
+    m, past = call.inputs["a"].shape[1], _past_the_groups(call)
+    counts = enumerate(call.inputs["masked_m"].tolist())
+    return any(start < g * m + count and g * m < stop for g, count in counts for start, stop in past)
+
+
+@fault("a group's last tile overwrites the next group", MOVEMENT,
+       seen="recorded on an H200: masked product of sgl-deep-gemm 0.1.4.post1",
+       contracts={MASKED}, needs=need(_tiles_reach_further, f"no tile of {STORE_TILE} rows reaches a real row"),
+       same_if="those rows are zero", race=True)
+def write_whole_tiles(call: Call, out: Tensor) -> Tensor:
+    """A group's last tile is stored whole and last: its rows past M lie in later groups.
+
+    Their scales come from the padding of the scale's columns, which nobody wrote (NaN here), and behind it are 0.
+    """
+    m, out = call.inputs["a"].shape[1], out.clone()
+    for start, stop in _past_the_groups(call):
+        out[start:stop] = 0
+        out[start : min(stop, start + -m % TMA_ROWS)] = torch.nan
+    return out
+
+
+@fault("last real row of each group not written", MOVEMENT, seen="flashinfer 3547", contracts=GROUPED)
+def write_one_row_short(call: Call, out: Tensor) -> Tensor:
+    out, old = out.clone(), stale(call, out)
+    for part in call.parts:
+        assert part.rows is not None
+        out[part.rows[-1]] = old[part.rows[-1]]
+    return out
+
+
+# --- groups that end where their offsets say ----------------------------------------------------------------
+
+RUNS = Faults({SCALED})
+"""Faults of ``scaled_grouped_mm`` alone; they stand beside those of the expert layer in the catalogue."""
+
+RUNS.declare(
+    "groups end one row late",
+    MOVEMENT,
+    seen="flashinfer 3547",
+    # every group but the last in use takes the first row of the group behind it
+    read=entry("offsets", lambda offsets: torch.minimum(offsets + 1, offsets[-1]).to(offsets.dtype)),
+    needs=need(lambda call: len(call.parts) > 1, "one expert is used"),
+)
+RUNS.declare("weights of the next group of a run", MOVEMENT, seen="DeepGEMM PR 343",
+             read=_next_weights("scale_b"), needs=several_experts)
