@@ -278,7 +278,7 @@ def _trials_of(case: Case) -> Iterator[Trial]:
             if _admits(contract, call.inputs, more):
                 yield Trial(case, Call(contract, call.inputs, more, out_dtype=out_dtype), None)
         return
-    if not call.operands.given:
+    if call.operands.roles and not call.operands.given:
         return  # the routine quantises by itself: its quantisers are mutated under their own contracts
     arch, names = _arithmetics(replace(call, out_dtype=case.out_dtype))
     first = None if names[0] == IEEE32 else get_schedule(names[0])
