@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DeviceError, DtypeError, InputError, ShapeError
-from oracle.numbers.elementwise import in_blocks
-from oracle.numbers.formats import Format, from_codes, of_dtype
+from oracle.numbers.doubledouble import two_sum
+from oracle.numbers.formats import FP32, Format, from_codes, in_blocks, of_dtype
 from oracle.numbers.rounding_scalar import Overflow, Rounding, check_policy, encode_scalar
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "encode_pair",
     "encode_scalar",
     "exponent_of",
+    "f32",
     "pair_to_dtype",
     "power_of_two",
     "round_pair",
@@ -78,6 +79,11 @@ def round_to(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) 
     """The values of :func:`encode`, as float64: ``decode(encode(x, ...), fmt)`` without the detour."""
     _check(fmt, overflow, x)
     return in_blocks(lambda part: _values(part, fmt, rounding, overflow), x, dtype=torch.float64)
+
+
+def f32(x: Tensor) -> Tensor:
+    """Float64 values rounded to float32 values, to nearest even; infinite beyond the largest."""
+    return round_to(x, FP32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def encode_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
@@ -320,9 +326,7 @@ def _normalised(hi: Tensor, lo: Tensor) -> tuple[Tensor, Tensor]:
     total = hi + lo
     if bool(torch.all((total == hi) & (hi.abs() < math.inf))):
         return hi, lo
-    # TwoSum (Knuth): total + error is hi + lo exactly, unless the addition overflows.
-    virtual = total - hi
-    error = (hi - (total - virtual)) + (lo - virtual)
+    total, error = two_sum(hi, lo)  # exact unless the addition overflows
     error.masked_fill_(~(total.abs() < _HUGE), 0.0)
     total = torch.where(hi.isfinite() & lo.isfinite(), total.clamp(-_HUGE, _HUGE), total)
     total = torch.where(total == 0, torch.copysign(total, hi), total)

@@ -3,8 +3,8 @@
 ``s = 2^k S`` with ``1 <= S < 2`` becomes ``2^k`` or ``2^(k+1)``. The modes differ only in the significand
 at which they step to the next power:
 
-* CEIL steps at once (``S > 1``); AMAX_* look at the amax instead of ``s`` and subtract 8, the exponent of
-  448;
+* CEIL steps at once (``S > 1``); AMAX_* look at the amax instead of ``s`` and subtract the exponent of the largest
+  value of the element format (8 for E4M3);
 * EXP2_CEIL_LOG2 and EXP2_ROUND_LOG2 go through a *rounded* logarithm, so they step late or early; the step is
   computed here for a correctly rounded logarithm, and :func:`log2_window` bounds it for one that is off by
   an ulp;
@@ -30,7 +30,6 @@ from oracle.numbers.recipes import PowerOfTwo, Recipe
 from oracle.numbers.rounding import Overflow, Rounding, exponent_of, power_of_two, to_dtype
 
 BIAS = 127
-E4M3_EMAX = 8  # exponent of 448
 _LOWEST, _HIGHEST = -149, 127  # exponents of positive float32 values
 
 
@@ -89,25 +88,26 @@ def round_scale(s: Tensor, amax: Tensor, inverse: Tensor, recipe: Recipe, fmt: F
     Tensor
         float64 powers of two; 0, inf and NaN where the mode lets them through.
     """
-    mode = recipe.power_of_two
+    mode, emax = recipe.power_of_two, recipe.element.emax
     limits = (recipe.byte_low, recipe.inf_byte, recipe.nan_byte)
     if mode is PowerOfTwo.CEIL:
-        return ceil_power(s, byte_low=limits[0], inf_byte=limits[1], nan_byte=limits[2])
+        return ceil_power(s, byte_low=recipe.byte_low, inf_byte=recipe.inf_byte, nan_byte=recipe.nan_byte)
     if mode is PowerOfTwo.INVERSE_FLOOR:
         floor = torch.where(torch.isfinite(inverse) & (inverse > 0), power_of_two(exponent_of(inverse)), inverse)
         return torch.ones_like(floor) / floor
     if mode is PowerOfTwo.AMAX_FLOOR:
-        return _from_exponent(exponent_of(amax) - E4M3_EMAX, amax, *limits)
+        return _from_exponent(exponent_of(amax) - emax, amax, *limits)
     if mode is PowerOfTwo.AMAX_CEIL:
         exponent = exponent_of(amax)
         exponent = exponent + (power_of_two(exponent) != amax).to(exponent.dtype)
-        return _from_exponent(exponent - E4M3_EMAX, amax, *limits)
+        return _from_exponent(exponent - emax, amax, *limits)
     if mode is PowerOfTwo.AMAX_EVEN:
-        # Adding half an ulp of the 3-bit significand and truncating moves to the next power from 1.9375 on.
+        # Adding half an ulp of the element's significand and truncating moves to the next power from 2 - ulp/2 on.
+        step = 2.0 - 2.0 ** -(recipe.element.fraction_bits + 1)
         exponent = exponent_of(amax)
-        exponent = exponent + (amax >= 1.9375 * power_of_two(exponent)).to(exponent.dtype)
+        exponent = exponent + (amax >= step * power_of_two(exponent)).to(exponent.dtype)
         overflowed = torch.where(exponent > _HIGHEST, torch.full_like(amax, torch.inf), amax)
-        return _from_exponent(exponent - E4M3_EMAX, torch.where(amax.isnan(), amax, overflowed), *limits)
+        return _from_exponent(exponent - emax, torch.where(amax.isnan(), amax, overflowed), *limits)
     assert mode is PowerOfTwo.EXP2_CEIL_LOG2 or mode is PowerOfTwo.EXP2_ROUND_LOG2
     return _through_log2(s, mode, fmt)
 
