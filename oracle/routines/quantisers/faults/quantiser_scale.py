@@ -10,8 +10,9 @@ from torch import Tensor
 
 from oracle.numbers.formats import BF16
 from oracle.numbers.quantize import f32, prepare
-from oracle.numbers.recipes import AmaxScan, PowerOfTwo, Recipe, ScaleFormat, ScaleFormula
+from oracle.numbers.recipes import AmaxScan, PowerOfTwo, Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, power_of_two, round_to
+from oracle.numbers.scaling import ScaleFormat
 from oracle.routines.base import registered
 from oracle.routines.fault import Call, Change, Family, Fault, Stage, WhyNot, always
 from oracle.routines.quantisers.faults.quantiser_engine import Amax, Values
