@@ -104,7 +104,7 @@ class TestSoundness:
         v = Fraction(x) / Fraction(float(made.scale))
         distance = float((152 - v) / v) / U
         assert 2.98 < distance < 3.0 < CODE_WIDTH / U
-        assert int(bits(made.codes)[0, 1]) == slow.e4m3_code(Fraction(152), False) != slow.e4m3_code(v, False)
+        assert int(bits(made.codes)[0, 1]) == slow.code_of(Fraction(152), False) != slow.code_of(v, False)
         assert judge_recipe(prepare(group), made.codes, made.scale, R.VLLM_GROUP).outside == 0
 
     def test_scale_interval_is_the_formula(self):

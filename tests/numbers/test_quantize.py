@@ -154,7 +154,7 @@ class TestTieLattice:
         values = [float(v) for v in slow.E4M3]
         middles = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)]
         lattice = [sign * v for v in values + middles for sign in (1.0, -1.0)]
-        expected = [slow.e4m3_code(Fraction(v), math.copysign(1.0, v) < 0) for v in lattice]
+        expected = [slow.code_of(Fraction(v), math.copysign(1.0, v) < 0) for v in lattice]
         group = torch.tensor(lattice + [448.0] * (512 - len(lattice)), dtype=torch.float64)
         x = (group * 2.0**exponent).to(torch.float32).reshape(1, -1)
         assert torch.equal(x.to(torch.float64), group.reshape(1, -1) * 2.0**exponent), "the lattice is exact in float32"
