@@ -57,8 +57,8 @@ def code_boxes(
     group = x.low.shape[1] if recipe.block.columns is None else recipe.block.columns
     if recipe.block.rows not in (None, 1) or recipe.fault is not None:
         raise NumericsError(f"recipe {recipe.name} has blocks of {recipe.block}; no interval is derived for its codes")
-    powers_or_float32 = (ScaleFormat.FLOAT32, ScaleFormat.UE8M0)
-    if recipe.power_of_two not in (None, PowerOfTwo.CEIL) or recipe.scale_format not in powers_or_float32:
+    covered = recipe.scale_format in (ScaleFormat.FLOAT32, ScaleFormat.UE8M0) and not recipe.scaling.global_scale
+    if recipe.power_of_two not in (None, PowerOfTwo.CEIL) or not covered:
         raise NumericsError(f"no interval is derived for the scales of {recipe.name}; take a CEIL or float32 recipe")
     boxes = [
         _box(_clipped(x.low, most, group), _clipped(x.high, most, group), s1, s2, recipe, group=group)

@@ -3,9 +3,9 @@
 Let ``a`` be the exact, floored amax of a block, ``max`` the largest value of the element format, ``u = 2^-24``.
 
 * *Scale.* Each float32 formula in use is ``a/max`` times at most two factors ``1 + d``, ``|d| <= u`` (a
-  rounded operation or the rounded constant 1/max), three under a global scale, so ``s`` lies within
-  ``a/max (1 +- 4u)``; with approximate division within ``1 +- 2^-21``. Below 2^-126 an operation errs by up to
-  2^-150 instead. A scale in the input's dtype has one value, ``RN(a/max)``; a UE8M0 scale has one value per mode,
+  rounded operation or the rounded constant 1/max), so ``s`` lies within ``a/max (1 +- 4u)`` with room to spare; with
+  approximate division within ``1 +- 2^-21``. Division by a global scale widens the interval by ``u``.
+  Below 2^-126 an operation errs by up to 2^-150 instead. A scale in the input's dtype has one value, ``RN(a/max)``; a UE8M0 scale has one value per mode,
   two inside the window of a mode that goes through a rounded logarithm. A scale in another format has the
   roundings of the ends of the float32 interval: rounding is monotone, and the interval holds at most one midpoint.
 * *Code.* The published ``s`` (times the global scale) fixes ``v = x/s``. A code comes from ``v`` times at most four
@@ -32,7 +32,7 @@ from torch import Tensor
 from oracle.numbers import ue8m0
 from oracle.numbers.formats import FP32, Format, codes_of, decode, is_nan, of_dtype
 from oracle.numbers.quantize import Band, Prepared, suits, to_scale_format
-from oracle.numbers.recipes import NanCode, PowerOfTwo, Recipe, ScaleFormula, recipes
+from oracle.numbers.recipes import NanCode, Recipe, ScaleFormula, recipes
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32
 from oracle.numbers.scaling import ScaleFormat
 
@@ -41,7 +41,6 @@ SCALE_WIDTH = 4 * U
 CODE_WIDTH = 4 * U + 7 * U * U
 APPROXIMATE_WIDTH = 2.0**-21
 TINY = 2.0**-126
-_LOG2_MODES = (PowerOfTwo.EXP2_CEIL_LOG2, PowerOfTwo.EXP2_ROUND_LOG2)
 
 
 @dataclass(frozen=True)
@@ -136,8 +135,10 @@ def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple
     """:func:`code_set` of consecutive rows of ``x`` seen as a matrix; ``published`` as there."""
     for band in x.bands(recipe.block):
         sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
-        parts = (sets.low, sets.high, sets.expected, sets.nan, sets.free)
-        yield band.rows, CodeSet(*(t.view(-1, t.shape[-1]) for t in parts), fmt=sets.fmt)
+        low, high, expected, nan, free = (
+            t.view(-1, t.shape[-1]) for t in (sets.low, sets.high, sets.expected, sets.nan, sets.free)
+        )
+        yield band.rows, CodeSet(low, high, expected, nan, free, sets.fmt)
 
 
 def _of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
@@ -153,28 +154,27 @@ def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
     shape = x.grid(recipe.block).scale_shape
     steps = x.steps(recipe)
     expected = steps.scale.reshape(shape)
-    if recipe.formula is ScaleFormula.GIVEN or recipe.scale_format is ScaleFormat.INPUT or recipe.fault:
+    single = recipe.formula is ScaleFormula.GIVEN or recipe.scale_format is ScaleFormat.INPUT or recipe.fault
+    if single or (recipe.power_of_two is not None and recipe.power_of_two not in ue8m0.LOG2_MODES):
         return ScaleSet(expected, expected, expected)
-    if recipe.scale_format is ScaleFormat.UE8M0:
-        if recipe.power_of_two not in _LOG2_MODES:
-            return ScaleSet(expected, expected, expected)
+    if recipe.power_of_two in ue8m0.LOG2_MODES:
         in_input = recipe.formula is ScaleFormula.INPUT_DTYPE
         low, high = ue8m0.log2_window(steps.unrounded, recipe, of_dtype(x.dtype) if in_input else FP32)
         return _unless_exceptional(low.reshape(shape), high.reshape(shape), expected, ends_only=True)
     width = APPROXIMATE_WIDTH if recipe.approximate else SCALE_WIDTH
     ideal = steps.amax.reshape(shape) / torch.full_like(expected, recipe.element.max_finite)
-    if x.global_scale is not None:
-        ideal = ideal / x.global_scale
     flush = TINY if recipe.approximate else 2.0**-149
     slack = torch.where(ideal < 2 * TINY, torch.full_like(ideal, flush), torch.zeros_like(ideal))
     low, high = ideal * (1 - width) - slack, ideal * (1 + width) + slack
     if recipe.scale_floor:
         floor = f32(torch.full_like(expected, recipe.scale_floor))
         low, high = torch.maximum(low, floor), torch.maximum(high, floor)
-    single = _unless_exceptional(low, high, steps.unrounded.reshape(shape))
+    if x.global_scale is not None:
+        low, high = low / x.global_scale * (1 - U), high / x.global_scale * (1 + U)
+    sets = _unless_exceptional(low, high, steps.unrounded.reshape(shape))
     if recipe.scale_format is ScaleFormat.FLOAT32:
-        return single
-    low, high = (to_scale_format(edge, recipe, of_dtype(x.dtype)) for edge in (single.low, single.high))
+        return sets
+    low, high = (to_scale_format(edge, recipe, of_dtype(x.dtype)) for edge in (sets.low, sets.high))
     return ScaleSet(low, high, expected, ends_only=True)
 
 

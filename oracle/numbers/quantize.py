@@ -106,7 +106,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class Steps:
-    """The scale of every block on its way: float64 ``[down, 1, across, 1]``, all values of float32.
+    """The scale of every block, step by step: float64 ``[down, 1, across, 1]``, all values of float32.
 
     ``amax`` after the floor and the bound; ``unrounded`` the scale before it is rounded to the scale format;
     ``scale`` as published; ``inverse`` what QUOTIENT codes multiply by; ``total`` the published scale times the global
@@ -185,7 +185,16 @@ class Prepared:
 
     def steps(self, recipe: Recipe) -> Steps:
         """The scale of every block, step by step."""
-        self._check(recipe)
+        if (self.given is not None) != (recipe.formula is ScaleFormula.GIVEN):
+            need = "needs a scale" if self.given is None else "computes its own scale; pass none"
+            raise OptionError(f"recipe {recipe.name} {need}")
+        if self.scale_ub is not None and not recipe.takes_scale_ub:
+            raise OptionError(f"recipe {recipe.name} takes no scale_ub; pass None")
+        if (self.global_scale is not None) != recipe.scaling.global_scale:
+            need = "needs a global scale" if self.global_scale is None else "has no global scale; pass None"
+            raise OptionError(f"recipe {recipe.name} {need}")
+        if not suits(recipe, self.dtype):
+            raise DtypeError(f"recipe {recipe.name} is known for a bfloat16 input alone, not for {self.dtype}")
         if self.given is not None:
             s = self.given.reshape(1, 1, 1, 1)
             return Steps(s, s, s, f32(torch.ones_like(s) / s), s)
@@ -210,18 +219,6 @@ class Prepared:
             joined = band.x.grid(recipe.block).join(codes.masked_fill_(undefined, recipe.code_of_nan))
             matrix[band.rows] = joined.view(-1, joined.shape[-1])
         return out
-
-    def _check(self, recipe: Recipe) -> None:
-        if (self.given is not None) != (recipe.formula is ScaleFormula.GIVEN):
-            need = "needs a scale" if self.given is None else "computes its own scale; pass none"
-            raise OptionError(f"recipe {recipe.name} {need}")
-        if self.scale_ub is not None and not recipe.takes_scale_ub:
-            raise OptionError(f"recipe {recipe.name} takes no scale_ub; pass None")
-        if (self.global_scale is not None) != recipe.scaling.global_scale:
-            need = "needs a global scale" if self.global_scale is None else "has no global scale; pass None"
-            raise OptionError(f"recipe {recipe.name} {need}")
-        if not suits(recipe, self.dtype):
-            raise DtypeError(f"recipe {recipe.name} is known for a bfloat16 input alone, not for {self.dtype}")
 
 
 @dataclass(frozen=True)
@@ -358,7 +355,7 @@ def scale_steps(
 
 def to_scale_format(s: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
     """Float64 scales rounded to the nearest of the recipe's scale format; a format without infinity saturates."""
-    target = recipe.scale_format.format(fmt)
+    target = recipe.scale_format.number_format(fmt)
     if target == FP32:  # every scale is a float32 value already
         return s
     overflow = Overflow.INF if target.has_inf else Overflow.SATURATE

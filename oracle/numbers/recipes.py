@@ -251,7 +251,7 @@ DEEPGEMM_128X128 = _like(
     DEEPGEMM_1X128, "deepgemm_128x128", f"{_DEEPGEMM}, per_block_cast_to_fp8", scaling=E4M3_128X128)
 DEEPGEMM_128X1 = _like(
     DEEPGEMM_1X128, "deepgemm_128x1", f"{_DEEPGEMM}, per_channel_cast_to_fp8", scaling=E4M3_128X1)
-_DEEPGEMM_POWERS = dict(power_of_two=_CEIL, byte_low=1, inf_byte=254, nan_byte=254)
+_DEEPGEMM_POWERS: Mapping[str, Any] = dict(power_of_two=_CEIL, byte_low=1, inf_byte=254, nan_byte=254)
 DEEPGEMM_1X128_UE8M0 = _like(
     DEEPGEMM_1X128, "deepgemm_1x128_ue8m0", scaling=E4M3_1X128_UE8M0, **_DEEPGEMM_POWERS)
 DEEPGEMM_128X128_UE8M0 = _like(

@@ -51,7 +51,7 @@ class ScaleFormat(StrEnum):
     UE8M0 = "ue8m0"
     E4M3 = "e4m3"
 
-    def format(self, of_input: Format) -> Format:
+    def number_format(self, of_input: Format) -> Format:
         """The number format of the scales of an input of that format."""
         known = {ScaleFormat.FLOAT32: FP32, ScaleFormat.UE8M0: E8M0, ScaleFormat.E4M3: E4M3FN}
         return known.get(self, of_input)

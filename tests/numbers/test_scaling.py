@@ -66,7 +66,7 @@ class TestScaling:
             S.E4M3_CHANNEL.expand(torch.ones(6, 1), (6, 10))
 
     def test_the_scale_format_of_an_input(self):
-        made = {f: f.format(FORMATS["bfloat16"]).name for f in ScaleFormat}
+        made = {f: f.number_format(FORMATS["bfloat16"]).name for f in ScaleFormat}
         assert list(made.values()) == ["float32", "bfloat16", "float8_e8m0fnu", "float8_e4m3fn"]
 
 
