@@ -4,10 +4,11 @@ Let ``a`` be the exact, floored amax of a block, ``max`` the largest value of th
 
 * *Scale.* Each float32 formula in use is ``a/max`` times at most two factors ``1 + d``, ``|d| <= u`` (a
   rounded operation or the rounded constant 1/max), so ``s`` lies within ``a/max (1 +- 4u)`` with room to spare; with
-  approximate division within ``1 +- 2^-21``. Division by a global scale widens the interval by ``u``.
-  Below 2^-126 an operation errs by up to 2^-150 instead. A scale in the input's dtype has one value, ``RN(a/max)``; a UE8M0 scale has one value per mode,
-  two inside the window of a mode that goes through a rounded logarithm. A scale in another format has the
-  roundings of the ends of the float32 interval: rounding is monotone, and the interval holds at most one midpoint.
+  approximate division within ``1 +- 2^-21``. Division by a global scale widens the interval by ``u``. Below 2^-126
+  an operation errs by up to 2^-150 instead. A scale in the input's dtype has one value, ``RN(a/max)``; a UE8M0 scale
+  has one value per mode, two inside the window of a mode that goes through a rounded logarithm. A scale in another
+  format has the roundings of the ends of the float32 interval: rounding is monotone, and the interval holds at most
+  one midpoint.
 * *Code.* The published ``s`` (times the global scale) fixes ``v = x/s``. A code comes from ``v`` times at most four
   factors ``1 + d`` (for ``s = a fl(1/max)`` and ``x fl(max/a)``), so it lies in ``[RNE(v (1-e)), RNE(v (1+e))]``, ``e =
   (1+u)^4 - 1``, or ``2^-21`` with approximate division: one code, or two beside a midpoint. A power of two
