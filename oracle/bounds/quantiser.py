@@ -187,7 +187,8 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
         s = s * x.global_scale
     v = blocks / s
     undefined = torch.isnan(v)
-    v.masked_fill_(undefined, 0.0)
+    if not fmt.has_nan:
+        v.masked_fill_(undefined, 0.0)  # any code: ``fixed`` replaces it below
     exact = recipe.scale_format is ScaleFormat.UE8M0
     width = 0.0 if exact else APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
     # 1/s is subnormal above 2^126 and loses bits; no amax leads there, a scale that the caller gives may.

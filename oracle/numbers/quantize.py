@@ -214,7 +214,8 @@ class Prepared:
             steps = band.x.steps(recipe)
             quotient = quotients(band.x.blocks(recipe.block), steps.total, steps.inverse, recipe)
             undefined = torch.isnan(quotient)
-            quotient.masked_fill_(undefined, 0.0)  # not every format has a NaN to encode
+            if not element.has_nan:
+                quotient.masked_fill_(undefined, 0.0)  # any code: the recipe's own replaces it below
             codes = encode(quotient, element, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
             joined = band.x.grid(recipe.block).join(codes.masked_fill_(undefined, recipe.code_of_nan))
             matrix[band.rows] = joined.view(-1, joined.shape[-1])
