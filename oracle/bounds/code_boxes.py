@@ -22,10 +22,10 @@ from oracle.bounds.boxed import Box
 from oracle.bounds.quantiser import APPROXIMATE_WIDTH, CODE_WIDTH, SCALE_WIDTH
 from oracle.errors import InputError, NumericsError
 from oracle.numbers import ue8m0
-from oracle.numbers.formats import E4M3FN, Format, codes_of, decode, from_codes
-from oracle.numbers.quantize import FP8_MAX
-from oracle.numbers.recipes import PowerOfTwo, Recipe, ScaleFormat, ScaleFormula, Special
+from oracle.numbers.formats import Format, codes_of, decode, from_codes
+from oracle.numbers.recipes import PowerOfTwo, Recipe, ScaleFormula, Special
 from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
+from oracle.numbers.scaling import ScaleFormat
 from oracle.truth.routing import Span
 
 PIECES = 4
@@ -57,7 +57,8 @@ def code_boxes(
     group = x.low.shape[1] if recipe.block.columns is None else recipe.block.columns
     if recipe.block.rows not in (None, 1) or recipe.fault is not None:
         raise NumericsError(f"recipe {recipe.name} has blocks of {recipe.block}; no interval is derived for its codes")
-    if recipe.power_of_two not in (None, PowerOfTwo.CEIL) or recipe.scale_format is ScaleFormat.INPUT:
+    covered = recipe.scale_format in (ScaleFormat.FLOAT32, ScaleFormat.UE8M0) and not recipe.scaling.global_scale
+    if recipe.power_of_two not in (None, PowerOfTwo.CEIL) or not covered:
         raise NumericsError(f"no interval is derived for the scales of {recipe.name}; take a CEIL or float32 recipe")
     boxes = [
         _box(_clipped(x.low, most, group), _clipped(x.high, most, group), s1, s2, recipe, group=group)
@@ -98,7 +99,7 @@ def _scale(amax: Tensor, recipe: Recipe) -> Span:
     """Bounds of the published scale of an amax (float64), every float32 formula in use."""
     a = amax.clamp(min=recipe.amax_floor) if recipe.amax_floor else amax
     width = APPROXIMATE_WIDTH if recipe.approximate else SCALE_WIDTH
-    ideal = a / torch.full_like(a, FP8_MAX)
+    ideal = a / torch.full_like(a, recipe.element.max_finite)
     low, high = (ideal * (1 - width)).clamp(min=recipe.scale_floor), (ideal * (1 + width)).clamp(min=recipe.scale_floor)
     if Special.ZERO in recipe.unit_when:
         low, high = (torch.where(a == 0, torch.ones_like(x), x) for x in (low, high))
@@ -120,10 +121,10 @@ def _box(low: Tensor, high: Tensor, s1: Tensor, s2: Tensor, recipe: Recipe, *, g
     v1 = torch.minimum(low / spread[0], low / spread[1])
     v2 = torch.maximum(high / spread[0], high / spread[1])
     c1, c2 = (
-        round_to(v, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+        round_to(v, recipe.element, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
         for v in (v1 - width * v1.abs(), v2 + width * v2.abs())
     )
-    return Box(c1, c2, s1, s2, E4M3FN)
+    return Box(c1, c2, s1, s2, recipe.element)
 
 
 def _clipped(x: Tensor, most: Tensor, group: int) -> Tensor:

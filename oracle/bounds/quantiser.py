@@ -1,14 +1,16 @@
 """Which quantiser outputs are right: an interval of scales, and codes conditional on the published scale.
 
-Let ``a`` be the exact, floored amax of a block, ``u = 2^-24``.
+Let ``a`` be the exact, floored amax of a block, ``max`` the largest value of the element format, ``u = 2^-24``.
 
-* *Scale.* Each float32 formula in use is ``a/448`` times at most two factors ``1 + d``, ``|d| <= u`` (a
-  rounded operation or the rounded constant 1/448), so ``s`` lies within ``a/448 (1 +- 4u)`` with room to
-  spare; with approximate division within ``1 +- 2^-21``. Below 2^-126 an operation errs by up to 2^-150
-  instead. A scale in the input's dtype has one value, ``RN(a/448)``; a UE8M0 scale has one value per mode,
-  two inside the window of a mode that goes through a rounded logarithm.
-* *Code.* The published ``s`` fixes ``v = x/s``. A code comes from ``v`` times at most four factors
-  ``1 + d`` (for ``s = a fl(1/448)`` and ``x fl(448/a)``), so it lies in ``[RNE(v (1-e)), RNE(v (1+e))]``, ``e =
+* *Scale.* Each float32 formula in use is ``a/max`` times at most two factors ``1 + d``, ``|d| <= u`` (a
+  rounded operation or the rounded constant 1/max), so ``s`` lies within ``a/max (1 +- 4u)`` with room to spare; with
+  approximate division within ``1 +- 2^-21``. Division by a global scale widens the interval by ``u``. Below 2^-126
+  an operation errs by up to 2^-150 instead. A scale in the input's dtype has one value, ``RN(a/max)``; a UE8M0 scale
+  has one value per mode, two inside the window of a mode that goes through a rounded logarithm. A scale in another
+  format has the roundings of the ends of the float32 interval: rounding is monotone, and the interval holds at most
+  one midpoint.
+* *Code.* The published ``s`` (times the global scale) fixes ``v = x/s``. A code comes from ``v`` times at most four
+  factors ``1 + d`` (for ``s = a fl(1/max)`` and ``x fl(max/a)``), so it lies in ``[RNE(v (1-e)), RNE(v (1+e))]``, ``e =
   (1+u)^4 - 1``, or ``2^-21`` with approximate division: one code, or two beside a midpoint. A power of two
   divides exactly: one code.
 * *Special blocks.* What a zero or non-finite block gives is the declared recipe's own bits; a published
@@ -29,24 +31,24 @@ import torch
 from torch import Tensor
 
 from oracle.numbers import ue8m0
-from oracle.numbers.formats import E4M3FN, FP32, codes_of, decode, of_dtype
-from oracle.numbers.quantize import FP8_MAX, Band, Prepared, f32, suits
-from oracle.numbers.recipes import PowerOfTwo, Recipe, ScaleFormat, ScaleFormula, recipes
-from oracle.numbers.rounding import Overflow, Rounding, encode
+from oracle.numbers.formats import FP32, Format, codes_of, decode, is_nan, of_dtype
+from oracle.numbers.quantize import Band, Prepared, suits, to_scale_format
+from oracle.numbers.recipes import NanCode, Recipe, ScaleFormula, recipes
+from oracle.numbers.rounding import Overflow, Rounding, encode, f32
+from oracle.numbers.scaling import ScaleFormat
 
 U = 2.0**-24
 SCALE_WIDTH = 4 * U
 CODE_WIDTH = 4 * U + 7 * U * U
 APPROXIMATE_WIDTH = 2.0**-21
 TINY = 2.0**-126
-_LOG2_MODES = (PowerOfTwo.EXP2_CEIL_LOG2, PowerOfTwo.EXP2_ROUND_LOG2)
 
 
 @dataclass(frozen=True)
 class ScaleSet:
     """Admissible scales per block, float64 of the logical scale shape; NaN in ``expected`` asks for NaN.
 
-    With ``ends_only`` (powers of two) nothing between ``low`` and ``high`` is admitted.
+    With ``ends_only`` (a scale format coarser than float32) nothing between ``low`` and ``high`` is admitted.
     """
 
     low: Tensor
@@ -64,7 +66,7 @@ class ScaleSet:
 
 @dataclass(frozen=True)
 class CodeSet:
-    """Admissible codes per element, as ordinals (:func:`ordinal`).
+    """Admissible codes of ``fmt`` per element, as ordinals (:func:`ordinal`).
 
     ``expected`` is the rounding of the exact quotient; ``nan`` marks elements that must be NaN, ``free`` those
     that admit any finite code.
@@ -75,12 +77,14 @@ class CodeSet:
     expected: Tensor
     nan: Tensor
     free: Tensor
+    fmt: Format
 
     def admits(self, codes: Tensor) -> Tensor:
-        """Bool per element for uint8 codes. -0 and +0 are different codes."""
-        rank, is_nan = ordinal(codes), (codes & 0x7F) == 0x7F
-        finite = (self.low <= rank) & (rank <= self.high) & ~is_nan
-        return torch.where(self.nan, is_nan, finite | (self.free & ~is_nan))
+        """Bool per element for integer codes. -0 and +0 are different codes."""
+        rank, nan = ordinal(codes, self.fmt), is_nan(codes, self.fmt)
+        inside = (self.low <= rank) & (rank <= self.high)
+        finite = self.free & ((codes & self.fmt.magnitude_mask) <= self.fmt.max_code)
+        return torch.where(self.nan, nan, (inside | finite) & ~nan)
 
     def two(self) -> Tensor:
         """Elements that admit more than one code because a midpoint lies within the width."""
@@ -106,15 +110,16 @@ class Judged:
 
 
 def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judged:
-    """Judge codes ``q`` (float8_e4m3fn) and ``scale`` (float32, bfloat16 or E8M0, logical shape) by a recipe."""
+    """Judge codes ``q`` (of the element format) and ``scale`` (any float dtype, logical shape) by a recipe."""
+    fmt = recipe.element
     published, scales = decode(scale), scale_set(x, recipe)
     own_scale = _same(published, scales.expected)
     bad_scales, exact = ~scales.admits(published), bool(own_scale.all())
     bad_codes = torch.zeros(q.shape, dtype=torch.bool, device=q.device)
-    raw, bad = codes_of(q).reshape(-1, q.shape[-1]), bad_codes.view(-1, q.shape[-1])
+    raw, bad = codes_of(q, fmt).reshape(-1, q.shape[-1]), bad_codes.view(-1, q.shape[-1])
     for band in x.bands(recipe.block):
         rows, cells = raw[band.rows], band.x.grid(recipe.block)
-        own = _same_code(rows, band.x.codes(recipe).view(rows.shape))
+        own = _same_code(rows, band.x.codes(recipe).view(rows.shape), fmt)
         exact = exact and bool(own.all())
         if recipe.fault is None:
             blocks = _of_band(own_scale, band, x, recipe).to(torch.float64)
@@ -131,8 +136,10 @@ def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple
     """:func:`code_set` of consecutive rows of ``x`` seen as a matrix; ``published`` as there."""
     for band in x.bands(recipe.block):
         sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
-        parts = (sets.low, sets.high, sets.expected, sets.nan, sets.free)
-        yield band.rows, CodeSet(*(t.view(-1, t.shape[-1]) for t in parts))
+        low, high, expected, nan, free = (
+            t.view(-1, t.shape[-1]) for t in (sets.low, sets.high, sets.expected, sets.nan, sets.free)
+        )
+        yield band.rows, CodeSet(low, high, expected, nan, free, sets.fmt)
 
 
 def _of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
@@ -148,39 +155,50 @@ def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
     shape = x.grid(recipe.block).scale_shape
     steps = x.steps(recipe)
     expected = steps.scale.reshape(shape)
-    if recipe.formula is ScaleFormula.GIVEN or recipe.scale_format is ScaleFormat.INPUT or recipe.fault:
+    single = recipe.formula is ScaleFormula.GIVEN or recipe.scale_format is ScaleFormat.INPUT or recipe.fault
+    if single or (recipe.power_of_two is not None and recipe.power_of_two not in ue8m0.LOG2_MODES):
         return ScaleSet(expected, expected, expected)
-    if recipe.scale_format is ScaleFormat.UE8M0:
-        if recipe.power_of_two not in _LOG2_MODES:
-            return ScaleSet(expected, expected, expected)
+    if recipe.power_of_two in ue8m0.LOG2_MODES:
         in_input = recipe.formula is ScaleFormula.INPUT_DTYPE
         low, high = ue8m0.log2_window(steps.unrounded, recipe, of_dtype(x.dtype) if in_input else FP32)
         return _unless_exceptional(low.reshape(shape), high.reshape(shape), expected, ends_only=True)
     width = APPROXIMATE_WIDTH if recipe.approximate else SCALE_WIDTH
-    ideal = steps.amax.reshape(shape) / torch.full_like(expected, FP8_MAX)
+    ideal = steps.amax.reshape(shape) / torch.full_like(expected, recipe.element.max_finite)
     flush = TINY if recipe.approximate else 2.0**-149
     slack = torch.where(ideal < 2 * TINY, torch.full_like(ideal, flush), torch.zeros_like(ideal))
     low, high = ideal * (1 - width) - slack, ideal * (1 + width) + slack
     if recipe.scale_floor:
         floor = f32(torch.full_like(expected, recipe.scale_floor))
         low, high = torch.maximum(low, floor), torch.maximum(high, floor)
-    return _unless_exceptional(low, high, expected)
+    if x.global_scale is not None:
+        low, high = low / x.global_scale * (1 - U), high / x.global_scale * (1 + U)
+    sets = _unless_exceptional(low, high, steps.unrounded.reshape(shape))
+    if recipe.scale_format is ScaleFormat.FLOAT32:
+        return sets
+    low, high = (to_scale_format(edge, recipe, of_dtype(x.dtype)) for edge in (sets.low, sets.high))
+    return ScaleSet(low, high, expected, ends_only=True)
 
 
 def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     """The codes that ``recipe`` may give once it has published these scales (float64, logical shape)."""
     cells = x.grid(recipe.block)
-    blocks, s = x.blocks(recipe.block), cells.over(published)
+    fmt, blocks, s = recipe.element, x.blocks(recipe.block), cells.over(published)
+    if x.global_scale is not None:
+        s = s * x.global_scale
     v = blocks / s
+    undefined = torch.isnan(v)
+    if not fmt.has_nan:
+        v.masked_fill_(undefined, 0.0)  # any code: ``fixed`` replaces it below
     exact = recipe.scale_format is ScaleFormat.UE8M0
     width = 0.0 if exact else APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
     # 1/s is subnormal above 2^126 and loses bits; no amax leads there, a scale that the caller gives may.
     widths = torch.where(s > 2.0**126, torch.full_like(s, max(width, APPROXIMATE_WIDTH)), torch.full_like(s, width))
-    near, middle, far = (ordinal(_encode(v * edge)) for edge in (1 - widths, 1.0, 1 + widths))
-    policy = recipe.nan_code.code
-    undefined = torch.isnan(v)
-    must_be_nan = undefined & (policy == 0x7F)
-    fixed = torch.full_like(near, int(ordinal(torch.tensor(policy, dtype=torch.uint8, device="cpu"))))
+    near, middle, far = (
+        ordinal(encode(v * edge, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE), fmt)
+        for edge in (1 - widths, 1.0, 1 + widths)
+    )
+    policy = torch.tensor(recipe.code_of_nan, dtype=fmt.storage, device="cpu")
+    fixed = torch.full_like(near, int(ordinal(policy, fmt)))
     low = torch.where(undefined, fixed, torch.minimum(near, far))
     high = torch.where(undefined, fixed, torch.maximum(near, far))
     free = (s == 0).expand_as(v) & ~torch.isnan(blocks)
@@ -188,8 +206,9 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
         low=cells.join(low),
         high=cells.join(high),
         expected=cells.join(torch.where(undefined, fixed, middle)),
-        nan=cells.join(must_be_nan & ~free),
+        nan=cells.join(undefined & ~free & (recipe.nan_code is NanCode.NAN)),
         free=cells.join(free),
+        fmt=fmt,
     )
 
 
@@ -198,17 +217,11 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
 
     Recipes with a given scale are tried only when ``x`` was prepared with one. The faulty ones are included.
     """
-    published, raw = decode(scale), codes_of(q).reshape(-1, q.shape[-1])
-    candidates = _candidates(x, q, scale, among)
+    published, candidates = decode(scale), _candidates(x, q, scale, among)
     alive = [r for r in candidates if bool(_same(published, x.scale(r).reshape(scale.shape)).all())]
     for block in dict.fromkeys(recipe.block for recipe in alive):
         for band in x.bands(block):
-            rows = raw[band.rows]
-            alive = [
-                r
-                for r in alive
-                if r.block != block or bool(_same_code(rows, band.x.codes(r).view(rows.shape)).all())
-            ]
+            alive = [r for r in alive if r.block != block or bool(_reproduced(band, q, r).all())]
     return tuple(recipe.name for recipe in alive)
 
 
@@ -216,15 +229,13 @@ def agreement(
     x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None
 ) -> Iterator[tuple[str, float]]:
     """Every recipe that could have produced this shape, with the fraction of codes and scales that it reproduces."""
-    published, raw = decode(scale), codes_of(q).reshape(-1, q.shape[-1])
-    candidates = _candidates(x, q, scale, among)
+    published, candidates = decode(scale), _candidates(x, q, scale, among)
     equal = {r.name: int(_same(published, x.scale(r).reshape(scale.shape)).sum()) for r in candidates}
     for block in dict.fromkeys(recipe.block for recipe in candidates):
         for band in x.bands(block):
-            rows = raw[band.rows]
             for recipe in candidates:
                 if recipe.block == block:
-                    equal[recipe.name] += int(_same_code(rows, band.x.codes(recipe).view(rows.shape)).sum())
+                    equal[recipe.name] += int(_reproduced(band, q, recipe).sum())
     for recipe in candidates:
         yield recipe.name, equal[recipe.name] / (scale.numel() + q.numel())
 
@@ -233,7 +244,9 @@ def _candidates(x: Prepared, q: Tensor, scale: Tensor, among: Iterable[Recipe] |
     """Recipes that could have produced outputs of these shapes."""
     found = []
     for recipe in recipes().values() if among is None else among:
-        if (recipe.formula is ScaleFormula.GIVEN) != (x.given is not None):
+        if (recipe.formula is ScaleFormula.GIVEN) != (x.given is not None) or q.dtype != recipe.element.tensor_dtype:
+            continue
+        if recipe.scaling.global_scale != (x.global_scale is not None):
             continue
         if recipe.block.rows not in (None, 1) and q.dim() != 2:
             continue
@@ -244,15 +257,15 @@ def _candidates(x: Prepared, q: Tensor, scale: Tensor, among: Iterable[Recipe] |
     return found
 
 
-def ordinal(codes: Tensor) -> Tensor:
-    """Codes as integers in the order of their values, -0 just below +0; NaN codes lie beyond +-448."""
-    magnitude = (codes & 0x7F).to(torch.int16)
-    return torch.where(codes >= 0x80, -1 - magnitude, magnitude)
+def ordinal(codes: Tensor, fmt: Format) -> Tensor:
+    """Codes of at most 8 bits as int16 in the order of their values, -0 just below +0; NaN beyond the largest."""
+    magnitude = (codes & fmt.magnitude_mask).to(torch.int16)
+    return torch.where((codes & fmt.sign_mask) != 0, -1 - magnitude, magnitude)
 
 
-def code_of_ordinal(rank: Tensor) -> Tensor:
-    """The inverse of :func:`ordinal`, uint8."""
-    return torch.where(rank < 0, 0x80 + (-1 - rank), rank).to(torch.uint8)
+def code_of_ordinal(rank: Tensor, fmt: Format) -> Tensor:
+    """The inverse of :func:`ordinal`, in ``fmt.storage``."""
+    return torch.where(rank < 0, fmt.sign_mask + (-1 - rank), rank).to(fmt.storage)
 
 
 def why_mistrust(scales: Tensor, amax_is_zero: Tensor) -> str | None:
@@ -266,10 +279,6 @@ def why_mistrust(scales: Tensor, amax_is_zero: Tensor) -> str | None:
     return None
 
 
-def _encode(v: Tensor) -> Tensor:
-    return encode(v, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
-
-
 def _unless_exceptional(low: Tensor, high: Tensor, expected: Tensor, *, ends_only: bool = False) -> ScaleSet:
     """The interval; or the recipe's own value where that lies outside, as for zero and non-finite blocks."""
     regular = (low <= expected) & (expected <= high) & (expected > 0)
@@ -281,5 +290,11 @@ def _same(x: Tensor, y: Tensor) -> Tensor:
     return (x == y) | (torch.isnan(x) & torch.isnan(y))
 
 
-def _same_code(x: Tensor, y: Tensor) -> Tensor:
-    return (x == y) | (((x & 0x7F) == 0x7F) & ((y & 0x7F) == 0x7F))
+def _same_code(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
+    return (x == y) | (is_nan(x, fmt) & is_nan(y, fmt))
+
+
+def _reproduced(band: Band, q: Tensor, recipe: Recipe) -> Tensor:
+    """The codes of a band's rows that a recipe gives bit for bit."""
+    rows = codes_of(q, recipe.element).reshape(-1, q.shape[-1])[band.rows]
+    return _same_code(rows, band.x.codes(recipe).view(rows.shape), recipe.element)

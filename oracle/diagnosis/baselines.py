@@ -23,11 +23,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from oracle.numbers.blocks import Grid, grid
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import DEEPGEMM_1X128, DEEPGEMM_128X128
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.numbers.scaling import Grid, grid
 from oracle.routines import data
 from oracle.truth.gemm import ScaledProduct, exact
 

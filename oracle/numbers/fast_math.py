@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError
-from oracle.numbers.formats import BF16, FP32, decode
-from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
+from oracle.numbers.formats import BF16, decode
+from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 
 DIVIDEND: Final = 448.0
 SMALLEST_NORMAL: Final = 2.0**-126
@@ -58,7 +58,7 @@ def quotient(amax: Tensor) -> Tensor:
     NumericsError
         A value is no bfloat16 value: the tables do not speak of it.
     """
-    return flush(_nearest(DIVIDEND * _reciprocal(flush(amax), _steps(amax, RECIPROCAL))))
+    return flush(f32(DIVIDEND * _reciprocal(flush(amax), _steps(amax, RECIPROCAL))))
 
 
 def scale(amax: Tensor, q: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def scale(amax: Tensor, q: Tensor) -> Tensor:
 
 def product(x: Tensor, q: Tensor) -> Tensor:
     """``mul.ftz(x, q)``: float64 values of float32; 0 times infinity is NaN."""
-    return flush(_nearest(flush(x) * q))
+    return flush(f32(flush(x) * q))
 
 
 def outside(amax: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def flush(x: Tensor) -> Tensor:
 
 
 def _reciprocal(x: Tensor, steps: Tensor) -> Tensor:
-    right = _nearest(torch.ones_like(x) / x)
+    right = f32(torch.ones_like(x) / x)
     bits = to_dtype(right, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF).view(torch.int32)
     moved = decode((bits + steps).view(torch.float32))
     return flush(torch.where(torch.isfinite(right) & (right != 0), moved, right))
@@ -96,7 +96,3 @@ def _steps(amax: Tensor, table: str) -> Tensor:
     entries = torch.tensor(["-0+".index(c) - 1 for c in table], dtype=torch.int32, device=amax.device)
     fraction = codes.view(torch.int16).to(torch.int64) & ((1 << BF16.fraction_bits) - 1)
     return entries[fraction]
-
-
-def _nearest(x: Tensor) -> Tensor:
-    return round_to(x, FP32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)

@@ -1,6 +1,6 @@
-"""Quantisation to E4M3 exactly as a recipe says, and back.
+"""Quantisation exactly as a recipe says, and back.
 
-    a = max |x| over the block;  s, q = scale and inverse by the recipe;  code = RNE_E4M3(sat(x / s))
+    a = max |x| over the block;  s, q = scale and inverse by the recipe;  code = RNE(sat(x / s)) in the element format
 
 Every step that the library takes in float32 is one correctly rounded float32 operation here: the operation in
 float64 on float32 values, then one rounding. For products this is exact (48 bits fit 53); for quotients the
@@ -9,8 +9,8 @@ double rounding is innocuous because 53 >= 2*24 + 2 (Figueroa, "When is double r
 bit, divisors are tensors (torch turns division by a number into a multiplication on CUDA), and powers of
 two come from exponent bits; so codes and scales are the same on every device.
 
-Sources: :mod:`oracle.numbers.recipes`, one per record. Recipes in FAST_MATH take :mod:`oracle.numbers.fast_math` instead. Not covered:
-which *other* outputs are right (:mod:`oracle.bounds.quantiser`), memory layouts of scales, codes other than E4M3.
+Sources: :mod:`oracle.numbers.recipes`, one per record. Recipes in FAST_MATH take :mod:`oracle.numbers.fast_math`
+instead. Not covered: which *other* outputs are right (:mod:`oracle.bounds.quantiser`), memory layouts of scales.
 """
 
 from __future__ import annotations
@@ -24,36 +24,32 @@ from torch import Tensor
 
 from oracle.errors import DeviceError, DtypeError, OptionError, ShapeError
 from oracle.numbers import fast_math, ue8m0
-from oracle.numbers.blocks import Grid, grid
-from oracle.numbers.formats import E4M3FN, FP32, Format, decode, from_codes, of_dtype
+from oracle.numbers.formats import FP32, Format, decode, of_dtype
 from oracle.numbers.recipes import (
-    TENSOR,
     AmaxScan,
     Arithmetic,
-    Block,
     CodeFormula,
     NanAmax,
     PowerOfTwo,
     Recipe,
-    ScaleFormat,
     ScaleFormula,
     Special,
 )
 from oracle.numbers.rounding import Overflow, Rounding, encode, round_to, to_dtype
+from oracle.numbers.rounding import f32 as f32
+from oracle.numbers.scaling import TENSOR, Block, Grid, ScaleFormat, Scaling, grid
 
-FP8_MAX = 448.0
-RECIPROCAL_448 = float.fromhex("0x1.24924ap-9")
-"""fl32(1/448): 1/448 rounded to float32, 3/8 of an ulp too large."""
 BAND = 1 << 21  # elements of a band: 16 MiB for each float64 temporary
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """Codes and scale of one tensor: ``x ~= scale * value(codes)``.
+    """Codes and scale of one tensor: ``x ~= scale * value(codes)``, times the global scale where the recipe has one.
 
-    ``codes`` is float8_e4m3fn of the shape of ``x``; ``scale`` is float32 in the logical shape of the
-    recipe's block (:func:`oracle.numbers.blocks.grid`).
+    ``codes`` has the shape of ``x`` and the element format's ``tensor_dtype`` (uint8 for E2M1, one code each).
+    ``scale`` is float32, whatever its published format, in the logical shape of the recipe's block
+    (:func:`oracle.numbers.scaling.grid`).
     """
 
     codes: Tensor
@@ -61,7 +57,14 @@ class Quantized:
     recipe: Recipe
 
 
-def quantize(x: Tensor, recipe: Recipe, *, scale: Tensor | None = None, scale_ub: Tensor | None = None) -> Quantized:
+def quantize(
+    x: Tensor,
+    recipe: Recipe,
+    *,
+    scale: Tensor | None = None,
+    scale_ub: Tensor | None = None,
+    global_scale: Tensor | None = None,
+) -> Quantized:
     """The exact bits that a recipe gives.
 
     Parameters
@@ -72,41 +75,49 @@ def quantize(x: Tensor, recipe: Recipe, *, scale: Tensor | None = None, scale_ub
     recipe : Recipe
     scale : Tensor, float32, one value; exactly for recipes whose scale is given.
     scale_ub : Tensor, float32, one value; only for recipes that take it.
+    global_scale : Tensor, float32, one value; exactly for recipes whose scaling has one. It multiplies: a scale is
+        ``s / global_scale`` rounded to the scale format, codes are those of ``x`` over the product of the two scales.
 
     Returns
     -------
     Quantized
-        NaN, infinity, -0 and zero blocks as the record says; NaN codes are written 0x7F.
+        NaN, infinity, -0 and zero blocks as the record says; NaN codes are written as the format's ``nan_code``.
 
     Raises
     ------
     DtypeError, ShapeError, DeviceError, OptionError
     """
-    prepared = prepare(x, scale=scale, scale_ub=scale_ub)
+    prepared = prepare(x, scale=scale, scale_ub=scale_ub, global_scale=global_scale)
     published = prepared.scale(recipe).reshape(prepared.grid(recipe.block).scale_shape)
-    return Quantized(from_codes(prepared.codes(recipe), E4M3FN), _to_f32(published), recipe)
+    stored = to_dtype(published, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    return Quantized(prepared.codes(recipe).view(recipe.element.tensor_dtype), stored, recipe)
 
 
-def prepare(x: Tensor, *, scale: Tensor | None = None, scale_ub: Tensor | None = None) -> Prepared:
+def prepare(
+    x: Tensor, *, scale: Tensor | None = None, scale_ub: Tensor | None = None, global_scale: Tensor | None = None
+) -> Prepared:
     """An input decoded once, for any number of recipes; arguments and errors as :func:`quantize`."""
     if x.dtype not in WIDE:
         raise DtypeError(f"x has dtype {x.dtype}; quantise bfloat16, float16 or float32")
     grid(x.shape, TENSOR)
-    return Prepared(x.detach(), _one_value("scale", scale, x), _one_value("scale_ub", scale_ub, x))
+    given = {"scale": scale, "scale_ub": scale_ub, "global_scale": global_scale}
+    return Prepared(x.detach(), *(_one_value(name, value, x) for name, value in given.items()))
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The scale of every block on its way: float64 ``[down, 1, across, 1]``, all values of float32.
+    """The scale of every block, step by step: float64 ``[down, 1, across, 1]``, all values of float32.
 
-    ``amax`` after the floor and the bound; ``unrounded`` the scale before it becomes a power of two;
-    ``scale`` as published; ``inverse`` what QUOTIENT codes multiply by.
+    ``amax`` after the floor and the bound; ``unrounded`` the scale before it is rounded to the scale format;
+    ``scale`` as published; ``inverse`` what QUOTIENT codes multiply by; ``total`` the published scale times the global
+    one, in float32.
     """
 
     amax: Tensor
     unrounded: Tensor
     scale: Tensor
     inverse: Tensor
+    total: Tensor
 
 
 class Prepared:
@@ -116,9 +127,15 @@ class Prepared:
     """
 
     def __init__(
-        self, x: Tensor, given: Tensor | None, scale_ub: Tensor | None, *, whole: Prepared | None = None
+        self,
+        x: Tensor,
+        given: Tensor | None,
+        scale_ub: Tensor | None,
+        global_scale: Tensor | None,
+        *,
+        whole: Prepared | None = None,
     ) -> None:
-        self.x, self.dtype, self.given, self.scale_ub = x, x.dtype, given, scale_ub
+        self.x, self.dtype, self.given, self.scale_ub, self.global_scale = x, x.dtype, given, scale_ub, global_scale
         self._whole = whole
         self._blocks: dict[Block, Tensor] = {}
         self._amax: dict[tuple[Block, NanAmax, AmaxScan], Tensor] = {}
@@ -144,7 +161,7 @@ class Prepared:
         for start in range(0, cells.rows, height):
             rows = slice(start, min(cells.rows, start + height))
             down = slice(None) if block.rows is None else slice(start // unit, -(-rows.stop // unit))
-            part = Prepared(matrix[rows], self.given, self.scale_ub, whole=self)
+            part = Prepared(matrix[rows], self.given, self.scale_ub, self.global_scale, whole=self)
             part._amax = {key: amax[down] for key, amax in self._amax.items() if key[0] == block}
             yield Band(part, rows, down)
 
@@ -168,35 +185,41 @@ class Prepared:
 
     def steps(self, recipe: Recipe) -> Steps:
         """The scale of every block, step by step."""
-        self._check(recipe)
+        if (self.given is not None) != (recipe.formula is ScaleFormula.GIVEN):
+            need = "needs a scale" if self.given is None else "computes its own scale; pass none"
+            raise OptionError(f"recipe {recipe.name} {need}")
+        if self.scale_ub is not None and not recipe.takes_scale_ub:
+            raise OptionError(f"recipe {recipe.name} takes no scale_ub; pass None")
+        if (self.global_scale is not None) != recipe.scaling.global_scale:
+            need = "needs a global scale" if self.global_scale is None else "has no global scale; pass None"
+            raise OptionError(f"recipe {recipe.name} {need}")
+        if not suits(recipe, self.dtype):
+            raise DtypeError(f"recipe {recipe.name} is known for a bfloat16 input alone, not for {self.dtype}")
         if self.given is not None:
             s = self.given.reshape(1, 1, 1, 1)
-            return Steps(s, s, s, f32(torch.ones_like(s) / s))
-        return scale_steps(self.amax(recipe), recipe, of_dtype(self.dtype), scale_ub=self.scale_ub)
+            return Steps(s, s, s, f32(torch.ones_like(s) / s), s)
+        fmt, given = of_dtype(self.dtype), {"scale_ub": self.scale_ub, "global_scale": self.global_scale}
+        return scale_steps(self.amax(recipe), recipe, fmt, **given)
 
     def scale(self, recipe: Recipe) -> Tensor:
         """The published scale, float64 ``[down, 1, across, 1]``."""
         return self.steps(recipe).scale
 
     def codes(self, recipe: Recipe) -> Tensor:
-        """The codes, uint8 of the shape of ``x``."""
-        out = torch.empty(self.x.shape, dtype=torch.uint8, device=self.x.device)
+        """The codes, ``storage`` of the element format, of the shape of ``x``."""
+        element = recipe.element
+        out = torch.empty(self.x.shape, dtype=element.storage, device=self.x.device)
         matrix = out.view(-1, out.shape[-1])
         for band in self.bands(recipe.block):
             steps = band.x.steps(recipe)
-            codes = _codes(band.x.blocks(recipe.block), steps.scale, steps.inverse, recipe)
-            joined = band.x.grid(recipe.block).join(codes)
+            quotient = quotients(band.x.blocks(recipe.block), steps.total, steps.inverse, recipe)
+            undefined = torch.isnan(quotient)
+            if not element.has_nan:
+                quotient.masked_fill_(undefined, 0.0)  # any code: the recipe's own replaces it below
+            codes = encode(quotient, element, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+            joined = band.x.grid(recipe.block).join(codes.masked_fill_(undefined, recipe.code_of_nan))
             matrix[band.rows] = joined.view(-1, joined.shape[-1])
         return out
-
-    def _check(self, recipe: Recipe) -> None:
-        if (self.given is not None) != (recipe.formula is ScaleFormula.GIVEN):
-            need = "needs a scale" if self.given is None else "computes its own scale; pass none"
-            raise OptionError(f"recipe {recipe.name} {need}")
-        if self.scale_ub is not None and not recipe.takes_scale_ub:
-            raise OptionError(f"recipe {recipe.name} takes no scale_ub; pass None")
-        if not suits(recipe, self.dtype):
-            raise DtypeError(f"recipe {recipe.name} is known for a bfloat16 input alone, not for {self.dtype}")
 
 
 @dataclass(frozen=True)
@@ -208,13 +231,13 @@ class Band:
     blocks: slice
 
 
-def dequantize(q: Tensor, scale: Tensor, block: Block) -> Tensor:
-    """``scale * value(q)``, exactly.
+def dequantize(q: Tensor, scale: Tensor, scaling: Scaling) -> Tensor:
+    """``scale * value(q)``, exactly; a global scale is the caller's to multiply.
 
     Parameters
     ----------
-    q : Tensor ``[..., K]``, any 8-bit float of :mod:`oracle.numbers.formats`
-    scale : Tensor, float32, bfloat16 or float8_e8m0fnu, in the logical shape of ``block`` over ``q``
+    q : Tensor ``[..., K]`` of the element format (values, or integer codes)
+    scale : Tensor, float32, bfloat16 or an 8-bit float, in the logical shape of ``scaling.block`` over ``q``
 
     Returns
     -------
@@ -226,13 +249,13 @@ def dequantize(q: Tensor, scale: Tensor, block: Block) -> Tensor:
     ShapeError
         The scale does not have the shape that the block gives.
     """
-    cells = grid(q.shape, block)
+    cells = scaling.grid(q.shape)
     if tuple(scale.shape) != cells.scale_shape:
         raise ShapeError(
-            f"scale has shape {list(scale.shape)}; blocks of {block} over {list(q.shape)} give "
+            f"scale has shape {list(scale.shape)}; blocks of {scaling.block} over {list(q.shape)} give "
             f"{list(cells.scale_shape)}"
         )
-    return cells.join(cells.split(decode(q)) * cells.over(decode(scale)))
+    return cells.join(cells.split(decode(q, scaling.element)) * cells.over(decode(scale)))
 
 
 def per_tensor_dequantize(q: Tensor, inv_scale: Tensor) -> Tensor:
@@ -246,8 +269,7 @@ def per_tensor_dequantize(q: Tensor, inv_scale: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        float16. Magnitudes that round above 65504 are infinite, those up to 2^-25 are zero: a scale that
-        needs more range than float16 has cannot take this road.
+        float16. Magnitudes that round above 65504 are infinite, those up to 2^-25 are zero.
 
     Notes
     -----
@@ -299,7 +321,14 @@ def seen_by_row_as_column(shape: tuple[int, ...] | torch.Size, columns: int) -> 
     return block * c + row * 32 + lane < columns
 
 
-def scale_steps(amax: Tensor, recipe: Recipe, fmt: Format, *, scale_ub: Tensor | None = None) -> Steps:
+def scale_steps(
+    amax: Tensor,
+    recipe: Recipe,
+    fmt: Format,
+    *,
+    scale_ub: Tensor | None = None,
+    global_scale: Tensor | None = None,
+) -> Steps:
     """From amax values (float64 holding float32 values) to a recipe's scale; ``fmt`` is the format of ``x``."""
     a = amax
     if scale_ub is not None:
@@ -313,13 +342,25 @@ def scale_steps(amax: Tensor, recipe: Recipe, fmt: Format, *, scale_ub: Tensor |
         s, inverse = (torch.where(unit, torch.ones_like(t), t) for t in (s, inverse))
     if recipe.scale_floor:
         s = torch.maximum(s, f32(torch.full_like(s, recipe.scale_floor)))
+    if global_scale is not None:
+        s = f32(s / global_scale)
     if recipe.power_of_two is None:
-        return Steps(a, s, s, inverse)
-    log_format = fmt if recipe.formula is ScaleFormula.INPUT_DTYPE else FP32
-    rounded = ue8m0.round_scale(s, a, inverse, recipe, log_format)
+        rounded = to_scale_format(s, recipe, fmt)
+    else:
+        log_format = fmt if recipe.formula is ScaleFormula.INPUT_DTYPE else FP32
+        rounded = ue8m0.round_scale(s, a, inverse, recipe, log_format)
     if recipe.power_of_two is PowerOfTwo.INVERSE_FLOOR:
         inverse = torch.ones_like(rounded) / rounded
-    return Steps(a, s, rounded, inverse)
+    return Steps(a, s, rounded, inverse, rounded if global_scale is None else f32(rounded * global_scale))
+
+
+def to_scale_format(s: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
+    """Float64 scales rounded to the nearest of the recipe's scale format; a format without infinity saturates."""
+    target = recipe.scale_format.number_format(fmt)
+    if target == FP32:  # every scale is a float32 value already
+        return s
+    overflow = Overflow.INF if target.has_inf else Overflow.SATURATE
+    return round_to(s, target, rounding=Rounding.NEAREST_EVEN, overflow=overflow)
 
 
 def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
@@ -345,16 +386,11 @@ def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Ten
     return quotient
 
 
-def f32(x: Tensor) -> Tensor:
-    """One rounding of float64 values to float32 values."""
-    return round_to(x, FP32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-
-
 def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, Tensor]:
     if recipe.arithmetic is Arithmetic.FAST_MATH:
         inverse = fast_math.quotient(a)
         return fast_math.scale(a, inverse), inverse
-    top = torch.full_like(a, FP8_MAX)
+    top = torch.full_like(a, recipe.element.max_finite)
     inverse = f32(top / a)
     if recipe.inverse_limit:
         inverse = torch.where(torch.isinf(inverse), torch.full_like(inverse, fmt.max_finite), inverse)
@@ -362,23 +398,12 @@ def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, 
         case ScaleFormula.DIVIDE:
             return f32(a / top), inverse
         case ScaleFormula.MULTIPLY:
-            return f32(a * RECIPROCAL_448), inverse
+            return f32(a * f32(torch.ones_like(top) / top)), inverse
         case ScaleFormula.INPUT_DTYPE:
             quotient = f32(a / top)
             return round_to(quotient, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF), inverse
         case _:
             return f32(torch.ones_like(inverse) / inverse), inverse
-
-
-def _codes(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Tensor:
-    """uint8 codes of float64 blocks for a scale that broadcasts against them."""
-    quotient = quotients(blocks, s, inverse, recipe)
-    codes = encode(quotient, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
-    return codes.masked_fill(torch.isnan(quotient), recipe.nan_code.code)
-
-
-def _to_f32(x: Tensor) -> Tensor:
-    return to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def _one_value(name: str, value: Tensor | None, x: Tensor) -> Tensor | None:

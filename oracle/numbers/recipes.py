@@ -1,63 +1,215 @@
-"""Scale recipes by name: how each library turns a block of numbers into E4M3 codes and one scale.
+"""Scale recipes: every choice that changes a bit of a quantiser's output, as records by name.
 
-:mod:`oracle.numbers.recipe_record` defines what a recipe says; :mod:`oracle.numbers.quantize` evaluates one bit for bit;
-:mod:`oracle.bounds.quantiser` says which other outputs a right implementation of it may give. Sources are named
-per record (library, file, commit where known).
+A recipe says which elements share a scale, how the scale is computed and in which format it is published, the floors,
+what an all-zero or non-finite block gives, and how the code is computed. All formulas are float32 operations unless the
+record says otherwise; ``s`` is the scale (it *multiplies* on dequantisation), ``q = 1/s`` its inverse, ``a`` the amax
+of the block, ``max`` the largest value of the element format (448 for E4M3). The table below has one row for each
+quantiser in use, with its source (library, file, commit where known). :mod:`oracle.numbers.quantize` evaluates a
+recipe bit for bit; :mod:`oracle.bounds.quantiser` says which other outputs a right implementation of it may give.
 
-Not covered: approximate device division bit for bit except where a recipe says FAST_MATH (``approximate`` widens the
-admissible set instead); recipes that differ from one listed here only by a power-of-two identity, such as ``x/s`` and
-``x * (1/s)`` for UE8M0.
+Not covered: stochastic rounding, delayed scaling; approximate device division bit for bit except where a recipe says
+FAST_MATH (``approximate`` widens the admissible set instead); recipes that differ from a row only by a power-of-two
+identity, such as ``x/s`` and ``x * (1/s)`` for UE8M0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
+from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from oracle.errors import NumericsError
-from oracle.numbers.recipe_record import (
-    COLUMN_128,
-    GROUP_32,
-    GROUP_128,
-    TENSOR,
-    TILE_128,
-    TOKEN,
-    AmaxScan,
-    Arithmetic,
+from oracle.numbers.formats import E4M3FN, Format
+from oracle.numbers.scaling import (
+    E4M3_1X32_UE8M0,
+    E4M3_1X128,
+    E4M3_1X128_UE8M0,
+    E4M3_128X1,
+    E4M3_128X1_UE8M0,
+    E4M3_128X128,
+    E4M3_128X128_UE8M0,
+    E4M3_TENSOR,
+    E4M3_TOKEN,
     Block,
-    CodeFormula,
-    NanAmax,
-    NanCode,
-    PowerOfTwo,
-    Recipe,
     ScaleFormat,
-    ScaleFormula,
-    Special,
+    Scaling,
 )
 
-__all__ = [
-    "COLUMN_128",
-    "GROUP_128",
-    "GROUP_32",
-    "TENSOR",
-    "TILE_128",
-    "TOKEN",
-    "AmaxScan",
-    "Arithmetic",
-    "Block",
-    "CodeFormula",
-    "NanAmax",
-    "NanCode",
-    "PowerOfTwo",
-    "Recipe",
-    "ScaleFormat",
-    "ScaleFormula",
-    "Special",
-    "get",
-    "recipes",
-]
+
+class ScaleFormula(StrEnum):
+    """How the scale comes out of amax, before any rounding to a power of two."""
+
+    DIVIDE = "a / max"
+    MULTIPLY = "a * fl(1/max)"
+    INVERSE = "1 / fl(max / a)"
+    INVERSE_FLOAT64 = "1 / fl32(max / double(a))"
+    INPUT_DTYPE = "a / max in the dtype of x"
+    GIVEN = "given by the caller"
+
+
+class CodeFormula(StrEnum):
+    """What is rounded to a code. QUOTIENT is ``x*q`` with the ``q`` of the scale formula, or max/a."""
+
+    DIVIDE = "x / s"
+    RECIPROCAL = "x * fl(1/s)"
+    QUOTIENT = "x * q"
+
+
+class PowerOfTwo(StrEnum):
+    """How a scale becomes a power of two; ``emax`` is the exponent of max, ``f`` the fraction bits of its format."""
+
+    CEIL = "smallest power of two >= s, by exponent bits"
+    AMAX_FLOOR = "2^(floor(log2 a) - emax), OCP MX"
+    AMAX_CEIL = "2^(ceil(log2 a) - emax)"
+    AMAX_EVEN = "2^(floor(log2 of a rounded to f fraction bits) - emax)"
+    EXP2_CEIL_LOG2 = "exp2(ceil(fl(log2 s)))"
+    EXP2_ROUND_LOG2 = "exp2(round(fl(log2 s)))"
+    INVERSE_FLOOR = "1 / (q with its fraction cleared)"
+
+
+class Special(StrEnum):
+    """Kinds of amax that a recipe may treat apart."""
+
+    ZERO = "zero"
+    INF = "inf"
+    NAN = "nan"
+
+
+class NanAmax(StrEnum):
+    """IGNORED: a NaN element does not enter amax (fmaxf). PROPAGATED: it makes amax NaN (torch.amax)."""
+
+    IGNORED = "ignored"
+    PROPAGATED = "propagated"
+
+
+class NanCode(StrEnum):
+    """Code of a NaN quotient: NaN, or the end of the range that the order of fminf and fmaxf leaves of it."""
+
+    NAN = "NaN"
+    POSITIVE_MAX = "max"
+    NEGATIVE_MAX = "-max"
+
+
+class Arithmetic(StrEnum):
+    """How the quantiser divides and multiplies; FAST_MATH for bfloat16 inputs (:mod:`oracle.numbers.fast_math`)."""
+
+    IEEE = "correctly rounded, subnormals kept"
+    FAST_MATH = "div.approx.ftz, rcp.approx.ftz, mul.ftz of sm90"
+
+
+class AmaxScan(StrEnum):
+    """Which elements of a block enter amax. Only ALL is right."""
+
+    ALL = "all"
+    ROW_AS_COLUMN = "row r of column block kb skipped where 128 kb + 32 r + (column mod 32) >= K"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every choice of one quantiser.
+
+    Attributes
+    ----------
+    name, source
+        Registry name; library, file and commit where the formula was read.
+    scaling
+        Which elements share a scale, and the formats of elements and scales.
+    formula, code
+        How ``s`` and the codes are computed.
+    power_of_two
+        How ``s`` becomes a power of two (UE8M0 recipes), else None.
+    byte_low, inf_byte, nan_byte
+        UE8M0 only: smallest byte, and the bytes of an infinite and of a NaN input (255 is NaN;
+        ``inf_byte=None`` leaves an infinite scale infinite in float32).
+    amax_floor, scale_floor
+        ``a = max(a, amax_floor)``; ``s = max(s, scale_floor)`` before rounding to a power of two. 0: none.
+    unit_when
+        Kinds of amax for which ``q = s = 1`` is used instead of the formula.
+    inverse_limit
+        An infinite ``q`` becomes the largest finite value of the dtype of ``x``.
+    zero_codes
+        Where the float32 image of the scale is 0, every code is a (signed) zero instead of ``x * inf``.
+    nan_amax, nan_code
+        What a NaN element does to amax, and the code of a NaN quotient.
+    takes_scale_ub
+        amax is clamped to ``scale_ub`` when one is given.
+    approximate
+        The device may compile division to an approximate instruction (2 ulp, flushing): the admissible set is wide.
+    arithmetic
+        The device's own, where its bits are known.
+    scan
+        Which elements enter amax.
+    fault
+        Why this recipe is *not* admissible although some library computes it; None for a sound one.
+    """
+
+    name: str
+    source: str
+    scaling: Scaling
+    formula: ScaleFormula
+    code: CodeFormula
+    _: KW_ONLY
+    power_of_two: PowerOfTwo | None = None
+    byte_low: int = 0
+    inf_byte: int | None = 254
+    nan_byte: int = 255
+    amax_floor: float = 0.0
+    scale_floor: float = 0.0
+    unit_when: frozenset[Special] = frozenset()
+    inverse_limit: bool = False
+    zero_codes: bool = False
+    nan_amax: NanAmax = NanAmax.IGNORED
+    nan_code: NanCode = NanCode.NAN
+    takes_scale_ub: bool = False
+    approximate: bool = False
+    arithmetic: Arithmetic = Arithmetic.IEEE
+    scan: AmaxScan = AmaxScan.ALL
+    fault: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.scale_format is ScaleFormat.UE8M0) != (self.power_of_two is not None):
+            raise ValueError(f"{self.name}: power_of_two is given exactly when the scale format is UE8M0")
+        computed = self.power_of_two is None and self.formula is not ScaleFormula.GIVEN
+        if self.scaling.global_scale and not computed:
+            raise ValueError(f"{self.name}: under a global scale neither given scales nor powers of two are defined")
+        if self.nan_code is NanCode.NAN and not self.element.has_nan:
+            raise ValueError(f"{self.name}: {self.element} has no NaN; choose POSITIVE_MAX or NEGATIVE_MAX as nan_code")
+        known = self.formula is ScaleFormula.INVERSE and self.code is CodeFormula.QUOTIENT and not self.amax_floor
+        if self.arithmetic is Arithmetic.FAST_MATH and not (known and self.element == E4M3FN):
+            raise ValueError(f"{self.name}: fast math is known for q = 448/a, s = 1/q, x*q without a floor alone")
+
+    @property
+    def element(self) -> Format:
+        """Format of the codes."""
+        return self.scaling.element
+
+    @property
+    def block(self) -> Block:
+        """The elements that share a scale."""
+        return self.scaling.block
+
+    @property
+    def scale_format(self) -> ScaleFormat:
+        """Format of the published scale."""
+        return self.scaling.scale_format
+
+    @property
+    def code_of_nan(self) -> int:
+        """The code of a NaN quotient in the element format."""
+        if self.nan_code is NanCode.NAN:
+            assert self.element.nan_code is not None, "__post_init__ has refused this"
+            return self.element.nan_code
+        return self.element.max_code | (self.element.sign_mask if self.nan_code is NanCode.NEGATIVE_MAX else 0)
+
+    def with_block(self, block: Block) -> Recipe:
+        """The same recipe over other blocks (the name is kept)."""
+        return replace(self, scaling=replace(self.scaling, block=block))
+
+    def with_floor(self, amax_floor: float) -> Recipe:
+        """The same recipe with another amax floor (``eps``)."""
+        return replace(self, amax_floor=amax_floor)
 
 
 def recipes() -> Mapping[str, Recipe]:
@@ -78,390 +230,198 @@ def get(name: str) -> Recipe:
     return _REGISTRY[name]
 
 
-_UE8M0 = ScaleFormat.UE8M0
+def _like(base: Recipe, name: str, source: str | None = None, **differs: Any) -> Recipe:
+    """A row that differs from another in the fields given."""
+    return replace(base, name=name, source=base.source if source is None else source, **differs)
+
+
+# A row: name, source, scaling, scale formula, code formula, and what differs from the defaults of Recipe.
+# fmt: off
+_DIVIDE, _MULTIPLY, _GIVEN = ScaleFormula.DIVIDE, ScaleFormula.MULTIPLY, ScaleFormula.GIVEN
+_X_OVER_S, _X_RECIPROCAL, _XQ = CodeFormula.DIVIDE, CodeFormula.RECIPROCAL, CodeFormula.QUOTIENT
+_CEIL, _PROPAGATED = PowerOfTwo.CEIL, NanAmax.PROPAGATED
 
 # DeepGEMM: torch code, so amax propagates NaN; the cast saturates (torch >= 2.13). A non-finite amax ends in
 # byte 254 because the exponent field is clamped to 1..254 whatever it was.
 _DEEPGEMM = "DeepGEMM deep_gemm/utils/math.py @54e2261"
 DEEPGEMM_1X128 = Recipe(
-    name="deepgemm_1x128",
-    source=f"{_DEEPGEMM}, per_token_cast_to_fp8",
-    block=GROUP_128,
-    formula=ScaleFormula.DIVIDE,
-    code=CodeFormula.RECIPROCAL,
-    amax_floor=1e-4,
-    nan_amax=NanAmax.PROPAGATED,
-)
-DEEPGEMM_128X128 = replace(
-    DEEPGEMM_1X128, name="deepgemm_128x128", source=f"{_DEEPGEMM}, per_block_cast_to_fp8", block=TILE_128
-)
-DEEPGEMM_128X1 = replace(
-    DEEPGEMM_1X128, name="deepgemm_128x1", source=f"{_DEEPGEMM}, per_channel_cast_to_fp8", block=COLUMN_128
-)
-DEEPGEMM_1X128_UE8M0 = replace(
-    DEEPGEMM_1X128,
-    name="deepgemm_1x128_ue8m0",
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.CEIL,
-    byte_low=1,
-    inf_byte=254,
-    nan_byte=254,
-)
-DEEPGEMM_128X128_UE8M0 = replace(
-    DEEPGEMM_1X128_UE8M0, name="deepgemm_128x128_ue8m0", source=DEEPGEMM_128X128.source, block=TILE_128
-)
-DEEPGEMM_128X1_UE8M0 = replace(
-    DEEPGEMM_1X128_UE8M0, name="deepgemm_128x1_ue8m0", source=DEEPGEMM_128X1.source, block=COLUMN_128
-)
+    "deepgemm_1x128", f"{_DEEPGEMM}, per_token_cast_to_fp8", E4M3_1X128, _DIVIDE, _X_RECIPROCAL,
+    amax_floor=1e-4, nan_amax=_PROPAGATED)
+DEEPGEMM_128X128 = _like(
+    DEEPGEMM_1X128, "deepgemm_128x128", f"{_DEEPGEMM}, per_block_cast_to_fp8", scaling=E4M3_128X128)
+DEEPGEMM_128X1 = _like(
+    DEEPGEMM_1X128, "deepgemm_128x1", f"{_DEEPGEMM}, per_channel_cast_to_fp8", scaling=E4M3_128X1)
+_DEEPGEMM_POWERS: Mapping[str, Any] = dict(power_of_two=_CEIL, byte_low=1, inf_byte=254, nan_byte=254)
+DEEPGEMM_1X128_UE8M0 = _like(
+    DEEPGEMM_1X128, "deepgemm_1x128_ue8m0", scaling=E4M3_1X128_UE8M0, **_DEEPGEMM_POWERS)
+DEEPGEMM_128X128_UE8M0 = _like(
+    DEEPGEMM_128X128, "deepgemm_128x128_ue8m0", scaling=E4M3_128X128_UE8M0, **_DEEPGEMM_POWERS)
+DEEPGEMM_128X1_UE8M0 = _like(
+    DEEPGEMM_128X1, "deepgemm_128x1_ue8m0", scaling=E4M3_128X1_UE8M0, **_DEEPGEMM_POWERS)
 DEEPGEMM_DEVICE_1X32_UE8M0 = Recipe(
-    name="deepgemm_device_1x32_ue8m0",
-    source="DeepGEMM common/math.cuh get_e4m3_sf_and_sf_inv (sm100 mega-MoE)",
-    block=GROUP_32,
-    formula=ScaleFormula.MULTIPLY,
-    code=CodeFormula.RECIPROCAL,
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.CEIL,
-)
+    "deepgemm_device_1x32_ue8m0", "DeepGEMM common/math.cuh get_e4m3_sf_and_sf_inv (sm100 mega-MoE)",
+    E4M3_1X32_UE8M0, _MULTIPLY, _X_RECIPROCAL, power_of_two=_CEIL)
 
 # FlashInfer's test helpers always round the scale to a power of two, through log2 and pow.
-FLASHINFER_TESTING_1X128_UE8M0 = replace(
-    DEEPGEMM_1X128,
-    name="flashinfer_testing_1x128_ue8m0",
-    source="FlashInfer flashinfer/testing/utils.py per_token_cast_to_fp8",
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.EXP2_CEIL_LOG2,
-)
-FLASHINFER_TESTING_128X128_UE8M0 = replace(
-    FLASHINFER_TESTING_1X128_UE8M0,
-    name="flashinfer_testing_128x128_ue8m0",
-    source="FlashInfer flashinfer/testing/utils.py per_block_cast_to_fp8",
-    block=TILE_128,
-)
+_FLASHINFER_TESTING = "FlashInfer flashinfer/testing/utils.py"
+FLASHINFER_TESTING_1X128_UE8M0 = _like(
+    DEEPGEMM_1X128, "flashinfer_testing_1x128_ue8m0", f"{_FLASHINFER_TESTING} per_token_cast_to_fp8",
+    scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2)
+FLASHINFER_TESTING_128X128_UE8M0 = _like(
+    FLASHINFER_TESTING_1X128_UE8M0, "flashinfer_testing_128x128_ue8m0", f"{_FLASHINFER_TESTING} per_block_cast_to_fp8",
+    scaling=E4M3_128X128_UE8M0)
 
 # TensorRT-LLM's kernel and FlashInfer's copy of it. Both take bfloat16; FlashInfer compiles with fast math. Neither
 # guards 448/a against overflow, which makes NaN of zeros (0 * inf); the recipes without a fault keep finite values
 # finite instead, by TransformerEngine's policy (the largest finite multiplier).
 _TRTLLM = "TensorRT-LLM fp8_blockscale_gemm_kernel.cuh @0249976"
+_BLOCKSCALE = "FlashInfer fp8_blockscale_gemm_sm90"
 TRTLLM_1X128 = Recipe(
-    name="trtllm_1x128",
-    source=f"{_TRTLLM}, scale_1x128_kernel",
-    block=GROUP_128,
-    formula=ScaleFormula.INVERSE,
-    code=CodeFormula.QUOTIENT,
-    unit_when=frozenset({Special.ZERO}),
-)
-TRTLLM_1X128_UE8M0 = replace(
-    TRTLLM_1X128,
-    name="trtllm_1x128_ue8m0",
-    source=f"{_TRTLLM}, scale_1x128_kernel with USE_UE8M0",
-    code=CodeFormula.RECIPROCAL,
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.CEIL,
-)
-TRTLLM_128X128 = replace(
-    TRTLLM_1X128,
-    name="trtllm_128x128",
-    source=f"{_TRTLLM}, scale_128x128_kernel as intended: amax over the whole block",
-    block=TILE_128,
-)
-FLASHINFER_1X128 = replace(
-    TRTLLM_1X128,
-    name="flashinfer_1x128",
-    source="FlashInfer fp8_blockscale_gemm_sm90, scale_1x128_kernel as intended: finite values stay finite",
-    approximate=True,
-    inverse_limit=True,
-)
-FLASHINFER_1X128_FAST_MATH = replace(
-    FLASHINFER_1X128,
-    name="flashinfer_1x128_fast_math",
-    source="FlashInfer 0.6.18.post1 fp8_blockscale_gemm_sm90, scale_1x128_kernel under -use_fast_math, on an H200",
-    inverse_limit=False,
-    arithmetic=Arithmetic.FAST_MATH,
+    "trtllm_1x128", f"{_TRTLLM}, scale_1x128_kernel", E4M3_1X128, ScaleFormula.INVERSE, _XQ,
+    unit_when=frozenset({Special.ZERO}))
+TRTLLM_1X128_UE8M0 = _like(
+    TRTLLM_1X128, "trtllm_1x128_ue8m0", f"{_TRTLLM}, scale_1x128_kernel with USE_UE8M0",
+    scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
+TRTLLM_128X128 = _like(
+    TRTLLM_1X128, "trtllm_128x128", f"{_TRTLLM}, scale_128x128_kernel as intended: amax over the whole block",
+    scaling=E4M3_128X128)
+FLASHINFER_1X128 = _like(
+    TRTLLM_1X128, "flashinfer_1x128", f"{_BLOCKSCALE}, scale_1x128_kernel as intended: finite values stay finite",
+    approximate=True, inverse_limit=True)
+FLASHINFER_1X128_FAST_MATH = _like(
+    FLASHINFER_1X128, "flashinfer_1x128_fast_math",
+    "FlashInfer 0.6.18.post1 fp8_blockscale_gemm_sm90, scale_1x128_kernel under -use_fast_math, on an H200",
+    inverse_limit=False, arithmetic=Arithmetic.FAST_MATH,
     fault="448/amax is approximate and flushed: finite values become NaN where amax lies above 2^126 or below 2^-119, "
-    "and 0 where it lies below 2^-117",
-)
-FLASHINFER_128X128 = replace(
-    FLASHINFER_1X128,
-    name="flashinfer_128x128",
-    source="FlashInfer fp8_blockscale_gemm_sm90, scale_128x128_kernel as intended: amax over the whole block",
-    block=TILE_128,
-)
-FLASHINFER_128X128_AMAX_FAULT = replace(
-    FLASHINFER_128X128,
-    name="flashinfer_128x128_amax_fault",
-    inverse_limit=False,
-    arithmetic=Arithmetic.FAST_MATH,
-    source=f"FlashInfer fp8_blockscale_gemm_sm90 and {_TRTLLM}, scale_128x128_kernel as shipped",
-    scan=AmaxScan.ROW_AS_COLUMN,
+    "and 0 where it lies below 2^-117")
+FLASHINFER_128X128 = _like(
+    FLASHINFER_1X128, "flashinfer_128x128",
+    f"{_BLOCKSCALE}, scale_128x128_kernel as intended: amax over the whole block", scaling=E4M3_128X128)
+FLASHINFER_128X128_AMAX_FAULT = _like(
+    FLASHINFER_128X128, "flashinfer_128x128_amax_fault",
+    f"{_BLOCKSCALE} and {_TRTLLM}, scale_128x128_kernel as shipped",
+    inverse_limit=False, arithmetic=Arithmetic.FAST_MATH, scan=AmaxScan.ROW_AS_COLUMN,
     fault="the amax scan tests the row index where the column index is meant, so it leaves rows out and the "
-    "scale comes out too small",
-)
+    "scale comes out too small")
 FLASHINFER_MXFP8_1X32 = Recipe(
-    name="flashinfer_mxfp8_1x32",
-    source="FlashInfer quantization_utils.cuh cvt_warp_fp16_to_mxfp8 (rcp.approx: a power of two is exact)",
-    block=GROUP_32,
-    formula=ScaleFormula.MULTIPLY,
-    code=CodeFormula.RECIPROCAL,
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.CEIL,
-    zero_codes=True,
-    nan_code=NanCode.POSITIVE_MAX,
-)
+    "flashinfer_mxfp8_1x32",
+    "FlashInfer quantization_utils.cuh cvt_warp_fp16_to_mxfp8 (rcp.approx: a power of two is exact)",
+    E4M3_1X32_UE8M0, _MULTIPLY, _X_RECIPROCAL, power_of_two=_CEIL, zero_codes=True, nan_code=NanCode.POSITIVE_MAX)
 
 # vLLM. Measured on an H200: scale and every finite code of the group kernel equal this record's bits.
 _VLLM_GROUP = "vLLM csrc per_token_group_quant.cu @0f5257e"
 VLLM_GROUP = Recipe(
-    name="vllm_group",
-    source=_VLLM_GROUP,
-    block=GROUP_128,
-    formula=ScaleFormula.DIVIDE,
-    code=CodeFormula.DIVIDE,
-    amax_floor=1e-10,
-    nan_code=NanCode.NEGATIVE_MAX,
-)
-VLLM_GROUP_UE8M0_BITS = replace(
-    VLLM_GROUP,
-    name="vllm_group_ue8m0_bits",
-    source=f"{_VLLM_GROUP}, exponent-bit form",
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.CEIL,
-)
-VLLM_GROUP_UE8M0 = replace(
-    VLLM_GROUP_UE8M0_BITS,
-    name="vllm_group_ue8m0",
-    source=f"{_VLLM_GROUP}, exp2f(ceilf(log2f(fmaxf(s, 1e-10f)))): a second floor, on the scale",
-    power_of_two=PowerOfTwo.EXP2_CEIL_LOG2,
-    scale_floor=1e-10,
-)
-VLLM_TRITON_GROUP = replace(
-    VLLM_GROUP,
-    name="vllm_triton_group",
-    source="vLLM fp8_utils.py _per_token_group_quant_fp8 (Triton): a * (1/448), div.full",
-    formula=ScaleFormula.MULTIPLY,
-    approximate=True,
-)
+    "vllm_group", _VLLM_GROUP, E4M3_1X128, _DIVIDE, _X_OVER_S, amax_floor=1e-10, nan_code=NanCode.NEGATIVE_MAX)
+VLLM_GROUP_UE8M0_BITS = _like(
+    VLLM_GROUP, "vllm_group_ue8m0_bits", f"{_VLLM_GROUP}, exponent-bit form",
+    scaling=E4M3_1X128_UE8M0, power_of_two=_CEIL)
+VLLM_GROUP_UE8M0 = _like(
+    VLLM_GROUP_UE8M0_BITS, "vllm_group_ue8m0",
+    f"{_VLLM_GROUP}, exp2f(ceilf(log2f(fmaxf(s, 1e-10f)))): a second floor, on the scale",
+    power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, scale_floor=1e-10)
+VLLM_TRITON_GROUP = _like(
+    VLLM_GROUP, "vllm_triton_group", "vLLM fp8_utils.py _per_token_group_quant_fp8 (Triton): a * (1/448), div.full",
+    formula=_MULTIPLY, approximate=True)
 _VLLM_COMMON = "vLLM csrc w8a8/fp8/common.cu @096d3dc"
 VLLM_TENSOR = Recipe(
-    name="vllm_tensor",
-    source=f"{_VLLM_COMMON}, dynamic_scaled_fp8_quant",
-    block=TENSOR,
-    formula=ScaleFormula.DIVIDE,
-    code=CodeFormula.RECIPROCAL,
-    nan_code=NanCode.POSITIVE_MAX,
-)
+    "vllm_tensor", f"{_VLLM_COMMON}, dynamic_scaled_fp8_quant", E4M3_TENSOR, _DIVIDE, _X_RECIPROCAL,
+    nan_code=NanCode.POSITIVE_MAX)
 VLLM_TOKEN = Recipe(
-    name="vllm_token",
-    source=f"{_VLLM_COMMON}, dynamic_per_token_scaled_fp8_quant",
-    block=TOKEN,
-    formula=ScaleFormula.DIVIDE,
-    code=CodeFormula.DIVIDE,
-    scale_floor=1.0 / (448.0 * 512.0),
-    nan_code=NanCode.POSITIVE_MAX,
-    takes_scale_ub=True,
-)
-
-VLLM_STATIC = Recipe(
-    name="vllm_static",
-    source=f"{_VLLM_COMMON}, static_scaled_fp8_quant: multiplies by the reciprocal of the given scale",
-    block=TENSOR,
-    formula=ScaleFormula.GIVEN,
-    code=CodeFormula.RECIPROCAL,
-    nan_code=NanCode.POSITIVE_MAX,
-)
+    "vllm_token", f"{_VLLM_COMMON}, dynamic_per_token_scaled_fp8_quant", E4M3_TOKEN, _DIVIDE, _X_OVER_S,
+    scale_floor=1.0 / (448.0 * 512.0), nan_code=NanCode.POSITIVE_MAX, takes_scale_ub=True)
+VLLM_STATIC = _like(
+    VLLM_TENSOR, "vllm_static",
+    f"{_VLLM_COMMON}, static_scaled_fp8_quant: multiplies by the reciprocal of the given scale", formula=_GIVEN)
 
 # The same contracts in plain torch operations: amax, clamp and cast all let NaN through, 0/0 is coded 0.
 _TORCH = "the published formula in plain torch operations, NaN propagated, division by a zero scale coded 0"
-TORCH_GROUP = replace(
-    VLLM_GROUP,
-    name="torch_group",
-    source=_TORCH,
-    nan_amax=NanAmax.PROPAGATED,
-    nan_code=NanCode.NAN,
-    zero_codes=True,
-)
-TORCH_GROUP_UE8M0 = replace(
-    TORCH_GROUP,
-    name="torch_group_ue8m0",
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.CEIL,
-    inf_byte=None,
-)
-TORCH_TENSOR = replace(TORCH_GROUP, name="torch_tensor", block=TENSOR, amax_floor=0.0)
-TORCH_TOKEN = replace(
-    TORCH_TENSOR, name="torch_token", block=TOKEN, scale_floor=VLLM_TOKEN.scale_floor, takes_scale_ub=True
-)
-TORCH_STATIC = replace(TORCH_TENSOR, name="torch_static", formula=ScaleFormula.GIVEN)
-TORCH_CAST_1X128_UE8M0 = replace(
-    DEEPGEMM_1X128_UE8M0, name="torch_cast_1x128_ue8m0", source=_TORCH, byte_low=0, inf_byte=None, nan_byte=255
-)
-TORCH_CAST_128X128_UE8M0 = replace(TORCH_CAST_1X128_UE8M0, name="torch_cast_128x128_ue8m0", block=TILE_128)
-TORCH_CAST_128X1_UE8M0 = replace(TORCH_CAST_1X128_UE8M0, name="torch_cast_128x1_ue8m0", block=COLUMN_128)
+TORCH_GROUP = _like(
+    VLLM_GROUP, "torch_group", _TORCH, nan_amax=_PROPAGATED, nan_code=NanCode.NAN, zero_codes=True)
+TORCH_GROUP_UE8M0 = _like(
+    TORCH_GROUP, "torch_group_ue8m0", scaling=E4M3_1X128_UE8M0, power_of_two=_CEIL, inf_byte=None)
+TORCH_TENSOR = _like(TORCH_GROUP, "torch_tensor", scaling=E4M3_TENSOR, amax_floor=0.0)
+TORCH_TOKEN = _like(
+    TORCH_TENSOR, "torch_token", scaling=E4M3_TOKEN, scale_floor=VLLM_TOKEN.scale_floor, takes_scale_ub=True)
+TORCH_STATIC = _like(TORCH_TENSOR, "torch_static", formula=_GIVEN)
+TORCH_CAST_1X128_UE8M0 = _like(
+    DEEPGEMM_1X128_UE8M0, "torch_cast_1x128_ue8m0", _TORCH, byte_low=0, inf_byte=None, nan_byte=255)
+TORCH_CAST_128X128_UE8M0 = _like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x128_ue8m0", scaling=E4M3_128X128_UE8M0)
+TORCH_CAST_128X1_UE8M0 = _like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x1_ue8m0", scaling=E4M3_128X1_UE8M0)
 
 # SGLang.
 _SGLANG_GROUP = "SGLang per_token_group_quant_8bit_v2.cu @037cd6e"
-SGLANG_GROUP = Recipe(
-    name="sglang_group",
-    source=_SGLANG_GROUP,
-    block=GROUP_128,
-    formula=ScaleFormula.MULTIPLY,
-    code=CodeFormula.QUOTIENT,
-    amax_floor=1e-10,
-)
-SGLANG_GROUP_UE8M0 = replace(
-    SGLANG_GROUP,
-    name="sglang_group_ue8m0",
-    source=f"{_SGLANG_GROUP}, UE8M0, column major",
-    code=CodeFormula.RECIPROCAL,
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.CEIL,
-)
-SGLANG_GROUP_ROW_MAJOR_UE8M0 = replace(
-    SGLANG_GROUP_UE8M0,
-    name="sglang_group_row_major_ue8m0",
-    source=f"{_SGLANG_GROUP}, UE8M0, row major",
-    code=CodeFormula.QUOTIENT,
-    fault="publishes the scale rounded up to a power of two, but computes the codes with the exact 448/amax",
-)
+_SGLANG_TOKEN = "SGLang per_token_quant_fp8.cu @0490047"
+SGLANG_GROUP = Recipe("sglang_group", _SGLANG_GROUP, E4M3_1X128, _MULTIPLY, _XQ, amax_floor=1e-10)
+SGLANG_GROUP_UE8M0 = _like(
+    SGLANG_GROUP, "sglang_group_ue8m0", f"{_SGLANG_GROUP}, UE8M0, column major",
+    scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
+SGLANG_GROUP_ROW_MAJOR_UE8M0 = _like(
+    SGLANG_GROUP_UE8M0, "sglang_group_row_major_ue8m0", f"{_SGLANG_GROUP}, UE8M0, row major", code=_XQ,
+    fault="publishes the scale rounded up to a power of two, but computes the codes with the exact 448/amax")
 SGLANG_TOKEN = Recipe(
-    name="sglang_token",
-    source="SGLang per_token_quant_fp8.cu @0490047, warp kernel",
-    block=TOKEN,
-    formula=ScaleFormula.DIVIDE,
-    code=CodeFormula.RECIPROCAL,
-    zero_codes=True,
-    nan_code=NanCode.POSITIVE_MAX,
-)
-SGLANG_TOKEN_SMALL = replace(
-    SGLANG_TOKEN,
-    name="sglang_token_small",
-    source="SGLang per_token_quant_fp8.cu @0490047, small-batch kernel: 0 * inf in an all-zero row",
-    zero_codes=False,
-)
-SGLANG_TRITON_ROW = replace(
-    VLLM_GROUP,
-    name="sglang_triton_row",
-    source="SGLang fp8_kernel.py (Triton), row-major scales",
-    code=CodeFormula.RECIPROCAL,
-    approximate=True,
-)
-SGLANG_TRITON_COLUMN = replace(
-    SGLANG_TRITON_ROW,
-    name="sglang_triton_column",
-    source="SGLang fp8_kernel.py (Triton), column-major scales",
-    code=CodeFormula.DIVIDE,
-)
+    "sglang_token", f"{_SGLANG_TOKEN}, warp kernel", E4M3_TOKEN, _DIVIDE, _X_RECIPROCAL,
+    zero_codes=True, nan_code=NanCode.POSITIVE_MAX)
+SGLANG_TOKEN_SMALL = _like(
+    SGLANG_TOKEN, "sglang_token_small", f"{_SGLANG_TOKEN}, small-batch kernel: 0 * inf in an all-zero row",
+    zero_codes=False)
+SGLANG_TRITON_ROW = _like(
+    VLLM_GROUP, "sglang_triton_row", "SGLang fp8_kernel.py (Triton), row-major scales",
+    code=_X_RECIPROCAL, approximate=True)
+SGLANG_TRITON_COLUMN = _like(
+    SGLANG_TRITON_ROW, "sglang_triton_column", "SGLang fp8_kernel.py (Triton), column-major scales", code=_X_OVER_S)
 
 # TransformerEngine: explicit __fdiv_rn, so the same bits with and without fast math.
 _TE = "TransformerEngine recipe_common.cuh @d0067d0"
 TE_BLOCKWISE_1X128 = Recipe(
-    name="te_blockwise_1x128",
-    source=f"{_TE}, compute_scale_from_amax",
-    block=GROUP_128,
-    formula=ScaleFormula.INVERSE,
-    code=CodeFormula.QUOTIENT,
-    unit_when=frozenset({Special.ZERO, Special.INF, Special.NAN}),
-    inverse_limit=True,
-)
-TE_BLOCKWISE_128X128 = replace(TE_BLOCKWISE_1X128, name="te_blockwise_128x128", block=TILE_128)
-TE_BLOCKWISE_1X128_POW2 = replace(
-    TE_BLOCKWISE_1X128,
-    name="te_blockwise_1x128_pow2",
-    source=f"{_TE}, force_pow_2_scales",
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.INVERSE_FLOOR,
-)
-TE_BLOCKWISE_128X128_POW2 = replace(TE_BLOCKWISE_1X128_POW2, name="te_blockwise_128x128_pow2", block=TILE_128)
+    "te_blockwise_1x128", f"{_TE}, compute_scale_from_amax", E4M3_1X128, ScaleFormula.INVERSE, _XQ,
+    unit_when=frozenset({Special.ZERO, Special.INF, Special.NAN}), inverse_limit=True)
+TE_BLOCKWISE_128X128 = _like(TE_BLOCKWISE_1X128, "te_blockwise_128x128", scaling=E4M3_128X128)
+TE_BLOCKWISE_1X128_POW2 = _like(
+    TE_BLOCKWISE_1X128, "te_blockwise_1x128_pow2", f"{_TE}, force_pow_2_scales",
+    scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.INVERSE_FLOOR)
+TE_BLOCKWISE_128X128_POW2 = _like(
+    TE_BLOCKWISE_1X128_POW2, "te_blockwise_128x128_pow2", scaling=E4M3_128X128_UE8M0)
 TE_MXFP8_1X32 = Recipe(
-    name="te_mxfp8_1x32",
-    source="TransformerEngine MXFP8 cast, ptx::float_to_e8m0(a * fl(1/448)) and exp2f_rcp",
-    block=GROUP_32,
-    formula=ScaleFormula.MULTIPLY,
-    code=CodeFormula.RECIPROCAL,
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.CEIL,
-)
+    "te_mxfp8_1x32", "TransformerEngine MXFP8 cast, ptx::float_to_e8m0(a * fl(1/448)) and exp2f_rcp",
+    E4M3_1X32_UE8M0, _MULTIPLY, _X_RECIPROCAL, power_of_two=_CEIL)
 
 # torchao. Torch code: amax propagates NaN and clamp keeps it.
-_TORCHAO = "torchao float8_utils.py @36027d8"
+_TORCHAO = "torchao float8_utils.py @36027d8, amax_to_scale"
 TORCHAO_TENSOR = Recipe(
-    name="torchao_tensor",
-    source=f"{_TORCHAO}, amax_to_scale, tensor-wise",
-    block=TENSOR,
-    formula=ScaleFormula.INVERSE_FLOAT64,
-    code=CodeFormula.QUOTIENT,
-    amax_floor=1e-12,
-    nan_amax=NanAmax.PROPAGATED,
-)
-TORCHAO_ROW = replace(TORCHAO_TENSOR, name="torchao_row", source=f"{_TORCHAO}, amax_to_scale, row-wise", block=TOKEN)
-TORCHAO_1X128 = replace(
-    TORCHAO_TENSOR, name="torchao_1x128", source=f"{_TORCHAO}, amax_to_scale, 1x128", block=GROUP_128
-)
-TORCHAO_ROW_POW2 = replace(
-    TORCHAO_ROW,
-    name="torchao_row_pow2",
-    source=f"{_TORCHAO}, amax_to_scale with round_scales_to_power_of_2",
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.INVERSE_FLOOR,
-)
+    "torchao_tensor", f"{_TORCHAO}, tensor-wise", E4M3_TENSOR, ScaleFormula.INVERSE_FLOAT64, _XQ,
+    amax_floor=1e-12, nan_amax=_PROPAGATED)
+TORCHAO_ROW = _like(TORCHAO_TENSOR, "torchao_row", f"{_TORCHAO}, row-wise", scaling=E4M3_TOKEN)
+TORCHAO_1X128 = _like(TORCHAO_TENSOR, "torchao_1x128", f"{_TORCHAO}, 1x128", scaling=E4M3_1X128)
+TORCHAO_ROW_POW2 = _like(
+    TORCHAO_ROW, "torchao_row_pow2", f"{_TORCHAO} with round_scales_to_power_of_2",
+    scaling=E4M3_TOKEN.with_scales(ScaleFormat.UE8M0), power_of_two=PowerOfTwo.INVERSE_FLOOR)
 _TORCHAO_PRIMITIVES = "torchao quant_primitives.py _choose_scale_float8"
 TORCHAO_INFERENCE_1X128 = Recipe(
-    name="torchao_inference_1x128",
-    source=f"{_TORCHAO_PRIMITIVES}: amax / 448 in the input dtype",
-    block=GROUP_128,
-    formula=ScaleFormula.INPUT_DTYPE,
-    code=CodeFormula.DIVIDE,
-    scale_format=ScaleFormat.INPUT,
-    nan_amax=NanAmax.PROPAGATED,
-)
-TORCHAO_INFERENCE_ROW = replace(TORCHAO_INFERENCE_1X128, name="torchao_inference_row", block=TOKEN)
-TORCHAO_INFERENCE_128X128 = replace(TORCHAO_INFERENCE_1X128, name="torchao_inference_128x128", block=TILE_128)
-TORCHAO_INFERENCE_1X128_E8M0 = replace(
-    TORCHAO_INFERENCE_1X128,
-    name="torchao_inference_1x128_e8m0",
-    source=f"{_TORCHAO_PRIMITIVES}: exp2(round(log2 s)) in the input dtype; clips up to 29 % off the top",
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.EXP2_ROUND_LOG2,
-)
-_TORCHAO_MX = "torchao prototype/mx_formats/mx_tensor.py to_mx"
+    "torchao_inference_1x128", f"{_TORCHAO_PRIMITIVES}: amax / 448 in the input dtype",
+    E4M3_1X128.with_scales(ScaleFormat.INPUT), ScaleFormula.INPUT_DTYPE, _X_OVER_S, nan_amax=_PROPAGATED)
+TORCHAO_INFERENCE_ROW = _like(
+    TORCHAO_INFERENCE_1X128, "torchao_inference_row", scaling=E4M3_TOKEN.with_scales(ScaleFormat.INPUT))
+TORCHAO_INFERENCE_128X128 = _like(
+    TORCHAO_INFERENCE_1X128, "torchao_inference_128x128", scaling=E4M3_128X128.with_scales(ScaleFormat.INPUT))
+TORCHAO_INFERENCE_1X128_E8M0 = _like(
+    TORCHAO_INFERENCE_1X128, "torchao_inference_1x128_e8m0",
+    f"{_TORCHAO_PRIMITIVES}: exp2(round(log2 s)) in the input dtype; clips up to 29 % off the top",
+    scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_ROUND_LOG2)
+_TORCHAO_MX = "torchao prototype/mx_formats/mx_tensor.py to_mx, ScaleCalculationMode"
 TORCHAO_MX_FLOOR = Recipe(
-    name="torchao_mx_floor",
-    source=f"{_TORCHAO_MX}, ScaleCalculationMode.FLOOR (OCP MX 1.0, 6.3)",
-    block=GROUP_32,
-    formula=ScaleFormula.DIVIDE,
-    code=CodeFormula.RECIPROCAL,
-    scale_format=_UE8M0,
-    power_of_two=PowerOfTwo.AMAX_FLOOR,
-    inf_byte=255,
-    nan_amax=NanAmax.PROPAGATED,
-)
-TORCHAO_MX_CEIL = replace(
-    TORCHAO_MX_FLOOR,
-    name="torchao_mx_ceil",
-    source=f"{_TORCHAO_MX}, ScaleCalculationMode.CEIL",
-    power_of_two=PowerOfTwo.AMAX_CEIL,
-)
-TORCHAO_MX_EVEN = replace(
-    TORCHAO_MX_FLOOR,
-    name="torchao_mx_even",
-    source=f"{_TORCHAO_MX}, ScaleCalculationMode.EVEN",
-    power_of_two=PowerOfTwo.AMAX_EVEN,
-)
-TORCHAO_MX_RCEIL = replace(
-    TORCHAO_MX_FLOOR,
-    name="torchao_mx_rceil",
-    source=f"{_TORCHAO_MX}, ScaleCalculationMode.RCEIL",
-    formula=ScaleFormula.MULTIPLY,
-    power_of_two=PowerOfTwo.CEIL,
-)
+    "torchao_mx_floor", f"{_TORCHAO_MX}.FLOOR (OCP MX 1.0, 6.3)", E4M3_1X32_UE8M0, _DIVIDE, _X_RECIPROCAL,
+    power_of_two=PowerOfTwo.AMAX_FLOOR, inf_byte=255, nan_amax=_PROPAGATED)
+TORCHAO_MX_CEIL = _like(
+    TORCHAO_MX_FLOOR, "torchao_mx_ceil", f"{_TORCHAO_MX}.CEIL", power_of_two=PowerOfTwo.AMAX_CEIL)
+TORCHAO_MX_EVEN = _like(
+    TORCHAO_MX_FLOOR, "torchao_mx_even", f"{_TORCHAO_MX}.EVEN", power_of_two=PowerOfTwo.AMAX_EVEN)
+TORCHAO_MX_RCEIL = _like(
+    TORCHAO_MX_FLOOR, "torchao_mx_rceil", f"{_TORCHAO_MX}.RCEIL", formula=_MULTIPLY, power_of_two=_CEIL)
 
 DEEPSEEK_V3_1X128 = Recipe(
-    name="deepseek_v3_1x128",
-    source="DeepSeek-V3 inference/kernel.py act_quant (Triton): no floor, so an all-zero group is 0/0",
-    block=GROUP_128,
-    formula=ScaleFormula.DIVIDE,
-    code=CodeFormula.DIVIDE,
-    approximate=True,
-)
+    "deepseek_v3_1x128", "DeepSeek-V3 inference/kernel.py act_quant (Triton): no floor, so an all-zero group is 0/0",
+    E4M3_1X128, _DIVIDE, _X_OVER_S, approximate=True)
+# fmt: on
 
 _REGISTRY: Final[Mapping[str, Recipe]] = MappingProxyType(
     {value.name: value for value in list(globals().values()) if isinstance(value, Recipe)}

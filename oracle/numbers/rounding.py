@@ -1,7 +1,10 @@
-"""Rounding tensors to a format, once: ``encode``, ``round_to``, and their twins for a pair ``hi + lo``.
+"""Rounding to a format, once: the definition for one number, and its twins for tensors and for pairs ``hi + lo``.
 
-Every function here equals :func:`oracle.numbers.rounding_scalar.encode_scalar`, the definition, element by element.
-Method, for a magnitude ``a`` in float64 and the format's spacing ``q`` at ``a``::
+The magnitude ``|x|`` lies between two neighbours ``n q <= |x| < (n + 1) q`` where
+``q = 2^(max(floor(log2|x|), emin) - fraction_bits)`` is the spacing of the format at ``|x|``, taken as if its
+exponents went on for ever above. :class:`Rounding` picks one of the two; if the pick exceeds ``max_finite``,
+:class:`Overflow` says what becomes of it. :func:`encode_scalar` is this definition in exact integers and fractions;
+every function of tensors equals it element by element. Their method, for a magnitude ``a`` in float64::
 
     s = a + 2^52 q                  IEEE addition: a rounded to a multiple of q, ties to even
     bits(s) += -1, 0 or +1          where the rounding asked for picks the other neighbour
@@ -11,38 +14,110 @@ The one addition is correctly rounded and everything else is exact, so the bits 
 A pair is first rounded to odd in float64 [1]: truncated, with the last bit set if anything was lost. Rounding
 that to any format of at most 51 bits is the rounding of the exact sum.
 
+Sources: IEEE 754-2019, 4.3 (roundings) and 7.4 (overflow); OCP OFP8 1.0, 5.2.1 (saturating and not).
 [1] S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
 rounding to odd", IEEE Trans. Computers 57(4), 2008.
 
-Not covered: scales, stochastic rounding, NaN payloads; a CPU thread that was told to round otherwise or to
-flush subnormals (``torch.set_flush_denormal``).
+Not covered: scales, flags, stochastic rounding, NaN payloads (every NaN becomes ``fmt.nan_code``); a CPU thread that
+was told to round otherwise or to flush subnormals (``torch.set_flush_denormal``).
 """
 
 from __future__ import annotations
 
 import math
+from enum import Enum
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from oracle.errors import DeviceError, DtypeError, InputError, ShapeError
-from oracle.numbers.elementwise import in_blocks
-from oracle.numbers.formats import Format, from_codes, of_dtype
-from oracle.numbers.rounding_scalar import Overflow, Rounding, check_policy, encode_scalar
+from oracle.errors import DeviceError, DtypeError, InputError, OptionError, ShapeError
+from oracle.numbers.doubledouble import two_sum
+from oracle.numbers.formats import FP32, Format, from_codes, in_blocks, of_dtype
 
-__all__ = [
-    "Overflow",
-    "Rounding",
-    "encode",
-    "encode_pair",
-    "encode_scalar",
-    "exponent_of",
-    "pair_to_dtype",
-    "power_of_two",
-    "round_pair",
-    "round_to",
-    "to_dtype",
-]
+
+class Rounding(Enum):
+    """Which neighbour an inexact value becomes."""
+
+    NEAREST_EVEN = "the nearer; of two equally near, the one with the even code"
+    NEAREST_AWAY = "the nearer; of two equally near, the one away from zero"
+    TOWARD_ZERO = "the one toward zero"
+    UP = "the one toward +infinity"
+    DOWN = "the one toward -infinity"
+    AWAY = "the one away from zero"
+
+
+class Overflow(Enum):
+    """What a magnitude becomes that exceeds the largest finite value after rounding.
+
+    Rounding comes first, as in IEEE 754: a finite value that is rounded toward zero (TOWARD_ZERO, DOWN if
+    positive, UP if negative) becomes the largest finite value under every policy. An infinite input is not
+    rounded: it follows the policy.
+    """
+
+    SATURATE = "the largest finite value, with the sign"
+    NAN = "NaN"
+    INF = "infinity, with the sign"
+
+
+def check_policy(fmt: Format, overflow: Overflow) -> None:
+    """Refuse an overflow policy whose result the format cannot hold.
+
+    Raises
+    ------
+    OptionError
+        ``INF`` for a format without infinity (E4M3FN, FNUZ, E8M0, E2M1), ``NAN`` for one without NaN (E2M1).
+    """
+    if overflow is Overflow.INF and not fmt.has_inf:
+        ways_out = "SATURATE or NAN" if fmt.has_nan else "SATURATE"
+        raise OptionError(f"{fmt} has no infinity; Overflow.INF is impossible, use {ways_out}")
+    if overflow is Overflow.NAN and not fmt.has_nan:
+        raise OptionError(f"{fmt} has no NaN; Overflow.NAN is impossible, use SATURATE")
+
+
+def encode_scalar(x: float | Fraction, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> int:
+    """The code of one number, rounded once: the definition.
+
+    Parameters
+    ----------
+    x : float or Fraction
+        Any float (-0.0, infinities and NaN included) or any rational number (of which 0 is +0).
+    rounding, overflow
+        See :class:`Rounding` and :class:`Overflow`.
+
+    Returns
+    -------
+    int
+        ``0 <= code < 2**fmt.bits``. NaN becomes ``fmt.nan_code``. A result of zero keeps the sign of ``x``,
+        except in the FNUZ formats, which have one zero. E8M0 holds powers of two from 2^-127: a value in [0,
+        2^-127), -0 included, becomes 2^-127 under every rounding, and a negative value or -infinity becomes
+        NaN under every policy.
+
+    Raises
+    ------
+    OptionError
+        The format cannot hold what ``overflow`` asks for.
+    InputError
+        ``x`` is NaN and the format has none (E2M1).
+    """
+    check_policy(fmt, overflow)
+    if x != x:
+        return _nan(fmt)
+    negative = math.copysign(1.0, x) < 0 if isinstance(x, float) else x < 0
+    if not fmt.signed and x < 0:
+        return _nan(fmt)
+    sign = fmt.sign_mask if negative else 0
+    if isinstance(x, float) and math.isinf(x):
+        return _overflowed(fmt, sign, overflow)
+    direction = _for_magnitude(rounding, negative)
+    magnitude = _round_magnitude(*(-x if negative else x).as_integer_ratio(), fmt, direction)
+    if magnitude > fmt.max_code:
+        if direction is Rounding.TOWARD_ZERO:
+            return sign | fmt.max_code
+        return _overflowed(fmt, sign, overflow)
+    if magnitude == 0 and not fmt.has_negative_zero:
+        return 0
+    return sign | magnitude
 
 
 def encode(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
@@ -53,7 +128,7 @@ def encode(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) ->
     x : Tensor
         float64, any shape, strides and device.
     fmt, rounding, overflow
-        As for :func:`oracle.numbers.rounding_scalar.encode_scalar`, which says what becomes of NaN, infinities,
+        As for :func:`encode_scalar`, which says what becomes of NaN, infinities,
         zeros, and of negative values in an unsigned format.
 
     Returns
@@ -78,6 +153,11 @@ def round_to(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) 
     """The values of :func:`encode`, as float64: ``decode(encode(x, ...), fmt)`` without the detour."""
     _check(fmt, overflow, x)
     return in_blocks(lambda part: _values(part, fmt, rounding, overflow), x, dtype=torch.float64)
+
+
+def f32(x: Tensor) -> Tensor:
+    """Float64 values rounded to float32 values, to nearest even; infinite beyond the largest."""
+    return round_to(x, FP32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def encode_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
@@ -105,9 +185,7 @@ def encode_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, over
         ``hi`` and ``lo`` differ.
     """
     _check(fmt, overflow, hi, lo)
-    return in_blocks(
-        lambda head, tail: _codes(_to_odd(head, tail), fmt, rounding, overflow), hi, lo, dtype=fmt.storage
-    )
+    return in_blocks(lambda head, tail: _codes(_to_odd(head, tail), fmt, rounding, overflow), hi, lo, dtype=fmt.storage)
 
 
 def round_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
@@ -130,9 +208,7 @@ def to_dtype(x: Tensor, dtype: torch.dtype, *, rounding: Rounding, overflow: Ove
     return from_codes(encode(x, fmt, rounding=rounding, overflow=overflow), fmt)
 
 
-def pair_to_dtype(
-    hi: Tensor, lo: Tensor, dtype: torch.dtype, *, rounding: Rounding, overflow: Overflow
-) -> Tensor:
+def pair_to_dtype(hi: Tensor, lo: Tensor, dtype: torch.dtype, *, rounding: Rounding, overflow: Overflow) -> Tensor:
     """Sums ``hi + lo`` as a tensor of ``dtype``: :func:`encode_pair` for the format of a torch dtype."""
     fmt = of_dtype(dtype)
     return from_codes(encode_pair(hi, lo, fmt, rounding=rounding, overflow=overflow), fmt)
@@ -320,10 +396,59 @@ def _normalised(hi: Tensor, lo: Tensor) -> tuple[Tensor, Tensor]:
     total = hi + lo
     if bool(torch.all((total == hi) & (hi.abs() < math.inf))):
         return hi, lo
-    # TwoSum (Knuth): total + error is hi + lo exactly, unless the addition overflows.
-    virtual = total - hi
-    error = (hi - (total - virtual)) + (lo - virtual)
+    total, error = two_sum(hi, lo)  # exact unless the addition overflows
     error.masked_fill_(~(total.abs() < _HUGE), 0.0)
     total = torch.where(hi.isfinite() & lo.isfinite(), total.clamp(-_HUGE, _HUGE), total)
     total = torch.where(total == 0, torch.copysign(total, hi), total)
     return torch.where(hi.isfinite(), total, hi), error
+
+
+def _round_magnitude(numerator: int, denominator: int, fmt: Format, direction: Rounding) -> int:
+    """The code of ``numerator / denominator >= 0``, the exponents of the format continued without end."""
+    if numerator == 0:
+        return 0
+    exponent = _floor_log2(numerator, denominator)
+    if exponent < fmt.emin and not fmt.has_subnormals:
+        return 0
+    exponent = max(exponent, fmt.emin)
+    spacing = exponent - fmt.fraction_bits
+    n, rest = divmod(numerator << max(-spacing, 0), denominator << max(spacing, 0))
+    hidden = 0 if fmt.has_subnormals else 1 << fmt.fraction_bits
+    below = n + ((exponent - fmt.emin) << fmt.fraction_bits) - hidden
+    to_half = 2 * rest - (denominator << max(spacing, 0))
+    if direction is Rounding.NEAREST_EVEN:
+        return below + (to_half > 0 or (to_half == 0 and below % 2 == 1))
+    if direction is Rounding.NEAREST_AWAY:
+        return below + (to_half >= 0)
+    return below + (direction is Rounding.AWAY and rest > 0)
+
+
+def _floor_log2(numerator: int, denominator: int) -> int:
+    """``floor(log2(numerator / denominator))`` of a positive fraction, in integers."""
+    estimate = numerator.bit_length() - denominator.bit_length()
+    reached = numerator << max(-estimate, 0) >= denominator << max(estimate, 0)
+    return estimate if reached else estimate - 1
+
+
+def _for_magnitude(rounding: Rounding, negative: bool) -> Rounding:
+    """UP and DOWN as what they do to the magnitude."""
+    if rounding is Rounding.UP:
+        return Rounding.TOWARD_ZERO if negative else Rounding.AWAY
+    if rounding is Rounding.DOWN:
+        return Rounding.AWAY if negative else Rounding.TOWARD_ZERO
+    return rounding
+
+
+def _overflowed(fmt: Format, sign: int, overflow: Overflow) -> int:
+    if overflow is Overflow.NAN:
+        return _nan(fmt)
+    if overflow is Overflow.SATURATE:
+        return sign | fmt.max_code
+    assert fmt.inf_code is not None, "check_policy has refused this"
+    return sign | fmt.inf_code
+
+
+def _nan(fmt: Format) -> int:
+    if fmt.nan_code is None:
+        raise InputError(f"the input holds NaN and {fmt} has no NaN; replace it before rounding")
+    return fmt.nan_code

@@ -3,8 +3,8 @@
 ``s = 2^k S`` with ``1 <= S < 2`` becomes ``2^k`` or ``2^(k+1)``. The modes differ only in the significand
 at which they step to the next power:
 
-* CEIL steps at once (``S > 1``); AMAX_* look at the amax instead of ``s`` and subtract 8, the exponent of
-  448;
+* CEIL steps at once (``S > 1``); AMAX_* look at the amax instead of ``s`` and subtract the exponent of the largest
+  value of the element format (8 for E4M3);
 * EXP2_CEIL_LOG2 and EXP2_ROUND_LOG2 go through a *rounded* logarithm, so they step late or early; the step is
   computed here for a correctly rounded logarithm, and :func:`log2_window` bounds it for one that is off by
   an ulp;
@@ -29,8 +29,8 @@ from oracle.numbers.formats import FP32, Format, decode
 from oracle.numbers.recipes import PowerOfTwo, Recipe
 from oracle.numbers.rounding import Overflow, Rounding, exponent_of, power_of_two, to_dtype
 
+LOG2_MODES = (PowerOfTwo.EXP2_CEIL_LOG2, PowerOfTwo.EXP2_ROUND_LOG2)
 BIAS = 127
-E4M3_EMAX = 8  # exponent of 448
 _LOWEST, _HIGHEST = -149, 127  # exponents of positive float32 values
 
 
@@ -68,9 +68,7 @@ def ceil_power(s: Tensor, *, byte_low: int, inf_byte: int | None, nan_byte: int)
 
     An infinite ``s`` gives ``inf_byte`` (None: it stays infinite) and NaN ``nan_byte``; byte 255 is NaN.
     """
-    exponent = exponent_of(s)
-    exponent = exponent + (power_of_two(exponent) != s).to(exponent.dtype)
-    return _from_exponent(exponent, s, byte_low, inf_byte, nan_byte)
+    return _from_exponent(_ceil_exponent(s), s, byte_low, inf_byte, nan_byte)
 
 
 def round_scale(s: Tensor, amax: Tensor, inverse: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
@@ -89,42 +87,42 @@ def round_scale(s: Tensor, amax: Tensor, inverse: Tensor, recipe: Recipe, fmt: F
     Tensor
         float64 powers of two; 0, inf and NaN where the mode lets them through.
     """
-    mode = recipe.power_of_two
+    mode, element = recipe.power_of_two, recipe.element
     limits = (recipe.byte_low, recipe.inf_byte, recipe.nan_byte)
-    if mode is PowerOfTwo.CEIL:
-        return ceil_power(s, byte_low=limits[0], inf_byte=limits[1], nan_byte=limits[2])
+    if mode in LOG2_MODES:
+        return _through_log2(s, mode, fmt)
     if mode is PowerOfTwo.INVERSE_FLOOR:
         floor = torch.where(torch.isfinite(inverse) & (inverse > 0), power_of_two(exponent_of(inverse)), inverse)
         return torch.ones_like(floor) / floor
-    if mode is PowerOfTwo.AMAX_FLOOR:
-        return _from_exponent(exponent_of(amax) - E4M3_EMAX, amax, *limits)
+    if mode is PowerOfTwo.CEIL:
+        return _from_exponent(_ceil_exponent(s), s, *limits)
+    exponent, source = exponent_of(amax), amax
     if mode is PowerOfTwo.AMAX_CEIL:
-        exponent = exponent_of(amax)
-        exponent = exponent + (power_of_two(exponent) != amax).to(exponent.dtype)
-        return _from_exponent(exponent - E4M3_EMAX, amax, *limits)
+        exponent = _ceil_exponent(amax)
     if mode is PowerOfTwo.AMAX_EVEN:
-        # Adding half an ulp of the 3-bit significand and truncating moves to the next power from 1.9375 on.
-        exponent = exponent_of(amax)
-        exponent = exponent + (amax >= 1.9375 * power_of_two(exponent)).to(exponent.dtype)
-        overflowed = torch.where(exponent > _HIGHEST, torch.full_like(amax, torch.inf), amax)
-        return _from_exponent(exponent - E4M3_EMAX, torch.where(amax.isnan(), amax, overflowed), *limits)
-    assert mode is PowerOfTwo.EXP2_CEIL_LOG2 or mode is PowerOfTwo.EXP2_ROUND_LOG2
-    return _through_log2(s, mode, fmt)
+        # Adding half an ulp of the element's significand and truncating moves to the next power from 2 - ulp/2 on.
+        step = 2.0 - 2.0 ** -(element.fraction_bits + 1)
+        exponent = exponent + (amax >= step * power_of_two(exponent)).to(exponent.dtype)
+        source = torch.where((exponent > _HIGHEST) & ~amax.isnan(), torch.full_like(amax, torch.inf), amax)
+    return _from_exponent(exponent - element.emax, source, *limits)
 
 
 def log2_window(s: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, Tensor]:
     """Smallest and largest power of two that a mode through log2 may give when its log2 is off by one ulp.
 
-    Equal to each other for every other mode, and wherever the logarithm is not within 1.5 ulp of the step.
+    Equal to each other wherever the logarithm is not within 1.5 ulp of the step; ValueError for any other mode.
     The approximate ``lg2.approx`` of the device is covered too: its error is below 2^-22 absolute for
     arguments in [1/2, 2], and below 2^-22 relative elsewhere (PTX ISA, lg2).
     """
     mode = recipe.power_of_two
-    if mode is not PowerOfTwo.EXP2_CEIL_LOG2 and mode is not PowerOfTwo.EXP2_ROUND_LOG2:
+    if mode not in LOG2_MODES:
         raise ValueError(f"{mode} does not go through a logarithm")
-    low = _through_log2(s, mode, fmt, slack=1)
-    high = _through_log2(s, mode, fmt, slack=-1)
-    return low, high
+    return _through_log2(s, mode, fmt, slack=1), _through_log2(s, mode, fmt, slack=-1)
+
+
+def _ceil_exponent(x: Tensor) -> Tensor:
+    exponent = exponent_of(x)
+    return exponent + (power_of_two(exponent) != x).to(exponent.dtype)
 
 
 def _from_exponent(exponent: Tensor, source: Tensor, low: int, inf_byte: int | None, nan_byte: int) -> Tensor:
@@ -138,7 +136,7 @@ def _byte(byte: int) -> float:
     return float("nan") if byte == 255 else 2.0 ** (byte - BIAS)
 
 
-def _through_log2(s: Tensor, mode: PowerOfTwo, fmt: Format, slack: int = 0) -> Tensor:
+def _through_log2(s: Tensor, mode: PowerOfTwo | None, fmt: Format, slack: int = 0) -> Tensor:
     """``2^k`` or ``2^(k+1)`` by the significand of ``s`` against the step of its exponent; 0, inf, NaN stay."""
     regular = torch.isfinite(s) & (s > 0)
     safe = torch.where(regular, s, torch.ones_like(s))
@@ -150,7 +148,7 @@ def _through_log2(s: Tensor, mode: PowerOfTwo, fmt: Format, slack: int = 0) -> T
 
 
 @lru_cache(maxsize=32)
-def _steps(mode: PowerOfTwo, precision: int, slack: int) -> tuple[float, ...]:
+def _steps(mode: PowerOfTwo | None, precision: int, slack: int) -> tuple[float, ...]:
     """For each exponent k, the smallest integer significand (24 bits) whose rounded log2 leads to ``k + 1``.
 
     ``slack = 0`` is a correctly rounded logarithm; +1 and -1 move the step by 1.5 ulp of the logarithm (one
@@ -171,7 +169,7 @@ def _steps(mode: PowerOfTwo, precision: int, slack: int) -> tuple[float, ...]:
     return tuple(steps)
 
 
-def _boundary(k: int, mode: PowerOfTwo, precision: int) -> Fraction:
+def _boundary(k: int, mode: PowerOfTwo | None, precision: int) -> Fraction:
     """The real number above which ``log2(S)`` leads to ``k + 1``: a midpoint of two logarithms, minus ``k``."""
     if mode is PowerOfTwo.EXP2_CEIL_LOG2:
         if k == 0:

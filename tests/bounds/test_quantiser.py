@@ -23,8 +23,8 @@ from oracle.bounds.quantiser import (
     scale_set,
 )
 from oracle.numbers import recipes as R
-from oracle.numbers.blocks import grid
-from oracle.numbers.formats import decode
+from oracle.numbers import scaling as S
+from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.quantize import Prepared, Quantized, prepare, quantize
 from oracle.routines.quantisers.verdict import judge_quantised
 from oracle.verdict.compare import Status
@@ -66,10 +66,10 @@ class TestOrdinal:
 
     def test_order_and_inverse(self):
         codes = torch.tensor([c for c in range(256) if c & 0x7F != 0x7F], dtype=torch.uint8)
-        rank = ordinal(codes)
+        rank = ordinal(codes, E4M3FN)
         values = decode(codes[rank.argsort()].view(E4M3))
         assert bool((values[1:] >= values[:-1]).all()) and rank.unique().numel() == 254
-        assert torch.equal(code_of_ordinal(rank), codes)
+        assert torch.equal(code_of_ordinal(rank, E4M3FN), codes)
 
 
 class TestSoundness:
@@ -93,7 +93,7 @@ class TestSoundness:
         x = tied()
         made = quantize(x, R.DEEPGEMM_1X128_UE8M0)
         sets = code_set(prepare(x), R.DEEPGEMM_1X128_UE8M0, decode(made.scale))
-        assert torch.equal(sets.low, sets.high) and torch.equal(code_of_ordinal(sets.low), bits(made.codes))
+        assert torch.equal(sets.low, sets.high) and torch.equal(code_of_ordinal(sets.low, E4M3FN), bits(made.codes))
         assert int(sets.two().sum()) == 0
 
     def test_width_is_needed(self):
@@ -104,7 +104,7 @@ class TestSoundness:
         v = Fraction(x) / Fraction(float(made.scale))
         distance = float((152 - v) / v) / U
         assert 2.98 < distance < 3.0 < CODE_WIDTH / U
-        assert int(bits(made.codes)[0, 1]) == slow.e4m3_code(Fraction(152), False) != slow.e4m3_code(v, False)
+        assert int(bits(made.codes)[0, 1]) == slow.code_of(Fraction(152), False) != slow.code_of(v, False)
         assert judge_recipe(prepare(group), made.codes, made.scale, R.VLLM_GROUP).outside == 0
 
     def test_scale_interval_is_the_formula(self):
@@ -192,12 +192,12 @@ class TestIdentify:
             x = torch.cat([x] * 8)[:256].contiguous()
             x[torch.isnan(x) | torch.isinf(x)] = 0.5
             x[200, 300] = 77.0
-        if recipe.block == R.TENSOR:
+        if recipe.block == S.TENSOR:
             x = normals(4, 384) if not name.startswith("torchao") else tied(4)
         made = quantize(x, recipe)
         found = set(identify(prepare(x), made.codes, made.scale))
         allowed = next((twins for twins in self.TWINS if name in twins), {name})
-        if recipe.block == R.TENSOR or recipe.block.rows not in (None, 1):
+        if recipe.block == S.TENSOR or recipe.block.rows not in (None, 1):
             assert name in found
         else:
             assert name in found and found <= allowed
@@ -244,7 +244,7 @@ class TestSabotage:
     def test_codes_with_the_scale_of_the_next_block(self):
         _, made = self.right()
         wrong = made.scale.roll(-1, dims=1)
-        spread = grid(self.X.shape, R.GROUP_128).spread(decode(wrong)).to(torch.float32)
+        spread = S.grid(self.X.shape, S.GROUP_128).spread(decode(wrong)).to(torch.float32)
         codes = bits((self.X / spread).clamp(-448, 448).to(E4M3))
         changed = int((codes != bits(made.codes)).sum())
         verdict = self.count((of_bits(codes), made.scale))
@@ -274,7 +274,7 @@ class TestSabotage:
         scale = quantize(blind, R.VLLM_GROUP).scale
         right = quantize(x, R.VLLM_GROUP).scale
         changed = int((scale != right).sum())
-        spread = grid(x.shape, R.GROUP_128).spread(decode(scale)).to(torch.float32)
+        spread = S.grid(x.shape, S.GROUP_128).spread(decode(scale)).to(torch.float32)
         codes = (x / spread).clamp(-448, 448).to(E4M3)
         verdict = verdict_on(x, (codes, scale), R.VLLM_GROUP)
         assert verdict.status is Status.FAILED and verdict.outside == changed >= len(late)
@@ -291,7 +291,7 @@ class TestSabotage:
     def test_half_up_on_the_tie_lattice(self):
         middles = torch.tensor([float(a + b) / 2 for a, b in zip(slow.E4M3, slow.E4M3[1:], strict=False)])
         x = torch.cat([middles, -middles, torch.tensor([448.0] * 4)]).reshape(1, -1)
-        recipe = R.VLLM_GROUP_UE8M0_BITS.with_block(R.Block(1, 256))
+        recipe = R.VLLM_GROUP_UE8M0_BITS.with_block(S.Block(1, 256))
         made = quantize(x, recipe)
         up = torch.cat([torch.arange(1, 127), 0x80 + torch.arange(1, 127), bits(made.codes)[0, 252:]]).reshape(1, -1)
         verdict = verdict_on(x, (of_bits(up), made.scale), recipe)
@@ -320,7 +320,7 @@ class TestSabotage:
         floored = replace(R.DEEPGEMM_1X128, name="floored")
         exact = prepared.scale(floored).reshape(made.scale.shape)
         low = torch.where(exact == decode(made.scale), made.scale, made.scale / 2)
-        spread = grid(self.X.shape, R.GROUP_128).spread(decode(low)).to(torch.float32)
+        spread = S.grid(self.X.shape, S.GROUP_128).spread(decode(low)).to(torch.float32)
         mutant = ((self.X / spread).clamp(-448, 448).to(E4M3), low)
         verdict = self.count(mutant, R.DEEPGEMM_1X128_UE8M0)
         assert verdict.outside == int((low != made.scale).sum()) > 200

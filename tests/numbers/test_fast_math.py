@@ -18,7 +18,7 @@ from oracle.fixtures import files as fixtures
 from oracle.numbers import fast_math
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import decode, same_bits
-from oracle.numbers.quantize import RECIPROCAL_448, prepare, quantize
+from oracle.numbers.quantize import prepare, quantize
 from oracle.routines.catalogue import Call, run
 from oracle.routines.catalogue import get as get_fault
 from oracle.tensorcore.schedules import get as get_schedule
@@ -27,6 +27,8 @@ from oracle.verdict.compare import Status
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "division"
 FILE = "h200_fast_math.safetensors"
 ONE = 12  # the row of 2^0
+
+RECIPROCAL_448 = float.fromhex("0x1.24924ap-9")  # 1/448 rounded to float32
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,9 @@ from safetensors.torch import load_file
 
 from oracle.errors import DtypeError, OptionError, ShapeError
 from oracle.numbers import recipes as R
-from oracle.numbers.blocks import grid
+from oracle.numbers import scaling as S
 from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.quantize import (
-    RECIPROCAL_448,
     dequantize,
     f32,
     per_tensor_dequantize,
@@ -106,7 +105,8 @@ class TestFloat32Emulation:
             assert math.isinf(got) if expected == slow.INF else Fraction(got) == expected
 
     def test_the_constant_is_the_rounded_reciprocal(self):
-        assert Fraction(RECIPROCAL_448) == slow.rne(Fraction(1, 448))
+        one = torch.ones(1, 128, dtype=torch.bfloat16)
+        assert Fraction(float(quantize(one, R.VLLM_TRITON_GROUP).scale)) == slow.rne(Fraction(1, 448))
 
 
 class TestAgainstRationals:
@@ -129,7 +129,7 @@ class TestAgainstRationals:
         "recipe", [R.DEEPGEMM_128X128, R.TE_BLOCKWISE_128X128, R.DEEPGEMM_128X1_UE8M0], ids=lambda r: r.name
     )
     def test_blocks_of_rows(self, recipe):
-        small = recipe.with_block(R.Block(3, recipe.block.columns if recipe.block.columns == 1 else 4))
+        small = recipe.with_block(S.Block(3, recipe.block.columns if recipe.block.columns == 1 else 4))
         x = mixed(7, 10, torch.bfloat16)
         made, values = quantize(x, small), decode(x)
         r, c = small.block.rows, small.block.columns
@@ -154,11 +154,11 @@ class TestTieLattice:
         values = [float(v) for v in slow.E4M3]
         middles = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)]
         lattice = [sign * v for v in values + middles for sign in (1.0, -1.0)]
-        expected = [slow.e4m3_code(Fraction(v), math.copysign(1.0, v) < 0) for v in lattice]
+        expected = [slow.code_of(Fraction(v), math.copysign(1.0, v) < 0) for v in lattice]
         group = torch.tensor(lattice + [448.0] * (512 - len(lattice)), dtype=torch.float64)
         x = (group * 2.0**exponent).to(torch.float32).reshape(1, -1)
         assert torch.equal(x.to(torch.float64), group.reshape(1, -1) * 2.0**exponent), "the lattice is exact in float32"
-        made = quantize(x, recipe.with_block(R.Block(1, 512)).with_floor(0.0))
+        made = quantize(x, recipe.with_block(S.Block(1, 512)).with_floor(0.0))
         assert float(made.scale) == 2.0**exponent
         assert bits(made.codes)[0, : len(lattice)].tolist() == expected
 
@@ -312,8 +312,8 @@ class TestProperties:
     def test_dequantised_error_is_at_most_half_a_code(self, dtype):
         x = mixed(8, 256, dtype)
         made = quantize(x, R.VLLM_GROUP)
-        back, wide = dequantize(made.codes, made.scale, R.GROUP_128), decode(x)
-        step = torch.maximum(wide.abs() * 2.0**-4, grid(x.shape, R.GROUP_128).spread(decode(made.scale)) * 2.0**-10)
+        back, wide = dequantize(made.codes, made.scale, S.E4M3_1X128), decode(x)
+        step = torch.maximum(wide.abs() * 2.0**-4, S.grid(x.shape, S.GROUP_128).spread(decode(made.scale)) * 2.0**-10)
         assert bool(((back - wide).abs() <= step * (1 + 2.0**-20)).all())
 
 
@@ -333,7 +333,7 @@ class TestShapes:
             made = quantize(x, recipe)
             assert tuple(made.scale.shape) == shape and made.codes.shape == x.shape
             assert made.scale.dtype is torch.float32 and made.codes.is_contiguous()
-            assert dequantize(made.codes, made.scale, recipe.block).shape == x.shape
+            assert dequantize(made.codes, made.scale, recipe.scaling).shape == x.shape
 
     def test_ragged_blocks_equal_their_padded_selves(self):
         x = mixed(130, 200, torch.float32)
@@ -371,7 +371,7 @@ class TestShapes:
         with pytest.raises(ShapeError, match="one value"):
             quantize(x, R.VLLM_STATIC, scale=torch.ones(2))
         with pytest.raises(ShapeError, match="blocks of 1x128"):
-            dequantize(quantize(x, R.VLLM_GROUP).codes, torch.ones(1, 2), R.GROUP_128)
+            dequantize(quantize(x, R.VLLM_GROUP).codes, torch.ones(1, 2), S.E4M3_1X128)
 
 
 class TestPerTensorDequantize:
@@ -428,7 +428,7 @@ class TestAmaxFault:
         right, wrong = quantize(x, R.FLASHINFER_128X128), quantize(x, R.FLASHINFER_128X128_AMAX_FAULT)
         assert float(right.scale[0, 1]) > 100 * float(wrong.scale[0, 1])
         assert float(decode(wrong.codes)[100, 200]) == 448.0
-        assert float(dequantize(wrong.codes, wrong.scale, R.TILE_128)[100, 200]) < 10.0
+        assert float(dequantize(wrong.codes, wrong.scale, S.E4M3_128X128)[100, 200]) < 10.0
 
     def test_long_k_is_right_where_every_row_is_seen(self):
         x = mixed(2, 4352, torch.bfloat16).repeat(64, 1)

@@ -10,6 +10,7 @@ import torch
 
 from oracle.errors import NumericsError
 from oracle.numbers import recipes as R
+from oracle.numbers import scaling as S
 from oracle.numbers.quantize import prepare, quantize
 
 USERS = ("deepgemm", "flashinfer", "trtllm", "vllm", "sglang", "te_", "torchao", "deepseek", "torch_")
@@ -52,12 +53,12 @@ class TestRegistry:
         with pytest.raises(ValueError, match="power_of_two"):
             dataclasses.replace(R.VLLM_GROUP, power_of_two=R.PowerOfTwo.CEIL)
         with pytest.raises(ValueError, match="power_of_two"):
-            dataclasses.replace(R.VLLM_GROUP, scale_format=R.ScaleFormat.UE8M0)
+            dataclasses.replace(R.VLLM_GROUP, scaling=S.E4M3_1X128_UE8M0)
 
     def test_variants_keep_the_rest(self):
-        other = R.VLLM_GROUP.with_block(R.Block(1, 64)).with_floor(1e-6)
-        assert (other.block, other.amax_floor, other.code) == (R.Block(1, 64), 1e-6, R.VLLM_GROUP.code)
-        assert str(R.TENSOR) == "MxK" and str(R.TILE_128) == "128x128"
+        other = R.VLLM_GROUP.with_block(S.Block(1, 64)).with_floor(1e-6)
+        assert (other.block, other.amax_floor, other.code) == (S.Block(1, 64), 1e-6, R.VLLM_GROUP.code)
+        assert str(S.TENSOR) == "MxK" and str(S.TILE_128) == "128x128"
 
 
 GROUPS = 6_000
@@ -140,5 +141,5 @@ class TestFormulasDiffer:
         """Exponent bits, rounded constants and the cleared mantissa agree; the OCP modes do not."""
         prepared = prepare(self.X)
         ceil = prepared.scale(R.DEEPGEMM_1X128_UE8M0)
-        other = prepared.scale(recipe.with_block(R.GROUP_128)) != ceil
+        other = prepared.scale(recipe.with_block(S.GROUP_128)) != ceil
         assert share[0] <= float(other.double().mean()) <= share[1]

@@ -11,7 +11,7 @@ from rounding_points import F64, TINY, Points, points, policies, sentence, wrong
 from torch import Tensor
 
 from oracle.errors import DeviceError, DtypeError, InputError, OptionError, ShapeError
-from oracle.numbers import elementwise
+from oracle.numbers import formats
 from oracle.numbers.formats import (
     BF16,
     E2M1,
@@ -370,7 +370,7 @@ class TestShapes:
         lo = x * 2.0**-55
         whole = encode_pair(x, lo, FP16, rounding=Rounding.UP, overflow=INF)
         values = round_pair(x, lo, FP16, rounding=Rounding.UP, overflow=INF)
-        monkeypatch.setattr(elementwise, "CPU_BLOCK", 100)
+        monkeypatch.setattr(formats, "CPU_BLOCK", 100)
         assert torch.equal(encode_pair(x, lo, FP16, rounding=Rounding.UP, overflow=INF), whole)
         assert torch.equal(round_pair(x, lo, FP16, rounding=Rounding.UP, overflow=INF), values)
         assert torch.equal(decode(whole, FP16), values)

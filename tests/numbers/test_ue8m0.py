@@ -13,7 +13,7 @@ import torch
 
 from oracle.errors import DtypeError
 from oracle.numbers import recipes as R
-from oracle.numbers.formats import BF16, FP16, FP32, decode
+from oracle.numbers.formats import BF16, FP16, FP32
 from oracle.numbers.ue8m0 import ceil_to_ue8m0, log2_window, round_scale
 
 
@@ -44,9 +44,24 @@ class TestCeil:
         with pytest.raises(DtypeError, match="float32"):
             ceil_to_ue8m0(torch.ones(1, dtype=torch.float64))
 
-    def test_floor_is_the_twin_that_differs(self):
-        x = torch.tensor([1.5, 2.0, 3.0])
-        assert [float(slow.power_floor(Fraction(v))) for v in x.tolist()] != ceil_to_ue8m0(x).tolist()
+    X = torch.tensor([0.7, 1.0, 1.5, 2.0, 3.0, -5.0, 2.0**-126, 3.0 * 2.0**-100])
+    EXACT = [float(slow.power_ceil(abs(Fraction(v)))) for v in X.tolist()]
+
+    def test_values_are_those_of_exact_rationals(self):
+        assert ceil_to_ue8m0(self.X).tolist() == self.EXACT
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            lambda x: torch.full_like(x, 7.0),
+            lambda x: torch.tensor([float(slow.power_floor(abs(Fraction(v)))) for v in x.tolist()]),
+            lambda x: ceil_to_ue8m0(x) * 2,
+        ],
+        ids=["seven", "floor", "the next power"],
+    )
+    def test_the_comparison_refuses_wrong_values(self, wrong):
+        """The sabotaged twins: every one of them differs, though never in all elements by the same rule."""
+        assert wrong(self.X).tolist() != self.EXACT
 
 
 def rounded_log2(s: float, precision: int) -> Fraction:
@@ -103,7 +118,3 @@ class TestRoundedLogarithm:
         assert high.tolist() == [2.0**-20, 2.0**-19, 2.0**-19]
         with pytest.raises(ValueError, match="logarithm"):
             log2_window(s, R.DEEPGEMM_1X128_UE8M0, FP32)
-
-    def test_float32_values_only(self):
-        x = torch.tensor([3.0])
-        assert float(decode(ceil_to_ue8m0(x))) == 4.0

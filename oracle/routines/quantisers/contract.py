@@ -22,11 +22,11 @@ from torch import Tensor
 from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, scale_set
 from oracle.errors import LayoutError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes
-from oracle.numbers.blocks import grid
 from oracle.numbers.formats import FP32, decode
 from oracle.numbers.quantize import WIDE, Prepared, prepare, quantize
-from oracle.numbers.recipes import Block, Recipe, ScaleFormat
+from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, round_to
+from oracle.numbers.scaling import TENSOR, Block, ScaleFormat, grid
 from oracle.routines.base import (
     Call,
     Contract,
@@ -195,7 +195,8 @@ class QuantiserSets(Sets):
         scales = scale_set(x, recipe)
         codes = code_set(x, recipe, scales.expected)
         q, scale, own = expected["q"], expected["scale"], x.codes(recipe)  # the recipe's own bits are admissible too
-        ends = [decode(torch.where(codes.nan, own, code_of_ordinal(e)).view(q.dtype)) for e in (codes.low, codes.high)]
+        edges = (code_of_ordinal(edge, codes.fmt) for edge in (codes.low, codes.high))
+        ends = [decode(torch.where(codes.nan, own, edge).view(q.dtype)) for edge in edges]
         mine = decode(own.view(q.dtype))
         low, high = torch.minimum(ends[0], mine), torch.maximum(ends[1], mine)
         published = []
@@ -268,7 +269,7 @@ class ScaledFp8Quant(QuantiserContract):
 
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
         scale, rows = found["scale"], call.inputs["x"].shape[0]
-        if admitted[0].block == recipes.TENSOR:
+        if admitted[0].block == TENSOR:
             if scale.numel() != 1:
                 raise ShapeError(f"scale has shape {list(scale.shape)}; one value for the whole tensor is due")
             scale = scale.reshape(1)

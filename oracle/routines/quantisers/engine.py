@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oracle.numbers.blocks import Grid
 from oracle.numbers.formats import E4M3FN, decode, from_codes, of_dtype
 from oracle.numbers.quantize import Prepared, Steps, prepare, quotients, scale_steps
 from oracle.numbers.recipes import Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, encode, to_dtype
+from oracle.numbers.scaling import Grid
 from oracle.routines.fault import Call, Fault, Stage, fold, touches
 
 
@@ -94,7 +94,7 @@ class Values:
     def codes(self) -> Tensor:
         """uint8 codes of the blocks."""
         codes = encode(self.quotient, E4M3FN, rounding=self.rounding, overflow=self.overflow)
-        return codes.masked_fill(torch.isnan(self.quotient), self.recipe.nan_code.code)
+        return codes.masked_fill(torch.isnan(self.quotient), self.recipe.code_of_nan)
 
     def _right(self) -> Tensor:
         return quotients(self.x.blocks(self.recipe.block), self.steps.scale, self.steps.inverse, self.recipe)

@@ -25,7 +25,7 @@ from oracle.bounds.quantiser import (
     ordinal,
     why_mistrust,
 )
-from oracle.numbers.formats import E4M3FN, codes_of, decode
+from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
 from oracle.numbers.recipes import Recipe
 from oracle.verdict.compare import Admissible, Status, Verdict, Worst
@@ -101,7 +101,7 @@ def _evidence(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Evidence
 def _pieces(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Iterator[Piece]:
     matrix, bad = q.reshape(-1, q.shape[-1]), judged.bad_codes.view(-1, q.shape[-1])
     for rows, sets in code_bands(x, judged.recipe, decode(scale)):
-        low, high, expected = (decode(code_of_ordinal(t), E4M3FN) for t in (sets.low, sets.high, sets.expected))
+        low, high, expected = (decode(code_of_ordinal(t, sets.fmt), sets.fmt) for t in (sets.low, sets.high, sets.expected))
         codes = Admissible(low, high, torch.where(sets.nan, torch.nan, expected))
         yield Piece(matrix[rows], codes, ratio_of(decode(matrix[rows]), codes), bad[rows])
 
@@ -134,7 +134,7 @@ def _worst_scale(scale: Tensor, judged: Judged) -> Worst:
 def _worst_code(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Worst:
     """Ratios are counted in codes: one code inside a set of two is 1."""
     failing = bool(judged.bad_codes.any())
-    raw, bad = codes_of(q).reshape(-1, q.shape[-1]), judged.bad_codes.view(-1, q.shape[-1])
+    raw, bad = codes_of(q, judged.recipe.element).reshape(-1, q.shape[-1]), judged.bad_codes.view(-1, q.shape[-1])
     worst, farthest = None, -math.inf
     for rows, sets in code_bands(x, judged.recipe, decode(scale)):
         if failing and not bool(bad[rows].any()):
@@ -149,7 +149,7 @@ def _worst_code(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Worst:
 
 def _worst_of(raw: Tensor, sets: CodeSet, bad: Tensor, *, failing: bool) -> tuple[Worst, float]:
     """The worst code of a band, with its flat index there, and how far it lies off."""
-    rank = ordinal(raw)
+    rank = ordinal(raw, sets.fmt)
     low = torch.where(bad, sets.low, torch.minimum(sets.low, rank))
     high = torch.where(bad, sets.high, torch.maximum(sets.high, rank))
     settled = ~bad & (sets.nan | sets.free)
@@ -157,13 +157,13 @@ def _worst_of(raw: Tensor, sets: CodeSet, bad: Tensor, *, failing: bool) -> tupl
     wide = [t.to(torch.float64) for t in (rank, low, high, near)]
     flat, distance = _farthest(wide[0], wide[1], wide[2], wide[3], bad if failing else None)
     at = _index(flat, raw)
-    edges = [float(decode(code_of_ordinal(t[at]), E4M3FN)) for t in (low, high, sets.expected)]
+    edges = [float(decode(code_of_ordinal(t[at], sets.fmt), sets.fmt)) for t in (low, high, sets.expected)]
     if bool(sets.nan[at]):
         edges = [math.nan] * 3
     ratio = _ratio(*(float(t[at]) for t in (rank, low, high, near)))
     if bool(bad[at]):
         ratio = math.inf if not ratio > 1 else ratio
-    return Worst((flat,), float(decode(raw[at], E4M3FN)), edges[0], edges[1], edges[2], ratio, "q"), distance
+    return Worst((flat,), float(decode(raw[at], sets.fmt)), edges[0], edges[1], edges[2], ratio, "q"), distance
 
 
 def _farthest(

@@ -15,7 +15,7 @@ from oracle.numbers import recipes as R
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.routines.base import get
-from oracle.routines.quantisers import scale_casts as _  # noqa: F401  # registers its contracts
+from oracle.routines.quantisers import scale_casts
 from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.verdict.compare import Status
 from tests.support.paths import SHARED
@@ -261,6 +261,7 @@ class TestScaleCasts:
     def test_ceil(self):
         x = torch.tensor([0.0, 2.0**-149, 2.0**-127, 1.0, 1.5, -3.0, 2.0**127, 1.5 * 2.0**127, math.inf, math.nan])
         right = get("ceil_to_ue8m0").reference({"x": x})
+        assert right.tolist() == [2.0**-126] * 3 + [1.0, 2.0, 4.0] + [2.0**127] * 4
         assert judge("ceil_to_ue8m0", {"x": x}, right).outside == 0
         other = torch.tensor([2.0**-127] * 3 + [1.0, 2.0, 4.0, 2.0**127, math.inf, math.inf, math.nan])
         assert judge("ceil_to_ue8m0", {"x": x}, other).outside == 0
@@ -269,6 +270,14 @@ class TestScaleCasts:
         between = other.clone()
         between[:2] = 1.5 * 2.0**-127
         assert judge("ceil_to_ue8m0", {"x": x}, between).outside == 2
+
+    def test_a_wrong_reference_does_not_hide_itself(self, monkeypatch):
+        """The contract judges by its reference, so only literal values can tell that the reference is wrong."""
+        monkeypatch.setattr(scale_casts, "ceil_to_ue8m0", lambda x: torch.full_like(x, 7.0))
+        sevens = get("ceil_to_ue8m0").reference({"x": torch.tensor([1.0, 1.5])})
+        assert judge("ceil_to_ue8m0", {"x": torch.tensor([1.0, 1.5])}, sevens).outside == 0
+        with pytest.raises(AssertionError):
+            self.test_ceil()
 
 
 class TestBadCalls:
