@@ -1,4 +1,4 @@
-"""Padding and layout: what kernels want in memory, made cheaply and not at all when it already is so.
+"""Padding and layout of operands in memory. An operand that has the layout already is returned itself.
 
 Nothing here changes a value except by adding zeros. Row permutations follow FlashInfer's TensorRT-LLM weight
 layout; block-scale layouts follow DeepGEMM (MN-major with a leading stride of whole 16 bytes; UE8M0 exponents four
@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import checks
 from kernels import platform as machines
 from kernels.backends import eager
-from kernels.backends._rows import take
+from kernels.backends._host import column_major, take
 from kernels.checks import FP8
 from kernels.errors import OptionError, ShapeError, ValueRangeError
 
@@ -69,7 +69,7 @@ def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
     lead = align(m, TMA_LANES)
     if scale.stride()[-2:] == (1, lead) and (scale.dim() == 2 or scale.stride(0) == lead * c):
         return scale
-    return eager.column_major(scale, TMA_LANES)
+    return column_major(scale, TMA_LANES)
 
 
 def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool = True) -> Tensor:
