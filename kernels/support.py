@@ -43,6 +43,14 @@ CUTLASS: Mapping[str, tuple[Build, ...]] = {
     "cutlass_group_gemm_supported": ((90, 100, (12, 3)), (100, None, (12, 8))),
     "sparse_cutlass_supported": ((90, 100, (12, 2)),),
 }
+MOE_FAMILIES: tuple[tuple[str | None, range | None, str], ...] = (
+    # VLLM_FLASHINFER_MOE_BACKEND, capabilities (None: any), kernel family; the first row that fits
+    ("masked_gemm", None, "CUTEDSL"),
+    ("latency", range(100, 110), "TensorRT-LLM"),
+    ("latency", None, "CUTLASS"),
+    ("throughput", None, "CUTLASS"),
+    (None, range(90, 91), "CUTLASS"),
+)
 ROWWISE_ROCM = (2, 7)
 """The first torch with a row-wise product on ROCm."""
 ROWWISE_CPU = (2, 12)
