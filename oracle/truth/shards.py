@@ -56,7 +56,7 @@ def requantize_with_max_scale(
 
     Notes
     -----
-    Dequantisation goes through float16 as :func:`oracle.numbers.quantize.per_tensor_dequantize` states: a shard whose values
+    Dequantisation goes through float16 (:func:`oracle.numbers.quantize.per_tensor_dequantize`): a shard whose values
     exceed 65504 saturates at 448 times the maximum scale.
     """
     widths = _widths(weight_scale, logical_widths)
