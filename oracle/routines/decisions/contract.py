@@ -94,8 +94,7 @@ _SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
 _CUDA = ("cuda_major", "cuda_minor")
 
 
-class Decision(TableContract):
-    # the rows of oracle.truth.decisions.DECISIONS under the contract's name
+class Decision(TableContract):  # reads the rows of decisions.DECISIONS under the contract's name
     section = "Platform decisions"
 
     def row(self, *arguments: int) -> int:
@@ -205,7 +204,8 @@ class GlobalScale(Decision):
 @register
 class NumSms(TableContract):
     """``product``: 0 no GPU, else its number in :data:`oracle.truth.decisions.GPUS`; ``reported``: the count of a
-    driver, -1 when the machine is described by its product alone. Answer: multiprocessors, 0 where the question is refused."""
+    driver, -1 when the machine is described by its product alone. Answer: multiprocessors, 0 where the question is
+    refused."""
 
     name = "get_num_sms"
     section = "GEMM"
