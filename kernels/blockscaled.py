@@ -1,7 +1,7 @@
 """Block-scaled products: 1x128 activations against 128x128 weights (DeepSeek-V3's recipe).
 
 ``y[m,n] = sum_kb a_scale[m,kb] * b_scale[n//128,kb] * <a[m], b[n]>_kb``. Scales are always passed in their logical
-shape, ``[M, K/128]`` and ``[N/128, K/128]``, whatever their strides; the layout a kernel wants is made here.
+shape, ``[M, K/128]`` and ``[N/128, K/128]``, in any strides; they are converted here to the layout a kernel needs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ from torch import Tensor
 
 from kernels import checks, layout
 from kernels import platform as machines
-from kernels.backends._device import elsewhere
-from kernels.backends._memory import Allocate, allocator
+from kernels.backends._host import Allocate, allocator, is_other_device
 from kernels.backends.eager import flashinfer_blocks
 from kernels.checks import FP8
 from kernels.config import current_config
 from kernels.errors import DtypeError, InputError, OptionError, ShapeError
 from kernels.quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
-from kernels.routes import dtype_name, recalled, remember, remembered, route, routed
-
-BLOCK = 128
-SWITCH_M = 32
-"""Rows from which DeepGEMM takes over from FlashInfer's swapAB kernel."""
+from kernels.routes import cached, dtype_name, lookup, route, routed, store
+from kernels.support import BLOCK, SWITCH_M
 
 
 def fp8_gemm_nt(
@@ -60,7 +56,7 @@ def fp8_gemm_nt(
     """
     x, xs = _pair("a", a)
     w, ws = _pair("b", b)
-    if c is not None or not _plainly_right(x, xs, w, ws, out):
+    if c is not None or not _fast_path_ok(x, xs, w, ws, out):
         _check_gemm(x, xs, w, ws, out, c)
     if torch.compiler.is_compiling():
         torch.ops.fp8_kernels.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
@@ -73,7 +69,7 @@ def _product(
 ) -> None:
     """:func:`fp8_gemm_nt` of checked operands."""
     (m, k), n = x.shape, w.shape[0]
-    run, packs = remembered(_gemm, x.device.type, n, k, out.dtype, None if c is None else c.dtype)
+    run, packs = cached(_gemm, x.device.type, n, k, out.dtype, None if c is None else c.dtype)
     if m == 0:
         return
     if packs:
@@ -88,8 +84,8 @@ def _gemm(device: str, n: int, k: int, out: torch.dtype, c: torch.dtype | None) 
     return backend, device == "cuda" and machines.current_machine().sm == 100
 
 
-def _plainly_right(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) -> bool:
-    """Whether the common call is right, at a glance; anything else takes the long checks, which name the mistake."""
+def _fast_path_ok(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) -> bool:
+    """Cheap check of the common call; failures go to :func:`_check_gemm`, which names the mistake."""
     if not (isinstance(xs, Tensor) and isinstance(ws, Tensor) and isinstance(out, Tensor)):
         return False
     if not (isinstance(x, Tensor) and isinstance(w, Tensor)):
@@ -124,14 +120,14 @@ def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Te
 def packed_scales(
     a_scale: Tensor, b_scale: Tensor, extents: tuple[int, int, int], disable_ue8m0_cast: bool
 ) -> tuple[Tensor, Tensor]:
-    """Both float32 scales as sm100's kernels take them: packed UE8M0, exact powers of two or an error.
+    """Both float32 scales as packed UE8M0, which sm100's kernels take; every scale must be a power of two.
 
     Raises
     ------
     OptionError
-        ``disable_ue8m0_cast``: these kernels know no float32 scales.
+        ``disable_ue8m0_cast``: these kernels take no float32 scales.
     ValueRangeError
-        A scale is no power of two; the kernel would keep its exponent only.
+        A scale is no power of two; the kernel would drop its mantissa.
     """
     if disable_ue8m0_cast:
         raise OptionError(
@@ -152,16 +148,15 @@ def fp8_blockscale_gemm_sm90(
     *,
     check: bool = False,
 ) -> Tensor:
-    """FlashInfer's SM90 block-scaled product, made safe.
+    """FlashInfer's SM90 block-scaled product, with the shipped kernel's silent errors corrected or refused.
 
-    Three dtype pairs: bf16 + bf16 (both quantised), bf16 + E4M3 (the input quantised inside), E4M3 + E4M3. What the
-    shipped kernel gets wrong without a word is put right or refused: a scale of any strides is brought to
-    ``[K/128, align(M, 4)]``; bf16 weights are quantised here with a full scan; float16 outputs and weight scales
-    per token are refused.
+    Three dtype pairs: bf16 + bf16 (both quantised), bf16 + E4M3 (the input quantised inside), E4M3 + E4M3. A scale of
+    any strides is converted to ``[K/128, align(M, 4)]``; bf16 weights are quantised here with a full scan; float16
+    outputs and weight scales per token are refused.
 
-    What is left: on a GPU the kernel quantises a bf16 input by itself, and a group of 128 whose amax lies above 2^126
-    or, but for 0, below 2^-119 becomes NaN in part or as a whole. Nothing that costs no time can prevent it; ``check``
-    finds it, an E4M3 input avoids it.
+    One error remains: on a GPU the kernel quantises a bf16 input by itself, and a group of 128 whose amax lies above
+    2^126 or, but for 0, below 2^-119 becomes NaN in part or as a whole. ``check`` finds such groups at the cost of a
+    synchronisation; an E4M3 input avoids them.
 
     Parameters
     ----------
@@ -183,7 +178,7 @@ def fp8_blockscale_gemm_sm90(
     ShapeError, DtypeError, DeviceError, InputError, OptionError
         An operand does not fit the contract.
     ValueRangeError
-        ``check`` found a group that the kernel would lose.
+        ``check`` found such a group.
     """
     m, k = _matrix("input", input, FP8, torch.bfloat16)
     n, k_w = _matrix("weight", weight, FP8, torch.bfloat16)
@@ -221,7 +216,7 @@ def fp8_blockscale_gemm_sm90(
 def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``.
 
-    The same range holds: no group of 128 with an amax above 2^126 or, but for 0, below 2^-119.
+    The same limit applies: no group of 128 with an amax above 2^126 or, but for 0, below 2^-119.
     """
     if torch.compiler.is_compiling():
         return torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)  # type: ignore[no-any-return]
@@ -238,8 +233,8 @@ def deepgemm_blockscale_linear(
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
     _check_linear(input, weight, weight_scale, *checks.WIDE)
-    road = remembered(_road, input.device.type, input.dtype, *weight.shape, use_deep_gemm_e8m0)
-    return road(input, weight, weight_scale)  # type: ignore[no-any-return]
+    linear = cached(_quantise_then_gemm, input.device.type, input.dtype, *weight.shape, use_deep_gemm_e8m0)
+    return linear(input, weight, weight_scale)  # type: ignore[no-any-return]
 
 
 def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: torch.dtype) -> None:
@@ -252,20 +247,21 @@ def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: 
     checks.same_device(input=input, weight=weight, weight_scale=weight_scale)
 
 
-Road = Callable[[Tensor, Tensor, Tensor], Tensor]
+LinearFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``(wide input, weight codes, weight scale) -> output``."""
 
 
-def _road(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> Road:
-    """From a wide input to the output of a linear layer: the quantiser and the product that the plans choose."""
+def _quantise_then_gemm(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> LinearFn:
+    """Quantise, then GEMM, each on the backend that its plan chooses."""
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
     quantise = _quantiser(route("quant_group", torch.device(device), *key), e8m0)
     backend, sm100 = _gemm(device, n, k, torch.bfloat16, None)
-    product = _product if sm100 else backend.fresh_gemm_nt
+    product = _product if sm100 else backend.aligned_gemm_nt
 
-    def road(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-        if elsewhere(input.device):
+    def linear(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+        if is_other_device(input.device):
             with torch.cuda.device(input.device):
-                return road(input, weight, weight_scale)
+                return linear(input, weight, weight_scale)
         m = input.shape[0]
         allocate = allocator(input.device)
         out = allocate((m, n), (n, 1), torch.bfloat16)
@@ -278,11 +274,11 @@ def _road(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> Road:
             product(q, scale, weight, weight_scale, out, None, not e8m0)
         return out
 
-    return road
+    return linear
 
 
 def _quantiser(backend: ModuleType, e8m0: bool) -> Callable[[Tensor, None, Allocate], tuple[Tensor, Tensor]]:
-    """The quantiser of activations, prepared where the backend offers that."""
+    """The backend's 1x128 quantiser; the prepared one where it has that."""
     prepare = getattr(backend, "group_quantiser", None)
     if prepare is not None:
         return prepare(BLOCK, GROUP_EPS, e8m0, "tma")  # type: ignore[no-any-return]
@@ -292,14 +288,13 @@ def _quantiser(backend: ModuleType, e8m0: bool) -> Callable[[Tensor, None, Alloc
 def dynamic_flashinfer_deepgemm_blockscale_gemm(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
-    """bf16 input: FlashInfer below 32 rows, else quantise and DeepGEMM; batch-invariant mode always DeepGEMM.
+    """bf16 input: FlashInfer below 32 rows, else quantise and DeepGEMM; always DeepGEMM in batch-invariant mode.
 
-    Under ``torch.compile`` the switch is a ``torch.cond``, so that a graph with a dynamic row count keeps both
-    branches.
+    Under ``torch.compile`` the switch is a ``torch.cond``, so that a graph with a dynamic row count has both branches.
 
     Below 32 rows FlashInfer quantises the input, and a group of 128 whose amax lies above 2^126 or, but for 0, below
-    2^-119 becomes NaN (:func:`fp8_blockscale_gemm_sm90`); DeepGEMM's path has no such range. Batch-invariant mode or
-    ``VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0`` take the latter for every M.
+    2^-119 becomes NaN (:func:`fp8_blockscale_gemm_sm90`); DeepGEMM's path has no such limit. Batch-invariant mode or
+    ``VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0`` select that path for every M.
 
     Parameters
     ----------
@@ -323,16 +318,16 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     if not (isinstance(x, Tensor) and isinstance(w, Tensor) and isinstance(s, Tensor)) or x.dim() != 2:
         _check_switch(x, w, s)
     m, k = x.shape
-    # All that the checks and the plan look at: what was right once is right again.
-    met = (
+    # Cache key: every attribute that validation and the plan read.
+    key = (
         _switched, x.dtype, k, x.device, x.layout, w.dtype, w.shape, w.device, w.layout,
         s.dtype, s.shape, s.device, s.layout, (m > 0) + (m >= SWITCH_M), use_deep_gemm_e8m0,
     )  # fmt: skip
-    road = recalled(met)
-    if road is None:
+    linear = lookup(key)
+    if linear is None:
         _check_switch(x, w, s)
-        road = remember(met, _switched(x.device.type, m, w.shape[0], w.shape[1], use_deep_gemm_e8m0))
-    return road(x, w, s)  # type: ignore[no-any-return]
+        linear = store(key, _switched(x.device.type, m, w.shape[0], w.shape[1], use_deep_gemm_e8m0))
+    return linear(x, w, s)  # type: ignore[no-any-return]
 
 
 def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
@@ -340,17 +335,17 @@ def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
     checks.multiple("N", weight.shape[0], 64, "pad the weight rows")
 
 
-def _switched(device: str, m: int, n: int, k: int, e8m0: bool) -> Road:
-    """The product that quantises its input inside, where the switch takes one, else the road over a quantiser."""
+def _switched(device: str, m: int, n: int, k: int, e8m0: bool) -> LinearFn:
+    """FlashInfer's product, which quantises its input itself, where the plan chooses it, else quantise, then GEMM."""
     if m == 0:
-        return remembered(_road, device, torch.bfloat16, n, k, e8m0)  # type: ignore[no-any-return]
+        return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)  # type: ignore[no-any-return]
     small = m < SWITCH_M and not current_config().batch_invariant
     rows = SWITCH_M - 1 if small else SWITCH_M
     run, chosen = routed("dynamic_blockscale", torch.device(device), ("m", rows), ("n", n), ("k", k))
     if chosen.backend == "flashinfer" or (chosen.backend == "eager" and small):
         product = run.blockscale_sm90
         return lambda input, weight, weight_scale: product(input, None, weight, weight_scale)
-    return remembered(_road, device, torch.bfloat16, n, k, e8m0)  # type: ignore[no-any-return]
+    return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)  # type: ignore[no-any-return]
 
 
 def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:
@@ -369,7 +364,7 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
     Parameters
     ----------
     use_deep_gemm_e8m0
-        UE8M0 scales; default: what the machine and the switches say.
+        UE8M0 scales; default: :func:`kernels.platform.is_deep_gemm_e8m0_used`.
     """
 
     apply_input_quant = False
@@ -381,10 +376,10 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
         )
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Bring ``layer.weight [N, K]`` and ``weight_scale_inv`` (or ``weight_scale``) to what the kernels take.
+        """Convert ``layer.weight [N, K]`` and ``weight_scale_inv`` (or ``weight_scale``) to what the kernels take.
 
         With UE8M0 the payload is requantised: dequantised in float32 and cast again with scales rounded up to
-        powers of two. Rounding the scale alone would change every value.
+        powers of two. To round the scale alone would change every value.
         """
         name = "weight_scale_inv" if hasattr(layer, "weight_scale_inv") else "weight_scale"
         weight, scale = getattr(layer, "weight"), getattr(layer, name)  # noqa: B009  # a module attribute is a union

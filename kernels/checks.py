@@ -1,7 +1,7 @@
-"""Argument checks shared by the public verbs: each raises a typed error that names the value and the way out.
+"""Argument checks shared by the public verbs: each raises a typed error that names the value and a remedy.
 
-They run before any kernel is launched and look at metadata only (never at values), so that they cost no
-synchronisation with a device and trace through ``torch.compile``. Checks of values live with their verbs.
+They run before any kernel is launched and read metadata only, never values, so that they never wait for a device and
+trace through ``torch.compile``. Checks of values are with their verbs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FP8_MAX = 448.0
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes that a quantiser takes and a GEMM can write."""
 INTEGER = (int, torch.SymInt)
-"""Integers, those that ``torch.compile`` stands for included. A tuple: torch 2.9 cannot trace a union of types."""
+"""Integers, symbolic ones of ``torch.compile`` included. A tuple, because torch 2.9 cannot trace a union of types."""
 
 
 def tensor(name: str, x: object) -> Tensor:
@@ -54,7 +54,7 @@ def shape(name: str, x: Tensor, expected: tuple[int, ...], meaning: str) -> Tens
 
 
 def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
-    """Return ``x`` when a kernel can write it: dtype, shape, and no two elements in one place."""
+    """Return ``x`` when a kernel can write it: dtype, shape, and no two elements at one address."""
     t = shape(name, dtype(name, tensor(name, x), *dtypes), expected, meaning)
     reach = 0
     for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
@@ -118,7 +118,7 @@ def integers(name: str, value: object, count: int | None = None) -> list[int]:
 
 
 def concrete(name: str, x: Tensor) -> Tensor:
-    """Return ``x`` when it has values: a routine that must look at them cannot take a meta tensor."""
+    """Return ``x`` when it has values; a routine that reads them cannot take a meta tensor."""
     if x.device.type == "meta":
         raise DeviceError(f"{name} is on the meta device and has no values to look at")
     return x
@@ -140,5 +140,5 @@ def nonempty(name: str, x: Tensor, *dims: int) -> Tensor:
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured, where no value may be looked at."""
+    """Whether a CUDA graph is being captured, during which no value can be read."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -1,6 +1,6 @@
-"""The environment switches as one typed record, under vLLM's names, read in one place.
+"""The environment switches as one typed record, under vLLM's names.
 
-A deployment is reproduced by copying its environment. Nothing else in this package reads ``os.environ``.
+A copy of its environment reproduces a deployment. Nothing else in this package reads ``os.environ``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOE_BACKENDS = ("throughput", "latency", "masked_gemm")
 
 @dataclass(frozen=True)
 class Config:
-    """One field a switch; the comment names the variable.
+    """One field for each switch; the comment names the variable.
 
     ``vllm_ops_library`` is this layer's own (``FP8_KERNELS_VLLM_OPS``): a path to vLLM's compiled operators for
     installations where the package cannot be found by name; several paths are separated as in ``PATH``.
@@ -40,7 +40,7 @@ class Config:
 
     @property
     def deep_gemm_cache(self) -> str:
-        """Where DeepGEMM keeps compiled kernels: ``DG_JIT_CACHE_DIR``, else ``deep_gemm`` under the cache root."""
+        """Folder of DeepGEMM's compiled kernels: ``DG_JIT_CACHE_DIR``, else ``deep_gemm`` under the cache root."""
         return self.jit_cache_dir or str(PurePath(self.cache_root) / "deep_gemm")
 
     @classmethod
@@ -85,7 +85,7 @@ class Config:
         )
 
     def export_jit_cache(self) -> None:
-        """Tell DeepGEMM where to keep compiled kernels, before it is imported; an explicit setting is left alone."""
+        """Set ``DG_JIT_CACHE_DIR`` for DeepGEMM, before it is imported, unless it is set already."""
         os.environ.setdefault("DG_JIT_CACHE_DIR", self.deep_gemm_cache)
 
 
@@ -102,7 +102,7 @@ def current_config() -> Config:
 
 @contextmanager
 def use_config(config: Config | None) -> Iterator[None]:
-    """Put another record in force within the block (None: read the environment again)."""
+    """Replace the current record within the block (None: read the environment again)."""
     global _current
     before, _current = _current, config
     try:

@@ -1,8 +1,8 @@
-"""Decisions about a machine as functions of integers: one call is one row of a conformance tool's table.
+"""The layer's decisions as functions of integers: one call is one row of a conformance tool's table.
 
 Conditions are 0 and 1; ``arch`` is the compute capability as in ``sm90``, 0 for no NVIDIA GPU; versions are two
-integers, dtypes their number in :data:`DTYPES`. Nothing is decided here: each function describes a machine or a
-configuration, asks the layer, and numbers the answer.
+integers, dtypes their number in :data:`DTYPES`. Each function describes a machine or a configuration, calls the layer,
+and numbers the answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _dispatched(
     rocm: int,
     rowwise: int,
 ) -> int:
-    """The routine's place in the contract's table, on a machine of which the last two flags are true."""
+    """The number of the routine in :data:`ROUTINES` on a machine that the last two flags describe."""
     if rowwise and not rocm:
         raise OptionError("only ROCm has a row-wise torch kernel among the machines of this layer")
     machine = platform.Machine.described("gfx942" if rowwise else "gfx90a" if rocm else "sm90")
@@ -54,34 +54,21 @@ def _machine(arch: int, package: int = 1, cuda: str = "13.0") -> platform.Machin
     return described if package else described.with_package("deep_gemm", "not installed")
 
 
-def _deep_gemm(arch: int, package: int, use_deep_gemm: int, use_flashinfer_moe_fp8: int) -> int:
-    config = Config(use_deep_gemm=bool(use_deep_gemm), use_flashinfer_moe_fp8=bool(use_flashinfer_moe_fp8))
-    return int(platform.is_deep_gemm_supported(_machine(arch, package), config))
+def _config(**switches: int) -> Config:
+    return Config(**{name: bool(value) for name, value in switches.items()})  # type: ignore[arg-type]  # switches are bool
 
 
-def _deep_gemm_e8m0(
-    arch: int,
-    package: int,
-    use_deep_gemm: int,
-    use_flashinfer_moe_fp8: int,
-    use_deep_gemm_e8m0: int,
-    use_deep_gemm_e8m0_hopper: int,
-) -> int:
-    config = Config(
-        use_deep_gemm=bool(use_deep_gemm),
-        use_flashinfer_moe_fp8=bool(use_flashinfer_moe_fp8),
-        use_deep_gemm_e8m0=bool(use_deep_gemm_e8m0),
-        use_deep_gemm_e8m0_hopper=bool(use_deep_gemm_e8m0_hopper),
-    )
-    return int(platform.is_deep_gemm_e8m0_used(_machine(arch, package), config))
+def _deep_gemm(arch: int, package: int, **switches: int) -> int:
+    return int(platform.is_deep_gemm_supported(_machine(arch, package), _config(**switches)))
 
 
-def _deep_gemm_linear(
-    arch: int, package: int, use_deep_gemm: int, use_flashinfer_moe_fp8: int, bfloat16_out: int, n: int, k: int
-) -> int:
-    config = Config(use_deep_gemm=bool(use_deep_gemm), use_flashinfer_moe_fp8=bool(use_flashinfer_moe_fp8))
-    dtype = torch.bfloat16 if bfloat16_out else torch.float16
-    return int(platform.should_use_deepgemm_for_fp8_linear(dtype, (n, k), _machine(arch, package), config))
+def _deep_gemm_e8m0(arch: int, package: int, **switches: int) -> int:
+    return int(platform.is_deep_gemm_e8m0_used(_machine(arch, package), _config(**switches)))
+
+
+def _deep_gemm_linear(arch: int, package: int, bfloat16_out: int, n: int, k: int, **switches: int) -> int:
+    dtype, machine = torch.bfloat16 if bfloat16_out else torch.float16, _machine(arch, package)
+    return int(platform.should_use_deepgemm_for_fp8_linear(dtype, (n, k), machine, _config(**switches)))
 
 
 def _cutlass_support(question: Callable[[platform.Machine], bool]) -> Callable[..., int]:
@@ -111,7 +98,7 @@ def _global_scale(backend: int) -> int:
 
 
 def _num_sms(product: int, reported: int) -> int:
-    """Product 0 is a machine without a GPU; a count that a driver reports stands in for the product's own."""
+    """Product 0 is a machine without a GPU; a ``reported`` count of 0 or more replaces the product's own."""
     sms = None if reported < 0 else reported
     name = (None, *platform.PRODUCTS)[product]
     machine = platform.Machine.described("cpu", sms=sms) if name is None else platform.Machine.of_product(name, sms=sms)
@@ -122,21 +109,12 @@ def _num_sms(product: int, reported: int) -> int:
 
 
 def _experts_record(
-    config: int,
-    in_dtype: int,
-    dp_size: int,
-    ep_rank: int,
-    ep_size: int,
-    tp_rank: int,
-    tp_size: int,
-    out_dtype: int,
-    quant_config: int,
-    use_deepseek_fp8_block_scale: int,
+    config: int, out_dtype: int, quant_config: int, use_deepseek_fp8_block_scale: int, **moe_config: int
 ) -> tuple[int, ...]:
     """Whether there is a record, and its fields; -1 in every field when there is none."""
     try:
         made = moe.select_cutlass_fp8_gemm_impl(
-            _moe_config(in_dtype, dp_size, ep_rank, ep_size, tp_rank, tp_size) if config else None,
+            _moe_config(**moe_config) if config else None,
             quant_config,
             DTYPES[out_dtype],
             bool(use_deepseek_fp8_block_scale),
@@ -151,20 +129,16 @@ def _experts_record(
 def _prepare_finalize(
     config: int, dp_size: int, ep_size: int, tp_size: int, use_deepseek_fp8_block_scale: int
 ) -> tuple[int, ...]:
-    described = _moe_config(1, dp_size, 0, ep_size, 0, tp_size) if config else None
+    described = _moe_config(1, dp_size=dp_size, ep_size=ep_size, tp_size=tp_size) if config else None
     made = moe.build_flashinfer_fp8_cutlass_moe_prepare_finalize(described, bool(use_deepseek_fp8_block_scale))
     return int(made.use_dp), int(made.use_deepseek_fp8_block_scale)
 
 
-def _moe_config(
-    in_dtype: int, dp_size: int, ep_rank: int, ep_size: int, tp_rank: int, tp_size: int
-) -> moe.MoeConfig:
+def _moe_config(in_dtype: int, **ranks: int) -> moe.MoeConfig:
     dtype = DTYPES[in_dtype]
     if dtype is None:
         raise OptionError("a moe config has an input dtype; number it 1, 2 or 3")
-    return moe.MoeConfig(
-        in_dtype=dtype, dp_size=dp_size, ep_rank=ep_rank, ep_size=ep_size, tp_rank=tp_rank, tp_size=tp_size
-    )
+    return moe.MoeConfig(in_dtype=dtype, **ranks)
 
 
 DECISIONS: dict[str, Callable[..., int]] = {

@@ -1,7 +1,7 @@
 """Typed errors of the dispatch layer.
 
-Every refusal happens before a kernel is launched, names the offending value and says the way out. One class per
-kind of mistake, all below :class:`KernelError`, each also deriving from the built-in a caller would expect.
+They are raised before a kernel is launched; the message names the offending value and a remedy. One class for each kind
+of mistake, all derived from :class:`KernelError` and from the built-in error that a caller would expect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DeviceError(KernelError, ValueError):
 
 
 class LayoutError(KernelError, ValueError):
-    """A tensor's strides are not ones the routine can use, and making them right would hide a mistake."""
+    """The routine cannot use a tensor's strides, and a silent copy would hide a mistake."""
 
 
 class ValueRangeError(KernelError, ValueError):
@@ -42,7 +42,7 @@ class OptionError(KernelError, ValueError):
 
 
 class ConfigError(KernelError, ValueError):
-    """An environment switch holds a value that has no meaning."""
+    """An environment switch has an invalid value."""
 
 
 class NoBackendError(KernelError, NotImplementedError):
@@ -56,4 +56,4 @@ class NoBackendError(KernelError, NotImplementedError):
 
 
 class MissingPackageError(NoBackendError, ImportError):
-    """A library is missing or cannot be loaded, and nothing else serves; the message says what to install."""
+    """A required library is missing or cannot be loaded; the message says what to install."""

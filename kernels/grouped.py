@@ -1,7 +1,7 @@
 """Grouped products of a mixture of experts: rows sorted by expert, or a padded batch per expert.
 
-Block scales as in :mod:`kernels.blockscaled`, with a leading group axis on the weight. Rows of padding are
-unspecified on the way in and on the way out and never influence a real row.
+Block scales as in :mod:`kernels.blockscaled`, with a leading group axis on the weight. Padding rows are unspecified in
+inputs and outputs and never influence a real row.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from torch import Tensor
 from kernels import checks
 from kernels import platform as machines
 from kernels.backends import deep_gemm
-from kernels.blockscaled import BLOCK, _pair
+from kernels.blockscaled import _pair
 from kernels.checks import FP8
 from kernels.errors import ShapeError, ValueRangeError
 from kernels.routes import dtype_name, route
+from kernels.support import BLOCK
 
 ALIGNMENT = 128
-"""Rows to which each expert's run is aligned where no library says otherwise."""
+"""Row alignment of each expert's run without DeepGEMM."""
 
 
 def get_mk_alignment_for_contiguous_layout() -> int:
-    """Rows to which each expert's run must be aligned: what the installed DeepGEMM says, else 128."""
+    """Row alignment of each expert's run: that of the installed DeepGEMM, else 128."""
     return deep_gemm.alignment() if machines.is_deep_gemm_supported() else ALIGNMENT
 
 
@@ -191,7 +192,7 @@ def _check_indices(m_indices: Tensor, groups: int, alignment: int) -> None:
     if alignment == 1:
         return
     padded = torch.nn.functional.pad(m_indices, (0, -m_indices.shape[0] % alignment), value=-1).view(-1, alignment)
-    # within a tile: one expert, then padding only (the kernel takes the tile's first row for all of it)
+    # Within a tile: one expert, then padding only, because the kernel uses the expert of the tile's first row.
     mixed = (padded != padded[:, :1]) & (padded != -1)
     if bool(mixed.any()):
         tile = int(mixed.any(dim=1).nonzero()[0])

@@ -1,4 +1,4 @@
-"""Padding and layout: what kernels want in memory, made cheaply and not at all when it already is so.
+"""Padding and layout of operands in memory. An operand that has the layout already is returned itself.
 
 Nothing here changes a value except by adding zeros. Row permutations follow FlashInfer's TensorRT-LLM weight
 layout; block-scale layouts follow DeepGEMM (MN-major with a leading stride of whole 16 bytes; UE8M0 exponents four
@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import checks
 from kernels import platform as machines
 from kernels.backends import eager
-from kernels.backends._rows import take
+from kernels.backends._host import column_major, take
 from kernels.checks import FP8
 from kernels.errors import OptionError, ShapeError, ValueRangeError
 
@@ -69,7 +69,7 @@ def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
     lead = align(m, TMA_LANES)
     if scale.stride()[-2:] == (1, lead) and (scale.dim() == 2 or scale.stride(0) == lead * c):
         return scale
-    return eager.column_major(scale, TMA_LANES)
+    return column_major(scale, TMA_LANES)
 
 
 def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool = True) -> Tensor:
@@ -80,8 +80,8 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool =
     scale
         ``[M, C]`` or ``[G, M, C]`` float32, exact powers of two from ``2**-127`` to ``2**127``.
     check
-        Verify that they are (this waits for a GPU; switch it off for scales that a UE8M0 quantiser has just made,
-        and inside a graph capture).
+        Verify that they are (this waits for a GPU; switch it off for scales that a UE8M0 quantiser computed, and
+        inside a graph capture).
 
     Returns
     -------
@@ -119,10 +119,10 @@ def transform_sf_into_required_layout(
     *,
     machine: machines.Machine | None = None,
 ) -> Tensor:
-    """Scales in the layout DeepGEMM's kernels read on a machine.
+    """Scales in the layout that DeepGEMM's kernels read on a machine.
 
-    sm90 (and the CPU path): float32, MN-major and TMA-aligned for one row a scale, as stored for 128 rows a scale.
-    sm100: packed UE8M0, one row a scale (a 128-row scale is repeated for its rows); float32 MN-major with
+    sm90 (and the CPU path): scales of one row float32, MN-major and TMA-aligned; scales of 128 rows unchanged.
+    sm100: packed UE8M0, one scale for each row (a 128-row scale is repeated); float32 MN-major with
     ``disable_ue8m0_cast``.
 
     Parameters
@@ -155,9 +155,8 @@ def align_fp8_moe_weights_for_fi(
 ) -> tuple[Tensor, Tensor, int]:
     """Pad the intermediate size (K of ``w2``) to a multiple of 16 with zeros.
 
-    For gated weights each half of ``w13`` gets its own tail, so that the up half starts at the padded size and the
-    fused product is unchanged. (Routines that copy both halves as one run leave the up half at the unpadded
-    offset.)
+    Each half of a gated ``w13`` is padded by itself, so that the up half starts at the padded size and the fused
+    product is unchanged. (Routines that copy both halves as one run leave the up half at the unpadded offset.)
 
     Parameters
     ----------
@@ -295,4 +294,3 @@ def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> 
             raise OptionError(f"{name} must not be negative, got {value}")
     tokens = int((num_tokens * top_k // checks.positive("num_experts", num_experts)) * 1.3)
     return min(max(1 << max(tokens - 1, 0).bit_length(), 8), 64)
-

@@ -1,7 +1,7 @@
 """Scaled FP8 matrix products: per tensor, per token, per channel and block scales, and the engine's linear layer.
 
 ``y = scale_a * scale_b * (a @ b) + bias``; ``a [M, K]`` and ``b [K, N]`` E4M3, ``b`` a column-major view
-(``weight.t()`` of a contiguous ``[N, K]``), as torch and CUTLASS want it.
+(``weight.t()`` of a contiguous ``[N, K]``), as torch and CUTLASS require.
 
 Not covered: zero points, FNUZ operands, fast accumulation.
 """
@@ -20,18 +20,18 @@ from kernels.checks import FP8
 from kernels.errors import DtypeError, OptionError, ShapeError
 from kernels.quantize import scaled_fp8_quant
 from kernels.routes import dtype_name, route
+from kernels.support import BLOCK
 
-BLOCK = 128
 OUTPUT_PADDING = 17
-"""Rows that ``torch._scaled_mm`` is given at least: it is faster with more than 16."""
+"""Least number of rows passed to ``torch._scaled_mm``, which is faster with more than 16."""
 _identity: dict[torch.device, Tensor] = {}
 
 
 def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
-    """The float32 ``[1]`` one on ``device`` that unit-scale products pass as a scale; made once a device.
+    """The float32 ``[1]`` one on ``device`` that unit-scale products pass as a scale; cached for each device.
 
-    Made anew where it could not serve later calls: under a fake mode it has no value, inside a graph's capture it gets
-    one when the graph is replayed only.
+    Not cached where later calls could not use it: under a fake mode it has no value, and inside a graph capture it has
+    one only when the graph is replayed.
     """
     key = torch.device(device)
     if (found := _identity.get(key)) is not None:
@@ -153,7 +153,7 @@ def rocm_per_tensor_w8a8_scaled_mm(
     bias: Tensor | None = None,
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """The ROCm arm of :func:`dispatch_w8a8_scaled_mm`: hipBLASLt through ``torch._scaled_mm``, per tensor."""
+    """The ROCm case of :func:`dispatch_w8a8_scaled_mm`: hipBLASLt through ``torch._scaled_mm``, per tensor."""
     return torch_per_tensor_w8a8_scaled_mm(
         qinput=qinput, weight=weight, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, bias=bias,
         output_shape=output_shape,
@@ -206,7 +206,7 @@ TORCH_ROUTINES: dict[str, Callable[..., Tensor]] = {
     "rowwise": torch_per_token_w8a8_scaled_mm,
     "unfused": torch_channelwise_w8a8_scaled_mm,
 }
-"""The torch routines by what they run."""
+"""The torch routines by kernel."""
 
 
 def dispatch_w8a8_scaled_mm(
@@ -218,8 +218,8 @@ def dispatch_w8a8_scaled_mm(
 ) -> Callable[..., Tensor]:
     """The routine for a linear layer.
 
-    CUTLASS when it is supported; else per tensor when both scales are (its ROCm arm on an AMD machine); else
-    row-wise when neither is and the machine has it (ROCm, torch >= 2.7, capability >= 9.4); else channel-wise.
+    CUTLASS where it is supported; else per tensor when both scales are (the ROCm routine on an AMD machine); else
+    row-wise when neither is and the machine supports it (ROCm, torch >= 2.7, capability >= 9.4); else channel-wise.
     """
     machine = machine or machines.current_machine()
     if cutlass_fp8_supported:
@@ -233,16 +233,17 @@ def dispatch_w8a8_scaled_mm(
 
 
 class Fp8LinearOp:
-    """The linear layer of an engine: quantise the input, multiply, give the shape back.
+    """The linear layer of an engine: quantise the input, multiply, restore the leading axes.
 
     Parameters
     ----------
     cutlass_supported
-        Use the CUTLASS routine; default: whether this machine supports it and has the operators.
+        Use the CUTLASS routine; default: whether this machine supports it and the operators are installed.
     use_per_token_if_dynamic
         Quantise a dynamic input per token.
     pad_output
-        Give ``torch._scaled_mm`` at least 17 rows; default: on the torch path, unless compiling (dynamic shapes).
+        Pad to at least 17 rows for ``torch._scaled_mm``; default: on the torch path. Never while compiling (dynamic
+        shapes).
     """
 
     def __init__(
@@ -313,7 +314,7 @@ class Fp8LinearOp:
 
 
 def scale_kinds(scale_a: object, scale_b: object, m: int, n: int, k: int) -> tuple[str, str]:
-    """What both scales are, decided together (a shape alone can mean two things): each of tensor, token/channel, block.
+    """The kinds of both scales (tensor, token or channel, block), from both shapes: one alone can be ambiguous.
 
     Raises
     ------

@@ -1,8 +1,7 @@
 """Attention logits of DeepSeek's sparse indexer.
 
-``logits[m,n] = k_scale[n] * sum_h weights[m,h] * relu(<q[m,h], k[n]>)`` for the tokens n that query m may see, -inf
-elsewhere when cleaned. The shipped kernels leave finite garbage outside the window unless asked; here cleaning is
-the default.
+``logits[m,n] = k_scale[n] * sum_h weights[m,h] * relu(<q[m,h], k[n]>)`` for the tokens n in the window of query m, -inf
+outside it when cleaned. The shipped kernels leave finite garbage outside the window by default; here they clean it.
 """
 
 from __future__ import annotations
@@ -151,12 +150,12 @@ def fp8_paged_mqa_logits(
 
 
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms: int | None = None) -> Tensor:
-    """How the paged kernel splits its work over multiprocessors: ``[num_sms + 1, 2]`` int32.
+    """The split of the paged kernel's work over multiprocessors: ``[num_sms + 1, 2]`` int32.
 
     Parameters
     ----------
     context_lens
-        int32 ``[B]`` or ``[B, next_n]``; the installed DeepGEMM gets the rank it wants.
+        int32 ``[B]`` or ``[B, next_n]``, converted to the rank that the installed DeepGEMM takes.
     block_size
         Tokens in a page (64).
     num_sms

@@ -1,4 +1,4 @@
-"""Mixture of experts on FlashInfer: which kernel family, how its weights and scales are prepared, and the call.
+"""Mixture of experts on FlashInfer: the choice of a kernel family, its weights and scales, and the call.
 
 ``g1 = w13_scale * w13_input_scale`` and ``g2 = w2_scale * w2_input_scale`` turn integer-like accumulators back into
 values; the TensorRT-LLM kernel takes ``output1_scales_gate = g1``, ``output1_scales = g1 / w2_input_scale`` (its
@@ -29,6 +29,7 @@ from kernels.layout import (
 )
 from kernels.quantize import scaled_fp8_quant
 from kernels.routes import route
+from kernels.support import MOE_FAMILIES
 
 log = logging.getLogger(__name__)
 LLAMA4 = 3
@@ -41,16 +42,6 @@ class FlashinferMoeBackend(Enum):
     CUTLASS = "CUTLASS"
     TENSORRT_LLM = "TensorRT-LLM"
     CUTEDSL = "CUTEDSL"
-
-
-BACKENDS = dict(
-    zip(
-        MOE_BACKENDS,
-        (FlashinferMoeBackend.CUTLASS, FlashinferMoeBackend.TENSORRT_LLM, FlashinferMoeBackend.CUTEDSL),
-        strict=True,
-    )
-)
-"""Values of ``VLLM_FLASHINFER_MOE_BACKEND``."""
 
 
 def get_flashinfer_moe_backend(
@@ -68,17 +59,14 @@ def get_flashinfer_moe_backend(
     """
     machine, config = machine or machines.current_machine(), config or current_config()
     choice = config.flashinfer_moe_backend
-    if choice is None and machine.sm == 90:
-        return FlashinferMoeBackend.CUTLASS
-    if choice not in BACKENDS:
-        raise ConfigError(
-            f"VLLM_FLASHINFER_MOE_BACKEND={choice!r} on {machine.arch}; set it to one of {', '.join(MOE_BACKENDS)}"
-        )
-    backend = BACKENDS[choice]
-    if backend is FlashinferMoeBackend.TENSORRT_LLM and machine.sm // 10 != 10:
-        log.info("FlashInfer's TensorRT-LLM MoE needs the sm100 family; using CUTLASS on %s", machine.arch)
-        return FlashinferMoeBackend.CUTLASS
-    return backend
+    for setting, capabilities, family in MOE_FAMILIES:
+        if choice == setting and (capabilities is None or machine.sm in capabilities):
+            if choice == "latency" and family == "CUTLASS":
+                log.info("FlashInfer's TensorRT-LLM MoE needs the sm100 family; using CUTLASS on %s", machine.arch)
+            return FlashinferMoeBackend(family)
+    raise ConfigError(
+        f"VLLM_FLASHINFER_MOE_BACKEND={choice!r} on {machine.arch}; set it to one of {', '.join(MOE_BACKENDS)}"
+    )
 
 
 def is_flashinfer_supporting_global_sf(backend: FlashinferMoeBackend | None) -> bool:
@@ -134,7 +122,7 @@ def prepare_fp8_moe_layer_for_fi(
     w2_input_scale: Tensor | None,
     is_trtllm: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Bring expert weights to FlashInfer's format, in this order.
+    """Convert expert weights to FlashInfer's format, in this order.
 
     Pad the intermediate size (not for block scales) and record it as ``layer.intermediate_size_per_partition``;
     exchange w13 to w31 (with the scales for block scales) when the activation is gated; for TensorRT-LLM per tensor
@@ -176,7 +164,7 @@ def prepare_fp8_moe_layer_for_fi(
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """What an engine knows of a MoE layer: output dtype and its place in the parallel arrangement."""
+    """An engine's configuration of a MoE layer: input dtype, parallel ranks and sizes."""
 
     in_dtype: torch.dtype = torch.bfloat16
     dp_size: int = 1
@@ -188,7 +176,7 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class FlashInferExperts:
-    """How the CUTLASS experts kernel is to be called."""
+    """Arguments of the CUTLASS experts kernel."""
 
     out_dtype: torch.dtype
     quant_config: object
@@ -201,7 +189,7 @@ class FlashInferExperts:
 
 @dataclass(frozen=True)
 class PrepareFinalize:
-    """How tokens travel to experts and back; block scales skip input quantisation."""
+    """Communication of tokens; with block scales the input is not quantised before it."""
 
     use_dp: bool
     use_deepseek_fp8_block_scale: bool = False

@@ -1,11 +1,11 @@
 """A mixture-of-experts layer from routing to combination, on grouped products.
 
 ``y[t] = sum_j weight[t,j] * w2[e] @ q(silu(gate) * up)`` with ``[gate; up] = w13[e] @ q(x[t])`` and ``e`` the j-th
-expert of token t. Both inputs are quantised as the chosen recipe says; products leave in bf16, the combination is
-taken in float32.
+expert of token t. Both inputs are quantised by the chosen recipe; products are stored in bf16 and combined in
+float32.
 
-Not covered: communication between expert-parallel ranks (each rank computes its own experts; tokens routed
-elsewhere contribute zero and are summed by the engine).
+Not covered: communication between expert-parallel ranks. Each rank computes its own experts; an expert of another rank
+contributes zero, and the engine sums over ranks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from kernels.grouped import (
 )
 from kernels.layout import align
 from kernels.quantize import per_token_group_quant_fp8, scaled_fp8_quant
+from kernels.support import BLOCK
 
 
 def route_llama4(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """Top-k on the logits; weights are the sigmoid of the chosen logits (they belong on the input).
+    """Top-k on the logits; weights are the sigmoid of the chosen logits and multiply the expert's input.
 
     Parameters
     ----------
@@ -55,8 +56,8 @@ def route_deepseek_v3(
 ) -> tuple[Tensor, Tensor]:
     """Sigmoid scores; choice by score plus bias within the best groups.
 
-    A group's rank is the sum of its best two (without a bias: its best). The bias steers the choice only: weights are
-    the scores, renormalised over the chosen, times the factor.
+    Groups are ranked by the sum of their best two choices (without a bias: by their best). The bias affects the choice
+    only: weights are the scores, renormalised over the chosen experts, times the factor.
 
     Returns
     -------
@@ -139,7 +140,7 @@ def moe_block_scaled(
         ``[E, 2I, H]`` (gate rows first) and ``[E, H, I]`` E4M3, with float32 scales per 128x128 block.
     topk_weights, topk_ids
         ``[T, top_k]`` float32 and integer; ids are global, this rank holds ``[expert_offset, expert_offset + E)``;
-        any other id (-1 among them) adds nothing.
+        any other id, such as -1, contributes nothing.
     limit, round_silu
         See :func:`silu_and_mul`.
     weight_on_input
@@ -154,13 +155,13 @@ def moe_block_scaled(
     experts = _experts(x, w13, w2, topk_weights, topk_ids)
     tile = get_mk_alignment_for_contiguous_layout()
     rows = align(topk_ids.numel() + experts * (tile - 1), tile)
-    target, groups, _ = _places(topk_ids, experts, expert_offset, tile, rows)
+    target, groups, _ = _sorted_rows(topk_ids, experts, expert_offset, tile, rows)
     spread = _spread(x, topk_weights, target, rows, weight_on_input)
     hidden = torch.empty(rows, w13.shape[1], dtype=torch.bfloat16, device=x.device)
-    m_grouped_fp8_gemm_nt_contiguous(_grouped_input(spread), (w13, w13_scale), hidden, groups, check=False)
+    m_grouped_fp8_gemm_nt_contiguous(_quantise_groups(spread), (w13, w13_scale), hidden, groups, check=False)
     inner = silu_and_mul(_without_padding(hidden, groups), limit, round_silu=round_silu)
     y = torch.empty(rows, w2.shape[1], dtype=torch.bfloat16, device=x.device)
-    m_grouped_fp8_gemm_nt_contiguous(_grouped_input(inner), (w2, w2_scale), y, groups, check=False)
+    m_grouped_fp8_gemm_nt_contiguous(_quantise_groups(inner), (w2, w2_scale), y, groups, check=False)
     return _combine(x, y, topk_weights, target, weight_on_input)
 
 
@@ -184,7 +185,7 @@ def moe_per_token(
     """
     experts = _experts(x, w13, w2, topk_weights, topk_ids)
     rows = topk_ids.numel()
-    target, groups, ends = _places(topk_ids, experts, expert_offset, 1, rows)
+    target, groups, ends = _sorted_rows(topk_ids, experts, expert_offset, 1, rows)
     spread = _spread(x, topk_weights, target, rows, weight_on_input)
     q, scale = scaled_fp8_quant(spread, use_per_token_if_dynamic=True)
     hidden = scaled_grouped_mm(q, w13, scale, w13_scale, ends, check=False)
@@ -217,11 +218,11 @@ def _experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor) -
     return experts
 
 
-def _places(ids: Tensor, experts: int, offset: int, tile: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where everything goes when rows are sorted by local expert.
+def _sorted_rows(ids: Tensor, experts: int, offset: int, tile: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows sorted by local expert.
 
-    Returns the row of each (token, slot), ``rows`` when its expert is elsewhere; the expert of each row, -1 for
-    padding; where each expert's rows end.
+    Returns the row of each (token, slot), ``rows`` when its expert is on another rank; the expert of each row, -1 for
+    padding; the end of each expert's rows.
     """
     local = ids.reshape(-1).long() - offset
     local = torch.where((local >= 0) & (local < experts), local, torch.full_like(local, experts))
@@ -233,9 +234,9 @@ def _places(ids: Tensor, experts: int, offset: int, tile: int, rows: int) -> tup
     starts = torch.cat([runs.new_zeros(1), runs.cumsum(0)])
     sorted_ids = local[order]
     before = torch.cat([counts.new_zeros(1), counts.cumsum(0)])[sorted_ids]
-    place = starts[sorted_ids] + torch.arange(len(order), device=ids.device) - before
-    place = torch.where(sorted_ids < experts, place, torch.full_like(place, rows))
-    target = torch.empty_like(place).scatter_(0, order, place)
+    row_of = starts[sorted_ids] + torch.arange(len(order), device=ids.device) - before
+    row_of = torch.where(sorted_ids < experts, row_of, torch.full_like(row_of, rows))
+    target = torch.empty_like(row_of).scatter_(0, order, row_of)
     groups = torch.full((rows + 1,), -1, dtype=torch.int32, device=ids.device)
     groups.scatter_(0, target, torch.where(local < experts, local, torch.full_like(local, -1)).to(torch.int32))
     return target.view(ids.shape), groups[:rows], starts[1:].to(torch.int32)
@@ -250,8 +251,8 @@ def _spread(x: Tensor, weights: Tensor, target: Tensor, rows: int, weight_on_inp
     return spread[:rows]
 
 
-def _grouped_input(x: Tensor) -> tuple[Tensor, Tensor]:
-    return per_token_group_quant_fp8(x, 128, column_major_scales=True, tma_aligned_scales=True)
+def _quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    return per_token_group_quant_fp8(x, BLOCK, column_major_scales=True, tma_aligned_scales=True)
 
 
 def _without_padding(y: Tensor, groups: Tensor) -> Tensor:

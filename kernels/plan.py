@@ -1,8 +1,8 @@
-"""Which library serves a problem on a machine: ordered tables, pure functions, every reason kept.
+"""The choice of a library for a problem on a machine: an ordered table and pure functions.
 
-``plan(problem, machine, config)`` walks the row of :data:`TABLE` that belongs to the operation and takes the first
-backend that has no reason against it. What it rejected on the way is part of the answer; when nothing is left,
-the error lists every reason. There is no other fallback anywhere in this package.
+``plan(problem, machine, config)`` takes the first backend in the operation's row of :data:`TABLE` that supports the
+problem (:mod:`kernels.support`). The answer includes why earlier backends were rejected; if none is left, the error
+lists every reason. There is no other fallback in this package.
 
 Not covered: choices inside a library (tile shapes, swapAB), which the libraries make themselves.
 """
@@ -93,9 +93,9 @@ WORDS: Mapping[str, tuple[object, ...]] = {
     "kernel": (None, "tensorwise", "rowwise", "unfused"),
     "ue8m0": (False, True),
 }
-"""What the fields of a problem that are neither extents nor dtypes may hold."""
+"""Admitted values of those fields of a problem that are neither extents nor dtypes."""
 NO_BACKEND = "no backend"
-"""How :func:`describe` ends its first line where nothing serves a problem."""
+"""The end of the first line of :func:`describe` where nothing serves a problem."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Plan:
-    """The decision: backend, its kernel, what the layer does to the operands first, and why nothing earlier fits."""
+    """The decision: backend, kernel, preparation of the operands, and why earlier backends were rejected."""
 
     problem: Problem
     backend: str
@@ -194,7 +194,7 @@ def plan(
 
 
 def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
-    """The decision in words, for the command line: the choice, its steps, and every rejected backend.
+    """The decision as text for the command line: the choice, its steps, and every rejected backend.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     Raises
     ------
     OptionError
-        The operation, the architecture or a field is unknown, or a value is none that the field can hold.
+        The operation, the architecture or a field is unknown, or a field does not admit a value.
     """
     machine = current_machine() if arch is None else _described(arch, dims)
     representative: Mapping[str, object] = {}
@@ -252,9 +252,9 @@ def _check_field(name: str, value: object) -> None:
 
 
 def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
-    """Every routine on every architecture, all packages present: the table of the documentation.
+    """Every routine on every architecture with all packages present, for the documentation.
 
-    A cell names the backend; ``-`` means that nothing serves the routine there (the reasons come from ``describe``).
+    A cell names the backend; ``-`` means that none serves the routine there (:func:`describe` gives the reasons).
     """
     lines = ["| routine | " + " | ".join(arches) + " |", "|---" * (len(arches) + 1) + "|"]
     default = Config()

@@ -1,8 +1,8 @@
-"""The machine as a frozen record, and the questions engines ask of it, as pure functions.
+"""The machine as a frozen record, and the published support predicates, as pure functions of it.
 
-:meth:`Machine.detect` looks at this machine at first use and imports no GPU library: packages are found by their
-specification and metadata alone. :meth:`Machine.described` builds any other machine, so that every decision can be
-tested for every architecture anywhere.
+:meth:`Machine.detect` imports no GPU library: packages are found by their specification and metadata.
+:meth:`Machine.described` builds the record of any other machine, so that decisions for every architecture can be
+tested on any host. The thresholds are rows of :mod:`kernels.support`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import torch
 
 from kernels.config import Config, current_config
 from kernels.errors import DeviceError, OptionError
+from kernels.support import BLOCK, CUTLASS, DEEP_GEMM_SM, E4M3_GFX, E8M0_SWITCH, PACKAGES, ROWWISE_ROCM, built
 
 ARCHES = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120", "gfx90a", "gfx942", "gfx950", "cpu")
 """Architectures with a described machine."""
-PACKAGES = ("deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "sgl_kernel", "triton")
-"""Packages a plan can ask for."""
 INSTALL = {
     "deep_gemm": "install `sgl-deep-gemm` or vLLM, which vendors it",
     "flashinfer": "install `flashinfer-python`",
@@ -34,7 +33,7 @@ INSTALL = {
     "sgl_kernel": "install `sgl-kernel`",
     "triton": "install `triton`",
 }
-"""The way out of each missing package."""
+"""What to do about each missing package."""
 DISTRIBUTIONS = {
     "flashinfer": "flashinfer-python",
     "flashinfer_cubin": "flashinfer-cubin",
@@ -211,7 +210,7 @@ _current: Machine | None = None
 
 
 def current_machine() -> Machine:
-    """This machine, looked at once."""
+    """This machine, detected at first use."""
     global _current
     if _current is None:
         _current = Machine.detect()
@@ -220,7 +219,7 @@ def current_machine() -> Machine:
 
 @contextmanager
 def use_machine(machine: Machine | None) -> Iterator[None]:
-    """Put another machine in force within the block (None: look again)."""
+    """Replace the current machine within the block (None: detect it again)."""
     global _current
     before, _current = _current, machine
     try:
@@ -229,21 +228,20 @@ def use_machine(machine: Machine | None) -> Iterator[None]:
         _current = before
 
 
-# --- the questions engines ask ---------------------------------------------------------------------------------
+# --- support predicates, under the names that engines use ------------------------------------------------------
 
 
 def is_deep_gemm_supported(machine: Machine | None = None, config: Config | None = None) -> bool:
     """sm90 or sm100, the package usable, ``VLLM_USE_DEEP_GEMM`` on and ``VLLM_USE_FLASHINFER_MOE_FP8`` off."""
     machine, config = machine or current_machine(), config or current_config()
     usable = machine.package("deep_gemm").why_not is None
-    return machine.sm in (90, 100) and usable and config.use_deep_gemm and not config.use_flashinfer_moe_fp8
+    return machine.sm in DEEP_GEMM_SM and usable and config.use_deep_gemm and not config.use_flashinfer_moe_fp8
 
 
 def is_deep_gemm_e8m0_used(machine: Machine | None = None, config: Config | None = None) -> bool:
     """DeepGEMM supported, and ``VLLM_USE_DEEP_GEMM_E8M0`` on sm100 or ``VLLM_USE_DEEP_GEMM_E8M0_HOPPER`` on sm90."""
     machine, config = machine or current_machine(), config or current_config()
-    wanted = {100: config.use_deep_gemm_e8m0, 90: config.use_deep_gemm_e8m0_hopper}
-    return is_deep_gemm_supported(machine, config) and wanted.get(machine.sm, False)
+    return is_deep_gemm_supported(machine, config) and bool(getattr(config, E8M0_SWITCH[machine.sm]))
 
 
 def should_use_deepgemm_for_fp8_linear(
@@ -254,42 +252,42 @@ def should_use_deepgemm_for_fp8_linear(
 ) -> bool:
     """DeepGEMM supported, bf16 out, and ``N`` and ``K`` of the weight ``[N, K]`` multiples of 128."""
     n, k = weight if isinstance(weight, tuple) else (weight.shape[0], weight.shape[1])
-    whole = n % 128 == 0 and k % 128 == 0
+    whole = n % BLOCK == 0 and k % BLOCK == 0
     return is_deep_gemm_supported(machine, config) and output_dtype == torch.bfloat16 and whole
 
 
 def cutlass_fp8_supported(machine: Machine | None = None) -> bool:
     """sm89 with CUDA >= 12.4, sm90 and above with CUDA >= 12.0."""
-    return _cuda_at_least(machine, ((90, (12, 0)), (89, (12, 4))))
+    return _compiled("cutlass_fp8_supported", machine)
 
 
 def cutlass_block_fp8_supported(machine: Machine | None = None) -> bool:
     """sm90 with CUDA >= 12.0, sm100 and above with CUDA >= 12.8."""
-    return _cuda_at_least(machine, ((100, (12, 8)), (90, (12, 0))))
+    return _compiled("cutlass_block_fp8_supported", machine)
 
 
 def cutlass_group_gemm_supported(machine: Machine | None = None) -> bool:
     """sm90 with CUDA >= 12.3, sm100 and above with CUDA >= 12.8."""
-    return _cuda_at_least(machine, ((100, (12, 8)), (90, (12, 3))))
+    return _compiled("cutlass_group_gemm_supported", machine)
 
 
 def sparse_cutlass_supported(machine: Machine | None = None) -> bool:
     """sm90 (not above: the kernels are Hopper's) with CUDA >= 12.2."""
-    machine = machine or current_machine()
-    return machine.sm // 10 == 9 and _cuda_at_least(machine, ((90, (12, 2)),))
+    return _compiled("sparse_cutlass_supported", machine)
 
 
 def use_rowwise_torch_scaled_mm(machine: Machine | None = None) -> bool:
     """ROCm with torch >= 2.7 and capability >= 9.4 (gfx942, gfx950); vLLM's ``USE_ROWWISE_TORCH_SCALED_MM``."""
     machine = machine or current_machine()
-    return machine.vendor == "amd" and machine.torch >= (2, 7) and (machine.capability or (0, 0)) >= (9, 4)
+    modern = machine.torch >= ROWWISE_ROCM and (machine.capability or (0, 0)) >= E4M3_GFX
+    return machine.vendor == "amd" and modern
 
 
 def get_num_sms(device: torch.device | int | None = None, *, machine: Machine | None = None) -> int:
-    """Multiprocessors of a machine: what a persistent kernel's grid and its schedule are made for.
+    """Multiprocessors of a machine, from which a persistent kernel's grid and schedule follow.
 
-    A live CUDA device is asked: its driver counts what is enabled, which an architecture does not determine (an H100
-    has 132 or 114, a slice of it fewer). A described machine answers by what it was described with.
+    For a live CUDA device the driver's count of enabled multiprocessors, which an architecture does not determine (an
+    H100 has 132 or 114, a slice of it fewer). For a described machine the count in its description.
 
     Parameters
     ----------
@@ -323,12 +321,9 @@ def __getattr__(name: str) -> bool:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _cuda_at_least(machine: Machine | None, rows: tuple[tuple[int, tuple[int, int]], ...]) -> bool:
+def _compiled(routine: str, machine: Machine | None) -> bool:
     machine = machine or current_machine()
-    for sm, needed in rows:
-        if machine.sm >= sm:
-            return (machine.cuda or (0,)) >= needed
-    return False
+    return built(CUTLASS[routine], machine.sm, machine.cuda)
 
 
 def _find(name: str, config: Config) -> Package:

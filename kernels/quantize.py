@@ -1,16 +1,17 @@
 """Quantisation to E4M3: what an engine calls on activations and weights.
 
-``scale`` always multiplies on dequantisation (``x ~= scale * q``); reciprocals never leave a function. Every
+``scale`` always multiplies on dequantisation (``x ~= scale * q``); no function returns a reciprocal. Every
 quantiser rounds to nearest with ties to even and saturates at +-448. Formulas follow the routines that inference
 engines publish (vLLM ``scaled_fp8_quant`` and ``per_token_group_quant_fp8``; DeepGEMM's casts; FlashInfer's
 internal quantiser). Division is IEEE division on every backend, so that all backends give the same bits.
 
-NaN and infinity: a NaN poisons its group (scale and codes NaN), an infinity gives an infinite scale; a group of
-zeros gives codes 0. :func:`flashinfer_quantize_1x128` differs and says so.
+NaN and infinity: a NaN makes its group NaN (scale and codes), an infinity gives an infinite scale; a group of zeros
+gives codes 0. :func:`flashinfer_quantize_1x128` differs, as its documentation states.
 
-Weights of fused shards are in :mod:`kernels.shards` (its names are importable here as well).
+Fused projections (QKV, gate and up) are stored as shards with a scalar scale each; kernels take one scale for all, or
+one per channel: the last functions of this file convert such weights and scales.
 
-Not covered: E5M2, the FNUZ formats as a quantisation target, stochastic rounding.
+Not covered: E5M2, the FNUZ formats as a quantisation target, stochastic rounding; block scales of shards, biases.
 """
 
 from __future__ import annotations
@@ -23,30 +24,18 @@ from torch import Tensor
 from kernels import checks
 from kernels.backends import eager
 from kernels.checks import FP8, WIDE
-from kernels.errors import LayoutError, OptionError, ShapeError
+from kernels.errors import InputError, LayoutError, OptionError, ShapeError
 from kernels.routes import dtype_name, route
-from kernels.shards import (
-    all_close_1d,
-    convert_to_channelwise,
-    normalize_e4m3fn_to_e4m3fnuz,
-    per_tensor_dequantize,
-    requantize_with_max_scale,
-)
+from kernels.support import BLOCK
 
-__all__ = [
-    "all_close_1d", "ceil_to_ue8m0", "convert_to_channelwise", "flashinfer_quantize_128x128",
-    "flashinfer_quantize_1x128", "normalize_e4m3fn_to_e4m3fnuz", "per_block_cast_to_fp8", "per_channel_cast_to_fp8",
-    "per_tensor_dequantize", "per_token_cast_to_fp8", "per_token_group_quant_fp8", "per_token_group_quant_fp8_packed",
-    "requantize_with_max_scale", "scaled_fp8_quant",
-]  # fmt: skip
-
-BLOCK = 128
 GROUP_EPS = 1e-10
 """Floor of the amax of a group (vLLM's and SGLang's default)."""
 FLOAT32_LEAST, FLOAT32_MAX = 2.0**-149, (2.0 - 2.0**-23) * 2.0**127
 """The floors of an amax that float32 can hold (IEEE 754 binary32)."""
 CAST_FLOOR = 1e-4
 """Floor of the amax in DeepGEMM's casts."""
+UNLOADED = torch.finfo(FP8).min
+"""A weight scale that no checkpoint has set (vLLM's sentinel)."""
 
 
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
@@ -204,7 +193,7 @@ def per_token_group_quant_fp8(
 def per_token_group_quant_fp8_packed(
     x: Tensor, group_size: int = BLOCK, *, eps: float = GROUP_EPS
 ) -> tuple[Tensor, Tensor]:
-    """:func:`per_token_group_quant_fp8` with UE8M0 scales packed four an int32, as DeepGEMM wants them on sm100.
+    """:func:`per_token_group_quant_fp8` with UE8M0 scales, four to an int32, as DeepGEMM takes them on sm100.
 
     Parameters
     ----------
@@ -313,7 +302,7 @@ def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
 def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     """The weight quantiser inside FlashInfer's SM90 block-scaled kernel, as specified (every row is scanned).
 
-    Shipped versions leave rows out of the amax scan; this routine does not reproduce that fault.
+    Shipped versions omit rows from the amax scan; this routine does not reproduce that fault.
 
     Parameters
     ----------
@@ -328,6 +317,124 @@ def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     _matrix(w, "w")
     checks.multiple("K", w.shape[1], BLOCK, "the kernel has no K tail; pad K to a multiple of 128")
     return eager.flashinfer_blocks(w, BLOCK)
+
+
+def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
+    """``float16(q * inv_scale)``: dequantise through float16, as vLLM does (whose name ``inv_scale`` is).
+
+    The product is taken in float32 and rounded once. Products beyond 65504 become infinite and below ``2**-25``
+    zero: a weight with such a scale cannot be dequantised this way.
+
+    Parameters
+    ----------
+    q
+        E4M3, any shape.
+    inv_scale
+        One float32 value or a Python float.
+
+    Returns
+    -------
+    Tensor
+        float16, the shape of ``q``.
+    """
+    checks.dtype("q", checks.tensor("q", q), FP8)
+    if isinstance(inv_scale, Tensor):
+        checks.scalar("inv_scale", inv_scale)
+        checks.same_device(q=q, inv_scale=inv_scale)
+        factor = inv_scale.reshape(())
+    elif isinstance(inv_scale, int | float) and not isinstance(inv_scale, bool):
+        factor = torch.tensor(inv_scale, dtype=torch.float32, device=q.device)
+    else:
+        raise InputError(f"inv_scale must be a float or a tensor of one float32, got {type(inv_scale).__name__}")
+    return (q.to(torch.float32) * factor).to(torch.float16)
+
+
+def all_close_1d(x: Tensor) -> bool:
+    """Whether all entries of a vector are close to the first (rtol 1e-5, atol 1e-8; NaN is close to nothing).
+
+    An empty vector is close. Other ranks are a :class:`ShapeError`.
+    """
+    checks.dtype("x", checks.rank("x", x, 1), *WIDE, torch.float64)
+    if checks.concrete("x", x).numel() == 0:
+        return True
+    return bool(torch.isclose(x, x[:1].expand_as(x)).all())
+
+
+def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) -> Tensor:
+    """Repeat each shard's scalar over its rows.
+
+    Parameters
+    ----------
+    weight_scale
+        ``[shards]`` float32.
+    logical_widths
+        Rows of each shard.
+
+    Returns
+    -------
+    Tensor
+        ``[sum(widths), 1]`` float32.
+    """
+    widths = _shards(weight_scale, logical_widths)
+    repeats = torch.tensor(widths, dtype=torch.int64, device=weight_scale.device)
+    return weight_scale.repeat_interleave(repeats, output_size=sum(widths)).unsqueeze(1)
+
+
+def requantize_with_max_scale(
+    weight: Tensor, weight_scale: Tensor, logical_widths: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Requantise fused shards (QKV, gate and up) with one scale, their maximum.
+
+    Each shard is dequantised with its own scale (through float16, :func:`per_tensor_dequantize`) and requantised
+    with the maximum. A checkpoint fused on disk has one scale: the last one is ``finfo(float8_e4m3fn).min`` then, and
+    the payload is returned unchanged.
+
+    Parameters
+    ----------
+    weight
+        ``[sum(widths), K]`` E4M3. Never written to.
+    weight_scale
+        ``[shards]`` float32.
+
+    Returns
+    -------
+    max_scale, weight
+        A float32 scalar and E4M3 ``[sum(widths), K]``.
+    """
+    checks.dtype("weight", checks.rank("weight", weight, 2), FP8)
+    widths = _shards(weight_scale, logical_widths)
+    checks.same_device(weight=weight, weight_scale=weight_scale)
+    if sum(widths) != weight.shape[0]:
+        raise ShapeError(f"logical_widths sum to {sum(widths)} but weight has {weight.shape[0]} rows")
+    top = checks.concrete("weight_scale", weight_scale).max()
+    if not bool(weight_scale[-1] > UNLOADED):
+        return top, weight
+    shards = [
+        eager.quant_static(per_tensor_dequantize(part, own), top)
+        for part, own in zip(torch.split(weight, widths), weight_scale.unbind(), strict=True)
+    ]
+    return top, torch.cat(shards)
+
+
+def normalize_e4m3fn_to_e4m3fnuz(
+    weight: Tensor, weight_scale: Tensor, input_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Reinterpret E4M3FN codes as E4M3FNUZ (AMD gfx942), doubling the scales: the same bits mean half the value.
+
+    Bit pattern 0x80 (-0 in fn, NaN in fnuz) becomes 0; every other code keeps its bits. The fn NaN codes 0x7F and 0xFF
+    are finite in fnuz (+-240): a checkpoint with NaN weights must be refused before. Nothing is written in place.
+
+    Returns
+    -------
+    weight, weight_scale, input_scale
+        ``weight`` float8_e4m3fnuz, ``2 * weight_scale``, ``2 * input_scale`` or None.
+    """
+    checks.dtype("weight", checks.tensor("weight", weight), FP8)
+    checks.tensor("weight_scale", weight_scale)
+    codes = weight.view(torch.uint8)
+    codes = torch.where(codes == 0x80, torch.zeros_like(codes), codes)
+    doubled = None if input_scale is None else checks.tensor("input_scale", input_scale) * 2.0
+    return codes.view(torch.float8_e4m3fnuz), weight_scale * 2.0, doubled
 
 
 def _eps(eps: object) -> None:
@@ -346,3 +453,11 @@ def _pad_rows(t: Tensor, rows: int | None, fill: float) -> Tensor:
     padded = torch.full((rows, t.shape[1]), fill, dtype=torch.float32, device=t.device).to(t.dtype)
     padded[: t.shape[0]] = t
     return padded
+
+
+def _shards(weight_scale: Tensor, logical_widths: Sequence[int]) -> list[int]:
+    checks.dtype("weight_scale", checks.rank("weight_scale", weight_scale, 1), torch.float32)
+    widths = [checks.positive("logical_widths", w) for w in checks.integers("logical_widths", logical_widths)]
+    if not widths or len(widths) != weight_scale.shape[0]:
+        raise ShapeError(f"weight_scale has {weight_scale.shape[0]} entries for {len(widths)} shards")
+    return widths

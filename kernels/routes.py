@@ -1,7 +1,7 @@
-"""From a decision to the module that runs it, remembered per problem class.
+"""The backend module that a plan chooses, cached per class of problems.
 
-The memory belongs to one machine and one configuration and is dropped when either is replaced. A verb passes only
-what its decision depends on, so that a changing number of tokens does not grow the memory.
+The cache belongs to one machine and one configuration and is cleared when either is replaced. A verb passes only what
+its decision depends on, so that a changing number of tokens does not grow the cache.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from kernels import platform as platform_module
 from kernels.errors import OptionError
 from kernels.plan import MODULES, Plan, Problem, plan
 
-_routes: dict[tuple[object, ...], Any] = {}
+_cache: dict[tuple[object, ...], Any] = {}
 _owner: tuple[object, object] = (None, None)
 _only: str | None = None
 
 
 @contextmanager
 def only(backend: str) -> Iterator[None]:
-    """Within the block, take one backend or none, for the operations that list it: for conformance runs of one.
+    """Within the block, plan this backend only, for the operations that list it (conformance runs of one backend).
 
-    Where the backend cannot serve a problem the plan's error says why, as always.
+    Where it cannot serve a problem, the plan's error says why.
     """
     global _only
     if backend not in MODULES:
         raise OptionError(f"unknown backend {backend!r}; known: {', '.join(MODULES)}")
     before, _only = _only, backend
-    _routes.clear()
+    _cache.clear()
     try:
         yield
     finally:
         _only = before
-        _routes.clear()
+        _cache.clear()
 
 
 def route(op: str, device: torch.device, *key: tuple[str, object]) -> ModuleType:
@@ -49,29 +49,29 @@ def route(op: str, device: torch.device, *key: tuple[str, object]) -> ModuleType
 
 def routed(op: str, device: torch.device, *key: tuple[str, object]) -> tuple[ModuleType, Plan]:
     """As :func:`route`, with the plan."""
-    return remembered(_decide, op, device.type, *key)  # type: ignore[no-any-return]
+    return cached(_decide, op, device.type, *key)  # type: ignore[no-any-return]
 
 
-def remembered(make: Callable[..., Any], *key: object) -> Any:
-    """``make(*key)``, made once for this machine and this configuration: for what follows from decisions alone."""
-    found = recalled((make, *key))
-    return remember((make, *key), make(*key)) if found is None else found
+def cached(make: Callable[..., Any], *key: object) -> Any:
+    """``make(*key)``, computed once for this machine and configuration."""
+    found = lookup((make, *key))
+    return store((make, *key), make(*key)) if found is None else found
 
 
-def recalled(key: tuple[object, ...]) -> Any:
-    """What :func:`remember` was given under ``key`` for this machine and this configuration; None when nothing."""
+def lookup(key: tuple[object, ...]) -> Any:
+    """The value stored under ``key`` for this machine and configuration, or None."""
     global _owner
     machine, config = platform_module.current_machine(), config_module.current_config()
     if _owner[0] is not machine or _owner[1] is not config:
-        _routes.clear()
+        _cache.clear()
         _owner = (machine, config)
-    return _routes.get(key)
+    return _cache.get(key)
 
 
-def remember(key: tuple[object, ...], made: Any) -> Any:
-    """Keep ``made`` under ``key`` until the machine or the configuration is replaced."""
-    _routes[key] = made
-    return made
+def store(key: tuple[object, ...], value: Any) -> Any:
+    """Store ``value`` under ``key`` until the machine or the configuration is replaced."""
+    _cache[key] = value
+    return value
 
 
 def _decide(op: str, device: str, *key: tuple[str, object]) -> tuple[ModuleType, Plan]:

@@ -1,8 +1,8 @@
-"""The layer's routines as subjects for a conformance tool, found by name through an entry point.
+"""The layer's routines as subjects for a conformance tool, which finds them through an entry point.
 
-:func:`subjects` lists what can be run: one record per contract, backend and device, with the accumulation it
-declares. Nothing is imported from the tool; the records are plain, inputs and options carry the contracts' names.
-How those become a call is in :mod:`kernels.calls` and :mod:`kernels.moe_calls`.
+:func:`subjects` lists one record per contract, backend and device, with the accumulation that it declares. Nothing is
+imported from the tool; inputs and options carry the contracts' names.
+The adapters to calls are in :mod:`kernels.calls`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kernels import blockscaled, calc, calls, layout, linear, moe, moe_calls, moe_layer, platform, quantize, routes
+from kernels import blockscaled, calc, calls, layout, linear, moe, moe_layer, platform, quantize, routes
 from kernels.calls import Inputs, Options, Outputs, Runner
 from kernels.config import current_config
 from kernels.decisions import DECISIONS, RECORDS
@@ -39,7 +39,7 @@ SUMS = frozenset(op for _, op in NUMERICS) | {
 """Operations that accumulate: on a CPU in float32, any order."""
 
 SEVERAL = frozenset({"cutlass_scaled_mm", "Fp8LinearOp"})
-"""Contracts of which the scales choose the kernel, each with its own accumulation: nothing is declared for all."""
+"""Contracts whose scales choose the kernel, each with its own accumulation: none is declared."""
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,12 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     **{name: ("layout", calls.by_row(verb)) for name, verb in DECISIONS.items()},
     **{name: ("layout", calls.by_row_named(verb, *fields)) for name, (verb, fields) in RECORDS.items()},
     "swizzle_scale": ("layout", calls.tensor(layout.swizzle_scale)),
-    "prepare_fp8_moe_layer_for_fi": ("layout", moe_calls.prepared_layer),
+    "prepare_fp8_moe_layer_for_fi": ("layout", calls.prepared_layer),
     "ceil_div": ("layout", calls.by_row(layout.ceil_div)),
     "calculate_tile_tokens_dim": ("layout", calls.by_row(layout.calculate_tile_tokens_dim)),
-    "align_fp8_moe_weights_for_fi": ("layout", moe_calls.padded_weights),
-    "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": ("layout", moe_calls.rotated_weights),
-    "transform_sf_into_required_layout": ("layout", moe_calls.required_layout),
+    "align_fp8_moe_weights_for_fi": ("layout", calls.padded_weights),
+    "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": ("layout", calls.rotated_weights),
+    "transform_sf_into_required_layout": ("layout", calls.required_layout),
     "convert_to_channelwise": ("cast", calls.tensor(calls.with_widths(quantize.convert_to_channelwise))),  # type: ignore[arg-type]
     "requantize_with_max_scale": (
         "cast",
@@ -184,11 +184,11 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         "cast",
         calls.named(moe.make_fp8_moe_alpha_scales_for_fi, "g1_alphas", "g2_alphas"),
     ),
-    "register_scales_for_trtllm_fp8_per_tensor_moe": ("cast", moe_calls.registered_scales),
-    "moe_routing": ("cast", moe_calls.routing),
+    "register_scales_for_trtllm_fp8_per_tensor_moe": ("cast", calls.registered_scales),
+    "moe_routing": ("cast", calls.routing),
     "maybe_create_device_identity": ("layout", calls.device_identity),
-    "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", moe_calls.trtllm_layer),
-    "moe_fp8": ("grouped_contiguous", moe_calls.moe_layer_of),
+    "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", calls.trtllm_layer),
+    "moe_fp8": ("grouped_contiguous", calls.moe_layer_of),
     "silu_and_mul": ("cast", calls.tensor(moe_layer.silu_and_mul)),
 }
 

@@ -1,10 +1,10 @@
-"""Launching a Triton kernel again without Triton's own dispatch, which costs more than a small kernel runs.
+"""Repeated launches of a Triton kernel without Triton's own dispatch, which takes longer than a small kernel.
 
-The first launch of a class of arguments goes through Triton and yields the compiled kernel; later ones of that class
-start it directly. A class is everything that Triton compiles in: dtype and 16-byte alignment of pointers; of
-integers whether they are 1, multiples of 16, wider than 32 bits; the constants; the warps; the device.
+The first launch of a class of arguments goes through Triton and yields the compiled kernel; later launches of that
+class start it directly. A class is everything on which Triton specialises: dtype and 16-byte alignment of pointers;
+whether an integer is 1, a multiple of 16, wider than 32 bits; the constants; the warps; the device.
 
-Not covered: ROCm, where Triton also compiles in the extent of a pointer's memory (there every launch is Triton's own).
+Not covered: ROCm, where Triton also specialises on the extent of a pointer's memory (Triton does every launch there).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 
 ALIGNMENT = 16
 """Bytes of a pointer, and the divisor of an integer, on which Triton specialises."""
-REMEMBERED = 4096
-"""Exact arguments (a number of rows each, say) whose class is looked up once, before they are forgotten."""
+CACHED = 4096
+"""Exact arguments (such as numbers of rows) whose class is cached; the cache is cleared when it is full."""
 EXACT = {"enable_fp_fusion": False}
-"""Of every launch: no product and sum become one rounding, whatever this Triton's default is."""
+"""Options of every launch: products and sums are never fused into one rounding, whatever Triton's default is."""
 
 
 class Start(NamedTuple):
@@ -35,7 +35,7 @@ class Start(NamedTuple):
 
 
 class Launch:
-    """A ``triton.jit`` function with its constants and its warps, to be called on arguments.
+    """A ``triton.jit`` function with its constants and number of warps, callable on its other arguments.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Launch:
     def __call__(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> None:
         """Start ``programs`` programs on the current stream of the first pointer's device.
 
-        The caller keeps the dtypes of the other pointers as they were at the first call: a change is not seen.
+        Only the first pointer's dtype is part of the cache key: the caller never changes the dtypes of the others.
         """
         device, bits = pointers[0].device, 0
         if device.type != "cuda" or torch.version.hip is not None:
@@ -81,7 +81,7 @@ class Launch:
     def _start(
         self, met: tuple[object, ...], programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]
     ) -> Start | None:
-        """How to start the compiled kernel of a class met before; None when Triton has just compiled and started it."""
+        """How to start the kernel of a class that is compiled already; None when this call compiled and started it."""
         key = (met[0], *map(class_of, pointers), *map(class_of, integers))
         start = self._compiled.get(key)
         if start is None:
@@ -89,9 +89,9 @@ class Launch:
             if made is not None:  # the interpreter compiles nothing
                 self._compiled[key] = starter(made)
             return None
-        if len(self._met) >= REMEMBERED:
+        if len(self._met) >= CACHED:
             self._met.clear()
-        if met[2]:  # which of the pointers is unaligned is in the key alone
+        if met[2]:  # `met` does not say which pointer is unaligned; `key` does
             self._met[met] = start
         return start
 
@@ -100,16 +100,16 @@ class Launch:
 
 
 def _quiet(hook: Any) -> bool:
-    """Whether no profiler listens: no hook, or a chain of none."""
+    """Whether no profiler is attached: no hook, or an empty chain of hooks."""
     return hook is None or not getattr(hook, "calls", True)
 
 
 LAUNCHERS = ("3.5.", "3.6.")
-"""Releases of Triton whose launcher only allocates scratch memory around the compiled start (a sixth of its time)."""
+"""Releases of Triton whose launcher only allocates scratch memory before the compiled start function is called."""
 
 
 def starter(ready: Any) -> Start:
-    """How to start ``ready``: by the compiled start of its launcher where that is known, else by its launcher."""
+    """How to start ``ready``: by the compiled start function where its parameters are known, else by its launcher."""
     run, function, metadata = ready.run, ready.function, ready.packed_metadata
     release = importlib.import_module("triton").__version__
     if release.startswith(LAUNCHERS) and run.global_scratch_size == run.profile_scratch_size == 0:
@@ -120,12 +120,12 @@ def starter(ready: Any) -> Start:
 
 @functools.cache
 def triton_runtime() -> Any:
-    """Triton's runtime switches, which hold the hooks of profilers."""
+    """Triton's runtime settings, which hold the profilers' hooks."""
     return importlib.import_module("triton").knobs.runtime
 
 
 def class_of(argument: Tensor | int) -> object:
-    """What Triton compiles in of one argument; integers beyond 32 bits are told apart further than it does."""
+    """On what Triton specialises for one argument; integers beyond 32 bits are split further than Triton does."""
     if isinstance(argument, int):
         return 2 if argument == 1 else (argument % ALIGNMENT == 0) + (argument >> 31 << 2)
     return argument.dtype if argument.data_ptr() % ALIGNMENT == 0 else (argument.dtype, "unaligned")

@@ -1,8 +1,8 @@
 """vLLM's compiled CUTLASS operators, through ``torch.ops._C``.
 
-When an engine has imported vLLM the operators are there; otherwise its libraries are loaded by path (no part of
-vLLM's Python is imported). Two things the shipped kernels read wrongly without a word are put right first: block
-scales are brought M-major (M padded to a multiple of 4), and operands with a pitch between their rows are copied.
+When an engine has imported vLLM the operators are registered; otherwise its libraries are loaded by path (no part of
+vLLM's Python is imported). The shipped kernels silently misread two things, which are corrected first: block scales
+are made M-major (M padded to a multiple of 4), and operands whose row pitch is not their width are copied.
 
 Not covered: int8, FP4, zero points.
 """
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernels.backends import _needs
-from kernels.backends._dense import dense
-from kernels.backends._device import on_its_device
-from kernels.config import Config, current_config
+from kernels import support
+from kernels.backends._host import dense, on_its_device
+from kernels.config import current_config
 from kernels.errors import MissingPackageError, NoBackendError
 
 if TYPE_CHECKING:
@@ -27,57 +26,11 @@ if TYPE_CHECKING:
 
 FP8_MAX = 448.0
 SWAP_ROWS = 64
-"""Rows up to which ``cutlass_moe_mm`` exchanges its operands."""
+"""Up to this many rows ``cutlass_moe_mm`` exchanges its operands."""
 
 
-def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
-    """Reasons against vLLM's operators; see :mod:`kernels.plan`."""
-    from kernels import platform
-
-    reason = _needs.gpu(p, machine, "vllm_ops")
-    if reason is not None:
-        return reason
-    cuda = ".".join(map(str, machine.cuda or ()))
-    if p.op.startswith("quant"):
-        return _needs.first(
-            None if machine.sm >= 89 else f"E4M3 needs sm89 or newer; this is {machine.arch}",
-            "its static operator multiplies by the reciprocal; this contract divides"
-            if p.op == "quant_tensor"
-            else None,
-            None
-            if p.group_size in (64, 128) or p.op == "quant_token"
-            else f"group_size={p.group_size}; it takes 64 or 128",
-        )
-    if p.op == "linear":
-        good = platform.cutlass_fp8_supported(machine)
-        return _needs.first(
-            None
-            if good
-            else f"needs sm89 with CUDA >= 12.4 or sm90+ with CUDA >= 12.0; this is {machine.arch}, CUDA {cuda}",
-            _common(p),
-        )
-    if p.op == "block_linear":
-        good = platform.cutlass_block_fp8_supported(machine)
-        return _needs.first(
-            None
-            if good
-            else f"needs sm90 with CUDA >= 12.0 or sm100+ with CUDA >= 12.8; this is {machine.arch}, CUDA {cuda}",
-            "block scales take no bias" if p.bias is not None else None,
-            _needs.multiples(p, k=128, n=128),
-            _common(p),
-        )
-    good = platform.cutlass_group_gemm_supported(machine)
-    return _needs.first(
-        None
-        if good
-        else f"needs sm90 with CUDA >= 12.3 or sm100+ with CUDA >= 12.8; this is {machine.arch}, CUDA {cuda}",
-        _common(p),
-    )
-
-
-def _common(p: Problem) -> str | None:
-    bias = None if p.bias in (None, p.out_dtype) else f"bias={p.bias}; it takes the output dtype {p.out_dtype}"
-    return _needs.first(_needs.multiples(p, k=16, n=16), _needs.dtypes(p, "out_dtype", "bfloat16", "float16"), bias)
+why_not = functools.partial(support.why_not, "cutlass")
+"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -91,7 +44,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
-    """What happens to the operands first."""
+    """How the operands are prepared."""
     if p.op != "block_linear":
         return ()
     pad = ("pad M to a multiple of 4, cropped afterwards",) if machine.sm // 10 == 9 else ()
@@ -179,7 +132,7 @@ def quant_group(
 
 @on_its_device
 def into_scale(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, ue8m0: bool) -> None:
-    """The bare group quantiser into ``q`` and ``scale``, whose strides say the layout."""
+    """The group quantiser into ``q`` and ``scale``, whose strides determine the layout."""
     if x.numel() == 0:
         return
     transposed = scale.dim() == 2 and scale.stride(0) < scale.stride(1)
@@ -223,7 +176,7 @@ def grouped_scaled(
 
 
 def m_major(scale: Tensor, lead: int) -> Tensor:
-    """A ``[M, C]`` scale as ``[lead, C]`` with strides ``(1, lead)``, itself when it is so; added rows are 1."""
+    """``[M, C]`` as ``[lead, C]`` with strides ``(1, lead)``: ``scale`` itself if it has them; added rows are 1."""
     if scale.shape[0] == lead and scale.stride() == (1, lead):
         return scale
     ready = scale.new_ones(scale.shape[1], lead)
@@ -232,5 +185,5 @@ def m_major(scale: Tensor, lead: int) -> Tensor:
 
 
 def columns(x: Tensor) -> Tensor:
-    """``x`` itself when its transpose is dense on 16 bytes, else a column-major copy: no pitch is read from it."""
+    """``x`` itself when its transpose is dense on 16 bytes, else a column-major copy (the kernel reads no pitch)."""
     return dense(x.t()).t()

@@ -1,9 +1,9 @@
 """DeepGEMM: block-scaled dense and grouped products and indexer logits on sm90 and sm100.
 
-The library is imported at the first call, under any of its import names, and its drift across releases is absorbed
-here: symbol renames, alignment getters, one- or two-dimensional context lengths, the ``disable_ue8m0_cast`` option.
-DeepGEMM itself brings activation scales into its own layout (MN-major, TMA-aligned) and does nothing when they
-already have it; operands that TMA cannot address are copied first.
+The library is imported at the first call, under any of its import names. Differences between releases are handled
+here: renamed symbols, alignment getters, one- or two-dimensional context lengths, the ``disable_ue8m0_cast`` option.
+DeepGEMM itself converts activation scales to its layout (MN-major, TMA-aligned) unless they have it already; operands
+that TMA cannot address are copied first.
 
 Not covered: FP4 operands, k-grouped products, scales per channel of the weight.
 """
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernels.backends import _needs
-from kernels.backends._dense import ALIGNMENT, packed
-from kernels.backends._device import elsewhere, on_its_device
-from kernels.config import Config, current_config
+from kernels import support
+from kernels.backends._host import ALIGNMENT, is_other_device, on_its_device, packed
+from kernels.config import current_config
 from kernels.errors import MissingPackageError
+from kernels.support import GEMMS
 
 if TYPE_CHECKING:
     from kernels.plan import Problem
@@ -48,38 +48,16 @@ SYMBOLS = {
 LEGACY = frozenset(
     {"gemm_fp8_fp8_bf16_nt", "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous", "m_grouped_gemm_fp8_fp8_bf16_nt_masked"}
 )
-"""Names of the first release, whose kernels take ready TMA-aligned scales and no UE8M0 option."""
+"""Names in the first release, whose kernels take TMA-aligned scales and have no UE8M0 option."""
 COMPILED = ("0.1.4.post1",)
-"""Releases of sgl-deep-gemm whose compiled functions are known by their parameters."""
+"""Releases of sgl-deep-gemm whose compiled functions have known parameters."""
 MASKED_TILE = 128
-"""Rows to which each group of a masked product is brought: the kernel stores whole tiles of up to 128 rows, and what
-is over lands in the next group (seen on an H200: with 17 rows a group, group g overwrites rows of group g + 1)."""
-GEMMS = ("fp8_gemm_nt", "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
+"""Each group of a masked product is padded to a multiple of this many rows: the kernel stores whole tiles of up to 128
+rows, so that a shorter group overwrites the next one (seen on an H200 with 17 rows a group)."""
 
 
-def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
-    """Reasons against DeepGEMM; see :mod:`kernels.plan`."""
-    reason = _needs.first(
-        _needs.gpu(p, machine, None),
-        None if machine.sm in (90, 100) else f"needs sm90 or sm100; this is {machine.arch}",
-        None if config.use_deep_gemm else "switched off by VLLM_USE_DEEP_GEMM=0",
-        "switched off by VLLM_USE_FLASHINFER_MOE_FP8=1" if config.use_flashinfer_moe_fp8 else None,
-        machine.package("deep_gemm").why_not,
-    )
-    if reason is not None:
-        return reason
-    if p.op in GEMMS:
-        return _needs.first(
-            _needs.dtypes(p, "out_dtype", "bfloat16"),
-            None if p.c is None else "c needs weights with one scale per channel, which this contract does not have",
-            _needs.multiples(p, k=128, n=64),
-        )
-    if p.op in ("mqa_logits", "paged_mqa_logits"):
-        heads = None if p.heads in (None, 32, 64) else f"heads={p.heads}; it takes 32 or 64"
-        dim = None if p.head_dim in (None, 32, 64, 128) else f"head_dim={p.head_dim}; it takes 32, 64 or 128"
-        block = None if p.block_size in (None, 64) else f"block_size={p.block_size}; it takes 64"
-        return _needs.first(heads, dim, block)
-    return None
+why_not = functools.partial(support.why_not, "deep_gemm")
+"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -89,7 +67,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
-    """What happens to the operands first."""
+    """How the operands are prepared."""
     if p.op not in GEMMS:
         return ("clean the logits outside the window",) if p.op.endswith("logits") else ()
     scale = (
@@ -144,19 +122,19 @@ def fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
     """Dense product into ``out``."""
-    if elsewhere(a.device):
+    if is_other_device(a.device):
         with torch.cuda.device(a.device):
             return fp8_gemm_nt(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)
     target = writable(out)
-    fresh_gemm_nt(addressable(a), _row_scale(a_scale), b, b_scale, target, c, disable_ue8m0_cast)
+    aligned_gemm_nt(addressable(a), _row_scale(a_scale), b, b_scale, target, c, disable_ue8m0_cast)
     if target is not out:
         out.copy_(target)
 
 
-def fresh_gemm_nt(
+def aligned_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
-    """:func:`fp8_gemm_nt` where all but the weight was made for it, dense and on 16 bytes."""
+    """:func:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes; the weight may be neither."""
     if not (b.is_contiguous() and b.data_ptr() % ALIGNMENT == 0):  # no extent of a weight is 1
         b = addressable(b)
     if b_scale.stride() != (b_scale.shape[1], 1):
@@ -177,7 +155,7 @@ def compiled_gemm() -> Callable[..., None] | None:
     """The compiled function behind ``fp8_gemm_nt`` where its parameters are known, else None.
 
     ``(a, a_scale, b, b_scale, out, c, recipe, recipe_a, recipe_b, compiled_dims, disable_ue8m0_cast)``: the defaults of
-    the public function are None and an empty text. Calling it saves what unpacking two pairs in Python costs.
+    the public function are None and an empty text. A direct call saves the unpacking of two pairs in Python.
     """
     module = library()
     if module.__name__ != "deep_gemm" or getattr(module, "__version__", None) not in COMPILED:
@@ -218,7 +196,7 @@ def grouped_masked(
     m = a.shape[1]
     if m % MASKED_TILE and a.shape[0] > 1:
         lead = m + (-m % MASKED_TILE)
-        a, a_scale = _longer(a, lead), _longer(a_scale, lead)
+        a, a_scale = _pad_groups(a, lead), _pad_groups(a_scale, lead)
         target = torch.empty(out.shape[0], lead, out.shape[2], dtype=out.dtype, device=out.device)
     else:
         target = writable(out)
@@ -231,8 +209,8 @@ def grouped_masked(
         out.copy_(target[:, :m])
 
 
-def _longer(x: Tensor, lead: int) -> Tensor:
-    """``[G, M, ...]`` with ``lead`` rows a group; the added ones hold 0."""
+def _pad_groups(x: Tensor, lead: int) -> Tensor:
+    """``[G, M, C]`` padded to ``lead`` rows a group with zeros."""
     ready = x.new_zeros(x.shape[0], lead, x.shape[2])
     ready[:, : x.shape[1]] = x
     return ready
@@ -271,13 +249,13 @@ def paged_metadata(lens: Tensor, block_size: int, num_sms: int) -> Tensor:
 
 
 def context_lens(lens: Tensor) -> Tensor:
-    """``[B, next_n]`` as it is for a release that takes it, the last column ``[B]`` for one that does not."""
+    """``[B, next_n]`` unchanged for releases that take it, else its last column ``[B]``."""
     return lens.contiguous() if takes_2d_lens() else lens[:, -1].contiguous()
 
 
 @functools.cache
 def takes_2d_lens() -> bool:
-    """Whether this release takes context lengths per query token: those that know ``indices`` do."""
+    """Whether this release takes context lengths per query token: releases with a parameter ``indices`` do."""
     function, _ = symbol("paged_metadata")
     if "indices" in (function.__doc__ or ""):
         return True
@@ -299,19 +277,19 @@ def addressable(x: Tensor) -> Tensor:
 
 
 def writable(out: Tensor) -> Tensor:
-    """``out`` itself when the kernel can write it, else an empty contiguous stand-in to copy from."""
+    """``out`` itself when the kernel can write it, else an empty contiguous buffer to copy from."""
     if packed(out) and out.data_ptr() % ALIGNMENT == 0:
         return out
     return torch.empty(out.shape, dtype=out.dtype, device=out.device)
 
 
 def _row_scale(scale: Tensor) -> Tensor:
-    """What the library brings into its layout, or takes as it is where it lies so already: then on 16 bytes."""
+    """On 16 bytes: the library uses a scale that has its layout already without a copy, which would align it."""
     return scale if scale.data_ptr() % ALIGNMENT == 0 else scale.clone(memory_format=torch.contiguous_format)
 
 
 def _weight_scale(scale: Tensor) -> Tensor:
-    """Float32 scales dense, which the library asks for; packed UE8M0 ones as they were made."""
+    """Float32 scales made dense, as the library requires; packed UE8M0 scales unchanged."""
     if packed(scale) or scale.dtype is not torch.float32:
         return scale
     return scale.clone(memory_format=torch.contiguous_format)

@@ -1,69 +1,168 @@
-"""Plain torch: the path of every operation that works with torch alone.
+"""Plain torch: every operation that works with torch alone.
 
 GEMMs widen the codes to float32, which is exact, and accumulate in float32 (any order inside a K block, blocks
-ascending). They serve CPU tensors; on a GPU they are never chosen, a missing library is an error there. Quantisers
-and layout changes in plain torch serve every device.
+ascending). They serve CPU tensors; on a GPU they are never chosen, and a missing library is an error there.
+
+Quantisers and layout changes serve every device. Quantisers compute in float32 with true division (by a device
+tensor: torch on CUDA turns a division by a Python number into a multiplication by its rounded reciprocal), and their
+payloads are contiguous whatever the strides of the input. A NaN makes the amax NaN, hence the scale and all codes of
+its group; an infinity gives an infinite scale, the code 0 for finite members and NaN for infinite ones.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kernels.backends._ambient import as_written
-from kernels.backends._eager_logits import mqa_logits, paged_metadata, paged_mqa_logits
-from kernels.backends._eager_moe import moe_trtllm
-from kernels.backends._eager_quant import (
-    cast_blocks,
-    ceil_to_ue8m0,
-    column_major,
-    flashinfer_blocks,
-    pack_ue8m0,
-    quant_group,
-    quant_group_packed,
-    quant_static,
-    quant_tensor,
-    quant_token,
-)
-from kernels.backends._rows import take
-from kernels.config import Config
+from kernels import support
+from kernels.backends._host import column_major, no_autocast_no_grad, take
+from kernels.checks import FP8, FP8_MAX
+from kernels.support import BLOCK
 
 if TYPE_CHECKING:
     from kernels.plan import Problem
     from kernels.platform import Machine
 
-__all__ = [
-    "block_linear", "blockscale_sm90", "cast_blocks", "ceil_to_ue8m0", "column_major", "flashinfer_blocks",
-    "fp8_gemm_nt", "grouped_contiguous", "grouped_masked", "grouped_scaled", "linear", "moe_trtllm", "mqa_logits",
-    "pack_ue8m0",
-    "paged_metadata", "paged_mqa_logits", "quant_group", "quant_group_packed", "quant_static", "quant_tensor",
-    "quant_token",
-]  # fmt: skip
+SPLIT_KV = 256
+"""Cached tokens in one unit of work of the paged kernel's schedule."""
 
-BLOCK = 128
-EVERYWHERE = ("quant_tensor", "quant_token", "quant_group", "quant_group_packed", "cast", "layout")
-
-
-def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
-    """Reasons against plain torch; see :mod:`kernels.plan`."""
-    if p.op in EVERYWHERE or machine.vendor == "cpu" or p.device == "cpu":
-        return None
-    return "plain torch serves CPU tensors only; on a GPU it would hide a missing library"
+why_not = partial(support.why_not, "eager")
+"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
-    """What runs."""
+    """The name of what runs."""
     return "plain torch, float32"
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
-    """Nothing happens to the operands first."""
+    """No preparation of the operands."""
     return ()
 
 
-@as_written
+# --- quantisers and layout, on every device ----------------------------------------------------------------------
+
+
+def fp8_max(like: Tensor) -> Tensor:
+    """448 as a float32 scalar on the device of ``like``, so that dividing by it is a true division."""
+    return torch.full((), FP8_MAX, dtype=torch.float32, device=like.device)
+
+
+def saturate(x: Tensor) -> Tensor:
+    """Float32 values to E4M3 codes: clamp to +-448 (NaN stays NaN), then round to nearest, ties to even."""
+    return x.clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def divide_and_saturate(x: Tensor, scale: Tensor) -> Tensor:
+    """``sat(x / scale)`` in float32; a scale of 0 (zeros, or an amax that underflows) gives the code 0."""
+    wide = x.to(torch.float32)
+    return saturate(torch.where(scale == 0, torch.zeros_like(wide), wide / scale))
+
+
+def ceil_to_ue8m0(x: Tensor) -> Tensor:
+    """See :func:`kernels.quantize.ceil_to_ue8m0`."""
+    bits = x.abs().view(torch.int32)
+    up = (bits + 0x7FFFFF) & 0x7F800000
+    up = torch.where(bits > 0x7F800000, bits, up)  # NaN keeps its payload
+    tiny = torch.where(bits <= 0x00400000, 0x00400000, 0x00800000).to(torch.int32)  # 2**-127 or 2**-126
+    return torch.where(bits <= 0x00800000, tiny, up).view(torch.float32)
+
+
+@no_autocast_no_grad
+def quant_static(x: Tensor, scale: Tensor) -> Tensor:
+    """``q = sat(x / scale)``, ``scale`` a scalar or a row of one."""
+    return divide_and_saturate(x.contiguous(), scale.reshape(()))
+
+
+@no_autocast_no_grad
+def quant_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Dynamic per tensor: ``scale [1] = amax / 448``."""
+    x = x.contiguous()
+    if x.numel() == 0:
+        return x.to(FP8), torch.zeros(1, dtype=torch.float32, device=x.device)
+    scale = x.abs().amax().to(torch.float32) / fp8_max(x)
+    return divide_and_saturate(x, scale), scale.reshape(1)
+
+
+@no_autocast_no_grad
+def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Dynamic per token: ``scale [M,1] = max(min(amax, scale_ub) / 448, 1 / (448 * 512))``."""
+    x = x.contiguous()
+    amax = x.abs().amax(dim=-1, keepdim=True).to(torch.float32)
+    if scale_ub is not None:
+        amax = torch.minimum(amax, scale_ub.reshape(()).to(torch.float32))
+    top = fp8_max(x)
+    scale = torch.maximum(amax / top, (top * 512).reciprocal())
+    return divide_and_saturate(x, scale), scale
+
+
+@no_autocast_no_grad
+def quant_group(
+    x: Tensor, group: int, eps: float, ue8m0: bool, layout: str = "row", out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Per row and group of the last axis: ``scale = max(amax, eps) / 448``; ``layout`` row, col or tma."""
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
+    amax = parts.abs().amax(dim=-1).to(torch.float32).clamp(min=eps)
+    scale = amax / fp8_max(x)
+    if ue8m0:
+        scale = ceil_to_ue8m0(scale)
+    q = divide_and_saturate(parts, scale.unsqueeze(-1)).flatten(-2).contiguous()
+    if layout != "row":
+        scale = column_major(scale, 4 if layout == "tma" else 1)
+    return (q if out is None else out.copy_(q)), scale
+
+
+@no_autocast_no_grad
+def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
+    """As :func:`quant_group` with UE8M0 scales, four exponents an int32, strides ``(1, align(M, 4))``."""
+    q, scale = quant_group(x, group, eps, True)
+    return q, pack_ue8m0(scale)
+
+
+def pack_ue8m0(scale: Tensor) -> Tensor:
+    """Exponent bytes of powers of two, four an int32 along the last axis (lowest first), column-major, aligned."""
+    exponents = (scale.contiguous().view(torch.int32) >> 23) & 0xFF
+    padded = torch.nn.functional.pad(exponents, (0, -scale.shape[-1] % 4))
+    words = padded.to(torch.uint8).view(torch.int32)
+    return column_major(words, 4)
+
+
+def cast_blocks(x: Tensor, rows: int, cols: int, floor: float, ue8m0: bool) -> tuple[Tensor, Tensor]:
+    """DeepGEMM's cast over ``rows x cols`` blocks: ``scale = max(amax, floor) / 448``, ``q = sat(x * (1/scale))``."""
+    m, n = x.shape
+    padded = torch.nn.functional.pad(x, (0, -n % cols, 0, -m % rows))
+    view = padded.view(padded.shape[0] // rows, rows, padded.shape[1] // cols, cols)
+    amax = view.abs().amax(dim=(1, 3), keepdim=True).to(torch.float32).clamp(min=floor)
+    scale = amax / fp8_max(x)
+    if ue8m0:
+        scale = ceil_to_ue8m0(scale)
+    codes = saturate(view.to(torch.float32) * scale.reciprocal())
+    return codes.view(padded.shape)[:m, :n].contiguous(), scale.view(view.shape[0], view.shape[2])
+
+
+def flashinfer_blocks(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """FlashInfer's formula over ``rows x 128`` blocks: ``inv = 448/amax`` (1 for zeros), ``scale = 1/inv``.
+
+    NaN is left out of the amax (the device's bf16 ``max`` drops it) and keeps its NaN code. Where 448/amax overflows,
+    ``inv`` is the largest finite value of the dtype of ``x``, so that a zero beside tiny values gives no 0 * inf.
+    """
+    m, k = x.shape
+    padded = torch.nn.functional.pad(x.to(torch.float32), (0, 0, 0, -m % rows))
+    view = padded.view(padded.shape[0] // rows, rows, k // BLOCK, BLOCK)
+    magnitude = view.abs()
+    amax = torch.where(magnitude.isnan(), torch.zeros_like(magnitude), magnitude).amax(dim=(1, 3), keepdim=True)
+    inv = torch.where(amax == 0, torch.ones_like(amax), fp8_max(x) / amax).clamp(max=torch.finfo(x.dtype).max)
+    codes = saturate(view * inv).view(padded.shape)[:m].contiguous()
+    return codes, inv.reciprocal().view(view.shape[0], view.shape[2])
+
+
+# --- products, on CPU tensors ----------------------------------------------------------------------------------------
+
+
+@no_autocast_no_grad
 def linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -75,7 +174,7 @@ def linear(
     return acc.to(out_dtype)
 
 
-@as_written
+@no_autocast_no_grad
 def block_linear(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -99,7 +198,7 @@ def block_product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Ten
     return acc
 
 
-@as_written
+@no_autocast_no_grad
 def fp8_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
@@ -108,11 +207,11 @@ def fp8_gemm_nt(
     out.copy_(acc if c is None else acc + c.to(torch.float32))
 
 
-fresh_gemm_nt = fp8_gemm_nt
-"""Where all but the weight was made for it; plain torch takes any strides."""
+aligned_gemm_nt = fp8_gemm_nt
+"""Plain torch needs no alignment; see :func:`kernels.backends.deep_gemm.aligned_gemm_nt`."""
 
 
-@as_written
+@no_autocast_no_grad
 def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
     """As the FlashInfer kernel: a bf16 ``a`` is quantised first (448/amax, scale its reciprocal)."""
     if a_scale is None:
@@ -121,7 +220,7 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tenso
     return y.to(torch.bfloat16) if out is None else out.copy_(y)
 
 
-@as_written
+@no_autocast_no_grad
 def grouped_contiguous(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, m_indices: Tensor, disable_ue8m0_cast: bool
 ) -> None:
@@ -132,7 +231,7 @@ def grouped_contiguous(
             out[rows] = block_product(take(a, rows), a_scale[rows], b[group], b_scale[group]).to(out.dtype)
 
 
-@as_written
+@no_autocast_no_grad
 def grouped_masked(
     a: Tensor,
     a_scale: Tensor,
@@ -150,7 +249,7 @@ def grouped_masked(
             out[group, :rows] = y.to(out.dtype)
 
 
-@as_written
+@no_autocast_no_grad
 def grouped_scaled(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, offsets: Tensor, out_dtype: torch.dtype
 ) -> Tensor:
@@ -162,3 +261,110 @@ def grouped_scaled(
         out[start:end] = ((acc * scale_a[start:end]) * scale_b[group]).to(out_dtype)
         start = end
     return out
+
+
+# --- mixture of experts ----------------------------------------------------------------------------------------------
+
+
+@no_autocast_no_grad
+def moe_trtllm(
+    *,
+    routing_logits: Tensor,
+    hidden_states: Tensor,
+    gemm1_weights: Tensor,
+    output1_scales_scalar: Tensor,
+    output1_scales_gate_scalar: Tensor,
+    gemm2_weights: Tensor,
+    output2_scales_scalar: Tensor,
+    top_k: int,
+    local_expert_offset: int,
+    local_num_experts: int,
+    **_: object,
+) -> Tensor:
+    """``[T, H]`` bf16 of the TensorRT-LLM per-tensor MoE with Llama-4 routing; arguments as FlashInfer publishes them.
+
+    The row permutations of the weights are undone. Products are taken in float32; the intermediate is quantised to E4M3
+    with the scale of the second input, as the kernel does.
+    """
+    n1, n2 = gemm1_weights.shape[1], gemm2_weights.shape[1]
+    interleaved = torch.arange(n1, device="cpu").view(2, n1 // 2).t().flatten()
+    rows1, rows2 = torch.argsort(interleaved[_shuffled(n1)]), torch.argsort(_shuffled(n2))
+    logits, expert = routing_logits.to(torch.float32).max(dim=-1)
+    weight = logits.sigmoid()
+    out = torch.zeros(hidden_states.shape[0], n2, dtype=torch.float32, device=hidden_states.device)
+    for local in range(local_num_experts):
+        tokens = (expert == local + local_expert_offset).nonzero().squeeze(1)
+        if len(tokens) == 0:
+            continue
+        w31 = gemm1_weights[local].to(torch.float32)[rows1]
+        acc = (take(hidden_states, tokens).to(torch.float32) @ w31.t()) * weight[tokens].unsqueeze(1)
+        up, gate = acc.chunk(2, dim=-1)
+        gate = torch.nn.functional.silu(gate * output1_scales_gate_scalar[local])
+        codes = saturate(gate * (up * output1_scales_scalar[local]))
+        w2 = gemm2_weights[local].to(torch.float32)[rows2]
+        out[tokens] = (codes.to(torch.float32) @ w2.t()) * output2_scales_scalar[local]
+    return out.to(torch.bfloat16)
+
+
+def _shuffled(n: int) -> Tensor:
+    return torch.arange(n, device="cpu").view(-1, 8, 4).transpose(1, 2).flatten()
+
+
+# --- indexer logits --------------------------------------------------------------------------------------------------
+
+
+@no_autocast_no_grad
+def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, ks: Tensor, ke: Tensor, clean: bool) -> Tensor:
+    """``logits[m,n] = k_scale[n] * sum_h weights[m,h] * relu(<q[m,h], k[n]>)``, ``[M, N]`` float32.
+
+    Outside ``ks[m] <= n < ke[m]`` it is -inf with ``clean``, else the plain formula.
+    """
+    logits = score(q, k, weights) * k_scale
+    if clean:
+        n = torch.arange(k.shape[0], device=q.device)
+        logits.masked_fill_((n < ks.unsqueeze(1)) | (n >= ke.unsqueeze(1)), float("-inf"))
+    return logits
+
+
+def score(q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
+    """``sum_h weights[m,h] * relu(<q[m,h], k[n]>)`` for ``q [M,H,D]``, ``k [N,D]``: ``[M, N]`` float32."""
+    right = k.to(torch.float32).t()
+    total = torch.zeros(q.shape[0], k.shape[0], dtype=torch.float32, device=q.device)
+    for head in range(q.shape[1]):
+        total += weights[:, head : head + 1] * (q[:, head].to(torch.float32) @ right).relu()
+    return total
+
+
+@no_autocast_no_grad
+def paged_mqa_logits(
+    q: Tensor, cache: Tensor, weights: Tensor, lens: Tensor, tables: Tensor, schedule: Tensor, longest: int, clean: bool
+) -> Tensor:
+    """``[B * next_n, longest]`` float32; token t of sequence b sees ``lens[b, t]`` cached tokens, the rest is -inf.
+
+    A block of the cache holds first the codes of all its tokens, then their float32 scales.
+    """
+    batch, next_n, _, depth = q.shape
+    block = cache.shape[1]
+    flat = cache.view(cache.shape[0], -1)
+    codes = flat[:, : block * depth].view(torch.float8_e4m3fn).view(-1, block, depth)
+    scales = flat[:, block * depth :].view(torch.float32)
+    logits = torch.full((batch * next_n, longest), float("-inf"), dtype=torch.float32, device=q.device)
+    for b, row in enumerate(lens.tolist()):
+        pages = tables[b, : -(-max(row) // block)].long()
+        k, k_scale = take(codes, pages).view(-1, depth), scales[pages].view(-1)
+        for t, length in enumerate(row):
+            at = b * next_n + t
+            logits[at, :length] = (score(q[b, t : t + 1], k[:length], weights[at : at + 1]) * k_scale[:length])[0]
+    return logits
+
+
+def paged_metadata(lens: Tensor, block_size: int, num_sms: int) -> Tensor:
+    """Even split of the work: row i says at which sequence and which 256-token piece multiprocessor i starts."""
+    pieces = (lens[:, -1].cpu().long() + SPLIT_KV - 1) // SPLIT_KV
+    ends = pieces.cumsum(0)
+    total = int(ends[-1]) if len(ends) else 0
+    at = torch.arange(num_sms + 1, device="cpu")
+    starts = at * (total // num_sms) + at.clamp(max=total % num_sms)
+    sequence = torch.searchsorted(ends, starts, right=True)
+    before = torch.cat([ends.new_zeros(1), ends])[sequence]
+    return torch.stack([sequence, starts - before], dim=1).to(torch.int32).to(lens.device)

@@ -1,14 +1,15 @@
 """FlashInfer: the SM90 block-scaled product with internal quantisation, and TensorRT-LLM / CUTLASS MoE entry points.
 
-``fp8_blockscale_gemm_sm90`` as shipped returns wrong numbers without a word for several documented calls (row-major
-or unpadded activation scales, float16 outputs, per-token weight scales, bf16 weights). Here the activation scale is
-brought to ``[K/128, align(M, 4)]`` (not at all when it is already so), bf16 weights are quantised by
-:func:`kernels.quantize.flashinfer_quantize_128x128` instead of by the kernel, and the rest is refused by name.
+``fp8_blockscale_gemm_sm90`` as shipped silently returns wrong numbers for several documented calls (row-major or
+unpadded activation scales, float16 outputs, per-token weight scales, bf16 weights). Here the activation scale is
+converted to ``[K/128, align(M, 4)]`` unless it has that layout, bf16 weights are quantised by
+:func:`kernels.quantize.flashinfer_quantize_128x128` instead of by the kernel, and the other calls raise an error.
 
-One fault is left in the common call. The kernel quantises bf16 activations with a flushing, approximate 448/amax
-(measured on an H200): a group of 128 whose amax lies above ``HIGH`` or, but for 0, at or below ``LOW`` becomes NaN, as
-a whole or in its zeros. Whether an input has one is known on the device alone: asking waits for it
-(:func:`refuse_lost`, on demand), quantising before the call costs a launch. Activations of a network lie far inside.
+One fault remains in the common call. The kernel quantises bf16 activations with an approximate 448/amax that flushes
+subnormals (measured on an H200): a group of 128 whose amax lies above ``HIGH`` or, but for 0, at or below ``LOW``
+becomes NaN, as a whole or in its zeros. Only the device knows whether an input has such a group: a check waits for it
+(:func:`refuse_lost`, on demand), and quantising before the call costs a launch. A network's activations lie far
+inside that range.
 
 Not covered: FP4, the sm100 block-scaled products, all-to-all communication.
 """
@@ -25,11 +26,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.backends import _needs
-from kernels.backends._dense import ALIGNMENT, dense
-from kernels.backends._device import elsewhere, on_its_device
-from kernels.backends._memory import allocator
-from kernels.config import Config, current_config
+from kernels import support
+from kernels.backends._host import ALIGNMENT, allocator, dense, is_other_device, on_its_device
+from kernels.config import current_config
 from kernels.errors import MissingPackageError, ValueRangeError
 
 if TYPE_CHECKING:
@@ -37,36 +36,8 @@ if TYPE_CHECKING:
     from kernels.platform import Machine
 
 
-def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
-    """Reasons against FlashInfer; see :mod:`kernels.plan`."""
-    reason = _needs.first(_needs.gpu(p, machine, None))
-    if reason is not None:
-        return reason
-    family = machine.sm // 10
-    if p.op == "moe_trtllm":
-        return _needs.first(
-            None if family == 10 else f"the TensorRT-LLM kernel needs the sm100 family; this is {machine.arch}",
-            machine.package("flashinfer").why_not,
-            machine.package("flashinfer_cubin").why_not,
-        )
-    if p.op == "moe_cutlass":
-        return _needs.first(
-            None if family in (9, 10, 12) else f"needs sm90 or newer; this is {machine.arch}",
-            machine.package("flashinfer").why_not,
-        )
-    dynamic = p.op == "dynamic_blockscale"
-    return _needs.first(
-        None if machine.sm == 90 else f"fp8_blockscale_gemm_sm90 needs sm90; this is {machine.arch}",
-        None if (machine.cuda or (0,)) >= (12, 8) else f"needs CUDA >= 12.8; this is {machine.cuda}",
-        None if config.blockscale_gemm_flashinfer else "switched off by VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0",
-        "batch-invariant mode keeps one kernel for every M" if dynamic and config.batch_invariant else None,
-        f"M={p.m} >= 32 goes to DeepGEMM" if dynamic and p.m is not None and p.m >= 32 else None,
-        machine.package("flashinfer").why_not,
-        _needs.multiples(p, k=128, n=64),
-        None
-        if p.out_dtype == "bfloat16"
-        else f"out_dtype={p.out_dtype}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast",
-    )
+why_not = functools.partial(support.why_not, "flashinfer")
+"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -77,7 +48,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
-    """What happens to the operands first."""
+    """How the operands are prepared."""
     if p.op.startswith("moe"):
         return ()
     given = p.op != "dynamic_blockscale" and p.a_dtype.startswith("float8")
@@ -89,13 +60,13 @@ INSIDE = "none to the input: the kernel quantises it, and makes NaN of a group o
 LOW = 448.0 * 2.0**-128
 """Largest amax for which 448/amax overflows inside the kernel: zeros of the group become NaN."""
 HIGH = 2.0**126
-"""Largest finite amax that its quantiser keeps: above, the approximate reciprocal is flushed, and 0 * inf is NaN."""
+"""Largest amax that the quantiser keeps: above it the approximate reciprocal is flushed to 0, and 0 * inf is NaN."""
 
 
 def refuse_lost(x: Tensor) -> None:
     """ValueRangeError names the first group of a bf16 ``x [M, K]`` that the kernel's quantiser may turn into NaN.
 
-    Waits for the device. NaN is left out of the amax and an infinite one passed over: those are NaN in any case.
+    Waits for the device. Groups with an infinity are skipped and NaN is left out of the amax: both give NaN anyway.
     """
     amax = x.abs().nan_to_num(nan=0.0, posinf=torch.inf).view(x.shape[0], -1, 128).amax(dim=-1)
     lost = (torch.isfinite(amax) & (amax > HIGH)) | ((amax > 0) & (amax <= LOW))
@@ -120,7 +91,7 @@ def library(name: str = "flashinfer") -> ModuleType:
 
 def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
     """``[M, N]`` bf16; ``a`` bf16 (quantised inside) or E4M3 with a logical ``[M, K/128]`` scale; ``b`` E4M3."""
-    if elsewhere(a.device):
+    if is_other_device(a.device):
         with torch.cuda.device(a.device):
             return blockscale_sm90(a, a_scale, b, b_scale, out)
     a, b = dense(a), dense(b)
@@ -143,18 +114,18 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tenso
 
 
 ONE_CALL = threading.Lock()
-"""Held from asking the library's runner for its workspace's size to starting its kernels. There is one runner in a
-process and it keeps the workspace: without the lock two threads quantise into the same one, each on its own stream, and
-of 8000 outputs of four threads 43 were wrong (on an H200). It keeps the largest number of rows that it was ever asked
-for as well, and lays the workspace out by that: a size is right until the next question only.
+"""Held from the query of the workspace size to the launch. The process has one runner, which stores the workspace:
+without the lock two threads quantise into the same one on different streams (43 of 8000 outputs of four threads were
+wrong on an H200). The runner also stores the largest M that it was queried with and lays the workspace out by that, so
+that a size is valid only until the next query.
 
-Not covered: calls of FlashInfer in other threads that do not come through here."""
+Not covered: calls of FlashInfer in other threads that bypass this module."""
 RUNNER_RELEASES = ("0.6.18", "0.6.18.post1")
-"""Releases whose public function is known to be checks, which this layer makes itself, around the runner's calls."""
+"""Releases whose public function only adds checks, which this layer makes itself, to the calls of the runner."""
 
 
 class _Runner(NamedTuple):
-    """The calls of FlashInfer's runner, without the checks in Python that cost as much as a small kernel runs."""
+    """The calls of FlashInfer's runner, without its Python checks, which cost as much time as a small kernel."""
 
     workspace: Callable[[int, int, int], int]
     configure: Callable[[Tensor], None]
@@ -163,7 +134,7 @@ class _Runner(NamedTuple):
 
 @functools.cache
 def _runner(observed: bool) -> _Runner | None:
-    """The runner itself where the release is known and nobody asked FlashInfer to log or trace its calls, else None."""
+    """The runner where the release is known and FlashInfer's logging and tracing are off, else None."""
     if observed or getattr(library(), "__version__", None) not in RUNNER_RELEASES:
         return None
     found = library("flashinfer.gemm.gemm_base").get_fp8_blockscale_gemm_runner_sm90()

@@ -1,11 +1,11 @@
 """SGLang's compiled operators, from the package ``sgl_kernel``: FP8 products, block-scaled products, group quantiser.
 
-Its products read operands, and scales along M, as dense memory whatever their strides say (only the unit stride is
-checked), so anything else is copied first; per-tensor scales are spread to one per token and channel. Its group
-quantiser numbers groups in 32 bits, ignores NaN, and for packed scales counts whole words of four. Not offered, because
-the routine here promises otherwise: its per-tensor operator multiplies by the reciprocal, and adds to a scale that must
-be zero before; its per-token operator has no floor and codes an all-zero row of a small batch as NaN; its float32 UE8M0
-scales, row-major, are rounded after the payload was quantised.
+Its products read operands, and scales along M, as dense memory whatever their strides (only the unit stride is
+checked), so anything else is copied first; per-tensor scales are expanded to one per token and channel. Its group
+quantiser numbers groups in 32 bits, ignores NaN, and packs scales in whole words of four. Three operators are not
+offered, because they break this layer's contracts: the per-tensor one multiplies by the reciprocal, and adds to a scale
+that must be zero before; the per-token one has no floor and codes an all-zero row of a small batch as NaN; float32
+UE8M0 scales, row-major, are rounded after the payload was quantised.
 
 Read off sgl-kernel 0.3.21 and its sources (fp8_gemm_kernel.cu, fp8_blockwise_gemm_kernel.cu,
 per_token_group_quant_8bit{,_v2}.cu); its sm90 build uses approximate division. Has not run on hardware here. Not
@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernels.backends import _needs
-from kernels.backends._dense import dense
-from kernels.backends._device import on_its_device
-from kernels.config import Config
+from kernels import support
+from kernels.backends._host import dense, on_its_device
 from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError
+from kernels.support import SGL_WORD
 
 if TYPE_CHECKING:
     from kernels.plan import Problem
@@ -37,57 +36,15 @@ if TYPE_CHECKING:
 PACKAGE = "sgl_kernel"
 FP8_MAX = 448.0
 EPS = 1e-10
-"""The floor that is compiled into the group quantiser; it refuses others."""
-GROUP = 128
-WORD = 4
-"""Exponent bytes of one packed scale."""
+"""The amax floor compiled into the group quantiser; other values are refused."""
 ELEMENTS = 1 << 31
 """Elements that a 32-bit offset reaches."""
 GROUP_QUANT = ("sgl_per_token_group_quant_8bit", "sgl_per_token_group_quant_fp8")
 """The quantiser's names, newest first."""
-PRODUCTS = {"linear": (89, 90, 100), "block_linear": (90, 100)}
-"""Compute capabilities whose kernels the sources dispatch to."""
 
 
-def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
-    """Reasons against SGLang's operators; see :mod:`kernels.plan`."""
-    from kernels import platform
-
-    reason = _needs.gpu(p, machine, PACKAGE)
-    if reason is not None:
-        return reason
-    if p.op == "quant_tensor":
-        return "its per-tensor operator multiplies by the reciprocal; this contract divides"
-    if p.op == "quant_token":
-        return "its per-token operator has no floor on the scale, and codes a zero row of a small batch as NaN"
-    if p.op.startswith("quant_group"):
-        return _quantiser(p, machine)
-    good = (
-        platform.cutlass_fp8_supported(machine) if p.op == "linear" else platform.cutlass_block_fp8_supported(machine)
-    )
-    if machine.sm not in PRODUCTS[p.op] or not good:
-        have = ", ".join(f"sm{sm}" for sm in PRODUCTS[p.op])
-        cuda = ".".join(map(str, machine.cuda or ()))
-        return (
-            f"needs {have}, and CUDA 12.0 (sm89 12.4, block scales on sm100 12.8); this is {machine.arch}, CUDA {cuda}"
-        )
-    bias = None if p.bias in (None, p.out_dtype) else f"bias={p.bias}; it takes the output dtype {p.out_dtype}"
-    return _needs.first(
-        "block scales take no bias" if p.op == "block_linear" and p.bias is not None else bias,
-        _needs.multiples(p, k=128, n=128) if p.op == "block_linear" else _needs.multiples(p, k=16, n=16),
-        _needs.dtypes(p, "out_dtype", "bfloat16", "float16"),
-    )
-
-
-def _quantiser(p: Problem, machine: Machine) -> str | None:
-    words = p.k is None or p.k % (GROUP * WORD) == 0
-    return _needs.first(
-        None if machine.sm >= 89 else f"E4M3 needs sm89 or newer; this is {machine.arch}",
-        None if p.group_size == GROUP else f"group_size={p.group_size}; it takes {GROUP}",
-        _needs.dtypes(p, "a_dtype", "bfloat16", "float16") if p.a_dtype != "float8_e4m3fn" else None,
-        "its UE8M0 scales are packed, or rounded after the payload was quantised" if p.ue8m0 else None,
-        None if words or p.op == "quant_group" else f"K={p.k} ends inside a word of four groups",
-    )
+why_not = functools.partial(support.why_not, "sgl_kernel")
+"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -101,7 +58,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
-    """What happens to the operands first."""
+    """How the operands are prepared."""
     if p.op == "linear":
         spread = "tensor" in (p.a_scale, p.b_scale)
         return ("operands dense", *(("scales spread to one per token and channel",) if spread else ()))
@@ -195,16 +152,16 @@ def quant_group(
 def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tensor]:
     """Packed UE8M0 scales (int32, strides ``(1, align(M, 4))``, pad lanes 0)."""
     m, groups = x.shape[0], x.shape[1] // group
-    if groups % WORD:
+    if groups % SGL_WORD:
         raise NoBackendError(f"K={x.shape[1]} with packed scales", {PACKAGE: "K ends inside a word of four groups"})
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.zeros(groups // WORD, m + (-m % 4), dtype=torch.int32, device=x.device)[:, :m].t()
+    scale = torch.zeros(groups // SGL_WORD, m + (-m % 4), dtype=torch.int32, device=x.device)[:, :m].t()
     _quantise(x, q, scale, group, eps, ue8m0=True)
     return q, scale
 
 
 def _quantise(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, *, ue8m0: bool) -> None:
-    """The bare operator; it sees the layout of the scale in its strides."""
+    """The operator itself, which derives the layout of the scale from its strides."""
     if x.dtype not in (torch.bfloat16, torch.float16):
         raise DtypeError(f"x has dtype {x.dtype}; sgl-kernel's quantiser takes bfloat16 or float16")
     if eps != EPS:
@@ -214,7 +171,7 @@ def _quantise(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, *, ue
     if x.numel() == 0:
         return  # an empty launch is an error of the runtime
     run = routine(*GROUP_QUANT)
-    # Without the argument newer releases ask sglang, which need not be installed, which of two kernels to take.
+    # Without the argument newer releases import sglang, which may be absent, to choose between two kernels.
     chosen = {"enable_v2": False} if "enable_v2" in inspect.signature(run).parameters else {}
     given = x.reshape(-1, x.shape[-1])
     run(dense(given), q.view(given.shape), scale, group, eps, -FP8_MAX, FP8_MAX, ue8m0, **chosen)

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.backends import _needs
-from kernels.backends._device import on_its_device
+from kernels import support
+from kernels.backends._host import Allocate, allocator, column_major, on_its_device
 from kernels.backends._launch import Launch
-from kernels.backends._memory import Allocate, allocator
-from kernels.config import Config
 from kernels.errors import MissingPackageError
 
 if TYPE_CHECKING:
@@ -34,13 +32,8 @@ LINEAR = 4096
 """Elements of one program of the per-tensor kernels."""
 
 
-def why_not(p: Problem, machine: Machine, config: Config) -> str | None:
-    """Reasons against Triton; see :mod:`kernels.plan`."""
-    return _needs.first(
-        _needs.gpu(p, machine, "triton"),
-        None if machine.sm >= 89 else f"E4M3 conversion needs sm89 or newer; this is {machine.arch}",
-        None if p.group_size <= 4096 else f"group_size={p.group_size} is beyond one tile of 4096",
-    )
+why_not = functools.partial(support.why_not, "triton")
+"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -51,7 +44,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
-    """Nothing happens to the operands first: the kernels take row strides."""
+    """No preparation of the operands: the kernels take row strides."""
     return ()
 
 
@@ -121,12 +114,12 @@ def quant_group(
 
 
 def group_quantiser(group: int, eps: float, ue8m0: bool, layout: str) -> Quantiser:
-    """:func:`quant_group` of matrices, with all done that does not depend on one."""
+    """:func:`quant_group` for matrices, prepared: what does not depend on the matrix is done once."""
     return _group_quantiser(group, eps, ue8m0, layout, library()[1])
 
 
 Quantiser = Callable[[Tensor, Tensor | None, Allocate], tuple[Tensor, Tensor]]
-"""From a matrix, a payload to write into, and an allocator, to the payload and the scales."""
+"""``(matrix, payload to write into or None, allocator) -> (payload, scales)``."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -172,8 +165,6 @@ def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tenso
 
 def _stacked(x: Tensor, group: int, eps: float, ue8m0: bool, layout: str, out: Tensor | None) -> tuple[Tensor, Tensor]:
     """:func:`quant_group` of any rank: rows are independent, and scales are transposed per matrix afterwards."""
-    from kernels.backends._eager_quant import column_major
-
     width = x.shape[-1]
     q, scale = quant_group(x.reshape(-1, width), group, eps, ue8m0, "row", None if out is None else out.view(-1, width))
     scale = scale.view(*x.shape[:-1], width // group)

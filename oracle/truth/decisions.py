@@ -1,43 +1,156 @@
-"""Decisions of the suite about a machine: pure functions of an architecture, versions and switches.
+"""Decisions of an inference engine about a machine, as tables: pure functions of integers.
 
-``arch`` is the compute capability of an NVIDIA machine as one integer (90, 100), 0 for any other machine; ``cuda`` a
-version as a tuple. Versions compare as tuples of integers, never as strings.
+A decision in :data:`DECISIONS` is a list of rows. A row holds conditions on columns and an answer; the first row whose
+conditions all hold decides, and without one the answer is 0. ``arch`` is the compute capability of an NVIDIA machine as
+one integer (90, 100), 0 for any other machine; a version in two columns (``cuda_major``, ``cuda_minor``) is compared as
+a tuple of integers, never as a string. Flags are 0 and not 0.
 
-    DeepGEMM          sm90 or sm100, its package, VLLM_USE_DEEP_GEMM, not VLLM_USE_FLASHINFER_MOE_FP8
-    DeepGEMM, UE8M0   that, and VLLM_USE_DEEP_GEMM_E8M0 on sm100, VLLM_USE_DEEP_GEMM_E8M0_HOPPER on sm90
-    FP8 linear        DeepGEMM, bfloat16 out, N and K multiples of 128
-    CUTLASS           least CUDA by architecture (:data:`CUTLASS`)
-    multiprocessors   what the driver reports; of a described product its FP32 cores / those of one multiprocessor
+The records that an engine passes to FlashInfer's CUTLASS MoE are functions: with a configuration the experts write its
+input dtype and have its ranks; without one they write the dtype that the caller names and are rank 0 of 1. Both records
+carry the block-scale flag, so that the input is not quantised per tensor where the kernel reads block scales. Tokens
+are exchanged only between several data-parallel ranks. Dtypes are numbers (:data:`DTYPES`).
 
-Sources: vLLM utils/deep_gemm.py, csrc cutlass_scaled_mm entry, quantization/utils/flashinfer_utils.py, w8a8_utils.py;
-NVIDIA's data sheets (cores of a product), CUDA C++ Programming Guide (cores of a multiprocessor, by compute
-capability). Not covered: reading a machine or an environment; slices of a GPU, whose count only a driver knows.
-
-What an engine hands to FlashInfer's CUTLASS MoE: the experts' record and the prepare/finalize record.
-
-With a configuration the experts write its input dtype and stand at its ranks; alone they stand at rank 0 of 1 and
-write the dtype that the caller names, which must then be named. Both records carry the block-scale flag, so that the
-input is not quantised per tensor where the kernel reads block scales. Tokens travel only when data-parallel ranks are
-several.
-
-Dtypes are numbers (:data:`DTYPES`), so that a record is a row of integers. Source: vLLM
-quantization/utils/flashinfer_utils.py (select_cutlass_fp8_gemm_impl,
-build_flashinfer_fp8_cutlass_moe_prepare_finalize). Not covered: the kernels themselves, FP4.
+Sources: vLLM utils/deep_gemm.py, csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu, quantization/utils/w8a8_utils.py
+and flashinfer_utils.py; NVIDIA's data sheets (cores of a product), CUDA C++ Programming Guide (cores of a
+multiprocessor, by compute capability). Not covered: reading a machine or an environment; slices of a GPU, whose count
+only a driver knows; FP4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from oracle.errors import InputError
 
+Condition = Callable[[Any], bool]
+Row = tuple[Mapping[str, Condition], int]
+yes: Condition = bool
+no: Condition = operator.not_
+
+
+def one_of(*values: object) -> Condition:
+    """The value is one of these."""
+    return lambda value: value in values
+
+
+def at_least(least: object) -> Condition:
+    """``value >= least``."""
+    return lambda value: value >= least
+
+
+def _deep_gemm(*arches: int, **more: Condition) -> Row:
+    """DeepGEMM is used at all: these architectures, its package, its switch, not FlashInfer's MoE; and ``more``."""
+    switches = {"package": yes, "use_deep_gemm": yes, "use_flashinfer_moe_fp8": no}
+    return {"arch": one_of(*arches), **switches, **more}, 1
+
+
+ADA, HOPPER, BLACKWELL = one_of(89), one_of(*range(90, 100)), at_least(100)
+BLOCKS: Condition = lambda extent: extent % 128 == 0  # noqa: E731  # a condition among conditions
+UNSET, THROUGHPUT, LATENCY, MASKED_GEMM = range(4)
+"""Values of ``VLLM_FLASHINFER_MOE_BACKEND``."""
+NONE, CUTLASS_MOE, TENSORRT_LLM, CUTEDSL = range(4)
+"""MoE backends; NONE: refused with the choices listed."""
+DECISIONS: Mapping[str, tuple[Row, ...]] = {
+    "is_deep_gemm_supported": (_deep_gemm(90, 100),),
+    "is_deep_gemm_e8m0_used": (
+        _deep_gemm(90, use_deep_gemm_e8m0_hopper=yes),
+        _deep_gemm(100, use_deep_gemm_e8m0=yes),
+    ),
+    "should_use_deepgemm_for_fp8_linear": (_deep_gemm(90, 100, bfloat16_out=yes, n=BLOCKS, k=BLOCKS),),
+    "cutlass_fp8_supported": (
+        ({"arch": ADA, "cuda": at_least((12, 4))}, 1),
+        ({"arch": HOPPER, "cuda": at_least((12, 0))}, 1),
+        ({"arch": BLACKWELL, "cuda": at_least((12, 0))}, 1),
+    ),
+    "cutlass_block_fp8_supported": (
+        ({"arch": HOPPER, "cuda": at_least((12, 0))}, 1),
+        ({"arch": BLACKWELL, "cuda": at_least((12, 8))}, 1),
+    ),
+    "cutlass_group_gemm_supported": (
+        ({"arch": HOPPER, "cuda": at_least((12, 3))}, 1),
+        ({"arch": BLACKWELL, "cuda": at_least((12, 8))}, 1),
+    ),
+    "sparse_cutlass_supported": (({"arch": HOPPER, "cuda": at_least((12, 2))}, 1),),
+    # torch has a row-wise FP8 product: ROCm, torch 2.7, gfx942 and later
+    "use_rowwise_torch_scaled_mm": (({"rocm": yes, "torch": at_least((2, 7)), "capability": at_least((9, 4))}, 1),),
+    "get_flashinfer_moe_backend": (
+        ({"choice": one_of(MASKED_GEMM)}, CUTEDSL),
+        ({"choice": one_of(LATENCY), "arch": one_of(*range(100, 110))}, TENSORRT_LLM),
+        ({"choice": one_of(LATENCY)}, CUTLASS_MOE),
+        ({"choice": one_of(THROUGHPUT)}, CUTLASS_MOE),
+        ({"arch": HOPPER}, CUTLASS_MOE),
+        ({}, NONE),
+    ),
+    # every MoE backend takes one scale for all experts
+    "is_flashinfer_supporting_global_sf": (({"backend": yes}, 1),),
+    # positions in oracle.truth.linear.ROUTINES
+    "dispatch_w8a8_scaled_mm": (
+        ({"cutlass_fp8_supported": yes}, 0),
+        ({"per_tensor_weights": yes, "per_tensor_activations": yes, "rocm": yes}, 1),
+        ({"per_tensor_weights": yes, "per_tensor_activations": yes}, 2),
+        (
+            {"rowwise": yes, "use_per_token_if_dynamic": yes, "per_tensor_weights": no, "per_tensor_activations": no},
+            3,
+        ),
+        ({}, 4),
+    ),
+}  # fmt: skip
+"""By the name of the routine."""
+
+
+def decide(routine: str, **columns: int) -> int:
+    """The answer of the first row of ``DECISIONS[routine]`` whose conditions hold for these columns, else 0."""
+    values: dict[str, object] = dict(columns)
+    for name in columns:
+        if name.endswith("_major"):
+            version = name.removesuffix("_major")
+            values[version] = (columns[name], columns[f"{version}_minor"])
+    rows = DECISIONS[routine]
+    return next((answer for when, answer in rows if all(holds(values[name]) for name, holds in when.items())), 0)
+
+
+GPUS: tuple[tuple[str, int, int], ...] = (
+    # product, compute capability, FP32 cores; numbered from 1
+    ("A100 SXM4", 80, 6912),
+    ("A40", 86, 10752),
+    ("L40S", 89, 18176),
+    ("RTX 4090", 89, 16384),
+    ("H100 SXM5", 90, 16896),
+    ("H100 PCIe", 90, 14592),
+    ("H200", 90, 16896),
+    ("B200", 100, 18944),
+    ("RTX 5090", 120, 21760),
+    ("RTX PRO 6000 Blackwell", 120, 24064),
+)
+CORES: Mapping[int, int] = {80: 64, 86: 128, 89: 128, 90: 128, 100: 128, 120: 128}
+"""FP32 cores of one multiprocessor."""
 DTYPES = ("none", "bfloat16", "float16", "float32")
-ALONE = (0, 1)
+
+
+def multiprocessors(product: int, reported: int) -> int:
+    """Multiprocessors of a product (0: no GPU, else its number in :data:`GPUS`), 0 where the question is refused.
+
+    ``reported`` is a driver's count, -1 without one; it takes precedence over the product's.
+
+    Raises
+    ------
+    InputError
+        There is no such product.
+    """
+    if not 0 <= product <= len(GPUS):
+        raise InputError(f"product={product}; products are numbered 1..{len(GPUS)}, 0 is no GPU")
+    if product == 0:
+        return 0
+    if reported >= 0:
+        return reported
+    _, capability, cores = GPUS[product - 1]
+    return cores // CORES[capability]
 
 
 class ExpertsRecord(NamedTuple):
-    """Fields of the experts' record; ``accepted`` 0 and -1 everywhere else when there is none."""
+    """Fields of the experts' record; without one ``accepted`` is 0 and every other field -1."""
 
     accepted: int
     out_dtype: int
@@ -67,110 +180,10 @@ def experts_record(
     written = in_dtype if config else out_dtype
     if DTYPES[written] == "none":
         return ExpertsRecord(0, *(-1,) * 7)
-    (ep_rank, ep_size), (tp_rank, tp_size) = (ep, tp) if config else (ALONE, ALONE)
+    (ep_rank, ep_size), (tp_rank, tp_size) = (ep, tp) if config else ((0, 1), (0, 1))
     return ExpertsRecord(1, written, quant_config, ep_rank, ep_size, tp_rank, tp_size, block)
 
 
 def prepare_finalize_record(config: bool, dp_size: int, block: int) -> tuple[int, int]:
     """(data-parallel, block-scale flag)."""
     return int(config and dp_size >= 2), block
-
-
-NEVER = (1 << 30, 0)
-Cuda = tuple[int, int]
-# Least CUDA version for Ada (89), Hopper (90 to 99) and Blackwell (100 and above).
-CUTLASS: Mapping[str, tuple[Cuda, Cuda, Cuda]] = {
-    "cutlass_fp8_supported": ((12, 4), (12, 0), (12, 0)),
-    "cutlass_block_fp8_supported": (NEVER, (12, 0), (12, 8)),
-    "cutlass_group_gemm_supported": (NEVER, (12, 3), (12, 8)),
-    "sparse_cutlass_supported": (NEVER, (12, 2), NEVER),
-}
-GPUS: tuple[tuple[str, int, int], ...] = (
-    # product, compute capability, FP32 cores; numbered from 1
-    ("A100 SXM4", 80, 6912),
-    ("A40", 86, 10752),
-    ("L40S", 89, 18176),
-    ("RTX 4090", 89, 16384),
-    ("H100 SXM5", 90, 16896),
-    ("H100 PCIe", 90, 14592),
-    ("H200", 90, 16896),
-    ("B200", 100, 18944),
-    ("RTX 5090", 120, 21760),
-    ("RTX PRO 6000 Blackwell", 120, 24064),
-)
-CORES: Mapping[int, int] = {80: 64, 86: 128, 89: 128, 90: 128, 100: 128, 120: 128}
-"""FP32 cores of one multiprocessor."""
-UNSET, THROUGHPUT, LATENCY, MASKED_GEMM = range(4)
-NONE, CUTLASS_MOE, TENSORRT_LLM, CUTEDSL = range(4)
-"""Answers of :func:`moe_backend`; NONE: refused with the choices listed."""
-
-
-def cutlass_supported(routine: str, arch: int, cuda: Cuda) -> bool:
-    """Whether a CUTLASS kernel family is compiled for this architecture with this CUDA."""
-    ada, hopper, blackwell = CUTLASS[routine]
-    if arch >= 100:
-        return cuda >= blackwell
-    if arch >= 90:
-        return cuda >= hopper
-    return arch == 89 and cuda >= ada
-
-
-def deep_gemm_supported(arch: int, package: bool, wanted: bool, flashinfer_moe: bool) -> bool:
-    """Whether DeepGEMM is used at all."""
-    if flashinfer_moe or not wanted:
-        return False
-    return package and arch in (90, 100)
-
-
-def deep_gemm_e8m0(
-    arch: int, package: bool, wanted: bool, flashinfer_moe: bool, e8m0: bool, e8m0_hopper: bool
-) -> bool:
-    """Whether DeepGEMM gets UE8M0 scales."""
-    switch = e8m0_hopper if arch == 90 else e8m0
-    return switch and deep_gemm_supported(arch, package, wanted, flashinfer_moe)
-
-
-def deep_gemm_linear(supported: bool, bfloat16_out: bool, n: int, k: int) -> bool:
-    """Whether a linear layer with weight ``[N, K]`` goes to DeepGEMM."""
-    return supported and bfloat16_out and not (n % 128 or k % 128)
-
-
-def rowwise_torch(rocm: bool, capability: tuple[int, int], torch: tuple[int, int]) -> bool:
-    """Whether torch has a row-wise FP8 product: ROCm, torch 2.7, gfx942 and later."""
-    return rocm and torch >= (2, 7) and capability >= (9, 4)
-
-
-def moe_backend(arch: int, choice: int) -> int:
-    """FlashInfer's MoE backend for a value of ``VLLM_FLASHINFER_MOE_BACKEND``."""
-    if choice == MASKED_GEMM:
-        return CUTEDSL
-    if choice == LATENCY:
-        return TENSORRT_LLM if 100 <= arch < 110 else CUTLASS_MOE
-    if choice == THROUGHPUT or 90 <= arch < 100:
-        return CUTLASS_MOE
-    return NONE
-
-
-def supports_global_scale(backend: int) -> bool:
-    """Whether a MoE backend takes one scale for all experts: every backend does, none does not."""
-    return backend != NONE
-
-
-def multiprocessors(product: int, reported: int) -> int:
-    """Multiprocessors of a product (0: no GPU, else its number in :data:`GPUS`), 0 where the question is refused.
-
-    ``reported`` is the count of a driver, -1 when none was asked; it stands above the product's.
-
-    Raises
-    ------
-    InputError
-        There is no such product.
-    """
-    if not 0 <= product <= len(GPUS):
-        raise InputError(f"product={product}; products are numbered 1..{len(GPUS)}, 0 is no GPU")
-    if product == 0:
-        return 0
-    if reported >= 0:
-        return reported
-    _, capability, cores = GPUS[product - 1]
-    return cores // CORES[capability]

@@ -1,16 +1,10 @@
-"""A quantised linear layer: how its input is quantised, which routine multiplies, and DeepGEMM's difference measure.
+"""A quantised linear layer: the quantisation of its input, the routine that multiplies, DeepGEMM's difference measure.
 
     y = dequantise(quantise(x)) @ dequantise(weight) + bias
 
-``x [..., K]`` is seen as a matrix and the result as ``[..., N]``. The input is quantised with the given scale (static),
-or dynamically with one scale for the tensor or for each token; one that is FP8 already goes to torch's routines only.
-The routine follows from what the machine has and which operands have one scale:
-
-    CUTLASS for FP8                                      cutlass_w8a8_scaled_mm
-    one scale for the weight and one for the input       rocm_per_tensor_... on ROCm, else torch_per_tensor_...
-    per token and per channel, rowwise torch kernel,     torch_per_token_...
-    dynamic per token asked for
-    anything else                                        torch_channelwise_...  (unfused)
+``x [..., K]`` is reshaped to a matrix and the result to ``[..., N]``. The input is quantised with the given scale
+(static), or dynamically with one scale for the tensor or for each token; only torch's routines take an FP8 input. The
+routine follows from the machine and the kinds of scales (:data:`oracle.truth.decisions.DECISIONS`).
 
 Sources: vLLM quantization/utils/w8a8_utils.py (dispatch_w8a8_scaled_mm, Fp8LinearOp); DeepGEMM testing/numeric.py
 (calc_diff). Not covered: products (:mod:`oracle.truth.gemm`), bounds.
@@ -34,6 +28,7 @@ from oracle.numbers.recipes import (
     VLLM_TOKEN,
     Recipe,
 )
+from oracle.truth.decisions import decide
 
 ROUTINES = (
     "cutlass_w8a8_scaled_mm",
@@ -53,29 +48,30 @@ def dispatch_w8a8_scaled_mm(
     rocm: bool = False,
     rowwise: bool = False,
 ) -> str:
-    """The routine that multiplies; ``rowwise`` says that torch has a row-wise kernel on this machine.
-
-    Every combination of the six flags has one answer.
-    """
-    if cutlass_fp8_supported:
-        return ROUTINES[0]
-    if per_tensor_weights and per_tensor_activations:
-        return ROUTINES[1] if rocm else ROUTINES[2]
-    if rowwise and use_per_token_if_dynamic and not per_tensor_weights and not per_tensor_activations:
-        return ROUTINES[3]
-    return ROUTINES[4]
+    """The routine that multiplies, for any six flags; ``rowwise``: torch has a row-wise kernel on this machine."""
+    return ROUTINES[
+        decide(
+            "dispatch_w8a8_scaled_mm",
+            cutlass_fp8_supported=cutlass_fp8_supported,
+            per_tensor_weights=per_tensor_weights,
+            per_tensor_activations=per_tensor_activations,
+            use_per_token_if_dynamic=use_per_token_if_dynamic,
+            rocm=rocm,
+            rowwise=rowwise,
+        )
+    ]
 
 
 def is_per_tensor(scale: Tensor) -> bool:
     """Whether a scale counts as one for the whole tensor: one value of fewer than two axes.
 
-    One token quantised per token has the scale ``[[s]]``, which is *not* one for the tensor.
+    The scale ``[[s]]`` of one token quantised per token is *not* one for the tensor.
     """
     return scale.numel() == 1 and scale.dim() < 2
 
 
 def input_recipes(*, static: bool, per_token: bool) -> tuple[Recipe, ...]:
-    """The recipes that right layers quantise their input by; the reference's first."""
+    """The recipes by which a correct layer may quantise its input; the reference's first."""
     if static:
         return TORCH_STATIC, VLLM_STATIC
     return (TORCH_TOKEN, VLLM_TOKEN) if per_token else (TORCH_TENSOR, VLLM_TENSOR)

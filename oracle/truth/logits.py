@@ -1,14 +1,14 @@
-"""Attention logits of DeepSeek's sparse indexer, exactly, and the split of their work over processors.
+"""Attention logits of DeepSeek's sparse indexer, exactly, and the schedule of their work over multiprocessors.
 
     logits[m, n] = k_scale[n] * sum_h weights[m, h] * relu(x[m, h, n]),   x[m, h, n] = <q[m, h], k[n]>
 
-for ``start[m] <= n < stop[m]``; elsewhere the logits are -inf when the kernel cleans them, else unspecified.
+for ``start[m] <= n < stop[m]``; outside, the logits are -inf when the kernel cleans them, else unspecified.
 Every ``x`` is exact in float64 (E4M3 products are multiples of 2^-18 below 2^18), ``weights * relu(x)`` is exact as a
-pair, the sum over heads runs in double-double, and what its low word cannot hold is tracked (``Exact.slack``).
+pair, the sum over heads is a double-double, and a bound on its error is tracked (``Exact.slack``).
 
 Paged: request ``b`` of ``B`` has ``next_n`` queries and reads key ``n`` from block ``block_tables[b, n // P]``.
 Work: request ``b`` has ``ceil(context_len / split)`` segments; processor ``i`` takes those from ``schedule[i]`` to
-``schedule[i + 1]``, so a right schedule is a partition: every segment once, counts that differ by one at most.
+``schedule[i + 1]``. A correct schedule contains every segment once, and the processors' counts differ by at most one.
 
 Sources: DeepGEMM fp8_mqa_logits, fp8_paged_mqa_logits, get_paged_mqa_logits_metadata. Not covered: rounding, bounds
 (:mod:`oracle.bounds.logits`), the order of summation on hardware (:mod:`oracle.tensorcore.logits`).
@@ -78,7 +78,7 @@ class Logits:
         return ScaledProduct(self.q.reshape(-1, d), self.k, one, one, block=d, b_rows=n)
 
     def tiles(self) -> Iterator[Logits]:
-        """The same problem in pieces of rows whose dot products are ``TILE`` at most (or one row)."""
+        """The problem in blocks of rows with at most ``TILE`` dot products each (or one row)."""
         rows = max(1, TILE // (self.heads * self.k.shape[0]))
         for i in range(0, self.q.shape[0], rows):
             r = slice(i, i + rows)
@@ -88,15 +88,15 @@ class Logits:
 def exact(problem: Logits) -> Exact:
     """The exact logits of every pair as a double-double, windows ignored.
 
-    NaN and infinities follow IEEE: a NaN code gives NaN in every logit whose dot product it enters (so does relu in
-    torch; ``fmaxf`` gives 0), as do a NaN weight and scale.
+    NaN and infinities follow IEEE: a NaN code, weight or scale gives NaN in every logit that it enters (torch's relu
+    keeps NaN; ``fmaxf`` gives 0).
     """
     parts = [_exact_tile(tile) for tile in problem.tiles()]
     return Exact(*(torch.cat(tensors) for tensors in zip(*((p.hi, p.lo, p.slack) for p in parts), strict=True)))
 
 
 def dots(problem: Logits) -> Tensor:
-    """The dot products, float64 ``[M, H, N]``, exact; NaN where a NaN code enters. Take one of ``problem.tiles()``."""
+    """The exact dot products, float64 ``[M, H, N]``, NaN where a NaN code enters; for one of ``problem.tiles()``."""
     q, k = decode(problem.q).flatten(0, 1), decode(problem.k)
     quantum = of_dtype(problem.q.dtype).min_subnormal * of_dtype(problem.k.dtype).min_subnormal
     x = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
@@ -122,7 +122,7 @@ def _exact_tile(problem: Logits) -> Exact:
     q, qe = two_prod(hi, s)
     tail = lo * s
     rest = qe + tail
-    # the low word's two roundings, and the pair's own underflow, which exists only below 2**-960
+    # The low word's two roundings; underflow of the pair, which occurs only below 2**-960.
     slack = slack * s.abs() + 2.0**-51 * (tail.abs() + rest.abs()) + 2.0**-1000 * (hi != 0)
     hi, lo = fast_two_sum(q, rest)
     special = ~torch.isfinite(plain)
@@ -158,7 +158,11 @@ def from_pages(
     codes, scales = unpack_kv_cache(kv_cache)
     tokens = codes.shape[1]
     batch, next_n = q.shape[:2]
-    lens = _lens(context_lens, batch, next_n)
+    lens = context_lens.to(torch.int64)
+    if tuple(lens.shape) == (batch,):
+        lens = lens[:, None] - next_n + 1 + torch.arange(next_n, device=lens.device)
+    if tuple(lens.shape) != (batch, next_n):
+        raise ShapeError(f"context_lens has shape {list(lens.shape)}; pass [{batch}] or [{batch}, {next_n}]")
     if int(lens.max()) > max_model_len:
         raise InputError(f"context_lens holds {int(lens.max())}, max_model_len is {max_model_len}")
     made = []
@@ -185,18 +189,17 @@ def segments(context_lens: Tensor, split: int) -> list[int]:
 
 
 def schedule(context_lens: Tensor, block_size: int, num_sms: int) -> Tensor:
-    """One right schedule, int32 ``[num_sms + 1, 2]`` of (request, segment): the last processors take one more."""
+    """A correct schedule, int32 ``[num_sms + 1, 2]`` of (request, segment): the last processors take one more."""
     counts = segments(context_lens, SPLIT_BLOCKS * block_size)
     each, more = divmod(sum(counts), num_sms)
-    rows, start = [], 0
-    for processor in range(num_sms):
-        rows.append(_place(counts, start))
-        start += each + (processor >= num_sms - more)
-    return torch.tensor([*rows, (len(counts), 0)], dtype=torch.int32, device=context_lens.device)
+    work = [(request, segment) for request, count in enumerate(counts) for segment in range(count)]
+    work.append((len(counts), 0))
+    starts = [each * i + max(0, i - (num_sms - more)) for i in range(num_sms + 1)]
+    return torch.tensor([work[start] for start in starts], dtype=torch.int32, device=context_lens.device)
 
 
 def shares(table: Tensor, context_lens: Tensor, block_size: int) -> list[int] | str:
-    """Segments that each processor takes, or a sentence about why the table is no partition."""
+    """Segments of each processor, or the reason why the table is no partition."""
     counts = segments(context_lens, SPLIT_BLOCKS * block_size)
     starts = []
     for i, (request, segment) in enumerate(table.tolist()):
@@ -211,25 +214,6 @@ def shares(table: Tensor, context_lens: Tensor, block_size: int) -> list[int] | 
     if backward:
         return f"processor {backward[0]} ends before it starts, so segments are done twice"
     return found
-
-
-def _place(counts: list[int], flat: int) -> tuple[int, int]:
-    """The request and segment of a flat segment number; past the last one, (number of requests, 0)."""
-    for request, count in enumerate(counts):
-        if flat < count:
-            return request, flat
-        flat -= count
-    return len(counts), 0
-
-
-def _lens(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
-    """Keys of every query, int64 ``[B, next_n]``."""
-    lens = context_lens.to(torch.int64)
-    if tuple(lens.shape) == (batch,):
-        return lens[:, None] - next_n + 1 + torch.arange(next_n, device=lens.device)
-    if tuple(lens.shape) != (batch, next_n):
-        raise ShapeError(f"context_lens has shape {list(lens.shape)}; pass [{batch}] or [{batch}, {next_n}]")
-    return lens
 
 
 def _finite(x: Tensor) -> Tensor:

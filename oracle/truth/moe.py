@@ -8,12 +8,12 @@ For each token ``t`` and each of its experts ``e`` (of this rank's ``first <= e 
     y    = store((q, s) @ w2[e].T)
     out  = sum over the token's experts of weight * y
 
-Which roundings a kernel makes in between is a record (:class:`Steps`); each is one correct rounding here. The optional
-limit clamps the gate from above and the up half on both sides. With ``on_input`` the weight multiplies the input, in
-its dtype, before quantisation, and not the output.
+:class:`Steps` lists the roundings that a kernel makes in between; each is one correct rounding here. The optional limit
+clamps the gate from above and the up half on both sides. With ``on_input`` the weight multiplies the input, in its
+dtype, before quantisation, and not the output.
 
 Sources: vLLM fused_moe/experts/deep_gemm_moe.py, csrc/activation_kernels.cu, deep_gemm_utils.py (gather in float32);
-TensorRT-LLM cutlass fused MoE (static scale). Not covered: which other outputs are right
+TensorRT-LLM cutlass fused MoE (static scale). Not covered: the other admissible outputs
 (:mod:`oracle.routines.moe.moe_ranges`), communication between ranks, shared experts.
 """
 
@@ -48,7 +48,7 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """What a kernel rounds between its two products.
+    """The roundings of a kernel between its two products.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Experts:
                 raise ShapeError(f"{name}_scale has shape {list(shape)}; pass [{e}] or {list(blocks)}")
 
     def product(self, which: str, expert: int, a: Tensor, a_scale: Tensor) -> ScaledProduct:
-        """``a`` (codes) times a weight of one local expert, transposed; one scale of ``a`` serves every block."""
+        """``a`` (codes) times a weight of one local expert, transposed; one scale of ``a`` holds for every block."""
         w, scale = getattr(self, which)[expert], getattr(self, f"{which}_scale")[expert]
         if scale.dim() == 0:
             return ScaledProduct(a, w, a_scale, scale.reshape(1, 1), block=w.shape[1], b_rows=w.shape[0])
@@ -104,14 +104,14 @@ class Experts:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a layer gets: inputs and their routing.
+    """The inputs of a layer and their routing.
 
     Attributes
     ----------
     codes, scale : the quantised input ``[T, H]`` and its scale (``[1, 1]``, ``[T, 1]`` or ``[T, ceil(H / 128)]``).
     ids : Tensor ``[T, k]`` integers, experts of all ranks; -1 for none.
     weights : Tensor ``[T, k]`` float32.
-    on_input : the weights are in the input already.
+    on_input : the input is multiplied by the weights already.
     """
 
     codes: Tensor
@@ -148,17 +148,11 @@ def layer(tokens: Tokens, experts: Experts, steps: Steps) -> Tensor:
     out = torch.zeros((tokens.codes.shape[0], experts.w2.shape[1]), dtype=torch.float64, device=tokens.codes.device)
     weights = tokens.output_weights()
     for expert, token, slot in tokens.slots(experts):
-        y = decode(expert_output(tokens, experts, steps, expert, token))
-        out.index_add_(0, token, weights[token, slot, None] * y)
+        h = stored(experts.product("w13", expert, *tokens.rows(token)), steps.store)
+        intermediate = quantised(activated(decode(h), steps), experts, steps)
+        y = stored(experts.product("w2", expert, *intermediate), steps.store)
+        out.index_add_(0, token, weights[token, slot, None] * decode(y))
     return out
-
-
-def expert_output(tokens: Tokens, experts: Experts, steps: Steps, expert: int, token: Tensor) -> Tensor:
-    """Stored outputs ``[R, H]`` of one expert for some tokens."""
-    h = stored(experts.product("w13", expert, *tokens.rows(token)), steps.store)
-    act = activated(decode(h), steps)
-    made = quantised(act, experts, steps)
-    return stored(experts.product("w2", expert, *made), steps.store)
 
 
 def stored(product: ScaledProduct, dtype: torch.dtype) -> Tensor:
@@ -181,10 +175,7 @@ def activated(h: Tensor, steps: Steps) -> Tensor:
 def quantised(act: Tensor, experts: Experts, steps: Steps) -> tuple[Tensor, Tensor]:
     """Codes ``[R, I]`` and scale (``[1, 1]`` or ``[R, ceil(I / 128)]``) of the intermediate.
 
-    Raises
-    ------
-    InputError
-        The recipe wants a given scale and there is none, or the other way round.
+    Raises InputError unless a scale is given exactly when the recipe takes a given one.
     """
     dtype = torch.float32 if steps.activation is Activation.NONE else steps.store
     given = experts.intermediate_scale
@@ -199,12 +190,9 @@ def quantised(act: Tensor, experts: Experts, steps: Steps) -> tuple[Tensor, Tens
 
 
 def weighted_input(x: Tensor, weights: Tensor, *, on_input: bool) -> Tensor:
-    """The input ``x [T, H]`` as it enters the quantiser: times its weight, in its dtype, when that is ``on_input``.
+    """The input ``x [T, H]`` of the quantiser: multiplied by its weight, in its dtype, with ``on_input``.
 
-    Raises
-    ------
-    InputError
-        More than one expert for a token: the input would need as many copies (Llama-4 has one).
+    Raises InputError for more than one expert a token: the input would need as many copies (Llama-4 has one).
     """
     if not on_input:
         return x

@@ -1,14 +1,14 @@
-"""Routing of tokens to experts: which experts, and with which weights.
+"""Routing of tokens to experts: the experts of each token and their weights.
 
     llama4       the k largest logits; weight sigmoid(logit), applied to the expert's *input*
     deepseek_v3  score s = sigmoid(logit), choice c = s + bias; of G groups of experts the ``top_groups`` best by the
                  sum of their two largest c remain; the k largest c among them; weight s, renormalised, scaled
     softmax      score s = softmax(logits); the k largest; weight s, renormalised on request
 
-``exp`` is torch's in float64. Its libraries state at most one ulp; the intervals here allow 2^-48 relative, which the
-tests check against decimal arithmetic, and which is 2^-24 of the float32 error that they allow a kernel.
+``exp`` is torch's in float64, whose libraries state an error of at most one ulp; the intervals here allow 2^-48
+relative, which the tests check against decimal arithmetic and which is 2^-24 of the float32 error allowed to a kernel.
 A kernel may evaluate a sigmoid with ``ex2.approx`` and ``rcp.approx``: relative error 2^-20 + 2^-22 |x|, and 0 below
-2^-126 (PTX ISA). Where two choices differ by less than their errors either order is right.
+2^-126 (PTX ISA). Where two choices differ by less than their errors, either order is right.
 Sources: vLLM fused_moe grouped_topk_router.py and Llama-4's custom routing; DeepSeek-V3 inference/model.py.
 Not covered: which order the k experts of a token are listed in (any is right), NaN logits, load balancing.
 """
@@ -72,7 +72,7 @@ def deepseek_v3(
 
 @dataclass(frozen=True)
 class Span:
-    """A value known up to an interval, float64."""
+    """An interval that holds a value, float64."""
 
     low: Tensor
     high: Tensor
@@ -80,7 +80,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores and choices ``[T, E]`` with the intervals in which a kernel's may lie."""
+    """Scores and choices ``[T, E]`` with the intervals that hold a kernel's."""
 
     score: Tensor
     choice: Tensor
@@ -91,17 +91,14 @@ class Scores:
 def route(logits: Tensor, router: Router, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The weights (float64 ``[T, top_k]``) and experts (int64), largest choice first, lower index first on a tie.
 
-    Parameters
-    ----------
-    logits : Tensor ``[T, E]`` float32, bfloat16 or float16
-    bias : Tensor ``[E]`` float32 or None; only the choice sees it
-
-    Raises
-    ------
-    ShapeError, OptionError
+    ``logits [T, E]`` float32, bfloat16 or float16; ``bias [E]`` float32 or None, added to the choices only. Raises
+    ShapeError, OptionError.
     """
     found = scores(logits, router, bias)
-    allowed = _mask(_group_scores(found.choice, router, bias is not None), router, logits.shape[1])
+    groups = _group_scores(found.choice, router, bias is not None)
+    best = torch.sort(groups, dim=1, descending=True, stable=True).indices[:, : router.top_groups]
+    kept = torch.zeros_like(groups, dtype=torch.bool).scatter_(1, best, True)
+    allowed = kept.repeat_interleave(logits.shape[1] // router.groups, dim=1)
     masked = torch.where(allowed, found.choice, torch.full_like(found.choice, -torch.inf))
     ids = torch.sort(masked, dim=1, descending=True, stable=True).indices[:, : router.top_k]
     return weights_of(found.score, ids, router), ids
@@ -116,7 +113,7 @@ def weights_of(score: Tensor, ids: Tensor, router: Router) -> Tensor:
 
 
 def weight_span(found: Scores, ids: Tensor, router: Router) -> Span:
-    """The interval of a kernel's float32 weights for the experts that it published."""
+    """The interval of a kernel's float32 weights for the experts ``ids`` that it returned."""
     k = router.top_k
     rounding = (k + 4) * 2.0**-24
     low, high = (span.gather(1, ids.to(torch.int64)) for span in (found.score_span.low, found.score_span.high))
@@ -157,10 +154,10 @@ def scores(logits: Tensor, router: Router, bias: Tensor | None = None) -> Scores
 
 
 def misrouted(ids: Tensor, found: Scores, router: Router, *, biased: bool) -> Tensor:
-    """Bool ``[T]``: rows whose experts no order of choices within the intervals explains.
+    """Bool ``[T]``: rows whose experts follow from no choices within the intervals.
 
-    A group must be kept when its score is surely among the best, and may be when it is possibly; an expert of a kept
-    group that was left out must not surely exceed one that was taken.
+    A kept group must possibly be among the best. In a group that is certainly kept, an expert that was not taken must
+    not certainly exceed one that was.
     """
     low, high = found.choice_span.low, found.choice_span.high
     tokens, experts = low.shape
@@ -197,9 +194,3 @@ def _group_scores(choice: Tensor, router: Router, biased: bool) -> Tensor:
     grouped = choice.reshape(choice.shape[0], router.groups, -1)
     count = min(2, grouped.shape[2]) if biased else 1
     return grouped.topk(count, dim=2).values.sum(dim=2)
-
-
-def _mask(group_scores: Tensor, router: Router, experts: int) -> Tensor:
-    order = torch.sort(group_scores, dim=1, descending=True, stable=True).indices[:, : router.top_groups]
-    kept = torch.zeros_like(group_scores, dtype=torch.bool).scatter_(1, order, True)
-    return kept.repeat_interleave(experts // router.groups, dim=1)

@@ -5,12 +5,13 @@
     normalize to FNUZ           the same bits, -0 (NaN in FNUZ) replaced by 0, scales doubled
 
 E4M3FN and E4M3FNUZ differ by one in the exponent bias, so the value of every code but NaN and -0 halves. The NaN codes
-of FN, 0x7F and 0xFF, are the finite 240 and -240 of FNUZ (480 and -480 once the scale is doubled): NaN is lost.
+of FN, 0x7F and 0xFF, are 240 and -240 in FNUZ (480 and -480 with the doubled scale): NaN becomes finite.
 Sources: vLLM quantization/utils/w8a8_utils.py; OCP OFP8 1.0; arXiv 2206.02915. Not covered: layouts.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -39,7 +40,7 @@ def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) 
 def requantize_with_max_scale(
     weight: Tensor, weight_scale: Tensor, logical_widths: Sequence[int], *, recipe: Recipe = TORCH_STATIC
 ) -> tuple[Tensor, Tensor]:
-    """Fused shards brought to one scale.
+    """Fused shards requantised with one scale, the largest.
 
     Parameters
     ----------
@@ -51,12 +52,12 @@ def requantize_with_max_scale(
     Returns
     -------
     (max scale ``[]``, weight)
-        The weight is a new tensor, or the given one where the last scale is the :data:`UNLOADED` sentinel, which
-        says that the checkpoint was fused and its only scale is already that of every shard.
+        The weight is a new tensor, or the given one where the last scale is the :data:`UNLOADED` sentinel: then the
+        checkpoint was fused, with one scale for all shards.
 
     Notes
     -----
-    Dequantisation goes through float16 as :func:`oracle.numbers.quantize.per_tensor_dequantize` states: a shard whose values
+    Dequantisation goes through float16 (:func:`oracle.numbers.quantize.per_tensor_dequantize`): a shard whose values
     exceed 65504 saturates at 448 times the maximum scale.
     """
     widths = _widths(weight_scale, logical_widths)
@@ -69,26 +70,20 @@ def requantize_with_max_scale(
     if bool(decode(scales)[-1] <= UNLOADED):
         return largest, weight
     codes = codes_of(weight).clone()
-    start = 0
-    for width, scale in zip(widths, scales, strict=True):
+    starts = itertools.accumulate(widths, initial=0)
+    for start, width, scale in zip(starts, widths, scales, strict=False):
         rows = slice(start, start + width)
         if width:
             wide = per_tensor_dequantize(weight[rows], scale)
             codes[rows] = codes_of(quantize(wide, recipe, scale=largest).codes)
-        start += width
     return largest, from_codes(codes, E4M3FN)
 
 
 def all_close_1d(x: Tensor) -> bool:
     """Whether every entry of ``x [S]`` is close to the first: ``|x_i - x_0| <= 1e-8 + 1e-5 |x_i|``.
 
-    The tolerances are those of ``torch.allclose``, which the routine is defined by, with the first entry as the
-    *input* and each entry as the *other*. NaN is close to nothing, an infinity to itself only.
-
-    Raises
-    ------
-    ShapeError
-        ``x`` is no vector.
+    The tolerances of ``torch.allclose``, which defines the routine, with the first entry as the *input* and each entry
+    as the *other*. NaN is close to nothing, an infinity to itself only. Raises ShapeError when ``x`` is no vector.
     """
     if x.dim() != 1:
         raise ShapeError(f"x has shape {list(x.shape)}; all_close_1d takes a vector")
@@ -114,9 +109,7 @@ def normalize_e4m3fn_to_e4m3fnuz(
         ``scale * value`` is unchanged for every code but 0x7F and 0xFF: NaN becomes 480 and -480 times the scale.
         A scale above half the largest float32 becomes infinite.
 
-    Raises
-    ------
-    DtypeError
+    Raises DtypeError.
     """
     if weight.dtype is not torch.float8_e4m3fn:
         raise DtypeError(f"weight has dtype {weight.dtype}; pass float8_e4m3fn codes")

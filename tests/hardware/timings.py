@@ -16,7 +16,7 @@ from hardware.notes import Notes
 from torch import Tensor
 
 from kernels import blockscaled, linear, quantize
-from kernels.backends import cutlass, eager, flashinfer
+from kernels.backends import _host, cutlass, flashinfer
 from oracle.routines import cases, data
 
 ROUNDS = 25
@@ -91,7 +91,7 @@ def replay_of(call: Callable[[int], object]) -> Callable[[int], object]:
 def overhead(notes: Notes, device: str) -> None:
     """Host time of our fp8_gemm_nt and of the M switch against the bare library calls."""
     t = product(16, 512, 512, device)
-    scale = eager.column_major(t["a_scale"], 4)
+    scale = _host.column_major(t["a_scale"], 4)
     out = torch.empty(16, 512, dtype=torch.bfloat16, device=device)
     with notes.attempt("timing: overhead of fp8_gemm_nt"):
         dense: dict[str, Callable[[], object]] = {

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from kernels import blockscaled
-from kernels.backends import _device, cutlass, deep_gemm, flashinfer, sgl_kernel
+from kernels.backends import _host, cutlass, deep_gemm, flashinfer, sgl_kernel
 
 HELPERS = {
     "refuse_lost", "kernel_scale", "m_major", "columns", "addressable", "writable", "context_lens",  # torch alone
-    "blockscale_sm90", "fp8_gemm_nt", "fresh_gemm_nt",  # see below: two look by themselves, the third's callers do
+    "blockscale_sm90", "fp8_gemm_nt", "aligned_gemm_nt",  # see below: two look by themselves, the third's callers do
 }  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def elsewhere(*shape: int) -> torch.Tensor:
 def test_the_first_tensor_decides(current: list[int]) -> None:
     seen = []
 
-    @_device.on_its_device
+    @_host.on_its_device
     def call(*args: object, **kwargs: object) -> None:
         seen.append(current[-1])
 
@@ -61,8 +61,8 @@ def test_the_first_tensor_decides(current: list[int]) -> None:
 
 def test_the_current_one_is_left_alone(current: list[int]) -> None:
     current.append(1)
-    assert not _device.elsewhere(torch.device("cuda:1")) and _device.elsewhere(torch.device("cuda:0"))
-    assert not _device.elsewhere(torch.device("cpu"))
+    assert not _host.is_other_device(torch.device("cuda:1")) and _host.is_other_device(torch.device("cuda:0"))
+    assert not _host.is_other_device(torch.device("cpu"))
 
 
 def test_flashinfer(current: list[int], flashinfer_calls, make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,15 +83,15 @@ def test_deep_gemm(current: list[int], library, make) -> None:
     assert seen == [1] and current[-1] == 0
 
 
-def test_the_road_of_a_linear_layer(current: list[int], make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantise_then_gemm(current: list[int], make, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     allocate = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
     quantised = make.codes(4, 128), torch.ones(4, 1)
     monkeypatch.setattr(blockscaled, "_quantiser", lambda backend, e8m0: lambda x, out, allocate: quantised)
-    road = blockscaled._road("cpu", torch.bfloat16, 128, 128, False)
+    linear = blockscaled._quantise_then_gemm("cpu", torch.bfloat16, 128, 128, False)
     monkeypatch.setattr(blockscaled, "allocator", lambda device: seen.append(current[-1]) or allocate)
     x = torch.zeros(4, 128).bfloat16().as_subclass(Elsewhere)
-    assert road(x, make.codes(128, 128), torch.ones(1, 1)).shape == (4, 128)
+    assert linear(x, make.codes(128, 128), torch.ones(1, 1)).shape == (4, 128)
     assert seen == [1] and current[-1] == 0
 
 

@@ -1,4 +1,4 @@
-"""The short way to the allocator: taken where nobody listens to torch's own, and nowhere else."""
+"""The allocator that bypasses torch's dispatcher: used on a GPU while no torch mode is active."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.backends import _memory
+from kernels.backends import _host
 
 CUDA = torch.device("cuda:0")
 
@@ -33,29 +33,29 @@ def shortest(monkeypatch: pytest.MonkeyPatch) -> object:
     def made(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype)
 
-    monkeypatch.setattr(_memory, "SHORTEST", made)
+    monkeypatch.setattr(_host, "EMPTY_STRIDED_CUDA", made)
     return made
 
 
 def test_taken_on_a_gpu(shortest: object) -> None:
-    assert _memory.allocator(CUDA) is shortest
+    assert _host.allocator(CUDA) is shortest
 
 
 def test_not_taken_elsewhere(shortest: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU, a listening mode, and a torch without the entry."""
-    assert _memory.allocator(torch.device("cpu")) is not shortest
+    assert _host.allocator(torch.device("cpu")) is not shortest
     for mode in (Listening(), Below()):
         with mode:
-            assert _memory.allocator(CUDA) is not shortest
-    monkeypatch.setattr(_memory, "SHORTEST", None)
-    assert _memory.allocator(CUDA) is not None
+            assert _host.allocator(CUDA) is not shortest
+    monkeypatch.setattr(_host, "EMPTY_STRIDED_CUDA", None)
+    assert _host.allocator(CUDA) is not None
 
 
 def test_torch_gives_what_was_asked_for() -> None:
-    made = _memory.allocator(torch.device("cpu"))((3, 4), (1, 5), torch.float8_e4m3fn)
+    made = _host.allocator(torch.device("cpu"))((3, 4), (1, 5), torch.float8_e4m3fn)
     assert (made.shape, made.stride(), made.dtype) == ((3, 4), (1, 5), torch.float8_e4m3fn)
 
 
 def test_this_torch_has_the_entry() -> None:
     """The releases that are tested; without it everything is as right, and slower."""
-    assert _memory._shortest() is not None
+    assert _host._inductor_entry() is not None

@@ -253,7 +253,7 @@ def test_every_pointer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     at_hand(monkeypatch)
-    monkeypatch.setattr(_launch, "REMEMBERED", 8)
+    monkeypatch.setattr(_launch, "CACHED", 8)
     start = _launch.Launch(Recorder(), {"BLOCK": 32})
     for rows in range(16, 16 * 40, 16):
         start(3, (pointer(),), (rows,))

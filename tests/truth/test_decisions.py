@@ -10,7 +10,6 @@ import torch
 from oracle import judge, reference
 from oracle.errors import InputError
 from oracle.routines import cases, get
-from oracle.truth import decisions as platforms
 from oracle.verdict.compare import Status
 
 
@@ -63,7 +62,7 @@ class TestRules:
     def test_deep_gemm(self) -> None:
         on = {"package": 1, "use_deep_gemm": 1, "use_flashinfer_moe_fp8": 0}
         for arch, answer in ((90, 1), (100, 1), (89, 0), (103, 0), (0, 0)):
-            assert platforms.deep_gemm_supported(arch, True, True, False) == bool(answer)
+            assert reference("is_deep_gemm_supported", table(arch=arch, **on)).tolist() == [answer]  # type: ignore[union-attr]
         for switch in on:
             flipped = {**on, switch: 1 - on[switch]}
             assert reference("is_deep_gemm_supported", table(arch=90, **flipped)).tolist() == [0]  # type: ignore[union-attr]

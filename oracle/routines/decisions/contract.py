@@ -1,18 +1,15 @@
 """Contracts of the decisions about a machine, as tables: one row is one machine with its switches.
 
 Columns are integers: 0 and 1 for conditions, the compute capability as in ``sm90`` (0 for no NVIDIA GPU), versions as
-two columns. Answers are 0 and 1, or a number that the contract explains. Right or wrong, row by row.
+two columns. Answers are 0 and 1, or a number that the contract explains. Each row is right or wrong.
 
-Contracts of small constructors: the records of FlashInfer's CUTLASS MoE, field by field, and the unit scale.
-
-A record is a row of integers in one output for each field, so that two exchanged fields cannot make up for each other;
-a refusal is an answer. Right or wrong, as in :mod:`oracle.contracts.layout`.
+The records of FlashInfer's CUTLASS MoE are rows of integers, one output for each field, so that two exchanged fields
+cannot cancel; a refusal is an answer. The unit scale is a contract here too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -94,6 +91,15 @@ class DeviceIdentity(LayoutContract):
 
 _NUMBERED = tuple(enumerate(decisions.GPUS, start=1))
 _SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
+_CUDA = ("cuda_major", "cuda_minor")
+
+
+class Decision(TableContract):  # reads the rows of decisions.DECISIONS under the contract's name
+    section = "Platform decisions"
+
+    def row(self, *arguments: int) -> int:
+        names = (spec.name for spec in self.inputs)
+        return decisions.decide(self.name, **dict(zip(names, arguments, strict=True)))
 
 
 def _columns(*names: str) -> tuple[TensorSpec, ...]:
@@ -101,96 +107,79 @@ def _columns(*names: str) -> tuple[TensorSpec, ...]:
 
 
 @register
-class DeepGemmSupported(TableContract):
+class DeepGemmSupported(Decision):
     name = "is_deep_gemm_supported"
-    section = "Platform decisions"
     summary = "sm90 or sm100, the package there, the switch on, FlashInfer's MoE off"
     source = "vLLM utils/deep_gemm.is_deep_gemm_supported"
     inputs = _columns("arch", *_SWITCHES)
 
-    def row(self, *arguments: int) -> int:
-        arch, *flags = arguments
-        return int(decisions.deep_gemm_supported(arch, *(bool(flag) for flag in flags)))
-
 
 @register
-class DeepGemmE8m0(TableContract):
+class DeepGemmE8m0(Decision):
     name = "is_deep_gemm_e8m0_used"
-    section = "Platform decisions"
     summary = "DeepGEMM supported, and the UE8M0 switch of the architecture on"
     source = "vLLM utils/deep_gemm.is_deep_gemm_e8m0_used"
     inputs = _columns("arch", *_SWITCHES, "use_deep_gemm_e8m0", "use_deep_gemm_e8m0_hopper")
 
-    def row(self, *arguments: int) -> int:
-        arch, *flags = arguments
-        return int(decisions.deep_gemm_e8m0(arch, *(bool(flag) for flag in flags)))
-
 
 @register
-class DeepGemmLinear(TableContract):
+class DeepGemmLinear(Decision):
     name = "should_use_deepgemm_for_fp8_linear"
-    section = "Platform decisions"
     summary = "DeepGEMM supported, bfloat16 out, N and K multiples of 128"
     source = "vLLM utils/deep_gemm.should_use_deepgemm_for_fp8_linear"
     inputs = _columns("arch", *_SWITCHES, "bfloat16_out", "n", "k")
 
-    def row(self, *arguments: int) -> int:
-        arch, package, wanted, flashinfer_moe, bfloat16_out, n, k = arguments
-        supported = decisions.deep_gemm_supported(arch, bool(package), bool(wanted), bool(flashinfer_moe))
-        return int(decisions.deep_gemm_linear(supported, bool(bfloat16_out), n, k))
 
-
-class CutlassSupported(TableContract):
+@register
+class CutlassFp8(Decision):
     """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
 
-    section = "Platform decisions"
-    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
-    inputs: ClassVar[tuple[TensorSpec, ...]] = _columns("arch", "cuda_major", "cuda_minor")
-
-    def row(self, *arguments: int) -> int:
-        arch, major, minor = arguments
-        return int(decisions.cutlass_supported(self.name, arch, (major, minor)))
-
-
-@register
-class CutlassFp8(CutlassSupported):
     name = "cutlass_fp8_supported"
     summary = "sm89 with CUDA 12.4, sm90 and above with CUDA 12.0"
+    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
+    inputs = _columns("arch", *_CUDA)
 
 
 @register
-class CutlassBlockFp8(CutlassSupported):
+class CutlassBlockFp8(Decision):
+    """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
+
     name = "cutlass_block_fp8_supported"
     summary = "sm90 with CUDA 12.0, sm100 and above with CUDA 12.8"
+    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
+    inputs = _columns("arch", *_CUDA)
 
 
 @register
-class CutlassGroupGemm(CutlassSupported):
+class CutlassGroupGemm(Decision):
+    """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
+
     name = "cutlass_group_gemm_supported"
     summary = "sm90 with CUDA 12.3, sm100 and above with CUDA 12.8"
+    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
+    inputs = _columns("arch", *_CUDA)
 
 
 @register
-class SparseCutlass(CutlassSupported):
+class SparseCutlass(Decision):
+    """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
+
     name = "sparse_cutlass_supported"
     summary = "sm90 with CUDA 12.2"
+    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
+    inputs = _columns("arch", *_CUDA)
 
 
 @register
-class RowwiseTorch(TableContract):
+class RowwiseTorch(Decision):
     name = "use_rowwise_torch_scaled_mm"
-    section = "Platform decisions"
     summary = "ROCm, torch 2.7 and capability 9.4, compared as versions"
     source = "vLLM w8a8_utils.USE_ROWWISE_TORCH_SCALED_MM"
     inputs = _columns("rocm", "capability_major", "capability_minor", "torch_major", "torch_minor")
 
-    def row(self, *arguments: int) -> int:
-        rocm, major, minor, torch_major, torch_minor = arguments
-        return int(decisions.rowwise_torch(bool(rocm), (major, minor), (torch_major, torch_minor)))
-
 
 @register
-class MoeBackend(TableContract):
+class MoeBackend(Decision):
     """``choice``: 0 unset, 1 throughput, 2 latency, 3 masked_gemm. Answer: 0 refused, 1 CUTLASS, 2 TensorRT-LLM,
     3 CUTEDSL."""
 
@@ -200,12 +189,9 @@ class MoeBackend(TableContract):
     source = "vLLM flashinfer_utils.get_flashinfer_moe_backend"
     inputs = _columns("arch", "choice")
 
-    def row(self, *arguments: int) -> int:
-        return decisions.moe_backend(*arguments)
-
 
 @register
-class GlobalScale(TableContract):
+class GlobalScale(Decision):
     """``backend``: 0 none, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL."""
 
     name = "is_flashinfer_supporting_global_sf"
@@ -214,14 +200,12 @@ class GlobalScale(TableContract):
     source = "vLLM flashinfer_utils.is_flashinfer_supporting_global_sf"
     inputs = _columns("backend")
 
-    def row(self, *arguments: int) -> int:
-        return int(decisions.supports_global_scale(arguments[0]))
-
 
 @register
 class NumSms(TableContract):
-    """``product``: 0 no GPU, else its number in :data:`oracle.truth.decisions.GPUS`; ``reported``: the count of a driver, -1
-    when the machine is described by its product alone. Answer: multiprocessors, 0 where the question is refused."""
+    """``product``: 0 no GPU, else its number in :data:`oracle.truth.decisions.GPUS`; ``reported``: the count of a
+    driver, -1 when the machine is described by its product alone. Answer: multiprocessors, 0 where the question is
+    refused."""
 
     name = "get_num_sms"
     section = "GEMM"

@@ -115,7 +115,7 @@ class RequiredLayout(LayoutContract):
         OptionSpec("mn", None, None, "rows of the operand"),
         OptionSpec("k", None, None, "columns of the operand"),
         OptionSpec("gran_mn", 1, (1, 128), "rows that share a scale"),
-        OptionSpec("target", "sm90", layout.strided.ARCHES, "arch whose layout is asked for"),
+        OptionSpec("target", "sm90", layout.ARCHES, "arch whose layout is asked for"),
     )
     strided = True
 
@@ -135,7 +135,7 @@ class SwizzleScale(LayoutContract):
     summary = "scales in tiles of 128x4 or 8x4"
     source = "cuBLAS 1D block scaling factors layout; TensorRT-LLM get_sf_out_offset_8x4"
     inputs = (TensorSpec("scale", ONE_BYTE, None, "[M, C] or [G, M, C]"),)
-    options = (OptionSpec("tile", "128x4", tuple(layout.swizzle.HEIGHTS), "height x width of a tile"),)
+    options = (OptionSpec("tile", "128x4", tuple(layout.HEIGHTS), "height x width of a tile"),)
 
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
         return {"out": layout.swizzle_scale(inputs["scale"], tile=str(options["tile"]))}

@@ -1,0 +1,284 @@
+"""What each library supports, as rows of data: architecture, CUDA, torch, package, switch, dtype, alignment, M.
+
+A row of :data:`NEEDS` is one condition on a field of the problem, the machine or the configuration, with the reason
+that is given where it fails. :func:`why_not` reads the rows of a backend in order and returns the first such reason.
+Every threshold is written once, here: the rows, the published predicates (:mod:`kernels.platform`,
+:mod:`kernels.moe`) and the code that runs share these constants.
+
+Sources: vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu and utils/deep_gemm.py; torch's ScaledBlas.cpp; the
+sources of sgl-kernel 0.3.21, DeepGEMM and FlashInfer. Not covered: shapes that no row of a library mentions.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from kernels.config import Config
+    from kernels.plan import Problem
+    from kernels.platform import Machine
+
+Version = tuple[int, ...]
+Build = tuple[int, int | None, Version]
+"""Capabilities ``low <= sm < high`` (None: no upper limit), and the least CUDA that compiles a kernel for them."""
+
+PACKAGES = ("deep_gemm", "flashinfer", "flashinfer_cubin", "vllm_ops", "sgl_kernel", "triton")
+"""Packages a row can ask for."""
+E4M3_SM = 89
+"""The first capability that converts to E4M3 and multiplies it."""
+E4M3_GFX = (9, 4)
+"""The same for AMD: gfx942."""
+DEEP_GEMM_SM = (90, 100)
+E8M0_SWITCH: Mapping[int, str] = {90: "use_deep_gemm_e8m0_hopper", 100: "use_deep_gemm_e8m0"}
+"""The switch that gives DeepGEMM UE8M0 scales, by capability."""
+BLOCK = 128
+"""Elements of K (and rows of a weight) to one block scale."""
+SWITCH_M = 32
+"""Rows from which DeepGEMM replaces FlashInfer's swapAB kernel."""
+CUTLASS: Mapping[str, tuple[Build, ...]] = {
+    "cutlass_fp8_supported": ((89, 90, (12, 4)), (90, None, (12, 0))),
+    "cutlass_block_fp8_supported": ((90, 100, (12, 0)), (100, None, (12, 8))),
+    "cutlass_group_gemm_supported": ((90, 100, (12, 3)), (100, None, (12, 8))),
+    "sparse_cutlass_supported": ((90, 100, (12, 2)),),
+}
+MOE_FAMILIES: tuple[tuple[str | None, range | None, str], ...] = (
+    # VLLM_FLASHINFER_MOE_BACKEND, capabilities (None: any), kernel family; the first row that fits
+    ("masked_gemm", None, "CUTEDSL"),
+    ("latency", range(100, 110), "TensorRT-LLM"),
+    ("latency", None, "CUTLASS"),
+    ("throughput", None, "CUTLASS"),
+    (None, range(90, 91), "CUTLASS"),
+)
+ROWWISE_ROCM = (2, 7)
+"""The first torch with a row-wise product on ROCm."""
+ROWWISE_CPU = (2, 12)
+"""The first torch whose ``_scaled_mm`` takes row-wise scales on a CPU: 2.11.0 refused them, 2.12.0 took them."""
+ROWWISE_CUBLAS = (12, 9)
+"""The first CUDA whose cuBLASLt has row-wise and block scales, on sm90 only; elsewhere torch takes CUTLASS's row-wise
+kernel, which writes bf16 (torch's ScaledBlas.cpp; the newest writes f16 too)."""
+SGL_SM: Mapping[str, tuple[int, ...]] = {"linear": (89, 90, 100), "block_linear": (90, 100)}
+"""Capabilities whose kernels sgl-kernel's sources dispatch to."""
+SGL_WORD = 4
+"""Groups to one packed scale of sgl-kernel: K is a multiple of four groups."""
+PLAIN_TORCH_ON_GPU = ("quant_tensor", "quant_token", "quant_group", "quant_group_packed", "cast", "layout")
+"""Operations that plain torch serves on every device."""
+GEMMS = ("fp8_gemm_nt", "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
+"""DeepGEMM's products."""
+
+
+def built(builds: tuple[Build, ...], sm: int, cuda: Version | None) -> bool:
+    """Whether a kernel is compiled for a capability with this CUDA."""
+    return any(low <= sm and (high is None or sm < high) and (cuda or (0,)) >= least for low, high, least in builds)
+
+
+class Need(NamedTuple):
+    """One condition: ``field relation bound``, looked at for the operations ``ops`` and where ``when`` holds.
+
+    A field that is None passes every relation: an extent that the caller leaves open, a bias that is not there.
+    """
+
+    field: str
+    relation: str
+    bound: Any
+    reason: str
+    ops: tuple[str, ...]
+    when: Mapping[str, object]
+
+
+RELATIONS: Mapping[str, tuple[Callable[[Any, Any], bool], str]] = {
+    # relation: (whether value and bound satisfy it, the reason where a row gives none)
+    "in": (lambda value, admitted: value in admitted, "{field}={value}; it takes {choices}"),
+    ">=": (operator.ge, ""),
+    "<": (operator.lt, ""),
+    "multiple of": (lambda value, factor: value % factor == 0, "{FIELD}={value} is not a multiple of {bound}"),
+    "built": (lambda sm_cuda, builds: built(builds, *sm_cuda), ""),
+    "none": (lambda value, _: False, "{value}"),
+}
+
+
+def _need(field: str, relation: str, bound: object = None, reason: str = "", *ops: str, **when: object) -> Need:
+    return Need(field, relation, bound, reason or RELATIONS[relation][1], ops, when)
+
+
+def _multiples(*ops: str, **factors: int) -> tuple[Need, ...]:
+    return tuple(_need(name, "multiple of", factor, "", *ops) for name, factor in factors.items())
+
+
+def _compiled(routine: str, *ops: str) -> Need:
+    parts = [
+        f"sm{low}{'+' if high is None else ''} with CUDA >= {'.'.join(map(str, least))}"
+        for low, high, least in CUTLASS[routine]
+    ]
+    reason = f"needs {' or '.join(parts)}; this is {{arch}}, CUDA {{cuda_text}}"
+    return _need("sm_cuda", "built", CUTLASS[routine], reason, *ops)
+
+
+GPU = _need("on", "in", ("gpu",), "needs a GPU; the operands are on the CPU")
+NVIDIA = (GPU, _need("vendor", "in", ("nvidia",), "needs an NVIDIA GPU; this is {arch}"))
+E4M3 = f"needs sm{E4M3_SM} or newer; this is {{arch}}"
+OUT_16 = ("bfloat16", "float16")
+OWN_BIAS = "bias={bias}; it takes the output dtype {out_dtype}"
+NO_BLOCK_BIAS = "block scales take no bias"
+SGL_NEEDS = {
+    op: f"needs {', '.join(f'sm{sm}' for sm in have)}, and CUDA 12.0 (sm89 12.4, block scales on sm100 12.8); "
+    "this is {arch}, CUDA {cuda_text}"
+    for op, have in SGL_SM.items()
+}
+
+NEEDS: Mapping[str, tuple[Need, ...]] = {
+    # backend: (field, relation, bound, reason, operations (none named: all), field=value for rows of some problems)
+    "triton": (
+        *NVIDIA,
+        _need("triton", "none"),
+        _need("sm", ">=", E4M3_SM, f"E4M3 conversion {E4M3}"),
+        _need("group_size", "in", range(4097), "group_size={value} is beyond one tile of 4096"),
+    ),
+    "cutlass": (
+        *NVIDIA,
+        _need("vllm_ops", "none"),
+        _need("sm", ">=", E4M3_SM, f"E4M3 {E4M3}", "quant_tensor", "quant_token", "quant_group", "quant_group_packed"),
+        _need("op", "none", None, "its static operator multiplies by the reciprocal; this contract divides",
+              "quant_tensor"),
+        _need("group_size", "in", (64, 128), "", "quant_group", "quant_group_packed"),
+        _compiled("cutlass_fp8_supported", "linear"),
+        _compiled("cutlass_block_fp8_supported", "block_linear"),
+        _compiled("cutlass_group_gemm_supported", "grouped_scaled"),
+        _need("bias", "none", None, NO_BLOCK_BIAS, "block_linear"),
+        *_multiples("block_linear", k=BLOCK, n=BLOCK),
+        *_multiples("linear", "grouped_scaled", k=16, n=16),
+        _need("out_dtype", "in", OUT_16, "", "linear", "block_linear", "grouped_scaled"),
+        _need("other_bias", "none", None, OWN_BIAS, "linear", "grouped_scaled"),
+    ),
+    "sgl_kernel": (
+        *NVIDIA,
+        _need("sgl_kernel", "none"),
+        _need("op", "none", None, "its per-tensor operator multiplies by the reciprocal; this contract divides",
+              "quant_tensor"),
+        _need("op", "none", None,
+              "its per-token operator has no floor on the scale, and codes a zero row of a small batch as NaN",
+              "quant_token"),
+        _need("sm", ">=", E4M3_SM, f"E4M3 {E4M3}", "quant_group", "quant_group_packed"),
+        _need("group_size", "in", (BLOCK,), "", "quant_group", "quant_group_packed"),
+        _need("a_dtype", "in", ("float8_e4m3fn", *OUT_16), "a_dtype={value}; it takes bfloat16 or float16",
+              "quant_group", "quant_group_packed"),
+        _need("ue8m0", "in", (False,), "its UE8M0 scales are packed, or rounded after the payload was quantised",
+              "quant_group", "quant_group_packed"),
+        _need("k", "multiple of", BLOCK * SGL_WORD, "K={value} ends inside a word of four groups",
+              "quant_group_packed"),
+        _need("sm", "in", SGL_SM["linear"], SGL_NEEDS["linear"], "linear"),
+        _need("sm_cuda", "built", CUTLASS["cutlass_fp8_supported"], SGL_NEEDS["linear"], "linear"),
+        _need("sm", "in", SGL_SM["block_linear"], SGL_NEEDS["block_linear"], "block_linear"),
+        _need("sm_cuda", "built", CUTLASS["cutlass_block_fp8_supported"], SGL_NEEDS["block_linear"], "block_linear"),
+        _need("bias", "none", None, NO_BLOCK_BIAS, "block_linear"),
+        _need("other_bias", "none", None, OWN_BIAS, "linear"),
+        *_multiples("block_linear", k=BLOCK, n=BLOCK),
+        *_multiples("linear", k=16, n=16),
+        _need("out_dtype", "in", OUT_16, "", "linear", "block_linear"),
+    ),
+    "torch": (
+        _need("torch", ">=", (2, 6), "torch._scaled_mm on a CPU needs torch 2.6", "linear", "torch_linear", on="cpu"),
+        _need("torch", ">=", ROWWISE_CPU,
+              "row-wise scales on a CPU need torch 2.12; use torch_channelwise_w8a8_scaled_mm",
+              "torch_linear", on="cpu", kernel="rowwise"),
+        _need("capability", ">=", E4M3_GFX, "FP8 needs gfx942 or newer; this is {arch}",
+              "linear", "torch_linear", on="gpu", vendor="amd"),
+        _need("sm", ">=", E4M3_SM, f"FP8 {E4M3}", "linear", "torch_linear", on="gpu", vendor="nvidia"),
+        *(_need(extent, "multiple of", 16, "", "linear", "torch_linear", on="gpu") for extent in ("k", "n")),
+        _need("torch", ">=", ROWWISE_ROCM,
+              "row-wise scaling needs sm89 or newer, or ROCm with torch 2.7 on gfx942 or newer",
+              "torch_linear", on="gpu", vendor="amd", kernel="rowwise"),
+        _need("out_dtype", "in", ("bfloat16",),
+              "out_dtype={value}: row-wise products write bfloat16, others only on Hopper with CUDA 12.9; use "
+              "torch_channelwise_w8a8_scaled_mm",
+              "torch_linear", on="gpu", kernel="rowwise", rowwise_cublas=False),
+        _need("bias", "none", None, "a fused bias needs bf16 or f16 output; use torch_channelwise_w8a8_scaled_mm",
+              "torch_linear", on="gpu", out_dtype="float32"),
+        _need("other_bias", "none", None, OWN_BIAS, "torch_linear", on="gpu"),
+        *(need._replace(ops=("block_linear", "grouped_scaled")) for need in NVIDIA),
+        _need("family", "in", (9,), "the kernel is Hopper's; this is {arch}", "block_linear", "grouped_scaled"),
+        _need("torch", ">=", (2, 10), "torch.nn.functional.scaled_mm needs torch 2.10", "block_linear"),
+        _need("cuda", ">=", ROWWISE_CUBLAS, "block-scaled cuBLASLt needs CUDA 12.9", "block_linear"),
+        _need("bias", "none", None, "block scales take no bias here", "block_linear"),
+        *_multiples("block_linear", k=BLOCK, n=BLOCK),
+        _need("out_dtype", "in", ("bfloat16", "float32"), "", "block_linear"),
+        _need("torch", ">=", (2, 8), "torch._scaled_grouped_mm needs torch 2.8", "grouped_scaled"),
+        *_multiples("grouped_scaled", k=16, n=16),
+        _need("out_dtype", "in", ("bfloat16",), "", "grouped_scaled"),
+        _need("scales", "in", (("token", "channel"),), "it takes scales per token and per channel", "grouped_scaled"),
+    ),
+    "deep_gemm": (
+        *NVIDIA,
+        _need("sm", "in", DEEP_GEMM_SM, "needs sm90 or sm100; this is {arch}"),
+        _need("use_deep_gemm", "in", (True,), "switched off by VLLM_USE_DEEP_GEMM=0"),
+        _need("use_flashinfer_moe_fp8", "in", (False,), "switched off by VLLM_USE_FLASHINFER_MOE_FP8=1"),
+        _need("deep_gemm", "none"),
+        _need("out_dtype", "in", ("bfloat16",), "", *GEMMS),
+        _need("c", "none", None, "c needs weights with one scale per channel, which this contract does not have",
+              *GEMMS),
+        *_multiples(*GEMMS, k=BLOCK, n=64),
+        _need("heads", "in", (32, 64), "", "mqa_logits", "paged_mqa_logits"),
+        _need("head_dim", "in", (32, 64, 128), "", "mqa_logits", "paged_mqa_logits"),
+        _need("block_size", "in", (64,), "", "mqa_logits", "paged_mqa_logits"),
+    ),
+    "flashinfer": (
+        *NVIDIA,
+        _need("family", "in", (10,), "the TensorRT-LLM kernel needs the sm100 family; this is {arch}", "moe_trtllm"),
+        _need("family", "in", (9, 10, 12), "needs sm90 or newer; this is {arch}", "moe_cutlass"),
+        _need("sm", "in", (90,), "fp8_blockscale_gemm_sm90 needs sm90; this is {arch}",
+              "blockscale_sm90", "dynamic_blockscale"),
+        _need("cuda", ">=", (12, 8), "needs CUDA >= 12.8; this is {cuda_tuple}",
+              "blockscale_sm90", "dynamic_blockscale"),
+        _need("blockscale_gemm_flashinfer", "in", (True,), "switched off by VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0",
+              "blockscale_sm90", "dynamic_blockscale"),
+        _need("batch_invariant", "in", (False,), "batch-invariant mode keeps one kernel for every M",
+              "dynamic_blockscale"),
+        _need("m", "<", SWITCH_M, "M={value} >= {bound} goes to DeepGEMM", "dynamic_blockscale"),
+        _need("flashinfer", "none"),
+        _need("flashinfer_cubin", "none", None, "", "moe_trtllm"),
+        *_multiples("blockscale_sm90", "dynamic_blockscale", k=BLOCK, n=64),
+        _need("out_dtype", "in", ("bfloat16",),
+              "out_dtype={value}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast",
+              "blockscale_sm90", "dynamic_blockscale"),
+    ),
+    "eager": (
+        _need("on", "in", ("cpu",), "plain torch serves CPU tensors only; on a GPU it would hide a missing library",
+              any_device=False),
+    ),
+}  # fmt: skip
+
+
+def why_not(backend: str, p: Problem, machine: Machine, config: Config) -> str | None:
+    """The reason of the first row of a backend that fails, None when every row holds."""
+    values = _values(p, machine, config)
+    for need in NEEDS[backend]:
+        if need.ops and p.op not in need.ops or any(values[name] != value for name, value in need.when.items()):
+            continue
+        value = values[need.field]
+        if value is None or RELATIONS[need.relation][0](value, need.bound):
+            continue
+        *others, last = need.bound if isinstance(need.bound, tuple) else ("",)
+        choices = f"{', '.join(map(str, others))} or {last}" if others else last
+        described = {"field": need.field, "FIELD": need.field.upper(), "value": value, "bound": need.bound}
+        return need.reason.format(**{**values, **described, "choices": choices})
+    return None
+
+
+def _values(p: Problem, machine: Machine, config: Config) -> dict[str, Any]:
+    """What a row can name: fields of the three records, why a package is unusable, and what follows from these."""
+    cuda = machine.cuda or (0,)
+    return {
+        **vars(config), **vars(p), **{name: machine.package(name).why_not for name in PACKAGES},
+        "vendor": machine.vendor, "arch": machine.arch, "capability": machine.capability, "torch": machine.torch,
+        "on": "cpu" if machine.vendor == "cpu" or p.device == "cpu" else "gpu",
+        "sm": machine.sm, "family": machine.sm // 10, "sm_cuda": (machine.sm, machine.cuda),
+        "cuda": cuda, "cuda_tuple": machine.cuda, "cuda_text": ".".join(map(str, machine.cuda or ())),
+        "scales": (p.a_scale, p.b_scale), "other_bias": None if p.bias == p.out_dtype else p.bias,
+        "any_device": p.op in PLAIN_TORCH_ON_GPU, "rowwise_cublas": rowwise_cublas(machine),
+    }  # fmt: skip
+
+
+def rowwise_cublas(machine: Machine) -> bool:
+    """Whether torch's row-wise product is cuBLASLt's, the only one that writes more than bf16."""
+    return machine.sm // 10 == 9 and (machine.cuda or (0,)) >= ROWWISE_CUBLAS

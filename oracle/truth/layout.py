@@ -1,0 +1,576 @@
+"""Where numbers lie in memory: padding, packing, swizzling and permuting, each with its inverse.
+
+A layout moves bits and never computes with values. Every map is injective, so unpacking what was packed gives the same
+bits back; memory that no number maps to is padding, zero when written here, and never read by an inverse. Logical
+shapes stay; ``G`` groups follow one another; ``C`` is the number of K blocks.
+
+Integers            ceil_div(x, y) = ceil(x / y); align(x, y) = y ceil(x / y);
+                    tile = clamp(next power of two >= floor(1.3 floor(T top_k / E)), 8, 64)
+Column-major, TMA   element (m, c) at offset c * align(M, 4) + m, in float32
+Packed UE8M0        byte j of word (m, c) is the exponent byte of scale (m, 4c + j), little endian; words as above;
+                    bytes past the last column are 0
+128x4 tiles         element (m, c) at ((m // 128) T + c // 4) 512 + (m % 32) 16 + (m % 128 // 32) 4 + c % 4
+8x4 tiles           element (m, c) at ((m // 8) T + c // 4) 32 + (m % 8) 4 + c % 4, with T = ceil(C / 4) tiles across;
+                    rows are padded to the tile's height and columns to 4
+Experts             w13 [E, 2 I, H] holds the gate rows, then the up rows; w2 [E, H, I]. A row order is an int64 tensor:
+                    row i of the result is row order[i] of the input
+  swap              halves exchanged; an involution
+  gated order       out[2 i] = gate[i], out[2 i + 1] = up[i]
+  shuffle           in every block of 32 rows, out[8 c + d] = in[4 d + c], c < 4 and d < 8 (16 rows: out[8 c + d] =
+                    in[2 d + c], c < 2), so that the 8 rows that a fragment of the transposed MMA takes are consecutive
+  padding           the gate half to rows [0, I_p), the up half to [I_p, 2 I_p), w2 to columns [0, I_p); zeros, and
+                    silu(0) * 0 = 0 meets a zero column, so the fused product is unchanged
+Paged keys          kv_cache [blocks, P, 1, D + 4] uint8, P tokens a block (64). Flat bytes of a block: [t D, (t + 1) D)
+                    the E4M3 codes of token t, [P D + 4 t, P D + 4 t + 4) its float32 scale, little endian. The shape
+                    suggests that a token's scale follows its codes; it does not
+
+Sources: DeepGEMM deep_gemm/utils/math.py, layout.py, smxx_layout.cuh and tests/test_attention.py (strides and the cache
+measured on an H200: ``[31, 7]`` float32 becomes int32 ``[31, 2]`` with strides ``(1, 32)``); NVIDIA cuBLAS
+documentation, "1D block scaling factors layout" (128x4); TensorRT-LLM quantization_utils.cuh
+``get_sf_out_offset_8x4``, shuffleMatrixA and reorderRowsForGatedActGemm, the latter two checked index for index against
+the pure-torch helpers of flashinfer-python; vLLM w8a8_utils (17 rows) and flashinfer_utils. Not covered: K-grouped
+layouts, shuffled scale factors, BlockMajorK, requantisation and scale arithmetic (:mod:`oracle.truth.shards`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oracle.errors import DtypeError, InputError, LayoutError, OptionError, ShapeError
+from oracle.numbers.formats import codes_of, decode
+from oracle.numbers.rounding import exponent_of, power_of_two
+
+OUTPUT_PADDING = 17
+"""Least number of rows that ``Fp8LinearOp`` passes to ``torch._scaled_mm``, which is faster above 16 rows."""
+TMA_BYTES = 16
+SMALLEST_TILE, LARGEST_TILE = 8, 64
+BLOCK = 128
+PACK = 4
+"""Exponent bytes of one int32."""
+BIAS = 127
+ARCHES = ("sm90", "sm100")
+HEIGHTS = {"128x4": 128, "8x4": 8}
+"""Rows of a tile of scales."""
+WIDTH = 4
+"""Columns of a tile of scales."""
+INTERMEDIATE_ALIGNMENT = 16
+EPILOGUE_TILE_M = 128
+FRAGMENT = 8
+SCALE_BYTES = 4
+
+
+def ceil_div(x: int, y: int) -> int:
+    """``ceil(x / y)``. Raises OptionError unless ``x >= 0`` and ``y > 0``."""
+    if x < 0 or y <= 0:
+        raise OptionError(f"ceil_div({x}, {y}): takes x >= 0 and y > 0")
+    whole, rest = divmod(x, y)
+    return whole + (rest > 0)
+
+
+def align(x: int, y: int) -> int:
+    """The smallest multiple of ``y`` that is not below ``x``; arguments as :func:`ceil_div`."""
+    return y * ceil_div(x, y)
+
+
+def tma_aligned(mn: int, element_size: int) -> int:
+    """Leading stride, in elements, of a matrix whose columns start at multiples of 16 bytes.
+
+    Raises OptionError when 16 is no multiple of ``element_size``.
+    """
+    if element_size <= 0 or TMA_BYTES % element_size:
+        raise OptionError(f"element_size={element_size} does not divide {TMA_BYTES} bytes")
+    return align(mn, TMA_BYTES // element_size)
+
+
+def padded_rows(rows: int, padding: int | None) -> int:
+    """Rows of a quantised activation: at least ``padding`` of them (``num_token_padding``), None for no padding."""
+    if padding is None:
+        return rows
+    if padding <= 0:
+        raise OptionError(f"num_token_padding={padding}: pass a positive number of rows, or None")
+    return max(rows, padding)
+
+
+def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> int:
+    """Tokens of one tile of the TensorRT-LLM MoE kernel, with 30 % added for imbalance.
+
+    Raises OptionError when a count is negative or there is no expert.
+    """
+    if num_tokens < 0 or top_k < 0 or num_experts <= 0:
+        raise OptionError(f"num_tokens={num_tokens}, top_k={top_k}, num_experts={num_experts}: counts, experts > 0")
+    expected = num_tokens * top_k // num_experts
+    # floor(1.3 n): the float64 nearest to 1.3 is above it, so the float product has the same floor below 2**49.
+    needed = 13 * expected // 10
+    tile = SMALLEST_TILE
+    while tile < needed and tile < LARGEST_TILE:
+        tile *= 2
+    return tile
+
+
+# --- scales along MN for TMA -----------------------------------------------------------------------------------------
+
+
+def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
+    """Float32 scales as columns at strides of ``align(M, 4)``.
+
+    ``scale [M, C]`` or ``[G, M, C]``, any strides. The result has its shape and bits, strides ``([C * L,] 1, L)`` with
+    ``L = align(M, 4)``; lanes ``M..L-1`` are zero.
+
+    Raises DtypeError, ShapeError.
+    """
+    _matrix_or_group("scale", scale, torch.float32)
+    return _columns(scale)
+
+
+def row_major(x: Tensor) -> Tensor:
+    """The inverse of every strided layout here: the logical elements, contiguous; padding is not read."""
+    return x.contiguous()
+
+
+def pad_lanes(x: Tensor) -> Tensor:
+    """The padding of a column-major TMA-aligned tensor ``[..., M, C]`` as a view ``[..., L - M, C]``.
+
+    Raises LayoutError when the memory behind ``x`` ends before the last column's padding does.
+    """
+    if not has_pad_lanes(x):
+        raise LayoutError(f"the memory of x {list(x.shape)} ends before its last column's padding; lay it out again")
+    rows = x.shape[-2]
+    view = [*x.shape[:-2], tma_aligned(rows, x.element_size()) - rows, x.shape[-1]]
+    return x.as_strided(view, x.stride(), x.storage_offset() + rows * x.stride(-2))
+
+
+def has_pad_lanes(x: Tensor) -> bool:
+    """Whether the memory behind a column-major tensor holds the padding of its last column."""
+    missing = tma_aligned(x.shape[-2], x.element_size()) - x.shape[-2]
+    last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return (last + missing + 1) * x.element_size() <= x.untyped_storage().nbytes()
+
+
+def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor) -> Tensor:
+    """Exponent bytes of four consecutive K blocks in one int32, words in columns at strides of ``align(M, 4)``.
+
+    Parameters
+    ----------
+    scale : Tensor ``[M, C]`` or ``[G, M, C]``, float32
+        Powers of two from 2^-127 (byte 0) to 2^127 (byte 254).
+
+    Returns
+    -------
+    Tensor
+        int32 ``[..., M, ceil(C / 4)]``, strides ``([...,] 1, align(M, 4))``; padding bytes and lanes are zero.
+
+    Raises
+    ------
+    DtypeError, ShapeError
+    InputError
+        An element is no such power of two: any other bit would bleed into a neighbour's byte.
+    """
+    _matrix_or_group("scale", scale, torch.float32)
+    value = decode(scale)
+    exponent = exponent_of(value)
+    admitted = (value == power_of_two(exponent)) & (exponent >= -BIAS) & (exponent <= BIAS)
+    if not bool(admitted.all()):
+        index = tuple(torch.nonzero(~admitted)[0].tolist())
+        raise InputError(
+            f"scale{list(index)} = {float(value[index]):.9g} is no power of two from 2^-127 to 2^127; round the scale "
+            "up with ceil_to_ue8m0 and requantise the payload with it before packing"
+        )
+    columns = scale.shape[-1]
+    byte = torch.nn.functional.pad(exponent + BIAS, (0, align(columns, PACK) - columns))
+    byte = byte.reshape(*byte.shape[:-1], -1, PACK)
+    word = sum((byte[..., j] << (8 * j) for j in range(PACK)), torch.zeros_like(byte[..., 0]))
+    # a word above 2**31 is the int32 with the same bits
+    signed = torch.where(word >= 1 << 31, word - (1 << 32), word)
+    return _columns(signed.to(torch.int32))
+
+
+def unpack_ue8m0(packed: Tensor, columns: int) -> Tensor:
+    """The inverse of packing: float32 powers of two ``[..., M, columns]``, contiguous.
+
+    Raises
+    ------
+    DtypeError, ShapeError
+    InputError
+        A byte is 255, which is NaN.
+    """
+    _matrix_or_group("packed", packed, torch.int32)
+    if packed.shape[-1] != ceil_div(columns, PACK):
+        raise ShapeError(f"packed has {packed.shape[-1]} words a row; {columns} columns take {ceil_div(columns, PACK)}")
+    word = packed.to(torch.int64)
+    byte = torch.stack([(word >> (8 * j)) & 0xFF for j in range(PACK)], dim=-1).flatten(-2)[..., :columns]
+    if bool((byte == 0xFF).any()):
+        raise InputError("packed holds exponent byte 255, which is NaN; the scales were not finite")
+    return power_of_two(byte - BIAS).to(torch.float32)  # exact: a power of two in the range of float32
+
+
+def transform_sf_into_required_layout(
+    scale: Tensor, *, mn: int, k: int, gran_mn: int, arch: str, gran_k: int = BLOCK
+) -> Tensor:
+    """The layout in which DeepGEMM takes a scale on an arch.
+
+    ============ ==================== =====================================================
+    arch         ``gran_mn``          result
+    ============ ==================== =====================================================
+    sm90         1                    float32, column-major TMA-aligned
+    sm90         128                  float32, unchanged
+    sm100        1                    packed UE8M0
+    sm100        128                  packed UE8M0 of the rows repeated 128 times (to ``mn``)
+    ============ ==================== =====================================================
+
+    Parameters
+    ----------
+    scale : Tensor ``[ceil(mn / gran_mn), ceil(k / gran_k)]`` float32, or with a leading ``G``
+
+    Raises
+    ------
+    OptionError
+        An arch or granularity that has no row above.
+    ShapeError, DtypeError, InputError
+        As the layouts themselves.
+    """
+    if arch not in ARCHES or gran_mn not in (1, BLOCK) or gran_k != BLOCK:
+        raise OptionError(
+            f"no layout is required for arch={arch!r}, granularity {gran_mn}x{gran_k}; arches {', '.join(ARCHES)}, "
+            f"granularities 1x{BLOCK} and {BLOCK}x{BLOCK}"
+        )
+    _matrix_or_group("scale", scale, torch.float32)
+    expected = (ceil_div(mn, gran_mn), ceil_div(k, gran_k))
+    if tuple(scale.shape[-2:]) != expected:
+        raise ShapeError(
+            f"scale has shape {list(scale.shape)}; mn={mn}, k={k} at {gran_mn}x{gran_k} take {list(expected)}, with a "
+            "leading G for groups"
+        )
+    if arch == "sm90":
+        return scale if gran_mn == BLOCK else get_col_major_tma_aligned_tensor(scale)
+    row = torch.arange(mn, device=scale.device) // gran_mn
+    return get_mn_major_tma_aligned_packed_ue8m0_tensor(scale.index_select(-2, row))
+
+
+def _columns(x: Tensor) -> Tensor:
+    """The elements of ``[..., M, C]`` placed at ``(g C + c) L + m`` of zeroed memory."""
+    *groups, rows, columns = x.shape
+    lanes = tma_aligned(rows, x.element_size())
+    memory = torch.zeros((*groups, columns, lanes), dtype=x.dtype, device=x.device)
+    target = codes_of(memory) if memory.is_floating_point() else memory
+    source = codes_of(x) if x.is_floating_point() else x
+    target[..., :rows] = source.transpose(-1, -2)
+    return memory.transpose(-1, -2)[..., :rows, :]
+
+
+def _matrix_or_group(name: str, x: Tensor, dtype: torch.dtype) -> None:
+    if x.dtype is not dtype:
+        raise DtypeError(f"{name} has dtype {x.dtype}; this layout takes {dtype}")
+    if x.dim() not in (2, 3):
+        raise ShapeError(f"{name} has shape {list(x.shape)}; pass [M, C] or [G, M, C]")
+
+
+# --- tiles of scales -------------------------------------------------------------------------------------------------
+
+
+def swizzle_offsets(rows: int, columns: int, *, tile: str) -> Tensor:
+    """Offset of every element, int64 ``[rows, columns]``. Raises OptionError when no tile has this name."""
+    if tile not in HEIGHTS:
+        raise OptionError(f"no tile {tile!r}; there are {', '.join(HEIGHTS)}")
+    height = HEIGHTS[tile]
+    m = torch.arange(rows, device="cpu")[:, None]
+    c = torch.arange(columns, device="cpu")[None, :]
+    first = (m // height * ceil_div(columns, WIDTH) + c // WIDTH) * (height * WIDTH)
+    if height == 8:
+        return first + m % 8 * 4 + c % 4
+    return first + m % 32 * 16 + m % 128 // 32 * 4 + c % 4
+
+
+def swizzle_scale(scale: Tensor, *, tile: str = "128x4", fill: int = 0) -> Tensor:
+    """Scales ``[M, C]`` or ``[G, M, C]`` in tiles, flat per group.
+
+    Parameters
+    ----------
+    scale : Tensor of a 1-byte dtype (uint8, E8M0, E4M3)
+    fill : int
+        Byte written to the padding.
+
+    Returns
+    -------
+    Tensor
+        Same dtype, ``[align(M, 128 or 8) * align(C, 4)]``, with a leading ``G`` for groups.
+    """
+    if scale.element_size() != 1 or scale.dim() not in (2, 3):
+        raise ShapeError(f"scale is {scale.dtype} {list(scale.shape)}; pass [M, C] or [G, M, C] of a 1-byte dtype")
+    rows, columns = scale.shape[-2:]
+    offsets = swizzle_offsets(rows, columns, tile=tile).flatten().to(scale.device)
+    size = align(rows, HEIGHTS[tile]) * align(columns, WIDTH)
+    memory = torch.full((*scale.shape[:-2], size), fill, dtype=torch.uint8, device=scale.device)
+    memory[..., offsets] = scale.view(torch.uint8).flatten(-2)
+    return memory.view(scale.dtype)
+
+
+def unswizzle_scale(memory: Tensor, rows: int, columns: int, *, tile: str = "128x4") -> Tensor:
+    """The inverse of :func:`swizzle_scale`: ``[rows, columns]`` (with a leading ``G``), contiguous.
+
+    Raises ShapeError when the memory is not that of ``rows x columns`` scales.
+    """
+    offsets = swizzle_offsets(rows, columns, tile=tile).flatten().to(memory.device)
+    size = align(rows, HEIGHTS[tile]) * align(columns, WIDTH)
+    if memory.element_size() != 1 or memory.dim() not in (1, 2) or memory.shape[-1] != size:
+        raise ShapeError(
+            f"the {tile} layout of {rows} x {columns} scales is [{size}] bytes (with a leading G for groups), not "
+            f"{list(memory.shape)} of {memory.dtype}"
+        )
+    flat = memory.view(torch.uint8)[..., offsets]
+    return flat.reshape(*memory.shape[:-1], rows, columns).view(memory.dtype)
+
+
+# --- weights of experts ----------------------------------------------------------------------------------------------
+
+
+def swap_w13_to_w31(x: Tensor) -> Tensor:
+    """The halves of dim -2 exchanged, for weights ``[..., 2 I, H]`` and for their block scales ``[..., 2 B, C]``.
+
+    Raises
+    ------
+    ShapeError
+        The rows do not split into two halves (block scales: ``2 I / 128`` must be even).
+    """
+    rows = x.shape[-2] if x.dim() >= 2 else 0
+    if rows == 0 or rows % 2:
+        raise ShapeError(
+            f"x has shape {list(x.shape)}: dim -2 must split into two halves; an odd number of block-scale rows means "
+            "that a block spans gate and up, pad the intermediate size to a multiple of 128 first"
+        )
+    half = rows // 2
+    order = torch.cat([torch.arange(half, rows, device="cpu"), torch.arange(half, device="cpu")])
+    return _rows(x, order)
+
+
+def gated_row_order(rows: int) -> Tensor:
+    """The order that alternates gate and up rows. Raises ShapeError when ``rows`` is odd."""
+    if rows % 2:
+        raise ShapeError(f"{rows} rows have no gate and up half; pass an even number")
+    i = torch.arange(rows, device="cpu")
+    return i // 2 + i % 2 * (rows // 2)
+
+
+def row_order(rows: int, *, epilogue_tile_m: int = EPILOGUE_TILE_M) -> Tensor:
+    """The order of ``shuffle_matrix_a``: blocks of 32 rows when the tile is a multiple of 128, else of 16.
+
+    Raises ShapeError when ``rows`` is no multiple of the block.
+    """
+    if epilogue_tile_m <= 0:
+        raise OptionError(f"epilogue_tile_m={epilogue_tile_m}: pass a positive tile height, usually 128")
+    block = 32 if epilogue_tile_m % 128 == 0 else 16
+    if rows % block:
+        raise ShapeError(f"{rows} rows are no multiple of {block}, the shuffle's block for tiles of {epilogue_tile_m}")
+    i = torch.arange(rows, device="cpu")
+    fragments = block // FRAGMENT
+    within = i % block
+    return i - within + within % FRAGMENT * fragments + within // FRAGMENT
+
+
+def inverse_order(order: Tensor) -> Tensor:
+    """The order that undoes ``order``."""
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(order.numel(), device=order.device)
+    return inverse
+
+
+def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
+    """Gate and up rows of ``w [2 I, H]`` alternating; undone by ``undo_rows(w, gated_row_order(2 I))``."""
+    _matrix("w", w)
+    return _rows(w, gated_row_order(w.shape[0]))
+
+
+def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = EPILOGUE_TILE_M) -> Tensor:
+    """Rows of ``w [M, K]`` in the order of the transposed MMA; undone by ``undo_rows(w, row_order(M))``."""
+    _matrix("w", w)
+    return _rows(w, row_order(w.shape[0], epilogue_tile_m=epilogue_tile_m))
+
+
+def undo_rows(w: Tensor, order: Tensor) -> Tensor:
+    """The rows of ``w [..., M, K]`` before ``order`` was applied."""
+    if order.numel() != w.shape[-2]:
+        raise ShapeError(f"w has {w.shape[-2]} rows, the order {order.numel()}")
+    return _rows(w, inverse_order(order))
+
+
+def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
+    gemm1_weights: Tensor, gemm2_weights: Tensor, *, is_gated: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Both weights of every expert in the order of TensorRT-LLM's per-tensor FP8 kernel, as new tensors.
+
+    ``gemm1_weights [E, 2 I, H]`` is gate/up interleaved (when gated) and shuffled, ``gemm2_weights [E, H, I]``
+    shuffled. Undone by :func:`unrotate_weights`. Raises ShapeError for rows that are no multiple of 32.
+    """
+    order1, order2 = _rotation(gemm1_weights, gemm2_weights, is_gated)
+    return _rows(gemm1_weights, order1), _rows(gemm2_weights, order2)
+
+
+def unrotate_weights(gemm1_weights: Tensor, gemm2_weights: Tensor, *, is_gated: bool = True) -> tuple[Tensor, Tensor]:
+    """The inverse of :func:`rotate_weights_for_fi_trtllm_fp8_per_tensor_moe`."""
+    order1, order2 = _rotation(gemm1_weights, gemm2_weights, is_gated)
+    return undo_rows(gemm1_weights, order1), undo_rows(gemm2_weights, order2)
+
+
+def align_fp8_moe_weights_for_fi(
+    w13: Tensor, w2: Tensor, is_act_and_mul: bool, *, min_alignment: int = INTERMEDIATE_ALIGNMENT
+) -> tuple[Tensor, Tensor, int]:
+    """The intermediate size padded with zeros to a multiple of ``min_alignment``, each half in its own place.
+
+    Parameters
+    ----------
+    w13 : Tensor ``[E, 2 I, H]`` (``[E, I, H]`` without a gate), any dtype
+    w2 : Tensor ``[E, H, I]``
+
+    Returns
+    -------
+    (w13, w2, padded intermediate size)
+        The same objects when ``I`` is aligned already.
+
+    Raises
+    ------
+    ShapeError
+        The shapes disagree.
+    """
+    padded = align(_intermediate(w13, w2, is_act_and_mul), min_alignment)
+    return _padded(w13, w2, _half_rows(w2.shape[2], padded, is_act_and_mul), padded)
+
+
+def align_fp8_moe_weights_for_fi_published(
+    w13: Tensor, w2: Tensor, is_act_and_mul: bool, *, min_alignment: int = INTERMEDIATE_ALIGNMENT
+) -> tuple[Tensor, Tensor, int]:
+    """The published placement, a fault for gated weights: rows ``[0, 2 I)`` copied as one run.
+
+    The up half then starts at ``I`` instead of ``I_p``: ``up[0 : I_p - I]`` lies in the gate's padding, and row ``i``
+    of the up half that the kernel reads is ``up[i + I_p - I]``. Source: vLLM 0.20.2 flashinfer_utils.py.
+    """
+    padded = align(_intermediate(w13, w2, is_act_and_mul), min_alignment)
+    return _padded(w13, w2, torch.arange(w13.shape[1], device="cpu"), padded)
+
+
+def prepare_fp8_moe_layer_for_fi(
+    w13: Tensor,
+    w2: Tensor,
+    w13_scale: Tensor,
+    w2_scale: Tensor,
+    *,
+    block_quant: bool,
+    is_act_and_mul: bool = True,
+    is_trtllm: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weights and scales as FlashInfer's MoE kernels take them.
+
+    In this order: the intermediate size is padded (not with block scales, whose blocks cover the rows as they are), the
+    halves are exchanged (with their block scales), and TensorRT-LLM's per-tensor kernel gets its row order. Scales are
+    not clamped.
+    """
+    if not block_quant:
+        w13, w2, _ = align_fp8_moe_weights_for_fi(w13, w2, is_act_and_mul)
+    if is_act_and_mul:
+        w13 = swap_w13_to_w31(w13)
+        w13_scale = swap_w13_to_w31(w13_scale) if block_quant else w13_scale
+    if is_trtllm and not block_quant:
+        w13, w2 = rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(w13, w2, is_gated=is_act_and_mul)
+    return w13, w2, w13_scale, w2_scale
+
+
+def unalign_fp8_moe_weights(
+    w13: Tensor, w2: Tensor, is_act_and_mul: bool, *, intermediate: int
+) -> tuple[Tensor, Tensor]:
+    """The inverse of :func:`align_fp8_moe_weights_for_fi`; padding is not read."""
+    padded = w2.shape[-1]
+    if not 0 < intermediate <= padded:
+        raise ShapeError(f"intermediate={intermediate} does not fit w2 {list(w2.shape)}")
+    return _rows(w13, _half_rows(intermediate, padded, is_act_and_mul)), w2[..., :intermediate].contiguous()
+
+
+def _intermediate(w13: Tensor, w2: Tensor, is_act_and_mul: bool) -> int:
+    _experts(w13, w2)
+    intermediate = w2.shape[2]
+    halves = 2 if is_act_and_mul else 1
+    if w13.shape[1] != halves * intermediate or w13.shape[2] != w2.shape[1]:
+        raise ShapeError(
+            f"w13 {list(w13.shape)} and w2 {list(w2.shape)} disagree; w2 [E, H, I] takes w13 [E, {halves} I, H]"
+        )
+    return intermediate
+
+
+def _half_rows(intermediate: int, padded: int, is_act_and_mul: bool) -> Tensor:
+    """The row in the padded w13 of each row of the unpadded one."""
+    starts = (0, padded) if is_act_and_mul else (0,)
+    return torch.cat([start + torch.arange(intermediate, device="cpu") for start in starts])
+
+
+def _padded(w13: Tensor, w2: Tensor, rows: Tensor, padded: int) -> tuple[Tensor, Tensor, int]:
+    """Both weights padded, row ``i`` of w13 in row ``rows[i]``; the same objects when nothing is missing."""
+    intermediate = w2.shape[2]
+    if padded == intermediate:
+        return w13, w2, padded
+    extent = padded * (w13.shape[1] // intermediate)
+    columns = torch.arange(intermediate, device="cpu")
+    return _placed(w13, rows, -2, extent), _placed(w2, columns, -1, padded), padded
+
+
+def _rotation(gemm1: Tensor, gemm2: Tensor, is_gated: bool) -> tuple[Tensor, Tensor]:
+    _experts(gemm1, gemm2)
+    order1, order2 = row_order(gemm1.shape[1]), row_order(gemm2.shape[1])
+    return (gated_row_order(gemm1.shape[1])[order1] if is_gated else order1), order2
+
+
+def _rows(x: Tensor, order: Tensor) -> Tensor:
+    """Rows of dim -2 by index, as bits."""
+    bits = x.view(torch.uint8) if x.element_size() == 1 else x
+    return bits.index_select(-2, order.to(x.device)).view(x.dtype)
+
+
+def _placed(x: Tensor, target: Tensor, dim: int, extent: int) -> Tensor:
+    """``x`` with index ``i`` of ``dim`` moved to ``target[i]`` of a zeroed tensor of that extent."""
+    shape = list(x.shape)
+    shape[dim] = extent
+    bits = x.view(torch.uint8) if x.element_size() == 1 else x
+    memory = torch.zeros(shape, dtype=bits.dtype, device=x.device)
+    return memory.index_copy_(dim, target.to(x.device), bits).view(x.dtype)
+
+
+def _matrix(name: str, x: Tensor) -> None:
+    if x.dim() != 2:
+        raise ShapeError(f"{name} has shape {list(x.shape)}; pass one expert's matrix [rows, columns]")
+
+
+def _experts(w13: Tensor, w2: Tensor) -> None:
+    if w13.dim() != 3 or w2.dim() != 3 or w13.shape[0] != w2.shape[0]:
+        raise ShapeError(f"w13 {list(w13.shape)} and w2 {list(w2.shape)}: pass [E, 2 I, H] and [E, H, I]")
+
+
+# --- paged keys ------------------------------------------------------------------------------------------------------
+
+
+def pack_kv_cache(k: Tensor, k_scale: Tensor) -> Tensor:
+    """Codes ``[blocks, P, D]`` float8_e4m3fn and scales ``[blocks, P]`` float32 as ``[blocks, P, 1, D + 4]`` uint8.
+
+    Raises DtypeError, ShapeError.
+    """
+    if k.dtype is not torch.float8_e4m3fn or k_scale.dtype is not torch.float32:
+        raise DtypeError(f"k is {k.dtype} and k_scale {k_scale.dtype}; pass float8_e4m3fn and float32")
+    if k.dim() != 3 or tuple(k_scale.shape) != tuple(k.shape[:2]):
+        raise ShapeError(f"k {list(k.shape)} and k_scale {list(k_scale.shape)}: pass [blocks, P, D] and [blocks, P]")
+    blocks, tokens, d = k.shape
+    codes = k.contiguous().view(torch.uint8).flatten(1)
+    scales = k_scale.contiguous().view(torch.uint8).flatten(1)
+    return torch.cat([codes, scales], dim=1).reshape(blocks, tokens, 1, d + SCALE_BYTES)
+
+
+def unpack_kv_cache(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of :func:`pack_kv_cache`: codes ``[blocks, P, D]`` float8_e4m3fn, scales ``[blocks, P]`` float32.
+
+    Raises DtypeError, ShapeError.
+    """
+    if kv_cache.dtype is not torch.uint8:
+        raise DtypeError(f"kv_cache is {kv_cache.dtype}; pass the uint8 bytes")
+    if kv_cache.dim() != 4 or kv_cache.shape[2] != 1 or kv_cache.shape[3] <= SCALE_BYTES:
+        raise ShapeError(f"kv_cache has shape {list(kv_cache.shape)}; pass [blocks, P, 1, D + 4]")
+    blocks, tokens, _, width = kv_cache.shape
+    d = width - SCALE_BYTES
+    flat = kv_cache.reshape(blocks, tokens * width)
+    codes = flat[:, : tokens * d].reshape(blocks, tokens, d).view(torch.float8_e4m3fn)
+    scales = flat[:, tokens * d :].reshape(blocks, tokens, SCALE_BYTES).contiguous().view(torch.float32)
+    return codes, scales.reshape(blocks, tokens)
