@@ -11,8 +11,9 @@ from torch import Tensor
 from oracle.numbers import fast_math
 from oracle.numbers.formats import BF16, E4M3FN
 from oracle.numbers.quantize import f32, prepare
-from oracle.numbers.recipes import AmaxScan, Arithmetic, NanAmax, NanCode, PowerOfTwo, Recipe, ScaleFormat, ScaleFormula
+from oracle.numbers.recipes import AmaxScan, Arithmetic, NanAmax, NanCode, PowerOfTwo, Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, power_of_two, round_to
+from oracle.numbers.scaling import ScaleFormat
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Faults, WhyNot, both, need
 from oracle.routines.quantisers.engine import Amax, Values, values_of
 
