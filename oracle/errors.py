@@ -56,5 +56,9 @@ class SubjectError(OracleError, LookupError):
     """A subject (``MODULE:CALLABLE``) cannot be imported or does not offer what was asked."""
 
 
+class ExtensionError(OracleError, ImportError):
+    """What another distribution adds by entry point cannot be loaded, or is no record of its kind."""
+
+
 class ExactnessError(OracleError, ArithmeticError):
     """The data exceed the range in which the reference is exact; refused rather than answered approximately."""

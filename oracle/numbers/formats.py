@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DtypeError, InputError, OptionError
+from oracle.extensions import added
 
 
 class NanEncoding(Enum):
@@ -221,9 +222,17 @@ def by_name(name: str) -> Format:
     OptionError
         No format has this name.
     """
-    if name not in FORMATS:
-        raise OptionError(f"no format is named {name!r}; there are {', '.join(FORMATS)}")
-    return FORMATS[name]
+    if name in FORMATS:
+        return FORMATS[name]
+    if name not in foreign_formats():
+        raise OptionError(f"no format is named {name!r}; there are {', '.join((*FORMATS, *foreign_formats()))}")
+    return foreign_formats()[name]
+
+
+@lru_cache(maxsize=1)
+def foreign_formats() -> Mapping[str, Format]:
+    """Formats that other distributions add, by name (:mod:`oracle.extensions`)."""
+    return {fmt.name: fmt for fmt in added("fp8_oracle.formats", Format, known=FORMATS, many=True)}
 
 
 def of_dtype(dtype: torch.dtype) -> Format:

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
 from oracle.errors import ContractError
+from oracle.extensions import added
 from oracle.routines import base
 from oracle.routines.base import Contract
 from oracle.routines.case import Grammar
@@ -57,33 +57,20 @@ def families() -> tuple[RoutineFamily, ...]:
 
     Raises
     ------
+    ExtensionError
+        An entry point cannot be loaded or names no family.
     ContractError
-        An entry point cannot be loaded, names no family, or brings a name that another family has.
+        A family brings cases of a contract that another family has.
     """
     built_in = tuple(import_module(f"oracle.routines.{name}.family").FAMILY for name in BUILT_IN)
-    points = sorted({(point.name, point.value): point for point in entry_points(group=GROUP)}.items())
-    found = (*built_in, *(_load(point) for _, point in points))
+    found = (*built_in, *added(GROUP, RoutineFamily, known=BUILT_IN, many=False))
     seen: dict[str, str] = {}
     for family in found:
-        for name in (family.name, *family.grammars):
+        for name in family.grammars:
             if name in seen:
-                raise ContractError(f"family {family.name!r} brings {name!r}, which family {seen[name]!r} has already")
-        seen |= dict.fromkeys((family.name, *family.grammars), family.name)
+                raise ContractError(f"family {family.name!r} has cases of {name!r}, which family {seen[name]!r} has too")
+            seen[name] = family.name
     return found
-
-
-def _load(point: EntryPoint) -> RoutineFamily:
-    # Whatever a foreign module raises while it loads is the finding, so it is caught whole and said.
-    try:
-        family = point.load()
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise ContractError(
-            f"family {point.name!r} ({point.value}) cannot be loaded: {said}; repair or uninstall its distribution"
-        ) from error
-    if not isinstance(family, RoutineFamily):
-        raise ContractError(f"family {point.name!r} ({point.value}) is a {type(family).__name__}; name a RoutineFamily")
-    return family
 
 
 def registered() -> Mapping[str, Contract]:

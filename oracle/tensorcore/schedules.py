@@ -21,12 +21,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
 from oracle.errors import NumericsError
+from oracle.extensions import added
 from oracle.tensorcore.instructions import Instruction, Status, arches, instruction
 
 if TYPE_CHECKING:
@@ -143,13 +145,15 @@ def get(name: str) -> Schedule:
     """
     if name in _REGISTRY:
         return _REGISTRY[name]
-    arch = name.split(".")[0]
-    same = [n for n in _REGISTRY if n.split(".")[0] == arch]
+    arch, known = name.split(".")[0], {schedule.name: schedule for schedule in schedules()}
+    if name in known:
+        return known[name]
+    same = [n for n in known if n.split(".")[0] == arch]
     if same:
         raise NumericsError(f"no schedule {name!r}; {arch} has {', '.join(same)}")
     raise NumericsError(
         f"no schedule {name!r}: no model for {arch!r}; architectures with schedules: "
-        f"{', '.join(dict.fromkeys(n.split('.')[0] for n in _REGISTRY))}"
+        f"{', '.join(dict.fromkeys(n.split('.')[0] for n in known))}"
     )
 
 
@@ -161,12 +165,19 @@ def schedules(arch: str | None = None) -> tuple[Schedule, ...]:
     NumericsError
         ``arch`` has no model; the message lists those that have.
     """
+    every = (*_TABLE, *_foreign())
     if arch is None:
-        return tuple(_REGISTRY.values())
-    found = tuple(s for s in _REGISTRY.values() if s.instruction.arch == arch)
+        return every
+    found = tuple(s for s in every if s.instruction.arch == arch)
     if not found:
         raise NumericsError(f"no model for arch {arch!r}; known: {', '.join(arches())}")
     return found
+
+
+@lru_cache(maxsize=1)
+def _foreign() -> tuple[Schedule, ...]:
+    """Schedules that other distributions add (:mod:`oracle.extensions`)."""
+    return added("fp8_oracle.schedules", Schedule, known=_REGISTRY, many=True)
 
 
 def _format_name(x: torch.Tensor, inst: Instruction) -> str:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Left to right: a file may import from its own room and from every room before it.
 ROOMS = (
     "errors",
+    "extensions",
     "numbers",
     "truth",
     "tensorcore",

@@ -1,0 +1,63 @@
+"""Records that other distributions add, by entry point.
+
+    fp8_oracle.families     a RoutineFamily: contracts, cases, faults, goldens     (oracle.routines.family)
+    fp8_oracle.formats      an iterable of Format records                          (oracle.numbers.formats)
+    fp8_oracle.schedules    an iterable of Schedule records                        (oracle.tensorcore.schedules)
+    fp8_oracle.subjects     a function that returns subjects                       (oracle.harness.subjects)
+
+A group is read when something of it is asked for that is not built in. An entry point that cannot be loaded, or gives
+something else, is one :class:`~oracle.errors.ExtensionError` that names it: what it should have added is missing, and
+nothing stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from oracle.errors import ExtensionError
+
+Record = TypeVar("Record")
+
+
+def added(group: str, kind: type[Record], *, known: Iterable[str], many: bool) -> tuple[Record, ...]:
+    """The records of a group, ordered by the names of their entry points.
+
+    Parameters
+    ----------
+    kind : the class of a record; each has a ``name``.
+    known : names that are taken.
+    many : an entry point gives an iterable of records, else one record.
+
+    Raises
+    ------
+    ExtensionError
+        An entry point cannot be loaded, gives no such record, or a name that is taken.
+    """
+    taken = dict.fromkeys(known, "fp8-oracle")
+    found: list[Record] = []
+    for point in sorted({(p.name, p.value): p for p in entry_points(group=group)}.values(), key=lambda p: p.name):
+        loaded = _load(point, lambda value: list(value) if many else [value])
+        for record in loaded:
+            if not isinstance(record, kind):
+                raise ExtensionError(f"{_said(point)} gives a {type(record).__name__}; it must give {kind.__name__}")
+            name = str(getattr(record, "name", ""))
+            if name in taken:
+                raise ExtensionError(f"{_said(point)} adds {name!r}, which {taken[name]} has already")
+            taken[name] = _said(point)
+            found.append(record)
+    return tuple(found)
+
+
+def _load(point: EntryPoint, records: Callable[[Any], list[Any]]) -> list[Any]:
+    # Whatever foreign code raises while it loads is the finding, so it is caught whole and said.
+    try:
+        return records(point.load())
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ExtensionError(f"{_said(point)} cannot be loaded: {said}; repair or uninstall its distribution") from error
+
+
+def _said(point: EntryPoint) -> str:
+    return f"entry point {point.name!r} of {point.group} ({point.value})"
