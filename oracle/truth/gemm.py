@@ -33,7 +33,7 @@ from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, pair_to_d
 
 LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, rather than the exponent range
 TILE = 1 << 21  # elements of one row tile of the result: about 16 MiB for each float64 temporary
-KEPT = 1 << 21  # elements of an operand whose float64 values are kept (16 MiB); a larger one is decoded where it is used
+KEPT = 1 << 21  # elements of the largest operand whose float64 values are kept: 16 MiB
 BAND = 1 << 22  # codes of a larger operand that are looked at together
 ALL = slice(None)
 
