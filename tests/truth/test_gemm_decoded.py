@@ -65,6 +65,13 @@ class TestOneJudgement:
     def test_wrong(self, decoded: list[tuple[int, ...]]) -> None:
         given = inputs()
         assert get("fp8_gemm_nt").judge(given, wrong(given), arch="sm90", numerics=None).status is Status.FAILED
+        assert sorted(decoded) == [(1, 256), (3, 256)]  # of the failing rows and columns; the rest is read as codes
+
+    def test_wrong_where_nothing_is_rounded(self, decoded: list[tuple[int, ...]]) -> None:
+        """Small integers: every bound looks at the whole operands."""
+        given = inputs()
+        given |= {name: given[name].float().sign().to(torch.float8_e4m3fn) for name in ("a", "b")}
+        assert get("fp8_gemm_nt").judge(given, wrong(given), arch="sm90", numerics=None).status is Status.FAILED
         assert sorted(decoded) == [(40, 256), (130, 256)]
 
     def test_the_count_notices_a_record_that_forgets(
@@ -95,7 +102,7 @@ class TestParts:
         before = len(decoded)
         fresh = ScaledProduct(taken.a, taken.b, taken.a_scale, taken.b_scale, taken.block, taken.b_rows)
         for x, y in ((taken.left, fresh.left), (taken.right, fresh.right)):
-            assert torch.equal(x.value(), formats.decode(x.codes)) and torch.equal(x.exponent(), y.exponent())
+            assert torch.equal(x.value(), y.value()) and torch.equal(x.exponent(), y.exponent())
             assert torch.equal(x.scales, y.scales) and torch.equal(x.finite_rows, y.finite_rows)
             assert x.facts == y.facts
         assert len(decoded) - before <= 2  # of `fresh`
