@@ -16,8 +16,8 @@ value, are at least those of ``2**-126``. Once a prefix may exceed float32 nothi
 Every quantity is dyadic and within 53 bits for FP8 operands, so float64 evaluates the recursions exactly. For wider
 operands a prefix of ``n`` products may miss the exact one by ``2**-51 n sum |p|``; that *slack* is added wherever a
 prefix is looked at, and to the result.
-Plain PyTorch, the readable definition; :mod:`oracle.bounds.cpu` has the same numbers faster. Not covered: scales,
-promotion, output rounding (:mod:`oracle.bounds.product`).
+Plain PyTorch, the readable definition; :mod:`oracle.bounds.cpu_kernels` has the same numbers of B2 faster. Not covered:
+scales, promotion, output rounding (:mod:`oracle.bounds.product`).
 Source: derived here from the step's definition; Blanchard, Higham, Lopez, Mary, Pranesh (SISC 42(3), 2020) is the
 classical form that these sharpen.
 """

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -156,7 +157,7 @@ def _packed(product: ScaledProduct, acc: Accumulator | None, chain_end: int, blo
     return pack(found, group=group, unit=unit)
 
 
-def _shared(product: ScaledProduct, order: Packed) -> tuple[NDArray[np.generic], ...]:
+def _shared(product: ScaledProduct, order: Packed) -> tuple[NDArray[Any], ...]:
     """Codes of ``b``, its scales, the bias, source and tiles: what every chunk of rows needs."""
     bias = np.zeros(1) if product.bias is None else torch.nan_to_num(decode(product.bias), 0.0, 0.0, 0.0).numpy()
     return codes_array(product.b), product.right.scales.numpy(), bias, order.source.numpy(), order.tiles.numpy()

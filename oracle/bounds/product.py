@@ -186,8 +186,8 @@ def _tile(
     for block, start, stop in whole if acc.scales_inside else chains(tile, acc.promotion):
         sa, sb = a.given.steps(start, stop), b.given.steps(start, stop)
         if acc.kind is Sum.BLOCK_SCALED_GROUPS:
-            operands = (Operand(side.number(), side.exponent()) for side in (tile.left, tile.right))
-            x, low, high = scaled_groups(*operands, _scales(tile), acc)
+            left, right = (Operand(side.number(), side.exponent()) for side in (tile.left, tile.right))
+            x, low, high = scaled_groups(left, right, _scales(tile), acc)
         elif a.seen is None or b.seen is None:
             x, low, high = chain(sa, sb, acc)
         else:
