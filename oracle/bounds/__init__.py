@@ -8,7 +8,7 @@ offsets ``lo <= computed - exact <= hi`` in float64. Which bound applies is deci
 from oracle.bounds.accumulator import Accumulator, of_schedule
 from oracle.bounds.ieee32 import ieee32_bound
 from oracle.bounds.interval import Interval, admissible
-from oracle.bounds.product import any_order_bound, rank1_bound, residue_bound
+from oracle.bounds.product import any_order_bound, residue_bound
 
 __all__ = [
     "Accumulator",
@@ -17,6 +17,5 @@ __all__ = [
     "admissible",
     "any_order_bound",
     "ieee32_bound",
-    "rank1_bound",
     "residue_bound",
 ]

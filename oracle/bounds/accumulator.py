@@ -12,10 +12,12 @@ sources.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.tensorcore.schedules import Schedule
+from oracle.truth.gemm import ScaledProduct
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,11 @@ def of_schedule(schedule: Schedule) -> Accumulator:
         "tfloat32" in i.operands,
         i.scale_format or "float8_e8m0fnu",
     )
+
+
+def chains(product: ScaledProduct, promotion: int | None) -> Iterator[tuple[int, int, int]]:
+    """``(scale block, first k, end k)`` of every chain, ascending: no chain crosses a block."""
+    for block, k in product.blocks():
+        length = promotion or max(1, k.stop - k.start)
+        for start in range(k.start, k.stop, length):
+            yield block, start, min(k.stop, start + length)

@@ -10,7 +10,9 @@ A requantised intermediate is not known exactly: rounding intervals before the q
     L' = L + sum min p - D+ - lost,   H' = H + sum max p + D- + lost,   then the truncation of the output
 
 so a box of a single point gives the interval of B2. ``rank1`` needs matrix products only (for large shapes): with
-``x`` the hull of the exact prefix, ``E`` grows as in :func:`oracle.bounds.chain.rank1` with ``|x|`` at its largest.
+``x`` the hull of the exact prefix, at its largest, and ``g = 2**(max E(a) + max E(b))`` over the step, the error ``E``
+grows by ``n 2**-t max(g, pw(|x| + E))``, then by ``2**-to pw(|x'| + E)``, with ``n = group`` (+ 1 after the first step,
+for the accumulator).
 Promotion is interval arithmetic with the roundings of :mod:`oracle.bounds.product`. Several boxes for one row (a scale
 that may take a few values) are alternatives: the hull over them is taken block by block.
 

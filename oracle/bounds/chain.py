@@ -16,8 +16,8 @@ value, are at least those of ``2**-126``. Once a prefix may exceed float32 nothi
 Every quantity is dyadic and within 53 bits for FP8 operands, so float64 evaluates the recursions exactly. For wider
 operands a prefix of ``n`` products may miss the exact one by ``2**-51 n sum |p|``; that *slack* is added wherever a
 prefix is looked at, and to the result.
-Plain PyTorch, the readable definition; :mod:`oracle.bounds.cpu` has the same numbers faster. Not covered: scales,
-promotion, output rounding (:mod:`oracle.bounds.product`).
+Plain PyTorch, the readable definition; :mod:`oracle.bounds.cpu_kernels` has the same numbers of B2 faster. Not covered:
+scales, promotion, output rounding (:mod:`oracle.bounds.product`).
 Source: derived here from the step's definition; Blanchard, Higham, Lopez, Mary, Pranesh (SISC 42(3), 2020) is the
 classical form that these sharpen.
 """
@@ -31,8 +31,9 @@ from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator
 from oracle.numbers.formats import Format
+from oracle.truth.gemm import NO_EXPONENT
 
-NONE = -(1 << 20)  # the exponent of a zero: smaller than any exponent that occurs
+NONE = NO_EXPONENT
 EMIN32 = -126  # a float32 accumulator is never aligned below this exponent
 LEAST = 2.0**EMIN32
 OVERFLOW = (2.0 - 2.0**-23) * 2.0**127
@@ -54,27 +55,6 @@ def operand(value: Tensor, fmt: Format) -> Operand:
     exponent = torch.frexp(value)[1].to(torch.int64) - 1
     exponent = exponent.clamp(min=fmt.emin)
     return Operand(value, torch.where(value == 0, torch.full_like(exponent, NONE), exponent))
-
-
-def rank1(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
-    """B1: ``x, -E, E`` with ``|c - x| <= E``; needs only row maxima of exponents and the prefixes.
-
-    ``g = 2**(max E(a) + max E(b))`` over the step, ``Q = max(g, pw(|x| + E))``, and per step
-    ``E += n 2**-t Q + 2**-to pw(|x'| + E + n 2**-t Q)`` with ``n = group`` (+ 1 after the first step, for ``c``).
-    """
-    x = _zeros(a, b)
-    error, slack = torch.zeros_like(x), torch.zeros_like(x)
-    for step, (start, stop) in enumerate(_steps(a, acc)):
-        sa, sb = a.steps(start, stop), b.steps(start, stop)
-        top = sa.exponent.amax(dim=1)[:, None] + sb.exponent.amax(dim=1)[None, :]
-        largest = _normal(torch.maximum(power(top), floor_power(x.abs() + error + slack)), top > NONE // 2)
-        addends = acc.group + (1 if step else 0)
-        loss = addends * 2.0**-acc.align * largest
-        x, slack = x + sa.value @ sb.value.T, slack + float64_slack(sa, sb, a.value.shape[1], acc)
-        error = error + loss
-        error = error + 2.0**-acc.out * _normal(floor_power(x.abs() + error + slack), top > NONE // 2)
-        error = torch.where(x.abs() + error > OVERFLOW, torch.inf, error)
-    return x, -(error + slack), error + slack
 
 
 def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:

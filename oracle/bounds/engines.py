@@ -1,54 +1,208 @@
-"""Which engine evaluates the exact value and the residue bound: compiled on the CPU where it can, else plain torch.
+"""The exact value and the residue bound by the fastest engine that takes a product: compiled on the CPU, else torch.
 
-Both give the same bits; the choice is one of speed alone. Numba is imported at the first use, and a machine for which
-it does not exist takes the definitions. (:mod:`oracle.tensorcore.predict` chooses for predictions.)
+Both give the same bits, those of :func:`oracle.truth.gemm.exact` and :func:`oracle.bounds.product.residue_bound`; the
+choice is one of speed alone. The compiled one (:mod:`oracle.bounds.cpu_kernels`) is threaded and computes both in one
+pass; rows and columns with a NaN or an infinity among their inputs are computed by the definition. Numba is imported at
+the first use, and a machine for which it does not exist takes the definitions.
+
+:func:`why_not` says what the compiled engine does not cover: products whose float64 sums are not exact without
+splitting, scales inside the instruction, operands wider than 16 bits (for the bound: 8), tensors off the CPU.
+Memory beyond operands and results: below 300 MiB for any shape.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from oracle.bounds import product as definition
-from oracle.bounds.accumulator import Accumulator
+from oracle.bounds.accumulator import Accumulator, chains
 from oracle.bounds.interval import Interval
+from oracle.errors import NumericsError
+from oracle.numbers.formats import decode
+from oracle.tensorcore.instructions import Order, Sum
+from oracle.tensorcore.packing import TILE, UNROLL, Packed, code_table, codes_array, pack, packed_rows
 from oracle.truth import gemm
-from oracle.truth.gemm import Exact, ScaledProduct
+from oracle.truth.gemm import Decoded, Exact, ScaledProduct
+
+CHUNK_BYTES = 1 << 26  # of unpacked rows of a
+Run = Callable[[ScaledProduct, NDArray[np.float64], int], Callable[..., None]]
+"""``f(some rows, out, their first row)``, which gives a kernel that takes (row0, row1, panel0, panel1)."""
 
 
 def exact(product: ScaledProduct) -> Exact:
     """:func:`oracle.truth.gemm.exact` by the fastest engine that takes ``product``."""
-    cpu = _compiled(product)
-    if cpu is not None and cpu.why_not(product) is None:
-        value = cpu.exact_value(product)
-        assert isinstance(value, Exact)
-        return value
-    return gemm.exact(product)
+    return gemm.exact(product) if why_not(product) else compiled_exact(product)
 
 
 def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """:func:`oracle.bounds.product.residue_bound` by the fastest engine that takes ``product``."""
-    compiled = _both(product, acc)
-    return definition.residue_bound(product, acc) if compiled is None else compiled[1]
+    return definition.residue_bound(product, acc) if why_not(product, acc) else compiled_residue(product, acc)[1]
 
 
 def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
     """:func:`exact` and :func:`residue_bound`, in one pass where the engine can."""
-    compiled = _both(product, acc)
-    return (exact(product), definition.residue_bound(product, acc)) if compiled is None else compiled
+    if why_not(product, acc):
+        return exact(product), definition.residue_bound(product, acc)
+    return compiled_residue(product, acc)
 
 
-def _both(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval] | None:
-    cpu = _compiled(product)
-    if cpu is None or cpu.why_not(product, acc) is not None:
-        return None
-    value, interval = cpu.exact_and_residue(product, acc)
-    assert isinstance(value, Exact) and isinstance(interval, Interval)
-    return value, interval
+def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | None:
+    """Reason for which the compiled pass cannot take this product (with ``acc``: and its bound), or None."""
+    if product.a.device.type != "cpu":
+        return f"the operands are on {product.a.device}"
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    if product.a.element_size() > 2 or product.b.element_size() > 2:
+        return "an operand is wider than 16 bits"
+    if acc is not None:
+        if acc.scales_inside:
+            return f"{acc.name} applies scales inside the instruction"
+        if acc.kind is not Sum.FUSED or acc.order is not Order.SEQUENTIAL:
+            return f"{acc.name} does not add by fused truncating steps in ascending order"
+        if product.a.element_size() > 1 or product.b.element_size() > 1:
+            return "the bound's recursion is exact in float64 for 8-bit operands only"
+    left, right = product.left, product.right
+    room = 2.0**53 * left.fmt.min_subnormal * right.fmt.min_subnormal
+    length = min(product.block, product.K)
+    if length * left.fmt.max_finite * right.fmt.max_finite <= room:
+        return None  # whatever the codes are
+    largest = left.facts.largest * right.facts.largest
+    if length * largest > room:
+        quantum = left.fmt.min_subnormal * right.fmt.min_subnormal
+        return f"sums of {product.block} products up to {largest} over a quantum of {quantum} leave float64"
+    return None
 
 
-def _compiled(product: ScaledProduct) -> ModuleType | None:
-    if product.a.device.type != "cpu" or importlib.util.find_spec("numba") is None:
-        return None
-    return importlib.import_module("oracle.bounds.cpu")
+def compiled_exact(product: ScaledProduct) -> Exact:
+    """:func:`oracle.truth.gemm.exact`, bit for bit.
+
+    Raises
+    ------
+    NumericsError
+        The compiled pass cannot take this product.
+    """
+    refused = why_not(product)
+    if refused is not None:
+        raise NumericsError(f"no compiled exact value: {refused}; use oracle.truth.gemm.exact")
+    from oracle.bounds import cpu_kernels as kernels  # numba takes a second to import
+
+    order = _packed(product, None, kernels.CHAIN_END, kernels.BLOCK_END)
+    values, exponents = (x.numpy() for x in code_table(product.left.fmt, kernels.ABSENT, special=False))
+    b_value = code_table(product.right.fmt, kernels.ABSENT, special=False)[0].numpy()
+
+    def run(rows: ScaledProduct, out: NDArray[np.float64], origin: int) -> Callable[..., None]:
+        a = _one_more_row(packed_rows(rows.a, order, values, exponents, kernels.ABSENT)[0])
+        sa = _one_more_row(rows.left.scales.expand(rows.M, -1).numpy())
+        return lambda *piece: kernels.exact_value(
+            a, sa, b, b_value, sb, product.b_rows, source, tiles, bias, product.bias is not None, out, origin, *piece
+        )
+
+    b, sb, bias, source, tiles = _shared(product, order)
+    out = _pass(product, order, run, 3, bytes_each=8)
+    _overlay(product, out, lambda part: _stack(gemm.exact(part), None))
+    return Exact(out[0], out[1], out[2])
+
+
+def compiled_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
+    """:func:`oracle.truth.gemm.exact` and :func:`oracle.bounds.residue_bound`, bit for bit, in one pass.
+
+    Raises
+    ------
+    NumericsError
+        The compiled pass cannot take this product, or no kernel with ``acc`` can compute it.
+    """
+    refused = why_not(product, acc)
+    if refused is not None:
+        raise NumericsError(f"no compiled residue bound: {refused}; use oracle.bounds.residue_bound")
+    definition.check_fit(product, acc)
+    from oracle.bounds import cpu_kernels as kernels  # numba takes a second to import
+
+    order = _packed(product, acc, kernels.CHAIN_END, kernels.BLOCK_END)
+    (values, exponents), (b_value, b_exponent) = (
+        (value.numpy(), exponent.to(torch.int8).numpy())
+        for value, exponent in (code_table(x.fmt, kernels.ABSENT, special=False) for x in (product.left, product.right))
+    )
+
+    def run(rows: ScaledProduct, out: NDArray[np.float64], origin: int) -> Callable[..., None]:
+        a, e = packed_rows(rows.a, order, values, exponents, kernels.ABSENT)
+        sa = np.ascontiguousarray(rows.left.scales.expand(rows.M, -1).numpy())
+        return lambda *piece: kernels.residue(
+            a, e, sa, b, b_value, b_exponent, sb, product.b_rows, source, tiles, order.group, acc.align, acc.out,
+            bias, product.bias is not None, out, origin, *piece,
+        )  # fmt: skip
+
+    b, sb, bias, source, tiles = _shared(product, order)
+    out = _pass(product, order, run, 6, bytes_each=9)
+    _overlay(product, out, lambda part: _stack(gemm.exact(part), definition.residue_bound(part, acc)))
+    interval = Interval(out[3], out[4], f"residue bound of {acc.name}", False, out[5] != 0)
+    return Exact(out[0], out[1], out[2]), interval
+
+
+def _packed(product: ScaledProduct, acc: Accumulator | None, chain_end: int, block_end: int) -> Packed:
+    """Chains that never cross a scale block, in steps of ``acc.group`` products; without one, blocks."""
+    group = TILE if acc is None else min(acc.group, TILE)
+    unit = max(1, TILE // (-(-group // UNROLL) * UNROLL)) * group
+    ends = {k.stop for _, k in product.blocks()}
+    found = (
+        (start, stop, block, chain_end | (block_end if stop in ends else 0))
+        for block, start, stop in chains(product, None if acc is None else acc.promotion)
+    )
+    return pack(found, group=group, unit=unit)
+
+
+def _shared(product: ScaledProduct, order: Packed) -> tuple[NDArray[Any], ...]:
+    """Codes of ``b``, its scales, the bias, source and tiles: what every chunk of rows needs."""
+    bias = np.zeros(1) if product.bias is None else torch.nan_to_num(decode(product.bias), 0.0, 0.0, 0.0).numpy()
+    return codes_array(product.b), product.right.scales.numpy(), bias, order.source.numpy(), order.tiles.numpy()
+
+
+def _pass(product: ScaledProduct, order: Packed, run: Run, quantities: int, *, bytes_each: int) -> Tensor:
+    """Run a kernel over chunks of rows of ``a``, unpacked one at a time; float64 ``[quantities, M, N]``."""
+    from oracle.bounds.cpu_kernels import LANES
+    from oracle.tensorcore.cpu_jit import run_tasks, task_pieces
+
+    out = np.empty((quantities, product.M, product.N))
+    step = max(1, CHUNK_BYTES // (bytes_each * max(1, order.source.numel())))
+    for start in range(0, product.M, step):
+        rows = product.rows(start, min(product.M, start + step))
+        run_tasks(run(rows, out, start), task_pieces(rows.M, product.N, lanes=LANES))
+    return torch.from_numpy(out)
+
+
+def _one_more_row(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([x, np.zeros((1, x.shape[1]))])
+
+
+def _stack(value: Exact, interval: Interval | None) -> Tensor:
+    parts = [value.hi, value.lo, value.slack]
+    if interval is not None:
+        assert interval.open is not None
+        parts += [interval.lo, interval.hi, interval.open.to(torch.float64)]
+    return torch.stack(parts)
+
+
+def _overlay(product: ScaledProduct, out: Tensor, plain: Callable[[ScaledProduct], Tensor]) -> None:
+    """Replace rows and columns with a NaN or an infinity among their inputs by the definition's."""
+    rows = ~_finite(product.left, torch.arange(product.M, device="cpu"))
+    columns = ~_finite(product.right, torch.arange(product.N, device="cpu") // product.b_rows)
+    if product.bias is not None:
+        columns |= ~torch.isfinite(decode(product.bias))
+    if bool(rows.any()):
+        index = torch.nonzero(rows)[:, 0]
+        out[:, index] = plain(product.take(index))
+    if bool(columns.any()):
+        index = torch.nonzero(columns)[:, 0]
+        out[:, :, index] = plain(product.take_columns(index))
+
+
+def _finite(x: Decoded, groups: Tensor) -> Tensor:
+    """Whether the codes of a row, and the scales of its group, are all finite."""
+    scales = torch.isfinite(x.scales).all(dim=1)
+    return x.finite_rows & (scales if len(scales) == 1 else scales[groups])

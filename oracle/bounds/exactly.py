@@ -18,16 +18,17 @@ the instruction.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from oracle.bounds.accumulator import Accumulator
+from oracle.bounds.accumulator import Accumulator, chains
 from oracle.bounds.interval import Interval
-from oracle.numbers.formats import decode, of_dtype
+from oracle.numbers.formats import decode
 from oracle.tensorcore.instructions import Sum
-from oracle.truth.gemm import ScaledProduct, quantum_of
+from oracle.truth.gemm import Decoded, ScaledProduct, quantum_of
 
 UNALIGNED = (Sum.EXACT, Sum.TREE_FLUSH)
 FLOAT32 = 2.0**24
@@ -47,58 +48,45 @@ def unrounded(product: ScaledProduct, acc: Accumulator | None) -> Tensor | None:
     """Bool ``[M, N]``: elements whose float32 sum is exact in every admitted arithmetic; None when there are none."""
     if acc is not None and acc.scales_inside:
         return None
-    sa, sb = decode(product.a_scale), decode(product.b_scale)
-    if not (_powers(sa) and _powers(sb)):
+    left, right = product.left, product.right
+    if not (_powers(left.scales) and _powers(right.scales)):
         return None
-    a, b = _finite(decode(product.a)), _finite(decode(product.b))
-    qa, qb = quantum_of(a), quantum_of(b)
-    q = qa * qb
-    low, high = float(sa.min()), float(sb.min())
+    q = left.facts.quantum * right.facts.quantum
+    low, high = float(left.scales.min()), float(right.scales.min())
     if min(q * low, q * high, q * low * high, low * high) < LEAST:
         return None
     limit = torch.inf
     if acc is not None:
-        if acc.kind is Sum.TREE_FLUSH and (q < LEAST or _has_subnormal(a, product.a) or _has_subnormal(b, product.b)):
+        if acc.kind is Sum.TREE_FLUSH and (q < LEAST or any(x.facts.least < 2.0**x.fmt.emin for x in (left, right))):
             return None
         limit = FLOAT32 * q
         if acc.kind not in UNALIGNED:
-            top = _largest_exponent(a, product.a) + _largest_exponent(b, product.b)
-            if 2.0 ** (top - acc.align) > q:
+            if 2.0 ** (_largest_exponent(left) + _largest_exponent(right) - acc.align) > q:
                 return None
             limit = min(limit, 2.0 ** (min(acc.align, acc.out) + 1) * q)
-    return _within(product, a.abs(), b.abs(), q, limit, acc)
+    return _within(product, q, limit, acc)
 
 
-def _within(
-    product: ScaledProduct, a: Tensor, b: Tensor, q: float, limit: float, acc: Accumulator | None
-) -> Tensor | None:
-    like = torch.zeros((product.M, product.N), dtype=torch.float64, device=a.device)
+def _within(product: ScaledProduct, q: float, limit: float, acc: Accumulator | None) -> Tensor | None:
+    like = torch.zeros((product.M, product.N), dtype=torch.float64, device=product.a.device)
     ok = torch.ones_like(like, dtype=torch.bool)
     total, least = torch.zeros_like(like), torch.full_like(like, torch.inf)
-    for block in range(product.B):
-        first, end = block * product.block, min(product.K, (block + 1) * product.block)
+    for block, start, stop in chains(product, None if acc is None else acc.promotion):
         sigma = product.sigma(block).expand_as(like)
         least = torch.minimum(least, sigma * q)
-        length = end - first if acc is None or acc.promotion is None else acc.promotion
-        for start in range(first, end, length):
-            k = slice(start, min(start + length, end))
-            size = a[:, k] @ b[:, k].T
-            ok &= size < limit
-            total = total + sigma * size
+        k = slice(start, stop)
+        size = product.left.number(k).abs() @ product.right.number(k).abs().T
+        ok &= size < limit
+        total = total + sigma * size
     if product.bias is not None:
         bias = decode(product.bias)
         if not bool(torch.isfinite(bias).all()):
             return None
         total = total + bias.abs()[None, :]
         least = torch.minimum(least, torch.full_like(least, quantum_of(bias)))
-    largest = max(1.0, float(product.a_scale.max())) * max(1.0, float(product.b_scale.max()))
+    largest = max(1.0, float(product.left.scales.max())) * max(1.0, float(product.right.scales.max()))
     ok &= (total < FLOAT32 * least) & (total * largest < MOST)
     return ok if bool(ok.any()) else None
-
-
-def _has_subnormal(value: Tensor, codes: Tensor) -> bool:
-    size = value.abs()
-    return bool(((size > 0) & (size < 2.0 ** of_dtype(codes.dtype).emin)).any())
 
 
 def _powers(scale: Tensor) -> bool:
@@ -106,13 +94,6 @@ def _powers(scale: Tensor) -> bool:
     return finite and bool((torch.frexp(scale)[0] == 0.5).all())
 
 
-def _finite(x: Tensor) -> Tensor:
-    return torch.nan_to_num(x, 0.0, 0.0, 0.0)
-
-
-def _largest_exponent(value: Tensor, codes: Tensor) -> int:
-    nonzero = value[value != 0]
-    if nonzero.numel() == 0:
-        return 0
-    exponent = int(torch.frexp(nonzero)[1].max()) - 1
-    return max(exponent, of_dtype(codes.dtype).emin)
+def _largest_exponent(x: Decoded) -> int:
+    largest = x.facts.largest
+    return max(math.frexp(largest)[1] - 1, x.fmt.emin) if largest else 0

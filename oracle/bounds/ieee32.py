@@ -24,7 +24,7 @@ from torch import Tensor
 from oracle.bounds.interval import Interval
 from oracle.bounds.product import ETA, FLOAT32_MAX, U
 from oracle.numbers.formats import decode
-from oracle.truth.gemm import ScaledProduct
+from oracle.truth.gemm import Decoded, ScaledProduct
 
 NAME = "ieee32.any"
 TILE = 1 << 23  # elements of an operand decoded at once: 64 MiB for each float64 temporary
@@ -60,12 +60,10 @@ class _Extremes:
 
     @classmethod
     def of(cls, product: ScaledProduct) -> _Extremes:
-        a, least_a = _range(product.a)
-        b, least_b = _range(product.b)
-        sa, least_sa = _range(product.a_scale)
-        sb, least_sb = _range(product.b_scale)
-        vanishing = min(least_sa * least_sb, least_a * least_sa, least_b * least_sb) < ETA
-        return cls(max(1.0, a) * max(1.0, b), max(1.0, sa, sb), sa * sb, vanishing)
+        a, b = product.left.facts, product.right.facts
+        (sa, least_sa), (sb, least_sb) = _range(product.left.scales), _range(product.right.scales)
+        vanishing = min(least_sa * least_sb, a.least * least_sa, b.least * least_sb) < ETA
+        return cls(max(1.0, a.largest) * max(1.0, b.largest), max(1.0, sa, sb), sa * sb, vanishing)
 
 
 def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
@@ -84,22 +82,20 @@ def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
 
 
 def _magnitudes(product: ScaledProduct) -> Tensor:
-    a = _finite(decode(product.a)).abs() * _expand(product.a_scale, product, 1)
-    b = _finite(decode(product.b)).abs() * _expand(product.b_scale, product, product.b_rows)
+    a, b = _scaled(product.left, product, 1), _scaled(product.right, product, product.b_rows)
     return (a @ b.T) * (1 + product.K * 2.0**-52)
 
 
 def _reach(product: ScaledProduct) -> Tensor:
     """The largest intermediate before the last scale: ``sa sb``, ``a sa``, ``b sb``, a sum with one of its scales."""
-    a, b = _finite(decode(product.a)).abs(), _finite(decode(product.b)).abs()
-    rows = (a * _expand(product.a_scale, product, 1)).amax(dim=1)[:, None]
-    columns = (b * _expand(product.b_scale, product, product.b_rows)).amax(dim=1)[None, :]
+    rows = _scaled(product.left, product, 1).amax(dim=1)[:, None]
+    columns = _scaled(product.right, product, product.b_rows).amax(dim=1)[None, :]
+    a, b = product.left.number().abs(), product.right.number().abs()
     largest = torch.maximum(rows, columns)
     sums = torch.zeros_like(largest)
-    for block in range(product.B):
-        k = slice(block * product.block, min(product.K, (block + 1) * product.block))
-        sa = _finite(decode(product.a_scale[:, block])).abs()[:, None]
-        sb = _finite(decode(product.b_scale[:, block])).abs()
+    for block, k in product.blocks():
+        sa = _finite(product.left.scales[:, block]).abs()[:, None]
+        sb = _finite(product.right.scales[:, block]).abs()
         sb = sb.repeat_interleave(product.b_rows)[None, : product.N]
         largest = torch.maximum(largest, sa * sb)
         sums = sums + torch.maximum(sa, sb) * (a[:, k] @ b[:, k].T)
@@ -109,29 +105,29 @@ def _reach(product: ScaledProduct) -> Tensor:
 def _reached_by_infinity(product: ScaledProduct, extremes: _Extremes) -> Tensor:
     """Elements with an infinite scale: NaN or infinity, depending on whether codes or partial sums meet it; and those
     with an infinite code whose scales float32 may round to zero first."""
-    rows = torch.isinf(decode(product.a_scale)).any(dim=1)[:, None]
-    columns = torch.isinf(decode(product.b_scale)).any(dim=1).repeat_interleave(product.b_rows)[None, : product.N]
-    if extremes.vanishing:
-        rows = rows | torch.isinf(decode(product.a)).any(dim=1)[:, None]
-        columns = columns | torch.isinf(decode(product.b)).any(dim=1)[None, :]
+    left, right = product.left, product.right
+    rows = torch.isinf(left.scales).any(dim=1)[:, None]
+    columns = torch.isinf(right.scales).any(dim=1).repeat_interleave(product.b_rows)[None, : product.N]
+    if extremes.vanishing and not left.finite:
+        rows = rows | torch.isinf(left.value()).any(dim=1)[:, None]
+    if extremes.vanishing and not right.finite:
+        columns = columns | torch.isinf(right.value()).any(dim=1)[None, :]
     return (rows | columns).expand(product.M, product.N)
 
 
-def _expand(scale: Tensor, product: ScaledProduct, rows: int) -> Tensor:
-    value = _finite(decode(scale)).abs()
-    value = value.repeat_interleave(product.block, dim=1)[:, : product.K]
-    return value if rows == 1 or value.shape[0] == 1 else value.repeat_interleave(rows, dim=0)[: product.N]
+def _scaled(x: Decoded, product: ScaledProduct, rows: int) -> Tensor:
+    """``|x|`` times the magnitude of its scale, element by element; every scale row serves ``rows`` rows."""
+    scale = _finite(x.scales).abs().repeat_interleave(product.block, dim=1)[:, : product.K]
+    if rows > 1 and scale.shape[0] > 1:
+        scale = scale.repeat_interleave(rows, dim=0)[: product.N]
+    return x.number().abs() * scale
 
 
 def _finite(x: Tensor) -> Tensor:
     return torch.nan_to_num(x, 0.0, 0.0, 0.0)
 
 
-def _range(x: Tensor) -> tuple[float, float]:
+def _range(scale: Tensor) -> tuple[float, float]:
     """The largest finite magnitude (0 when there is none) and the smallest one that is not zero (infinity)."""
-    largest, least = 0.0, float("inf")
-    for start in range(0, x.shape[0], max(1, TILE // x.shape[1])):
-        size = decode(x[start : start + max(1, TILE // x.shape[1])]).abs()
-        largest = max(largest, float(_finite(size).max()))
-        least = min(least, float(torch.where(size > 0, size, torch.inf).min()))
-    return largest, least
+    size = scale.abs()
+    return float(_finite(size).max()), float(torch.where(size > 0, size, torch.inf).min())

@@ -2,8 +2,8 @@
 
     low = RN_T(exact + lo),  high = RN_T(exact + hi)
 
-with the single rounding ``RN_T`` of :func:`oracle.numbers.rounding.pair_to_dtype` into the output dtype ``T``. Rounding is
-monotone, so every ``RN_T(exact + d)`` with ``lo <= d <= hi`` lies in ``[low, high]``: no half-ulp slack is added.
+with the single rounding ``RN_T`` of :func:`oracle.numbers.rounding.pair_to_dtype` into the output dtype ``T``. Rounding
+is monotone, so every ``RN_T(exact + d)`` with ``lo <= d <= hi`` lies in ``[low, high]``: no half-ulp slack is added.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""B1, B2 and B3 of a whole scaled product: chains of :mod:`oracle.bounds.chain`, promoted block by block.
+"""B2 and B3 of a whole scaled product: chains of :mod:`oracle.bounds.chain`, promoted block by block.
 
 A chain runs over ``min(promotion, scale block)`` products. Scales that enter as exponents inside the instruction
 (UE8M0) are multiplied into the operands first, which is exact, and the chain runs over all of K; block-scaled FP4 adds
@@ -27,22 +27,23 @@ Source: standard rounding-error analysis (Higham, Accuracy and Stability, ch. 2 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from oracle.bounds.accumulator import Accumulator
-from oracle.bounds.chain import Operand, any_order, operand, rank1, residue
+from oracle.bounds.accumulator import Accumulator, chains
+from oracle.bounds.chain import Operand, any_order, operand, residue
 from oracle.bounds.interval import Interval
 from oracle.bounds.steps import scaled_groups, stepwise
 from oracle.errors import NumericsError
-from oracle.numbers.formats import by_name, decode, of_dtype
+from oracle.numbers.formats import by_name, decode
 from oracle.numbers.rounding import Overflow, Rounding, round_to
 from oracle.tensorcore.instructions import Sum
-from oracle.truth.gemm import ScaledProduct
+from oracle.truth.gemm import Decoded, ScaledProduct
 
+INF = torch.inf
 U = 2.0**-24
 ETA = 2.0**-149
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
@@ -91,13 +92,6 @@ Chain = Callable[[Operand, Operand, Accumulator], tuple[Tensor, Tensor, Tensor]]
 CUBE = 1 << 22  # products of one step held at a time by the definition
 
 
-def rank1_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
-    """B1 of ``product``: known grouping, exponents of whole rows; within about 2 to 40 times of B2."""
-    if acc.kind is not Sum.FUSED:
-        raise NumericsError(f"{acc.name} does not add by fused truncating steps; no rank-1 bound is derived for it")
-    return _bound(product, acc, rank1, 1, f"rank-1 bound of {acc.name}", weak=False)
-
-
 def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """B2 of ``product``: known grouping, every product's residue; attained, so it cannot be improved.
 
@@ -118,8 +112,7 @@ def any_order_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
 def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
     """Refuse an accumulator that cannot compute this product at all."""
     if acc.scales_inside:
-        for name, scale in (("a_scale", product.a_scale), ("b_scale", product.b_scale)):
-            value = decode(scale)
+        for name, value in (("a_scale", product.left.scales), ("b_scale", product.right.scales)):
             if acc.scale_format == "float8_e8m0fnu":
                 if not bool((torch.frexp(value)[0] == 0.5).all()):
                     raise NumericsError(f"{acc.name} takes UE8M0 scales; {name} holds a value that is no power of two")
@@ -139,25 +132,24 @@ def _bound(
     check_fit(product, acc)
     acc = replace(acc, exact=not acc.scales_inside and _sums_fit(product))
     step = max(1, CUBE // (product.N * depth))
-    b = _Side.of(product.b, product.b_scale, product.b_rows, product, acc)
+    b = _Side.of(product.right, product.b_rows, product, acc)
     parts: list[Interval] = []
     for start in range(0, product.M, step):
         tile = product.rows(start, min(product.M, start + step))
-        parts.append(_tile(tile, _Side.of(tile.a, tile.a_scale, 1, tile, acc), b, acc, chain, name, weak))
-    return _concatenate(parts)
+        parts.append(_tile(tile, _Side.of(tile.left, 1, tile, acc), b, acc, chain, name, weak))
+    opened = [part.open for part in parts if part.open is not None]
+    low, high = (torch.cat(edges) for edges in zip(*((part.lo, part.hi) for part in parts), strict=True))
+    return Interval(low, high, name, weak, torch.cat(opened))
 
 
 def _sums_fit(product: ScaledProduct) -> bool:
     """Whether float64 holds every sum of products of one scale block: ``K max|a| max|b| <= 2**53 q_a q_b``."""
-    formats = of_dtype(product.a.dtype), of_dtype(product.b.dtype)
-    room = 2.0**53 * formats[0].min_subnormal * formats[1].min_subnormal
+    left, right = product.left, product.right
+    room = 2.0**53 * left.fmt.min_subnormal * right.fmt.min_subnormal
     length = min(product.block, product.K)
-    if length * formats[0].max_finite * formats[1].max_finite <= room:
+    if length * left.fmt.max_finite * right.fmt.max_finite <= room:
         return True
-    if max(fmt.bits for fmt in formats) > 8:
-        return False
-    largest = [float(_operand(x).value.abs().max()) for x in (product.a, product.b)]
-    return length * largest[0] * largest[1] <= room
+    return max(left.fmt.bits, right.fmt.bits) <= 8 and length * left.facts.largest * right.facts.largest <= room
 
 
 @dataclass(frozen=True)
@@ -168,28 +160,34 @@ class _Side:
     seen: Operand | None
 
     @classmethod
-    def of(cls, codes: Tensor, scale: Tensor, rows: int, product: ScaledProduct, acc: Accumulator) -> _Side:
-        given = _operand(codes)
-        if acc.scales_inside:
-            given = _scaled(given, scale, rows, product)
+    def of(cls, x: Decoded, rows: int, product: ScaledProduct, acc: Accumulator) -> _Side:
+        given = Operand(x.number(), x.exponent())  # the comparison overlays NaN and infinity
+        if acc.scales_inside:  # the block scales, powers of two, multiplied in
+            factor = _spread(x.scales, rows, x.codes.shape[0])
+            factor = factor.repeat_interleave(product.block, dim=1)[:, : product.K]
+            shift = torch.frexp(factor)[1].to(torch.int64) - 1
+            given = Operand(given.value * factor, given.exponent + shift)
         if not (acc.flushes or acc.truncates):
             return cls(given, None)
-        fmt, value = of_dtype(codes.dtype), given.value
-        if acc.truncates:
-            value = _tf32(value)
+        value = given.value
+        if acc.truncates:  # float32 to TF32, which has not its 13 low bits
+            bits = value.to(torch.float32).view(torch.int32) & ~0x1FFF
+            value = bits.view(torch.float32).to(torch.float64)
         if acc.flushes:
-            value = torch.where(value.abs() < 2.0**fmt.emin, torch.zeros_like(value), value)
-        return cls(given, operand(value, fmt))
+            value = torch.where(value.abs() < 2.0**x.fmt.emin, torch.zeros_like(value), value)
+        return cls(given, operand(value, x.fmt))
 
 
 def _tile(
     tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chain, name: str, weak: bool
 ) -> Interval:
     promotion = Promotion(torch.zeros((tile.M, tile.N), dtype=torch.float64, device=tile.a.device))
-    for block, start, stop in _chains(tile, acc):
+    whole = [(0, 0, tile.K)]
+    for block, start, stop in whole if acc.scales_inside else chains(tile, acc.promotion):
         sa, sb = a.given.steps(start, stop), b.given.steps(start, stop)
         if acc.kind is Sum.BLOCK_SCALED_GROUPS:
-            x, low, high = scaled_groups(_operand(tile.a), _operand(tile.b), _scales(tile), acc)
+            left, right = (Operand(side.number(), side.exponent()) for side in (tile.left, tile.right))
+            x, low, high = scaled_groups(left, right, _scales(tile), acc)
         elif a.seen is None or b.seen is None:
             x, low, high = chain(sa, sb, acc)
         else:
@@ -199,39 +197,12 @@ def _tile(
         if acc.scales_inside:
             promotion.only(x, low, high)
             continue
-        columns = _scale(tile.b_scale[:, block]).repeat_interleave(tile.b_rows)[: tile.N]
-        promotion.add(_scale(tile.a_scale[:, block])[:, None], columns[None, :], x, low, high)
+        # a NaN scale counts as 0, since its results must be NaN and are judged as such; infinities stay (open)
+        a_scale, b_scale = (torch.nan_to_num(s.scales[:, block], 0.0, INF, -INF) for s in (tile.left, tile.right))
+        columns = b_scale.repeat_interleave(tile.b_rows)[: tile.N]
+        promotion.add(a_scale[:, None], columns[None, :], x, low, high)
     bias = None if tile.bias is None else decode(tile.bias)[None, :]
     return promotion.interval(bias, name=name, weak=weak)
-
-
-def _chains(product: ScaledProduct, acc: Accumulator) -> Iterator[tuple[int, int, int]]:
-    """(scale block, first k, end k) of every chain, ascending."""
-    if acc.scales_inside:
-        yield 0, 0, product.K
-        return
-    for block in range(product.B):
-        first, end = block * product.block, min(product.K, (block + 1) * product.block)
-        length = acc.promotion or (end - first)
-        for start in range(first, end, length):
-            yield block, start, min(end, start + length)
-
-
-def _scale(scale: Tensor) -> Tensor:
-    """Scales for the bound: NaN as 0, since its results must be NaN and are judged as such; infinities stay (open)."""
-    return torch.nan_to_num(decode(scale), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
-
-
-def _operand(codes: Tensor) -> Operand:
-    value = torch.nan_to_num(decode(codes), 0.0, 0.0, 0.0)  # the comparison overlays NaN and infinity
-    return operand(value, of_dtype(codes.dtype))
-
-
-def _scaled(plain: Operand, scale: Tensor, rows: int, product: ScaledProduct) -> Operand:
-    """An operand with its block scales multiplied in; powers of two add to the exponents."""
-    factor = _spread(decode(scale), rows, plain.value.shape[0]).repeat_interleave(product.block, dim=1)[:, : product.K]
-    shift = torch.frexp(factor)[1].to(torch.int64) - 1
-    return replace(plain, value=plain.value * factor, exponent=plain.exponent + shift)
 
 
 def _scales(product: ScaledProduct) -> tuple[Tensor, Tensor]:
@@ -239,7 +210,7 @@ def _scales(product: ScaledProduct) -> tuple[Tensor, Tensor]:
     if product.K % 16:
         raise NumericsError(f"K={product.K} is no multiple of 16; block-scaled FP4 sums 16 products first: pad with 0")
     blocks = torch.arange(0, product.K, 16, device=product.a.device) // product.block
-    a, b = _spread(decode(product.a_scale), 1, product.M), _spread(decode(product.b_scale), product.b_rows, product.N)
+    a, b = _spread(product.left.scales, 1, product.M), _spread(product.right.scales, product.b_rows, product.N)
     return a[:, blocks], b[:, blocks]
 
 
@@ -247,24 +218,7 @@ def _spread(scale: Tensor, rows: int, count: int) -> Tensor:
     return scale.repeat_interleave(rows, dim=0)[:count].expand(count, -1)
 
 
-def _tf32(value: Tensor) -> Tensor:
-    """Float64 values of float32 without their 13 low bits."""
-    bits = value.to(torch.float32).view(torch.int32) & ~0x1FFF
-    return bits.view(torch.float32).to(torch.float64)
-
-
 def _in_format(value: Tensor, name: str) -> Tensor:
     fmt = by_name(name)
     near = round_to(value, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
     return near == value
-
-
-def _concatenate(parts: list[Interval]) -> Interval:
-    first = parts[0]
-    return Interval(
-        torch.cat([p.lo for p in parts]),
-        torch.cat([p.hi for p in parts]),
-        first.name,
-        first.weak,
-        torch.cat([p.open for p in parts if p.open is not None]),
-    )

@@ -1,4 +1,4 @@
-"""What every compiled CPU kernel shares: the compiler's front door, a true fma, and the worker threads.
+"""What every compiled CPU kernel shares: the compiler with its options, a true fma, and the worker threads.
 
 ``jit`` compiles with numba: no fast-math (bits are the point: nothing may be contracted or reassociated), IEEE
 division, no GIL, and an on-disk cache where a directory can be written. ``fma`` is one rounding of ``x*y + z``:
@@ -18,14 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numba
-import numpy as np
 import torch
 from numba.core import types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
-from torch import Tensor
-
-from oracle.numbers.formats import codes_of
 
 TASK_ROWS = 256  # rows whose accumulators stay in the second-level cache
 
@@ -81,9 +76,3 @@ def task_pieces(rows: int, columns: int, *, lanes: int) -> list[tuple[int, int, 
         for r in range(0, rows, height)
         for p in range(0, panels, wide)
     ]
-
-
-def codes_array(x: Tensor) -> NDArray[np.unsignedinteger]:
-    """The codes of an 8- or 16-bit tensor as contiguous unsigned integers, which index tables."""
-    bits = codes_of(x.contiguous()).numpy()
-    return bits if bits.itemsize == 1 else bits.view(np.uint16)

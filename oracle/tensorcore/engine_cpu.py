@@ -1,7 +1,20 @@
 """The CPU engine of :func:`oracle.tensorcore.predict.predict_product`: compiled, threaded, the same bits.
 
-Rows of ``a`` are unpacked in chunks, columns of ``b`` inside the kernel; every thread takes panels of
-``cpu_fused.LANES`` columns and rows of a chunk. Memory beyond operands and result stays below 256 MiB for any shape.
+For every ``(i, j)`` and every group of ``group`` products, with ``E`` the exponent of a value (``emin`` for
+subnormals), zeros excluded, and ``c`` the accumulator,
+
+    m = max(max_k E(a_k) + E(b_k), E(c))
+    S = trunc(c * 2^(t-m)) + sum_k trunc(a_k * b_k * 2^(t-m))        (every operation exact)
+    c = S toward zero to ``to`` fraction bits, * 2^(m-t)
+
+which is :mod:`oracle.tensorcore.fused` in floating-point lanes: a product of two FP8 significands has 8 bits, a power
+of two scales it exactly, and the integers ``S < 2^(t+2) (G+1)`` fit float32 for t = 13, float64 for t <= 35.
+``narrow`` runs float32 lanes with int8 exponents, ``wide`` float64 lanes with int16 ones and, where scales belong to
+the instruction, adds their exponents to ``m`` and multiplies the products by them, a power of two.
+
+Rows of ``a`` are unpacked in chunks; ``b`` is unpacked inside the kernel, one K tile and ``LANES`` columns at a time,
+into the first-level cache; every thread takes panels of columns and rows of a chunk. Tiles and modes:
+:mod:`oracle.tensorcore.packing`. Memory beyond operands and result stays below 256 MiB for any shape.
 
 Needs numba (no compiler on the user's machine). Not covered, and answered by :func:`supports`: TF32 and FP4 operands,
 float16 accumulators, AMD's instructions; the plain definition computes those.
@@ -18,18 +31,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oracle.numbers.formats import Format, decode, of_dtype
-from oracle.tensorcore import cpu_fused
-from oracle.tensorcore.cpu_jit import codes_array, run_tasks, task_pieces
-from oracle.tensorcore.engine_parts import Plan, finish, narrow_lanes, plan, supported
+from oracle.numbers.formats import Format, of_dtype
+from oracle.tensorcore.cpu_jit import fma, jit, run_tasks, task_pieces
 from oracle.tensorcore.fused import float32_scale
-from oracle.tensorcore.predict import store
+from oracle.tensorcore.packing import (
+    A_THEN_B,
+    ADD,
+    FMA,
+    FOLD,
+    INSIDE,
+    MULTIPLY_ADD,
+    PROMOTE,
+    UNROLL,
+    code_table,
+    codes_array,
+    narrow_lanes,
+    packed_rows,
+    plan,
+    scale_mode,
+    supported,
+)
+from oracle.tensorcore.predict import finish, store
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct
 
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 CHUNK_RESULT = 1 << 23  # elements of one float32 chunk of the result
 CHUNK_EPILOGUE = 1 << 20  # elements that the epilogue holds in float64 at once
+LANES = 128  # columns of one panel
+ZERO_EXPONENT = -64  # of a zero FP8 operand: any sum with it lies below every exponent of two nonzero ones
+WIDE_ZERO_EXPONENT = -1000  # the same for 16-bit formats
+
+f32, f64, i8, i16, i32, i64 = np.float32, np.float64, np.int8, np.int16, np.int32, np.int64
 
 
 def supports(product: ScaledProduct, schedule: Schedule) -> bool:
@@ -51,11 +84,11 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
 
 def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tensor]]:
     """``(first row, float32 [rows, N])``: the promoted sums before the epilogue, in chunks of rows."""
-    order = plan(product, schedule)
-    narrow = narrow_lanes(schedule.instruction)
-    kernel = cpu_fused.narrow if narrow else cpu_fused.wide
-    a_values, a_exponents = _tables(of_dtype(product.a.dtype), narrow)
-    b_values, b_exponents = _tables(of_dtype(product.b.dtype), narrow)
+    order, mode = plan(product, schedule), scale_mode(schedule)
+    in_float32 = narrow_lanes(schedule.instruction)
+    kernel, absent = (narrow, ZERO_EXPONENT) if in_float32 else (wide, WIDE_ZERO_EXPONENT)
+    a_values, a_exponents = _tables(of_dtype(product.a.dtype), in_float32)
+    b_values, b_exponents = _tables(of_dtype(product.b.dtype), in_float32)
     b = codes_array(product.b)
     a_scale = float32_scale(product.a_scale).expand(product.M, -1)
     b_scale = np.ascontiguousarray(float32_scale(product.b_scale).numpy())
@@ -65,10 +98,7 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tens
     step = max(1, min(CHUNK_BYTES // (width * max(1, len(source))), CHUNK_RESULT // max(1, product.N)))
     for start in range(0, product.M, step):
         stop = min(product.M, start + step)
-        codes = _packed(codes_array(product.a[start:stop]), order)
-        values, exponents = np.take(a_values, codes), np.take(a_exponents, codes)
-        values[:, source < 0] = 0
-        exponents[:, source < 0] = cpu_fused.ZERO_EXPONENT if narrow else cpu_fused.WIDE_ZERO_EXPONENT
+        values, exponents = packed_rows(product.a[start:stop], order, a_values, a_exponents, absent)
         scale = np.ascontiguousarray(a_scale[start:stop].numpy())
         out = np.empty((stop - start, product.N), np.float32)
 
@@ -79,24 +109,250 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tens
         ) -> None:  # fmt: skip
             kernel(
                 values, exponents, scale, b, b_values, b_exponents, b_scale, product.b_rows,
-                source, tiles, order.group, t, to, order.mode, out, row0, row1, panel0, panel1,
+                source, tiles, order.group, t, to, mode, out, row0, row1, panel0, panel1,
             )  # fmt: skip
 
-        run_tasks(task, task_pieces(stop - start, product.N, lanes=cpu_fused.LANES))
+        run_tasks(task, task_pieces(stop - start, product.N, lanes=LANES))
         yield start, torch.from_numpy(out)
 
 
-def _packed(codes: NDArray[np.unsignedinteger], order: Plan) -> NDArray[np.unsignedinteger]:
-    """Columns in packed order; padding repeats the last column, and the caller overwrites it."""
-    return np.take(codes, order.source.numpy(), axis=1) if order.ragged else codes
-
-
 @lru_cache(maxsize=16)
-def _tables(fmt: Format, narrow: bool) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Value and exponent of every code, in the lane types; exponents of NaN and infinity are any."""
-    value = decode(torch.arange(1 << fmt.bits, device="cpu"), fmt)
-    exponent = (torch.frexp(torch.nan_to_num(value, 1.0, 1.0, 1.0))[1].to(torch.int16) - 1).clamp(min=fmt.emin)
-    exponent[value == 0] = cpu_fused.ZERO_EXPONENT if narrow else cpu_fused.WIDE_ZERO_EXPONENT
-    if narrow:
+def _tables(fmt: Format, in_float32: bool) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Value and exponent of every code, in the lane types."""
+    value, exponent = code_table(fmt, ZERO_EXPONENT if in_float32 else WIDE_ZERO_EXPONENT, special=True)
+    if in_float32:
         return value.to(torch.float32).numpy(), exponent.to(torch.int8).numpy()
     return value.numpy(), exponent.numpy()
+
+
+@jit
+def narrow(
+    av: NDArray[np.float32], ae: NDArray[np.int8], sa: NDArray[np.float32],
+    b: NDArray[np.uint8], bv: NDArray[np.float32], be: NDArray[np.int8], sb: NDArray[np.float32], b_rows: int,
+    source: NDArray[np.int64], tiles: NDArray[np.int64], group: int, t: int, to: int, mode: int,
+    out: NDArray[np.float32], row0: int, row1: int, panel0: int, panel1: int,
+) -> None:  # fmt: skip
+    """``out[row0:row1, panel0*LANES : panel1*LANES]`` with float32 lanes; ``t <= 16``.
+
+    ``av``, ``ae`` ``[M, Kp]`` are the packed values and exponents of ``a``; ``b`` ``[N, K]`` are codes with tables
+    ``bv``, ``be``; ``source[kp]`` is the column of ``b`` at packed position ``kp``, or -1 for padding.
+    """
+    columns = b.shape[0]
+    rows = row1 - row0
+    longest = 0
+    for tile in tiles:
+        longest = max(longest, tile[1] - tile[0])
+    values = np.zeros((longest, LANES), np.float32)
+    exponents = np.zeros((longest, LANES), np.int8)
+    chain = np.zeros((rows, LANES), np.float32)
+    total = np.zeros((rows, LANES), np.float32)
+    top = np.zeros(LANES, np.int8)
+    shift = np.zeros(LANES, np.float32)
+    scale = np.ones(LANES, np.float32)
+    kept = i32(-(1 << (23 - to)))
+    t_bits = i32(t << 23)
+    for panel in range(panel0, panel1):
+        first = panel * LANES
+        width = min(LANES, columns - first)
+        chain[:, :] = f32(0)
+        total[:, :] = f32(0)
+        for tile in tiles:
+            k0, length, at, end = tile[0], tile[1] - tile[0], tile[2], tile[3]
+            _unpack(b, first, width, source[k0 : k0 + length], bv, be, i8(ZERO_EXPONENT), values, exponents)
+            if mode != ADD:
+                for j in range(width):
+                    scale[j] = sb[(first + j) // b_rows, at]
+            for i in range(rows):
+                a_values = av[row0 + i]
+                a_exponents = ae[row0 + i]
+                c = chain[i]
+                for g in range(0, length, group):
+                    for j in range(LANES):
+                        top[j] = i8(-60)
+                    for k in range(g, g + group, UNROLL):
+                        _raise_top(a_exponents, k0 + k, exponents, k, top)
+                    for j in range(LANES):
+                        of_products = i32(i32(i32(top[j]) + i32(127)) << i32(23))
+                        of_c = i32(f32(c[j]).view(np.int32) & i32(0x7F800000))
+                        up = i32(i32(0x7F000000) - max(of_products, of_c) + t_bits).view(np.float32)
+                        shift[j] = up
+                        c[j] = np.trunc(c[j] * up)
+                    for k in range(g, g + group, UNROLL):
+                        _add_products(a_values, k0 + k, values, k, shift, c)
+                    for j in range(LANES):
+                        s = i32(f32(c[j]).view(np.int32) & kept).view(np.float32)
+                        c[j] = s * i32(i32(0x7F000000) - f32(shift[j]).view(np.int32)).view(np.float32)
+                if end & PROMOTE:
+                    _promote(c, total[i], sa[row0 + i, at], scale, mode)
+        for i in range(rows):
+            for j in range(width):
+                out[row0 + i, first + j] = total[i, j]
+
+
+@jit
+def wide(
+    av: NDArray[np.float64], ae: NDArray[np.int16], sa: NDArray[np.float32],
+    b: NDArray[Any], bv: NDArray[np.float64], be: NDArray[np.int16], sb: NDArray[np.float32], b_rows: int,
+    source: NDArray[np.int64], tiles: NDArray[np.int64], group: int, t: int, to: int, mode: int,
+    out: NDArray[np.float32], row0: int, row1: int, panel0: int, panel1: int,
+) -> None:  # fmt: skip
+    """As ``narrow`` with float64 lanes: ``t + 2 + log2(group + 1) <= 52``, any 8- or 16-bit operands.
+
+    The result of a group is rounded toward zero into float32: gradual underflow, infinity beyond its range.
+    A tile may end in ``FOLD``: the chain is added, to nearest, into an accumulator of its own and starts again at 0.
+    """
+    columns = b.shape[0]
+    rows = row1 - row0
+    longest = 0
+    for tile in tiles:
+        longest = max(longest, tile[1] - tile[0])
+    values = np.zeros((longest, LANES), np.float64)
+    exponents = np.zeros((longest, LANES), np.int16)
+    chain = np.zeros((rows, LANES), np.float64)
+    folded = np.zeros((rows, LANES), np.float32)
+    total = np.zeros((rows, LANES), np.float32)
+    top = np.zeros(LANES, np.int16)
+    shift = np.zeros(LANES, np.float64)
+    back = np.zeros(LANES, np.float64)
+    sigma = np.ones(LANES, np.float64)
+    scale = np.ones(LANES, np.float32)
+    for panel in range(panel0, panel1):
+        first = panel * LANES
+        width = min(LANES, columns - first)
+        chain[:, :] = f64(0)
+        folded[:, :] = f32(0)
+        total[:, :] = f32(0)
+        for tile in tiles:
+            k0, length, at, end = tile[0], tile[1] - tile[0], tile[2], tile[3]
+            _unpack(b, first, width, source[k0 : k0 + length], bv, be, i16(WIDE_ZERO_EXPONENT), values, exponents)
+            if mode != ADD:
+                for j in range(width):
+                    scale[j] = sb[(first + j) // b_rows, at]
+            for i in range(rows):
+                a_values = av[row0 + i]
+                a_exponents = ae[row0 + i]
+                c = chain[i]
+                if mode == INSIDE:
+                    for j in range(LANES):
+                        sigma[j] = f64(sa[row0 + i, at]) * f64(scale[j])
+                for g in range(0, length, group):
+                    for j in range(LANES):
+                        top[j] = i16(2 * WIDE_ZERO_EXPONENT)
+                    for k in range(g, g + group, UNROLL):
+                        _raise_top(a_exponents, k0 + k, exponents, k, top)
+                    _shift_wide(c, top, sigma, t, shift, back)
+                    for k in range(g, g + group, UNROLL):
+                        _add_products(a_values, k0 + k, values, k, shift, c)
+                    _round_wide(c, back, to)
+                if end & FOLD:
+                    for j in range(LANES):
+                        folded[i, j] += f32(c[j])
+                        c[j] = 0.0
+                    if end & PROMOTE:
+                        _promote(folded[i], total[i], sa[row0 + i, at], scale, mode)
+                elif end & PROMOTE:
+                    _promote(c, total[i], sa[row0 + i, at], scale, mode)
+        for i in range(rows):
+            for j in range(width):
+                out[row0 + i, first + j] = total[i, j]
+
+
+@jit
+def _shift_wide(
+    c: NDArray[np.float64], top: NDArray[np.int16], sigma: NDArray[np.float64], t: int,
+    shift: NDArray[np.float64], back: NDArray[np.float64],
+) -> None:  # fmt: skip
+    """``c = trunc(c * 2^(t-m))``, ``shift = sigma * 2^(t-m)``, ``back = 2^(m-t)``; float32 exponents end at -126."""
+    for j in range(LANES):
+        of_sigma = ((f64(sigma[j]).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023)
+        of_c = ((f64(c[j]).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023)
+        m = max(max(i64(top[j]) + of_sigma, of_c), i64(-126))
+        up = i64((i64(1023 + t) - m) << i64(52)).view(np.float64)
+        back[j] = i64((i64(1023 - t) + m) << i64(52)).view(np.float64)
+        shift[j] = up * sigma[j]
+        c[j] = np.trunc(c[j] * up)
+
+
+@jit
+def _round_wide(c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> None:
+    """``c * back`` toward zero to a float32 of ``to`` fraction bits; infinity from ``2^128`` on."""
+    for j in range(LANES):
+        s = c[j] * back[j]
+        e = max(((f64(s).view(np.int64) >> i64(52)) & i64(0x7FF)) - i64(1023), i64(-126))
+        up = i64((i64(1023 + to) - e) << i64(52)).view(np.float64)
+        down = i64((i64(1023 - to) + e) << i64(52)).view(np.float64)
+        r = np.trunc(s * up) * down
+        c[j] = r if np.abs(r) < 2.0**128 else s * np.inf
+
+
+@jit
+def _unpack(
+    b: NDArray[Any], first: int, width: int, source: NDArray[np.int64], bv: NDArray[Any], be: NDArray[Any],
+    zero_exponent: Any, values: NDArray[Any], exponents: NDArray[Any],
+) -> None:  # fmt: skip
+    """One tile of ``b``, transposed; whole cache lines are written at a time."""
+    for j0 in range(0, width, 16):
+        j1 = min(j0 + 16, width)
+        for k in range(len(source)):
+            origin = source[k]
+            for j in range(j0, j1):
+                code = b[first + j, max(origin, 0)]
+                values[k, j] = bv[code] if origin >= 0 else 0.0
+                exponents[k, j] = be[code] if origin >= 0 else zero_exponent
+
+
+@jit
+def _raise_top(a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, top: NDArray[Any]) -> None:
+    """``top[j] = max(top[j], a[k] + b[k, j])`` over ``UNROLL`` products."""
+    a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
+    a4, a5, a6, a7 = a[ka + 4], a[ka + 5], a[ka + 6], a[ka + 7]
+    b0, b1, b2, b3 = b[kb], b[kb + 1], b[kb + 2], b[kb + 3]
+    b4, b5, b6, b7 = b[kb + 4], b[kb + 5], b[kb + 6], b[kb + 7]
+    for j in range(LANES):
+        e = max(max(top[j], top.dtype.type(a0 + b0[j])), top.dtype.type(a1 + b1[j]))
+        e = max(max(e, top.dtype.type(a2 + b2[j])), top.dtype.type(a3 + b3[j]))
+        e = max(max(e, top.dtype.type(a4 + b4[j])), top.dtype.type(a5 + b5[j]))
+        top[j] = max(max(e, top.dtype.type(a6 + b6[j])), top.dtype.type(a7 + b7[j]))
+
+
+@jit
+def _add_products(
+    a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, shift: NDArray[Any], total: NDArray[Any]
+) -> None:
+    """``total[j] += trunc(a[k] * b[k, j] * shift[j])`` over ``UNROLL`` products; exact in either lane type."""
+    a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
+    a4, a5, a6, a7 = a[ka + 4], a[ka + 5], a[ka + 6], a[ka + 7]
+    b0, b1, b2, b3 = b[kb], b[kb + 1], b[kb + 2], b[kb + 3]
+    b4, b5, b6, b7 = b[kb + 4], b[kb + 5], b[kb + 6], b[kb + 7]
+    for j in range(LANES):
+        up, s = shift[j], total[j]
+        s += np.trunc((a0 * b0[j]) * up)
+        s += np.trunc((a1 * b1[j]) * up)
+        s += np.trunc((a2 * b2[j]) * up)
+        s += np.trunc((a3 * b3[j]) * up)
+        s += np.trunc((a4 * b4[j]) * up)
+        s += np.trunc((a5 * b5[j]) * up)
+        s += np.trunc((a6 * b6[j]) * up)
+        s += np.trunc((a7 * b7[j]) * up)
+        total[j] = s
+
+
+@jit
+def _promote(
+    c: NDArray[Any], total: NDArray[np.float32], a_scale: float, b_scale: NDArray[np.float32], mode: int
+) -> None:
+    """Add the scaled ``c`` into ``total`` and clear it; every operation rounds once to float32."""
+    if mode == FMA:
+        for j in range(LANES):
+            total[j] = fma(f32(a_scale * b_scale[j]), f32(c[j]), total[j])
+    elif mode == MULTIPLY_ADD:
+        for j in range(LANES):
+            total[j] += f32(f32(a_scale * b_scale[j]) * f32(c[j]))
+    elif mode == A_THEN_B:
+        for j in range(LANES):
+            total[j] += f32(f32(f32(c[j]) * a_scale) * b_scale[j])
+    else:
+        for j in range(LANES):
+            total[j] += f32(c[j])
+    for j in range(LANES):
+        c[j] = 0

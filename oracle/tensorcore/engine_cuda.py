@@ -14,18 +14,17 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from oracle.numbers.formats import decode, of_dtype
-from oracle.tensorcore.engine_parts import INSIDE, UNROLL, Plan, finish, plan, supported
+from oracle.numbers.formats import of_dtype
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.instructions import Instruction, Sum
-from oracle.tensorcore.predict import predict_product, store
+from oracle.tensorcore.packing import INSIDE, UNROLL, Packed, code_table, plan, scale_mode, supported
+from oracle.tensorcore.predict import finish, predict_product, store
 from oracle.tensorcore.schedules import Scales, Schedule
-from oracle.truth.gemm import ScaledProduct, take_rows
+from oracle.truth.gemm import ScaledProduct
 
 BM, BN = 64, 128  # output tile of a program: fewer rows or columns than its 256 threads, so vectors stay in registers
 ZERO_EXPONENT = -64  # of a zero operand: any sum with it lies below every exponent of two nonzero ones
@@ -51,17 +50,18 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
     out = torch.empty((product.M, product.N), dtype=out_dtype, device=product.a.device)
     for rows, columns, part, acc in sums(product, schedule):
         out[rows, columns] = store(finish(acc, part, schedule), out_dtype)
-    for index, dim in ((_special(product.a), 0), (_special(product.b), 1)):
+    for side, dim in ((product.left, 0), (product.right, 1)):
+        index = torch.nonzero(~side.finite_rows)[:, 0]
         if index.numel():
-            part = product.take(index) if dim == 0 else _take_columns(product, index)
+            part = product.take(index) if dim == 0 else product.take_columns(index)
             out.index_copy_(dim, index, predict_product(part, schedule, out_dtype=out_dtype, engine="torch"))
     return out
 
 
 def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[slice, slice, ScaledProduct, Tensor]]:
     """Rows, columns, the product restricted to them, and its promoted sums float32 before the epilogue."""
-    order = plan(product, schedule)
-    assert order.mode != INSIDE
+    order, mode = plan(product, schedule), scale_mode(schedule)
+    assert mode != INSIDE
     device = product.a.device
     source, tiles, length = _uniform(order)
     source, tiles = source.to(device), tiles.to(device)
@@ -70,7 +70,7 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[slice, sl
     height = min(product.M, longest // BM * BM, max(BM, CHUNK_RESULT // width // BM * BM))
     for j in range(0, product.N, width):
         columns = slice(j, min(j + width, product.N))
-        right = _take_columns(product, torch.arange(columns.start, columns.stop, device=device))
+        right = product.columns(columns.start, columns.stop)
         b = _packed(right.b, source, BN)
         sb = _padded(float32_scale(right.b_scale).t(), BN)
         for i in range(0, product.M, height):
@@ -78,13 +78,13 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[slice, sl
             part = right.rows(rows.start, rows.stop)
             a = _packed(part.a, source, BM)
             sa = _padded(float32_scale(part.a_scale).expand(part.M, -1).t(), BM)
-            acc = _launch(a, sa, b, sb, tiles, length, order, schedule.instruction)
+            acc = _launch(a, sa, b, sb, tiles, length, order.group, mode, schedule.instruction)
             yield rows, columns, part, acc[: part.M, : part.N]
 
 
 def _launch(
     a: tuple[Tensor, Tensor], sa: Tensor, b: tuple[Tensor, Tensor], sb: Tensor, tiles: Tensor, length: int,
-    order: Plan, instruction: Instruction,
+    group: int, mode: int, instruction: Instruction,
 ) -> Tensor:  # fmt: skip
     from oracle.tensorcore.triton_fused import fused  # triton is optional
 
@@ -93,14 +93,14 @@ def _launch(
     assert instruction.align_bits is not None
     fused[(rows // BM, columns // BN)](
         a[0], a[1], sa, b[0], b[1], sb, tiles, out, rows, columns, tiles.shape[0],
-        LENGTH=length, GROUP=order.group, T=instruction.align_bits, TO=instruction.out_bits, MODE=order.mode,
+        LENGTH=length, GROUP=group, T=instruction.align_bits, TO=instruction.out_bits, MODE=mode,
         FOLDS=instruction.sum is Sum.FUSED_THEN_ADD, WIDE=not _sum_fits_int32(instruction),
         BM=BM, BN=BN, UNROLL=UNROLL, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
 
-def _uniform(order: Plan) -> tuple[Tensor, Tensor, int]:
+def _uniform(order: Packed) -> tuple[Tensor, Tensor, int]:
     """Source, ``(scale block, flags)`` int32 and length of tiles padded to one length: zeros leave a chain as it is."""
     starts, ends = order.tiles[:, 0].tolist(), order.tiles[:, 1].tolist()
     length = max((e - s for s, e in zip(starts, ends, strict=True)), default=order.group)
@@ -123,10 +123,8 @@ def _sum_fits_int32(instruction: Instruction) -> bool:
 
 def _packed(x: Tensor, source: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
     """Values float32 and exponents int8 of ``x [R, K]`` as ``[Kp, R']``, R padded; NaN and infinities as zeros."""
-    fmt = of_dtype(x.dtype)
-    value = torch.nan_to_num(decode(torch.arange(1 << fmt.bits, device=x.device), fmt), 0.0, 0.0, 0.0)
-    exponent = (torch.frexp(value)[1].to(torch.int8) - 1).clamp(min=fmt.emin)
-    exponent = torch.where(value == 0, ZERO_EXPONENT, exponent).to(torch.int8)
+    value, exponent = (table.to(x.device) for table in code_table(of_dtype(x.dtype), ZERO_EXPONENT, special=False))
+    exponent = exponent.to(torch.int8)
     codes = x.view(torch.uint8).t()
     zero = int((value == 0).nonzero()[0])
     rows = -(-x.shape[0] // multiple) * multiple
@@ -145,24 +143,3 @@ def _packed(x: Tensor, source: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
 def _padded(scale: Tensor, multiple: int) -> Tensor:
     """``[B, R]`` with R padded to a multiple, contiguous."""
     return torch.nn.functional.pad(scale, (0, -scale.shape[1] % multiple)).contiguous()
-
-
-def _special(x: Tensor) -> Tensor:
-    """Rows with a NaN or an infinity."""
-    fmt = of_dtype(x.dtype)
-    special = ~torch.isfinite(decode(torch.arange(1 << fmt.bits, device=x.device), fmt))
-    step = max(1, (1 << 22) // max(1, x.shape[1]))
-    codes = x.view(torch.uint8)
-    found = [special[codes[r : r + step].int()].any(dim=1) for r in range(0, x.shape[0], step)]
-    return torch.nonzero(torch.cat(found))[:, 0]
-
-
-def _take_columns(product: ScaledProduct, index: Tensor) -> ScaledProduct:
-    """The product restricted to columns ``index``, each with a scale row of its own."""
-    return replace(
-        product,
-        b=take_rows(product.b, index),
-        b_scale=product.b_scale[index // product.b_rows],
-        b_rows=1,
-        bias=None if product.bias is None else product.bias[index],
-    )

@@ -8,8 +8,8 @@ For products ``p_k`` with exponents ``e_k`` and an accumulator ``c``::
     out = S rounded to `to` fraction bits (toward zero for float32; to nearest even for float16)
 
 Every number here is a float64 tensor and every operation on it is exact: products have at most 22 significant
-bits, scaled terms are integers below 2^46, sums of them stay below 2^53. This file is the truth that
-:mod:`oracle.tensorcore.packed` and the compiled engines must equal bit for bit; it is not fast.
+bits, scaled terms are integers below 2^46, sums of them stay below 2^53. This file is the definition
+that the compiled engines must equal bit for bit; it is not fast.
 
 Special values: a NaN or an infinity among the products or in ``c`` decides the result as IEEE 754 addition
 would (NaN, or the infinity, whatever the order); an exponent beyond the output format gives infinity, also

@@ -19,7 +19,7 @@ from oracle.numbers.formats import same_bits
 from oracle.tensorcore.instructions import Status
 from oracle.tensorcore.predict import Engine, predict_product
 from oracle.tensorcore.schedules import Schedule, schedules
-from oracle.truth.gemm import ScaledProduct, take_rows
+from oracle.truth.gemm import ScaledProduct
 
 SAMPLE = 1 << 15
 """Outputs compared when the product has more: evenly spaced rows and columns."""
@@ -96,16 +96,7 @@ def identify_product(
 
 def subset(product: ScaledProduct, rows: Tensor, columns: Tensor) -> ScaledProduct:
     """The product restricted to some rows of ``a`` and rows of ``b`` (int64 indices)."""
-    a_scale = product.a_scale if product.a_scale.shape[0] == 1 else product.a_scale[rows]
-    return ScaledProduct(
-        a=take_rows(product.a, rows),
-        b=take_rows(product.b, columns),
-        a_scale=a_scale,
-        b_scale=product.b_scale[columns // product.b_rows],
-        block=product.block,
-        b_rows=1,
-        bias=None if product.bias is None else product.bias[columns],
-    )
+    return product.take(rows).take_columns(columns)
 
 
 def _match(product: ScaledProduct, output: Tensor, schedule: Schedule, engine: Engine) -> Match:

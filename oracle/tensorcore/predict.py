@@ -21,15 +21,24 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
+from oracle.numbers.formats import by_name
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.tensorcore import packed
-from oracle.tensorcore.fused import Operand, accumulate, block_scaled, exponent, float32_scale, fma32, operand
+from oracle.tensorcore.fused import (
+    ABSENT,
+    Operand,
+    accumulate,
+    block_scaled,
+    exponent,
+    float32_scale,
+    fma32,
+    operand,
+)
 from oracle.tensorcore.instructions import NAN_FLOAT16, NAN_FLOAT32, Instruction, Sum
 from oracle.tensorcore.instructions import instruction as instruction_named
 from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule, get
 
 if TYPE_CHECKING:
-    from oracle.truth.gemm import ScaledProduct
+    from oracle.truth.gemm import Decoded, ScaledProduct
 
 Engine = Literal["auto", "torch", "cpu", "cuda"]
 
@@ -106,7 +115,7 @@ def mma(
         raise ShapeError(f"a {list(a.shape)} and b {list(b.shape)} must agree, c {list(c.shape)} be one per row")
     left, right = operand(a, instruction, format=a_format), operand(b, instruction, format=b_format)
     p = left.values * right.values
-    e = _exponents(p, left.exponents + right.exponents)
+    e = torch.where(p == 0, ABSENT, left.exponents + right.exponents)
     start = to_dtype(c.to(torch.float64), out, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
     total = accumulate(p, e, start.to(torch.float64), instruction, out=out)
     return store(total.to(torch.float32), out)
@@ -153,59 +162,68 @@ def _engine(product: ScaledProduct, schedule: Schedule, engine: Engine) -> Any:
     raise NumericsError(f"engine {engine!r} does not support {schedule.name} for this product; use engine='torch'")
 
 
+def finish(acc: Tensor, product: ScaledProduct, schedule: Schedule) -> Tensor:
+    """Scales that the sum did not use, then the bias; ``acc`` float32 ``[M, N]`` of the whole ``product``."""
+    bias = None if product.bias is None else product.bias.to(torch.float32)
+    if schedule.epilogue is Epilogue.NONE:
+        return acc if bias is None else acc + bias
+    columns = torch.arange(product.N, device=acc.device) // product.b_rows
+    sa, sb = float32_scale(product.a_scale)[:, 0, None], float32_scale(product.b_scale)[columns, 0][None, :]
+    inner, outer = epilogue(schedule.epilogue, acc, sa, sb)
+    if bias is None:
+        return inner * outer
+    return fma32(outer, inner, bias) if schedule.fused_bias else inner * outer + bias
+
+
+def epilogue(kind: Epilogue, acc: Tensor, sa: Tensor, sb: Tensor) -> tuple[Tensor, Tensor]:
+    """The two float32 factors of which a scaled result is the product, the inner one first."""
+    if kind is Epilogue.COL_THEN_ROW:
+        return sb * acc, sa
+    return (acc * sa, sb) if kind is Epilogue.ROW_THEN_COL else (acc, sa * sb)
+
+
 def _float32(product: ScaledProduct, schedule: Schedule) -> Tensor:
     """The float32 result before the store, tile by tile."""
-    a = operand(product.a, schedule.instruction)
-    b = operand(product.b, schedule.instruction)
-    m, n = a.values.shape[0], b.values.shape[0]
-    out = torch.empty((m, n), dtype=torch.float32, device=a.values.device)
-    for j in range(0, n, _TILE_N):
-        columns = slice(j, min(j + _TILE_N, n))
-        for i in range(0, m, _TILE_M):
-            rows = slice(i, min(i + _TILE_M, m))
-            tile = _Tile(product, schedule, _rows(a, rows), _rows(b, columns), rows, columns)
+    a, b = _decoded(product.left, schedule.instruction), _decoded(product.right, schedule.instruction)
+    out = torch.empty((product.M, product.N), dtype=torch.float32, device=product.a.device)
+    for j in range(0, product.N, _TILE_N):
+        columns = slice(j, min(j + _TILE_N, product.N))
+        part = product.columns(columns.start, columns.stop)
+        for i in range(0, product.M, _TILE_M):
+            rows = slice(i, min(i + _TILE_M, product.M))
+            tile = _Tile(part.rows(rows.start, rows.stop), schedule, _rows(a, rows), _rows(b, columns))
             out[rows, columns] = tile.result()
     return out
+
+
+def _decoded(side: Decoded, inst: Instruction) -> Operand:
+    """The operand as the instruction sees it; TF32 and unpacked FP4 codes have no value without the instruction."""
+    if side.codes.dtype == torch.float32 or not side.codes.is_floating_point():
+        return operand(side.codes, inst)
+    return operand(side.value(), inst, format=side.fmt.name)
 
 
 def _rows(x: Operand, rows: slice) -> Operand:
     return Operand(x.values[rows], x.exponents[rows])
 
 
-def _exponents(p: Tensor, e: Tensor) -> Tensor:
-    """Exponents of products, with zeros absent."""
-    return torch.where(p == 0, -20_000, e)
-
-
 class _Tile:
-    """One output tile of one product."""
+    """One output tile: ``product`` restricted to it, and its operands."""
 
-    def __init__(
-        self, product: ScaledProduct, schedule: Schedule, a: Operand, b: Operand, rows: slice, columns: slice
-    ) -> None:
-        self.schedule, self.a, self.b = schedule, a, b
-        self.k = int(a.values.shape[1])
-        self.block = product.block
-        a_scale, b_scale = float32_scale(product.a_scale), float32_scale(product.b_scale)
-        self.a_scale = a_scale.expand(product.a.shape[0], -1)[rows]
-        index = torch.arange(columns.start, columns.stop, device=b_scale.device) // product.b_rows
-        self.b_scale = b_scale[index]
-        self.bias = None if product.bias is None else product.bias[columns].to(torch.float32)
-        self.finite = bool(torch.isfinite(a.values).all() and torch.isfinite(b.values).all())
-        self.packed = self.finite and packed.fits(schedule.instruction)
-        if self.packed:
-            self.lanes = packed.lanes(a.values, a.exponents), packed.lanes(b.values, b.exponents)
+    def __init__(self, product: ScaledProduct, schedule: Schedule, a: Operand, b: Operand) -> None:
+        self.product, self.schedule, self.a, self.b = product, schedule, a, b
+        self.a_scale = float32_scale(product.a_scale).expand(product.M, -1)
+        self.b_scale = float32_scale(product.b_scale)
 
     def result(self) -> Tensor:
         """Promotions over K, then the epilogue."""
-        interval = self.schedule.interval or max(self.k, 1)
-        total = torch.zeros(
-            (self.a.values.shape[0], self.b.values.shape[0]), dtype=torch.float32, device=self.a.values.device
-        )
-        for start in range(0, self.k, interval):
-            part = self.chain(start, min(start + interval, self.k))
-            total = self.promote(total, part, start // self.block if self.a_scale.shape[1] > 1 else 0)
-        return self.epilogue(total)
+        k = self.product.K
+        interval = self.schedule.interval or max(k, 1)
+        total = torch.zeros((self.product.M, self.product.N), dtype=torch.float32, device=self.a.values.device)
+        for start in range(0, k, interval):
+            part = self.chain(start, min(start + interval, k))
+            total = self.promote(total, part, start // self.product.block if self.product.B > 1 else 0)
+        return finish(total, self.product, self.schedule)
 
     def promote(self, total: Tensor, part: Tensor, block: int) -> Tensor:
         """Join a finished chain to the sum."""
@@ -221,58 +239,38 @@ class _Tile:
             return total + (sa * sb) * part
         return total + (part * sa) * sb
 
-    def epilogue(self, acc: Tensor) -> Tensor:
-        """Scales that the promotion did not use, and the bias."""
-        kind, sa, sb = self.schedule.epilogue, self.a_scale[:, 0, None], self.b_scale[None, :, 0]
-        if kind is Epilogue.NONE:
-            return acc if self.bias is None else acc + self.bias
-        inner, outer = {
-            Epilogue.COL_THEN_ROW: (sb * acc, sa),
-            Epilogue.ROW_THEN_COL: (acc * sa, sb),
-            Epilogue.PRODUCT: (acc, sa * sb),
-        }[kind]
-        if self.bias is None:
-            return inner * outer
-        return fma32(outer, inner, self.bias) if self.schedule.fused_bias else inner * outer + self.bias
-
     def chain(self, start: int, stop: int) -> Tensor:
         """One chain of instructions over ``[start, stop)``, from zero."""
-        if self.packed:
-            a, b = ((v[start:stop], e[start:stop]) for v, e in self.lanes)
-            return packed.chain(a, b, self.schedule.instruction)
         step = self.schedule.instruction.k
-        rows = max(1, _SLICE // (self.b.values.shape[0] * step))
+        rows = max(1, _SLICE // (self.product.N * step))
         parts = []
-        for i in range(0, self.a.values.shape[0], rows):
+        for i in range(0, self.product.M, rows):
             acc = torch.zeros(
-                (min(rows, self.a.values.shape[0] - i), self.b.values.shape[0]),
-                dtype=torch.float64, device=self.a.values.device,
-            )  # fmt: skip
+                (min(rows, self.product.M - i), self.product.N), dtype=torch.float64, device=self.a.values.device
+            )
             for k in range(start, stop, step):
                 p, e = self.products(slice(i, i + rows), k, min(k + step, stop))
-                acc = accumulate(p, e, acc, self._inner())
+                acc = accumulate(p, e, acc, self.schedule.instruction)
             parts.append(acc)
         return torch.cat(parts).to(torch.float32)
 
-    def _inner(self) -> Instruction:
-        return self.schedule.instruction
-
     def products(self, rows: slice, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Products ``[m, N, k]`` of one instruction and their exponents, block scales included."""
-        ks = slice(start, stop)
+        ks, inst = slice(start, stop), self.schedule.instruction
         p = self.a.values[rows, None, ks] * self.b.values[None, :, ks]
-        e = _exponents(p, self.a.exponents[rows, None, ks] + self.b.exponents[None, :, ks])
+        e = torch.where(p == 0, ABSENT, self.a.exponents[rows, None, ks] + self.b.exponents[None, :, ks])
         if self.schedule.scales is not Scales.OPERANDS:
             return p, e
-        blocks = torch.arange(start, stop, device=p.device) // self.block
+        blocks = torch.arange(start, stop, device=p.device) // self.product.block
         sa, sb = self.a_scale[rows].to(torch.float64), self.b_scale.to(torch.float64)
-        ea, eb = scale_exponents(sa, self._inner()), scale_exponents(sb, self._inner())
-        if self._inner().sum is not Sum.BLOCK_SCALED_GROUPS:
+        ea, eb = scale_exponents(sa, inst), scale_exponents(sb, inst)
+        if inst.sum is not Sum.BLOCK_SCALED_GROUPS:
             shift = ea[:, None, blocks] + eb[None, :, blocks]
             scaled = p * (sa[:, None, blocks] * sb[None, :, blocks])
             return scaled, torch.where(p == 0, e, e + shift)
         if (stop - start) % 16:
-            raise ShapeError(f"K={self.k} is not a multiple of 16, which {self.schedule.name} needs; pad with zeros")
+            k = self.product.K
+            raise ShapeError(f"K={k} is not a multiple of 16, which {self.schedule.name} needs; pad with zeros")
         firsts = blocks[::16]
         shift = ea[:, None, firsts] + eb[None, :, firsts]
         return block_scaled(p, sa[:, None, firsts] * sb[None, :, firsts], shift)
@@ -280,5 +278,6 @@ class _Tile:
 
 def scale_exponents(scale: Tensor, instruction: Instruction) -> Tensor:
     """Alignment exponents of block scales: those of their format, zeros as its least."""
-    emin = -127 if instruction.scale_format == "float8_e8m0fnu" else -6
+    assert instruction.scale_format is not None
+    emin = by_name(instruction.scale_format).emin
     return exponent(scale, emin=emin).clamp(min=emin)

@@ -6,11 +6,10 @@ into ``a = s 2^x`` and ``b = 2^y``, both representable. With ``G`` the group, ``
 bits and ``q = 2^(m-t)``:
 
 single          one product in each row, each at another k: what comes back is it, or nothing can be read
-masks           M at 0, -M at j, tiny ones elsewhere: the output counts the ones that are added after M and -M
-have
+masks           M at 0, -M at j, tiny ones elsewhere: the output counts the ones that are added after M and -M have
                 met, so ``K - count`` is the size of the smallest partial sum that holds both (FPRev)
-alignment       M, 2^-d M and -M in one group: what survives is ``tz_q(2^-d M)``, so t is the largest d that
-does direction       the same with +0.75 q and -0.25 q: truncation, floor and nearest differ
+alignment       M, 2^-d M and -M in one group: what survives is ``tz_q(2^-d M)``, so t is the largest d that does
+direction       the same with +0.75 q and -0.25 q: truncation, floor and nearest differ
 accumulator     M + 2^-d M in one group, -M in the next: what survives passed the accumulator's rounding
 store           values just above, on and below a tie of the output format
 cancelling      random blocks, the second nearly minus the first: rounding in the promotion becomes visible
@@ -32,7 +31,7 @@ from torch import Tensor
 from oracle.errors import NumericsError
 from oracle.numbers.formats import of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.tensorcore.predict import store
+from oracle.tensorcore.predict import epilogue, store
 from oracle.tensorcore.schedules import Epilogue
 from oracle.truth.gemm import ScaledProduct
 
@@ -248,8 +247,8 @@ def near_ties(shape: Shape, *, out_dtype: torch.dtype, seed: int) -> ScaledProdu
     sa = torch.rand(tries, generator=random, dtype=torch.float32, device="cpu") + 0.5
     shared = shape.b_rows >= shape.edge
     sb = torch.rand(1 if shared else tries, generator=random, dtype=torch.float32, device="cpu").expand(tries) + 0.5
-    results = [store(epilogue(kind, acc, sa, sb), out_dtype) for kind in Epilogue if kind is not Epilogue.NONE]
-    col, row, both = results
+    factors = (epilogue(kind, acc, sa, sb) for kind in Epilogue if kind is not Epilogue.NONE)
+    col, row, both = (store(inner * outer, out_dtype) for inner, outer in factors)
     distinct = [(col != row).nonzero()[:, 0], (col != both).nonzero()[:, 0], (row != both).nonzero()[:, 0]]
     chosen = torch.cat([d[: shape.edge // 3] for d in distinct])
     a = torch.zeros((shape.edge, shape.k), dtype=torch.float64, device="cpu")
@@ -263,15 +262,6 @@ def near_ties(shape: Shape, *, out_dtype: torch.dtype, seed: int) -> ScaledProdu
     else:
         b_scale[: len(chosen), 0] = sb[chosen]
     return scaled(encode(a, shape.dtype), encode(b, shape.dtype), shape, a_scale=a_scale, b_scale=b_scale)
-
-
-def epilogue(kind: Epilogue, acc: Tensor, sa: Tensor, sb: Tensor) -> Tensor:
-    """Float32 scaling of finished sums in one of the orders."""
-    if kind is Epilogue.COL_THEN_ROW:
-        return sa * (sb * acc)
-    if kind is Epilogue.ROW_THEN_COL:
-        return (acc * sa) * sb
-    return (sa * sb) * acc if kind is Epilogue.PRODUCT else acc
 
 
 def _scales(shape: Shape, random: torch.Generator, *, rows: int) -> tuple[Tensor, Tensor]:

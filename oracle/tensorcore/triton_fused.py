@@ -1,4 +1,4 @@
-"""The fused sums of :mod:`oracle.tensorcore.cpu_fused` as one Triton kernel; imports triton, so import it lazily.
+"""The fused sums of :mod:`oracle.tensorcore.engine_cpu` as one Triton kernel; imports triton, so import it lazily.
 
 A program computes a ``[BM, BN]`` tile of promoted sums. For every group: ``m`` from int exponents, then
 

@@ -20,17 +20,131 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oracle.errors import ExactnessError, ShapeError
 from oracle.numbers.doubledouble import fast_two_sum, two_prod, two_sum
-from oracle.numbers.formats import decode, from_codes, of_dtype
+from oracle.numbers.formats import Format, codes_of, decode, from_codes, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, pair_to_dtype
 
 LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, rather than the exponent range
 TILE = 1 << 21  # elements of one row tile of the result: about 16 MiB for each float64 temporary
+KEPT = 1 << 21  # elements of the largest operand whose float64 values are kept: 16 MiB
+BAND = 1 << 22  # codes of a larger operand that are looked at together
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The range of an operand: ``largest`` finite magnitude (0: none), ``least`` one above zero (infinity: none), and
+    ``quantum``, a power of two that divides every finite element (:func:`quantum_of`)."""
+
+    largest: float
+    least: float
+    quantum: float
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One operand of a product, decoded once: codes ``[R, K]``, their scales, and what follows from them.
+
+    Everything below is computed when it is first asked for and kept, except the float64 values of an operand of more
+    than ``KEPT`` elements, which are decoded again at each use. A part (:meth:`taken`) shares what its whole has kept.
+    The tensors must not be written to afterwards.
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+    @property
+    def fmt(self) -> Format:
+        return of_dtype(self.codes.dtype)
+
+    @cached_property
+    def scales(self) -> Tensor:
+        """The scales as float64, NaN and infinities as they are."""
+        return decode(self.scale)
+
+    @cached_property
+    def finite_rows(self) -> Tensor:
+        """Bool ``[R]``: rows of codes without NaN and infinity."""
+        if self.codes.element_size() > 2:
+            return torch.isfinite(self.codes).all(dim=1)
+        table = torch.isfinite(decode(torch.arange(1 << self.fmt.bits, device=self.codes.device), self.fmt))
+        return torch.cat([table[band].all(dim=1) for band in self._indices()])
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether no code is NaN or infinite."""
+        return bool(self.finite_rows.all())
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The range of the finite elements; of formats of at most 16 bits found by counting codes."""
+        if self.codes.element_size() > 2:
+            value = self.value()
+        else:
+            counts = sum(torch.bincount(band.flatten(), minlength=1 << self.fmt.bits) for band in self._indices())
+            assert isinstance(counts, Tensor)
+            value = decode(torch.nonzero(counts)[:, 0], self.fmt)
+        value = value[torch.isfinite(value)]
+        size = value.abs()
+        largest = float(size.max()) if size.numel() else 0.0
+        least = float(torch.where(size > 0, size, torch.inf).min()) if size.numel() else math.inf
+        return Facts(largest, least, quantum_of(value))
+
+    def value(self, k: slice = ALL) -> Tensor:
+        """Float64 values of columns ``k``, NaN and infinities as they are."""
+        return self._value[:, k] if self._kept else decode(self.codes[:, k])
+
+    def number(self, k: slice = ALL) -> Tensor:
+        """The same with NaN and infinities as zeros."""
+        value = self.value(k)
+        return value if self.finite else torch.nan_to_num(value, 0.0, 0.0, 0.0)
+
+    def exponent(self) -> Tensor:
+        """``max(floor(log2 |x|), emin)`` of :meth:`number`, int64; :data:`NO_EXPONENT` for zeros."""
+        return self._exponent if self._kept else _exponents(self.number(), self.fmt)
+
+    def taken(self, rows: slice | Tensor, scales: slice | Tensor | None) -> Decoded:
+        """Some rows, and some rows of the scales (None: all of them)."""
+        codes = self.codes[rows] if isinstance(rows, slice) else take_rows(self.codes, rows)
+        part = Decoded(codes, self.scale if scales is None else self.scale[scales])
+        known: dict[str, Any] = vars(part)
+        known |= {name: vars(self)[name][rows] for name in ("_value", "_exponent", "finite_rows") if name in vars(self)}
+        if "scales" in vars(self):
+            known["scales"] = self.scales if scales is None else self.scales[scales]
+        return part
+
+    @property
+    def _kept(self) -> bool:
+        return self.codes.numel() <= KEPT or "_value" in vars(self)
+
+    @cached_property
+    def _value(self) -> Tensor:
+        return decode(self.codes)
+
+    @cached_property
+    def _exponent(self) -> Tensor:
+        return _exponents(self.number(), self.fmt)
+
+    def _indices(self) -> Iterator[Tensor]:
+        """The codes as int64, some rows at a time."""
+        step = max(1, BAND // max(1, self.codes.shape[1]))
+        for start in range(0, self.codes.shape[0], step):
+            yield codes_of(self.codes[start : start + step]).to(torch.int64) & self.fmt.code_mask
+
+
+NO_EXPONENT = -(1 << 20)  # of a zero: smaller than any exponent that occurs
+
+
+def _exponents(value: Tensor, fmt: Format) -> Tensor:
+    exponent = (torch.frexp(value)[1].to(torch.int64) - 1).clamp(min=fmt.emin)
+    return torch.where(value == 0, NO_EXPONENT, exponent)
 
 
 @dataclass(frozen=True)
@@ -45,6 +159,8 @@ class ScaledProduct:
     block : length of a K block, ``B = ceil(K / block)``; ``K`` for per-tensor, per-token, per-channel scales.
     b_rows : rows of ``b`` that share one row of ``b_scale``.
     bias : Tensor ``[N]`` or None, any float dtype; added before the output is rounded.
+
+    ``left`` and ``right`` are the operands as records that decode their codes once (:class:`Decoded`).
     """
 
     a: Tensor
@@ -89,21 +205,45 @@ class ScaledProduct:
     def B(self) -> int:
         return self.b_scale.shape[1]
 
+    @cached_property
+    def left(self) -> Decoded:
+        """``a`` with its scales."""
+        return Decoded(self.a, self.a_scale)
+
+    @cached_property
+    def right(self) -> Decoded:
+        """``b`` with its scales."""
+        return Decoded(self.b, self.b_scale)
+
     def rows(self, start: int, stop: int) -> ScaledProduct:
         """The same product restricted to rows ``start..stop-1`` of ``a``."""
-        scale = self.a_scale if self.a_scale.shape[0] == 1 else self.a_scale[start:stop]
-        return replace(self, a=self.a[start:stop], a_scale=scale)
+        return self._left_part(slice(start, stop))
+
+    def take(self, rows: Tensor) -> ScaledProduct:
+        """The same product restricted to the rows of ``a`` listed in ``rows`` (int64)."""
+        return self._left_part(rows)
 
     def columns(self, start: int, stop: int) -> ScaledProduct:
         """The same product restricted to rows ``start..stop-1`` of ``b``, each with a scale row of its own."""
         groups = torch.arange(start, stop, device=self.b.device) // self.b_rows
-        bias = None if self.bias is None else self.bias[start:stop]
-        return replace(self, b=self.b[start:stop], b_scale=self.b_scale[groups], b_rows=1, bias=bias)
+        return self._right_part(slice(start, stop), groups)
 
-    def take(self, rows: Tensor) -> ScaledProduct:
-        """The same product restricted to the rows of ``a`` listed in ``rows`` (int64)."""
-        scale = self.a_scale if self.a_scale.shape[0] == 1 else self.a_scale.index_select(0, rows)
-        return replace(self, a=take_rows(self.a, rows), a_scale=scale)
+    def take_columns(self, columns: Tensor) -> ScaledProduct:
+        """The same product restricted to the rows of ``b`` listed in ``columns`` (int64), each with its own scales."""
+        return self._right_part(columns, columns // self.b_rows)
+
+    def _left_part(self, rows: slice | Tensor) -> ScaledProduct:
+        left = self.left.taken(rows, None if self.a_scale.shape[0] == 1 else rows)
+        part = replace(self, a=left.codes, a_scale=left.scale)
+        vars(part).update(left=left, right=self.right)
+        return part
+
+    def _right_part(self, columns: slice | Tensor, groups: Tensor) -> ScaledProduct:
+        right = self.right.taken(columns, groups)
+        bias = None if self.bias is None else self.bias[columns]
+        part = replace(self, b=right.codes, b_scale=right.scale, b_rows=1, bias=bias)
+        vars(part).update(left=self.left, right=right)
+        return part
 
     def tiles(self) -> Iterator[tuple[slice, ScaledProduct]]:
         """Row tiles whose result has at most about ``TILE`` elements."""
@@ -114,8 +254,13 @@ class ScaledProduct:
 
     def sigma(self, b: int) -> Tensor:
         """``a_scale * b_scale`` of K block ``b`` as float64 ``[M or 1, N]``, exact (48 bits)."""
-        columns = decode(self.b_scale[:, b]).repeat_interleave(self.b_rows)[: self.N]
-        return decode(self.a_scale[:, b])[:, None] * columns[None, :]
+        columns = self.right.scales[:, b].repeat_interleave(self.b_rows)[: self.N]
+        return self.left.scales[:, b, None] * columns[None, :]
+
+    def blocks(self) -> Iterator[tuple[int, slice]]:
+        """Every K block and its columns."""
+        for block in range(self.B):
+            yield block, slice(block * self.block, min(self.K, (block + 1) * self.block))
 
 
 @dataclass(frozen=True)
@@ -176,14 +321,12 @@ def nearest(product: ScaledProduct, value: Exact) -> Tensor:
 def rational(product: ScaledProduct, m: int, n: int) -> Fraction:
     """Element ``(m, n)`` in rational arithmetic; finite operands only."""
     a, b = decode(product.a[m]).tolist(), decode(product.b[n]).tolist()
+    left, right = product.left.scales, product.right.scales
     total = Fraction(0)
-    for block in range(product.B):
-        span = range(block * product.block, min(product.K, (block + 1) * product.block))
-        x = sum((Fraction(a[k]) * Fraction(b[k]) for k in span), Fraction(0))
-        row = 0 if product.a_scale.shape[0] == 1 else m
-        total += Fraction(float(product.a_scale[row, block])) * Fraction(
-            float(product.b_scale[n // product.b_rows, block])
-        ) * x
+    for block, k in product.blocks():
+        x = sum((Fraction(p) * Fraction(q) for p, q in zip(a[k], b[k], strict=True)), Fraction(0))
+        row = 0 if left.shape[0] == 1 else m
+        total += Fraction(float(left[row, block])) * Fraction(float(right[n // product.b_rows, block])) * x
     if product.bias is not None:
         total += Fraction(float(decode(product.bias)[n]))
     return total
@@ -218,20 +361,18 @@ def block_sums(a: Tensor, b: Tensor, *, quantum: float | None = None) -> Iterato
 
 
 def _exact_tile(product: ScaledProduct) -> Exact:
-    a, b = decode(product.a), decode(product.b)
-    finite = bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())
-    af, bf = (a, b) if finite else (torch.nan_to_num(a, 0.0, 0.0, 0.0), torch.nan_to_num(b, 0.0, 0.0, 0.0))
-    quantum = of_dtype(product.a.dtype).min_subnormal * of_dtype(product.b.dtype).min_subnormal
+    left, right = product.left, product.right
+    finite = left.finite and right.finite
+    quantum = left.fmt.min_subnormal * right.fmt.min_subnormal
     shape = (product.M, product.N)
-    hi, lo, slack = (torch.zeros(shape, dtype=torch.float64, device=a.device) for _ in range(3))
+    hi, lo, slack = (torch.zeros(shape, dtype=torch.float64, device=product.a.device) for _ in range(3))
     plain = torch.zeros_like(hi)
-    for block in range(product.B):
-        k = slice(block * product.block, min(product.K, (block + 1) * product.block))
+    for block, k in product.blocks():
         sigma = product.sigma(block).expand(shape)
         if not finite or not bool(torch.isfinite(sigma).all()):
-            plain = plain + sigma * (a[:, k] @ b[:, k].T)
+            plain = plain + sigma * (left.value(k) @ right.value(k).T)
             sigma = torch.nan_to_num(sigma, 0.0, 0.0, 0.0)
-        for x in block_sums(af[:, k], bf[:, k], quantum=quantum):
+        for x in block_sums(left.number(k), right.number(k), quantum=quantum):
             hi, lo, slack = _accumulate(hi, lo, slack, *two_prod(sigma, x))
     if product.bias is not None:
         bias = decode(product.bias)[None, :].expand(shape)

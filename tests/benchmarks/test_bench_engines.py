@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from oracle.bounds import Accumulator, cpu, of_schedule, residue_bound
+from oracle.bounds import Accumulator, engines, of_schedule, residue_bound
 from oracle.numbers.formats import codes_of, decode
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get
@@ -145,7 +145,7 @@ class TestResidueBound:
 
     def test_cpu(self, benchmark: Any) -> None:
         p = product(*BOUND)
-        _measure(benchmark, lambda: cpu.exact_and_residue(p, accumulator()), p)
+        _measure(benchmark, lambda: engines.compiled_residue(p, accumulator()), p)
 
     def test_plain_torch_one_eighth(self, benchmark: Any) -> None:
         p = product(BOUND[0], BOUND[1] // 8, BOUND[2])
@@ -156,17 +156,13 @@ class TestResidueBound:
         _measure(benchmark, matmul(p), p)
 
 
-@pytest.mark.benchmark(group="exact value with B1, 512x4096x4096")
+@pytest.mark.benchmark(group="exact value, 512x4096x4096")
 class TestReference:
-    """The exact reference with its interval beside one float64 matmul of the same shape."""
-
-    def test_exact_and_rank1(self, benchmark: Any) -> None:
-        p = product(*REFERENCE)
-        _measure(benchmark, lambda: cpu.exact_and_rank1(p, accumulator()), p, rounds=3)
+    """The exact reference beside one float64 matmul of the same shape."""
 
     def test_exact(self, benchmark: Any) -> None:
         p = product(*REFERENCE)
-        _measure(benchmark, lambda: cpu.exact_value(p), p, rounds=3)
+        _measure(benchmark, lambda: engines.compiled_exact(p), p, rounds=3)
 
     def test_float64_matmul(self, benchmark: Any) -> None:
         p = product(*REFERENCE)
@@ -201,12 +197,11 @@ def benchmark_cpu() -> None:
     _row("CPU engine, promote128", q, lambda: predict(q, "cpu"))
     _row("float64 matmul", q, matmul(q))
     r = product(*BOUND)
-    _row("residue bound B2", r, lambda: cpu.exact_and_residue(r, accumulator()))
+    _row("residue bound B2", r, lambda: engines.compiled_residue(r, accumulator()))
     s = product(*REFERENCE)
-    bound = _row("exact value with B1", s, lambda: cpu.exact_and_rank1(s, accumulator()))
-    _row("exact value", s, lambda: cpu.exact_value(s))
+    exact = _row("exact value", s, lambda: engines.compiled_exact(s))
     plain = _row("float64 matmul", s, matmul(s))
-    print(f"exact value with B1 / float64 matmul: {bound / plain:.2f}")
+    print(f"exact value / float64 matmul: {exact / plain:.2f}")
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def chain_interval(product: ScaledProduct, schedule: Schedule) -> Interval:
     if acc.scales_inside:
         return residue_bound(product, acc)
     acc = replace(acc, exact=False)
-    a, b = _Side.of(product.a, product.a_scale, 1, product, acc), _Side.of(product.b, product.b_scale, 1, product, acc)
+    a, b = _Side.of(product.left, 1, product, acc), _Side.of(product.right, 1, product, acc)
     found = residue if acc.kind is Sum.FUSED else stepwise
     _, low, high = found(a.seen or a.given, b.seen or b.given, acc)
     return Interval(low, high, "chain", open=torch.zeros(low.shape, dtype=torch.bool))

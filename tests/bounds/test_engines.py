@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle.bounds import Accumulator, cpu, of_schedule, rank1_bound, residue_bound
+from oracle.bounds import Accumulator, engines, of_schedule, residue_bound
 from oracle.errors import NumericsError
 from oracle.numbers.formats import by_name, codes_of, decode, from_codes
 from oracle.tensorcore import cpu_jit, engine_cpu, engine_cuda
-from oracle.tensorcore.engine_parts import PROMOTE, plan, supported
 from oracle.tensorcore.instructions import Sum
+from oracle.tensorcore.packing import PROMOTE, plan, supported
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Promotion, Scales, Schedule, get, schedules
 from oracle.truth import gemm
@@ -167,12 +167,12 @@ class TestBlocking:
     def test_bound_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         acc = of_schedule(get("sm90.promote128"))
         product = _product(get("sm90.promote128"), 9, 140, 256, seed=9)
-        value, rank1, residue = *cpu.exact_and_rank1(product, acc), cpu.exact_and_residue(product, acc)[1]
-        monkeypatch.setattr(cpu, "CHUNK_BYTES", 9 * 256 * 4)
+        value, residue = engines.compiled_exact(product), engines.compiled_residue(product, acc)[1]
+        monkeypatch.setattr(engines, "CHUNK_BYTES", 9 * 256 * 4)
         monkeypatch.setattr(cpu_jit, "TASK_ROWS", 3)
-        again, other = cpu.exact_and_rank1(product, acc)
-        assert _same(value.hi, again.hi) and _same(value.lo, again.lo) and _same(rank1.hi, other.hi)
-        assert _same(residue.lo, cpu.exact_and_residue(product, acc)[1].lo)
+        again = engines.compiled_exact(product)
+        assert _same(value.hi, again.hi) and _same(value.lo, again.lo)
+        assert _same(residue.lo, engines.compiled_residue(product, acc)[1].lo)
 
     @pytest.mark.parametrize("rows, columns", [(1, 1), (1, 1000), (1000, 1), (300, 300), (257, 129)])
     def test_pieces_cover_once(self, rows: int, columns: int) -> None:
@@ -236,7 +236,7 @@ ACCUMULATORS = [
 
 
 class TestBounds:
-    """The compiled exact value, B1 and B2 are the plain definitions', bit for bit."""
+    """The compiled exact value and B2 are the plain definitions', bit for bit."""
 
     @pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: a.name)
     @pytest.mark.parametrize("data", ["bell", "finite", "special"])
@@ -244,16 +244,12 @@ class TestBounds:
         schedule = get("sm90.chain" if acc.promotion is None else "sm90.promote128")
         for seed, (m, n, k) in enumerate(SHAPES):
             product = _product(schedule, m, n, k, seed=seed, data=data, bias=seed == 1)
-            value, interval = cpu.exact_and_rank1(product, acc)
-            plain, rank1, residue = gemm.exact(product), rank1_bound(product, acc), residue_bound(product, acc)
-            for x, y in ((plain.hi, value.hi), (plain.lo, value.lo), (plain.slack, value.slack)):
-                assert _same(x, y)
-            also, fast_residue = cpu.exact_and_residue(product, acc)
-            for alone in (cpu.exact_value(product), also):
+            plain, x = gemm.exact(product), residue_bound(product, acc)
+            value, y = engines.compiled_residue(product, acc)
+            for alone in (engines.compiled_exact(product), value):
                 assert _same(alone.hi, plain.hi) and _same(alone.lo, plain.lo) and _same(alone.slack, plain.slack)
-            for x, y in ((rank1, interval), (residue, fast_residue)):
-                assert _same(x.lo, y.lo) and _same(x.hi, y.hi)
-                assert x.open is not None and y.open is not None and torch.equal(x.open, y.open)
+            assert _same(x.lo, y.lo) and _same(x.hi, y.hi)
+            assert x.open is not None and y.open is not None and torch.equal(x.open, y.open)
 
     @pytest.mark.parametrize("fmt, large", [(torch.float8_e4m3fn, 0x7B), (torch.float8_e5m2, 0x5B)], ids=str)
     def test_a_step_whose_products_are_all_zero_costs_nothing(self, fmt: torch.dtype, large: int) -> None:
@@ -264,7 +260,7 @@ class TestBounds:
         a.view(torch.uint8)[:, 64:] = 0
         b.view(torch.uint8)[:, 64:] = large
         product = replace(product, a=a, b=b)
-        mine, plain = cpu.exact_and_residue(product, acc)[1], residue_bound(product, acc)
+        mine, plain = engines.compiled_residue(product, acc)[1], residue_bound(product, acc)
         shorter = residue_bound(replace(product, a=a[:, :64], b=b[:, :64], block=128), acc)
         assert _same(mine.lo, plain.lo) and _same(mine.hi, plain.hi)
         assert _same(mine.lo, shorter.lo) and _same(mine.hi, shorter.hi)
@@ -273,16 +269,16 @@ class TestBounds:
         """E5M2 whose sums still fit float64."""
         acc = of_schedule(get("sm90.promote128"))
         product = _product(get("sm90.promote128"), 5, 9, 300, seed=11, formats=("float8_e5m2", "float8_e4m3fn"))
-        assert cpu.why_not(product, acc) is None
-        mine, plain = cpu.exact_and_residue(product, acc)[1], residue_bound(product, acc)
+        assert engines.why_not(product, acc) is None
+        mine, plain = engines.compiled_residue(product, acc)[1], residue_bound(product, acc)
         assert _same(mine.lo, plain.lo) and _same(mine.hi, plain.hi)
 
     def test_notices_another_accumulator(self) -> None:
         """One alignment bit fewer widens the interval."""
         acc = of_schedule(get("sm90.promote128"))
         product = _product(get("sm90.promote128"), 4, 8, 256, seed=12)
-        narrow = cpu.exact_and_residue(product, acc)[1]
-        wide = cpu.exact_and_residue(product, replace(acc, align=acc.align - 1))[1]
+        narrow = engines.compiled_residue(product, acc)[1]
+        wide = engines.compiled_residue(product, replace(acc, align=acc.align - 1))[1]
         assert bool((wide.hi - wide.lo > narrow.hi - narrow.lo).all())
 
     def test_refusals(self) -> None:
@@ -291,12 +287,12 @@ class TestBounds:
         too_wide = _product(get("sm90.chain"), 2, 2, 128, seed=13, formats=("float8_e5m2",) * 2, data="finite")
         inside = replace(acc, scales_inside=True)
         for product, accumulator, word in ((too_wide, acc, "leave float64"), (fits, inside, "inside")):
-            reason = cpu.why_not(product, accumulator)
+            reason = engines.why_not(product, accumulator)
             assert reason is not None and word in reason
             with pytest.raises(NumericsError, match=word):
-                cpu.exact_and_residue(product, accumulator)
+                engines.compiled_residue(product, accumulator)
         with pytest.raises(NumericsError, match="leave float64"):
-            cpu.exact_value(too_wide)
+            engines.compiled_exact(too_wide)
 
 
 INTERPRETED = """

@@ -1,4 +1,4 @@
-"""The plain-torch definition of fused sums against Fractions, special values, and the packed form."""
+"""The plain-torch definition of fused sums against Fractions, and special values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tensorcore_scalar import Product, dot, to_float32
 from oracle.errors import DtypeError, NumericsError, ShapeError
 from oracle.numbers.formats import by_name
 from oracle.numbers.rounding import Overflow, Rounding, encode, to_dtype
-from oracle.tensorcore import packed
-from oracle.tensorcore.fused import accumulate, fma32, operand
+from oracle.tensorcore.fused import fma32, operand
 from oracle.tensorcore.instructions import INSTRUCTIONS, Instruction, Sum, arches, instruction
 from oracle.tensorcore.predict import mma
 
@@ -144,34 +143,6 @@ class TestSpecialValues:
         x = torch.tensor([[1.0 + 2.0**-11]])
         got = mma("sm80.mma.tf32", x, torch.ones(1, 1), torch.zeros(1), out=torch.float32)
         assert got.item() == 1.0
-
-
-class TestPacked:
-    """Float32 lanes give the bits of the definition, for every instruction they claim to fit."""
-
-    FITTING = [i for i in INSTRUCTIONS.values() if packed.fits(i)]
-
-    def test_which_fit(self) -> None:
-        assert [i.name for i in self.FITTING] == ["sm89.mma.fp8", "sm90.wgmma.fp8"]
-
-    @pytest.mark.parametrize("inst", FITTING, ids=lambda i: i.name)
-    @pytest.mark.parametrize("fmt", ["float8_e4m3fn", "float8_e5m2"])
-    def test_equal_bits_over_all_codes(self, inst: Instruction, fmt: str) -> None:
-        """Random codes (all finite ones) and K not a multiple of the group."""
-        random = torch.Generator().manual_seed(7)
-        codes = [torch.randint(0, 256, (24, 150), generator=random, dtype=torch.uint8) for _ in range(2)]
-        sides = [operand(c.view(getattr(torch, fmt)), inst) for c in codes]
-        for side in sides:
-            bad = ~torch.isfinite(side.values)
-            side.values[bad], side.exponents[bad] = 0.0, -20_000
-        sides[0].values[:4, 70:] = 0.0
-        sides[0].exponents[:4, 70:] = -20_000
-        a, b = sides
-        got = packed.chain(packed.lanes(a.values, a.exponents), packed.lanes(b.values, b.exponents), inst)
-        p = a.values[:, None] * b.values[None]
-        e = torch.where(p == 0, -20_000, a.exponents[:, None] + b.exponents[None])
-        want = accumulate(p, e, torch.zeros(24, 24, dtype=torch.float64), inst).float()
-        assert torch.equal(got.view(torch.int32), want.view(torch.int32))
 
 
 def test_fma_rounds_once() -> None:
