@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from oracle.fixtures.strides import padded_memory
-from oracle.harness.crowd import Made, crowded
+from oracle.harness.concurrency import Made, run_concurrently
 from oracle.harness.memory import GUARD, Guarded, Poisoning, guarded, placed
 
 Reply = dict[str, Any]
@@ -104,7 +104,7 @@ class Server:
             if request["beside"] is None:
                 result = self._invoke(inputs, options, outputs, request["mode"])
             else:
-                result, outside = self._crowded(inputs, self._placed(request, request["beside"]), options, request)
+                result, outside = self._concurrently(inputs, self._placed(request, request["beside"]), options, request)
             if self.device != "cpu":
                 torch.cuda.synchronize()
         seconds = time.perf_counter() - start
@@ -127,14 +127,14 @@ class Server:
         poison, lead = int(request["poison"]), request["lead"]
         return {n: placed(n, t, self.device, poison=poison, lead=int(lead.get(n, 0))) for n, t in tensors.items()}
 
-    def _crowded(
+    def _concurrently(
         self,
         inputs: Mapping[str, Guarded],
         beside: Mapping[str, Guarded],
         options: Mapping[str, object],
         request: Mapping[str, Any],
     ) -> tuple[Mapping[str, Tensor], list[str]]:
-        """The outputs of a call among calls of other threads, see :func:`oracle.harness.crowd.crowded`."""
+        """The outputs of a call while other threads call the kernel, and what was written outside of any output."""
 
         def caller(given: Mapping[str, Guarded]) -> Callable[[], Made]:
             def call() -> Made:
@@ -147,7 +147,7 @@ class Server:
 
             return call
 
-        return crowded(caller(inputs), caller(beside), self.device)
+        return run_concurrently(caller(inputs), caller(beside), self.device)
 
     def _invoke(
         self, inputs: Mapping[str, Guarded], options: Mapping[str, object], outputs: Mapping[str, Guarded], mode: str

@@ -1,4 +1,4 @@
-"""Pictures of one failing output, from its :class:`~oracle.verdict.evidence.Evidence` alone: heat map, histogram, bits.
+"""Pictures of one failing output, from its :class:`~oracle.verdict.heatmap.Evidence` alone: heat map, histogram, bits.
 
 The heat map is a palette PNG with one pixel for each cell, inside an SVG that adds what a pixel cannot say: lines
 between tiles or scale blocks, dashed lines where an expert begins, a ring around the worst element.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
-from oracle.verdict.evidence import LEVELS, OPEN, STEPS, Element, Evidence
+from oracle.verdict.heatmap import LEVELS, OPEN, STEPS, Element, Evidence
 
 # One colour for each level (inside: blue, outside: yellow to dark red), then the one of what is left open.
 COLOURS = (

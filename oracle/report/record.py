@@ -29,7 +29,7 @@ from oracle.errors import FixtureError, OptionError
 from oracle.fixtures.files import read_bytes
 from oracle.report.outcome import SCHEMA as REPORT
 from oracle.report.outcome import Outcome, Report
-from oracle.verdict import evidence
+from oracle.verdict import heatmap
 from oracle.verdict.compare import Status, Verdict, Worst
 
 SCHEMA = "fp8-oracle.record/1"
@@ -99,7 +99,7 @@ class Recorder:
     finished: Mapping[str, Outcome] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def keep(self, key: str, outcome: Outcome) -> None:
+    def append(self, key: str, outcome: Outcome) -> None:
         """Append one outcome; it is on the disk when this returns."""
         self._line({"kind": "outcome", "key": key, "versions": self.run.stamp, "outcome": outcome.to_json()})
 
@@ -227,7 +227,7 @@ def _verdict(record: Mapping[str, Any]) -> Verdict:
             "worst": worst,
             "explained_by": tuple(record["explained_by"]),
             "margin": float(record["margin"]),
-            "evidence": None if seen is None else evidence.from_json(seen),
+            "evidence": None if seen is None else heatmap.from_json(seen),
         }
     )
 

@@ -25,7 +25,7 @@ from oracle.routines.cases import Case
 
 
 @dataclass
-class Keeper:
+class CaptureWriter:
     """Collects outputs of one arch in memory until :meth:`write`."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Keeper:
     arches: set[str] = field(default_factory=set)
     _stored: dict[str, str] = field(default_factory=dict)
 
-    def keep(
+    def add(
         self, subject: Subject, case: Case, inputs: Mapping[str, Tensor], output: Tensor | Mapping[str, Tensor]
     ) -> None:
         """Remember an output of ``subject`` for ``case``, on the CPU; ``inputs`` are those it was called with."""

@@ -43,7 +43,7 @@ class Made:
 Call = Callable[[], Made]
 
 
-def crowded(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor], list[str]]:
+def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor], list[str]]:
     """The first answer of ``call`` with other bits than its answer alone, or that one when every answer has its bits.
 
     With it, what was written outside of the outputs of any thread. ``call`` and ``other`` make new outputs at each
