@@ -22,7 +22,7 @@ from oracle.errors import OracleError
 
 if TYPE_CHECKING:
     from oracle.api import contracts, identify, judge, predict, reference
-    from oracle.harness import validate
+    from oracle.harness.validation import validate
     from oracle.verdict.compare import Status, Verdict, Worst
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 _HOME = {
     **dict.fromkeys(("contracts", "identify", "judge", "predict", "reference"), "oracle.api"),
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
-    "validate": "oracle.harness",
+    "validate": "oracle.harness.validation",
 }
 
 

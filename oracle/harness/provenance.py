@@ -1,7 +1,7 @@
 """The machine, and the versions of everything that a verdict depends on.
 
-The oracle's and each provider's version carries a digest of their sources, so that an edited checkout is another
-version although its number stands still.
+The versions of the oracle and of each provider hold a digest of their sources: an edited checkout is another version
+under the same number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DISTRIBUTIONS = (
 
 
 def machine() -> dict[str, str]:
-    """Facts of this machine for the foot of a report."""
+    """Facts of this machine, as reports print them."""
     facts = {
         "machine": platform.machine(),
         "system": platform.system(),
@@ -82,7 +82,7 @@ def _version(name: str) -> str | None:
 
 def _digest(package: str) -> str:
     """Digest of the Python sources of an importable package or module, ``absent`` when there is none."""
-    # Looking a stranger's module up runs code of theirs only for a submodule; a top-level name is safe to look up.
+    # find_spec of a submodule would import its package; of a top-level name it runs no code.
     spec = find_spec(package)
     if spec is None:
         return "absent"

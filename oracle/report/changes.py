@@ -1,7 +1,7 @@
 """What changed between two reports: broke, healed, other numerics, moved margins, gained and lost.
 
-Outcomes meet by id, subject and arch; what is left over meets by id and subject, so that two machines can be compared.
-Nothing is weighed: a kernel's bits and margins are deterministic, so every difference is a fact.
+Outcomes are paired by id, subject and arch; what is left over by id and subject, so that two machines can be compared.
+No difference is too small: a kernel's bits and margins are deterministic.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST = 20  # changes of one kind that are printed; ``--verbose`` prints all
 
 
 class Kind(StrEnum):
-    """What became of one outcome; the first that fits. Only ``BROKE`` and ``NEW_FAILURE`` make a comparison fail."""
+    """How one outcome changed; the first kind that fits. Only ``BROKE`` and ``NEW_FAILURE`` make a comparison fail."""
 
     BROKE = "broke"
     NEW_FAILURE = "new and failing"
@@ -138,10 +138,10 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
               if renamed is None or o.subject in renamed]  # fmt: skip
     wanted = None if renamed is None else set(renamed.values())
     after = [o for o in new.outcomes if wanted is None or o.subject in wanted]
-    pairs, lonely_old, lonely_new = _pairs(before, after)
+    pairs, only_old, only_new = _pairs(before, after)
     changes = [Change(kind, a, b) for a, b in pairs if (kind := _kind(a, b)) is not None]
-    changes += [Change(Kind.NEW_FAILURE if o.fails else Kind.NEW, None, o) for o in lonely_new]
-    changes += [Change(Kind.GONE, o, None) for o in lonely_old]
+    changes += [Change(Kind.NEW_FAILURE if o.fails else Kind.NEW, None, o) for o in only_new]
+    changes += [Change(Kind.GONE, o, None) for o in only_old]
     names = sorted({*old.versions, *new.versions})
     versions = [(n, old.versions.get(n, "none"), new.versions.get(n, "none")) for n in names]
     order = list(Kind)

@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def repro(self) -> str:
-        """The command that runs this outcome alone; ids that are no case have none."""
+        """The command that runs this outcome alone; empty for an id that is no case."""
         if "/" not in self.id:
             return ""
         if self.id.startswith("pytest/"):

@@ -21,8 +21,8 @@ from oracle.cli.examples import EXAMPLES
 from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
 from oracle.fixtures.failing_case import SCHEMA
-from oracle.harness import validate
 from oracle.harness.report import Finding, Report
+from oracle.harness.validation import validate
 from oracle.report.outcome import Outcome
 from oracle.routines import cases
 from oracle.verdict.compare import Status, Verdict
