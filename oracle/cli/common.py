@@ -23,7 +23,7 @@ PIPE_WIDTH = 160  # columns of a table that does not go to a terminal
 
 
 class _Console(Console):
-    """A console that leaves a closed pipe to the command line; rich would exit as if something had failed."""
+    """A console that raises on a closed pipe, which :func:`oracle.cli.main` handles; rich would exit with status 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

@@ -91,7 +91,7 @@ def fill(buffer: Tensor, size: int, poison: int) -> None:
 
 
 def is_poison(x: Tensor, poison: int) -> Tensor:
-    """Elements whose bytes are all poison."""
+    """Which elements of ``x`` hold the poison in all their bytes (bool, the shape of ``x``)."""
     one, two = POISONS[poison]
     size = x.dtype.itemsize
     bits = x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).reshape(*x.shape, size)

@@ -93,7 +93,7 @@ def _row(mark: str, content: str) -> str:
 
 
 def _cards(found: list[Cause]) -> str:
-    """Causes with outputs first, then what nothing exercises; the numbers are those of the list above."""
+    """Causes with outputs first, then untested routines; the numbers are those of the list above."""
     parts, missing, budget = [], [], DETAILED
     for number, cause in enumerate(found):
         if cause.status is Status.UNTESTED:
@@ -228,7 +228,7 @@ def _margins(report: Report) -> str:
 
 
 def _reasons(report: Report) -> str:
-    """Everything that passed by proving little, was refused, or could not run, with its reason."""
+    """MISTRUSTED, UNSUPPORTED and SKIPPED outcomes by reason."""
     parts = []
     for status in (Status.MISTRUSTED, Status.UNSUPPORTED, Status.SKIPPED):
         found = [o for o in report.outcomes if o.status is status]
