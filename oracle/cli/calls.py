@@ -16,7 +16,7 @@ from torch import Tensor
 
 import oracle
 from oracle.cli.common import Commands, add_json_argument, console, pairs, verdict_line, whole, write_json
-from oracle.diagnosis.diagnose import Diagnosis, diagnose, explain_verdict
+from oracle.diagnosis.diagnose import Diagnosis, diagnose
 from oracle.errors import FixtureError, OptionError
 from oracle.fixtures import captures, failing_case
 from oracle.fixtures import files as fixtures
@@ -136,11 +136,8 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
 
 def _judge(arguments: argparse.Namespace) -> int:
     contract, tensors, inputs, call = _read_call(arguments)
-    admitted = {"arch": arguments.arch, "numerics": arguments.numerics}
     verdicts = {
-        name: explain_verdict(
-            contract.judge(inputs, output, **admitted, **call), contract, inputs, output, **admitted, **call
-        )
+        name: oracle.judge(contract.name, inputs, output, arch=arguments.arch, numerics=arguments.numerics, **call)
         for name, output in _outputs(contract, tensors, arguments.output, arguments.file).items()
     }
     screen = console(stderr=arguments.json == "-")
@@ -151,7 +148,8 @@ def _judge(arguments: argparse.Namespace) -> int:
         "schema": "fp8-oracle.judgement/1",
         "file": str(arguments.file),
         "contract": arguments.contract,
-        **admitted,
+        "arch": arguments.arch,
+        "numerics": arguments.numerics,
         "options": {name: options.word(value) for name, value in call.items()},
         "ok": not failing,
         "outputs": {name: verdict.to_json() for name, verdict in verdicts.items()},

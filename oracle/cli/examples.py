@@ -65,7 +65,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def install(commands: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Append the examples to the help of every command, and wrap its description, which argparse then leaves as it is."""
+    """Append the examples to the help of every command; its description is wrapped here, no longer by argparse."""
     for name, command in commands.items():
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         if command.description is not None:

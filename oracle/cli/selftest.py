@@ -67,8 +67,8 @@ def _mutate(arguments: argparse.Namespace) -> int:
         for mutant in score.mutants:
             if mutant.fate in (Fate.SURVIVED, Fate.EQUIVALENT, Fate.TOLERATED):
                 style = "bold red" if mutant.fate is Fate.SURVIVED else "dim"
-                said = f" {mutant.contract}: {mutant.fault}: {mutant.why}"
-                screen.print(Text.assemble((str(mutant.fate), style), said), soft_wrap=True)
+                found = f" {mutant.contract}: {mutant.fault}: {mutant.why}"
+                screen.print(Text.assemble((str(mutant.fate), style), found), soft_wrap=True)
     own = {rule.name: mutate_own_data(rule) for rule in rules()} if arguments.own_data else {}
     for name, said in own.items():
         tried = [noticed for noticed in (said or {}).values() if noticed is not None]

@@ -155,8 +155,7 @@ def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
         output = subject.run(given, dict(call))
         if subject.device != "cpu":
             torch.cuda.synchronize()
-            several = isinstance(output, Mapping)
-            output = {n: _on_host(t) for n, t in output.items()} if several else _on_host(output)
+            output = {n: _on_host(t) for n, t in output.items()} if isinstance(output, Mapping) else _on_host(output)
     except NotImplementedError as error:
         return _without_numbers(Status.UNSUPPORTED, _one_line(error))
     except Exception as error:
