@@ -52,7 +52,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
-    """``["k=v", ...]`` as a dict; OptionError names what is not of that form or stands twice."""
+    """``["k=v", ...]`` as a dict; OptionError for a text of another form or a name that occurs twice."""
     result: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

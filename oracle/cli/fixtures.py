@@ -1,4 +1,4 @@
-"""``fp8-oracle fixtures``: check the stored files, make them again, hand them out, judge what comes back."""
+"""``fp8-oracle fixtures``: check the stored files, make them again, export them, judge outputs computed for them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ KEYS = ("profile", "fixtures", "subjects")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the file says; None and () where it says nothing."""
+    """The values of the table; None and () where it has none."""
 
     profile: str | None = None
     fixtures: str | None = None

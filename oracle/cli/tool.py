@@ -1,6 +1,6 @@
 """Commands about the installation: ``doctor``, ``list``, ``plan`` and ``completion``.
 
-``doctor`` imports each GPU library in a process of its own with a time limit, because one may crash or hang while it
+``doctor`` imports each GPU library in a separate process with a time limit, because one may crash or hang while it
 loads. ``plan`` prints the decision of ``kernels.plan``, which is imported by name only. Nothing is downloaded or
 compiled.
 """

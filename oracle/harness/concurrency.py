@@ -66,17 +66,17 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
 
     start = threading.Barrier(THREADS, action=begin)
 
-    def body(mine: Call) -> None:
+    def repeat(called: Call) -> None:
         try:
             start.wait()
             count = 1
             with _own_stream(device):
                 while not (found or raised or damage):
-                    answers = [mine() for _ in range(count)]
+                    answers = [called() for _ in range(count)]
                     if device != "cpu":
                         torch.cuda.current_stream(device).synchronize()
                     damage.extend(d for a in answers for g in a.guards if (d := g.damage()))
-                    if mine is call:
+                    if called is call:
                         found.extend(a.outputs for a in answers if not _same(a.outputs, alone))
                     count = min(2 * count, BATCH)
                     if time.perf_counter() >= deadline:
@@ -84,7 +84,7 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
         except BaseException as error:  # foreign code may raise anything; it is raised again below
             raised.append(error)
 
-    threads = [threading.Thread(target=body, args=(other if i % 2 else call,), daemon=True) for i in range(THREADS)]
+    threads = [threading.Thread(target=repeat, args=(other if i % 2 else call,), daemon=True) for i in range(THREADS)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH)
     try:

@@ -28,7 +28,7 @@ FATAL = ("device", "exit", "memory")  # after these the process is replaced
 
 
 class Worker:
-    """One kernel in a process of its own; a context manager."""
+    """One kernel in a worker process; a context manager."""
 
     def __init__(
         self, kernel: str, *, adapter: str | None, device: str, limit: float, path: tuple[str, ...] = ()

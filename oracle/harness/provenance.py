@@ -20,7 +20,7 @@ import torch
 
 from oracle.harness.subjects import Provider
 
-# Distributions whose kernels or compilers may stand behind a subject; absent ones are left out.
+# Distributions whose kernels or compilers a subject may use; absent ones are left out.
 DISTRIBUTIONS = (
     *("torch", "numpy", "numba", "triton", "flashinfer-python", "sgl-deep-gemm", "vllm", "sglang", "sgl-kernel"),
     *("apache-tvm-ffi", "nvidia-cutlass-dsl", "nvidia-cublas", "aiter"),
@@ -62,7 +62,7 @@ def versions(providers: Iterable[Provider]) -> dict[str, str]:
 
 
 def _driver() -> str:
-    """The GPU driver's version as nvidia-smi says it."""
+    """The version of the GPU driver, from nvidia-smi."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "unknown: no nvidia-smi"

@@ -40,8 +40,8 @@ LONGEST_MESSAGE = 400  # characters of a subject's own error message that a repo
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to judge; ``judge()`` computes its verdict. ``stamp`` is what decides it beside the id, subject and
-    arch: the declared numerics and device, or what was recorded."""
+    """One thing to judge; ``judge()`` computes its verdict, which depends on the id, subject, arch and ``stamp``: the
+    declared numerics and device, or what was recorded."""
 
     id: str
     contract: str
@@ -134,8 +134,8 @@ def judge_outputs(
     numerics: str | None,
     call: dict[str, object],
 ) -> Verdict:
-    """The verdict of a contract, explained where it fails and asking is cheap; an output that cannot be judged at all
-    is CRASHED with the reason."""
+    """The verdict of a contract, explained where it fails and that is cheap; CRASHED with the reason for an output that
+    cannot be judged."""
     contract.check(inputs, call)
     try:
         verdict = contract.judge(inputs, output, arch=arch, numerics=numerics, **call)

@@ -67,7 +67,7 @@ def validate(
     numerics : the declared schedule, as for :func:`oracle.judge`.
     profile : ``"quick"``, ``"full"``, or ``"soak"`` (random cases until ``seconds`` are over, 600 by default; no call
         starts after that).
-    seed : replaces the seeds of the profile's cases; of a soak, says which cases are drawn (default 0).
+    seed : replaces the seeds of the profile's cases; seeds the drawing of a soak's cases (default 0).
     case : judge these case ids only.
     require : watches asked for by name: ``"batch invariance"`` and ``"threads"`` (the right numbers while other
         threads call the kernel) fail instead of making a note, ``"large offsets"`` makes one call beyond 2^31
@@ -312,7 +312,7 @@ def importable(kernel: str | Callable[..., object]) -> str:
 
 
 def arch_of(device: str) -> str:
-    """The arch of a device that is there; DeviceError says what is not."""
+    """The arch of a device of this machine; DeviceError for any other."""
     if device == "cpu":
         return "cpu"
     if not device.startswith("cuda"):

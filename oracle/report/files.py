@@ -1,8 +1,8 @@
 """A report as JSON (schema ``fp8-oracle.report/1``), as JUnit XML, and as Markdown.
 
 JUnit: FAILED is a ``failure``; CRASHED and UNTESTED are an ``error``; SKIPPED, UNSUPPORTED and known failures are
-``skipped`` with their reason; MISTRUSTED passes and says so in ``system-out``. Ledger complaints are failures of a
-test case of their own.
+``skipped`` with their reason; MISTRUSTED passes, with its summary in ``system-out``. A ledger complaint is the
+failure of a test case.
 
 Markdown is for a pull request or a job summary: the verdict, what fails and why, then the table folded. It has at most
 ``LIMIT`` characters, because hosts refuse longer comments; what is left out is counted.

@@ -177,7 +177,7 @@ def _elements(o: Outcome) -> str:
 
 
 def _extent(o: Outcome) -> str:
-    """How much of an output fails, in words; empty without a comparison."""
+    """How many elements of an output fail; empty without a comparison."""
     return f"{o.verdict.outside} of {o.verdict.total} elements outside" if o.verdict.total else ""
 
 

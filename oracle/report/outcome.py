@@ -217,7 +217,7 @@ class Cause:
 
     @property
     def where(self) -> str:
-        """Routine, arch and how many of the subject's cases, in words."""
+        """Routine, arch and how many of the subject's outputs."""
         first, count = self.outcomes[0], len(self.outcomes)
         if self.status is Status.UNTESTED:
             return "nothing on this machine and no capture exercises " + ("them" if count > 1 else "it")

@@ -188,7 +188,7 @@ def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
 
 
 def key_of(outcome_id: str, subject: str, arch: str, stamp: str, run: Run) -> str:
-    """The key of one case; ``stamp`` is whatever else decides its verdict, as the digest of a captured file."""
+    """The key of one case; ``stamp`` is what else its verdict depends on, as the digest of a captured file."""
     return _digest([outcome_id, subject, arch, stamp, run.versions])
 
 
