@@ -15,17 +15,14 @@ has it installed) costs milliseconds and does not load torch.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from oracle.errors import OracleError
 
 if TYPE_CHECKING:
     from oracle.api import contracts, identify, judge, predict, reference
-    from oracle.harness import validate
+    from oracle.harness.validation import validate
     from oracle.verdict.compare import Status, Verdict, Worst
 
 __all__ = [
@@ -42,14 +39,9 @@ __all__ = [
 ]
 
 _HOME = {
-    "identify": "oracle.api",
-    "judge": "oracle.api",
-    "predict": "oracle.api",
-    "reference": "oracle.api",
-    "Status": "oracle.verdict.compare",
-    "Verdict": "oracle.verdict.compare",
-    "Worst": "oracle.verdict.compare",
-    "validate": "oracle.harness",
+    **dict.fromkeys(("contracts", "identify", "judge", "predict", "reference"), "oracle.api"),
+    **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
+    "validate": "oracle.harness.validation",
 }
 
 
@@ -61,16 +53,6 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-class _Package(ModuleType):
-    """The verb ``contracts()`` and the subpackage of the same name: the attribute is always the verb."""
-
-    @property
-    def contracts(self) -> Callable[[], Any]:
-        return import_module("oracle.api").contracts  # type: ignore[no-any-return]
-
-    @contracts.setter
-    def contracts(self, subpackage: ModuleType) -> None:
-        """The import system binds the subpackage here; ``from oracle.routines import ...`` does not need it."""
-
-
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    """Every public name, loaded or not, so that tab completion offers it."""
+    return sorted({*globals(), *__all__})

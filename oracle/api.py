@@ -15,7 +15,7 @@ from oracle.verdict.compare import Verdict
 
 
 def contracts() -> Mapping[str, Contract]:
-    """All contracts by name; each knows its inputs, options, outputs, source and summary."""
+    """All contracts by name; each has its inputs, options, outputs, source and summary."""
     return registered()
 
 
@@ -119,7 +119,7 @@ def identify(
 
 
 def _values(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inputs as plain tensors; what else is wrong with a single one the contract says."""
+    """The inputs as plain tensors; anything that is no tensor is left for the contract to refuse."""
     if not isinstance(inputs, Mapping):
         raise InputError(f"inputs is a {type(inputs).__name__}; pass a mapping from the contract's names to tensors")
     return {name: plain(x, str(name)) if isinstance(x, Tensor) else x for name, x in inputs.items()}

@@ -10,10 +10,10 @@
 Fixtures ``assert_conforms`` and ``oracle_case``, marker ``oracle_cases``, options ``--oracle-profile`` and
 ``--oracle-report FILE`` (a record, :mod:`oracle.report.record`). A failure prints the words of ``fp8-oracle verify``.
 MISTRUSTED is a :class:`MistrustedWarning`, which ``-W error::oracle.pytest_plugin.MistrustedWarning`` turns into a
-failure. A test that takes a case and judges nothing fails: an untried case is no pass.
+failure. A test that takes a case and judges nothing fails.
 
-Verdicts travel on pytest's own test reports, so with pytest-xdist the controller alone writes the file, one line at a
-time as tests end; a run that is killed keeps what it had.
+Verdicts are attributes of pytest's own test reports, so with pytest-xdist the controller alone writes the file, one
+line at a time as tests end; a killed run leaves the lines that it wrote.
 
 Importing this file loads neither torch nor any other part of the suite; the first verdict or marked test does.
 Not covered: running a kernel in a process of its own (pytest-xdist restarts a worker that dies).
@@ -46,7 +46,7 @@ _running: list[pytest.Item] = []  # the test that runs now; more than one when p
 
 
 class NonConforming(AssertionError):
-    """An output that its contract does not admit; ``verdict`` is the whole judgement."""
+    """An output that its contract does not admit; ``verdict`` is the verdict on it."""
 
     def __init__(self, message: str, verdict: Verdict) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ def assert_conforms(
     output : Tensor or mapping of str to Tensor
         What the kernel returned; a mapping for a contract with several outputs.
     contract : str or Case
-        A name of :func:`oracle.routines`, or a case, which brings inputs and options with it.
+        A name of :func:`oracle.contracts`, or a case, which has inputs and options.
     inputs : mapping of str to Tensor, optional
         The operands under the contract's names. Left out for a case: they are made again from its id, so a kernel
         that overwrote its operands is judged by what it was given.
@@ -193,7 +193,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Remember which test runs."""
+    """Note which test runs."""
     _running.append(item)
     try:
         return (yield)
@@ -220,21 +220,21 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Hang the verdicts on the report, which pytest-xdist carries to its controller."""
+    """Attach the verdicts to the report, which pytest-xdist sends to its controller."""
     report = yield
     if lines := item.stash.get(_LINES, []):
         from oracle.cli import pytest_outcome
 
         if report.skipped and hasattr(report, "wasxfail"):
             lines = [pytest_outcome.known(line, report.wasxfail) for line in lines]
-        # A report takes any JSON-ready attribute. The first line of a record goes with each, for who writes needs it.
+        # A report takes any JSON-ready attribute. The first line of a record is attached too: the controller writes it.
         report.__dict__["fp8_oracle"] = {"run": pytest_outcome.this_run().to_json(), "lines": lines}
         item.stash[_LINES] = []
     return report
 
 
 class _Reporter:
-    """Writes the report and the closing line; there is one, in the process that the user started."""
+    """Writes the report and the closing line, in the process that the user started."""
 
     def __init__(self, path: str | None) -> None:
         self.path = None if path is None else Path(path)

@@ -1,7 +1,7 @@
-"""The command line: one small file for each command.
+"""The command line ``fp8-oracle``.
 
-Exit status: 0 everything is as it must be, 1 it is not, 2 the question could not be asked (one line on the
-standard error says why and what to do), 130 interrupted, 141 nobody reads the output any more.
+Exit status: 0 everything is as it must be, 1 it is not, 2 the command is wrong or cannot be carried out (one line
+on the standard error says why and what to do), 130 interrupted, 141 the output was closed by its reader.
 """
 
 from __future__ import annotations
@@ -14,54 +14,34 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from oracle.cli import (
-    compare,
-    completion,
-    conformance,
-    doctor,
-    examples,
-    explain,
-    fingerprint,
-    fixtures,
-    history,
-    identify,
-    judge,
-    listing,
-    mutate,
-    plan,
-    predict,
-    report,
-    settings,
-    validate,
-    verify,
-)
+from oracle.cli import calls, examples, fixtures, kernels, runs, selftest, settings, tool
 from oracle.errors import OptionError, OracleError
 
 COMMANDS = (
-    verify,
-    validate,
-    judge,
-    explain,
-    mutate,
-    predict,
-    identify,
-    fingerprint,
-    doctor,
-    listing,
-    fixtures,
-    conformance,
-    plan,
-    report,
-    compare,
-    history,
-    completion,
+    runs.add_verify,
+    kernels.add_validate,
+    calls.add_judge,
+    calls.add_explain,
+    selftest.add_mutate,
+    calls.add_predict,
+    calls.add_identify,
+    kernels.add_fingerprint,
+    tool.add_doctor,
+    tool.add_list,
+    fixtures.add,
+    selftest.add_conformance,
+    tool.add_plan,
+    runs.add_report,
+    runs.add_compare,
+    runs.add_history,
+    tool.add_completion,
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller, as `>&-` does: the status is still worth having
+        if getattr(sys, name) is None:  # closed by the caller, as `>&-` does; the exit status still counts
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open as long as the process
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):  # a file name may hold what the terminal's encoding does not
@@ -75,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("fp8-oracle: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        _drop_output()  # whoever read the output has enough, as `head`
+        _drop_output()  # the reader has closed the pipe, as `head` does
         return 141
     except MemoryError as error:
         print(f"fp8-oracle: error: not enough memory: {error or 'for this question'}", file=sys.stderr)
@@ -99,21 +79,16 @@ def _status(argv: Sequence[str] | None) -> int:
     except SystemExit:  # --help and --version
         sys.stdout.flush()
         raise
-    _no_empty_word(arguments)
+    for name, value in vars(arguments).items():  # `--flag ''`, as from a shell variable that was never set
+        if "" in (value if isinstance(value, list) else [value]):
+            raise OptionError(f"argument {name} is empty; give it a value, or leave it out")
     status: int = arguments.run(arguments)
-    sys.stdout.flush()  # what cannot be written is an error of this command, not a remark after its end
+    sys.stdout.flush()  # here, where main() catches the error when it cannot be written
     return status
 
 
-def _no_empty_word(arguments: argparse.Namespace) -> None:
-    """Refuse ``--flag ''``, as from a shell variable that was never set: no argument means something by it."""
-    for name, value in vars(arguments).items():
-        if "" in (value if isinstance(value, list) else [value]):
-            raise OptionError(f"argument {name} is empty; give it a value, or leave it out")
-
-
 def _drop_output() -> None:
-    """What is still buffered must not raise again at exit."""
+    """Send what is still buffered to /dev/null, so that it does not raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -124,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        module.add(commands)
+    for add in COMMANDS:
+        add(commands)
     examples.install(commands.choices)
     return result
 

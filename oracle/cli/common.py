@@ -1,20 +1,21 @@
-"""What several commands share: consoles, ``name=value`` arguments, tensors of a user's file."""
+"""What several commands share: consoles, ``name=value`` arguments, JSON output, a verdict in a line."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 from rich.console import Console
-from torch import Tensor
+from rich.text import Text
 
-from oracle.errors import FixtureError, OptionError
-from oracle.fixtures import captures
-from oracle.routines.base import Contract
+from oracle.errors import OptionError
+from oracle.fixtures import files as fixtures
+from oracle.report.console import STYLES
+from oracle.verdict.compare import Verdict
 
 # argparse has no public name for what add_subparsers returns.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -22,7 +23,7 @@ PIPE_WIDTH = 160  # columns of a table that does not go to a terminal
 
 
 class _Console(Console):
-    """A console that leaves a closed pipe to the command line; rich would exit as if something had failed."""
+    """A console that raises on a closed pipe, which :func:`oracle.cli.main` handles; rich would exit with status 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -51,7 +52,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
-    """``["k=v", ...]`` as a dict; OptionError names what is not of that form or stands twice."""
+    """``["k=v", ...]`` as a dict; OptionError for a text of another form or a name that occurs twice."""
     result: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -63,52 +64,28 @@ def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
     return result
 
 
-def inputs_of(
-    contract: Contract, tensors: Mapping[str, Tensor], renamed: Mapping[str, str], path: Path
-) -> dict[str, Tensor]:
-    """The contract's inputs out of a file: by their own names, or as ``--input name=tensor`` says.
-
-    Raises
-    ------
-    FixtureError
-        A required input is not there; the message lists what is.
-    OptionError
-        ``--input`` names something that is no input of the contract.
-    """
-    known = [spec.name for spec in contract.inputs]
-    if unknown := [name for name in renamed if name not in known]:
-        raise OptionError(f"--input {unknown[0]}=...: {contract.name} takes {', '.join(known)}")
-    found: dict[str, Tensor] = {}
-    for spec in contract.inputs:
-        tensor = renamed.get(spec.name, spec.name)
-        if spec.name in renamed or tensor in tensors:
-            found[spec.name] = captures.pick(tensors, tensor, path)
-        elif not spec.optional:
-            raise FixtureError(
-                f"{path}: has no tensor {spec.name!r}, an input of {contract.name}; it holds "
-                f"{', '.join(sorted(tensors))}; name the right one with --input {spec.name}=TENSOR"
-            )
-    return found
+def add_json_argument(command: argparse.ArgumentParser, what: str) -> None:
+    """``--json FILE``, whose value :func:`write_json` takes."""
+    command.add_argument("--json", metavar="FILE", help=f"write {what} as JSON; `-` is the standard output")
 
 
-def add_volume_arguments(command: argparse.ArgumentParser) -> None:
-    """``--quiet`` and ``--verbose``."""
-    volume = command.add_mutually_exclusive_group()
-    volume.add_argument("-q", "--quiet", action="store_true", help="only what fails, and the closing line")
-    volume.add_argument("-v", "--verbose", action="store_true", help="a line for every case")
+def write_json(target: str | None, record: Mapping[str, object]) -> None:
+    """Write a record as indented JSON into a file; ``-`` is the standard output, None writes nothing."""
+    if target is not None:
+        write_text(target, json.dumps(record, indent=2, allow_nan=False) + "\n")
 
 
-def add_file_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments with which a file of tensors and a contract are named."""
-    command.add_argument("file", type=Path, metavar="FILE.safetensors")
-    command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
-    command.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="NAME=TENSOR",
-        help="an input of the contract that has another name in the file; TENSOR.T is its transpose",
-    )
-    command.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="an option, as out_dtype=bfloat16"
-    )
+def write_text(target: str, text: str) -> None:
+    """Write a text into a file, or to the standard output for ``-``."""
+    if target == "-":
+        print(text, end="")
+    else:
+        fixtures.write_bytes(target, text.encode())
+
+
+def verdict_line(verdict: Verdict, text: str) -> Text:
+    """The status in its colour, a text, and on a second line the faults that explain a failure."""
+    line = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {text}")
+    if verdict.explained_by:
+        line.append(f"\n  explained by: {', '.join(verdict.explained_by)}")
+    return line

@@ -1,4 +1,4 @@
-"""The examples under the ``--help`` of every command, one table; a test parses each of them."""
+"""The examples under the ``--help`` of every command; a test parses each of them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def install(commands: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Put the examples under the help of every command; descriptions are wrapped here, because examples must not be."""
+    """Append the examples to the help of every command; its description is wrapped here, no longer by argparse."""
     for name, command in commands.items():
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         if command.description is not None:

@@ -1,4 +1,4 @@
-"""``fp8-oracle fixtures``: check the stored files, make them again, hand them out, judge what comes back."""
+"""``fp8-oracle fixtures``: check the stored files, make them again, export them, judge outputs computed for them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from pathlib import Path
 
 from rich.text import Text
 
-from oracle.cli.common import Commands, console
-from oracle.fixtures import captures, golden, golden_export, seal
+from oracle.cli.common import Commands, console, verdict_line
+from oracle.fixtures import captures, checksums, golden, golden_export
 from oracle.fixtures import files as fixtures
-from oracle.fixtures.golden_export import Answer
-from oracle.harness import keeping
+from oracle.harness import recording
 from oracle.report import ledger
-from oracle.report.console import STYLES
 from oracle.verdict.compare import Status
 
 
@@ -33,7 +31,7 @@ def add(commands: Commands) -> None:
         "some, chosen from the quick profile.",
     )
     generate.add_argument("--add", action="append", default=[], metavar="ID", help="a case to add")
-    generate.set_defaults(run=_generate)
+    generate.set_defaults(run=_rewrite)
     _add_exchange(actions)
     rebuild = actions.add_parser(
         "import",
@@ -42,14 +40,14 @@ def add(commands: Commands) -> None:
         "`source` entries say: tensors are renamed, unit scales added, digests and provenance renewed.",
     )
     rebuild.add_argument("recorded", type=Path, metavar="DIR")
-    rebuild.set_defaults(run=_import)
+    rebuild.set_defaults(run=_rewrite)
     adoption = actions.add_parser(
         "adopt",
         help="take the captures of a folder that `verify --keep` wrote",
         description="Check the folder against its manifest, copy its files into fixtures/captures, enter them there.",
     )
     adoption.add_argument("recorded", type=Path, metavar="DIR")
-    adoption.set_defaults(run=_adopt)
+    adoption.set_defaults(run=_rewrite)
     sealing = actions.add_parser("seal", help="write SHA256SUMS again after a file was changed on purpose")
     sealing.set_defaults(run=_seal)
     for action in actions.choices.values():
@@ -93,7 +91,7 @@ def _check(arguments: argparse.Namespace) -> int:
         print(line)
     print(f"{ledger.FILE}: {len(ledger.load(folder / ledger.FILE))} known failures")
     golden.check_files(folder / golden.FOLDER)
-    print(seal.check(folder))
+    print(checksums.check(folder))
     for line in golden.check(folder / golden.FOLDER):
         print(line)
     return 0
@@ -106,33 +104,23 @@ def _list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _generate(arguments: argparse.Namespace) -> int:
+def _rewrite(arguments: argparse.Namespace) -> int:
+    """``generate``, ``import`` and ``adopt``: write files, print a line for each, renew SHA256SUMS."""
     folder = fixtures.folder(arguments.fixtures)
-    for line in golden.generate(folder / golden.FOLDER, add=arguments.add):
+    if arguments.action == "generate":
+        lines = golden.generate(folder / golden.FOLDER, add=arguments.add)
+    else:
+        take = captures.rebuild if arguments.action == "import" else recording.adopt
+        lines = take(folder / "captures", arguments.recorded)
+    for line in lines:
         print(line)
-    seal.write(folder)
-    return 0
-
-
-def _import(arguments: argparse.Namespace) -> int:
-    folder = fixtures.folder(arguments.fixtures)
-    for line in captures.rebuild(folder / "captures", arguments.recorded):
-        print(line)
-    seal.write(folder)
-    return 0
-
-
-def _adopt(arguments: argparse.Namespace) -> int:
-    folder = fixtures.folder(arguments.fixtures)
-    for line in keeping.adopt(folder / "captures", arguments.recorded):
-        print(line)
-    seal.write(folder)
+    checksums.write(folder)
     return 0
 
 
 def _seal(arguments: argparse.Namespace) -> int:
     folder = fixtures.folder(arguments.fixtures)
-    print(f"{seal.FILE}: {'written' if seal.write(folder) else 'as it was'}")
+    print(f"{checksums.FILE}: {'written' if checksums.write(folder) else 'as it was'}")
     return 0
 
 
@@ -150,11 +138,14 @@ def _judge(arguments: argparse.Namespace) -> int:
     )
     screen = console()
     for answer in answers:
-        if answer.verdict is not None or arguments.whole:
-            screen.print(_line(answer), soft_wrap=True)
+        if answer.verdict is not None:
+            screen.print(verdict_line(answer.verdict, f"{answer.slug}: {answer.verdict.summary}"), soft_wrap=True)
+        elif arguments.whole:
+            missing_case = f" {answer.slug}: nothing came back for {answer.id}"
+            screen.print(Text.assemble(("UNTESTED", "bold red"), missing_case), soft_wrap=True)
     if arguments.json is not None:
-        text = golden_export.to_json(answers, arch=arguments.arch, numerics=arguments.numerics)
-        fixtures.write_bytes(arguments.json, text.encode())
+        record = golden_export.to_json(answers, arch=arguments.arch, numerics=arguments.numerics)
+        fixtures.write_json(arguments.json, record)
     came = [answer.verdict for answer in answers if answer.verdict is not None]
     failed = sum(verdict.status.is_failure for verdict in came)
     unjudged = sum(verdict.status is Status.UNSUPPORTED for verdict in came)
@@ -163,13 +154,3 @@ def _judge(arguments: argparse.Namespace) -> int:
     words = f"{len(came)} of {len(answers)} cases came back, {failed} not admissible, {unjudged} not judged"
     print(f"{'NOT OK' if bad else 'NOT JUDGED' if unjudged else 'OK'}  {words}")
     return 1 if bad else 2 if unjudged else 0
-
-
-def _line(answer: Answer) -> Text:
-    verdict = answer.verdict
-    if verdict is None:
-        return Text.assemble(("UNTESTED", "bold red"), f" {answer.slug}: nothing came back for {answer.id}")
-    line = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {answer.slug}: {verdict.summary}")
-    if verdict.explained_by:
-        line.append(f"\n  explained by: {', '.join(verdict.explained_by)}")
-    return line

@@ -1,7 +1,6 @@
-"""What the pytest plugin does once torch is loaded: cases of a marker, and a verdict as an outcome of a test.
+"""What the pytest plugin does once torch is loaded: the cases of a marker, and a verdict as the outcome of a test.
 
-Kept apart from :mod:`oracle.pytest_plugin`, which every pytest run of every project imports and which must therefore
-import nothing heavy.
+Apart from :mod:`oracle.pytest_plugin`, which every pytest run of every project imports and which must not load torch.
 """
 
 from __future__ import annotations
@@ -122,11 +121,11 @@ def marked(
     cases: Sequence[str] | None = None,
     where: Callable[[Case], bool] | None = None,
 ) -> list[Case]:
-    """The cases of one ``oracle_cases`` marker; none at all is an error, for pytest would skip the test in silence."""
+    """The cases of one ``oracle_cases`` marker; none is an error, because pytest would skip the test silently."""
     get(contract)
     chosen = profiles.cases(contract, profile or default) if cases is None else [grammar.parse(i) for i in cases]
-    if strangers := [case for case in chosen if case.contract != contract]:
-        raise CaseError(f"{strangers[0]} is no case of {contract}")
+    if other := [case for case in chosen if case.contract != contract]:
+        raise CaseError(f"{other[0]} is no case of {contract}")
     kept = [case for case in chosen if where is None or where(case)]
     if not kept and chosen:
         raise CaseError(f"`where` is true for none of the {len(chosen)} cases of {contract}")

@@ -23,7 +23,7 @@ KEYS = ("profile", "fixtures", "subjects")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the file says; None and () where it says nothing."""
+    """The values of the table; None and () where it has none."""
 
     profile: str | None = None
     fixtures: str | None = None
@@ -61,7 +61,7 @@ def install(parser: argparse.ArgumentParser, settings: Settings) -> None:
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """Every subcommand's parser, however deep."""
-    for action in parser._actions:  # argparse offers no public way to walk subcommands
+    for action in parser._actions:  # argparse has no public way to walk subcommands
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 yield command

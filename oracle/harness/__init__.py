@@ -1,33 +1,15 @@
-"""Runs a foreign kernel safely and watches what it does; :func:`validate` is the verb.
+"""Runs a foreign kernel in a worker process and watches what it does; :func:`oracle.validate` is the verb.
 
-    process, worker    the kernel behind a process boundary, with a time limit and the cause of every loss
+    process, worker    the kernel in its own process, with a time limit and the cause of every loss
     memory             guard zones and poison
+    concurrency        one kernel called from several threads
     session            one call, one verdict
-    watches            what is watched besides the numbers
+    watches, offsets   what is watched besides the numbers
     probing            how a kernel computes, by probes that run in the worker
-    report             what was found
+    validation, report a whole validation, and what it found
+    subjects, runner   registered routines over cases, and captured outputs
+    recording          their outputs as a captures folder
+    provenance         the machine and the versions
 
-The harness judges nothing by itself: numbers go to the contract. The names below are loaded when first used, so that a
-worker process loads no more than it runs. Not covered: several devices at once.
+The harness judges nothing itself: numbers go to the contract. Not covered: several devices at once.
 """
-
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from oracle.harness.report import Finding, Report
-    from oracle.harness.validation import validate
-
-__all__ = ["Finding", "Report", "validate"]
-
-_HOME = {"Finding": "report", "Report": "report", "validate": "validation"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value

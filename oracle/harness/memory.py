@@ -1,7 +1,7 @@
-"""Buffers that notice: guard zones around every tensor, and poison in everything that is not yet written.
+"""Guard zones around tensors, and poison in memory that is not yet written.
 
-A guarded tensor lies in the middle of a larger byte buffer whose ends hold the poison, so a write past an end is seen
-afterwards and a read past an end brings NaN into the result. The poison is a NaN in every float format of the suite;
+A guarded tensor lies in the middle of a larger byte buffer whose ends hold the poison: a write past an end changes it,
+and a read past an end brings NaN into the result. The poison is a NaN in every float format of the suite;
 there are two of them, and an element that holds the first after one run and the second after another was never
 written. :class:`Poisoning` gives the same treatment to tensors that a kernel allocates through Python.
 
@@ -24,7 +24,7 @@ POISONS = ((0x7F, 0x7FD5), (0xFF, 0xFFB3))  # one byte, two bytes; wider types r
 
 @dataclass(frozen=True)
 class Guarded:
-    """A tensor and the bytes around it."""
+    """A tensor in the middle of ``buffer``; ``before`` holds the guard zones as they were at first."""
 
     name: str
     tensor: Tensor
@@ -37,17 +37,14 @@ class Guarded:
 
     def damage(self) -> str | None:
         """Where the guard zones were written, or None."""
-        now = torch.cat([self.buffer[:GUARD], self.buffer[-GUARD:]])
-        bad = torch.nonzero(now != self.before)[:, 0].tolist()
-        if not bad:
-            return None
+        bad = torch.nonzero(_ends(self.buffer) != self.before)[:, 0].tolist()
         left, right = [b - GUARD for b in bad if b < GUARD], [b - GUARD for b in bad if b >= GUARD]
         where = []
         if left:
             where.append(f"{len(left)} bytes before its start (from {min(left)})")
         if right:
             where.append(f"{len(right)} bytes behind its end (up to +{max(right)})")
-        return f"{self.name}: {' and '.join(where)}"
+        return f"{self.name}: {' and '.join(where)}" if where else None
 
 
 def guarded(
@@ -67,19 +64,20 @@ def guarded(
     buffer = torch.empty(2 * GUARD + length, dtype=torch.uint8, device=device)
     fill(buffer, size, poison)
     view = buffer[GUARD : GUARD + extent * size].view(dtype).as_strided(tuple(shape), stride, GUARD // size)
-    # the slack behind an odd extent belongs to the right guard
-    return Guarded(name, view, buffer[: 2 * GUARD + extent * size], _ends(buffer[: 2 * GUARD + extent * size]))
+    buffer = buffer[: 2 * GUARD + extent * size]  # without what an odd extent is rounded up by
+    return Guarded(name, view, buffer, _ends(buffer))
 
 
 def placed(name: str, source: Tensor, device: torch.device | str, *, poison: int, lead: int = 0) -> Guarded:
     """A guarded copy of ``source``; ``lead`` extra elements at the end of every row, left poisoned."""
-    shape = tuple(source.shape)
-    stride = tuple(source.stride())
-    if source.dim() >= 2 and (lead or not _dense(source)):
-        rows = _contiguous((*shape[:-1], shape[-1] + lead))
-        stride = rows if source.stride(-1) == 1 or not _is_transposed(source) else _transposed(shape, lead)
+    shape, stride = tuple(source.shape), tuple(source.stride())
+    dense = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) == source.numel()  # in any order of axes
+    if source.dim() >= 2 and (lead or not dense):
+        transposed = source.dim() == 2 and stride[0] == 1 and stride[1] != 1
+        stride = (1, shape[0] + lead) if transposed else _contiguous((*shape[:-1], shape[-1] + lead))
     found = guarded(name, shape, source.dtype, device, poison=poison, stride=stride)
-    found.tensor.view(_integer(source.dtype)).copy_(source.view(_integer(source.dtype)))
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[source.dtype.itemsize]
+    found.tensor.view(bits).copy_(source.view(bits))
     return found
 
 
@@ -93,7 +91,7 @@ def fill(buffer: Tensor, size: int, poison: int) -> None:
 
 
 def is_poison(x: Tensor, poison: int) -> Tensor:
-    """Elements whose bytes are all poison."""
+    """Which elements of ``x`` hold the poison in all their bytes (bool, the shape of ``x``)."""
     one, two = POISONS[poison]
     size = x.dtype.itemsize
     bits = x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).reshape(*x.shape, size)
@@ -136,20 +134,3 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
         stride.append(step)
         step *= extent
     return tuple(reversed(stride))
-
-
-def _dense(x: Tensor) -> bool:
-    """Whether the elements fill their extent, in any order of the axes."""
-    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) == x.numel()
-
-
-def _is_transposed(x: Tensor) -> bool:
-    return x.dim() == 2 and x.stride(0) == 1
-
-
-def _transposed(shape: tuple[int, ...], lead: int) -> tuple[int, int]:
-    return 1, shape[0] + lead
-
-
-def _integer(dtype: torch.dtype) -> torch.dtype:
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]

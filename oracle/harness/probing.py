@@ -1,7 +1,7 @@
 """How a kernel of a contract computes, found by probing it in a worker process.
 
 :func:`probe` sends the probes of :func:`oracle.tensorcore.fingerprint.fingerprint` through the worker that
-:func:`oracle.harness.validate` uses, with its calling convention, time limit, guard zones and poison. A kernel that
+:func:`oracle.validate` uses, with its calling convention, time limit, guard zones and poison. A kernel that
 raises, crashes, hangs or exits ends the question, not the process; what it prints, forks or does to its inputs reaches
 nobody. The numbers are not judged, and what the watches see is not reported: that is :func:`validate`.
 """
@@ -50,7 +50,7 @@ def probe(
 
     Parameters
     ----------
-    kernel, adapter : as for :func:`oracle.harness.validate`.
+    kernel, adapter : as for :func:`oracle.validate`.
     contract : a key of :data:`SCALES`.
     device : ``"cpu"`` or ``"cuda"``.
     k : length of the sums, a positive multiple of 128.

@@ -1,7 +1,7 @@
-"""A worker process held at arm's length: requests with a time limit, and the cause when it is gone.
+"""A kernel in a worker process: requests with a time limit, and the cause when the process is lost.
 
-The kernel's output is drained and its tail kept; a worker that hangs is killed with its whole process group; one that
-dies is named with its signal or status, and the next request starts a fresh one.
+What the kernel prints is read all the time, and its tail is kept. A worker that hangs is killed with its whole process
+group; for one that dies the reply has the signal or status, and the next request starts another.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from oracle.harness.worker import Reply
+from oracle.harness.worker import Reply, failure
 
 KEPT = 1 << 16  # bytes of the kernel's own output that are kept
 DRAINED = 1.0  # seconds that the rest of a dead worker's output may take
 LOADING = 120.0  # seconds in which a process must have started and imported the kernel, on a busy machine too
-FATAL = ("device", "exit", "memory")  # after these the process is not to be trusted
+FATAL = ("device", "exit", "memory")  # after these the process is replaced
 
 
 class Worker:
-    """One kernel behind a process boundary; use as a context manager."""
+    """One kernel in a worker process; a context manager."""
 
     def __init__(
         self, kernel: str, *, adapter: str | None, device: str, limit: float, path: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Worker:
         return bytes(self._tail).decode(errors="replace")
 
     def ask(self, request: Mapping[str, Any]) -> Reply:
-        """The reply to one request, from a fresh worker if there is none; a lost worker is a reply too."""
+        """The reply to one request; starts a worker if there is none. A lost worker gives a reply too."""
         if self._process is None:
             loaded = self._start()
             if not loaded["ok"]:
@@ -121,11 +121,7 @@ class Worker:
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0:
-                return {
-                    "ok": False,
-                    "kind": "hang",
-                    "error": f"no answer within {limit:g} s; the worker was killed",
-                }
+                return failure("hang", f"no answer within {limit:g} s; the worker was killed")
             ready, _, _ = select.select([self._reply], [], [], min(left, 0.2))
             if ready:
                 chunk = os.read(self._reply, 1 << 16)
@@ -143,14 +139,12 @@ class Worker:
         try:
             status = self._process.wait(timeout=2.0)
         except subprocess.TimeoutExpired:
-            return {"ok": False, "kind": "lost", "error": "the worker closed its channel and runs on; it was killed"}
-        if status < 0:
-            name = signal.Signals(-status).name
-            what = {"SIGKILL": " (killed from outside, or out of memory)", "SIGSEGV": " (invalid memory access)"}.get(
-                name, ""
-            )
-            return {"ok": False, "kind": "lost", "error": f"the worker died by {name}{what}"}
-        return {"ok": False, "kind": "lost", "error": f"the kernel ended the process with status {status}"}
+            return failure("lost", "the worker closed its channel and runs on; it was killed")
+        if status >= 0:
+            return failure("lost", f"the kernel ended the process with status {status}")
+        name = signal.Signals(-status).name
+        causes = {"SIGKILL": " (killed from outside, or out of memory)", "SIGSEGV": " (invalid memory access)"}
+        return failure("lost", f"the worker died by {name}{causes.get(name, '')}")
 
     def _drain(self, descriptor: int) -> None:
         while chunk := os.read(descriptor, 1 << 16):

@@ -1,7 +1,7 @@
 """The machine, and the versions of everything that a verdict depends on.
 
-The oracle's and each provider's version carries a digest of their sources, so that an edited checkout is another
-version although its number stands still.
+The versions of the oracle and of each provider hold a digest of their sources: an edited checkout is another version
+under the same number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from oracle.harness.subjects import Provider
 
-# Distributions whose kernels or compilers may stand behind a subject; absent ones are left out.
+# Distributions whose kernels or compilers a subject may use; absent ones are left out.
 DISTRIBUTIONS = (
     *("torch", "numpy", "numba", "triton", "flashinfer-python", "sgl-deep-gemm", "vllm", "sglang", "sgl-kernel"),
     *("apache-tvm-ffi", "nvidia-cutlass-dsl", "nvidia-cublas", "aiter"),
@@ -28,7 +28,7 @@ DISTRIBUTIONS = (
 
 
 def machine() -> dict[str, str]:
-    """Facts of this machine for the foot of a report."""
+    """Facts of this machine, as reports print them."""
     facts = {
         "machine": platform.machine(),
         "system": platform.system(),
@@ -62,7 +62,7 @@ def versions(providers: Iterable[Provider]) -> dict[str, str]:
 
 
 def _driver() -> str:
-    """The GPU driver's version as nvidia-smi says it."""
+    """The version of the GPU driver, from nvidia-smi."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "unknown: no nvidia-smi"
@@ -82,7 +82,7 @@ def _version(name: str) -> str | None:
 
 def _digest(package: str) -> str:
     """Digest of the Python sources of an importable package or module, ``absent`` when there is none."""
-    # Looking a stranger's module up runs code of theirs only for a submodule; a top-level name is safe to look up.
+    # find_spec of a submodule would import its package; of a top-level name it runs no code.
     spec = find_spec(package)
     if spec is None:
         return "absent"

@@ -14,7 +14,7 @@ NUMBERS, LOAD = "numbers", "load"
 
 BATCH, THREADS, LARGE = "batch invariance", "threads", "large offsets"
 OPTIONAL = (BATCH, THREADS, LARGE)
-"""Watches that are asked for by name: descriptions that become demands, and one that takes gigabytes."""
+"""Watches of ``require``: two that make notes unless they are required, and one that takes gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole validation. ``notes`` are observations that do not decide; ``saved`` is the file of the smallest case."""
+    """A whole validation. ``notes`` do not decide whether it conforms; ``saved`` is the file of the smallest case."""
 
     kernel: str
     contract: str

@@ -1,8 +1,8 @@
 """Runs what is to be judged, one item at a time: live subjects over cases, and captured outputs.
 
-An item knows its id, contract, subject and arch before anything is computed, so a list of items is also the
-answer to ``--list``. A live subject gets copies of the inputs; whatever it raises is its own finding (CRASHED;
-``NotImplementedError`` is UNSUPPORTED) and never ends the run. A contract that nothing judges is UNTESTED.
+The id, contract, subject and arch of an item are known before anything is computed; ``--list`` prints them. A live
+subject gets copies of the inputs; what it raises is its verdict (CRASHED; UNSUPPORTED for ``NotImplementedError``) and
+does not end the run. A contract that nothing judges is UNTESTED.
 
 Not covered: isolation in a worker process, guard zones, rerun determinism.
 """
@@ -10,11 +10,12 @@ Not covered: isolation in a worker process, guard zones, rerun determinism.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,8 +40,8 @@ LONGEST_MESSAGE = 400  # characters of a subject's own error message that a repo
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to judge; ``judge()`` computes its verdict. ``stamp`` is what decides it beside the id, subject and
-    arch: the declared numerics and device, or what was recorded."""
+    """One thing to judge; ``judge()`` computes its verdict, which depends on the id, subject, arch and ``stamp``: the
+    declared numerics and device, or what was recorded."""
 
     id: str
     contract: str
@@ -91,7 +92,10 @@ def live(
             items.append(_fixed(subject, Status.UNSUPPORTED, why))
         else:
             chosen = profiles.cases(subject.contract, profile) if cases is None else cases
-            items += [_live_item(subject, case, keep) for case in chosen if case.contract == subject.contract]
+            stamp = f"{subject.numerics} on {subject.device}"
+            for case in (case for case in chosen if case.contract == subject.contract):
+                judge = partial(_judge_live, subject, case, keep)
+                items.append(Item(str(case), case.contract, subject.name, subject.arch, judge, stamp))
     return items
 
 
@@ -121,12 +125,6 @@ def untested(items: Iterable[Item], contracts: Iterable[str]) -> list[Item]:
     return [Item(name, name, "-", "-", lambda: verdict) for name in contracts if name not in tried]
 
 
-def run(items: Iterable[Item]) -> Iterator[Outcome]:
-    """The outcomes, in order, as they come."""
-    for item in items:
-        yield item.outcome()
-
-
 def judge_outputs(
     contract: Contract,
     inputs: dict[str, Tensor],
@@ -136,8 +134,8 @@ def judge_outputs(
     numerics: str | None,
     call: dict[str, object],
 ) -> Verdict:
-    """The verdict of a contract, explained where it fails and asking is cheap; an output that cannot be judged at all
-    is CRASHED with the reason."""
+    """The verdict of a contract, explained where it fails and that is cheap; CRASHED with the reason for an output that
+    cannot be judged."""
     contract.check(inputs, call)
     try:
         verdict = contract.judge(inputs, output, arch=arch, numerics=numerics, **call)
@@ -146,24 +144,18 @@ def judge_outputs(
     return explain_verdict(verdict, contract, inputs, output, arch=arch, numerics=numerics, **call)
 
 
-def _live_item(subject: Subject, case: Case, keep: Keep | None) -> Item:
-    stamp = f"{subject.numerics} on {subject.device}"
-    judge = partial(_judge_live, subject, case, keep)
-    return Item(str(case), subject.contract, subject.name, subject.arch, judge, stamp)
-
-
 def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
     """Run on the subject's device, judge on the CPU: the verdict is the one that a replay will give."""
     contract = get(case.contract)
     inputs, call = case.inputs(), case.call_options()
     contract.check(inputs, call)
-    # A subject is foreign code: whatever it raises is a finding about it and must not end the run.
+    # A subject is foreign code and may raise anything; that must not end the run.
     try:
         given = {name: tensor.to(subject.device, copy=True) for name, tensor in inputs.items()}
         output = subject.run(given, dict(call))
         if subject.device != "cpu":
             torch.cuda.synchronize()
-            output = _on_host(output)
+            output = {n: _on_host(t) for n, t in output.items()} if isinstance(output, Mapping) else _on_host(output)
     except NotImplementedError as error:
         return _without_numbers(Status.UNSUPPORTED, _one_line(error))
     except Exception as error:
@@ -174,15 +166,9 @@ def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
     return verdict
 
 
-def _on_host(output: object) -> Outputs:
-    """An output on the CPU, laid out as it was; what is no tensor is left for the contract to refuse."""
-    if isinstance(output, Mapping):
-        return {name: _tensor_on_host(t) for name, t in output.items()}
-    return _tensor_on_host(output)
-
-
-def _tensor_on_host(x: object) -> Tensor:
-    return memory.on_host(x) if isinstance(x, Tensor) else x  # type: ignore[return-value]  # refused by the contract
+def _on_host(x: Any) -> Any:
+    """A tensor on the CPU, laid out as it was; anything else is left for the contract to refuse."""
+    return memory.on_host(x) if isinstance(x, Tensor) else x
 
 
 def _stamp(c: captures.Capture) -> str:
@@ -191,11 +177,11 @@ def _stamp(c: captures.Capture) -> str:
 
 
 def _judge_capture(capture: captures.Capture) -> Verdict:
-    if capture.unsupported is not None:
-        return _without_numbers(Status.UNSUPPORTED, capture.unsupported)
-    if capture.contract not in registered():
-        why = f"the oracle has no contract {capture.contract!r} to judge it by"
-        return _without_numbers(Status.UNSUPPORTED, why)
+    why_not = capture.unsupported
+    if why_not is None and capture.contract not in registered():
+        why_not = f"the oracle has no contract {capture.contract!r} to judge it by"
+    if why_not is not None:
+        return _without_numbers(Status.UNSUPPORTED, why_not)
     contract = get(capture.contract)
     return judge_outputs(
         contract,
@@ -217,6 +203,6 @@ def _without_numbers(status: Status, reason: str) -> Verdict:
 
 
 def _one_line(error: Exception) -> str:
-    """The message in one line, cut where it stops being a sentence."""
+    """The message in one line of at most ``LONGEST_MESSAGE`` characters."""
     said = " ".join(str(error).split()) or "no message"
     return said if len(said) <= LONGEST_MESSAGE else f"{said[:LONGEST_MESSAGE]}..."

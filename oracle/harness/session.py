@@ -67,10 +67,10 @@ class Session:
     ) -> Answer:
         """Run the kernel once; with ``beside``, among calls of other threads, half of them on those inputs."""
         given, result = self.folder / "inputs.safetensors", self.folder / "outputs.safetensors"
-        company = None if beside is None else self.folder / "beside.safetensors"
+        other = None if beside is None else self.folder / "beside.safetensors"
         due = self._out(inputs, options)
         transposed = [name for name, t in inputs.items() if t.dim() == 2 and t.stride(0) == 1 and t.stride(1) != 1]
-        for tensors, path in ((inputs, given), (beside, company)):
+        for tensors, path in ((inputs, given), (beside, other)):
             if tensors is not None and path is not None:
                 safetensors.torch.save_file(_stored(tensors, transposed), path)
         reply = self.worker.ask(
@@ -82,7 +82,7 @@ class Session:
                 "poison": poison,
                 "lead": dict(lead or {}),
                 "mode": mode,
-                "beside": None if company is None else str(company),
+                "beside": None if other is None else str(other),
                 "names": list(self.contract.outputs),
                 "options": {name: _word(value) for name, value in options.items()},
                 "out": due,

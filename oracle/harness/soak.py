@@ -1,10 +1,9 @@
-"""Random cases of one contract, endless and the same for the same seed.
+"""Random cases of one contract without end, the same ones for the same seed.
 
-The extents of a case are drawn anew: M from the heights on both sides of every tile and threshold, N and K as any
-multiple of what the listed cases of the contract have in common (their greatest common divisor), within the volume of
-the largest listed case. Dtypes, scheme, family and options are drawn from the grammar; what the contract refuses is
-drawn again. The words come from :class:`oracle.routines.data.Stream` under the label of the contract, the seed and the number of
-the draw.
+Extents are drawn: M from the heights on both sides of every tile and threshold, N and K as any multiple of the greatest
+common divisor of those that the contract's listed cases have, within the volume of the largest listed case. Dtypes,
+scheme, family and options are drawn from the grammar; what the contract refuses is drawn again. The random words are
+those of :class:`oracle.routines.data.Stream` under the contract, the seed and the number of the draw.
 
 Not covered: extents of contracts whose extents depend on each other (routing, experts, tables), which are taken from
 the listed cases.
@@ -12,6 +11,7 @@ the listed cases.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -32,9 +32,9 @@ FREE = {
     ("m", "n", "h", "d"): ("m", "n"),
     ("b", "t", "n", "h", "d"): ("n",),
 }
-LEAST_VOLUME = 1 << 18  # elements that every judge takes well under a second for
+LEAST_VOLUME = 1 << 18  # elements; judging so many takes well under a second in every contract
 E5M2_COST = 8  # exact sums over the range of E5M2 take up to eight times as long as over that of E4M3
-ATTEMPTS = 100  # draws for one case; a grammar of which the contract refuses so many in a row is a mistake in it
+ATTEMPTS = 100  # draws for one case; more refusals in a row mean that the grammar is wrong
 
 
 def drawn(contract: str, seed: int) -> Iterator[Case]:
@@ -47,11 +47,11 @@ def drawn(contract: str, seed: int) -> Iterator[Case]:
     """
     listed = profiles.cases(contract, "full")
     refused = 0
-    for number in _naturals():
+    for number in itertools.count():
         case = _one(listed, Stream(f"soak/{contract}/{seed}/{number}"))
         try:
             get(contract).check(case.inputs(), case.call_options())
-        except OracleError:  # drawn extents that the contract does not take: draw again, but not for ever
+        except OracleError:  # drawn extents that the contract does not take
             refused += 1
             if refused == ATTEMPTS:
                 raise
@@ -67,7 +67,7 @@ def _one(listed: Sequence[Case], stream: Stream) -> Case:
     options = tuple(
         (key, values[next(words) % len(values)]) for key, values in grammar.options.items() if next(words) % 3 == 0
     )
-    # Every third on ordinary data, whose cases are watched as well.
+    # One in three has ordinary data, because the watches run on such cases only.
     family = "randn" if "randn" in grammar.families and next(words) % 3 == 0 else _of(grammar.families, next(words))
     dtypes = _of(grammar.dtypes, next(words))
     return replace(
@@ -94,7 +94,7 @@ def _extents(base: Case, listed: Sequence[Case], words: Iterator[int], *, cost: 
         longer = [name for name in free if found[name] > steps[name]]
         if not longer:
             break
-        # M last: a halved height is no longer the one next to a threshold
+        # M last: half a height is no longer next to a threshold
         name = max(longer, key=lambda n: (n != "m", found[n] // steps[n]))
         found[name] = found[name] // 2 // steps[name] * steps[name]
     return tuple(found.items())
@@ -111,10 +111,3 @@ def _extent(name: str, step: int, longest: int, kind: int, word: int) -> int:
 
 def _of(values: Sequence[str], word: int) -> str:
     return values[word % len(values)]
-
-
-def _naturals() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1

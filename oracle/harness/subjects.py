@@ -42,7 +42,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Provider:
-    """One entry point: its subjects, or why it gives none."""
+    """One entry point: its subjects, or the reason why there are none."""
 
     name: str
     target: str
@@ -73,24 +73,8 @@ def provider(target: str) -> Provider:
     return loaded
 
 
-def available() -> list[Subject]:
-    """The subjects of every sound provider.
-
-    Raises
-    ------
-    SubjectError
-        A provider cannot be loaded.
-    """
-    found: list[Subject] = []
-    for provider in providers():
-        if provider.problem is not None:
-            raise SubjectError(provider.problem)
-        found.extend(provider.subjects)
-    return found
-
-
 def _load(point: EntryPoint) -> Provider:
-    # Whatever third-party code raises while it loads is the finding here, so it is caught whole and reported.
+    # Third-party code may raise anything while it loads; that is the problem that is reported.
     try:
         subjects = tuple(point.load()())
     except Exception as error:

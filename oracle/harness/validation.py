@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,14 +60,14 @@ def validate(
     kernel : ``"MODULE:CALLABLE"`` or a function of an importable module
         Called with the contract's inputs by name, the options that it takes, and, if it has a parameter ``out``, a
         poisoned output. Returns the output, a tuple or dict of several, or None after writing ``out``.
-    contract : a name of :func:`oracle.routines`.
+    contract : a name of :func:`oracle.contracts`.
     adapter : ``(kernel, inputs, options) -> output`` for kernels with another calling convention.
     device : ``"cpu"`` or ``"cuda"``.
     arch : whose arithmetic is admitted; by default that of the device.
     numerics : the declared schedule, as for :func:`oracle.judge`.
     profile : ``"quick"``, ``"full"``, or ``"soak"`` (random cases until ``seconds`` are over, 600 by default; no call
         starts after that).
-    seed : replaces the seeds of the profile's cases; of a soak, says which cases are drawn (default 0).
+    seed : replaces the seeds of the profile's cases; seeds the drawing of a soak's cases (default 0).
     case : judge these case ids only.
     require : watches asked for by name: ``"batch invariance"`` and ``"threads"`` (the right numbers while other
         threads call the kernel) fail instead of making a note, ``"large offsets"`` makes one call beyond 2^31
@@ -91,7 +89,11 @@ def validate(
     found = get(contract)
     if profile not in PROFILES:
         raise CaseError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
-    _numbers_make_sense(limit, seconds, seed)
+    for what, value in (("limit", limit), ("seconds", seconds)):
+        if value is not None and not 0 < value < math.inf:
+            raise OptionError(f"{what}={value:g} is no number of seconds; give a positive one")
+    if seed is not None and seed < 0:
+        raise OptionError(f"seed={seed} is negative; a case id holds 0 or more")
     if unknown := [name for name in require if name not in OPTIONAL]:
         raise OptionError(f"require={unknown[0]!r} is no optional watch; there are: {', '.join(OPTIONAL)}")
     arch = arch_of(device) if arch is None else arch
@@ -116,15 +118,25 @@ def validate(
             else:
                 notes.append(item)
         findings += _untried(require, findings, notes)
+        noted: dict[tuple[str, str], list[str]] = {}
+        for note in notes:
+            noted.setdefault((note.watch, note.text), []).append(note.case)
         saved = None if save is None else _saved(session, findings, name, save)
+        machine = {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "kernel_seconds": f"{session.kernel_seconds:.3f}",
+        }
+        if device.startswith("cuda"):
+            machine |= {"device": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
         return Report(
             name,
             contract,
             device,
             arch,
             tuple(findings),
-            _words(notes),
-            _machine(device, session.kernel_seconds),
+            tuple(f"{watch}: {text} ({at[0]}{', ...' if at[1:] else ''})" for (watch, text), at in noted.items()),
+            machine,
             time.perf_counter() - start,
             worker.starts,
             saved,
@@ -137,7 +149,7 @@ def validate(
 def _untried(
     require: Sequence[str], findings: Sequence[Finding], notes: Sequence[watches.Note]
 ) -> list[Finding]:
-    """A failure for each required watch that says nothing: it was asked for and did not run."""
+    """A failure for each required watch without a finding or note: it did not run."""
     if any(f.watch == LOAD for f in findings):
         return []
     said = {f.watch for f in findings} | {note.watch for note in notes}
@@ -145,17 +157,9 @@ def _untried(
     return [Finding("-", name, Verdict(Status.UNTESTED, why, reason=why)) for name in require if name not in said]
 
 
-def _numbers_make_sense(limit: float, seconds: float | None, seed: int | None) -> None:
-    for what, value in (("limit", limit), ("seconds", seconds)):
-        if value is not None and not 0 < value < math.inf:
-            raise OptionError(f"{what}={value:g} is no number of seconds; give a positive one")
-    if seed is not None and seed < 0:
-        raise OptionError(f"seed={seed} is negative; a case id holds 0 or more")
-
-
 @dataclass
 class _Watching:
-    """What the watches of a run may still do: on how many cases, the large call or not, until when."""
+    """What is left for the watches of a run: on how many cases, whether to make the large call, until when."""
 
     cases: int
     required: frozenset[str]
@@ -246,11 +250,10 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
         return None
     case = cases.parse(wrong.case)
     options = case.call_options()
-
     named = wrong.verdict.explained_by
 
     def fails(inputs: Mapping[str, Tensor]) -> bool:
-        """Still wrong and, where the fault was named, still that fault and no other."""
+        """Whether these inputs fail too, and by the same faults where an explanation was found."""
         answer = session.call(inputs, options)
         if not answer.outputs or session.judge(inputs, options, answer).status is not Status.FAILED:
             return False
@@ -269,9 +272,15 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
 
 
 def _cases(contract: str, profile: str, seed: int | None, given: str | Sequence[str] | None) -> Iterator[Case]:
-    """The given cases, those of a profile with ordinary data first, or random ones without end."""
+    """The given cases; those of a profile, ordinary data first; or random ones without end."""
     if given is not None:
-        yield from _given(contract, [given] if isinstance(given, str) else given)
+        found = [cases.parse(text) for text in ([given] if isinstance(given, str) else given)]
+        if other := [case for case in found if case.contract != contract]:
+            raise CaseError(
+                f"{other[0]} is a case of {other[0].contract}, and the kernel is judged as {contract}; give cases of "
+                f"{contract}, or contract {other[0].contract}"
+            )
+        yield from found
         return
     if not profiles.cases(contract, "quick"):
         raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
@@ -280,17 +289,6 @@ def _cases(contract: str, profile: str, seed: int | None, given: str | Sequence[
         return
     for case in sorted(profiles.cases(contract, profile), key=lambda c: (c.family != "randn",)):
         yield _reseeded(case, seed)
-
-
-def _given(contract: str, ids: Sequence[str]) -> list[Case]:
-    """The cases of these ids, all of the contract that the kernel is judged by."""
-    found = [cases.parse(text) for text in ids]
-    if other := [case for case in found if case.contract != contract]:
-        raise CaseError(
-            f"{other[0]} is a case of {other[0].contract}, and the kernel is judged as {contract}; give cases of "
-            f"{contract}, or contract {other[0].contract}"
-        )
-    return found
 
 
 def _reseeded(case: Case, seed: int | None) -> Case:
@@ -310,13 +308,11 @@ def importable(kernel: str | Callable[..., object]) -> str:
             f"{path or kernel!r} of {module} cannot be imported by the worker process; put it into a module and pass "
             "that function or its name MODULE:CALLABLE"
         )
-    source = inspect.getsourcefile(kernel)
-    assert source is None or module in sys.modules
     return f"{module}:{path}"
 
 
 def arch_of(device: str) -> str:
-    """The arch of a device that is there; DeviceError says what is not."""
+    """The arch of a device of this machine; DeviceError for any other."""
     if device == "cpu":
         return "cpu"
     if not device.startswith("cuda"):
@@ -325,23 +321,3 @@ def arch_of(device: str) -> str:
         raise DeviceError("device cuda: torch sees no GPU on this machine; validate on the cpu or on another machine")
     major, minor = torch.cuda.get_device_capability()
     return f"sm{major}{minor}"
-
-
-def _machine(device: str, kernel_seconds: float) -> dict[str, str]:
-    found = {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "kernel_seconds": f"{kernel_seconds:.3f}",
-    }
-    if device.startswith("cuda"):
-        found |= {"device": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
-    return found
-
-
-def _words(notes: Sequence[watches.Note]) -> tuple[str, ...]:
-    merged: dict[tuple[str, str], list[str]] = {}
-    for note in notes:
-        merged.setdefault((note.watch, note.text), []).append(note.case)
-    return tuple(
-        f"{watch}: {text} ({found[0]}{', ...' if len(found) > 1 else ''})" for (watch, text), found in merged.items()
-    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oracle.harness import crowd
+from oracle.harness import concurrency
 from oracle.harness.memory import is_poison
 from oracle.harness.report import BATCH, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
@@ -234,8 +234,8 @@ def threads(
     """
     base = session.call(inputs, options)
     if base.problem is not None or session.judge(inputs, options, base).status.is_failure:
-        return False  # wrong alone as well: company adds nothing
-    if base.seconds * (crowd.THREADS + 1) + crowd.SECONDS > session.worker.limit:
+        return False  # already fails single-threaded
+    if base.seconds * (concurrency.THREADS + 1) + concurrency.SECONDS > session.worker.limit:
         limit = session.worker.limit
         text = f"not tried: a call takes {base.seconds:.1f} s of the limit of {limit:g} s; raise the limit"
         untested = Verdict(Status.UNTESTED, text, reason=text)

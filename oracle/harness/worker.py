@@ -1,9 +1,9 @@
 """The process that runs a foreign kernel: ``python -m oracle.harness.worker REQUESTS REPLIES``.
 
-Reads one JSON request a line from one file descriptor, writes one JSON reply a line to another; tensors travel as
-safetensors files. Standard output and error belong to the kernel. The worker judges nothing: it says what came back and
-what happened to the memory around it. Whatever the kernel raises is caught and reported; whatever else it does to the
-process is the parent's to notice (:mod:`oracle.harness.process`).
+Reads one JSON request a line from one file descriptor and writes one JSON reply a line to another; tensors are passed
+in safetensors files. Standard output and error are the kernel's. The worker judges nothing: it replies what the kernel
+returned and what happened to the memory around it. What the kernel raises is caught and reported; what else it does to
+the process is found by the parent (:mod:`oracle.harness.process`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,25 @@ import torch
 from torch import Tensor
 
 from oracle.fixtures.strides import padded_memory
-from oracle.harness.crowd import Made, crowded
+from oracle.harness.concurrency import Made, run_concurrently
 from oracle.harness.memory import GUARD, Guarded, Poisoning, guarded, placed
 
 Reply = dict[str, Any]
 
 
+def failure(kind: str, error: str) -> Reply:
+    """The reply to a request that has no result."""
+    return {"ok": False, "kind": kind, "error": error}
+
+
 class Refused(Exception):
-    """What the kernel gave back is no result; ``kind`` is what the reply says of it."""
+    """What the kernel returned is no result; ``kind`` goes into the reply."""
 
     kind = "result"
 
 
 class Mismatch(Refused):
-    """The kernel cannot be called so."""
+    """The kernel's signature does not take this call."""
 
     kind = "signature"
 
@@ -65,18 +70,18 @@ class Server:
         try:
             return self.load(request) if request["op"] == "load" else self.call(request)
         except Refused as error:
-            return {"ok": False, "kind": error.kind, "error": str(error)}
+            return failure(error.kind, str(error))
         except MemoryError as error:
-            return {"ok": False, "kind": "memory", "error": f"out of memory: {error or 'MemoryError'}"}
+            return failure("memory", f"out of memory: {error or 'MemoryError'}")
         except NotImplementedError as error:
-            return {"ok": False, "kind": "unsupported", "error": _text(error)}
+            return failure("unsupported", _text(error))
         except BaseException as error:  # foreign code may raise anything, KeyboardInterrupt and SystemExit included
             if type(error).__name__ == "OutOfMemoryError":
-                return {"ok": False, "kind": "memory", "error": _text(error)}
+                return failure("memory", _text(error))
             if isinstance(error, SystemExit):
-                return {"ok": False, "kind": "exit", "error": f"the kernel called exit({error.code})"}
+                return failure("exit", f"the kernel called exit({error.code})")
             device = "CUDA" in str(error) or type(error).__name__ == "AcceleratorError"
-            return {"ok": False, "kind": "device" if device else "raised", "error": _text(error)}
+            return failure("device" if device else "raised", _text(error))
 
     def load(self, request: Mapping[str, Any]) -> Reply:
         """Import the kernel and its adapter."""
@@ -104,7 +109,7 @@ class Server:
             if request["beside"] is None:
                 result = self._invoke(inputs, options, outputs, request["mode"])
             else:
-                result, outside = self._crowded(inputs, self._placed(request, request["beside"]), options, request)
+                result, outside = self._concurrently(inputs, self._placed(request, request["beside"]), options, request)
             if self.device != "cpu":
                 torch.cuda.synchronize()
         seconds = time.perf_counter() - start
@@ -127,14 +132,14 @@ class Server:
         poison, lead = int(request["poison"]), request["lead"]
         return {n: placed(n, t, self.device, poison=poison, lead=int(lead.get(n, 0))) for n, t in tensors.items()}
 
-    def _crowded(
+    def _concurrently(
         self,
         inputs: Mapping[str, Guarded],
         beside: Mapping[str, Guarded],
         options: Mapping[str, object],
         request: Mapping[str, Any],
     ) -> tuple[Mapping[str, Tensor], list[str]]:
-        """The outputs of a call among calls of other threads, see :func:`oracle.harness.crowd.crowded`."""
+        """The outputs of a call while other threads call the kernel, and what was written outside of any output."""
 
         def caller(given: Mapping[str, Guarded]) -> Callable[[], Made]:
             def call() -> Made:
@@ -147,7 +152,7 @@ class Server:
 
             return call
 
-        return crowded(caller(inputs), caller(beside), self.device)
+        return run_concurrently(caller(inputs), caller(beside), self.device)
 
     def _invoke(
         self, inputs: Mapping[str, Guarded], options: Mapping[str, object], outputs: Mapping[str, Guarded], mode: str
@@ -179,7 +184,7 @@ class Server:
             return self.kernel(**by_name(self.kernel, given, options, out=out))
         finally:
             if os.getpid() != self.owner:
-                os._exit(0)  # the kernel forked and its child came back here: it answers nothing and writes no file
+                os._exit(0)  # a child that the kernel forked: it must not reply or write a file
 
 
 def by_name(
@@ -190,14 +195,14 @@ def by_name(
     Raises
     ------
     Mismatch
-        Its signature has other names. A builtin without a signature is believed: calling it is the only way to know.
+        Its signature has other names. A builtin without a signature is not checked.
     """
     arguments: dict[str, object] = {**given, **{k: v for k, v in options.items() if takes(kernel, k)}}
     if out is not None and takes(kernel, "out"):
         arguments["out"] = out
     try:
         signature = inspect.signature(kernel)
-    except (TypeError, ValueError):  # a builtin that tells no signature
+    except (TypeError, ValueError):  # a builtin without a signature
         return arguments
     try:
         signature.bind(**arguments)
@@ -225,7 +230,7 @@ def takes(kernel: Callable[..., Any], name: str) -> bool:
     """Whether a kernel has a parameter of this name; ``**kwargs`` take every option, and never ``out``."""
     try:
         parameters = inspect.signature(kernel).parameters.values()
-    except (TypeError, ValueError):  # a builtin that tells no signature: nothing is passed that it may not know
+    except (TypeError, ValueError):  # a builtin without a signature: gets nothing that it may not take
         return False
     return any(p.name == name for p in parameters) or (
         name != "out" and any(p.kind is p.VAR_KEYWORD for p in parameters)

@@ -1,7 +1,7 @@
 """What changed between two reports: broke, healed, other numerics, moved margins, gained and lost.
 
-Outcomes meet by id, subject and arch; what is left over meets by id and subject, so that two machines can be compared.
-Nothing is weighed: a kernel's bits and margins are deterministic, so every difference is a fact.
+Outcomes are paired by id, subject and arch; what is left over by id and subject, so that two machines can be compared.
+No difference is too small: a kernel's bits and margins are deterministic.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from oracle.report.outcome import Outcome, Report
-from oracle.verdict.compare import Status
+from rich.console import Console
+from rich.text import Text
+
+from oracle.report.outcome import JUDGED, Outcome, Report
 
 SCHEMA = "fp8-oracle.changes/1"
-JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
+MOST = 20  # changes of one kind that are printed; ``--verbose`` prints all
 
 
 class Kind(StrEnum):
-    """What became of one outcome; the first that fits. Only ``BROKE`` and ``NEW_FAILURE`` make a comparison fail."""
+    """How one outcome changed; the first kind that fits. Only ``BROKE`` and ``NEW_FAILURE`` make a comparison fail."""
 
     BROKE = "broke"
     NEW_FAILURE = "new and failing"
@@ -31,6 +33,15 @@ class Kind(StrEnum):
     STATUS = "other status"
     GONE = "not in the new run"
     NEW = "only in the new run"
+
+
+STYLES: Mapping[Kind, str] = {
+    Kind.BROKE: "bold red",
+    Kind.NEW_FAILURE: "bold red",
+    Kind.HEALED: "green",
+    Kind.FAILS_DIFFERENTLY: "yellow",
+    Kind.LOST: "yellow",
+}
 
 
 @dataclass(frozen=True)
@@ -56,10 +67,12 @@ class Change:
         if self.kind is Kind.MARGIN:
             return f"margin {old.verdict.margin:.4g} -> {new.verdict.margin:.4g}"
         if self.kind is Kind.NUMERICS:
-            return f"{_numerics(old)} -> {_numerics(new)}"
+            sides = [f"bits of {o.verdict.matches}" if o.verdict.matches else o.verdict.basis or "nothing identified"
+                     for o in (old, new)]  # fmt: skip
+            return " -> ".join(sides)
         if self.kind is Kind.FAILS_DIFFERENTLY:
-            return f"{_failure(old)} -> {_failure(new)}"
-        return f"{_status(old)} -> {_status(new)}: {new.verdict.summary}"
+            return " -> ".join(f"{o.word}, {o.verdict.outside} of {o.verdict.total} outside" for o in (old, new))
+        return f"{old.word} -> {new.word}: {new.verdict.summary}"
 
     @property
     def moved(self) -> float:
@@ -121,13 +134,14 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
     With ``renamed`` only the named subjects are compared.
     """
     names_of = renamed or {}
-    before = [replace(o, subject=names_of.get(o.subject, o.subject)) for o in old.outcomes if _kept(o, renamed)]
+    before = [replace(o, subject=names_of.get(o.subject, o.subject)) for o in old.outcomes
+              if renamed is None or o.subject in renamed]  # fmt: skip
     wanted = None if renamed is None else set(renamed.values())
     after = [o for o in new.outcomes if wanted is None or o.subject in wanted]
-    pairs, lonely_old, lonely_new = _pairs(before, after)
+    pairs, only_old, only_new = _pairs(before, after)
     changes = [Change(kind, a, b) for a, b in pairs if (kind := _kind(a, b)) is not None]
-    changes += [Change(Kind.NEW_FAILURE if o.fails else Kind.NEW, None, o) for o in lonely_new]
-    changes += [Change(Kind.GONE, o, None) for o in lonely_old]
+    changes += [Change(Kind.NEW_FAILURE if o.fails else Kind.NEW, None, o) for o in only_new]
+    changes += [Change(Kind.GONE, o, None) for o in only_old]
     names = sorted({*old.versions, *new.versions})
     versions = [(n, old.versions.get(n, "none"), new.versions.get(n, "none")) for n in names]
     order = list(Kind)
@@ -140,8 +154,35 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
     )
 
 
-def _kept(o: Outcome, renamed: Mapping[str, str] | None) -> bool:
-    return renamed is None or o.subject in renamed
+def print_comparison(found: Comparison, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
+    """Versions, then the changes by kind, then one closing line; ``quiet`` leaves the closing line and what broke."""
+    if not quiet:
+        for name, old, new in found.versions:
+            console.print(Text(f"{name}: {old} -> {new}", style="dim"), soft_wrap=True)
+    for kind in Kind:
+        changes = found.of(kind)
+        if not changes or (quiet and kind not in (Kind.BROKE, Kind.NEW_FAILURE)):
+            continue
+        console.print(Text(f"{kind} ({len(changes)})", style=STYLES.get(kind, "bold")))
+        for change in changes if verbose else changes[:MOST]:
+            o = change.outcome
+            where = f"  {o.id} [{o.subject}, {o.arch}]"
+            console.print(Text(f"{where}\n    {change.words}"), soft_wrap=True)
+            if kind in (Kind.BROKE, Kind.NEW_FAILURE):
+                if o.verdict.explained_by:
+                    console.print(Text(f"    explained by: {', '.join(o.verdict.explained_by)}"), soft_wrap=True)
+                if o.repro:
+                    console.print(Text(f"    repro: {o.repro}"), soft_wrap=True)
+        if not verbose and len(changes) > MOST:
+            console.print(Text(f"  ... and {len(changes) - MOST} more; --verbose prints all", style="dim"))
+    for complaint in found.complaints:
+        console.print(Text.assemble(("LEDGER ", "bold red"), complaint), soft_wrap=True)
+    if found.unfinished:
+        console.print(Text(f"the new run is unfinished: {found.unfinished} cases did not run", style="yellow"))
+    counted = [f"{count} {kind}" for kind in Kind if (count := len(found.of(kind)))]
+    word = ("OK", "bold green") if found.ok else ("NOT OK", "bold red")
+    counts = ", ".join([*counted, f"{found.same} the same"])
+    console.print(Text.assemble(word, f"  {counts}"), soft_wrap=True)
 
 
 def _pairs(
@@ -183,22 +224,10 @@ def _kind(old: Outcome, new: Outcome) -> Kind | None:
     return None if old.status is new.status else Kind.STATUS
 
 
-def _numerics(o: Outcome) -> str:
-    return f"bits of {o.verdict.matches}" if o.verdict.matches else o.verdict.basis or "nothing identified"
-
-
-def _failure(o: Outcome) -> str:
-    return f"{_status(o)}, {o.verdict.outside} of {o.verdict.total} outside"
-
-
-def _status(o: Outcome) -> str:
-    return "KNOWN FAILURE" if o.known is not None else str(o.status)
-
-
 def _side(o: Outcome) -> dict[str, object]:
     margin = o.verdict.margin
     return {
-        "status": _status(o),
+        "status": o.word,
         "arch": o.arch,
         "outside": o.verdict.outside,
         "margin": margin if abs(margin) != float("inf") else repr(margin),

@@ -1,4 +1,4 @@
-"""A report for eyes: one sentence and one command for everything that needs attention, then the table."""
+"""A report on the console: one sentence and one command for every failure, then the table."""
 
 from __future__ import annotations
 
@@ -96,8 +96,7 @@ def _verdict_cell(group: Group) -> Text:
         return Text("KNOWN FAILURE", style="yellow")
     statuses = [o.status for o in group.outcomes if o.known is None]
     counted = [f"{count} {status}" for status in Status if (count := statuses.count(status))]
-    same = len(counted) == 1
-    words = str(group.status) if same else ", ".join(counted)
+    words = str(group.status) if len(counted) == 1 else ", ".join(counted)
     return Text(words + (f", {known} KNOWN" if known else ""), style=STYLES[group.status])
 
 

@@ -1,37 +1,55 @@
 """A report as one self-contained HTML file: what fails and why, pictures of it, every case, and where it was run.
 
 A pure function of the report. At most ``DETAILED`` failures are drawn, so that a run in which everything fails still
-gives a page that opens; what is left out says so. Tables stand in :mod:`oracle.report.tables`.
+gives a page that opens; what is left out is counted. Below the failures come tables: routine by arch and subject,
+margins, reasons, every case, legend, provenance.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from html import escape
 
-from oracle.report import picture, tables
-from oracle.report.causes import Cause, causes
-from oracle.report.markup import badge, count, cut, scrolling, section, table, tone
-from oracle.report.outcome import Outcome, Report
-from oracle.report.page import page, theme_button
+from oracle.report import picture
+from oracle.report.markup import SIGNS, TONES, badge, count, cut, page, scrolling, section, table, theme_button
+from oracle.report.outcome import JUDGED, KNOWN, PASSING, Cause, Group, Outcome, Report, causes
 from oracle.verdict.compare import Status
 
 DETAILED = 300  # failures with pictures and bits in one page
 PER_CAUSE = 24  # failures of one cause with pictures and bits
 LISTED = 400  # further failures of one cause in words
+MEANINGS: Mapping[str, str] = {
+    "PASSED": "every bit is that of a declared or identified arithmetic, or every element lies in its proved interval",
+    "FAILED": "at least one element is not what the contract admits",
+    "CRASHED": "the routine raised an error, or its output cannot be judged at all",
+    "UNTESTED": "nothing exercises the routine; counts as a failure",
+    "MISTRUSTED": "passed, but these inputs could not have shown a fault",
+    "UNSUPPORTED": "the routine refuses this call, and says why",
+    "SKIPPED": "cannot run on this machine, and says why",
+    KNOWN: "wrong, for a documented reason, exactly as wrong as documented; does not fail the run",
+}
+_LEGEND = (
+    "Every element of an output has an <em>admissible interval</em>: what the declared arithmetic can produce, proved "
+    "from the formats and the accumulator, not tuned. A red cell holds an element outside it: no rounding that the "
+    "contract admits explains that value. The colour says how far, counted in values that the output format can "
+    "represent."
+)
 
 
 def to_html(report: Report) -> str:
     """The report as one HTML document."""
     found = causes(report)
-    sections = (_problems(report, found), _cards(found), *tables.sections(report))
-    parts = (_head(report, found), "<main>", *sections, "</main>")
+    failures = (_problems(report, found), _cards(found))
+    tables = (_matrix(report), _margins(report), _reasons(report), _cases(report), _legend(), _provenance(report))
+    parts = (_head(report, found), "<main>", *failures, *tables, "</main>")
     title = f"fp8-oracle: {'all as it must be' if report.ok else count(len(report.failures), 'failure')}"
     return page(title, "\n".join(parts))
 
 
 def _head(report: Report, found: list[Cause]) -> str:
     chips = "".join(
-        f'<li><span class="chip {tone(name)}">{escape(name.lower())} <b>{number}</b></span></li>'
+        f'<li><span class="chip {TONES[name]}">{escape(name.lower())} <b>{number}</b></span></li>'
         for name, number in report.counts().items()
         if number
     )
@@ -58,14 +76,14 @@ def _verdict(report: Report, found: list[Cause]) -> str:
 
 def _problems(report: Report, found: list[Cause]) -> str:
     rows = [
-        _row(badge(cause.word, _tone(cause)), f'<p><a href="#c{number}"><b>{escape(cause.title)}</b></a> '
+        _row(badge(cause.word), f'<p><a href="#c{number}"><b>{escape(cause.title)}</b></a> '
              f'<span class="soft">{escape(cause.where)}</span></p><p>{cut(cause.why, 400)}</p>')
         for number, cause in enumerate(found)
     ]  # fmt: skip
-    rows += [_row(badge("LEDGER", "bad"), f"<p>{cut(complaint)}</p>") for complaint in report.complaints]
+    rows += [_row(badge("LEDGER"), f"<p>{cut(complaint)}</p>") for complaint in report.complaints]
     if report.unfinished:
         said = f"the run was interrupted; {count(report.unfinished, 'case')} did not run, --resume runs them"
-        rows.append(_row(badge("UNFINISHED", "bad"), f"<p>{said}</p>"))
+        rows.append(_row(badge("UNFINISHED"), f"<p>{said}</p>"))
     listed = f'<ul class="glance">{"".join(rows)}</ul>' if rows else "<p>Nothing.</p>"
     return section("problems", "What fails, and why", listed)
 
@@ -75,7 +93,7 @@ def _row(mark: str, content: str) -> str:
 
 
 def _cards(found: list[Cause]) -> str:
-    """Causes with outputs first, then what nothing exercises; the numbers are those of the list above."""
+    """Causes with outputs first, then untested routines; the numbers are those of the list above."""
     parts, missing, budget = [], [], DETAILED
     for number, cause in enumerate(found):
         if cause.status is Status.UNTESTED:
@@ -90,8 +108,8 @@ def _cards(found: list[Cause]) -> str:
 
 def _card(number: int, cause: Cause, why: str, content: str) -> str:
     return (
-        f'<article class="card {_tone(cause)}" id="c{number}"><header>'
-        f"<h3>{badge(cause.word, _tone(cause))} {escape(cause.title)}</h3>"
+        f'<article class="card {TONES[cause.word]}" id="c{number}"><header>'
+        f"<h3>{badge(cause.word)} {escape(cause.title)}</h3>"
         f"<p>{escape(cause.where)}</p>{why}</header>{content}</article>"
     )
 
@@ -138,7 +156,7 @@ def _output(o: Outcome, *, opened: bool, explained: bool) -> str:
         parts.append(f'<div class="repro"><code>{escape(o.repro)}</code>{copy}</div>')
     return (
         f'<details{" open" if opened else ""}><summary><span class="id">{escape(o.id)}</span> '
-        f'<span class="soft">{tables.extent(o)}</span></summary><div class="case">{"".join(parts)}</div></details>'
+        f'<span class="soft">{_extent(o)}</span></summary><div class="case">{"".join(parts)}</div></details>'
     )
 
 
@@ -155,5 +173,120 @@ def _elements(o: Outcome) -> str:
     return scrolling(table(head, rows, kind="elements"), "worst elements")
 
 
-def _tone(cause: Cause) -> str:
-    return "known" if cause.known is not None else "bad"
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+def _extent(o: Outcome) -> str:
+    """How many elements of an output fail; empty without a comparison."""
+    return f"{o.verdict.outside} of {o.verdict.total} elements outside" if o.verdict.total else ""
+
+
+def _matrix(report: Report) -> str:
+    groups = list(enumerate(report.groups()))
+    arches = list(dict.fromkeys(g.arch for _, g in groups if g.arch != "-"))
+    rows = []
+    for name in dict.fromkeys(g.contract for _, g in groups):
+        mine = [(n, g) for n, g in groups if g.contract == name]
+        if bare := [_chip(n, g) for n, g in mine if g.arch == "-"]:
+            cells = f'<td colspan="{max(1, len(arches))}"><div class="chips">{"".join(bare)}</div></td>'
+        else:
+            chips = {arch: "".join(_chip(n, g) for n, g in mine if g.arch == arch) for arch in arches}
+            inside = {arch: f'<div class="chips">{found}</div>' if found else "" for arch, found in chips.items()}
+            cells = "".join(f'<td data-arch="{escape(arch)}">{found}</td>' for arch, found in inside.items())
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    said = '<p class="soft">A number counts judged cases; follow one to its cases.</p>'
+    matrix = scrolling(table(["routine", *arches], rows, kind="matrix"), "routines by arch and subject")
+    return section("overview", "Overview: routine by arch and subject", said + matrix)
+
+
+def _chip(number: int, group: Group) -> str:
+    name = group.subject if group.subject != "-" else "not exercised"
+    mistrusted = sum(o.status is Status.MISTRUSTED for o in group.outcomes)
+    said = f"{group.judged}, {mistrusted} mistrusted" if mistrusted else str(group.judged or "")
+    if group.status is Status.UNTESTED:
+        said = ""
+    elif group.failing:
+        said = f"{group.failing} of {len(group.outcomes)} fail"
+    elif group.known:
+        said = f"{group.known} known"
+    text = f"{SIGNS[group.word]} {escape(name)} <b>{said}</b>"
+    return f'<a class="chip {TONES[group.word]}" href="#g{number}" title="{group.word}">{text}</a>'
+
+
+def _margins(report: Report) -> str:
+    passing = [o for o in report.outcomes if o.status in PASSING]
+    if not passing:
+        return ""
+    margins = [o.verdict.margin for o in passing if o.verdict.matches is None]
+    parts = ("the expected value", "up to ¼ of the way to the edge", "up to ½", "up to ¾", "up to the edge")
+    counts = [sum(m == 0 for m in margins), *(sum(i - 1 < 4 * m <= i for m in margins) for i in range(1, 5))]
+    rows = [("bits as predicted", len(passing) - len(margins), "#3f9a6b")]
+    rows += zip(parts, counts, picture.COLOURS, strict=False)
+    said = "How near the worst element of each passing case comes to the edge of its admissible interval."
+    bars = picture.bars(rows, "passing cases by margin")
+    return section("margins", "Margins of what passes", f'<p class="soft">{said}</p><div class="narrow">{bars}</div>')
+
+
+def _reasons(report: Report) -> str:
+    """MISTRUSTED, UNSUPPORTED and SKIPPED outcomes by reason."""
+    parts = []
+    for status in (Status.MISTRUSTED, Status.UNSUPPORTED, Status.SKIPPED):
+        found = [o for o in report.outcomes if o.status is status]
+        reasons = Counter((f"{o.contract} [{o.subject}]", o.verdict.reason or "") for o in found)
+        if reasons:
+            rows = (
+                f"<tr><td>{escape(where)}</td><td class=n>{n}</td><td>{cut(why, 400)}</td></tr>"
+                for (where, why), n in reasons.items()
+            )
+            said = f"{count(len(found), 'case')}: {escape(MEANINGS[str(status)])}"
+            listed = table(("routine [subject]", "cases#", "reason"), rows)
+            mark = badge(str(status))
+            parts.append(f'<details><summary>{mark} {said}</summary><div class="case">{listed}</div></details>')
+    content = f'<article class="card">{"".join(parts)}</article>'
+    return section("reasons", "Not judged, or proving little", content) if parts else ""
+
+
+def _cases(report: Report) -> str:
+    groups = "".join(_group(number, group) for number, group in enumerate(report.groups()))
+    asked = (
+        "<label hidden>Filter by words of the id, subject, status or numerics "
+        '<input id="filter" type="search" autocomplete="off"></label> '
+        '<span id="filtered" class="soft" role="status"></span>'
+    )
+    return section("cases", "Every case", asked + groups)
+
+
+def _group(number: int, group: Group) -> str:
+    arch = "" if group.arch == "-" else f", {group.arch}"
+    name = f"{group.contract} [{group.subject}{arch}]"
+    head = ("status", "case", "margin#", "proof", "s#")
+    return (
+        f'<details id="g{number}"><summary>{badge(group.word)} {escape(name)} '
+        f'<span class="soft">{count(len(group.outcomes), "case")}</span></summary>'
+        f"{table(head, (_case(o) for o in group.outcomes))}</details>"
+    )
+
+
+def _case(o: Outcome) -> str:
+    v = o.verdict
+    judged = v.status in JUDGED
+    proof = f"bits of {v.matches}" if v.matches else v.basis if v.status is Status.PASSED else v.reason or _extent(o)
+    cells = (
+        f"<td>{badge(o.word)}</td>",
+        f"<td><code>{escape(o.id.removeprefix(f'{o.contract}/'))}</code></td>",
+        f"<td class=n>{f'{v.margin:.3g}' if judged else ''}</td>",
+        f"<td>{cut(proof, 160)}</td><td class=n>{o.seconds:.2f}</td>",
+    )
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _legend() -> str:
+    words = "".join(f"<dt>{badge(name)}</dt><dd>{escape(text)}</dd>" for name, text in MEANINGS.items())
+    scale = f'<ul class="scale">{picture.scale()}</ul>'
+    return section("legend", "How to read this", f'<p class="lead">{_LEGEND}</p>{scale}<dl class="facts">{words}</dl>')
+
+
+def _provenance(report: Report) -> str:
+    facts = {**report.machine, **report.versions, "started": report.started or "not recorded"}
+    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in sorted(facts.items()))
+    return section("provenance", "Machine and versions", f'<dl class="facts">{rows}</dl>')

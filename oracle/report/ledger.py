@@ -1,9 +1,9 @@
-"""Known failures: outputs that are wrong, whose reason is known, and that must stay exactly so.
+"""Known failures: outputs that are wrong for a known reason, and that must stay exactly as wrong.
 
 ``known_failures.json`` (schema ``fp8-oracle.known-failures/1``) lists entries with ``id`` (an outcome id; ``*`` and
 ``?`` match), ``status``, ``outside`` (how many elements), ``reason`` and ``source``. A failure that an entry
 describes does not fail the run. An entry that stops failing, whose count changes, or that matches nothing in a
-whole run is a complaint, and a complaint fails the run: the ledger cannot rot.
+whole run is a complaint, and a complaint fails the run, so that every entry stays true.
 """
 
 from __future__ import annotations

@@ -1,23 +1,34 @@
-"""Small pieces of HTML that the sections of a page share: badges, counts, tables, cut messages."""
+"""The HTML that every page is made of: the document with its styles and script, badges, counts, tables, cut messages.
+
+A page is one file that needs nothing else: styles and script are inline, and a policy forbids the network.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib.resources import files
 
-from oracle.verdict.compare import Status
+from oracle.report.outcome import KNOWN
+
+# Whatever a report quotes, the browser loads nothing: no script, style, font or picture from anywhere else.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 LONGEST = 1200  # characters of one message
-TONES: Mapping[Status, str] = {
-    Status.PASSED: "good",
-    Status.FAILED: "bad",
-    Status.CRASHED: "bad",
-    Status.UNTESTED: "bad",
-    Status.MISTRUSTED: "known",
-    Status.UNSUPPORTED: "mute",
-    Status.SKIPPED: "mute",
+# The colour class of a status word; KNOWN is the name of a count.
+TONES: Mapping[str, str] = {
+    "PASSED": "good",
+    "FAILED": "bad",
+    "CRASHED": "bad",
+    "UNTESTED": "bad",
+    "MISTRUSTED": "known",
+    "UNSUPPORTED": "mute",
+    "SKIPPED": "mute",
+    "KNOWN": "known",
+    KNOWN: "known",
 }
-KNOWN = "KNOWN FAILURE"
 # Every status has its sign, so that nothing is said by colour alone.
 SIGNS: Mapping[str, str] = {
     "PASSED": "✓",
@@ -31,20 +42,32 @@ SIGNS: Mapping[str, str] = {
 }
 
 
-def badge(word: str, tone: str) -> str:
-    """A status word with its sign and colour."""
+def page(title: str, body: str) -> str:
+    """A whole HTML document around ``body`` (trusted HTML; everything quoted in it must be escaped already).
+
+    Control characters, which no document may hold, become ``?``.
+    """
+    assets = files("oracle.report") / "assets"
+    style, script = ((assets / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    title, body = (_CONTROL.sub("?", text) for text in (title, body))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n"
+        f"<script>\n{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def theme_button() -> str:
+    """The switch between the system's theme, light and dark."""
+    return '<button type="button" id="theme" hidden>Theme: system</button>'
+
+
+def badge(word: str) -> str:
+    """A status word with its sign and colour; any other word is red, without a sign."""
     sign = f"{SIGNS[word]} " if word in SIGNS else ""
-    return f'<span class="badge {tone}">{sign}{escape(word)}</span>'
-
-
-def status_badge(status: Status, *, known: bool) -> str:
-    """The badge of an outcome or a group."""
-    return badge(KNOWN, "known") if known else badge(str(status), TONES[status])
-
-
-def tone(name: str) -> str:
-    """The colour class of a status, a count's name (``KNOWN``) or ``KNOWN FAILURE``."""
-    return "known" if name in ("KNOWN", KNOWN) else TONES[Status(name)]
+    return f'<span class="badge {TONES.get(word, "bad")}">{sign}{escape(word)}</span>'
 
 
 def table(head: Sequence[str], rows: Iterable[str], *, kind: str = "") -> str:
@@ -72,6 +95,6 @@ def count(n: int, noun: str, plural: str | None = None) -> str:
 
 
 def cut(text: str, longest: int = LONGEST) -> str:
-    """A message, escaped, no longer than a page can bear."""
+    """A message, escaped; at most ``longest`` of its characters."""
     shown = text if len(text) <= longest else f"{text[:longest]}… ({len(text) - longest} more characters)"
     return escape(shown)

@@ -1,12 +1,14 @@
-"""What one run found, as records that every report is a pure function of. No tensors here.
+"""What one run found, as records: outcomes, groups of them, the whole report, and failures grouped by cause.
 
-The JSON form is versioned (``fp8-oracle.report/1``); fields are only ever added.
+Every report for readers is a pure function of :class:`Report`. The JSON form is versioned (``fp8-oracle.report/1``);
+fields are only ever added. No tensors here.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from dataclasses import dataclass, field
 
 from oracle.verdict.compare import Status, Verdict
@@ -23,6 +25,10 @@ SEVERITY = (
     Status.UNSUPPORTED,
     Status.SKIPPED,
 )
+JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
+"""The statuses with a comparison behind them."""
+PASSING = (Status.PASSED, Status.MISTRUSTED)
+KNOWN = "KNOWN FAILURE"
 
 
 def quoted(text: str) -> str:
@@ -57,8 +63,13 @@ class Outcome:
         return self.status.is_failure and self.known is None
 
     @property
+    def word(self) -> str:
+        """The status, or KNOWN FAILURE."""
+        return KNOWN if self.known is not None else str(self.status)
+
+    @property
     def repro(self) -> str:
-        """The command that runs this outcome alone; ids that are no case have none."""
+        """The command that runs this outcome alone; empty for an id that is no case."""
         if "/" not in self.id:
             return ""
         if self.id.startswith("pytest/"):
@@ -101,21 +112,29 @@ class Group:
     @property
     def judged(self) -> int:
         """Outcomes with a comparison behind them."""
-        return sum(o.status in (Status.PASSED, Status.FAILED, Status.MISTRUSTED) for o in self.outcomes)
+        return sum(o.status in JUDGED for o in self.outcomes)
+
+    @property
+    def failing(self) -> int:
+        return sum(o.fails for o in self.outcomes)
+
+    @property
+    def word(self) -> str:
+        """The status, or KNOWN FAILURE where every outcome is one."""
+        return KNOWN if self.known == len(self.outcomes) else str(self.status)
 
     @property
     def margin(self) -> float | None:
         """The largest margin of the passing outcomes: 0 is the correctly rounded value, 1 the edge of the bound."""
-        margins = [o.verdict.margin for o in self.outcomes if o.status in (Status.PASSED, Status.MISTRUSTED)]
-        return max(margins, default=None)
+        return max((o.verdict.margin for o in self.outcomes if o.status in PASSING), default=None)
 
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run: its outcomes, what the known-failures ledger complains of, and the machine.
+    """A whole run: its outcomes, the complaints of the known-failures ledger, and the machine.
 
     ``versions`` is all that a verdict may depend on beside its case; ``started`` an ISO time in UTC; ``unfinished``
-    counts what an interrupted run did not come to, and such a run is not ok.
+    counts the cases that an interrupted run did not run, and such a run is not ok.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -132,8 +151,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Something was judged, nothing fails, nothing is left to do, and the ledger is true."""
-        judged = any(o.status in (Status.PASSED, Status.FAILED, Status.MISTRUSTED) for o in self.outcomes)
+        """Something was judged, nothing fails, nothing is left to run, and the ledger agrees with what was found."""
+        judged = any(o.status in JUDGED for o in self.outcomes)
         return judged and not self.failures and not self.complaints and not self.unfinished
 
     def groups(self) -> list[Group]:
@@ -163,3 +182,78 @@ class Report:
             "seconds": round(self.seconds, 3),
             "outcomes": [o.to_json() for o in self.outcomes],
         }
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Outcomes that fail for one reason, as far as is known.
+
+    One subject of one routine on one arch, with one status and one known reason; routines that nothing exercises are
+    one cause. ``tried`` counts the subject's outcomes that ran.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    tried: int
+
+    @property
+    def status(self) -> Status:
+        return self.outcomes[0].status
+
+    @property
+    def known(self) -> str | None:
+        return self.outcomes[0].known
+
+    @property
+    def word(self) -> str:
+        """FAILED, CRASHED, UNTESTED, or KNOWN FAILURE."""
+        return self.outcomes[0].word
+
+    @property
+    def title(self) -> str:
+        first = self.outcomes[0]
+        if self.status is Status.UNTESTED:
+            return f"{len(self.outcomes)} routines" if len(self.outcomes) > 1 else first.contract
+        return first.subject
+
+    @property
+    def where(self) -> str:
+        """Routine, arch and how many of the subject's outputs."""
+        first, count = self.outcomes[0], len(self.outcomes)
+        if self.status is Status.UNTESTED:
+            return "nothing on this machine and no capture exercises " + ("them" if count > 1 else "it")
+        what = "wrong" if self.status is Status.FAILED else "without a result that can be judged"
+        arch = "" if first.arch == "-" else f" on {first.arch}"
+        return f"{first.contract}{arch}: {count} of {self.tried} outputs {what}"
+
+    @property
+    def explained_by(self) -> tuple[str, ...]:
+        """Every explanation that some outcome has, most frequent first."""
+        counted = Counter(name for o in self.outcomes for name in o.verdict.explained_by)
+        return tuple(name for name, _ in counted.most_common())
+
+    @property
+    def why(self) -> str:
+        """One sentence: the known reason, else the explanation, else what was seen."""
+        if self.known is not None:
+            return self.known
+        if self.explained_by:
+            return "; or ".join(self.explained_by)
+        if self.status is Status.UNTESTED:
+            return ", ".join(o.contract for o in self.outcomes)
+        said = {o.verdict.reason or o.verdict.pattern or o.verdict.summary for o in self.outcomes}
+        first = self.outcomes[0].verdict
+        return (first.reason or first.pattern or first.summary) + ("" if len(said) == 1 else " (others differ)")
+
+
+def causes(report: Report) -> list[Cause]:
+    """Every failure of a report by cause: open ones before known ones, wrong numbers, crashes, then missing tests."""
+    tried: Counter[tuple[str, str, str]] = Counter()
+    found: dict[tuple[object, ...], list[Outcome]] = {}
+    for o in report.outcomes:
+        of = (o.contract, o.subject, o.arch)
+        tried[of] += o.status not in (Status.UNSUPPORTED, Status.SKIPPED)
+        if o.status.is_failure:
+            found.setdefault((o.status, o.known, *(() if o.status is Status.UNTESTED else of)), []).append(o)
+    result = [Cause(tuple(os), tried[os[0].contract, os[0].subject, os[0].arch]) for os in found.values()]
+    order = (Status.FAILED, Status.CRASHED, Status.UNTESTED)
+    return sorted(result, key=lambda c: (c.known is not None, order.index(c.status)))

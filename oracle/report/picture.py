@@ -1,6 +1,6 @@
-"""Pictures of one failing output, from its :class:`~oracle.verdict.evidence.Evidence` alone: heat map, histogram, bits.
+"""Pictures of one failing output, from its :class:`~oracle.verdict.heatmap.Evidence` alone: heat map, histogram, bits.
 
-The heat map is a palette PNG with one pixel for each cell, inside an SVG that adds what a pixel cannot say: lines
+The heat map is a palette PNG with one pixel for each cell, inside an SVG that adds lines
 between tiles or scale blocks, dashed lines where an expert begins, a ring around the worst element.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
-from oracle.verdict.evidence import LEVELS, OPEN, STEPS, Element, Evidence
+from oracle.verdict.heatmap import LEVELS, OPEN, STEPS, Element, Evidence
 
 # One colour for each level (inside: blue, outside: yellow to dark red), then the one of what is left open.
 COLOURS = (
@@ -36,7 +36,7 @@ SHORT = (
     *("1 step outside", *(f"≤ {n} steps" for n in STEPS[1:]), "more", "no number"),
 )
 WIDTH = 640.0  # units of the drawing
-CLOSEST = 6.0  # units between two lines, at least; closer ones would hide the picture
+CLOSEST = 6.0  # least distance of two lines, in units; closer ones would hide the picture
 
 
 def heat_map(seen: Evidence) -> str:

@@ -1,4 +1,4 @@
-"""The record of a run: JSON lines, appended and flushed to disk one by one, so that a killed run keeps what it had.
+"""The record of a run: JSON lines, each flushed to disk when it is written, so that a killed run loses none of them.
 
 ``fp8-oracle.record/1``; ``oracle/report/schema.json`` describes every line::
 
@@ -7,9 +7,9 @@
     {"kind": "end", "complaints": [], "seconds": S, "unfinished": 0}
 
 Resuming appends another ``run`` line and skips every case whose *key* is there. The key covers the id (which holds the
-seed), subject, arch, what the subject declares, and the versions of everything that a verdict depends on: a changed
-version makes every earlier outcome of the record count for nothing. A last line that was cut short is dropped, and
-said so; a damaged line anywhere else is refused.
+seed), subject, arch, what the subject declares, and the versions of everything that a verdict depends on: after a
+change of version every case runs again. A last line that was cut short is left out, with a note; a damaged line
+anywhere else is refused.
 
 Not covered: what was run (:mod:`oracle.harness.runner`), reports (:mod:`oracle.report`).
 """
@@ -29,7 +29,7 @@ from oracle.errors import FixtureError, OptionError
 from oracle.fixtures.files import read_bytes
 from oracle.report.outcome import SCHEMA as REPORT
 from oracle.report.outcome import Outcome, Report
-from oracle.verdict import evidence
+from oracle.verdict import heatmap
 from oracle.verdict.compare import Status, Verdict, Worst
 
 SCHEMA = "fp8-oracle.record/1"
@@ -57,7 +57,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Recorded(Outcome):
-    """An outcome as it was written, with the command that was written with it: a test runner has another one."""
+    """An outcome as it was read, with the command that was written with it (of ``verify`` or of pytest)."""
 
     command: str = ""
 
@@ -79,7 +79,7 @@ class Record:
     notes: tuple[str, ...] = ()
 
     def report(self) -> Report:
-        """Every output of the command line is a function of this."""
+        """The report of the record's last run."""
         end = self.ended or {}
         left = int(end.get("unfinished", max(0, self.run.planned - len(self.outcomes))))
         seconds = float(end.get("seconds", sum(o.seconds for o in self.outcomes.values())))
@@ -99,7 +99,7 @@ class Recorder:
     finished: Mapping[str, Outcome] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def keep(self, key: str, outcome: Outcome) -> None:
+    def append(self, key: str, outcome: Outcome) -> None:
         """Append one outcome; it is on the disk when this returns."""
         self._line({"kind": "outcome", "key": key, "versions": self.run.stamp, "outcome": outcome.to_json()})
 
@@ -134,7 +134,7 @@ def start(path: Path, run: Run, *, resume: bool) -> Recorder:
     finished: Mapping[str, Outcome] = {}
     notes: tuple[str, ...] = ()
     if path.stat().st_size:
-        runs, earlier, notes, length = _parse(path)
+        runs, earlier, _, notes, length = _parse(path)
         if runs and runs[-1].selection != run.selection:
             raise OptionError(f"{path} records {_words(runs[-1].selection)}; this run is {_words(run.selection)}")
         finished = {key: outcome for key, (stamp, outcome) in earlier.items() if stamp == run.stamp}
@@ -157,12 +157,11 @@ def read(path: str | Path) -> Record:
         The file is missing, holds no run, is of another schema, or is damaged elsewhere than in its last line.
     """
     path = Path(path)
-    runs, outcomes, notes, _ = _parse(path)
+    runs, outcomes, ended, notes, _ = _parse(path)
     if not runs:
         raise FixtureError(f"{path}: holds no run; write one with `fp8-oracle verify --record {path}`")
     last = {key: outcome for key, (stamp, outcome) in outcomes.items() if stamp == runs[-1].stamp}
-    ended = _lines(path)[0][-1]
-    return Record(runs[-1], last, ended if ended["kind"] == "end" else None, notes)
+    return Record(runs[-1], last, ended, notes)
 
 
 def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
@@ -189,7 +188,7 @@ def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
 
 
 def key_of(outcome_id: str, subject: str, arch: str, stamp: str, run: Run) -> str:
-    """The key of one case; ``stamp`` is whatever else decides its verdict, as the digest of a captured file."""
+    """The key of one case; ``stamp`` is what else its verdict depends on, as the digest of a captured file."""
     return _digest([outcome_id, subject, arch, stamp, run.versions])
 
 
@@ -227,17 +226,29 @@ def _verdict(record: Mapping[str, Any]) -> Verdict:
             "worst": worst,
             "explained_by": tuple(record["explained_by"]),
             "margin": float(record["margin"]),
-            "evidence": None if seen is None else evidence.from_json(seen),
+            "evidence": None if seen is None else heatmap.from_json(seen),
         }
     )
 
 
-def _parse(path: Path) -> tuple[list[Run], dict[str, tuple[str, Outcome]], tuple[str, ...], int]:
-    """Runs, ``key -> (versions, outcome)`` (the last one of a key counts), notes, and the sound length in bytes."""
-    lines, notes, length = _lines(path)
+_Parsed = tuple[list[Run], dict[str, tuple[str, Outcome]], Mapping[str, Any] | None, tuple[str, ...], int]
+
+
+def _parse(path: Path) -> _Parsed:
+    """Runs, ``key -> (versions, outcome)`` (the last one of a key counts), the ``end`` line if it is the last line,
+    notes, and the length in bytes without a last line that was cut short."""
+    content = read_bytes(path)
+    *pieces, torn = content.split(b"\n")
     runs: list[Run] = []
     outcomes: dict[str, tuple[str, Outcome]] = {}
-    for number, line in enumerate(lines, 1):
+    line: Any = None
+    for number, piece in enumerate(pieces, 1):
+        try:
+            line = json.loads(piece)
+        except (ValueError, RecursionError):
+            line = None
+        if not isinstance(line, dict) or "kind" not in line:
+            raise FixtureError(f"{path}:{number}: no line of a record; the file is damaged or is something else")
         try:
             if line["kind"] == "run":
                 if line["schema"] != SCHEMA:
@@ -248,30 +259,13 @@ def _parse(path: Path) -> tuple[list[Run], dict[str, tuple[str, Outcome]], tuple
                 outcomes[line["key"]] = (line["versions"], outcome_from_json(line["outcome"]))
             elif line["kind"] != "end":
                 raise ValueError(f"unknown kind {line['kind']!r}")
+        except FixtureError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, FixtureError):
-                raise
             raise FixtureError(f"{path}:{number}: no sound line of a record ({error!r})") from None
-    return runs, outcomes, notes, length
-
-
-def _lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...], int]:
-    content = read_bytes(path)
-    pieces = content.split(b"\n")
-    torn = pieces.pop()
-    found: list[dict[str, Any]] = []
-    notes: tuple[str, ...] = ()
-    for number, piece in enumerate(pieces, 1):
-        try:
-            line = json.loads(piece)
-        except (ValueError, RecursionError):
-            line = None
-        if not isinstance(line, dict) or "kind" not in line:
-            raise FixtureError(f"{path}:{number}: no line of a record; the file is damaged or is something else")
-        found.append(line)
-    if torn:
-        notes = (f"{path}: the last line was cut short ({len(torn)} bytes) and is left out",)
-    return found, notes, len(content) - len(torn)
+    notes = (f"{path}: the last line was cut short ({len(torn)} bytes) and is left out",) if torn else ()
+    ended = line if line is not None and line["kind"] == "end" else None
+    return runs, outcomes, ended, notes, len(content) - len(torn)
 
 
 def _locked(path: Path) -> BinaryIO:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from oracle.bounds.interval import Admissible
 from oracle.numbers.formats import decode
-from oracle.verdict import evidence
-from oracle.verdict.evidence import Evidence
+from oracle.verdict import heatmap
+from oracle.verdict.heatmap import Evidence
 from oracle.verdict.pattern import describe
 
 __all__ = ["Admissible", "Comparison", "Status", "Verdict", "Worst", "compare", "verdict"]
@@ -128,17 +128,17 @@ def compare(actual: Tensor, admissible: Admissible, *, output: str = "out") -> C
     specified = torch.ones_like(ok) if admissible.specified is None else admissible.specified
     unconstrained = torch.zeros_like(ok) if admissible.open is None else admissible.open & specified
     bad = specified & ~ok & ~unconstrained
-    ratio = evidence.ratio_of(value, admissible)
+    ratio = heatmap.ratio_of(value, admissible)
     ratio = torch.where(specified & ~unconstrained, ratio, torch.full_like(ratio, -1.0))
     outside, total = int(bad.sum()), int(specified.sum())
     worst = None
     if total and value.numel():
-        beyond = evidence.overshoot(value, low, high)
+        beyond = heatmap.overshoot(value, low, high)
         rank = torch.where(bad, beyond, torch.full_like(ratio, -1.0)) if outside else ratio
         flat = int(rank.argmax())
         worst = _worst(flat, value, admissible, ratio, output)
     margin = max(0.0, float(ratio.max())) if ratio.numel() else 0.0
-    seen = evidence.gather(actual, admissible, ratio, bad, output=output) if outside else None
+    seen = heatmap.gather(actual, admissible, ratio, bad, output=output) if outside else None
     return Comparison(outside, total, int(unconstrained.sum()), margin, worst, bad, seen)
 
 

@@ -1,7 +1,7 @@
-"""Where the failing elements lie, in words: rows, columns, tiles.
+"""Where the failing elements lie, as text: rows, columns, tiles.
 
-Looks only at a boolean tensor; knows nothing of values. A tensor of more than two dimensions is described by
-its leading index groups first, then as the matrix of its last two dimensions.
+The input is a boolean tensor, without values. A tensor of more than two dimensions is described by its leading index
+groups first, then as the matrix of its last two dimensions.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.interval import Admissible
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.verdict import evidence
+from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Status, Verdict, Worst, compare, verdict
 
 EVERYWHERE = "the same on every machine"
@@ -112,7 +112,7 @@ def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str |
         index = tuple(torch.nonzero(bad)[0].tolist())
         value, right = (float(decode(x[index])) if x.is_floating_point() else float(x[index]) for x in (actual, expected))
         worst = Worst(index, value, right, right, right, math.inf, output)
-        seen = evidence.of_bits(actual, expected, bad, output=output)
+        seen = heatmap.of_bits(actual, expected, bad, output=output)
     found = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad, seen)
     return verdict(found, basis="every bit in its place", matches="the layout", mistrust=mistrust)
 

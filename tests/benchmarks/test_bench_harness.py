@@ -28,10 +28,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from oracle.harness import validate, watches, worker
+from oracle.harness import watches, worker
 from oracle.harness.memory import Guarded
 from oracle.harness.process import Worker
 from oracle.harness.session import Answer, Session
+from oracle.harness.validation import validate
 from oracle.routines import get
 from oracle.routines.catalogue import agree
 from tests.support.subjects.right import gemm_out

@@ -17,12 +17,12 @@ from conftest import Cli
 from torch import Tensor
 
 import oracle
-from oracle.cli import COMMANDS
+from oracle.cli.examples import EXAMPLES
 from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
 from oracle.fixtures.failing_case import SCHEMA
-from oracle.harness import validate
 from oracle.harness.report import Finding, Report
+from oracle.harness.validation import validate
 from oracle.report.outcome import Outcome
 from oracle.routines import cases
 from oracle.verdict.compare import Status, Verdict
@@ -296,12 +296,11 @@ class TestArguments:
         with pytest.raises(OptionError, match=next(iter(change))):
             validate(RIGHT, GEMM, case=CASE, **change)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("command", [module.__name__.rpartition(".")[2] for module in COMMANDS])
+    @pytest.mark.parametrize("command", list(EXAMPLES))
     def test_help(self, cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
         """On a terminal of one column too."""
         monkeypatch.setenv("COLUMNS", "1")
-        name = {"listing": "list"}.get(command, command)
-        ran = cli(name, "--help")
+        ran = cli(command, "--help")
         assert ran.status == 0 and ran.out.startswith("usage: ") and ran.err == ""
 
     @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from conftest import ROOT, Cli
 from reports import every_status
 
 from oracle.cli import COMMANDS, parser, settings
-from oracle.cli.completion import SHELLS
 from oracle.cli.examples import EXAMPLES
+from oracle.cli.tool import SHELLS
 from oracle.errors import OptionError
 from oracle.report.files import to_json
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kernels import subjects as layer
 from kernels.backends import cutlass, deep_gemm, flashinfer
-from oracle.harness.crowd import Made, crowded
+from oracle.harness.concurrency import Made, run_concurrently
 
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
@@ -279,7 +279,7 @@ def _flashinfer_threads(inputs: Inputs, options: Options) -> Tensor:
     _only(options.get("out_dtype") == torch.bfloat16 and x.shape[0] > 1, "bf16 out, several rows")
     call, turned = _flashinfer(), x.flip(0)
     mine, other = (lambda x=x: Made({"out": call(x, weight, None, weight_scale)}) for x in (x, turned))
-    outputs, _ = crowded(mine, other, x.device.type)
+    outputs, _ = run_concurrently(mine, other, x.device.type)
     return outputs["out"]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oracle.harness import offsets, validate
+from oracle.harness import offsets
 from oracle.harness.report import LARGE
+from oracle.harness.validation import validate
 from tests.support.subjects import broken
 
 GEMM = "fp8_gemm_nt"

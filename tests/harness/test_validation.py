@@ -15,10 +15,10 @@ import torch
 import oracle
 from oracle.errors import CaseError, OptionError, SubjectError
 from oracle.fixtures.failing_case import read
-from oracle.harness import validate
 from oracle.harness.memory import GUARD, Poisoning, guarded, is_poison, placed
 from oracle.harness.report import LOAD, NUMBERS
 from oracle.harness.soak import HEIGHTS, drawn
+from oracle.harness.validation import validate
 from oracle.harness.watches import SMALLER
 from oracle.routines import cases, profiles
 from oracle.verdict.compare import Status

@@ -13,7 +13,7 @@ import oracle
 from oracle.numbers import quantize
 from oracle.numbers.quantize import Prepared
 from oracle.routines import cases, get, profiles
-from oracle.verdict import evidence
+from oracle.verdict import heatmap
 from oracle.verdict.compare import Status, Verdict
 
 # Every kind of block: groups and tokens of one row, tiles, columns, the whole tensor, a given scale.

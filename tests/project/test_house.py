@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from oracle.cli import doctor as doctor
+import oracle
+from oracle.cli import tool
 from oracle.harness import subjects
 
 
@@ -134,6 +135,27 @@ class TestCommands:
         assert done.stdout.startswith("fp8-oracle ")
 
 
+class TestPublicNames:
+    """`import oracle` loads no torch, and `dir(oracle)` has every public name before any of them is loaded."""
+
+    @pytest.mark.parametrize(
+        ("statement", "torch", "offered"),
+        [("pass", False, True), ("oracle.Status", True, True), ("del oracle.__dir__", False, False)],
+    )
+    def test_names_are_offered_before_they_are_loaded(self, statement: str, torch: bool, offered: bool) -> None:
+        """The second statement loads torch and the third removes the names: the check sees both."""
+        seen = "'torch' in sys.modules, set(oracle.__all__) <= set(dir(oracle))"
+        code = f"import sys, oracle; {statement}; print({seen})"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == [str(torch), str(offered)]
+
+    @pytest.mark.parametrize(("added", "hidden"), [((), set()), (("judge",), {"judge"})])
+    def test_no_module_hides_a_public_name(self, root: Path, added: tuple[str, ...], hidden: set[str]) -> None:
+        """The import system binds a submodule as an attribute of its package, over a verb of the same name."""
+        modules = {path.stem for path in (root / "oracle").iterdir()} | set(added)
+        assert modules & set(oracle.__all__) == hidden
+
+
 def shadow(folder: Path) -> Path:
     """Another package named kernels, as Hugging Face's on PyPI."""
     (folder / "kernels").mkdir()
@@ -145,16 +167,16 @@ class TestDoctor:
     """doctor says what is here, and notices another package named kernels."""
 
     def test_ours(self) -> None:
-        assert doctor.our_kernels().state == "ok"
+        assert tool.our_kernels().state == "ok"
 
     def test_another_one(self, tmp_path: Path) -> None:
-        finding = doctor.our_kernels([str(shadow(tmp_path))])
+        finding = tool.our_kernels([str(shadow(tmp_path))])
         assert finding.state == "problem"
         assert str(tmp_path / "kernels") in finding.said
         assert "Hugging Face" in finding.said
 
     def test_none(self, tmp_path: Path) -> None:
-        assert doctor.our_kernels([str(tmp_path)]).state == "problem"
+        assert tool.our_kernels([str(tmp_path)]).state == "problem"
 
     def test_the_command_in_a_process_where_it_is_shadowed(self, tmp_path: Path, fixtures_folder: Path) -> None:
         environment = os.environ | {"PYTHONPATH": str(shadow(tmp_path)), "FP8_ORACLE_FIXTURES": str(fixtures_folder)}
@@ -166,7 +188,7 @@ class TestDoctor:
         assert "another package named kernels" in done.stdout
 
     def test_examination(self, fixtures_folder: Path) -> None:
-        findings = {finding.what: finding for finding in doctor.examine(str(fixtures_folder))}
+        findings = {finding.what: finding for finding in tool.examine(str(fixtures_folder))}
         assert {"python", "torch", "kernels", "fixtures", "flashinfer", "deep_gemm"} <= set(findings)
         assert findings["fixtures"].state == "ok"
         assert all(finding.said for finding in findings.values())
@@ -176,6 +198,6 @@ class TestDoctor:
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         assert importlib.util.find_spec("deep_gemm") is not None
-        (found,) = [f for f in doctor.examine("none") if f.what == "deep_gemm"]
+        (found,) = [f for f in tool.examine("none") if f.what == "deep_gemm"]
         assert found.state == "problem"
         assert "libcudart.so.13" in found.said

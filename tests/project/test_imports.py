@@ -110,7 +110,7 @@ class TestImportContract:
                 for node in ast.walk(ast.parse((ROOT / "oracle" / path).read_text()))
             )
         ]
-        assert sorted(speakers) == ["cli/doctor.py", "cli/plan.py"]
+        assert sorted(speakers) == ["cli/tool.py"]
 
 
 class TestTheCheckItself:

@@ -14,9 +14,9 @@ from oracle.errors import FixtureError
 from oracle.report import changes, history
 from oracle.report.changes import Kind
 from oracle.report.files import to_json
+from oracle.report.history import sparkline
+from oracle.report.history import to_html as history_page
 from oracle.report.outcome import Outcome, Report
-from oracle.report.timeline import sparkline
-from oracle.report.timeline import to_html as history_page
 from oracle.verdict.compare import Status
 
 

@@ -190,7 +190,7 @@ class TestFile:
     def write(self, path: Path, report: Report) -> None:
         recorder = record.start(path, run_of(), resume=False)
         for i, found in enumerate(report.outcomes):
-            recorder.keep(f"{i:032x}", found)
+            recorder.append(f"{i:032x}", found)
         recorder.end(report.complaints, report.seconds, report.unfinished)
 
     def test_there_and_back(self, tmp_path: Path) -> None:

@@ -13,12 +13,11 @@ import pytest
 from conftest import Cli
 from reports import HOSTILE, every_status, evidence, many, outcome
 
-from oracle.report import html, markdown, picture
-from oracle.report.causes import causes
+from oracle.report import files, html, picture
 from oracle.report.files import to_json, to_junit
-from oracle.report.outcome import Report
+from oracle.report.outcome import Report, causes
 from oracle.verdict.compare import Status
-from oracle.verdict.evidence import LEVELS, OPEN
+from oracle.verdict.heatmap import LEVELS, OPEN
 
 MIB = 2**20
 
@@ -167,19 +166,19 @@ class TestMarkdown:
     """A summary for a pull request: short, and nothing quoted is markup."""
 
     def test_what_is_said(self) -> None:
-        text = markdown.to_markdown(every_status())
+        text = files.to_markdown(every_status())
         assert text.startswith("### ❌ fp8-oracle")
         assert text.index("What fails") < text.index("Known failures") < text.index("<details>")
         assert "reproduced by" not in text.split("Known failures")[0]
         assert "`fp8-oracle verify --case 'c/FAILED/seed=1' --subject 's'`" in text
         assert "\x00" not in text
         assert "<script>" not in re.sub(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", text.replace("\\<", ""))
-        assert markdown.to_markdown(Report((outcome(),))).startswith("### ✅ fp8-oracle")
+        assert files.to_markdown(Report((outcome(),))).startswith("### ✅ fp8-oracle")
 
     @pytest.mark.parametrize("failing", [False, True])
     def test_long_reports_are_cut(self, failing: bool) -> None:
-        text = markdown.to_markdown(many(5000, failing=failing))
-        assert len(text) <= markdown.LIMIT
+        text = files.to_markdown(many(5000, failing=failing))
+        assert len(text) <= files.LIMIT
         assert text.count("<details>") == text.count("</details>")
 
 
@@ -195,7 +194,7 @@ class TestCommand:
         assert "interrupted, 4 not run" in ran.out
         assert forms["json"].read_text() == source.read_text()
         assert forms["junit"].read_text() == to_junit(every_status())
-        assert forms["markdown"].read_text() == markdown.to_markdown(every_status())
+        assert forms["markdown"].read_text() == files.to_markdown(every_status())
         assert forms["html"].read_text() == html.to_html(every_status())
 
     def test_selection(self, cli: Cli, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 
 from oracle.report.outcome import Outcome, Report
 from oracle.verdict.compare import Status, Verdict, Worst
-from oracle.verdict.evidence import Element, Evidence
+from oracle.verdict.heatmap import Element, Evidence
 
 WORST = Worst((3, 5), -2.5, 1.0, 1.25, 1.125, float("inf"))
 HOSTILE = "<script>alert('x')</script> & \"quoted\" \x00 | `code`"

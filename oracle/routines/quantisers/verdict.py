@@ -29,7 +29,7 @@ from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
 from oracle.numbers.recipes import Recipe
 from oracle.verdict.compare import Admissible, Status, Verdict, Worst
-from oracle.verdict.evidence import Evidence, Piece, gather, gather_pieces, ratio_of
+from oracle.verdict.heatmap import Evidence, Piece, gather, gather_pieces, ratio_of
 from oracle.verdict.pattern import describe
 
 

@@ -1,8 +1,9 @@
 """One kernel called from several threads at once, half of them with other data, each on a stream of its own.
 
-What a kernel keeps between its calls (a workspace, a table, a pointer to either) is one more input that no signature
-names: two threads that share it get each other's numbers, or a mixture, in a call now and then. Engines that overlap
-two batches call so. The threads run until the time is over or an answer has other bits than the same call alone.
+What a kernel keeps between its calls (a workspace, a table, a pointer to either) is one more input, which no signature
+names: two threads that share it get each other's numbers, or a mixture, in some of the calls. An engine that overlaps
+two batches calls its kernels so. The threads run until the time is over or an answer has other bits than the same call
+alone.
 
 Not covered: several processes on one device; a kernel that is wrong in fewer calls than the time allows; poison in what
 a kernel allocates in these threads.
@@ -25,9 +26,9 @@ from oracle.harness.memory import Guarded
 THREADS = 4
 """Two for each of the two inputs: calls on the same data must not disturb each other either."""
 SECONDS = 0.3
-"""Thousands of short calls on a GPU; the race that this was made for spoiled one in 200."""
+"""Enough for thousands of short calls on a GPU; the first race that was found spoiled one call in 200."""
 BATCH = 16
-"""Calls of a thread between two looks at its answers, at most: a look waits for the device."""
+"""Most calls of a thread between two comparisons of its answers: a comparison waits for the device."""
 SWITCH = 1e-5
 """Seconds after which Python offers the interpreter to another thread (5 ms by default: longer than a call)."""
 
@@ -43,14 +44,17 @@ class Made:
 Call = Callable[[], Made]
 
 
-def crowded(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor], list[str]]:
-    """The first answer of ``call`` with other bits than its answer alone, or that one when every answer has its bits.
+def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor], list[str]]:
+    """Call ``call`` and ``other`` from ``THREADS`` threads; both make new outputs at each call.
 
-    With it, what was written outside of the outputs of any thread. ``call`` and ``other`` make new outputs at each
-    call; what either raises is raised here.
+    Returns
+    -------
+    The first answer of ``call`` whose bits differ from those of a call alone, or the answer of a call alone when none
+    does; and what was written outside of the outputs of any thread. What either raises is raised here.
     """
     alone = call().outputs
-    _wait(device)
+    if device != "cpu":
+        torch.cuda.synchronize(device)
     found: list[Mapping[str, Tensor]] = []
     damage: list[str] = []
     raised: list[BaseException] = []
@@ -62,17 +66,17 @@ def crowded(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor],
 
     start = threading.Barrier(THREADS, action=begin)
 
-    def body(mine: Call) -> None:
+    def repeat(called: Call) -> None:
         try:
             start.wait()
             count = 1
             with _own_stream(device):
                 while not (found or raised or damage):
-                    answers = [mine() for _ in range(count)]
+                    answers = [called() for _ in range(count)]
                     if device != "cpu":
                         torch.cuda.current_stream(device).synchronize()
                     damage.extend(d for a in answers for g in a.guards if (d := g.damage()))
-                    if mine is call:
+                    if called is call:
                         found.extend(a.outputs for a in answers if not _same(a.outputs, alone))
                     count = min(2 * count, BATCH)
                     if time.perf_counter() >= deadline:
@@ -80,7 +84,7 @@ def crowded(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor],
         except BaseException as error:  # foreign code may raise anything; it is raised again below
             raised.append(error)
 
-    threads = [threading.Thread(target=body, args=(other if i % 2 else call,), daemon=True) for i in range(THREADS)]
+    threads = [threading.Thread(target=repeat, args=(other if i % 2 else call,), daemon=True) for i in range(THREADS)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH)
     try:
@@ -88,8 +92,8 @@ def crowded(call: Call, other: Call, device: str) -> tuple[Mapping[str, Tensor],
             thread.start()
         for thread in threads:
             thread.join()
-    except BaseException:  # a thread that does not start, an interrupt: raised again
-        start.abort()  # others wait for it
+    except BaseException:  # a thread that does not start, or an interrupt
+        start.abort()  # the other threads wait at the barrier
         raise
     finally:
         sys.setswitchinterval(interval)
@@ -112,8 +116,3 @@ def _same(made: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:
         and torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
         for x, y in ((made[name], alone[name]) for name in alone)
     )
-
-
-def _wait(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize(device)

@@ -1,27 +1,27 @@
-"""``fp8-oracle validate``: run a foreign kernel in a worker process, judge it and watch it."""
+"""Commands about a kernel by name, run in a worker process: ``validate`` judges it, ``fingerprint`` probes it."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.cli.common import Commands, console, whole
-from oracle.fixtures import files as fixtures
-from oracle.harness import keeping, provenance
-from oracle.harness.report import Finding, Report
+from oracle.cli.common import Commands, add_json_argument, console, verdict_line, whole, write_json
+from oracle.harness import provenance, recording
+from oracle.harness.probing import SCALES, probe
+from oracle.harness.report import Report
 from oracle.harness.validation import LIMIT, PROFILES, validate
-from oracle.report.console import STYLES
 
 SHOWN = 12  # failures printed in full
+OUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def add(commands: Commands) -> None:
+def add_validate(commands: Commands) -> None:
     command = commands.add_parser(
         "validate",
         help="judge a kernel by name, in a worker process, and watch what it does to memory",
@@ -50,11 +50,32 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--seconds", type=float, metavar="S", help="length of a soak (default: 600)")
     command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
-    command.add_argument("--json", metavar="FILE", help="write the report as JSON; `-` is the standard output")
-    command.set_defaults(run=run)
+    add_json_argument(command, "the report")
+    command.set_defaults(run=_validate)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def add_fingerprint(commands: Commands) -> None:
+    command = commands.add_parser(
+        "fingerprint",
+        help="find out how a kernel computes by probing it",
+        description="Probe MODULE:CALLABLE with products of [128, K] by [K, 128], and print what the answers give "
+        "away. It is called as `fp8-oracle validate` calls it: in a worker process, with the contract's inputs by "
+        "name, and out_dtype and out if it takes them. Exit 2 when it raises, crashes, hangs or is no scaled product.",
+    )
+    command.add_argument("kernel", metavar="MODULE:CALLABLE")
+    command.add_argument("--contract", required=True, choices=sorted(SCALES))
+    command.add_argument("--adapter", metavar="MODULE:CALLABLE", help="called as adapter(kernel, inputs, options)")
+    command.add_argument("--k", type=int, default=512, help="a multiple of 128 (default: 512)")
+    command.add_argument("--out-dtype", choices=sorted(OUT_DTYPES), default="bfloat16")
+    command.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    command.add_argument("--seed", type=whole(0), default=0)
+    command.add_argument(
+        "--limit", type=float, default=LIMIT, metavar="S", help=f"seconds for one call (default: {LIMIT:g})"
+    )
+    command.set_defaults(run=_fingerprint)
+
+
+def _validate(arguments: argparse.Namespace) -> int:
     report = validate(
         arguments.kernel,
         arguments.contract,
@@ -73,12 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     screen = console(stderr=arguments.json == "-")
     print_report(report, screen)
     if arguments.json is not None:
-        made = keeping.provenance_of(provenance.machine(), provenance.versions(()), command_of(arguments))
-        text = json.dumps(report.to_json() | {"provenance": made}, indent=2, allow_nan=False) + "\n"
-        if arguments.json == "-":
-            print(text, end="")
-        else:
-            fixtures.write_bytes(arguments.json, text.encode())
+        made = recording.provenance_of(provenance.machine(), provenance.versions(()), command_of(arguments))
+        write_json(arguments.json, report.to_json() | {"provenance": made})
     return report.exit_code
 
 
@@ -103,7 +120,8 @@ def print_report(report: Report, screen: Console) -> None:
         table.add_row(name, str(count), Text(str(bad), style="bold red" if bad else "green"))
     screen.print(table)
     for finding in report.failures[:SHOWN]:
-        screen.print(_failure(report, finding), soft_wrap=True)
+        line = verdict_line(finding.verdict, f"{finding.watch}: {finding.case}\n  {finding.verdict.summary}")
+        screen.print(line.append(f"\n  repro: {report.command(finding)}"), soft_wrap=True)
     if len(report.failures) > SHOWN:
         screen.print(f"... and {len(report.failures) - SHOWN} more failures")
     for note in report.notes:
@@ -121,12 +139,17 @@ def print_report(report: Report, screen: Console) -> None:
     screen.print(Text.assemble(word, closing), soft_wrap=True)
 
 
-def _failure(report: Report, finding: Finding) -> Text:
-    verdict = finding.verdict
-    line = Text.assemble(
-        (str(verdict.status), STYLES[verdict.status]), f" {finding.watch}: {finding.case}\n  {verdict.summary}"
+def _fingerprint(arguments: argparse.Namespace) -> int:
+    found = probe(
+        arguments.kernel,
+        arguments.contract,
+        adapter=arguments.adapter,
+        device=arguments.device,
+        k=arguments.k,
+        out_dtype=OUT_DTYPES[arguments.out_dtype],
+        seed=arguments.seed,
+        limit=arguments.limit,
     )
-    if verdict.explained_by:
-        line.append(f"\n  explained by: {', '.join(verdict.explained_by)}")
-    line.append(f"\n  repro: {report.command(finding)}")
-    return line
+    for line in found.lines():
+        print(line)
+    return 0

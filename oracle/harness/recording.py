@@ -1,8 +1,8 @@
-"""Keeps what live subjects gave for cases as a captures folder: recorded once on the hardware, judged again anywhere.
+"""Records what live subjects return for cases as a captures folder: run once on the hardware, judged again anywhere.
 
-A folder of :mod:`oracle.fixtures.captures` with one safetensors file. Inputs are not stored: the case makes them again, and
-their digest says whether it still does. Outputs are stored with their strides and the padding between their elements;
-equal ones once. Not covered: judging, choosing what to run.
+The folder is one of :mod:`oracle.fixtures.captures` with one safetensors file. Inputs are not stored: the case makes
+them again, and their digest says whether they are the same. Outputs are stored with their strides and the padding
+between their elements, equal ones once. Not covered: judging, choosing what to run.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from oracle.routines.cases import Case
 
 
 @dataclass
-class Keeper:
-    """Collects outputs of one arch in memory until :meth:`write`."""
+class CaptureWriter:
+    """The outputs of one arch, collected in memory by :meth:`add` until :meth:`write`."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     calls: dict[str, dict[str, object]] = field(default_factory=dict)
     arches: set[str] = field(default_factory=set)
     _stored: dict[str, str] = field(default_factory=dict)
 
-    def keep(
+    def add(
         self, subject: Subject, case: Case, inputs: Mapping[str, Tensor], output: Tensor | Mapping[str, Tensor]
     ) -> None:
-        """Remember an output of ``subject`` for ``case``, on the CPU; ``inputs`` are those it was called with."""
+        """Add an output of ``subject`` for ``case``, copied to the CPU; ``inputs`` are those it was called with."""
         label = f"out.{subject.name}.{slug(str(case))}"
         named = {"out": output} if isinstance(output, Tensor) else output
         self.arches.add(subject.arch)
@@ -58,7 +58,7 @@ class Keeper:
         Raises
         ------
         FixtureError
-            Nothing was kept, or outputs of more than one arch.
+            No output was added, or outputs of more than one arch.
         OptionError
             The folder holds something already.
         """
@@ -82,11 +82,11 @@ class Keeper:
         run = memory.run_of(x.detach())
         plain = x.is_contiguous() and run.numel() == x.numel()
         entry = {} if plain else {"shape": list(x.shape), "strides": list(x.stride())}
-        kept = row_major(x.detach() if plain else run)
-        key = f"{kept.dtype} {list(kept.shape)} {hashlib.sha256(raw_bytes(kept)).hexdigest()}"
+        stored = row_major(x.detach() if plain else run)
+        key = f"{stored.dtype} {list(stored.shape)} {hashlib.sha256(raw_bytes(stored)).hexdigest()}"
         if key not in self._stored:
             self._stored[key] = name
-            self.tensors[name] = kept
+            self.tensors[name] = stored
         return {"tensor": self._stored[key], **entry}
 
 

@@ -17,7 +17,7 @@ from oracle.errors import FixtureError, LayoutError
 from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
 from oracle.fixtures import strides as memory
-from oracle.harness.keeping import Keeper
+from oracle.harness.recording import CaptureWriter
 from oracle.harness.runner import replay
 from oracle.routines import cases, profiles
 from oracle.verdict.compare import Status
@@ -81,11 +81,11 @@ class TestKeep:
         out = eager.run(case.inputs(), case.call_options())
         assert isinstance(out, Tensor) and not out.is_contiguous()
         for poison, status in ((None, Status.PASSED), (1.0, Status.FAILED)):
-            keeper, folder = Keeper(), tmp_path / f"poison {poison}"
+            writer, folder = CaptureWriter(), tmp_path / f"poison {poison}"
             if poison is not None:
                 memory.run_of(out)[31] = poison
-            keeper.keep(eager, case, case.inputs(), out)
-            keeper.write(folder, provenance={})
+            writer.add(eager, case, case.inputs(), out)
+            writer.write(folder, provenance={})
             (item,) = replay(folder)
             assert item.judge().status is status
 
@@ -96,11 +96,11 @@ class TestKeep:
             def __init__(self, name: str) -> None:
                 self.name = name
 
-        case, keeper = cases.parse(CASE), Keeper()
+        case, writer = cases.parse(CASE), CaptureWriter()
         for name, value in (("one", 1.0), ("same", 1.0), ("other", 2.0)):
-            keeper.keep(Named(name), case, case.inputs(), torch.full((5, 256), value))  # type: ignore[arg-type]
-        assert (len(keeper.tensors), len(keeper.calls)) == (2, 3)
-        keeper.write(tmp_path / "k", provenance={})
+            writer.add(Named(name), case, case.inputs(), torch.full((5, 256), value))  # type: ignore[arg-type]
+        assert (len(writer.tensors), len(writer.calls)) == (2, 3)
+        writer.write(tmp_path / "k", provenance={})
         values = [c.outputs(("out",)) for c in captures.load(tmp_path / "k")]
         assert [float(v.flatten()[0]) for v in values if isinstance(v, Tensor)] == [1.0, 1.0, 2.0]
 
@@ -109,7 +109,7 @@ class TestKeep:
         with_record = ("--record", tmp_path / "r.jsonl", "--resume")
         assert "--resume skips" in cli("verify", "--keep", tmp_path / "n", *with_record).err
         with pytest.raises(FixtureError, match="nothing was judged"):
-            Keeper().write(tmp_path / "empty", provenance={})
+            CaptureWriter().write(tmp_path / "empty", provenance={})
         assert not (tmp_path / "empty").exists()
 
 
@@ -200,13 +200,13 @@ def test_provider_and_arch(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
 
 def test_reading_a_layout(tmp_path: Path) -> None:
     """A manifest that asks for more memory than the file holds is refused."""
-    keeper, case = Keeper(), cases.parse(LAYOUT)
+    writer, case = CaptureWriter(), cases.parse(LAYOUT)
 
     class Subject:
         name, contract, arch, numerics, device = "s", case.contract, "sm90", None, "cpu"
 
-    keeper.keep(Subject(), case, case.inputs(), torch.zeros(7, 32).t()[:31])  # type: ignore[arg-type]
-    keeper.write(tmp_path / "k", provenance={})
+    writer.add(Subject(), case, case.inputs(), torch.zeros(7, 32).t()[:31])  # type: ignore[arg-type]
+    writer.write(tmp_path / "k", provenance={})
     path = tmp_path / "k" / captures.MANIFEST
     record = fixtures.read_json(path)
     text = json.dumps(record).replace('"strides": [1, 32]', '"strides": [1, 320]')

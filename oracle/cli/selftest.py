@@ -1,27 +1,25 @@
-"""``fp8-oracle mutate``: how many known faults the oracle notices, and what other projects' rules would have said."""
+"""Commands that test the oracle itself: ``mutate`` by known faults, ``conformance`` by published hardware vectors."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from oracle.cli.common import Commands, console, whole
+from oracle.cli.common import Commands, add_json_argument, console, whole, write_json
 from oracle.diagnosis.baselines import rules
 from oracle.diagnosis.false_alarms import Variant, legal
-from oracle.diagnosis.mutate import Fate, Mutant, Score, contracts_with_cases, mutate, mutate_own_data
+from oracle.diagnosis.mutate import Fate, Score, contracts_with_cases, mutate, mutate_own_data
 from oracle.errors import OptionError
-from oracle.fixtures import files as fixtures
 from oracle.routines import get, profiles
 from oracle.routines.catalogue import Fault, catalogue, faults_of
+from oracle.tensorcore.vectors import conformance
 
-SCHEMA = "fp8-oracle.mutation/1"
 
-
-def add(commands: Commands) -> None:
+def add_mutate(commands: Commands) -> None:
     command = commands.add_parser(
         "mutate",
         help="measure which known faults the oracle notices",
@@ -36,11 +34,19 @@ def add(commands: Commands) -> None:
     command.add_argument("--legal", type=whole(0), default=0, metavar="N", help="also judge N random legal variants")
     command.add_argument("--seed", type=whole(0), default=1, help="seed of the legal variants (default: 1)")
     command.add_argument("--list", action="store_true", help="print the catalogue, and stop")
-    command.add_argument("--json", metavar="FILE", help="write the scores as JSON; `-` is the standard output")
-    command.set_defaults(run=run)
+    add_json_argument(command, "the scores")
+    command.set_defaults(run=_mutate)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def add_conformance(commands: Commands) -> None:
+    command = commands.add_parser("conformance", help="compare the instruction models with published hardware vectors")
+    command.add_argument(
+        "--vectors", required=True, type=Path, metavar="DIR", help="folder of a_*.txt, b_*, c_*, d_* sets"
+    )
+    command.set_defaults(run=_conformance)
+
+
+def _mutate(arguments: argparse.Namespace) -> int:
     if arguments.contract is not None:
         get(arguments.contract)
     if arguments.list:
@@ -60,7 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     for score in scores:
         for mutant in score.mutants:
             if mutant.fate in (Fate.SURVIVED, Fate.EQUIVALENT, Fate.TOLERATED):
-                screen.print(_line(mutant), soft_wrap=True)
+                style = "bold red" if mutant.fate is Fate.SURVIVED else "dim"
+                found = f" {mutant.contract}: {mutant.fault}: {mutant.why}"
+                screen.print(Text.assemble((str(mutant.fate), style), found), soft_wrap=True)
     own = {rule.name: mutate_own_data(rule) for rule in rules()} if arguments.own_data else {}
     for name, said in own.items():
         tried = [noticed for noticed in (said or {}).values() if noticed is not None]
@@ -72,8 +80,22 @@ def run(arguments: argparse.Namespace) -> int:
         screen.print(_alarm(variant), soft_wrap=True)
     if variants:
         screen.print(f"{len(alarms)} false alarms over {len(variants)} legal variants (seed {arguments.seed})")
-    if arguments.json is not None:
-        _write(arguments.json, scores, own, len(variants), alarms)
+    record = {
+        "schema": "fp8-oracle.mutation/1",
+        "scores": [
+            {
+                "contract": s.contract,
+                "cases": s.cases,
+                "score": s.ratio,
+                "rules_reject_right": dict(s.alarms),
+                "mutants": [m.to_json() for m in s.mutants],
+            }
+            for s in scores
+        ],
+        "own_data": own,
+        "legal": {"variants": len(variants), "false_alarms": [_alarm(v) for v in alarms]},
+    }
+    write_json(arguments.json, record)
     survived = sum(score.count(Fate.SURVIVED) for score in scores)
     return 1 if survived or alarms else 0
 
@@ -101,40 +123,24 @@ def _table(scores: list[Score], *, with_rules: bool) -> Table:
     return table
 
 
-def _line(mutant: Mutant) -> Text:
-    style = "bold red" if mutant.fate is Fate.SURVIVED else "dim"
-    return Text.assemble((str(mutant.fate), style), f" {mutant.contract}: {mutant.fault}: {mutant.why}")
-
-
 def _alarm(variant: Variant) -> str:
     declared = variant.declared or "nothing"
     return f"FALSE ALARM {variant.case} by {variant.computed_by}, declaring {declared}: {variant.verdict.summary}"
 
 
-def _write(
-    path: str,
-    scores: list[Score],
-    own: dict[str, dict[str, bool | None] | None],
-    legal_count: int,
-    alarms: list[Variant],
-) -> None:
-    record = {
-        "schema": SCHEMA,
-        "scores": [
-            {
-                "contract": s.contract,
-                "cases": s.cases,
-                "score": s.ratio,
-                "rules_reject_right": dict(s.alarms),
-                "mutants": [m.to_json() for m in s.mutants],
-            }
-            for s in scores
-        ],
-        "own_data": own,
-        "legal": {"variants": legal_count, "false_alarms": [_alarm(v) for v in alarms]},
-    }
-    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
-    if path == "-":
-        print(text, end="")
-    else:
-        fixtures.write_bytes(path, text.encode())
+def _conformance(arguments: argparse.Namespace) -> int:
+    rows = conformance(arguments.vectors)
+    table = Table(title="mismatches", title_justify="left")
+    for column in ("gpu", "format", "output", "instruction"):
+        table.add_column(column)
+    table.add_column("vectors", justify="right")
+    table.add_column("mismatches", justify="right")
+    table.add_column("first mismatch, note", overflow="fold")
+    for row in rows:
+        said = "; ".join(text for text in (row.first, row.note) if text)
+        style = "bold red" if row.mismatches else None
+        table.add_row(
+            row.gpu, row.format, row.output, row.instruction, str(row.vectors), str(row.mismatches), said, style=style
+        )
+    console().print(table)
+    return 1 if any(row.mismatches for row in rows) else 0

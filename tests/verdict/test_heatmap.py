@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
-from oracle.verdict import evidence
+from oracle.verdict import heatmap
 from oracle.verdict.compare import compare, verdict
-from oracle.verdict.evidence import FIRST_OUTSIDE, LEVELS, NO_NUMBER, OPEN, Evidence
+from oracle.verdict.heatmap import FIRST_OUTSIDE, LEVELS, NO_NUMBER, OPEN, Evidence
 
 
 def exactly(expected: Tensor, **given: Tensor) -> Admissible:
@@ -97,7 +97,7 @@ class TestGrid:
         found = seen(wrong.view(shape), exactly(right))
         row, column = divmod(flat, shape[-1] if len(shape) > 1 else max(1, right.numel()))
         assert red(found) == [(row // found.cell[0], column // found.cell[1])]
-        assert max(len(found.levels), *(len(r) for r in found.levels)) <= evidence.GRID
+        assert max(len(found.levels), *(len(r) for r in found.levels)) <= heatmap.GRID
         assert sum(found.histogram) == right.numel()
         assert found.shape == shape
 
@@ -110,7 +110,7 @@ class TestGrid:
         assert judged.worst is not None
         assert judged.evidence is not None
         assert judged.evidence.elements[0].index == judged.worst.index == (9, 9)
-        assert len(judged.evidence.elements) == evidence.LISTED
+        assert len(judged.evidence.elements) == heatmap.LISTED
 
 
 class TestBits:
@@ -128,7 +128,7 @@ class TestBits:
         right = torch.arange(12, dtype=torch.int32).view(3, 4)
         wrong = right.clone()
         wrong[2, 1] ^= 1 << 31 - 1
-        found = evidence.of_bits(wrong, right, wrong != right, output="packed")
+        found = heatmap.of_bits(wrong, right, wrong != right, output="packed")
         assert red(found) == [(2, 1)]
         assert found.elements[0].bits == "40000009"
         assert found.flips.index(1.0) == 1
@@ -137,7 +137,7 @@ class TestBits:
     def test_every_dtype_that_a_layout_moves(self, dtype: torch.dtype) -> None:
         codes = torch.tensor([[0, 1, 0, 1]], dtype=torch.uint8)
         right, wrong = (x.bool() if dtype is torch.bool else x.view(dtype) for x in (codes, 1 - codes))
-        found = evidence.of_bits(wrong, right, torch.ones(1, 4, dtype=torch.bool), output="out")
+        found = heatmap.of_bits(wrong, right, torch.ones(1, 4, dtype=torch.bool), output="out")
         assert found.levels == (LEVELS[NO_NUMBER] * 4,)
 
 
@@ -148,5 +148,5 @@ def test_json_there_and_back() -> None:
     wrong[0, 0], wrong[1, 1] = math.nan, 2.0
     found = seen(wrong, exactly(right))
     text = json.dumps(found.to_json(), allow_nan=False)
-    assert json.dumps(evidence.from_json(json.loads(text)).to_json(), allow_nan=False) == text
+    assert json.dumps(heatmap.from_json(json.loads(text)).to_json(), allow_nan=False) == text
     assert len(text) < 4000

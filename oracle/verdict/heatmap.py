@@ -1,8 +1,8 @@
-"""What a report needs to draw a failing output, as plain bounded data: how far each region lies outside, and bits.
+"""A failing output as bounded data that a report can draw: how far each region lies outside its intervals, and bits.
 
-Inside its admissible interval an element is seen by its *ratio*, ``|actual - expected|`` over the distance from
-``expected`` to the edge (:class:`oracle.verdict.compare.Worst`); outside, by its *steps*, the representable values of the
-output's dtype that lie between the interval and it. Both become a *level*, one hexadecimal digit:
+Inside its admissible interval an element has a *ratio*, ``|actual - expected|`` over the distance from ``expected`` to
+the edge (:class:`oracle.verdict.compare.Worst`); outside, *steps*, the number of representable values of the output's
+dtype from the interval to it. Both map to a *level*, one hexadecimal digit:
 
 ====== ================================== ====== ======================================
 ``0``  the expected value itself          ``5``  outside by one step
@@ -14,8 +14,8 @@ output's dtype that lie between the interval and it. Both become a *level*, one 
 \\                                        ``b``  NaN or infinite, or bits without an order
 ====== ================================== ====== ======================================
 
-The output is seen as a matrix (leading axes folded into rows) and cut into at most ``GRID x GRID`` cells; a cell has
-the worst level of its elements. Not covered: judging (a level never decides) and drawing (:mod:`oracle.report`).
+The output is a matrix here (leading axes folded into rows), cut into at most ``GRID x GRID`` cells; the level of a cell
+is the worst of its elements. Not covered: judging (no verdict depends on a level) and drawing (:mod:`oracle.report`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,360 @@
+"""Commands about runs: ``verify`` makes one, ``report``, ``compare`` and ``history`` read what it wrote.
+
+Every report is a pure function of the run's outcomes (:class:`oracle.report.outcome.Report`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from oracle.cli.common import Commands, add_json_argument, console, pairs, write_json, write_text
+from oracle.errors import CaseError, OptionError
+from oracle.fixtures import files as fixtures
+from oracle.harness import provenance, recording, runner, subjects
+from oracle.harness.recording import CaptureWriter
+from oracle.harness.runner import Filter, Item
+from oracle.harness.subjects import Provider
+from oracle.report import changes, history, ledger, record
+from oracle.report import console as words
+from oracle.report.files import to_json, to_junit, to_markdown
+from oracle.report.html import to_html
+from oracle.report.ledger import Entry
+from oracle.report.outcome import Outcome, Report
+from oracle.report.record import Recorder, Run
+from oracle.routines import cases, get, profiles, registered
+
+_FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
+    "json": (to_json, "write the report as JSON; `-` is the standard output"),
+    "junit": (to_junit, "write the report as JUnit XML"),
+    "markdown": (to_markdown, "write a summary for a pull request; `-` is the standard output"),
+    "html": (to_html, "write one self-contained page: pictures of what fails, every case, provenance"),
+}
+
+
+def add_verify(commands: Commands) -> None:
+    command = commands.add_parser(
+        "verify",
+        help="judge every subject on this machine over the cases, and replay the captures",
+        description="Judge every subject on this machine over the cases, and replay the captured outputs. "
+        "Exit 0 when all is as it must be, 1 when not, 130 when interrupted; then the reports hold what was judged.",
+    )
+    command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
+    command.add_argument("--contract", metavar="NAME", help="only this routine")
+    command.add_argument("--subject", metavar="NAME", help="only this subject (a backend, or a captured call)")
+    command.add_argument("--case", metavar="ID", help="only this case or capture, as a failing row prints it")
+    command.add_argument("--arch", metavar="NAME", help="only what ran or runs on this arch, as sm90")
+    command.add_argument(
+        "--provider", action="append", default=[], metavar="MODULE:CALLABLE",
+        help="also the subjects that this function returns; may be repeated",
+    )  # fmt: skip
+    command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
+    command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
+    command.add_argument(
+        "--threads", type=int, metavar="N",
+        help="CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)",
+    )  # fmt: skip
+    command.add_argument(
+        "--record", type=Path, metavar="FILE.jsonl", help="append every outcome to this file as soon as it is known"
+    )
+    command.add_argument("--resume", action="store_true", help="continue --record; what it holds is not run again")
+    command.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep the judged outputs as a captures folder, for `fixtures adopt`"
+    )
+    _add_output_arguments(command)
+    _add_volume_arguments(command)
+    command.set_defaults(run=_verify)
+
+
+def add_report(commands: Commands) -> None:
+    command = commands.add_parser(
+        "report",
+        help="make any kind of report from the record of a run",
+        description="Read what `verify --record` or `verify --json` wrote, print it, and write it in other forms. "
+        "The exit status is that of the run: 0 when all was as it must be, 1 when not.",
+    )
+    command.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
+    command.add_argument("--contract", metavar="NAME", help="only this routine; * and ? match")
+    command.add_argument("--subject", metavar="NAME", help="only this subject; * and ? match")
+    command.add_argument("--failures", action="store_true", help="only what fails, known failures included")
+    _add_output_arguments(command)
+    _add_volume_arguments(command)
+    command.set_defaults(run=_report)
+
+
+def add_compare(commands: Commands) -> None:
+    command = commands.add_parser(
+        "compare",
+        help="what broke, healed and moved between two runs",
+        description="Compare two runs, by records or JSON reports: what broke, what healed, where the numerics or the "
+        "margin is another. Exit 1 when something broke or a new case fails.",
+    )
+    command.add_argument("old", type=Path, metavar="OLD")
+    command.add_argument("new", type=Path, metavar="NEW")
+    command.add_argument(
+        "--pair", action="append", default=[], metavar="OLD=NEW",
+        help="compare this subject of the old run with that one of the new run, and nothing else",
+    )  # fmt: skip
+    add_json_argument(command, "the changes")
+    _add_volume_arguments(command)
+    command.set_defaults(run=_compare)
+
+
+def add_history(commands: Commands) -> None:
+    command = commands.add_parser("history", help="keep many runs in one file, and plot how they went")
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    adding = actions.add_parser("add", help="add a run; one that is there already is not added again")
+    adding.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
+    adding.add_argument("--label", help="a name for the run, as a commit or a library version")
+    adding.set_defaults(run=_history_add)
+    show = actions.add_parser("show", help="one row for each run, and sparklines")
+    show.add_argument("--contract", metavar="NAME", help="count this routine only")
+    show.add_argument("--subject", metavar="NAME", help="count this subject only")
+    show.add_argument("--last", type=int, metavar="N", help="only the last N runs")
+    show.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
+    show.set_defaults(run=_history_show)
+    for action in (adding, show):
+        action.add_argument("--db", type=Path, required=True, metavar="FILE", help="the history, an SQLite file")
+
+
+def _add_output_arguments(command: argparse.ArgumentParser) -> None:
+    for name, (_, said) in _FORMATS.items():
+        command.add_argument(f"--{name}", metavar="FILE", help=said)
+
+
+def _add_volume_arguments(command: argparse.ArgumentParser) -> None:
+    volume = command.add_mutually_exclusive_group()
+    volume.add_argument("-q", "--quiet", action="store_true", help="only what fails, and the closing line")
+    volume.add_argument("-v", "--verbose", action="store_true", help="a line for every case")
+
+
+def _screen(arguments: argparse.Namespace) -> Console:
+    """The console; standard error where a report goes to the standard output."""
+    return console(stderr=any(getattr(arguments, name) == "-" for name in _FORMATS))
+
+
+def _write_reports(report: Report, arguments: argparse.Namespace) -> None:
+    for name, (form, _) in _FORMATS.items():
+        if (target := getattr(arguments, name)) is not None:
+            write_text(target, form(report))
+
+
+def _read(path: Path) -> Report:
+    """The report in a record or JSON file; what is wrong with the file goes to the standard error."""
+    report, notes = record.read_report(path)
+    for note in notes:
+        print(f"fp8-oracle: {note}", file=sys.stderr)
+    return report
+
+
+# --- verify -------------------------------------------------------------------------------------------------
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    if arguments.contract is not None:
+        get(arguments.contract)
+    if arguments.resume and arguments.record is None:
+        raise OptionError("--resume continues a record; name it with --record FILE.jsonl")
+    writer = None
+    if arguments.keep is not None:
+        if arguments.resume:
+            raise OptionError("--keep needs every output, and --resume skips what its record holds; use one of them")
+        recording.require_empty(arguments.keep)
+        writer = CaptureWriter()
+    configured = () if arguments.subject or arguments.case else getattr(arguments, "subjects", ())
+    case = arguments.case
+    if case is not None and not case.startswith("captures/"):
+        case = str(cases.parse(case))  # as every id is spelled
+    wanted = Filter(arguments.contract, arguments.subject, case, configured, arguments.arch)
+    folder = None if arguments.fixtures == "none" else fixtures.folder(arguments.fixtures)
+    providers = subjects.providers() + [subjects.provider(target) for target in arguments.provider]
+    items = _items(wanted, folder, arguments.profile, providers, writer)
+    if arguments.list:
+        for item in items:
+            print(f"{item.id}\t{item.subject}")
+        return 0
+    _use_threads(arguments.threads, wanted)
+    entries = ledger.load(folder / ledger.FILE) if folder is not None else []
+    screen = _screen(arguments)
+    about = _about(wanted, arguments, folder, providers, len(items))
+    recorder = None if arguments.record is None else record.start(arguments.record, about, resume=arguments.resume)
+    for note in () if recorder is None else recorder.notes:
+        print(f"fp8-oracle: {note}", file=sys.stderr)
+    keys = [record.key_of(item.id, item.subject, item.arch, item.stamp, about) for item in items]
+    # An id without a slash is no case but a fact about this machine, which is found again.
+    finished = {} if recorder is None else recorder.finished
+    earlier = [finished.get(key) if "/" in item.id else None for item, key in zip(items, keys, strict=True)]
+    start = time.perf_counter() - sum(o.seconds for o in earlier if o is not None)
+    outcomes = _judge(items, keys, earlier, screen, entries, recorder, verbose=arguments.verbose)
+    unfinished = len(items) - len(outcomes)
+    marked, complaints = ledger.apply(
+        outcomes, entries, whole=not wanted and folder is not None and not unfinished
+    )
+    report = Report(
+        marked, complaints, about.machine, time.perf_counter() - start, about.versions, about.started, unfinished
+    )
+    if recorder is not None:
+        recorder.end(complaints, report.seconds, unfinished)
+    words.print_report(report, screen, quiet=arguments.quiet)
+    _write_reports(report, arguments)
+    if writer is not None:
+        asked = [f"--{name} {value}" for name, value in about.selection.items()]
+        asked += [f"--provider {target}" for target in arguments.provider]
+        command = " ".join(["fp8-oracle", "verify", *asked, "--keep DIR"])
+        made = recording.provenance_of(about.machine, about.versions, command)
+        for line in writer.write(arguments.keep, provenance=made):
+            screen.print(line, soft_wrap=True)
+    if unfinished:
+        print("fp8-oracle: interrupted", file=sys.stderr)
+        return 130
+    return 0 if report.ok else 1
+
+
+def _use_threads(given: int | None, wanted: Filter) -> None:
+    """One thread for a profile: its cases are so small that several threads spend their time waiting."""
+    if given is not None and given < 1:
+        raise OptionError(f"--threads {given}: at least 1")
+    if given is not None or wanted.id is None:
+        torch.set_num_threads(min(given or 1, os.cpu_count() or 1))
+
+
+def _about(
+    wanted: Filter, arguments: argparse.Namespace, folder: Path | None, providers: Sequence[Provider], planned: int
+) -> Run:
+    """The ``run`` line of a record: the machine, the versions, and what was asked for."""
+    asked = {
+        "profile": None if wanted.id else arguments.profile,
+        "contract": wanted.contract,
+        "subject": wanted.subject or ", ".join(wanted.subjects),
+        "case": wanted.id,
+        "arch": wanted.arch,
+        "fixtures": "none" if folder is None else None,
+    }
+    selection = {name: value for name, value in asked.items() if value}
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return Run(started, provenance.machine(), provenance.versions(providers), selection, planned)
+
+
+def _items(
+    wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider], writer: CaptureWriter | None
+) -> list[Item]:
+    replayed = [] if folder is None else runner.replay(folder / "captures")
+    if wanted.id is not None and wanted.id.startswith("captures/"):
+        items = replayed
+    else:
+        available = [subject for provider in providers for subject in provider.subjects]
+        one = None if wanted.id is None else [cases.parse(wanted.id)]
+        keep = None if writer is None else writer.add
+        items = runner.live(available, profile=profile, cases=one, keep=keep) + replayed
+        if wanted.id is None and wanted.arch is None:
+            items = runner.broken(providers) + items
+    kept = [item for item in items if wanted.keeps(item)]
+    if wanted.id is None and wanted.subject is None and not wanted.subjects and wanted.arch is None:
+        contracts = list(registered()) if wanted.contract is None else [wanted.contract]
+        kept += runner.untested(kept, contracts)
+    if kept:
+        return kept
+    if wanted.subject is not None and wanted.subject not in {item.subject for item in items}:
+        known = ", ".join(sorted({item.subject for item in items})) or "none; is the package installed?"
+        raise CaseError(f"no subject {wanted.subject!r} on this machine; there are: {known}")
+    asked = [str(part) for part in (wanted.id, wanted.contract, wanted.subject, wanted.arch) if part is not None]
+    arches = ", ".join(sorted({item.arch for item in items} - {"-"}))
+    raise CaseError(
+        f"nothing to run for {', '.join(asked)} (arches: {arches}); `fp8-oracle verify --list` prints every id"
+    )
+
+
+def _judge(
+    items: Sequence[Item],
+    keys: Sequence[str],
+    earlier: Sequence[Outcome | None],
+    screen: Console,
+    entries: Sequence[Entry],
+    recorder: Recorder | None,
+    *,
+    verbose: bool,
+) -> list[Outcome]:
+    """The outcomes in order, fewer than items when interrupted; each is recorded before the next one is computed."""
+    done: list[Outcome] = []
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+    # An interrupted run is reported as unfinished, with exit status 130.
+    with contextlib.suppress(KeyboardInterrupt), bar:
+        task = bar.add_task("", total=len(items))
+        for item, key, found in zip(items, keys, earlier, strict=True):
+            failing = sum(o.fails for o in done)
+            so_far = f"[bold red]{failing} failing[/] " if failing else ""
+            bar.update(task, description=f"{so_far}{item.contract} \\[{item.subject}]")
+            outcome = item.outcome() if found is None else replace(found, known=None)
+            ((outcome,), _) = ledger.apply([outcome], entries, whole=False)
+            if recorder is not None and found is None:
+                recorder.append(key, outcome)
+            if verbose:
+                screen.print(words.line(outcome), soft_wrap=True)
+            done.append(outcome)
+            bar.advance(task)
+    return done
+
+
+# --- report, compare, history -------------------------------------------------------------------------------
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    whole = _read(arguments.record)
+    kept = tuple(
+        o for o in whole.outcomes
+        if fnmatchcase(o.contract, arguments.contract or "*") and fnmatchcase(o.subject, arguments.subject or "*")
+        and (o.status.is_failure or not arguments.failures)
+    )  # fmt: skip
+    if whole.outcomes and not kept and not arguments.failures:
+        known = ", ".join(sorted({o.contract for o in whole.outcomes}))
+        raise CaseError(f"{arguments.record}: nothing of that routine and subject; routines: {known}")
+    report = replace(whole, outcomes=kept)
+    words.print_report(report, _screen(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
+    _write_reports(report, arguments)
+    return 0 if whole.ok else 1
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    old, new = _read(arguments.old), _read(arguments.new)
+    renamed = pairs(arguments.pair, "--pair") or None
+    for names, given, report in ((renamed or (), arguments.old, old), ((renamed or {}).values(), arguments.new, new)):
+        known = {o.subject for o in report.outcomes}
+        if unknown := [name for name in names if name not in known]:
+            raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    found = changes.between(old, new, renamed=renamed)
+    screen = console(stderr=arguments.json == "-")
+    changes.print_comparison(found, screen, verbose=arguments.verbose, quiet=arguments.quiet)
+    write_json(arguments.json, found.to_json())
+    return 0 if found.ok else 1
+
+
+def _history_add(arguments: argparse.Namespace) -> int:
+    number, new = history.add(arguments.db, _read(arguments.record), label=arguments.label or "")
+    print(f"{arguments.db}: {'added as' if new else 'is already'} run {number}")
+    return 0
+
+
+def _history_show(arguments: argparse.Namespace) -> int:
+    if arguments.last is not None and arguments.last < 1:
+        raise OptionError(f"--last {arguments.last}: at least 1")
+    points = history.points(arguments.db, contract=arguments.contract, subject=arguments.subject, last=arguments.last)
+    if not points:
+        raise CaseError(f"{arguments.db}: holds no run; add one with `fp8-oracle history add RECORD --db FILE`")
+    history.print_history(points, console())
+    if arguments.html is not None:
+        what = " ".join(name for name in (arguments.contract, arguments.subject) if name) or "every routine and subject"
+        fixtures.write_bytes(arguments.html, history.to_html(points, what).encode())
+    return 0

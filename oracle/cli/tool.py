@@ -1,0 +1,335 @@
+"""Commands about the installation: ``doctor``, ``list``, ``plan`` and ``completion``.
+
+``doctor`` imports each GPU library in a separate process with a time limit, because one may crash or hang while it
+loads. ``plan`` prints the decision of ``kernels.plan``, which is imported by name only. Nothing is downloaded or
+compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+from typing import Literal
+
+import shtab
+import torch
+from rich.table import Table
+
+from oracle.cli.common import Commands, console, pairs
+from oracle.errors import FixtureError, OptionError, SubjectError
+from oracle.fixtures import captures
+from oracle.fixtures import files as fixtures
+from oracle.harness import coverage, subjects
+from oracle.report import ledger
+from oracle.routines import Contract, profiles, registered
+from oracle.routines.options import word
+from oracle.tensorcore.schedules import schedules
+
+WHAT = ("contracts", "cases", "subjects", "captures", "numerics")
+SHELLS = tuple(shtab.SUPPORTED_SHELLS)
+# Import names and what they are for; each is optional.
+OPTIONAL = {
+    "triton": "our own quantisation kernels",
+    "deep_gemm": "install sgl-deep-gemm; PyPI's deep-gemm 1.0.0 is an unofficial upload",
+    "flashinfer": "install flashinfer-python",
+    "vllm": "vLLM's compiled operators",
+}
+IMPORT_SECONDS = 60
+
+
+def add_doctor(commands: Commands) -> None:
+    command = commands.add_parser("doctor", help="what is importable and usable here, and why not")
+    command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
+    command.set_defaults(run=_doctor)
+
+
+def add_list(commands: Commands) -> None:
+    command = commands.add_parser("list", help="list contracts, cases, subjects, captures or numerics")
+    command.add_argument("what", nargs="?", choices=WHAT, default="contracts")
+    command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
+    command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
+    command.add_argument("--coverage", action="store_true", help="the legs of every routine: P, R, D, G and H by arch")
+    command.add_argument("--markdown", action="store_true", help="with --coverage: as Markdown, CPU subjects only")
+    command.add_argument(
+        "--update", type=Path, metavar="FILE", help="with --coverage: write it between the markers of a Markdown file"
+    )
+    command.set_defaults(run=_list)
+
+
+def add_plan(commands: Commands) -> None:
+    command = commands.add_parser(
+        "plan",
+        help="which backend the production layer chooses, and why not the others",
+        description="Print the decision for one problem and every reason. Exit 1 when no backend serves it.",
+    )
+    command.add_argument("--op", required=True, help="operation or routine, as fp8_gemm_nt")
+    command.add_argument("--arch", help="sm90, gfx942, cpu...; default: this machine")
+    for dim in ("m", "n", "k"):
+        command.add_argument(f"--{dim}", type=int)
+    command.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="any other field of the problem"
+    )
+    command.set_defaults(run=_plan)
+
+
+def add_completion(commands: Commands) -> None:
+    command = commands.add_parser(
+        "completion",
+        help="print the completion script of a shell",
+        description="Print a script that completes commands, flags and choices; load it where your shell loads such.",
+    )
+    command.add_argument("shell", choices=SHELLS)
+    command.set_defaults(run=_completion)
+
+
+# --- doctor -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of the table; ``absent`` is a fact and no problem."""
+
+    what: str
+    state: Literal["ok", "absent", "problem"]
+    said: str
+
+
+def examine(fixtures_folder: str | None = None) -> list[Finding]:
+    """Every finding, in the order in which a reader needs them."""
+    return [
+        *_versions(),
+        *_devices(),
+        our_kernels(),
+        *_optional(),
+        *_subjects(),
+        *_fixtures(fixtures_folder),
+    ]
+
+
+def our_kernels(search: list[str] | None = None) -> Finding:
+    """Whether ``import kernels`` finds the package that belongs to this distribution.
+
+    Parameters
+    ----------
+    search : folders to look through instead of ``sys.path``.
+    """
+    ours = Path(__file__).resolve().parents[2] / "kernels"
+    spec = (
+        importlib.util.find_spec("kernels")
+        if search is None
+        else importlib.machinery.PathFinder.find_spec("kernels", search)
+    )
+    if spec is None or not spec.origin:
+        return Finding("kernels", "problem", f"not importable; expected {ours}; install with pip install -e .")
+    found = Path(spec.origin).resolve().parent
+    if found != ours:
+        owner = ", ".join(packages_distributions().get("kernels", [])) or "no known distribution"
+        said = (
+            f"another package named kernels is imported instead of ours: {found} (of {owner}); Hugging Face's "
+            "`kernels` on PyPI has the same name: uninstall it, or use a virtual environment without it"
+        )
+        return Finding("kernels", "problem", said)
+    return Finding("kernels", "ok", str(found))
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("python", "ok", sys.version.split()[0])
+    try:
+        yield Finding("fp8-oracle", "ok", version("fp8-oracle"))
+    except PackageNotFoundError:
+        yield Finding("fp8-oracle", "problem", "not installed, so no subject is registered: pip install -e .")
+    for package in ("torch", "numpy", "numba", "safetensors", "rich"):
+        yield Finding(package, "ok", version(package))
+
+
+def _devices() -> Iterator[Finding]:
+    yield Finding("cpu", "ok", f"{torch.get_num_threads()} threads")
+    if not torch.cuda.is_available():
+        built = "" if torch.version.cuda or torch.version.hip else " (this torch is built for the CPU)"
+        yield Finding("gpu", "absent", f"torch sees no device{built}; captures are replayed, nothing runs live on one")
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        yield Finding(f"gpu {index}", "ok", f"{torch.cuda.get_device_name(index)}, sm{major}{minor}")
+
+
+def _optional() -> Iterator[Finding]:
+    for name, purpose in OPTIONAL.items():
+        if importlib.util.find_spec(name) is None:
+            yield Finding(name, "absent", f"not installed ({purpose})")
+            continue
+        code = f"import {name}; print(getattr({name}, '__version__', 'version unknown'))"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            yield Finding(name, "problem", f"import takes longer than {IMPORT_SECONDS} s")
+            continue
+        if done.returncode == 0:
+            yield Finding(name, "ok", next(iter(done.stdout.splitlines()[-1:]), "version unknown"))
+        else:
+            last = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit status {done.returncode}")
+            yield Finding(name, "problem", f"installed, but import fails: {last}")
+
+
+def _subjects() -> Iterator[Finding]:
+    providers = subjects.providers()
+    if not providers:
+        yield Finding("subjects", "problem", f"no entry point in group {subjects.GROUP}: pip install -e .")
+    for provider in providers:
+        if provider.problem is not None:
+            yield Finding("subjects", "problem", provider.problem)
+        for subject in provider.subjects:
+            reason = subject.why_not()
+            what = f"{subject.contract} [{subject.name}, {subject.arch}]"
+            yield Finding(what, "ok" if reason is None else "absent", reason or f"declares {subject.numerics}")
+
+
+def _fixtures(given: str | None) -> Iterator[Finding]:
+    try:
+        folder = fixtures.folder(given)
+        count = len(captures.load(folder / "captures"))
+        known = len(ledger.load(folder / ledger.FILE))
+    except FixtureError as error:
+        yield Finding("fixtures", "problem", str(error))
+    else:
+        yield Finding("fixtures", "ok", f"{folder}: {count} captures, {known} known failures")
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    findings = examine(arguments.fixtures)
+    table = Table(title="doctor", title_justify="left")
+    table.add_column("what")
+    table.add_column("state")
+    table.add_column("found, or why not", overflow="fold")
+    styles = {"ok": "green", "absent": "dim", "problem": "bold red"}
+    for finding in findings:
+        table.add_row(finding.what, finding.state, finding.said, style=styles[finding.state])
+    console().print(table)
+    return 1 if any(finding.state == "problem" for finding in findings) else 0
+
+
+# --- list ---------------------------------------------------------------------------------------------------
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    if arguments.coverage:
+        return _coverage(arguments)
+    if arguments.markdown or arguments.update is not None:
+        raise OptionError("--markdown and --update print the coverage table; add --coverage")
+    for line in _lines(arguments):
+        print(line)
+    return 0
+
+
+def _lines(arguments: argparse.Namespace) -> Iterator[str]:
+    if arguments.what == "contracts":
+        for contract in registered().values():
+            yield from _describe(contract, arguments.profile)
+    elif arguments.what == "cases":
+        for name in registered():
+            yield from map(str, profiles.cases(name, arguments.profile))
+    elif arguments.what == "subjects":
+        for provider in subjects.providers():
+            if provider.problem is not None:
+                yield provider.problem
+            for subject in provider.subjects:
+                reason = subject.why_not()
+                state = f"declares {subject.numerics}" if reason is None else f"not here: {reason}"
+                yield f"{subject.contract} [{subject.name}, {subject.arch}] {state}"
+    elif arguments.what == "captures":
+        for c in captures.load(fixtures.folder(arguments.fixtures) / "captures"):
+            yield f"{c.id}\t{c.contract}\t{c.recording.arch}"
+    else:
+        for schedule in schedules():
+            yield f"{schedule.name}\t{schedule.status.value}\t{schedule.seen_in}"
+
+
+def _coverage(arguments: argparse.Namespace) -> int:
+    """The coverage table; a file gets the CPU subjects only, so that every machine writes the same."""
+    portable = arguments.markdown or arguments.update is not None
+    providers = subjects.providers()
+    live = [s for provider in providers for s in provider.subjects if not portable or s.device == "cpu"]
+    packages = sorted({provider.target.partition(":")[0].partition(".")[0] for provider in providers})
+    rows = coverage.rows(live, fixtures.folder(arguments.fixtures), lambda name: _exposed(packages, name))
+    if arguments.update is not None:
+        changed = coverage.place(arguments.update, coverage.markdown(rows))
+        print(f"{arguments.update}: {'written' if changed else 'as it was'}")
+    elif arguments.markdown:
+        print(coverage.markdown(rows), end="")
+    else:
+        table = Table(title="coverage", title_justify="left", caption=coverage.LEGEND, caption_justify="left")
+        for column in ("section", "routine", *"PRDGH", "missing"):
+            table.add_column(column)
+        for row in rows:
+            style = "yellow" if row.missing else None
+            table.add_row(row.routine.section, row.routine.name, *row.cells(), row.missing, style=style)
+        console().print(table)
+    return 0
+
+
+def _exposed(packages: Sequence[str], attribute: str) -> bool:
+    """Whether a package of the subjects has this (dotted) attribute."""
+    for package in packages:
+        found: object = import_module(package)
+        for name in attribute.split("."):
+            found = getattr(found, name, None)
+        if found is not None:
+            return True
+    return False
+
+
+def _describe(contract: Contract, profile: str) -> list[str]:
+    inputs = [
+        f"{spec.name} [{', '.join(spec.dims)}]" if spec.dims is not None else f"{spec.name} ({spec.doc})"
+        for spec in contract.inputs
+    ]
+    lines = [
+        contract.name,
+        f"  {contract.summary}",
+        f"  inputs: {', '.join(inputs)}; outputs: {', '.join(contract.outputs)}",
+    ]
+    for option in contract.options:
+        choices = "" if option.choices is None else f" (of {', '.join(str(word(c)) for c in option.choices)})"
+        lines.append(f"  option {option.name}={word(option.default)}{choices}")
+    if numerics := getattr(contract, "numerics", {}):
+        lines.append(f"  numerics: {'; '.join(f'{arch}: {names[0]}' for arch, names in numerics.items())}")
+    lines.append(f"  cases: {len(profiles.cases(contract.name, profile))} in profile {profile}")
+    return lines
+
+
+# --- plan and completion ------------------------------------------------------------------------------------
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    try:
+        plan, errors = import_module("kernels.plan"), import_module("kernels.errors")
+    except ImportError as error:
+        raise SubjectError(f"the production layer cannot be imported ({error}); see `fp8-oracle doctor`") from None
+    given = {
+        name: int(text) if text.isdecimal() else {"true": True, "false": False}.get(text, text)
+        for name, text in pairs(arguments.option, "--option").items()
+    }
+    dims = {dim: getattr(arguments, dim) for dim in "mnk" if getattr(arguments, dim) is not None}
+    if twice := sorted({"op", "arch", *dims} & set(given)):
+        raise OptionError(f"--option {twice[0]}=...: {twice[0]} has a flag of its own, --{twice[0]}")
+    try:
+        text = plan.describe(op=arguments.op, arch=arguments.arch, **{**given, **dims})
+    except errors.KernelError as error:
+        raise OptionError(str(error)) from None
+    print(text)
+    return 1 if text.splitlines()[0].endswith(plan.NO_BACKEND) else 0
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from oracle.cli import parser
+
+    print(shtab.complete(parser(), arguments.shell))
+    return 0
