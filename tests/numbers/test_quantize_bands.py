@@ -53,7 +53,7 @@ def verdicts(text: str) -> dict[str, object]:
 def test_bands_change_nothing(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = verdicts(text)
     monkeypatch.setattr(quantize, "BAND", 2500)
-    monkeypatch.setattr(evidence, "BAND", 3000)
+    monkeypatch.setattr(heatmap, "BAND", 3000)
     assert verdicts(text) == whole
 
 
@@ -88,7 +88,7 @@ class Largest(TorchDispatchMode):
 def test_no_temporary_of_the_whole(label: str, options: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     """256 x 4096 elements in bands of 2^14: 128 KiB for float64, where the whole would take 8 MiB."""
     monkeypatch.setattr(quantize, "BAND", 1 << 14)
-    monkeypatch.setattr(evidence, "BAND", 1 << 14)
+    monkeypatch.setattr(heatmap, "BAND", 1 << 14)
     x = torch.randn(256, 4096, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
     made = oracle.reference("scaled_fp8_quant", {"x": x}, **options)
     assert isinstance(made, dict)
