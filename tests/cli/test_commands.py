@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 import torch
-from conftest import Cli
 from torch import Tensor
 
 import oracle
@@ -21,21 +19,10 @@ from oracle.report.files import to_junit
 from oracle.report.outcome import Outcome, Report
 from oracle.routines import cases, registered
 from oracle.verdict.compare import Status, Verdict
+from tests.support.commandline import CASE, Cli, only_case, provide
 
-CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=256,k=256/family=randn/seed=7"
 ROW_MAJOR = "captures/h200_dense_m16_n128_k512/out.flashinfer.w8a8_rowmajor_scale"
 DEEP_GEMM = "captures/h200_dense_m16_n128_k512/out.deep_gemm.fp8_gemm_nt"
-
-
-def provide(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Make the named example subjects the only ones that are registered."""
-    points = [EntryPoint(name, f"example_subjects:{name}", "fp8_oracle.subjects") for name in names]
-    monkeypatch.setattr("oracle.harness.subjects.entry_points", lambda group: points)
-
-
-def only_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every profile is the one small case."""
-    monkeypatch.setattr("oracle.routines.profiles.cases", lambda contract, profile: [cases.parse(CASE)])
 
 
 # --- judge --------------------------------------------------------------------------------------------------

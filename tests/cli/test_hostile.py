@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Cli
 from torch import Tensor
 
 import oracle
@@ -26,6 +25,7 @@ from oracle.harness.report import Finding, Report
 from oracle.report.outcome import Outcome
 from oracle.routines import cases
 from oracle.verdict.compare import Status, Verdict
+from tests.support.commandline import Cli
 
 GEMM = "fp8_gemm_nt"
 CASE = f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=5,n=256,k=256/family=randn/seed=7"

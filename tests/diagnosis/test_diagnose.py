@@ -21,7 +21,7 @@ from oracle.routines.products.contract import ProductContract
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.verdict.compare import Status
-from tests.conftest import Cli
+from tests.support.commandline import Cli
 
 ROW_MAJOR = "row-major A scale read as [K/128, align(M, 4)]"
 BITS = "bfloat16 bits in a float16 buffer"

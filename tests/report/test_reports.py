@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import Cli
 from reports import HOSTILE, every_status, evidence, many, outcome
 
 from oracle.report import html, markdown, picture
@@ -19,6 +18,7 @@ from oracle.report.files import to_json, to_junit
 from oracle.report.outcome import Report
 from oracle.verdict.compare import Status
 from oracle.verdict.evidence import LEVELS, OPEN
+from tests.support.commandline import Cli
 
 MIB = 2**20
 
