@@ -31,10 +31,10 @@ RUN = """
 import sys
 from pathlib import Path
 import pytest
-import tests.conftest
+from tests import conftest
 if len(sys.argv) > 2:
-    tests.conftest.SHARED = Path(sys.argv[2])
-sys.exit(pytest.main(["-q", "--strict-markers", "-p", "no:cacheprovider", sys.argv[1]], plugins=[tests.conftest]))
+    conftest.SHARED = Path(sys.argv[2])
+sys.exit(pytest.main(["-q", "--strict-markers", "-p", "no:cacheprovider", sys.argv[1]], plugins=[conftest]))
 """
 
 
