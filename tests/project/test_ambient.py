@@ -22,8 +22,8 @@ from torch import Tensor
 import oracle
 from oracle import errors
 from oracle.numbers.formats import codes_of
-from oracle.routines import get, intervals
-from tests.support.answers import NAMES, Answers, answers, smallest
+from oracle.routines import get
+from tests.support.answers import NAMES, Answers, answers, expected, smallest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -144,7 +144,7 @@ class TestTensors:
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # they are refused here, however young
     def test_what_has_no_values_is_refused(self) -> None:
         inputs, options = smallest("fp8_gemm_nt")
-        out = intervals.expected(get("fp8_gemm_nt"), inputs, **options)["out"]
+        out = expected("fp8_gemm_nt", inputs, **options)["out"]
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         fake = FakeTensorMode().from_tensor(out)
@@ -164,7 +164,7 @@ class TestTensors:
         contract = get("fp8_gemm_nt")
         with pytest.raises(errors.LayoutError, match=r"a_scale\.resolve_neg\(\)"):
             contract.reference(inputs | {"a_scale": negated(inputs["a_scale"])}, **options)
-        out = negated(intervals.expected(contract, inputs, **options)["out"])
+        out = negated(expected(contract.name, inputs, **options)["out"])
         with pytest.raises(errors.LayoutError, match=r"out\.resolve_neg\(\)"):
             contract.judge(inputs, out, arch="sm90", numerics=None, **options)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 import oracle
 from oracle import errors
 from oracle.numbers.formats import codes_of
-from oracle.routines import cases, get, intervals, profiles, registered
-from oracle.routines.base import plain
+from oracle.routines import cases, get, profiles, registered
+from oracle.routines.base import Call, plain
 from oracle.tensorcore.identify import Match
 
 NAMES = sorted(name for name in registered() if name in cases.grammars())
@@ -27,6 +27,12 @@ def smallest(name: str) -> tuple[dict[str, Tensor], dict[str, object]]:
     return case.inputs(), case.call_options()
 
 
+def expected(name: str, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+    """The right outputs of a call, by name."""
+    contract = get(name)
+    return contract.expected(Call(contract, inputs, options).checked())
+
+
 def answers(
     name: str,
     inputs: Mapping[str, Tensor],
@@ -34,7 +40,7 @@ def answers(
     change: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Answers:
     """What every verb says about the expected output and about a wrong one; ``change`` is made to every output."""
-    right = intervals.expected(get(name), {n: plain(x, n) for n, x in inputs.items()}, **options)
+    right = expected(name, {n: plain(x, n) for n, x in inputs.items()}, **options)
     broken = {n: x.clone(memory_format=torch.preserve_format) for n, x in right.items()}
     bits = next(iter(broken.values()))
     bits = codes_of(bits) if bits.is_floating_point() else bits
