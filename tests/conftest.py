@@ -1,19 +1,24 @@
-"""Shared by all tests: deterministic hypothesis, the fixtures folder, the command line in process."""
+"""For all tests: deterministic hypothesis, the fixtures folder, the command line in process, ``needs_shared``.
+
+``@pytest.mark.needs_shared("captures/x.safetensors")`` is for a test that reads recorded data from outside the
+repository (``FP8_ORACLE_SHARED``, default ``../shared``). Without the data the test is skipped, and the last lines of
+the run count what was skipped and say how to run it. Where ``FP8_ORACLE_SHARED`` is set, missing data fail the test.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.commandline import Cli, Ran
+from tests.support.paths import FIXTURES, ROOT, SHARED
+
 # The tensors here are small: threads of one process, or of two test workers on two cores, only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-ROOT = Path(__file__).resolve().parent.parent
 collect_ignore = ["support"]  # another project's suite; test_pytest_plugin.py runs it
 
 settings.register_profile(
@@ -22,16 +27,41 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a command returned and printed."""
-
-    status: int
-    out: str
-    err: str
+# --- tests that need data from outside the repository ----------------------------------------------------------
 
 
-Cli = Callable[..., Ran]
+WAY_OUT = "set FP8_ORACLE_SHARED to the folder that holds captures/ and vectors/"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip, or fail where the folder was named, before any fixture of the test is made."""
+    needed = [str(path) for mark in item.iter_markers("needs_shared") for path in mark.args]
+    absent = [path for path in needed if not (SHARED / path).exists()]
+    if not absent:
+        return
+    reason = f"no {', '.join(absent)} in {SHARED}: {WAY_OUT}"
+    if os.environ.get("FP8_ORACLE_SHARED"):
+        pytest.fail(reason, pytrace=False)
+    item.user_properties.append(("needs_shared", absent))
+    pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests did not run for want of recorded data, which data, and how to run them."""
+    reports = terminalreporter.stats.get("skipped", [])
+    absent = [value for report in reports for name, value in getattr(report, "user_properties", ()) if name == "needs_shared"]
+    if absent:
+        files = sorted({path for paths in absent for path in paths})
+        terminalreporter.write_sep("!", f"{len(absent)} tests did not run: no recorded data", yellow=True)
+        terminalreporter.write_line(f"absent from {SHARED}: {', '.join(files)}")
+        terminalreporter.write_line(f"to run them, {WAY_OUT}")
+
+
+# --- fixtures --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -43,7 +73,7 @@ def root() -> Path:
 @pytest.fixture
 def fixtures_folder() -> Path:
     """The repository's fixtures, wherever the tests are started."""
-    return ROOT / "fixtures"
+    return FIXTURES
 
 
 @pytest.fixture

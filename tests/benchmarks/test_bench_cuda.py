@@ -1,8 +1,8 @@
 """Rates of the CUDA engine beside a float64 matmul on the same GPU, and its bits on a corner of the product.
 
-``pytest tests/benchmarks/test_bench_cuda.py --benchmark-enable --benchmark-only`` on a machine with a GPU. Data come
-from :mod:`oracle.routines.data`, the same on every machine, so that :func:`corner` of a GPU can be compared with the CPU
-engine's anywhere. Nothing here asserts a time.
+``pytest tests/benchmarks/test_bench_cuda.py --benchmark-enable --benchmark-only`` on a machine with a GPU. The data
+of :mod:`oracle.routines.data` are the same on every machine, so that :func:`corner` of a GPU can be compared with the
+CPU engine's anywhere. Nothing here asserts a time.
 """
 
 from __future__ import annotations

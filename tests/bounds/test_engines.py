@@ -16,14 +16,14 @@ from torch import Tensor
 
 from oracle.bounds import Accumulator, engines, of_schedule, residue_bound
 from oracle.errors import NumericsError
-from oracle.numbers.formats import by_name, codes_of, decode, from_codes
+from oracle.numbers.formats import codes_of
 from oracle.tensorcore import cpu_jit, engine_cpu, engine_cuda
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.packing import PROMOTE, plan, supported
 from oracle.tensorcore.predict import predict_product
-from oracle.tensorcore.schedules import Promotion, Scales, Schedule, get, schedules
+from oracle.tensorcore.schedules import Promotion, Schedule, get, schedules
 from oracle.truth import gemm
-from oracle.truth.gemm import ScaledProduct
+from tests.support.schedule_products import differing, formats_of, product_of
 
 SHAPES = [(1, 5, 7), (3, 130, 96), (5, 9, 300)]  # ragged in M, N (panels of 128), K (groups, tiles and intervals)
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -31,51 +31,7 @@ FP8 = ("float8_e4m3fn", "float8_e5m2")
 
 def compiled() -> list[Schedule]:
     """Schedules with a torch operand dtype that the CPU engine takes."""
-    return [s for s in schedules() if _formats(s) and supported(_product(s, 1, 1, 32, seed=0), s)]
-
-
-def _formats(schedule: Schedule) -> tuple[str, ...]:
-    return tuple(f for f in schedule.instruction.operands if f not in ("tfloat32", "float4_e2m1fn"))
-
-
-def _any_codes(rows: int, k: int, fmt: str, *, seed: int, special: bool) -> Tensor:
-    """Uniform codes; without ``special`` those of NaN and infinities become the largest finite value."""
-    f = by_name(fmt)
-    codes = torch.from_numpy(np.random.Generator(np.random.Philox(seed)).integers(0, 1 << f.bits, (rows, k)))
-    if not special:
-        codes = torch.where(torch.isfinite(decode(codes, f)), codes, f.max_code)
-    return from_codes(codes, f)
-
-
-def _bell(rows: int, k: int, fmt: str, *, seed: int) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, k, generator=g).to(by_name(fmt).torch_dtype)
-
-
-def _product(
-    schedule: Schedule, m: int, n: int, k: int, *, seed: int, formats: tuple[str, str] | None = None,
-    data: str = "bell", bias: bool = False,
-) -> ScaledProduct:  # fmt: skip
-    """A product that the schedule can compute, every scale different."""
-    g = torch.Generator().manual_seed(seed)
-    left, right = formats or (_formats(schedule)[0],) * 2
-    block = {Scales.PROMOTION: 128, Scales.OPERANDS: 32, Scales.EPILOGUE: k}[schedule.scales]
-    blocks = -(-k // block)
-    if data == "bell":
-        a, b = _bell(m, k, left, seed=seed + 1), _bell(n, k, right, seed=seed + 2)
-    else:
-        a = _any_codes(m, k, left, seed=seed + 1, special=data == "special")
-        b = _any_codes(n, k, right, seed=seed + 2, special=data == "special")
-    if schedule.scales is Scales.OPERANDS:
-        sa = 2.0 ** torch.randint(-20, 20, (m, blocks), generator=g)
-        sb = 2.0 ** torch.randint(-20, 20, (-(-n // 2), blocks), generator=g)
-    else:
-        sa, sb = torch.rand(m, blocks, generator=g) + 0.1, torch.rand(-(-n // 2), blocks, generator=g) - 0.5
-    return ScaledProduct(a, b, sa, sb, block, 2, bias=torch.randn(n, generator=g) if bias else None)
-
-
-def _differing(x: Tensor, y: Tensor) -> int:
-    return int((codes_of(x) != codes_of(y)).sum())
+    return [s for s in schedules() if formats_of(s) and supported(product_of(s, 1, 1, 32, seed=0), s)]
 
 
 def _same(x: Tensor, y: Tensor) -> bool:
@@ -93,48 +49,48 @@ class TestPrediction:
         """Bell-shaped and uniform codes, NaN and infinities among them, ragged shapes, a bias."""
         for seed, (m, n, k) in enumerate(SHAPES):
             for data in ("bell", "finite", "special"):
-                product = _product(schedule, m, n, k, seed=seed, data=data, bias=seed == 1)
+                product = product_of(schedule, m, n, k, seed=seed, data=data, bias=seed == 1)
                 plain = predict_product(product, schedule, out_dtype=torch.float32, engine="torch")
                 fast = predict_product(product, schedule, out_dtype=torch.float32, engine="cpu")
-                assert _differing(plain, fast) == 0, (data, m, n, k)
+                assert differing(plain, fast) == 0, (data, m, n, k)
 
     @pytest.mark.parametrize("formats", [(a, b) for a in FP8 for b in FP8], ids="-".join)
     @pytest.mark.parametrize("name", ["sm90.promote128", "sm90.chain", "sm89.promote128", "sm100.chain"])
     def test_mixed_formats(self, name: str, formats: tuple[str, str]) -> None:
         for data in ("finite", "special"):
-            product = _product(get(name), 4, 131, 260, seed=3, formats=formats, data=data)
+            product = product_of(get(name), 4, 131, 260, seed=3, formats=formats, data=data)
             plain = predict_product(product, name, out_dtype=torch.bfloat16, engine="torch")
-            assert _differing(plain, predict_product(product, name, out_dtype=torch.bfloat16, engine="cpu")) == 0
+            assert differing(plain, predict_product(product, name, out_dtype=torch.bfloat16, engine="cpu")) == 0
 
     @pytest.mark.parametrize("special", [float("nan"), float("inf")])
     def test_special_scales(self, special: float) -> None:
-        product = _product(get("sm90.promote128"), 3, 5, 256, seed=4)
+        product = product_of(get("sm90.promote128"), 3, 5, 256, seed=4)
         product.a_scale[1, 1] = special
         product.b_scale[2, 0] = special
         plain = predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine="torch")
         fast = predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine="cpu")
-        assert _differing(plain, fast) == 0
+        assert differing(plain, fast) == 0
 
     @pytest.mark.parametrize("promotion", [p for p in Promotion if p is not Promotion.NONE])
     def test_every_promotion(self, promotion: Promotion) -> None:
         schedule = replace(get("sm90.promote128"), promotion=promotion)
-        product = _product(schedule, 3, 70, 384, seed=5)
+        product = product_of(schedule, 3, 70, 384, seed=5)
         plain = predict_product(product, schedule, out_dtype=torch.float32, engine="torch")
-        assert _differing(plain, predict_product(product, schedule, out_dtype=torch.float32, engine="cpu")) == 0
+        assert differing(plain, predict_product(product, schedule, out_dtype=torch.float32, engine="cpu")) == 0
 
     @pytest.mark.parametrize("group, t, to", [(32, 12, 13), (32, 14, 13), (16, 13, 13), (32, 13, 12), (8, 16, 16)])
     def test_other_widths(self, group: int, t: int, to: int) -> None:
         """Parameters that no hardware has are computed alike, and differ from sm90's own: they matter."""
         own = get("sm90.chain")
         schedule = replace(own, instruction=replace(own.instruction, group=group, align_bits=t, out_bits=to))
-        product = _product(schedule, 16, 40, 512, seed=6)
+        product = product_of(schedule, 16, 40, 512, seed=6)
         plain = predict_product(product, schedule, out_dtype=torch.float32, engine="torch")
         fast = predict_product(product, schedule, out_dtype=torch.float32, engine="cpu")
-        assert _differing(plain, fast) == 0
-        assert _differing(fast, predict_product(product, own, out_dtype=torch.float32, engine="cpu")) > 0
+        assert differing(plain, fast) == 0
+        assert differing(fast, predict_product(product, own, out_dtype=torch.float32, engine="cpu")) > 0
 
     def test_one_code_changes_one_row(self) -> None:
-        product = _product(get("sm90.promote128"), 5, 7, 200, seed=7)
+        product = product_of(get("sm90.promote128"), 5, 7, 200, seed=7)
         before = predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine="cpu")
         codes_of(product.a)[3, 190] += 8
         after = predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine="cpu")
@@ -146,8 +102,8 @@ class TestPrediction:
         for schedule in schedules():
             if schedule.instruction.sum is not Sum.FUSED and schedule.instruction.sum is not Sum.FUSED_THEN_ADD:
                 name = "bfloat16" if "bfloat16" in schedule.instruction.operands else "float8_e4m3fn"
-                assert not engine_cpu.supports(_product(schedule, 1, 1, 32, seed=0, formats=(name, name)), schedule)
-        product = _product(get("gfx942.chain"), 2, 2, 64, seed=0)
+                assert not engine_cpu.supports(product_of(schedule, 1, 1, 32, seed=0, formats=(name, name)), schedule)
+        product = product_of(get("gfx942.chain"), 2, 2, 64, seed=0)
         with pytest.raises(NumericsError, match="engine='torch'"):
             predict_product(product, "gfx942.chain", out_dtype=torch.float32, engine="cpu")
 
@@ -157,16 +113,16 @@ class TestBlocking:
 
     def test_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         schedule = get("sm90.promote128")
-        product = _product(schedule, 37, 300, 384, seed=8, bias=True)
+        product = product_of(schedule, 37, 300, 384, seed=8, bias=True)
         whole = predict_product(product, schedule, out_dtype=torch.bfloat16, engine="cpu")
         monkeypatch.setattr(engine_cpu, "CHUNK_BYTES", 5 * 384 * 7)
         monkeypatch.setattr(engine_cpu, "CHUNK_EPILOGUE", 300 * 3)
         monkeypatch.setattr(cpu_jit, "TASK_ROWS", 2)
-        assert _differing(whole, predict_product(product, schedule, out_dtype=torch.bfloat16, engine="cpu")) == 0
+        assert differing(whole, predict_product(product, schedule, out_dtype=torch.bfloat16, engine="cpu")) == 0
 
     def test_bound_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         acc = of_schedule(get("sm90.promote128"))
-        product = _product(get("sm90.promote128"), 9, 140, 256, seed=9)
+        product = product_of(get("sm90.promote128"), 9, 140, 256, seed=9)
         value, residue = engines.compiled_exact(product), engines.compiled_residue(product, acc)[1]
         monkeypatch.setattr(engines, "CHUNK_BYTES", 9 * 256 * 4)
         monkeypatch.setattr(cpu_jit, "TASK_ROWS", 3)
@@ -183,7 +139,7 @@ class TestBlocking:
 
     def test_memory(self) -> None:
         """A long K is unpacked by few rows: arrays beyond operands and result stay below 256 MiB."""
-        product = _product(get("sm90.chain"), 160, 32, 1 << 18, seed=10)
+        product = product_of(get("sm90.chain"), 160, 32, 1 << 18, seed=10)
         tracemalloc.start()
         try:
             engine_cpu.predict(product, get("sm90.chain"), out_dtype=torch.float32)
@@ -210,7 +166,7 @@ class TestPlan:
 
     @pytest.mark.parametrize("schedule", compiled(), ids=lambda s: s.name)
     def test_every_product_once(self, schedule: Schedule) -> None:
-        order = plan(_product(schedule, 1, 1, 300, seed=0), schedule)
+        order = plan(product_of(schedule, 1, 1, 300, seed=0), schedule)
         taken = order.source[order.source >= 0]
         assert sorted(taken.tolist()) == list(range(300))
         assert order.source.numel() % order.group == 0
@@ -219,13 +175,13 @@ class TestPlan:
 
     def test_interleaved(self) -> None:
         schedule = get("sm90.mma_sync.chain")
-        order = plan(_product(schedule, 1, 1, 32, seed=0), schedule)
+        order = plan(product_of(schedule, 1, 1, 32, seed=0), schedule)
         expected = [k for k in range(32) if k % 4 < 2] + [k for k in range(32) if k % 4 >= 2]
         assert order.source.tolist() == expected
 
     def test_short_groups_are_padded(self) -> None:
         schedule = get("sm70.f16.chain")
-        order = plan(_product(schedule, 1, 1, 8, seed=0), schedule)
+        order = plan(product_of(schedule, 1, 1, 8, seed=0), schedule)
         assert order.source.tolist() == [0, 1, 2, 3, -1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1]
 
 
@@ -243,7 +199,7 @@ class TestBounds:
     def test_equal(self, acc: Accumulator, data: str) -> None:
         schedule = get("sm90.chain" if acc.promotion is None else "sm90.promote128")
         for seed, (m, n, k) in enumerate(SHAPES):
-            product = _product(schedule, m, n, k, seed=seed, data=data, bias=seed == 1)
+            product = product_of(schedule, m, n, k, seed=seed, data=data, bias=seed == 1)
             plain, x = gemm.exact(product), residue_bound(product, acc)
             value, y = engines.compiled_residue(product, acc)
             for alone in (engines.compiled_exact(product), value):
@@ -255,7 +211,7 @@ class TestBounds:
     def test_a_step_whose_products_are_all_zero_costs_nothing(self, fmt: torch.dtype, large: int) -> None:
         """Also where the other operand is large."""
         acc = of_schedule(get("sm90.promote128"))
-        product = _product(get("sm90.promote128"), 3, 5, 65, seed=14)
+        product = product_of(get("sm90.promote128"), 3, 5, 65, seed=14)
         a, b = (x.float().to(fmt) for x in (product.a, product.b))
         a.view(torch.uint8)[:, 64:] = 0
         b.view(torch.uint8)[:, 64:] = large
@@ -268,7 +224,7 @@ class TestBounds:
     def test_wide_exponents(self) -> None:
         """E5M2 whose sums still fit float64."""
         acc = of_schedule(get("sm90.promote128"))
-        product = _product(get("sm90.promote128"), 5, 9, 300, seed=11, formats=("float8_e5m2", "float8_e4m3fn"))
+        product = product_of(get("sm90.promote128"), 5, 9, 300, seed=11, formats=("float8_e5m2", "float8_e4m3fn"))
         assert engines.why_not(product, acc) is None
         mine, plain = engines.compiled_residue(product, acc)[1], residue_bound(product, acc)
         assert _same(mine.lo, plain.lo) and _same(mine.hi, plain.hi)
@@ -276,15 +232,15 @@ class TestBounds:
     def test_notices_another_accumulator(self) -> None:
         """One alignment bit fewer widens the interval."""
         acc = of_schedule(get("sm90.promote128"))
-        product = _product(get("sm90.promote128"), 4, 8, 256, seed=12)
+        product = product_of(get("sm90.promote128"), 4, 8, 256, seed=12)
         narrow = engines.compiled_residue(product, acc)[1]
         wide = engines.compiled_residue(product, replace(acc, align=acc.align - 1))[1]
         assert bool((wide.hi - wide.lo > narrow.hi - narrow.lo).all())
 
     def test_refusals(self) -> None:
         acc = of_schedule(get("sm90.promote128"))
-        fits = _product(get("sm90.promote128"), 2, 2, 128, seed=13)
-        too_wide = _product(get("sm90.chain"), 2, 2, 128, seed=13, formats=("float8_e5m2",) * 2, data="finite")
+        fits = product_of(get("sm90.promote128"), 2, 2, 128, seed=13)
+        too_wide = product_of(get("sm90.chain"), 2, 2, 128, seed=13, formats=("float8_e5m2",) * 2, data="finite")
         inside = replace(acc, scales_inside=True)
         for product, accumulator, word in ((too_wide, acc, "leave float64"), (fits, inside, "inside")):
             reason = engines.why_not(product, accumulator)
@@ -300,17 +256,17 @@ import torch
 from oracle.tensorcore import engine_cuda
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get
-from tests.bounds.test_engines import _differing, _product
+from tests.support.schedule_products import differing, product_of
 for name, k, data in (("sm90.promote128", 160, "special"), ("sm90.mma_sync.chain", 40, "bell"),
                       ("sm100.promote128.muladd", 64, "finite"), ("sm89.promote128.row_then_col", 32, "finite")):
-    product = _product(get(name), 3, 5, k, seed=k, data=data, formats=("float8_e4m3fn", "float8_e5m2"), bias=True)
+    product = product_of(get(name), 3, 5, k, seed=k, data=data, formats=("float8_e4m3fn", "float8_e5m2"), bias=True)
     assert engine_cuda.supports(product, get(name)), name
     fast = predict_product(product, name, out_dtype=torch.bfloat16, engine="cuda")
-    assert _differing(fast, predict_product(product, name, out_dtype=torch.bfloat16, engine="torch")) == 0, name
-product = _product(get("sm90.chain"), 2, 2, 32, seed=1)
+    assert differing(fast, predict_product(product, name, out_dtype=torch.bfloat16, engine="torch")) == 0, name
+product = product_of(get("sm90.chain"), 2, 2, 32, seed=1)
 fast = predict_product(product, "sm90.chain", out_dtype=torch.float32, engine="cuda")
 product.a.view(torch.uint8)[0, 0] += 8
-assert _differing(fast, predict_product(product, "sm90.chain", out_dtype=torch.float32, engine="torch")) > 0
+assert differing(fast, predict_product(product, "sm90.chain", out_dtype=torch.float32, engine="torch")) > 0
 print("same bits")
 """
 
@@ -329,12 +285,12 @@ class TestCuda:
     def test_needs_its_device(self) -> None:
         """Operands on the CPU are not for this engine."""
         schedule = get("sm90.chain")
-        assert not engine_cuda.supports(_product(schedule, 1, 1, 32, seed=0), schedule)
+        assert not engine_cuda.supports(product_of(schedule, 1, 1, 32, seed=0), schedule)
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
     @pytest.mark.parametrize("name", ["sm90.promote128", "sm90.chain", "sm89.promote128", "sm90.mma_sync.promote128"])
     def test_device(self, name: str) -> None:
-        product = _product(get(name), 200, 300, 1000, seed=14, data="special")
+        product = product_of(get(name), 200, 300, 1000, seed=14, data="special")
         there = replace(product, **{f: getattr(product, f).cuda() for f in ("a", "b", "a_scale", "b_scale")})
         fast = predict_product(there, name, out_dtype=torch.float32, engine="cuda").cpu()
-        assert _differing(fast, predict_product(product, name, out_dtype=torch.float32, engine="cpu")) == 0
+        assert differing(fast, predict_product(product, name, out_dtype=torch.float32, engine="cpu")) == 0

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Cli
 from reports import every_status
 
 from oracle.cli import COMMANDS, parser, settings
@@ -19,6 +18,8 @@ from oracle.cli.examples import EXAMPLES
 from oracle.cli.tool import SHELLS
 from oracle.errors import OptionError
 from oracle.report.files import to_json
+from tests.support.commandline import Cli
+from tests.support.paths import ROOT
 
 
 def commands() -> dict[str, object]:

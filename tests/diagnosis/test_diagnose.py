@@ -21,23 +21,13 @@ from oracle.routines.products.contract import ProductContract
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.verdict.compare import Status
-from tests.conftest import Cli
+from tests.support.commandline import Cli
+from tests.support.mutants import GEMM, ROW_MAJOR, mutant
 
-ROW_MAJOR = "row-major A scale read as [K/128, align(M, 4)]"
 BITS = "bfloat16 bits in a float16 buffer"
-GEMM = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=40,n=256,k=640/family=randn/seed=5"
 FLASHINFER = "fp8_blockscale_gemm_sm90/e4m3xe4m3-bf16/1x128:1x128/m=12,n=256,k=512/family=randn/seed=5"
 CUTLASS = "cutlass_scaled_mm/e4m3xe4m3-bf16/1x128:128x128/m=16,n=128,k=512/family=randn/seed=5"
 GATED = "align_fp8_moe_weights_for_fi/e4m3/-/e=2,h=128,i=24/family=codes/seed=1"
-
-
-def mutant(
-    text: str, fault: str, *, schedule: str = "sm90.promote128"
-) -> tuple[Call, torch.Tensor | dict[str, torch.Tensor]]:
-    """A call and the output of a kernel with this fault."""
-    case = cases.parse(text)
-    call = Call(get(case.contract), case.inputs(), case.call_options(), get_schedule(schedule), case.out_dtype)
-    return call, run(call, get_fault(fault))
 
 
 class TestSilentWrongAnswers:

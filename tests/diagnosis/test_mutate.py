@@ -20,7 +20,7 @@ from oracle.routines.products.contract import block_scaled
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import quantum_of
 from oracle.verdict.products import interval_of
-from tests.conftest import Cli
+from tests.support.commandline import Cli
 
 FAST = (
     "fp8_gemm_nt", "fp8_m_grouped_gemm_nt_masked", "fp8_mqa_logits", "align_fp8_moe_weights_for_fi", "moe_routing",

@@ -13,7 +13,7 @@ from oracle.routines.catalogue import Call, Stage, run
 from oracle.routines.catalogue import get as get_fault
 from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.tensorcore.schedules import get as get_schedule
-from tests.diagnosis.test_diagnose import GEMM, ROW_MAJOR, mutant
+from tests.support.mutants import GEMM, ROW_MAJOR, mutant
 
 
 def terms(call: Call) -> list[torch.Tensor]:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Cli
 
 import kernels
 from kernels.platform import Machine, use_machine
 from oracle.errors import FixtureError
 from oracle.harness import coverage
 from oracle.routines import registered
+from tests.support.commandline import Cli
 
 # Exported without a contract of its own: why.
 NOT_ROUTINES = {

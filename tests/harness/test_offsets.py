@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from oracle.harness import offsets
 from oracle.harness.report import LARGE
+from oracle.harness.session import Answer, failed
 from oracle.harness.validation import validate
+from oracle.routines import get
 from tests.support.subjects import broken
 
 GEMM = "fp8_gemm_nt"
+E4M3 = torch.float8_e4m3fn
 QUANT = "per_token_group_quant_fp8"
 CASE = [f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=33,n=64,k=256/family=randn/seed=1"]
 WANTED = (LARGE,)
@@ -51,15 +55,42 @@ def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_next_to_every_multiple(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each multiple of the limit lies in or between judged rows."""
+    """By hand: element 1000 of 48 columns is in row 20, 2000 in 41, 3000 in 62; 70 rows of 7 columns reach none."""
     monkeypatch.setattr(offsets, "LIMIT", 1000)
-    rows = offsets._rows(70, {48, 7})
-    assert {20, 19, 21, 62, 0, 69} <= set(rows.tolist()) and rows.max() == 69
+    wanted = [*range(4), *range(16, 24), *range(37, 45), *range(58, 66), *range(66, 70)]
+    assert offsets._rows(70, {48, 7}).tolist() == wanted
+    assert offsets._rows(70, {7}).tolist() == [0, 1, 2, 3, 66, 67, 68, 69]
 
 
-def test_no_power_of_two_is_a_multiple_of_the_period() -> None:
-    """Else an offset that wraps would land on the same data."""
-    for rows in range(3, 200):
-        period = min(offsets.PERIOD, rows - 1) | 1
-        assert 3 <= period <= rows and all(2**e % period for e in range(40))
-    assert torch.iinfo(torch.int32).max + 1 == offsets.LIMIT
+class Recorder:
+    """In place of a session: keeps the large call and answers that the kernel refused it."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.contract, self.inputs = get(GEMM), dict[str, Tensor]()
+
+    def call(self, inputs: dict[str, Tensor], options: object) -> Answer:
+        self.inputs = inputs
+        return Answer(problem=failed("recorded"))
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5, 32, 33, 61, 62, 63, 64, 100])
+def test_no_power_of_two_is_a_multiple_of_the_period(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """A row that many rows away has other data: seen in the operand itself, whose scales name the row repeated."""
+    monkeypatch.setattr(offsets, "LIMIT", 128 * 300)
+    monkeypatch.setattr(offsets, "_memory", lambda device: 1 << 40)
+    codes = (torch.arange(rows * 128) % 120).to(torch.uint8).view(rows, 128)
+    scale, weight = torch.arange(1.0, rows + 1)[:, None], torch.zeros(16, 128, dtype=torch.uint8)
+    inputs = {"a": codes.view(E4M3), "b": weight.view(E4M3), "a_scale": scale, "b_scale": torch.ones(1, 1)}
+    session = Recorder()
+    assert len(list(offsets.large_offsets(session, "case", inputs, {}, scheme="1x128"))) == 1  # type: ignore[arg-type]
+    source = session.inputs["a_scale"][:, 0].long() - 1
+    assert torch.equal(session.inputs["a"].view(torch.uint8), codes[source])
+    assert source.numel() > 300 + 61 and len(source.unique()) >= min(3, rows)
+    for step in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        assert bool((source[step:] != source[:-step]).all()), step
+
+
+def test_the_limit_is_what_32_bits_with_a_sign_hold() -> None:
+    assert torch.iinfo(torch.int32).max + 1 == offsets.LIMIT == 2_147_483_648

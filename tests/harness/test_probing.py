@@ -14,7 +14,7 @@ from oracle.harness.process import Worker
 from oracle.routines import get
 from oracle.tensorcore.fingerprint import fingerprint
 from oracle.tensorcore.probes import Shape
-from tests.conftest import Cli
+from tests.support.commandline import Cli
 from tests.support.subjects import probed
 
 GEMM = "fp8_gemm_nt"

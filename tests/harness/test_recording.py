@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Cli
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,7 +20,7 @@ from oracle.harness.recording import CaptureWriter
 from oracle.harness.runner import replay
 from oracle.routines import cases, profiles
 from oracle.verdict.compare import Status
-from tests.cli.test_commands import CASE, only_case, provide
+from tests.support.commandline import CASE, Cli, only_case, provide
 
 LAYOUT = "get_col_major_tma_aligned_tensor/f32/-/m=31,c=7,g=1/family=randn/seed=1"
 

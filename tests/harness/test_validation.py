@@ -22,7 +22,7 @@ from oracle.harness.validation import validate
 from oracle.harness.watches import SMALLER
 from oracle.routines import cases, profiles
 from oracle.verdict.compare import Status
-from tests.conftest import Cli
+from tests.support.commandline import Cli
 from tests.support.subjects import right
 
 GEMM = "fp8_gemm_nt"
@@ -307,7 +307,8 @@ class TestEveryKindOfOutput:
 
     def test_another_layout_of_the_right_numbers(self) -> None:
         """Strides travel from the worker to the verdict; so does what stands in the padding."""
-        report = validate("tests.support.subjects.broken:row_major_scales", "per_token_group_quant_fp8", case=GROUP, limit=60)
+        name = "per_token_group_quant_fp8"
+        report = validate("tests.support.subjects.broken:row_major_scales", name, case=GROUP, limit=60)
         assert any("strides (3, 1)" in f.verdict.summary for f in report.failures) and report.exit_code == 1
         report = validate(
             "tests.support.subjects.broken:unpadded_lanes", "get_col_major_tma_aligned_tensor", case=COLUMNS, limit=60
@@ -423,7 +424,8 @@ class TestCommand:
         """Status 1, the failure, its explanation and its command; the report as JSON."""
         path = tmp_path / "report.json"
         ran = cli(
-            "validate", "tests.support.subjects.broken:drops_last_k", "--contract", GEMM, "--case", FEW[0], "--json", path
+            *("validate", "tests.support.subjects.broken:drops_last_k"),
+            *("--contract", GEMM, "--case", FEW[0], "--json", path),
         )  # fmt: skip
         assert (
             ran.status == 1 and "explained by: last element of K dropped" in ran.out and "repro: fp8-oracle" in ran.out

@@ -1,5 +1,6 @@
 """The machine, the switches, and the questions engines ask of them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,17 @@ class TestVersions:
         assert platform.use_rowwise_torch_scaled_mm(Machine.described("gfx942", torch_version=torch_version)) is good
 
 
+INSTALLED_BY = {
+    "deep_gemm": "sgl-deep-gemm",
+    "flashinfer": "`flashinfer-python`",
+    "flashinfer_cubin": "`flashinfer-cubin`",
+    "vllm_ops": "FP8_KERNELS_VLLM_OPS",
+    "sgl_kernel": "`sgl-kernel`",
+    "triton": "`triton`",
+}
+"""What the reason for a missing package must name."""
+
+
 class TestMachine:
     """A described machine carries what torch would report."""
 
@@ -50,11 +62,49 @@ class TestMachine:
         with pytest.raises(OptionError, match="sm90"):
             Machine.described("volta")
 
-    def test_detect_says_why_a_package_is_unusable(self) -> None:
-        machine = Machine.detect()
-        for name in platform.PACKAGES:
+    def test_nothing_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each package is missing, and says by its own name how to get it."""
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        machine = Machine.detect(Config())
+        assert tuple(package.name for package in machine.packages) == platform.PACKAGES
+        for name, wanted in INSTALLED_BY.items():
             package = machine.package(name)
-            assert (package.why_not is None) or "install" in package.why_not
+            assert package.version is None and package.why_not is not None
+            assert f"package {name} is not installed" in package.why_not and wanted in package.why_not
+
+    def test_everything_installed(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """The twin: each package is found, with the version of the distribution that carries it."""
+        library = tmp_path / "ops.so"
+        library.write_bytes(b"")
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(submodule_search_locations=[]))
+        monkeypatch.setattr("importlib.metadata.version", lambda name: f"9 of {name}")
+        machine = Machine.detect(Config(vllm_ops_library=str(library)))
+        found = {package.name: (package.version, package.why_not) for package in machine.packages}
+        assert found == {
+            "deep_gemm": ("9 of sgl-deep-gemm", None),
+            "flashinfer": ("9 of flashinfer-python", None),
+            "flashinfer_cubin": ("9 of flashinfer-cubin", None),
+            "vllm_ops": ("9 of vllm", None),
+            "sgl_kernel": ("9 of sgl-kernel", None),
+            "triton": ("9 of triton", None),
+        }
+
+    def test_one_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only the package whose module is not found."""
+        present = SimpleNamespace(submodule_search_locations=[])
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "triton" else present)
+        machine = Machine.detect(Config())
+        assert machine.package("triton").why_not is not None and machine.package("flashinfer").why_not is None
+        assert machine.package("no_such_package").why_not == "package no_such_package is not installed; install it"
+
+    def test_the_unofficial_deep_gemm_is_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        present = SimpleNamespace(submodule_search_locations=[])
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: present)
+        for released, usable in (("1.0.0", False), ("2.1.0", True)):
+            monkeypatch.setattr(platform, "_metadata", {"deep_gemm": released}.get)
+            found = Machine.detect(Config()).package("deep_gemm")
+            assert (found.why_not is None) is usable
+            assert usable or "unofficial" in str(found.why_not)
 
     def test_override_ends_with_the_block(self) -> None:
         before = current_machine()

@@ -132,7 +132,7 @@ class Recorder:
     function, packed_metadata = "function", "metadata"
 
     def __init__(self) -> None:
-        self.compiled, self.direct, self.compiled_starts, self.started = 0, 0, 0, []  # type: ignore[var-annotated]
+        self.compiled, self.direct, self.started = 0, 0, []  # type: ignore[var-annotated]
 
     @property
     def run(self) -> Any:
@@ -148,7 +148,7 @@ class Recorder:
 
 
 class Launcher:
-    """Triton's, which allocates scratch memory and then calls ``launch`` with what it was made from."""
+    """Counts direct starts, whether past Triton's launcher or through it."""
 
     profile_scratch_size, launch_cooperative_grid, launch_pdl = 0, False, True
     global_scratch_size = 0
@@ -163,8 +163,7 @@ class Launcher:
         self.recorder.started.append(((x, y, z), len(rest) - 3))
 
     def launch(self, x: int, y: int, z: int, stream: int, function: str, *rest: object) -> None:
-        assert rest[:4] == (self.launch_cooperative_grid, self.launch_pdl, None, None)
-        self.recorder.compiled_starts += 1
+        """What the real one takes, and when it is called past the launcher: ``test_launch.py``."""
         self(x, y, z, stream, function, *rest[4:])  # type: ignore[arg-type]
 
 
@@ -192,19 +191,6 @@ def started(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, ...]) -> Recorde
 
 def pointer(offset: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.zeros(64, dtype=dtype)[offset:].as_subclass(Pointer)
-
-
-@pytest.mark.parametrize(
-    ("release", "scratch", "compiled"), [("3.5.1", 0, 2), ("3.6.0", 0, 2), ("3.6.0", 64, 0), ("3.9.0", 0, 0)]
-)
-def test_the_launcher_is_left_out_where_it_does_nothing(
-    monkeypatch: pytest.MonkeyPatch, release: str, scratch: int, compiled: int
-) -> None:
-    """A release with another launcher, and a kernel with scratch memory, are started by the launcher."""
-    monkeypatch.setattr(triton, "__version__", release)
-    monkeypatch.setattr(Launcher, "global_scratch_size", scratch)
-    seen = started(monkeypatch, *[(pointer(), 48, 7)] * 3)
-    assert (seen.direct, seen.compiled_starts) == (2, compiled)
 
 
 def test_a_profiler_sees_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:

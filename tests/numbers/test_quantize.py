@@ -58,10 +58,7 @@ def mixed(rows: int, columns: int, dtype: torch.dtype, seed: int = 3) -> torch.T
     return torch.from_numpy(values).to(torch.float32).to(dtype)
 
 
-@pytest.mark.skipif(
-    not CAPTURE.exists(),
-    reason=f"no capture {CAPTURE.name}: set FP8_ORACLE_SHARED to the folder that holds captures/",
-)
+@pytest.mark.needs_shared(f"captures/{CAPTURE.name}")
 class TestCapture:
     """vLLM's per_token_group_fp8_quant on an H200: scale = RN(max(amax, 1e-10)/448), code = E4M3(x / scale)."""
 

@@ -8,14 +8,11 @@ parameters, of a subclass, strided, or still to be negated.
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from functools import cache
-from math import prod
 from pathlib import Path
 
 import pytest
@@ -25,79 +22,26 @@ from torch import Tensor
 import oracle
 from oracle import errors
 from oracle.numbers.formats import codes_of
-from oracle.routines import cases, get, intervals, profiles, registered
-from oracle.routines.base import plain
-from oracle.tensorcore.identify import Match
+from oracle.routines import get
+from tests.support.answers import NAMES, Answers, answers, expected, smallest
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = sorted(name for name in registered() if name in cases.grammars())
-Answers = dict[str, object]
 
 HOSTILE = """
 import json, sys, torch
 torch.set_default_device("meta")
 torch.set_default_dtype(torch.float64)
 with torch.inference_mode():
-    from tests.project.test_ambient import NAMES, answers, smallest
+    from tests.support.answers import NAMES, answers, smallest
     found = {name: answers(name, *smallest(name)) for name in NAMES}
 torch.set_default_device("cpu")
 print(json.dumps(found))
 """
 
 
-def smallest(name: str) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Inputs and options of the case with the smallest extents."""
-    case = min(profiles.cases(name, "quick"), key=lambda c: (prod(size for _, size in c.extents), str(c)))
-    return case.inputs(), case.call_options()
-
-
-def answers(
-    name: str,
-    inputs: Mapping[str, Tensor],
-    options: Mapping[str, object],
-    change: Callable[[Tensor], Tensor] = lambda x: x,
-) -> Answers:
-    """What every verb says about the expected output and about a wrong one; ``change`` is made to every output."""
-    right = intervals.expected(get(name), {n: plain(x, n) for n, x in inputs.items()}, **options)
-    broken = {n: x.clone(memory_format=torch.preserve_format) for n, x in right.items()}
-    bits = next(iter(broken.values()))
-    bits = codes_of(bits) if bits.is_floating_point() else bits
-    bits[(-1,) * bits.dim()] = ~bits[(-1,) * bits.dim()]
-    right, wrong = ({n: change(x) for n, x in out.items()} for out in (right, broken))
-    return {
-        "reference": said(lambda: oracle.reference(name, inputs, **options)),
-        "judge": said(lambda: oracle.judge(name, inputs, right, **options)),  # type: ignore[arg-type]
-        "judge a wrong one": said(lambda: oracle.judge(name, inputs, wrong, **options)),  # type: ignore[arg-type]
-        "predict": said(lambda: oracle.predict(name, inputs, **options)),  # type: ignore[arg-type]
-        "identify": said(lambda: oracle.identify(name, inputs, right, **options)),  # type: ignore[arg-type]
-    }
-
-
 @cache
 def usual(name: str) -> Answers:
     return answers(name, *smallest(name))
-
-
-def said(call: Callable[[], object]) -> object:
-    """An answer in a form that JSON keeps; a typed error is one."""
-    try:
-        found = call()
-    except errors.OracleError as error:
-        return f"{type(error).__name__}: {error}"
-    if isinstance(found, Tensor):
-        return digest(found)
-    if isinstance(found, dict):
-        return {name: digest(x) for name, x in found.items()}
-    if isinstance(found, list):
-        return [[m.schedule, m.equal, m.compared] for m in found if isinstance(m, Match)]
-    assert isinstance(found, oracle.Verdict)
-    return json.loads(json.dumps(found.to_json()))
-
-
-def digest(x: Tensor) -> str:
-    bits = codes_of(x) if x.is_floating_point() else x
-    held = hashlib.sha256(bits.contiguous().numpy().tobytes()).hexdigest()
-    return f"{x.dtype} {list(x.shape)} {x.device} {type(x).__name__} {x.requires_grad} {held}"
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +144,7 @@ class TestTensors:
     @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # they are refused here, however young
     def test_what_has_no_values_is_refused(self) -> None:
         inputs, options = smallest("fp8_gemm_nt")
-        out = intervals.expected(get("fp8_gemm_nt"), inputs, **options)["out"]
+        out = expected("fp8_gemm_nt", inputs, **options)["out"]
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         fake = FakeTensorMode().from_tensor(out)
@@ -220,7 +164,7 @@ class TestTensors:
         contract = get("fp8_gemm_nt")
         with pytest.raises(errors.LayoutError, match=r"a_scale\.resolve_neg\(\)"):
             contract.reference(inputs | {"a_scale": negated(inputs["a_scale"])}, **options)
-        out = negated(intervals.expected(contract, inputs, **options)["out"])
+        out = negated(expected(contract.name, inputs, **options)["out"])
         with pytest.raises(errors.LayoutError, match=r"out\.resolve_neg\(\)"):
             contract.judge(inputs, out, arch="sm90", numerics=None, **options)
 

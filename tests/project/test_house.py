@@ -71,6 +71,15 @@ class TestDeclaration:
         assert "fp8-oracle" in {point.name for point in entry_points(group="console_scripts")}
 
 
+def test_no_test_module_imports_another(root: Path) -> None:
+    """What tests share is in tests/support; a file that is collected twice runs its tests twice."""
+    pattern = re.compile(r"^\s*(?:from|import) (?:tests\.)?(?!support)\w*\.?(?:test_\w+|conftest)\b", re.MULTILINE)
+    assert pattern.search("from tests.bounds.test_engines import x") and pattern.search("from conftest import Cli")
+    files = sorted((root / "tests").rglob("*.py"))
+    assert len(files) > 100
+    assert [str(path) for path in files if pattern.search(path.read_text())] == []
+
+
 def expanded(text: str) -> list[str]:
     """``a{1,2}-b`` is ``a1-b`` and ``a2-b``."""
     parts = [part.split(",") for part in re.split("[{}]", text)]

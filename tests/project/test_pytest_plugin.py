@@ -1,4 +1,4 @@
-"""The pytest plugin, used as another project uses it (``tests/support/example_project``), and each promise sabotaged once."""
+"""The pytest plugin as another project uses it (``tests/support/example_project``), and each promise sabotaged once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Cli
 from safetensors.torch import save_file
 
 import oracle.cli.pytest_outcome
@@ -25,6 +24,7 @@ from oracle.errors import ContractError, InputError
 from oracle.pytest_plugin import MistrustedWarning, NonConforming
 from oracle.report import record
 from oracle.routines import cases
+from tests.support.commandline import Cli
 
 pytest_plugins = ["pytester"]
 

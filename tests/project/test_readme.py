@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Cli
+
+from tests.support.commandline import Cli
 
 ID = "captures/h200_dense_m16_n128_k512/out.flashinfer.w8a8_rowmajor_scale"
 

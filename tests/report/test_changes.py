@@ -7,7 +7,6 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from conftest import Cli
 from reports import every_status, many, outcome
 
 from oracle.errors import FixtureError
@@ -18,6 +17,7 @@ from oracle.report.history import sparkline
 from oracle.report.history import to_html as history_page
 from oracle.report.outcome import Outcome, Report
 from oracle.verdict.compare import Status
+from tests.support.commandline import Cli
 
 
 def kinds(old: list[Outcome], new: list[Outcome]) -> list[Kind]:

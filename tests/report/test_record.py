@@ -15,7 +15,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 import record_subjects
-from conftest import ROOT, Cli
 from reports import every_status, many, outcome
 
 from oracle.errors import FixtureError, OptionError
@@ -26,6 +25,8 @@ from oracle.report.outcome import Report
 from oracle.report.record import Run
 from oracle.routines import cases
 from oracle.verdict.compare import Status
+from tests.support.commandline import Cli
+from tests.support.paths import ROOT
 
 CASES = [f"fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=256,k=256/family=randn/seed={s}" for s in range(1, 6)]
 SCHEMA = json.loads((ROOT / "oracle" / "report" / "schema.json").read_text())
@@ -39,7 +40,7 @@ def run_of(**change: object) -> Run:
 @pytest.fixture(autouse=True)
 def five_cases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every profile is five small cases; the counting subject starts at none."""
-    monkeypatch.setattr("oracle.routines.profiles.cases", lambda contract, profile: [cases.parse(text) for text in CASES])
+    monkeypatch.setattr("oracle.routines.profiles.cases", lambda contract, profile: [*map(cases.parse, CASES)])
     record_subjects.calls.clear()
     yield
 

@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import Cli
 from reports import HOSTILE, every_status, evidence, many, outcome
 
 from oracle.report import files, html, picture
@@ -18,6 +17,7 @@ from oracle.report.files import to_json, to_junit
 from oracle.report.outcome import Report, causes
 from oracle.verdict.compare import Status
 from oracle.verdict.heatmap import LEVELS, OPEN
+from tests.support.commandline import Cli
 
 MIB = 2**20
 

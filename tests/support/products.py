@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from oracle.numbers.formats import by_name, decode, from_codes
+from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct
+from oracle.verdict.compare import Verdict
+from oracle.verdict.products import Part, ProductSets
 
 KINDS = ("randn", "codes", "positive", "one large among tiny", "one huge among tiny")
 EDGE = {13: (0.1875, 16.0), 25: (0.03515625, 240.0)}  # (tiny, large): tiny**2 lies between 1 and 2 quanta of large**2
@@ -74,3 +79,15 @@ def at_the_edge(align_bits: int, m: int, n: int, k: int) -> ScaledProduct:
     g = torch.Generator().manual_seed(1)
     sa, sb = torch.rand(m, -(-k // 128), generator=g) + 0.5, torch.rand(-(-n // 128), -(-k // 128), generator=g) + 0.5
     return ScaledProduct(codes[:m], codes[m:], sa, sb, block=128, b_rows=128)
+
+
+def judge_parts(
+    parts: Sequence[Part],
+    output: Tensor,
+    *,
+    numerics: Sequence[str],
+    wider: Sequence[str] = (),
+    faults: Sequence[Schedule] = (),
+) -> Verdict:
+    """The verdict on ``output [R, N]`` by these numerics and classes, without a contract."""
+    return ProductSets(parts, numerics, wider, faults).judge({"out": output})

@@ -21,10 +21,7 @@ from tests.support.paths import SHARED
 CAPTURES = SHARED / "captures"
 DENSE = ("h200_dense_m16_n128_k512", "h200_dense_m40_n256_k1024")
 
-pytestmark = pytest.mark.skipif(
-    not CAPTURES.is_dir(),
-    reason=f"no captures in {CAPTURES}: set FP8_ORACLE_SHARED to the folder that holds captures/",
-)
+pytestmark = pytest.mark.needs_shared("captures")
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,7 @@ from tests.support.paths import SHARED
 
 VECTORS = SHARED / "vectors" / "tensor_core"
 
-needs_vectors = pytest.mark.skipif(
-    not VECTORS.is_dir(),
-    reason=f"no vectors in {VECTORS}: set FP8_ORACLE_SHARED to the folder that holds vectors/",
-)
+needs_vectors = pytest.mark.needs_shared("vectors/tensor_core")
 
 
 @needs_vectors

@@ -17,8 +17,8 @@ from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Promotion, get
 from oracle.verdict.compare import Status, Verdict
-from oracle.verdict.products import Part, judge_parts
-from tests.support.products import at_the_edge, block_scaled, row_scaled
+from oracle.verdict.products import Part
+from tests.support.products import at_the_edge, block_scaled, judge_parts, row_scaled
 
 Inputs = dict[str, Tensor]
 FP8 = torch.float8_e4m3fn

@@ -16,8 +16,8 @@ from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.compare import Status
-from oracle.verdict.products import COINCIDENCES, Part, accumulation_faults, interval_of, judge_parts, wider_classes
-from tests.support.products import KINDS, block_scaled, row_scaled
+from oracle.verdict.products import COINCIDENCES, Part, accumulation_faults, interval_of, wider_classes
+from tests.support.products import KINDS, block_scaled, judge_parts, row_scaled
 
 HARDWARE = ("sm90", "sm89", "sm100", "sm120")
 

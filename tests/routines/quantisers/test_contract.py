@@ -82,10 +82,7 @@ class TestReference:
         wrong = judge(name, {"x": x}, get(name).reference({"x": x}), use_ue8m0=True)
         assert wrong.status is Status.FAILED
 
-    @pytest.mark.skipif(
-        not CAPTURE.exists(),
-        reason=f"no capture {CAPTURE.name}: set FP8_ORACLE_SHARED to the folder that holds captures/",
-    )
+    @pytest.mark.needs_shared(f"captures/{CAPTURE.name}")
     def test_recorded_hardware_output(self):
         t = load_file(CAPTURE)
         inputs, out = {"x": t["x_bf16"]}, {"q": t["out.q"], "scale": t["out.scale"]}

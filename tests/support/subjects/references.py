@@ -1,4 +1,4 @@
-"""The reference of a contract as a kernel: ``tests.support.subjects.references:CONTRACT``; right where it is given a dtype."""
+"""A contract's reference as a kernel, ``tests.support.subjects.references:CONTRACT``; right where a dtype is given."""
 
 from __future__ import annotations
 
