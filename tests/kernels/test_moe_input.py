@@ -47,7 +47,7 @@ def small_codes(x: Tensor) -> Quantised:
     return q, scale
 
 
-right = moe_layer._grouped_input
+right = moe_layer._quantise_groups
 
 
 class TestCases:
@@ -119,7 +119,7 @@ class TestJudged:
             made.append(wrong(x) if not made else right(x))
             return made[-1]
 
-        monkeypatch.setattr(moe_layer, "_grouped_input", first_wrong)
+        monkeypatch.setattr(moe_layer, "_quantise_groups", first_wrong)
         for family in ("randn", "codes", "amax"):
             made.clear()
             case = next(c for c in SERVED if c.family == family and c["h"] == 256 and not c.options)
