@@ -62,7 +62,7 @@ def contract_list() -> str:
             lines += [_table(("option", "default", "values", "note"), options), ""]
         numerics = getattr(contract, "numerics", {})
         usual = "; ".join(f"{arch}: `{names[0]}`" for arch, names in numerics.items())
-        lines += [f"Outputs: {_words(contract.outputs)}." + (f" Usual numerics: {usual}." if usual else ""), ""]
+        lines += [f"Outputs: {_words(contract.returns)}." + (f" Usual numerics: {usual}." if usual else ""), ""]
         lines += [f"Cases in profile quick: {len(profiles.cases(contract.name, 'quick'))}.", ""]
     return "\n".join(lines)
 

@@ -162,22 +162,22 @@ def _outputs(
     contract: Contract, tensors: dict[str, Tensor], pattern: str, path: Path
 ) -> dict[str, Tensor | dict[str, Tensor]]:
     """Outputs by name; for a contract with several outputs, groups by the name before the last dot."""
-    names, single = [name for name in tensors if name.startswith("out")], contract.outputs == ("out",)
+    names, single = [name for name in tensors if name.startswith("out")], contract.returns == ("out",)
     found: dict[str, Tensor | dict[str, Tensor]] = {}
     if single:
         found = {name: tensors[name] for name in sorted(names)}
     else:
-        ends = tuple(f".{output}" for output in contract.outputs)
+        ends = tuple(f".{output}" for output in contract.returns)
         for group in sorted({name.rpartition(".")[0] for name in names if name.endswith(ends)}):
-            if missing := [output for output in contract.outputs if f"{group}.{output}" not in tensors]:
+            if missing := [output for output in contract.returns if f"{group}.{output}" not in tensors]:
                 raise FixtureError(
                     f"{path}: {group} lacks {group}.{missing[0]}; {contract.name} has the outputs "
-                    f"{', '.join(contract.outputs)}"
+                    f"{', '.join(contract.returns)}"
                 )
-            found[group] = {output: tensors[f"{group}.{output}"] for output in contract.outputs}
+            found[group] = {output: tensors[f"{group}.{output}"] for output in contract.returns}
     matching = {name: output for name, output in found.items() if fnmatchcase(name, pattern)}
     if not matching:
-        wanted = "out*" if single else " and ".join(f"out.{o}" for o in contract.outputs)
+        wanted = "out*" if single else " and ".join(f"out.{o}" for o in contract.returns)
         known = f"; outputs: {', '.join(found)}" if found else f"; it holds {', '.join(sorted(tensors))}"
         raise FixtureError(f"{path}: no output matches {pattern!r} (tensors named {wanted} are judged){known}")
     return matching
@@ -210,14 +210,14 @@ def _named(arguments: argparse.Namespace) -> FailingCase:
     """The call that the arguments name, for a file that does not say what was called."""
     contract, tensors, inputs, call = _read_call(arguments)
     name = arguments.output or "out"
-    names = {o: name if contract.outputs == ("out",) else f"{name}.{o}" for o in contract.outputs}
+    names = {o: name if contract.returns == ("out",) else f"{name}.{o}" for o in contract.returns}
     if missing := [n for n in names.values() if n not in tensors]:
         raise FixtureError(
             f"{arguments.file}: has no tensor {missing[0]!r}; outputs in it: "
             f"{', '.join(sorted(n for n in tensors if n.startswith('out'))) or 'none'}; name one with --output"
         )
     output = {o: tensors[n] for o, n in names.items()}
-    single = output["out"] if contract.outputs == ("out",) else output
+    single = output["out"] if contract.returns == ("out",) else output
     return FailingCase(contract.name, inputs, single, call, arguments.arch or "sm90", arguments.numerics)
 
 

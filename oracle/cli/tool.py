@@ -294,7 +294,7 @@ def _describe(contract: Contract, profile: str) -> list[str]:
     lines = [
         contract.name,
         f"  {contract.summary}",
-        f"  inputs: {', '.join(inputs)}; outputs: {', '.join(contract.outputs)}",
+        f"  inputs: {', '.join(inputs)}; outputs: {', '.join(contract.returns)}",
     ]
     for option in contract.options:
         choices = "" if option.choices is None else f" (of {', '.join(str(word(c)) for c in option.choices)})"

@@ -186,7 +186,7 @@ def _judge_capture(capture: captures.Capture) -> Verdict:
     return judge_outputs(
         contract,
         capture.inputs(),
-        capture.outputs(contract.outputs),
+        capture.outputs(contract.returns),
         arch=capture.recording.arch,
         numerics=capture.numerics,
         call=capture.call(),

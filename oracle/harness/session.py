@@ -83,7 +83,7 @@ class Session:
                 "lead": dict(lead or {}),
                 "mode": mode,
                 "beside": None if other is None else str(other),
-                "names": list(self.contract.outputs),
+                "names": list(self.contract.returns),
                 "options": {name: _word(value) for name, value in options.items()},
                 "out": due,
             }
@@ -105,7 +105,7 @@ class Session:
         """The verdict on the numbers of an answer."""
         if answer.problem is not None:
             return answer.problem
-        output = answer.outputs["out"] if self.contract.outputs == ("out",) else dict(answer.outputs)
+        output = answer.outputs["out"] if self.contract.returns == ("out",) else dict(answer.outputs)
         try:
             verdict = self.contract.judge(inputs, output, arch=self.arch, numerics=self.numerics, **options)
         except OracleError as error:
@@ -143,7 +143,7 @@ class Session:
         call = Call(self.contract, inputs, options)
         if call.optional_operands is None:
             return {}
-        fixed = {name: due for name, due in self.contract.results(call).items() if due.shape is not None}
+        fixed = {name: due for name, due in self.contract.outputs(call).items() if due.shape is not None}
         return {n: (list(due.shape or ()), str(due.dtypes[0]).removeprefix("torch.")) for n, due in fixed.items()}
 
 

@@ -236,7 +236,7 @@ def _explained(
 ) -> Finding:
     if answer.problem is not None:
         return finding  # another shape or dtype than the call declares needs no explanation
-    output = answer.outputs["out"] if session.contract.outputs == ("out",) else dict(answer.outputs)
+    output = answer.outputs["out"] if session.contract.returns == ("out",) else dict(answer.outputs)
     verdict = explain_verdict(
         finding.verdict, session.contract, inputs, output, arch=session.arch, numerics=session.numerics, **options
     )
@@ -264,7 +264,7 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
     answer = session.call(smallest.inputs, options)
     if not answer.outputs:
         return None
-    output = answer.outputs["out"] if session.contract.outputs == ("out",) else dict(answer.outputs)
+    output = answer.outputs["out"] if session.contract.returns == ("out",) else dict(answer.outputs)
     note = f"{wrong.case}, minimised to {extents(session.contract, smallest.inputs)}"
     found = FailingCase(case.contract, smallest.inputs, output, options, session.arch, session.numerics, kernel, note)
     write(path, found)

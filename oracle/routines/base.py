@@ -238,7 +238,7 @@ class Contract(ABC):
     source: ClassVar[str]
     inputs: ClassVar[tuple[TensorSpec, ...]]
     options: ClassVar[tuple[OptionSpec, ...]] = ()
-    outputs: ClassVar[tuple[str, ...]] = ("out",)
+    returns: ClassVar[tuple[str, ...]] = ("out",)
     roles: ClassVar[Mapping[str, str]] = {}
     b_columns: ClassVar[bool] = False
     multiplies: ClassVar[bool] = False
@@ -256,7 +256,7 @@ class Contract(ABC):
         """The truth for checked inputs; see :func:`oracle.reference`."""
 
     @abstractmethod
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         """What the routine returns for a checked call, by output name."""
 
     @abstractmethod
@@ -373,7 +373,7 @@ class Contract(ABC):
         InputError, DtypeError, ShapeError, DeviceError, LayoutError
             Another set of outputs, or one that cannot be compared with what the call gives.
         """
-        promised = self.results(call)
+        promised = self.outputs(call)
         if isinstance(output, Tensor):
             output = {"out": output}
         if not isinstance(output, Mapping) or set(output) != set(promised):

@@ -65,7 +65,7 @@ class TestSameAnswers:
         assert found.interval == (128 if block else None)
 
     def test_every_contract_has_its_kernel(self) -> None:
-        assert set(KERNELS) == set(SCALES) and all(get(name).outputs == ("out",) for name in SCALES)
+        assert set(KERNELS) == set(SCALES) and all(get(name).returns == ("out",) for name in SCALES)
 
     @pytest.mark.parametrize("kernel", ["scales_in_place", "noisy"])
     def test_what_a_kernel_does_besides(self, kernel: str, cli: Cli) -> None:

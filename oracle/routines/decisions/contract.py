@@ -47,7 +47,7 @@ class SelectExperts(TableContract):
         "config", "in_dtype", "dp_size", "ep_rank", "ep_size", "tp_rank", "tp_size", "out_dtype", "quant_config",
         "use_deepseek_fp8_block_scale",
     )  # fmt: skip
-    outputs = decisions.ExpertsRecord._fields
+    returns = decisions.ExpertsRecord._fields
 
     def row(self, *arguments: int) -> tuple[int, ...]:
         config, in_dtype, _, ep_rank, ep_size, tp_rank, tp_size, out_dtype, quant_config, block = arguments
@@ -64,7 +64,7 @@ class BuildPrepareFinalize(TableContract):
     summary = "the prepare/finalize record: data-parallel when several ranks are, and the block-scale flag"
     source = "vLLM flashinfer_utils.build_flashinfer_fp8_cutlass_moe_prepare_finalize"
     inputs = _record_columns("config", "dp_size", "ep_size", "tp_size", "use_deepseek_fp8_block_scale")
-    outputs = ("use_dp", "use_deepseek_fp8_block_scale")
+    returns = ("use_dp", "use_deepseek_fp8_block_scale")
 
     def row(self, *arguments: int) -> tuple[int, ...]:
         config, dp_size, _, _, block = arguments

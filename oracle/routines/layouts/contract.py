@@ -40,7 +40,7 @@ class LayoutContract(Contract):
         made = self.made(inputs, self.check(inputs, options))
         return made if tuple(made) != ("out",) else made["out"]
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         return {name: Out(tuple(x.shape), (x.dtype,)) for name, x in call.truth.items()}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -177,7 +177,7 @@ class TableContract(LayoutContract):
         answers = [self.row(*arguments) for arguments in zip(*columns, strict=True)]
         rows = [answer if isinstance(answer, tuple) else (answer,) for answer in answers]
         device = inputs[self.inputs[0].name].device
-        fields = zip(self.outputs, zip(*rows, strict=True), strict=True)
+        fields = zip(self.returns, zip(*rows, strict=True), strict=True)
         return {name: torch.tensor(values, dtype=torch.int64, device=device) for name, values in fields}
 
 

@@ -65,13 +65,13 @@ class RotateWeights(LayoutContract):
         TensorSpec("gemm2_weights", ONE_BYTE, ("E", "H", "I"), "down projection"),
     )
     options = (OptionSpec("is_gated", True, (True, False), "gate and up rows are interleaved first"),)
-    outputs = ("gemm1_weights", "gemm2_weights")
+    returns = ("gemm1_weights", "gemm2_weights")
 
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
         rotated = layout.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
             inputs["gemm1_weights"], inputs["gemm2_weights"], is_gated=bool(options["is_gated"])
         )
-        return dict(zip(self.outputs, rotated, strict=True))
+        return dict(zip(self.returns, rotated, strict=True))
 
 
 @register
@@ -86,7 +86,7 @@ class AlignMoeWeights(LayoutContract):
         TensorSpec("w2", WEIGHT, ("E", "H", "I"), "down projection"),
     )
     options = (OptionSpec("is_act_and_mul", True, (True, False), "w13 has a gate and an up half"),)
-    outputs = ("w13", "w2")
+    returns = ("w13", "w2")
 
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
         w13, w2, _ = layout.align_fp8_moe_weights_for_fi(inputs["w13"], inputs["w2"], bool(options["is_act_and_mul"]))
@@ -134,7 +134,7 @@ class PrepareMoeLayer(LayoutContract):
         OptionSpec("is_act_and_mul", True, (True, False), "w13 has a gate and an up half"),
         OptionSpec("is_trtllm", False, (False, True), "TensorRT-LLM's kernel, else CUTLASS"),
     )
-    outputs = ("w13", "w2", "w13_scale", "w2_scale")
+    returns = ("w13", "w2", "w13_scale", "w2_scale")
 
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
         w13, w2, w13_scale, w2_scale = (inputs[spec.name] for spec in self.inputs)
@@ -147,4 +147,4 @@ class PrepareMoeLayer(LayoutContract):
             is_act_and_mul=bool(options["is_act_and_mul"]),
             is_trtllm=bool(options["is_trtllm"]),
         )
-        return dict(zip(self.outputs, prepared, strict=True))
+        return dict(zip(self.returns, prepared, strict=True))

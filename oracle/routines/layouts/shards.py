@@ -60,11 +60,11 @@ class NormalizeFnuz(LayoutContract):
         TensorSpec("weight_scale", F32, None, "any shape"),
         TensorSpec("input_scale", F32, None, "any shape", optional=True),
     )
-    outputs = ("weight", "weight_scale", "input_scale")
+    returns = ("weight", "weight_scale", "input_scale")
 
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
         made = shards.normalize_e4m3fn_to_e4m3fnuz(inputs["weight"], inputs["weight_scale"], inputs.get("input_scale"))
-        return {name: tensor for name, tensor in zip(self.outputs, made, strict=True) if tensor is not None}
+        return {name: tensor for name, tensor in zip(self.returns, made, strict=True) if tensor is not None}
 
 
 @register
@@ -76,15 +76,15 @@ class RequantizeWithMaxScale(Contract):
     summary = "fused shards brought to the largest of their scales"
     source = "vLLM w8a8_utils.requantize_with_max_scale"
     inputs = (TensorSpec("weight", E4M3, ("N", "K"), "codes of all shards"), SCALES, WIDTHS)
-    outputs = ("max_scale", "weight")
+    returns = ("max_scale", "weight")
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
         self.check(inputs, options)
         widths = inputs["logical_widths"].tolist()
         made = shards.requantize_with_max_scale(inputs["weight"], inputs["weight_scale"], widths)
-        return dict(zip(self.outputs, made, strict=True))
+        return dict(zip(self.returns, made, strict=True))
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         return {"max_scale": Out(None, F32), "weight": Out(tuple(call.inputs["weight"].shape), E4M3)}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -133,7 +133,7 @@ class AllClose1d(Contract):
         self.check(inputs, options)
         return torch.tensor(shards.all_close_1d(inputs["x"]), dtype=torch.bool, device=inputs["x"].device)
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         return {"out": Out((), (torch.bool,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -166,7 +166,7 @@ class ProductsOfScales(Contract):
         self.check(inputs, options)
         return {name: _single(value) for name, value in self.formula(inputs).items()}
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         return {name: Out(tuple(x.shape), F32) for name, x in call.truth.items()}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -193,7 +193,7 @@ class AlphaScales(ProductsOfScales):
         TensorSpec("w2_scale", F32, ("E",), "weight scale of each expert"),
         TensorSpec("w2_input_scale", F32, None, "one value"),
     )
-    outputs = ("g1_alphas", "g2_alphas")
+    returns = ("g1_alphas", "g2_alphas")
 
     def formula(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         x = {name: decode(tensor) for name, tensor in inputs.items()}
@@ -212,14 +212,14 @@ class RegisterScales(ProductsOfScales):
     summary = "output1_scales_gate = g1, output1_scales = g1 / w2_input_scale, output2_scales = g2"
     source = "vLLM flashinfer_utils.register_scales_for_trtllm_fp8_per_tensor_moe"
     inputs = AlphaScales.inputs
-    outputs = ("output1_scales_gate_scalar", "output1_scales_scalar", "output2_scales_scalar")
+    returns = ("output1_scales_gate_scalar", "output1_scales_scalar", "output2_scales_scalar")
     quotients = ("output1_scales_scalar",)
 
     def formula(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         products = AlphaScales.formula(AlphaScales(), inputs)
         g1, g2 = f32(products["g1_alphas"]), products["g2_alphas"]
         quotient = g1 / decode(inputs["w2_input_scale"]).reshape(-1)
-        return dict(zip(self.outputs, (products["g1_alphas"], quotient, g2), strict=True))
+        return dict(zip(self.returns, (products["g1_alphas"], quotient, g2), strict=True))
 
 
 def _judge_codes(found: Tensor, expected: Tensor, ok: Tensor) -> Verdict:

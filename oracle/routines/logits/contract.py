@@ -86,7 +86,7 @@ class LogitsContract(Contract):
             rows.append(_widened(inside, columns, outside))
         return torch.cat(rows)
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         problems, columns = self.problems(call.inputs, call.resolved), self.columns(call.inputs, call.resolved)
         return {"out": Out((sum(p.q.shape[0] for p in problems), columns), F32, self.specified(call, problems))}
 
@@ -220,7 +220,7 @@ class PagedMqaLogitsMetadata(Contract):
         resolved = self.check(inputs, options)
         return schedule(inputs["context_lens"], positive(resolved, "block_size"), positive(resolved, "num_sms"))
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         return {"out": Out((positive(call.resolved, "num_sms") + 1, 2), (torch.int32,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:

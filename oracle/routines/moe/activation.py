@@ -61,7 +61,7 @@ class SiluAndMul(Contract):
         made = activated(decode(x).reshape(-1, x.shape[-1]), steps).reshape(*x.shape[:-1], -1)
         return to_dtype(made, x.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         x = call.inputs["x"]
         return {"out": Out((*x.shape[:-1], x.shape[-1] // 2), (x.dtype,))}
 

@@ -66,14 +66,14 @@ class MoeRouting(Contract):
         OptionSpec("renormalize", False, (False, True), "weights of a token sum to 1, before the scaling factor"),
         OptionSpec("routed_scaling_factor", 1.0, None, "factor of all weights"),
     )
-    outputs = ("topk_weights", "topk_ids")
+    returns = ("topk_weights", "topk_ids")
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
         router = router_of(self.check(inputs, options))
         weights, ids = routing.route(inputs["logits"], router, inputs.get("bias"))
         return {"topk_weights": _single(weights), "topk_ids": ids.to(torch.int32)}
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         shape = (call.inputs["logits"].shape[0], positive(call.resolved, "top_k"))
         return {"topk_weights": Out(shape, F32), "topk_ids": Out(shape, INTEGERS)}
 
@@ -159,7 +159,7 @@ class MoeFp8(Contract):
         assert isinstance(dtype, torch.dtype)
         return to_dtype(out, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         dtype = call.resolved["out_dtype"]
         tokens = call.inputs["a" if "a" in call.inputs else "x"]
         return {"out": Out(tuple(tokens.shape), (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES)}

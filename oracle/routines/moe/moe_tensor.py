@@ -112,7 +112,7 @@ class TensorMoe(Contract):
         assert isinstance(kept, torch.dtype)
         return _truth(inputs, experts_of(inputs, resolved), choices(inputs["router_logits"])[0], kept)
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         return {"out": Out(tuple(call.inputs["hidden_states"].shape), (torch.bfloat16,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:

@@ -93,7 +93,7 @@ class ProductContract(Contract):
             row_unit=self.row_unit,
         )
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         dtype, shape = call.resolved["out_dtype"], self.shape(call.inputs)
         specified = None
         if self.groups is not None and (rows := call.operands.specified()) is not None:

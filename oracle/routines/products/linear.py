@@ -112,7 +112,7 @@ class Fp8LinearOp(Contract):
         product = self.products(inputs, resolved)[0][1]
         return truth([Part(product)], product.M, dtype).reshape(*inputs["input"].shape[:-1], product.N)
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         dtype, x = call.resolved["out_dtype"], call.inputs["input"]
         dtypes = (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES
         return {"out": Out((*x.shape[:-1], call.inputs["weight"].shape[1]), dtypes)}
@@ -284,7 +284,7 @@ class CalcDiff(Contract):
         self.check(inputs, options)
         return torch.tensor(calc_diff(inputs["x"], inputs["y"]), dtype=torch.float64, device=inputs["x"].device)
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         return {"out": Out((), (torch.float64,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:

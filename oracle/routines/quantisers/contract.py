@@ -59,7 +59,7 @@ class QuantiserContract(Contract):
     section = "Quantisation"
     inputs: ClassVar[tuple[TensorSpec, ...]] = (X,)
     roles = {"x": "x"}
-    outputs: ClassVar[tuple[str, ...]] = ("q", "scale")
+    returns: ClassVar[tuple[str, ...]] = ("q", "scale")
 
     @abstractmethod
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
@@ -92,7 +92,7 @@ class QuantiserContract(Contract):
     def operands(self, call: Call) -> Operands:
         return Operands(self.roles, tuple(call.inputs["x"].shape), recipes=self.declared(call.inputs, call.resolved))
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         x = call.inputs["x"]
         return {
             "q": Out(self.shape_of_codes(call), (E4M3,)),

@@ -50,7 +50,7 @@ class PerTensorDequantize(Contract):
         self.check(inputs, options)
         return per_tensor_dequantize(inputs["q"], inputs["inv_scale"])
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         return {"out": Out(tuple(call.inputs["q"].shape), (torch.float16,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -81,7 +81,7 @@ class CeilToUe8m0(Contract):
         self.check(inputs, options)
         return ceil_to_ue8m0(inputs["x"])
 
-    def results(self, call: Call) -> dict[str, Out]:
+    def outputs(self, call: Call) -> dict[str, Out]:
         return {"out": Out(tuple(call.inputs["x"].shape), (torch.float32,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:

@@ -50,7 +50,7 @@ class TestReference:
     def test_passes_itself_and_fails_a_flip(self, name):
         x = matrix()
         contract = get(name)
-        assert isinstance(contract, QuantiserContract) and contract.outputs == ("q", "scale")
+        assert isinstance(contract, QuantiserContract) and contract.returns == ("q", "scale")
         made = contract.reference({"x": x})
         verdict = judge(name, {"x": x}, made)
         assert verdict.status is Status.PASSED and verdict.matches in R.recipes() and verdict.outside == 0
