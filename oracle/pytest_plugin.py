@@ -1,9 +1,9 @@
 """The pytest plugin: verdicts inside another project's tests.
 
     def test_gemm(assert_conforms):
-        assert_conforms(out, "fp8_gemm_nt", {"a": a, "a_scale": a_scale, "b": b, "b_scale": b_scale}, arch="sm90")
+        assert_conforms(out, "cutlass_scaled_mm", {"a": a, "a_scale": a_scale, "b": b, "b_scale": b_scale}, arch="sm90")
 
-    @pytest.mark.oracle_cases("fp8_gemm_nt", profile="quick")
+    @pytest.mark.oracle_cases("cutlass_scaled_mm", profile="quick")
     def test_gemm_cases(oracle_case, assert_conforms):
         assert_conforms(my_gemm(**oracle_case.inputs()), oracle_case, arch="sm90")
 
@@ -135,7 +135,7 @@ def _assert_conforms() -> Callable[..., Verdict]:
 def _oracle_case(request: pytest.FixtureRequest) -> Case:
     """One case of the contract that the mark oracle_cases names: .inputs(), .call_options(), .out_dtype, ["m"]."""
     pytest.fail(
-        f"{request.node.name} takes {CASE} but is not marked; add @pytest.mark.{MARKER}('fp8_gemm_nt')", pytrace=False
+        f"{request.node.name} takes {CASE} but is not marked; add @pytest.mark.{MARKER}('cutlass_scaled_mm')", pytrace=False
     )
 
 

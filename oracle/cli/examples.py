@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping
 
 WIDTH = 100
+GEMM = "fp8_gemm_nt"
 _CASE = "'fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=7,n=512,k=2688/family=randn/seed=1'"
 
 # command -> (what it does, the arguments)

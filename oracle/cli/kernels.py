@@ -13,7 +13,7 @@ from rich.text import Text
 
 from oracle.cli.common import Commands, add_json_argument, console, verdict_line, whole, write_json
 from oracle.harness import provenance, recording
-from oracle.harness.probing import SCALES, probe
+from oracle.harness.probing import probe
 from oracle.harness.report import Report
 from oracle.harness.validation import LIMIT, PROFILES, validate
 
@@ -63,7 +63,7 @@ def add_fingerprint(commands: Commands) -> None:
         "name, and out_dtype and out if it takes them. Exit 2 when it raises, crashes, hangs or is no scaled product.",
     )
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
-    command.add_argument("--contract", required=True, choices=sorted(SCALES))
+    command.add_argument("--contract", required=True, metavar="NAME", help="a product; see `fp8-oracle list`")
     command.add_argument("--adapter", metavar="MODULE:CALLABLE", help="called as adapter(kernel, inputs, options)")
     command.add_argument("--k", type=int, default=512, help="a multiple of 128 (default: 512)")
     command.add_argument("--out-dtype", choices=sorted(OUT_DTYPES), default="bfloat16")

@@ -23,6 +23,7 @@ import torch
 from rich.table import Table
 
 from oracle.cli.common import Commands, console, pairs
+from oracle.cli.examples import GEMM
 from oracle.errors import FixtureError, OptionError, SubjectError
 from oracle.fixtures import captures
 from oracle.fixtures import files as fixtures
@@ -69,7 +70,7 @@ def add_plan(commands: Commands) -> None:
         help="which backend the production layer chooses, and why not the others",
         description="Print the decision for one problem and every reason. Exit 1 when no backend serves it.",
     )
-    command.add_argument("--op", required=True, help="operation or routine, as fp8_gemm_nt")
+    command.add_argument("--op", required=True, help=f"operation or routine, as {GEMM}")
     command.add_argument("--arch", help="sm90, gfx942, cpu...; default: this machine")
     for dim in ("m", "n", "k"):
         command.add_argument(f"--{dim}", type=int)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,18 +21,9 @@ from oracle.harness.memory import is_poison
 from oracle.harness.process import Worker
 from oracle.harness.session import Session
 from oracle.harness.validation import LIMIT, arch_of, importable
-from oracle.routines import get
+from oracle.routines import get, registered
 from oracle.tensorcore.fingerprint import Fingerprint, Kernel, fingerprint
 from oracle.tensorcore.probes import Shape
-
-# Scale blocks along K and rows of b that share a scale, for the contracts whose kernels can be probed.
-SCALES: Mapping[str, tuple[int | None, int]] = {
-    "fp8_gemm_nt": (128, 128),
-    "fp8_blockscale_gemm_sm90": (128, 128),
-    "cutlass_scaled_mm": (None, 1),
-    "torch_per_token_w8a8_scaled_mm": (None, 1),
-    "torch_channelwise_w8a8_scaled_mm": (None, 1),
-}
 
 
 def probe(
@@ -51,7 +42,7 @@ def probe(
     Parameters
     ----------
     kernel, adapter : as for :func:`oracle.validate`.
-    contract : a key of :data:`SCALES`.
+    contract : one whose scales are known to the probes (:attr:`~oracle.routines.base.Contract.probed`).
     device : ``"cpu"`` or ``"cuda"``.
     k : length of the sums, a positive multiple of 128.
     out_dtype : float32 tells most; bfloat16 and float16 also show the store's rounding.
@@ -72,14 +63,15 @@ def probe(
     OptionError, DeviceError
         The question is wrong.
     """
-    if contract not in SCALES:
-        raise OptionError(f"kernels of {contract!r} cannot be probed; those of {', '.join(sorted(SCALES))} can")
+    if (scales := get(contract).probed) is None:
+        can = ", ".join(name for name, found in registered().items() if found.probed is not None)
+        raise OptionError(f"kernels of {contract!r} cannot be probed; those of {can} can")
     if k < 128 or k % 128:
         raise OptionError(f"k={k} is not a positive multiple of 128")
     if not 0 < limit < math.inf:
         raise OptionError(f"limit={limit:g} is no number of seconds; give a positive one")
     name, arch, found = importable(kernel), arch_of(device), get(contract)
-    block, b_rows = SCALES[contract]
+    block, b_rows = scales
     with (
         tempfile.TemporaryDirectory(prefix="fp8-oracle-") as folder,
         Worker(name, adapter=None if adapter is None else importable(adapter), device=device, limit=limit) as worker,

@@ -226,6 +226,8 @@ class Contract(ABC):
     roles, b_columns : see :class:`Operands`; ``multiplies``: every call has scaled products.
     numerics : by arch, the names of the arithmetics that the routine's kernels use, the usual one first; empty where
         there is one right result and nothing to choose.
+    probed : scale blocks along K (None: one) and rows of ``b`` that share a scale, where a kernel of the contract can be
+        fingerprinted from calls of one shape.
     section : the heading under which coverage and the reference pages list the routine; ``also``: rows beside its own,
         as ``heading: name``, for promises that engines name by themselves.
     gpu : a GPU library computes it, so that a capture is due.
@@ -244,6 +246,7 @@ class Contract(ABC):
     multiplies: ClassVar[bool] = False
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     golden_arches: ClassVar[tuple[str, ...]] = ()
+    probed: ClassVar[tuple[int | None, int] | None] = None
     section: ClassVar[str] = "Other"
     gpu: ClassVar[bool] = False
     production: ClassVar[str] = ""

@@ -164,7 +164,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Faults:
     """The faults of one family of contracts, in the order in which they are declared::
 
-        FAULTS = Faults({"fp8_gemm_nt"})
+        FAULTS = Faults({"cutlass_scaled_mm"})
         fault = FAULTS.declare
 
         for step, word in ((1, "previous"), (-1, "next")):

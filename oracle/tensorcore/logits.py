@@ -62,7 +62,7 @@ LOGITS: Mapping[str, LogitsSchedule] = MappingProxyType(
         for s in (
             LogitsSchedule(
                 "sm90.mqa_logits", "sm90.chain", True,
-                "DeepGEMM fp8_mqa_logits on sm90 (the paged kernel has the same source)",
+                "DeepGEMM's MQA logits on sm90 (the paged kernel has the same source)",
                 Status.SEEN_ON_HARDWARE,
             ),
             LogitsSchedule(

@@ -249,7 +249,7 @@ def _inside(name: str, inst: str, seen_in: str) -> Schedule:
 
 
 _SEEN_SM90 = {
-    "sm90.promote128": "DeepGEMM fp8_gemm_nt, m_grouped contiguous and masked; FlashInfer "
+    "sm90.promote128": "DeepGEMM's dense, contiguous and masked products; FlashInfer "
     "fp8_blockscale_gemm_sm90; vLLM cutlass_scaled_mm with block scales; torch F.scaled_mm 1x128 x 128x128",
     "sm90.promote128.scale_after": "torch._scaled_mm with use_fast_accum=False, per tensor and row-wise "
     "(captured with unit scales: the order of the scales is not shown)",

@@ -147,6 +147,7 @@ class ProductContract(Contract):
 @register
 class Fp8GemmNt(ProductContract):
     name = "fp8_gemm_nt"
+    probed = (128, 128)
     gpu = True
     summary = "a [M, K] times b [N, K] transposed, 1x128 scales on a, 128x128 scales on b"
     source = "DeepGEMM fp8_gemm_nt; DeepSeek-V3 report, 3.3.2"
@@ -173,6 +174,7 @@ class CutlassScaledMm(ProductContract):
     for blocks."""
 
     name = "cutlass_scaled_mm"
+    probed = (None, 1)
     gpu = True
     summary = "a [M, K] times b [N, K] transposed; per-tensor, per-token, per-channel or block scales; optional bias"
     source = "vLLM csrc cutlass_scaled_mm"
@@ -256,6 +258,7 @@ class TorchPerTensor(TorchScaledMm):
 @register
 class TorchPerToken(TorchScaledMm):
     name = "torch_per_token_w8a8_scaled_mm"
+    probed = (None, 1)
     gpu = True
     summary = "one scale for each row of qinput and each column of weight (row-wise kernel)"
     inputs = _torch_inputs()
@@ -265,6 +268,7 @@ class TorchPerToken(TorchScaledMm):
 @register
 class TorchChannelwise(TorchScaledMm):
     name = "torch_channelwise_w8a8_scaled_mm"
+    probed = (None, 1)
     gpu = True
     summary = "unit-scale product to float32, then scale_a, scale_b and bias, then the output dtype"
     inputs = _torch_inputs()

@@ -23,6 +23,7 @@ class WideInput(Fp8BlockscaleGemmSm90):
     """bfloat16 input ``[M, K]``, FP8 weight ``[N, K]`` with 128x128 scales."""
 
     roles = {}
+    probed = None
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("input", (torch.bfloat16,), ("M", "K"), "activations"),
         TensorSpec("weight", (torch.float8_e4m3fn,), ("N", "K"), "weight codes"),
