@@ -68,7 +68,7 @@ class Fp8BlockscaleGemmSm90(ProductContract):
     """The scales are the *logical* ones of the product, whatever layout the kernel wants them in."""
 
     name = "fp8_blockscale_gemm_sm90"
-    probed = (128, 128)
+    probed: ClassVar[tuple[int | None, int] | None] = (128, 128)
     gpu = True
     summary = "FlashInfer's block-scaled GEMM for Hopper: FP8 x FP8, or bfloat16 operands quantised inside"
     source = "flashinfer.gemm.fp8_blockscale_gemm_sm90; TensorRT-LLM fp8_blockscale_gemm"
