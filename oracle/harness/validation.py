@@ -97,7 +97,7 @@ def validate(
     if unknown := [name for name in require if name not in OPTIONAL]:
         raise OptionError(f"require={unknown[0]!r} is no optional watch; there are: {', '.join(OPTIONAL)}")
     arch = arch_of(device) if arch is None else arch
-    if numerics is None and arch == "cpu" and "cpu" not in getattr(found, "numerics", {"cpu": ()}):
+    if numerics is None and arch == "cpu" and found.numerics and "cpu" not in found.numerics:
         raise OptionError(f"{contract} has no model of {arch}; name arch= or numerics=")
     name, start = importable(kernel), time.perf_counter()
     with (

@@ -474,8 +474,11 @@ _REGISTRY: dict[str, Contract] = {}
 
 def register(contract: type[Contract]) -> type[Contract]:
     """Class decorator: make the contract known under its name."""
-    if contract.name in _REGISTRY:
-        raise ValueError(f"contract {contract.name!r} is registered twice")
+    known = _REGISTRY.get(contract.name)
+    if known is not None and (type(known).__module__, type(known).__qualname__) != (
+        contract.__module__, contract.__qualname__
+    ):  # fmt: skip  # a module that is loaded again registers its contracts again
+        raise ContractError(f"contract {contract.name!r} of {contract.__module__} is registered by {type(known).__module__}")
     _REGISTRY[contract.name] = contract()
     return contract
 

@@ -1,0 +1,156 @@
+"""A family, a format and a schedule of another distribution, added by entry point, are treated as ours are.
+
+The distribution is ``tests/support/foreign_family``: two files that know only the public API. It is not installed;
+its entry points stand in a ``dist-info`` folder on the path of each process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+FOREIGN = ROOT / "tests" / "support" / "foreign_family"
+CONTRACT = "dequantize_rows"
+CASE = f"{CONTRACT}/e4m3-bf16/token/m=7,k=130/family=randn/seed=1"
+WRONG = f"""
+import sys, torch, oracle, safetensors.torch
+from foreign_family import kernel
+from oracle.numbers.formats import by_name
+from oracle.routines import cases
+inputs = cases.parse({CASE!r}).inputs()
+out = kernel(inputs["q"], inputs["scale"].roll(1))
+print(oracle.judge({CONTRACT!r}, inputs, kernel(**inputs)).status, by_name("float8_foreign").largest)
+safetensors.torch.save_file({{**{{n: t.contiguous() for n, t in inputs.items()}}, "out": out}}, sys.argv[1])
+"""
+
+
+class Process:
+    """Commands in processes that find the foreign distribution."""
+
+    def __init__(self, folder: Path, points: dict[str, dict[str, str]]) -> None:
+        info = folder / "foreign_family-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-family\nVersion: 1.0\n")
+        lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in points.items()]
+        (info / "entry_points.txt").write_text("".join(lines))
+        path = os.pathsep.join([str(folder), str(FOREIGN), str(ROOT)])
+        self.environment = {**os.environ, "PYTHONPATH": path, "FP8_ORACLE_FIXTURES": str(folder / "fixtures")}
+
+    def python(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment, cwd=ROOT)
+
+    def oracle(self, *words: str | Path, status: int = 0) -> str:
+        done = self.python("-m", "oracle", *words)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def declared() -> dict[str, dict[str, str]]:
+    table = tomllib.loads((FOREIGN / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert isinstance(table, dict)
+    return table
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory, declared: dict[str, dict[str, str]]) -> Process:
+    return Process(tmp_path_factory.mktemp("foreign"), declared)
+
+
+def test_it_is_one_small_folder() -> None:
+    lines = [len(path.read_text().splitlines()) for path in FOREIGN.iterdir() if path.is_file()]
+    assert sum(lines) <= 150
+
+
+class TestTreatedAsOurs:
+    """Every command takes the routine; nothing of ours names it."""
+
+    def test_list(self, foreign: Process) -> None:
+        assert "codes times the scale of their row" in foreign.oracle("list", "contracts")
+        assert CASE in foreign.oracle("list", "cases")
+        assert "foreign torch" in foreign.oracle("list", "subjects")
+        assert "sm90.foreign" in foreign.oracle("list", "numerics")
+
+    def test_verify(self, foreign: Process) -> None:
+        assert "OK  9 passed" in foreign.oracle("verify", "--contract", CONTRACT, "--fixtures", "none")
+
+    def test_validate(self, foreign: Process) -> None:
+        assert "CONFORMS" in foreign.oracle("validate", "foreign_family:kernel", "--contract", CONTRACT)
+
+    def test_judge_and_explain(self, foreign: Process, tmp_path: Path) -> None:
+        path = tmp_path / "call.safetensors"
+        said = foreign.python("-c", WRONG, path)
+        assert said.stdout.split() == ["PASSED", "448.0"], said.stderr
+        assert "FAILED out" in foreign.oracle("judge", path, "--contract", CONTRACT, status=1)
+        assert "1. row scale of the previous row: 910 of 910" in foreign.oracle(
+            "explain", path, "--contract", CONTRACT, status=1
+        )
+
+    def test_mutate(self, foreign: Process, tmp_path: Path) -> None:
+        foreign.oracle("mutate", "--contract", CONTRACT, "--json", tmp_path / "scores.json")
+        (score,) = json.loads((tmp_path / "scores.json").read_text())["scores"]
+        assert [mutant["fate"] for mutant in score["mutants"]] == ["KILLED"] * 3
+
+    def test_goldens(self, foreign: Process, tmp_path: Path) -> None:
+        """Chosen, stored with their intervals, and computed again."""
+        made = foreign.python("-c", GOLDENS, tmp_path)
+        assert made.stdout.splitlines()[-1].startswith(f"{CONTRACT}: 3 stored"), made.stdout + made.stderr
+
+    def test_coverage_and_pages(self, foreign: Process, tmp_path: Path) -> None:
+        assert f"| `{CONTRACT}` |" in foreign.oracle("list", "--coverage", "--markdown", "--fixtures", ROOT / "fixtures")
+        page = tmp_path / "page.md"
+        page.write_text("# Contracts\n\n<!-- generated: contracts -->\n<!-- /generated -->\n")
+        done = foreign.python("docs/generate.py", "--docs", tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert CONTRACT in page.read_text()
+
+
+GOLDENS = f"""
+import sys
+from pathlib import Path
+from oracle.fixtures import golden
+golden.registered = lambda: {{{CONTRACT!r}: None}}
+golden.goldens = lambda: []
+folder = Path(sys.argv[1]) / "golden"
+golden.generate(folder)
+print("\\n".join(golden.check(folder)))
+"""
+
+
+class TestSabotage:
+    """What cannot be loaded, or is no record, is one line that names the entry point."""
+
+    @pytest.mark.parametrize(
+        ("group", "target", "command", "said"),
+        [
+            ("fp8_oracle.families", "no_such_module:FAMILY", ("list", "contracts"), "cannot be loaded: ModuleNotFound"),
+            ("fp8_oracle.families", "foreign_family:kernel", ("list", "contracts"), "gives a function; it must give"),
+            ("fp8_oracle.schedules", "foreign_family:FORMATS", ("list", "numerics"), "gives a Format; it must give"),
+        ],
+    )
+    def test_a_broken_entry_point(
+        self, tmp_path: Path, group: str, target: str, command: tuple[str, ...], said: str
+    ) -> None:
+        ran = Process(tmp_path, {group: {"broken": target}}).oracle(*command, status=2)
+        assert "entry point 'broken'" in ran and said in ran
+        assert "Traceback" not in ran
+
+    def test_a_name_that_is_taken(self, tmp_path: Path) -> None:
+        twice = {"fp8_oracle.schedules": {"one": "foreign_family:SCHEDULES", "two": "foreign_family:SCHEDULES"}}
+        # the same records under two names are two claims on one name
+        assert "has already" in Process(tmp_path, twice).oracle("list", "numerics", status=2)
+
+    def test_without_it(self) -> None:
+        """The twin of the checks above: this process does not know the routine."""
+        from oracle.routines import registered
+
+        assert CONTRACT not in registered()
