@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,15 +21,40 @@ from tests.support.paths import ROOT
 FOREIGN = ROOT / "tests" / "support" / "foreign_family"
 CONTRACT = "dequantize_rows"
 CASE = f"{CONTRACT}/e4m3-bf16/token/m=7,k=130/family=randn/seed=1"
-WRONG = f"""
-import sys, torch, oracle, safetensors.torch
+# Every command in one process, which loads torch once: what each returned and printed.
+COMMANDS = f"""
+import contextlib, io, json, sys
+from pathlib import Path
+import oracle, safetensors.torch
 from foreign_family import kernel
+from oracle.cli import main
+from oracle.fixtures import golden
 from oracle.numbers.formats import by_name
 from oracle.routines import cases
+folder = Path(sys.argv[1])
 inputs = cases.parse({CASE!r}).inputs()
-out = kernel(inputs["q"], inputs["scale"].roll(1))
-print(oracle.judge({CONTRACT!r}, inputs, kernel(**inputs)).status, by_name("float8_foreign").largest)
-safetensors.torch.save_file({{**{{n: t.contiguous() for n, t in inputs.items()}}, "out": out}}, sys.argv[1])
+call = folder / "call.safetensors"
+stored = {{n: t.contiguous() for n, t in inputs.items()}}
+safetensors.torch.save_file({{**stored, "out": kernel(inputs["q"], inputs["scale"].roll(1))}}, call)
+said = {{"verb": str(oracle.judge({CONTRACT!r}, inputs, kernel(**inputs)).status)}}
+said["format"] = by_name("float8_foreign").name
+def run(*words):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = main([str(word) for word in words])
+    said[" ".join(map(str, words[:2]))] = [status, out.getvalue()]
+for what in ("contracts", "cases", "subjects", "numerics"):
+    run("list", what)
+run("list", "--coverage", "--markdown", "--fixtures", "fixtures")
+run("verify", "--contract", {CONTRACT!r}, "--fixtures", "none")
+run("mutate", "--contract", {CONTRACT!r}, "--json", folder / "scores.json")
+run("judge", call, "--contract", {CONTRACT!r})
+run("explain", call, "--contract", {CONTRACT!r})
+golden.registered = lambda: {{{CONTRACT!r}: None}}  # of a new folder, this routine's alone
+golden.goldens = lambda: []
+golden.generate(folder / "golden")
+said["goldens"] = golden.check(folder / "golden")
+print(json.dumps(said))
 """
 
 
@@ -71,59 +97,58 @@ def test_it_is_one_small_folder() -> None:
     assert sum(lines) <= 150
 
 
+@pytest.fixture(scope="module")
+def said(foreign: Process, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the commands returned and printed, and the scores of ``mutate``."""
+    folder = tmp_path_factory.mktemp("said")
+    done = foreign.python("-c", COMMANDS, folder)
+    assert done.returncode == 0, done.stderr
+    scores = json.loads((folder / "scores.json").read_text())["scores"]
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {name.partition("/")[0].strip(): value for name, value in found.items()} | {"scores": scores}
+
+
 class TestTreatedAsOurs:
     """Every command takes the routine; nothing of ours names it."""
 
-    def test_list(self, foreign: Process) -> None:
-        assert "codes times the scale of their row" in foreign.oracle("list", "contracts")
-        assert CASE in foreign.oracle("list", "cases")
-        assert "foreign torch" in foreign.oracle("list", "subjects")
-        assert "sm90.foreign" in foreign.oracle("list", "numerics")
+    @pytest.mark.parametrize(
+        ("command", "status", "shown"),
+        [
+            ("list contracts", 0, "codes times the scale of their row"),
+            ("list cases", 0, CASE),
+            ("list subjects", 0, "foreign torch"),
+            ("list numerics", 0, "sm90.foreign"),
+            ("list --coverage", 0, f"| `{CONTRACT}` |"),
+            ("verify --contract", 0, "OK  9 passed"),
+            ("judge", 1, "FAILED out"),
+            ("explain", 1, "1. row scale of the previous row: 910 of 910"),
+        ],
+    )
+    def test_command(self, said: dict[str, Any], command: str, status: int, shown: str) -> None:
+        returned, printed = said[command]
+        assert returned == status and shown in printed, printed
 
-    def test_verify(self, foreign: Process) -> None:
-        assert "OK  9 passed" in foreign.oracle("verify", "--contract", CONTRACT, "--fixtures", "none")
+    def test_verbs_and_formats(self, said: dict[str, Any]) -> None:
+        assert (said["verb"], said["format"]) == ("PASSED", "float8_foreign")
+
+    def test_mutate(self, said: dict[str, Any]) -> None:
+        (score,) = said["scores"]
+        assert [mutant["fate"] for mutant in score["mutants"]] == ["KILLED"] * 3
+
+    def test_goldens(self, said: dict[str, Any]) -> None:
+        """Chosen, stored with their intervals, and computed again."""
+        (line,) = said["goldens"]
+        assert line.startswith(f"{CONTRACT}: 3 stored")
 
     def test_validate(self, foreign: Process) -> None:
         assert "CONFORMS" in foreign.oracle("validate", "foreign_family:kernel", "--contract", CONTRACT)
 
-    def test_judge_and_explain(self, foreign: Process, tmp_path: Path) -> None:
-        path = tmp_path / "call.safetensors"
-        said = foreign.python("-c", WRONG, path)
-        assert said.stdout.split() == ["PASSED", "448.0"], said.stderr
-        assert "FAILED out" in foreign.oracle("judge", path, "--contract", CONTRACT, status=1)
-        assert "1. row scale of the previous row: 910 of 910" in foreign.oracle(
-            "explain", path, "--contract", CONTRACT, status=1
-        )
-
-    def test_mutate(self, foreign: Process, tmp_path: Path) -> None:
-        foreign.oracle("mutate", "--contract", CONTRACT, "--json", tmp_path / "scores.json")
-        (score,) = json.loads((tmp_path / "scores.json").read_text())["scores"]
-        assert [mutant["fate"] for mutant in score["mutants"]] == ["KILLED"] * 3
-
-    def test_goldens(self, foreign: Process, tmp_path: Path) -> None:
-        """Chosen, stored with their intervals, and computed again."""
-        made = foreign.python("-c", GOLDENS, tmp_path)
-        assert made.stdout.splitlines()[-1].startswith(f"{CONTRACT}: 3 stored"), made.stdout + made.stderr
-
-    def test_coverage_and_pages(self, foreign: Process, tmp_path: Path) -> None:
-        assert f"| `{CONTRACT}` |" in foreign.oracle("list", "--coverage", "--markdown", "--fixtures", ROOT / "fixtures")
+    def test_pages(self, foreign: Process, tmp_path: Path) -> None:
         page = tmp_path / "page.md"
         page.write_text("# Contracts\n\n<!-- generated: contracts -->\n<!-- /generated -->\n")
         done = foreign.python("docs/generate.py", "--docs", tmp_path)
         assert done.returncode == 0, done.stderr
         assert CONTRACT in page.read_text()
-
-
-GOLDENS = f"""
-import sys
-from pathlib import Path
-from oracle.fixtures import golden
-golden.registered = lambda: {{{CONTRACT!r}: None}}
-golden.goldens = lambda: []
-folder = Path(sys.argv[1]) / "golden"
-golden.generate(folder)
-print("\\n".join(golden.check(folder)))
-"""
 
 
 class TestSabotage:
