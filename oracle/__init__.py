@@ -23,6 +23,7 @@ from oracle.errors import OracleError
 if TYPE_CHECKING:
     from oracle.api import contracts, identify, judge, predict, reference
     from oracle.harness.validation import validate
+    from oracle.routines import cases, data
     from oracle.verdict.compare import Status, Verdict, Worst
 
 __all__ = [
@@ -30,7 +31,9 @@ __all__ = [
     "Status",
     "Verdict",
     "Worst",
+    "cases",
     "contracts",
+    "data",
     "identify",
     "judge",
     "predict",
@@ -42,13 +45,15 @@ _HOME = {
     **dict.fromkeys(("contracts", "identify", "judge", "predict", "reference"), "oracle.api"),
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
     "validate": "oracle.harness.validation",
+    **dict.fromkeys(("cases", "data"), "oracle.routines"),  # modules: ids of cases, and their data
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    home = import_module(_HOME[name])
+    value = getattr(home, name, None) or import_module(f"{_HOME[name]}.{name}")
     globals()[name] = value
     return value
 
