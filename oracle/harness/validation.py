@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.diagnose import explain_verdict
+from oracle.diagnosis.explain import explain_verdict
 from oracle.diagnosis.minimise import extents, minimise
 from oracle.diagnosis.mutate import poisoned
 from oracle.errors import CaseError, DeviceError, OptionError, SubjectError

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.diagnose import diagnose
-from oracle.diagnosis.localise import effects, group_names, mutated
+from oracle.diagnosis.explain import diagnose
+from oracle.diagnosis.localise import effects, groups_in_use, with_terms
 from oracle.numbers.formats import codes_of
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, run
@@ -175,14 +175,14 @@ class TestOneBlock:
         """No effect is the right product; each other one is linear in the terms it says."""
         (part,) = setup(text)[0].parts
         product = subset(part.product, torch.arange(9), torch.arange(20))
-        assert torch.equal(exact(mutated(product, {}, 128)).hi, exact(product).hi)
+        assert torch.equal(exact(with_terms(product, {}, 128)).hi, exact(product).hi)
         count, scaled = -(-product.K // 128), product.B > 1
         for name, blocks in effects(count, scaled=scaled):
             if name.endswith(("lost", "counted twice")):
                 others = {b: () for b in range(count) if b not in blocks}
-                alone = exact(mutated(product, others, 128)).hi
+                alone = exact(with_terms(product, others, 128)).hi
                 sign = -1.0 if name.endswith("lost") else 1.0
-                wrong = exact(mutated(product, blocks, 128)).hi
+                wrong = exact(with_terms(product, blocks, 128)).hi
                 torch.testing.assert_close(wrong, exact(product).hi + sign * alone, rtol=2.0**-40, atol=2.0**-40)
 
 
@@ -196,7 +196,7 @@ class TestAnotherGroup:
         call, _ = setup(text, kernel)
         b, scale = call.inputs["b"].view(torch.uint8).clone(), call.inputs["b_scale"].clone()
         groups = len(b)
-        bad = group_names(call)[-1]
+        bad = groups_in_use(call)[-1]
         other = (bad - 1) % groups  # neither the next nor, by half of them, an expert-parallel one
         for values in (b, scale):
             if what == "weights" or (what == "B codes") == (values is b):
@@ -209,7 +209,7 @@ class TestAnotherGroup:
     def test_the_nearest(self) -> None:
         """Expert 1 of two blocks by the scales of expert 3, which those of an expert between resemble."""
         call, _ = setup(MASKED.replace("n=256,k=512", "n=128,k=256").replace("seed=5", "seed=26"))
-        assert group_names(call) == [1, 3]
+        assert groups_in_use(call) == [1, 3]
         scale = call.parts[1].product.b_scale
         output = wrongly(call, lambda i, p: replace(p, b_scale=scale) if i == 0 else p)
         assert names(call, output) == ("B scale of another group (expert 1 by those of expert 3)",)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oracle.diagnosis import diagnose, mutate
+from oracle.diagnosis import explain, mutate
 from oracle.diagnosis.minimise import minimise
 from oracle.errors import InputError
 from oracle.routines import cases, get
@@ -121,14 +121,14 @@ class TestFailure:
         out = kernel(inputs)
         start, end = inputs["offsets"][1:3].tolist()
         out[start:end] *= 1.5
-        found = diagnose.diagnose(SCALED, inputs, out, arch="sm90")
+        found = explain.diagnose(SCALED, inputs, out, arch="sm90")
         assert "experts 2 only, of 3 in use" in found.findings
 
     @pytest.mark.parametrize("fault", ["groups end one row late", "weights of the next group of a run",
                                        "B scale of the next group", "A scale of the previous row"])  # fmt: skip
     def test_explained(self, fault: str) -> None:
         inputs, out = self.call(fault)
-        found = diagnose.diagnose(SCALED, inputs, out, arch="sm90")
+        found = explain.diagnose(SCALED, inputs, out, arch="sm90")
         assert fault in found.names and found.explanations[0].complete
 
     def test_minimised(self) -> None:
