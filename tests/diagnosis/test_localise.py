@@ -32,9 +32,9 @@ def setup(text: str, kernel: str = "schedule") -> tuple[Call, Tensor]:
     """A call, and its right output as rows and columns: by the bits of a schedule, or by exact sums."""
     case = cases.parse(text)
     contract, inputs = get(case.contract), case.inputs()
-    names = contract.admitted("sm90", None, contract.parts(inputs), case.out_dtype)  # type: ignore[attr-defined]
-    schedule = get_schedule(names[0]) if kernel == "schedule" else None
-    call = Call(contract, inputs, case.call_options(), schedule, case.out_dtype)
+    call = Call(contract, inputs, case.call_options(), None, case.out_dtype)
+    if kernel == "schedule":
+        call = replace(call, schedule=get_schedule(contract.arithmetics(call)[0]))
     return call, write(call, products(call, ()), ())
 
 
@@ -46,8 +46,7 @@ def wrongly(call: Call, change: Change) -> Tensor:
 
 def names(call: Call, output: Tensor) -> tuple[str, ...]:
     """What an output is explained by."""
-    shape = call.contract.shape(call.inputs)  # type: ignore[attr-defined]
-    return diagnose(call.contract.name, call.inputs, output.view(shape), **call.options).names
+    return diagnose(call.contract.name, call.inputs, output.view(call.operands.shape), **call.options).names
 
 
 def specified(call: Call) -> list[int]:
