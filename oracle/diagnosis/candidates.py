@@ -12,8 +12,8 @@ Of the elements that a candidate speaks of, each is counted as
     neither        it is right as predicted; or the prediction depends on memory beyond a buffer and is unknown
 
 :func:`ranked` orders candidates by these counts. A fault predicts all of a small call. Of a large one, faults inside
-the product are tried on a sample of rows and columns, faults of the last stage on all. A placement speaks of the failing
-elements only, and must explain all of them; a few rows and columns are compared first.
+the product are tried on a sample of rows and columns, faults of the last stage on all. A placement speaks of the
+failing elements only, and must explain all of them; a few rows and columns are compared first.
 Three rules cover what bits cannot decide:
 
 - A right result in an element of unknown content speaks against the candidate, because other data would seldom give it.
@@ -322,7 +322,7 @@ class FailingOutput:
     ) -> Explanation:
         """How many elements a prediction explains and contradicts, of those that it speaks of.
 
-        ``grid``: where in the output it stands (None: all of it); ``considered`` ``[R, N]``: elements that it speaks of
+        ``grid``: the rows and columns that it predicts (None: all of it); ``considered`` ``[R, N]``: elements that it speaks of
         (None: all that are specified).
         """
         tensors = self.output, self.right, self.bad, self.specified if considered is None else considered
@@ -447,7 +447,7 @@ def other_groups(failure: FailingOutput) -> list[tuple[int, int, str]]:
 
 def varied(values: Tensor) -> bool:
     """Whether so many bits differ from the most frequent ones that no wrong candidate has them by chance, nor one that
-    predicts a constant where a constant stands."""
+    predicts a constant for an output that is constant."""
     counts = torch.unique(codes_of(values), return_counts=True)[1]
     return len(counts) > 0 and int(counts.sum() - counts.max()) >= COINCIDENCES
 

@@ -1,17 +1,17 @@
 """What is wrong with an output: where it fails, since which K block, and which known faults reproduce it.
 
 An output of scaled products is compared with each arithmetic that may have computed it: the bits of every admitted
-schedule and, where none is declared, float32 in any order (the interval around exact sums). Candidates are tried in this
-order, up to the first that reproduces everything that fails:
+schedule and, where none is declared, float32 in any order (the interval around exact sums). Candidates are tried in
+this order, up to the first that reproduces everything that fails:
 
     1. every fault of the catalogue that applies, put into the right kernel
     2. placements: rows, tiles, experts and K blocks, found on the output     :mod:`oracle.diagnosis.localise`
     3. pairs of a fault and a wrong store, where no single fault explains half of the failing elements
     4. scales read beyond their buffer, where nothing yet explains half       :mod:`oracle.diagnosis.least_squares`
 
-Each candidate is counted on the output: how many failing elements it explains, how many elements it contradicts, what it
-leaves unknown; all are ranked by these counts (:mod:`oracle.diagnosis.candidates`). A placement is judged by the interval
-that refused the output, that of the first admitted numerics, or by one of the wider classes.
+Each candidate is counted on the output: how many failing elements it explains, how many elements it contradicts, what
+it leaves unknown; all are ranked by these counts (:mod:`oracle.diagnosis.candidates`). A placement is judged by the
+interval that refused the output, that of the first admitted numerics, or by one of the wider classes.
 
 Findings need no candidate: groups that fail or have another group's weights, failing rows that hold the right result of
 other rows, failing elements that all hold one value, and the scale factors that the kernel really used.
@@ -46,6 +46,7 @@ from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyo
 from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
+from oracle.numbers.recipes import Recipe
 from oracle.routines import get
 from oracle.routines.base import Beyond, Call, Contract, Output, by_name
 from oracle.routines.catalogue import Family, Fault, Stage, agree, faults_of, run
@@ -400,11 +401,17 @@ def _closest_recipe(call: Call, given: Mapping[str, Tensor]) -> tuple[tuple[Faul
     best: tuple[Fault, ...] = ()
     right, name, operands = by_name(run(call)), call.contract.name, call.optional_operands
     for recipe in operands.recipes[1:] if operands is not None else ():
-        other = Fault(recipe.name, Family.CAST, name, {Stage.RECIPE: lambda _, __, r=recipe: r}, frozenset({name}))
+        other = with_recipe(recipe, name)
         made = by_name(run(call, other))
         if equal(made) > equal(right):
             best, right = (other,), made
     return best, right
+
+
+def with_recipe(recipe: Recipe, contract: str) -> Fault:
+    """Another declared recipe, as a change of a quantiser: no fault, but put in the same way."""
+    changes = {Stage.RECIPE: lambda call, own: recipe}
+    return Fault(f"recipe {recipe.name}", Family.ARITHMETIC, "", changes, frozenset({contract}))
 
 
 def _refused(call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:

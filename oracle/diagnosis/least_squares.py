@@ -7,12 +7,12 @@ A row of a block-scaled product is linear in the right terms ``z_b[n]`` of its K
 1. *All factors unknown* (:func:`effective_factors`). For a right kernel every ``c_b`` is 1. With at least twice as many
    columns as blocks they follow by least squares, whatever the kernel did to its scales: 0 is a dropped block, a wrong
    scale shows as the ratio of the scale used to the right one, and the first factor that is not 1 is where the
-   accumulation leaves the right path. Not covered: faults that are not linear in the blocks (casts, stores, moved rows);
-   there the residual is large and no factor is reported.
-2. *Some scales unknown* (:func:`read_beyond_buffer`). A fault that reads activation scales beyond their buffer predicts
-   the scales of the other blocks. So ``y`` less the known part must lie in the span of the unknown blocks' terms
-   (``t_b[n] = scale_b[n, b] <a, b[n]>_b``), up to the rounding of the output: of ``N`` columns as many must agree as
-   exceed the unknown blocks. This is evidence where the known scales are seen to be the wrong ones that the fault
+   accumulation leaves the right path. Not covered: faults that are not linear in the blocks (casts, stores, moved
+   rows); there the residual is large and no factor is reported.
+2. *Some scales unknown* (:func:`read_beyond_buffer`). A fault that reads activation scales beyond their buffer
+   predicts the scales of the other blocks. So ``y`` less the known part must lie in the span of the unknown blocks'
+   terms (``t_b[n] = scale_b[n, b] <a, b[n]>_b``), up to the rounding of the output: of ``N`` columns as many must agree
+   as exceed the unknown blocks. This is evidence where the known scales are seen to be the wrong ones that the fault
    predicts (they are most of the row's, and with the right ones instead the row is no such sum), or where the unknown
    scales hide them but are those of a few blocks. Not covered: unknown weight scales or codes; rows with NaN or
    infinity, which beyond a buffer may be any number and so are no evidence.

@@ -4,8 +4,8 @@
     Elements   an interval for each element, after the bits of named predictions (products, layers, logits)
     Property   a predicate, where right outputs are no interval around one value (an order of experts, a split of work)
 
-Contracts make alternatives (:meth:`oracle.routines.base.Contract.admissible`); :func:`judge_alternatives` asks them in
-their order. :meth:`Sets.ranges` states the same sets as tensors, so that a reader without this package can judge:
+Contracts make alternatives (:meth:`oracle.routines.base.Contract.admissible`); :func:`judge_alternatives` tries them
+in order. :meth:`Sets.ranges` states the same sets as tensors, so that a reader without this package can judge:
 an element is right when it is free; or when the expected value is NaN and it is NaN; or when
 ``low <= element <= high`` (-0 equals +0).
 """
@@ -42,8 +42,8 @@ class Range:
 
 
 class Sets(ABC):
-    """One alternative. ``numerics`` names the arithmetic that it admits; ``wider`` says that it is none that the call
-    declared, so that it may not excuse an element about which it claims nothing."""
+    """One alternative. ``numerics`` names the arithmetic that it admits. ``wider``: the call did not declare it, so an
+    element that it leaves unconstrained does not pass by it if the declared arithmetic refused that element."""
 
     numerics: str = EVERYWHERE
     wider: bool = False
@@ -74,7 +74,7 @@ def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
 
 
 def undeclared(held: Verdict, refused: Verdict) -> Verdict:
-    """A pass by a class that is not declared, which says so beside the usual class that ``refused`` the output."""
+    """A pass by a class that is not declared; its basis names the usual class too, which ``refused`` the output."""
     said = f"{held.basis}; {refused.outside} elements leave the {refused.basis}, which is not declared"
     return replace(held, basis=said, summary=held.summary.replace(held.basis, said, 1))
 

@@ -11,8 +11,15 @@ import torch
 from oracle.bounds import of_schedule
 from oracle.bounds.exactly import unrounded
 from oracle.diagnosis.baselines import calc_diff, own_data, rules
-from oracle.diagnosis.false_alarms import legal
-from oracle.diagnosis.mutate import Fate, contracts_with_cases, mutate, mutate_own_data, poisoned, trials
+from oracle.diagnosis.mutation import (
+    Fate,
+    contracts_with_cases,
+    mutate,
+    mutate_own_data,
+    poisoned,
+    right_variants,
+    trials,
+)
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, Family, Fault, Stage, faults_of
 from oracle.routines.catalogue import get as get_fault
@@ -111,7 +118,7 @@ class TestLegalVariants:
 
     def test_a_seeded_sample_raises_no_alarm(self) -> None:
         """The long run is ``fp8-oracle mutate --legal 10000``."""
-        variants = list(legal(120, seed=20))
+        variants = list(right_variants(120, seed=20))
         assert [v for v in variants if v.false_alarm] == []
         assert any(v.declared is not None for v in variants) and len({v.computed_by for v in variants}) > 5
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oracle.diagnosis import explain, mutate
+from oracle.diagnosis import explain, mutation
 from oracle.diagnosis.minimise import minimise
 from oracle.errors import InputError
 from oracle.routines import cases, get
@@ -93,7 +93,7 @@ class TestProduct:
 
     def test_rows_of_nobody(self) -> None:
         """Whatever they hold, in and out, a real row does not depend on it and nothing is asked of it."""
-        inputs = mutate.poisoned(Call(get(SCALED), make()))
+        inputs = mutation.poisoned(Call(get(SCALED), make()))
         assert bool(torch.isnan(inputs["scale_a"][35:]).all()) and not bool(torch.isnan(inputs["scale_a"][:35]).any())
         out = kernel(inputs)
         assert bool(torch.isnan(out[35:]).all())
