@@ -99,18 +99,6 @@ class Explanation:
             return f"{self.name} (by place: every failing element, and nothing else, lies there)"
         return f"{self.name} ({100 * self.share:.3g}% of the failing elements)"
 
-    def joined(self, other: Explanation) -> Explanation:
-        """The same candidate on two parts of an output; local where each part is, or has nothing to explain."""
-        return replace(
-            self,
-            explained=self.explained + other.explained,
-            failing=self.failing + other.failing,
-            known=self.known + other.known,
-            contradicted=self.contradicted + other.contradicted,
-            local=(self.local or other.local)
-            and all(e.local or e.failing == e.contradicted == 0 for e in (self, other)),
-        )
-
 
 def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
     """Complete explanations, those of half of what fails, those by position, the rest; within each the local ones
@@ -121,6 +109,18 @@ def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
         return tier, not e.local, e.contradicted - e.explained
 
     return tuple(sorted(found, key=rank))
+
+
+def _joined(x: Explanation, y: Explanation) -> Explanation:
+    """The same candidate on two parts of an output; local where each part is, or has nothing to explain."""
+    return replace(
+        x,
+        explained=x.explained + y.explained,
+        failing=x.failing + y.failing,
+        known=x.known + y.known,
+        contradicted=x.contradicted + y.contradicted,
+        local=(x.local or y.local) and all(e.local or e.failing == e.contradicted == 0 for e in (x, y)),
+    )
 
 
 @dataclass(frozen=True)
@@ -322,8 +322,8 @@ class FailingOutput:
     ) -> Explanation:
         """How many elements a prediction explains and contradicts, of those that it speaks of.
 
-        ``grid``: the rows and columns that it predicts (None: all of it); ``considered`` ``[R, N]``: elements that it speaks of
-        (None: all that are specified).
+        ``grid``: the rows and columns that it predicts (None: all); ``considered`` ``[R, N]``: the elements that it
+        speaks of (None: all that are specified).
         """
         tensors = self.output, self.right, self.bad, self.specified if considered is None else considered
         output, right, bad, specified = tensors if grid is None else (x[grid] for x in tensors)
@@ -395,7 +395,7 @@ class Sample:
         for grid, accs, unfaulted in pieces or ():
             values = (stored(self.failure.call, acc, faults) for acc in accs)
             one = self.failure.weigh(faults, Prediction.between(*values, unfaulted=unfaulted), grid)
-            total = one if total is None else total.joined(one)
+            total = one if total is None else _joined(total, one)
         return total
 
 

@@ -150,7 +150,7 @@ def wider_classes(numerics: Sequence[str]) -> tuple[str, ...]:
     """What an undeclared kernel of an arch may compute by instead of the first of its admitted ``numerics``.
 
     Float32 in any order, then one name for each other accumulator among them (schedules that differ in the epilogue
-    alone have one accumulator, whose bound holds for all of them). Empty where the first is float32 in any order itself.
+    alone have one accumulator, whose bound holds for all of them). Empty where the first is float32 in any order.
     """
     if numerics[0] == IEEE32:
         return ()

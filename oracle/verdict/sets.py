@@ -100,7 +100,7 @@ class Bits(Sets):
         return worst_of(verdicts)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
-        return {name: Range(x, x, torch.zeros(x.shape, dtype=torch.uint8, device="cpu")) for name, x in expected.items()}
+        return {n: Range(x, x, torch.zeros(x.shape, dtype=torch.uint8, device="cpu")) for n, x in expected.items()}
 
 
 def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str | None = None) -> Verdict:
@@ -110,7 +110,8 @@ def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str |
     worst, seen = None, None
     if outside:
         index = tuple(torch.nonzero(bad)[0].tolist())
-        value, right = (float(decode(x[index])) if x.is_floating_point() else float(x[index]) for x in (actual, expected))
+        first = (x[index] for x in (actual, expected))
+        value, right = (float(decode(x)) if x.is_floating_point() else float(x) for x in first)
         worst = Worst(index, value, right, right, right, math.inf, output)
         seen = heatmap.of_bits(actual, expected, bad, output=output)
     found = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad, seen)
@@ -220,7 +221,7 @@ def with_float32(make: Callable[[str, bool], Sets], name: str, *, declared: bool
 
 
 def all_equal(name: str, tensors: Sequence[Tensor]) -> str | None:
-    """The reason for mistrust when a vector of scales or weights holds one value, so that a wrong index shows nothing."""
+    """The reason for mistrust when a vector of scales or weights holds one value, which hides a wrong index."""
     if max(t.numel() for t in tensors) > 1 and all(bool((t == t.flatten()[0]).all()) for t in tensors):
         return f"all values of {name} are equal, so a wrong scale index changes nothing"
     return None
