@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from oracle.diagnosis.diagnose import explain_verdict
+from oracle.diagnosis.explain import explain_verdict
 from oracle.errors import InputError, NumericsError
 from oracle.routines import Contract, get, registered
 from oracle.routines.base import plain

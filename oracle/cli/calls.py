@@ -16,7 +16,7 @@ from torch import Tensor
 
 import oracle
 from oracle.cli.common import Commands, add_json_argument, console, pairs, verdict_line, whole, write_json
-from oracle.diagnosis.diagnose import Diagnosis, diagnose
+from oracle.diagnosis.explain import Diagnosis, diagnose
 from oracle.errors import FixtureError, OptionError
 from oracle.fixtures import captures, failing_case
 from oracle.fixtures import files as fixtures

@@ -11,8 +11,15 @@ from rich.text import Text
 
 from oracle.cli.common import Commands, add_json_argument, console, whole, write_json
 from oracle.diagnosis.baselines import rules
-from oracle.diagnosis.false_alarms import Variant, legal
-from oracle.diagnosis.mutate import Fate, Score, contracts_with_cases, mutate, mutate_own_data
+from oracle.diagnosis.mutation import (
+    Fate,
+    Score,
+    Variant,
+    contracts_with_cases,
+    mutate,
+    mutate_own_data,
+    right_variants,
+)
 from oracle.errors import OptionError
 from oracle.routines import get, profiles
 from oracle.routines.catalogue import Fault, catalogue, faults_of
@@ -74,7 +81,7 @@ def _mutate(arguments: argparse.Namespace) -> int:
         tried = [noticed for noticed in (said or {}).values() if noticed is not None]
         measured = f"notices {sum(tried)} of {len(tried)} faults" if said is not None else "rejects a right result"
         screen.print(f"{name} on its own data {measured}", soft_wrap=True)
-    variants = list(legal(arguments.legal, seed=arguments.seed)) if arguments.legal else []
+    variants = list(right_variants(arguments.legal, seed=arguments.seed)) if arguments.legal else []
     alarms = [variant for variant in variants if variant.false_alarm]
     for variant in alarms:
         screen.print(_alarm(variant), soft_wrap=True)

@@ -8,10 +8,9 @@
     hipBLASLt         |x - y|_F / |y|_F < 0.1, 0.01, 1e-5 by dtype       clients norm_check (rocBLAS' style)
 
 Each is written as the passing condition, evaluated in float64 on the specified elements against the reference
-``y`` it is given, in the output dtype: on the suite's data the correctly rounded result, which is kinder to the rule
-than its own reference. On its own
-data (:func:`own_data`) the reference is the project's: the product of the *unquantised* operands for DeepGEMM and
-FlashInfer, of the quantised ones for the others.
+``y`` it is given, in the output dtype: on the suite's data the correctly rounded result, which rejects fewer right
+outputs than the project's own reference. On its own data (:func:`own_data`) the reference is the project's: the product
+of the *unquantised* operands for DeepGEMM and FlashInfer, of the quantised ones for the others.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class OwnData:
-    """Inputs of :data:`OWN_CONTRACT` as a project makes them, and the reference it compares with (float64 ``[M, N]``)."""
+    """Inputs of :data:`OWN_CONTRACT` as a project makes them, and the reference that it uses (float64 ``[M, N]``)."""
 
     inputs: Mapping[str, Tensor]
     reference: Tensor
@@ -148,8 +147,7 @@ def _uniform_codes(label: str, m: int, n: int, k: int) -> OwnData:
 
 
 def _normal_codes(label: str, m: int, n: int, k: int) -> OwnData:
-    made = _quantised_normal(label, m, n, k)
-    return _of_quantised(dict(made.inputs))
+    return _of_quantised(dict(_quantised_normal(label, m, n, k).inputs))
 
 
 def _of_quantised(inputs: dict[str, Tensor]) -> OwnData:

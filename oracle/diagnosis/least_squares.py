@@ -1,27 +1,33 @@
-"""Whether an output is what a kernel gives that read some of its activation scales beyond their buffer.
+"""Scale factors solved from an output: which ones a kernel really used, and whether some came from beyond a buffer.
 
-There nothing can be predicted, but much is known: with ``t_b[n] = scale_b[n, b] <a, b[n]>_b`` a row is
+A row of a block-scaled product is linear in the right terms ``z_b[n]`` of its K blocks:
 
-    y[n] = sum of s_b t_b[n] over the blocks whose scale the fault predicts + sum of c_b t_b[n] over the others
+    y[n] = sum of c_b z_b[n]
 
-with unknown ``c_b``, the same for every column. So ``y`` less the known part must lie in the span of the unknown
-blocks' terms, up to the rounding of the output: of ``N`` columns as many must agree as exceed the unknown blocks. It is
-evidence where the known scales are seen to be the wrong ones that the fault predicts (they are most of the row's, and
-with the right ones instead it is no such sum), or where garbage hides them but stands in a few blocks alone.
+1. *All factors unknown* (:func:`effective_factors`). For a right kernel every ``c_b`` is 1. With at least twice as many
+   columns as blocks they follow by least squares, whatever the kernel did to its scales: 0 is a dropped block, a wrong
+   scale shows as the ratio of the scale used to the right one, and the first factor that is not 1 is where the
+   accumulation leaves the right path. Not covered: faults that are not linear in the blocks (casts, stores, moved
+   rows); there the residual is large and no factor is reported.
+2. *Some scales unknown* (:func:`read_beyond_buffer`). A fault that reads activation scales beyond their buffer
+   predicts the scales of the other blocks. So ``y`` less the known part must lie in the span of the unknown blocks'
+   terms (``t_b[n] = scale_b[n, b] <a, b[n]>_b``), up to the rounding of the output: of ``N`` columns as many must agree
+   as exceed the unknown blocks. This is evidence where the known scales are seen to be the wrong ones that the fault
+   predicts (they are most of the row's, and with the right ones instead the row is no such sum), or where the unknown
+   scales hide them but are those of a few blocks. Not covered: unknown weight scales or codes; rows with NaN or
+   infinity, which beyond a buffer may be any number and so are no evidence.
 
-Source: ordinary least squares. Not covered: unknown weight scales or codes; rows that hold NaN or infinity (garbage may
-be either), which say nothing.
+Source: ordinary least squares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.effective_scales import terms
 from oracle.numbers.formats import decode
 from oracle.routines.catalogue import Call, Fault, Stage
 from oracle.routines.fault import touches
@@ -29,15 +35,76 @@ from oracle.routines.mutants import products
 from oracle.tensorcore.identify import subset
 from oracle.truth.gemm import ScaledProduct
 
+CHUNK = 128  # of K, where one scale covers all of it
+SURE = 0.02  # a factor this far from 1 is no rounding of a bfloat16 output; only used to put a finding into words
+FIT = 0.05  # residual over size above which the output is not such a sum
+ERRORS = 5.0  # standard errors within which a factor is known; noise leaves them once in a million
 LEAST = 16  # columns beyond the unknown blocks that a row must have; each agrees by chance once in 2^7
-FEW = 4  # garbage that hides the rest may stand in one block of so many
-FIT = 2.0**-7
+FEW = 4  # unknown scales that hide the known ones may be those of one block in so many
+FIT_WITH_UNKNOWN = 2.0**-7
 """Residual over size of a row: a bfloat16 rounding is 2^-9 of an element, truncated sums of 14 bits add less."""
 
 
-def beyond_buffer(call: Call, output: Tensor, bad: Tensor, faults: Sequence[Fault]) -> list[Fault]:
-    """The faults that read scales beyond their buffer and of which ``output [M, N]`` is what is known; of those only
-    the ones that leave the fewest scales open. ``bad`` are the failing elements."""
+@dataclass(frozen=True)
+class Factors:
+    """``factor [M, B]`` (NaN where not determined), its standard ``error [M, B]`` by the residual, and the number of
+    products of one block."""
+
+    factor: Tensor
+    error: Tensor
+    block: int
+
+    def wrong(self) -> Tensor:
+        """Rows and blocks whose factor is surely not 1, bool ``[M, B]``."""
+        return (self.factor - 1).abs() > SURE + ERRORS * self.error
+
+    def first_block(self) -> int | None:
+        """The first K block whose factor is not 1 in some row."""
+        blocks = torch.nonzero(self.wrong().any(dim=0))[:, 0].tolist()
+        return int(blocks[0]) if blocks else None
+
+
+def terms(product: ScaledProduct) -> tuple[Tensor, int]:
+    """The right terms ``[B, M, N]`` (float64) of the K blocks, and their length."""
+    length = product.block if product.B > 1 else min(CHUNK, product.K)
+    a, b = decode(product.a), decode(product.b)
+    found = []
+    for start in range(0, product.K, length):
+        k = slice(start, min(start + length, product.K))
+        found.append(product.sigma(start // product.block if product.B > 1 else 0) * (a[:, k] @ b[:, k].T))
+    return torch.stack(found), length
+
+
+def effective_factors(product: ScaledProduct, output: Tensor) -> Factors | None:
+    """The factors of every row of ``output [M, N]``; None when the shape or the data do not determine them."""
+    z, length = terms(product)
+    y = decode(output)
+    if product.bias is not None:
+        y = y - decode(product.bias)[None, :]
+    blocks, _, columns = z.shape
+    if columns < 2 * blocks or not bool(torch.isfinite(z).all()):
+        return None
+    usable = torch.isfinite(y)
+    y = torch.where(usable, y, torch.zeros_like(y))
+    design = torch.where(usable[None], z, torch.zeros_like(z)).permute(1, 2, 0)
+    normal = design.transpose(1, 2) @ design
+    diagonal, identity = normal.diagonal(dim1=1, dim2=2), torch.eye(blocks, dtype=z.dtype, device=z.device)
+    ridge = 1e-12 * diagonal.amax(dim=1)[:, None, None] * identity
+    solvable = diagonal.amin(dim=1) > 0
+    system = torch.where(solvable[:, None, None], normal + ridge, identity[None])
+    solved = torch.linalg.solve(system, design.transpose(1, 2) @ y[:, :, None])[:, :, 0]
+    left = (y - (design @ solved[:, :, None])[:, :, 0]).norm(dim=1)
+    free = (usable.sum(dim=1) - blocks).clamp(min=1)
+    spread = torch.linalg.inv(system).diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    error = spread * (left / free.sqrt())[:, None]
+    good = solvable & (left <= FIT * y.norm(dim=1)) & (usable.sum(dim=1) >= 2 * blocks)
+    solved = torch.where(good[:, None], solved, torch.full_like(solved, torch.nan))
+    return Factors(solved, error, length) if bool(good.any()) else None
+
+
+def read_beyond_buffer(call: Call, output: Tensor, bad: Tensor, faults: Sequence[Fault]) -> list[Fault]:
+    """The faults that read scales beyond their buffer and agree with ``output [M, N]`` in all that is known; of those
+    only the ones that leave the fewest scales unknown. ``bad`` are the failing elements."""
     if len(call.parts) != 1:
         return []
     rows, columns = torch.nonzero(bad.any(dim=1))[:, 0], torch.arange(output.shape[1], device=output.device)
@@ -49,13 +116,13 @@ def beyond_buffer(call: Call, output: Tensor, bad: Tensor, faults: Sequence[Faul
         if wrong.M != call.parts[0].product.M or not bool(torch.isnan(decode(wrong.a_scale)).any()):
             continue
         wrong = subset(wrong, rows, columns)
-        if spanned(wrong, output[rows], right):
+        if _is_sum_of_known_and_unknown(wrong, output[rows], right):
             found.append((int(torch.isnan(decode(wrong.a_scale)).sum()), fault))
     return [fault for count, fault in found if count == min(found, key=lambda pair: pair[0])[0]]
 
 
-def spanned(wrong: ScaledProduct, output: Tensor, right: ScaledProduct) -> bool:
-    """Whether every row that says something is such a sum, and at least one is evidence.
+def _is_sum_of_known_and_unknown(wrong: ScaledProduct, output: Tensor, right: ScaledProduct) -> bool:
+    """Whether every finite row is such a sum, and at least one is evidence.
 
     Parameters
     ----------
@@ -66,33 +133,32 @@ def spanned(wrong: ScaledProduct, output: Tensor, right: ScaledProduct) -> bool:
     unknown = torch.isnan(decode(wrong.a_scale))
     if unknown.shape != decode(right.a_scale).shape or not bool(unknown.any(dim=1).all()):
         return False
-    ones = replace(wrong, a_scale=torch.ones_like(wrong.a_scale), bias=None)
     if not bool(torch.isfinite(decode(wrong.b_scale)).all()):
         return False
-    pieces, length = terms(ones)
-    if pieces.shape[0] != unknown.shape[1] or wrong.bias is not None or length != wrong.block:
+    unscaled, length = terms(replace(wrong, a_scale=torch.ones_like(wrong.a_scale), bias=None))
+    if unscaled.shape[0] != unknown.shape[1] or wrong.bias is not None or length != wrong.block:
         return False
     evidence = False
     for row, y in enumerate(decode(output)):
-        free = unknown[row]
-        if not bool(torch.isfinite(y).all()) or len(y) < int(free.sum()) + LEAST:
+        free, count = unknown[row], int(unknown[row].sum())
+        if not bool(torch.isfinite(y).all()) or len(y) < count + LEAST:
             continue
-        nothing = torch.zeros_like(free)
-        known, own = (decode(scale)[row].masked_fill(free, 0.0) for scale in (wrong.a_scale, right.a_scale))
-        if _left(y, pieces[:, row], known, free) > FIT:
+        own = decode(right.a_scale)[row]
+        known, own_known = (s.masked_fill(free, 0.0) for s in (decode(wrong.a_scale)[row], own))
+        if _residual(y, unscaled[:, row], known, free) > FIT_WITH_UNKNOWN:
             return False
-        if _left(y, pieces[:, row], decode(right.a_scale)[row], nothing) > FIT:
-            seen = 2 * int(free.sum()) <= len(free) and _left(y, pieces[:, row], own, free) > FIT
-            evidence = evidence or seen or FEW * int(free.sum()) <= len(free)
+        if _residual(y, unscaled[:, row], own, torch.zeros_like(free)) > FIT_WITH_UNKNOWN:
+            seen = 2 * count <= len(free) and _residual(y, unscaled[:, row], own_known, free) > FIT_WITH_UNKNOWN
+            evidence = evidence or seen or FEW * count <= len(free)
     return evidence
 
 
-def _left(y: Tensor, pieces: Tensor, known: Tensor, free: Tensor) -> float:
-    """The residual of ``y [N]`` over its size, once the terms ``pieces [B, N]`` have their ``known [B]`` scales and
+def _residual(y: Tensor, unscaled: Tensor, known: Tensor, free: Tensor) -> float:
+    """The residual of ``y [N]`` over its size, once the terms ``unscaled [B, N]`` have their ``known [B]`` scales and
     those that are ``free`` the best ones."""
-    rest = y - (pieces * known[:, None]).sum(dim=0)
+    rest = y - (unscaled * known[:, None]).sum(dim=0)
     if bool(free.any()):
-        basis = pieces[free].t()
+        basis = unscaled[free].t()
         size = basis.norm(dim=0).clamp(min=2.0**-1000)
         best = torch.linalg.lstsq(basis / size, rest[:, None], driver="gelsd").solution
         rest = rest - (basis / size @ best)[:, 0]

@@ -1,42 +1,48 @@
-"""Faults whose place no catalogue can say, found on the output: where, and what stands there instead.
+"""Placements: faults at rows, columns, experts or K blocks that no catalogue can list, found on the output.
 
-Each is a guess and then a judgement. The guess comes from the failing elements ``y``:
+Each is guessed from the failing elements ``y``, with a threshold, and then judged without one:
 
     moved      64 columns of a row correlate with the right result of another row, or of other columns
-    weights    y lies near the rows of its expert times the codes, the scales, or both, of another expert
-    a K block  y - right is what the right terms of one block (of some, where they are lost) would change
+    weights    y is close to the rows of its expert times the codes, the scales, or both, of another expert
+    a K block  y - right is close to what the right terms of one block (of some, where they are lost) would change
 
-The judgement is the one that refused the output: every failing element must lie in the interval of the *mutated*
-product, by the declared numerics or one of the classes that an undeclared kernel may use. So a guess needs no tolerance
-of its own, and kernels of any arithmetic are explained. A few rows and columns are judged first, and the whole where
-those hold. The rest of the output is right as it is; what fails must be more than coincidence and no constant.
+The judgement is the one that refused the output (:meth:`oracle.diagnosis.candidates.FailingOutput.attempt_placement`):
+every failing element must lie in the interval of the *mutated* product, by the declared numerics or one of the classes
+that an undeclared kernel may use. So thresholds can cause misses, never false explanations, and kernels of any
+arithmetic are explained. The rest of the output is right as it is. More elements must fail than agree by coincidence,
+and with more than one value.
 
-Source: :mod:`oracle.verdict.products` for the interval. Not covered: two such faults at once, moves by less than 64 columns,
-calls in which many experts fail.
+Not covered: two such faults at once, moves by less than 64 columns, calls in which many experts fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from oracle.bounds import admissible
 from oracle.bounds.engines import exact
-from oracle.diagnosis.effective_scales import CHUNK
-from oracle.diagnosis.explanations import LISTED, Explanation
-from oracle.diagnosis.hypotheses import View, telling
+from oracle.diagnosis.candidates import (
+    LISTED,
+    Explanation,
+    FailingOutput,
+    Piece,
+    Placement,
+    evenly,
+    rows_of_output,
+    varied,
+)
+from oracle.diagnosis.least_squares import CHUNK
 from oracle.numbers.formats import codes_of, decode
 from oracle.routines.catalogue import Call, faults_of, get
 from oracle.tensorcore.identify import subset
-from oracle.truth.gemm import ScaledProduct, rounded
-from oracle.verdict.compare import compare
+from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.pattern import ranges
-from oracle.verdict.products import COINCIDENCES, SAMPLE_COLUMNS, SAMPLE_ROWS, Part, interval_of
+from oracle.verdict.products import COINCIDENCES, Part
 
-# What a guess is made by: none of it can make a name, only miss one, for the judgement decides.
+# Thresholds of the guesses: they can cause misses, never false explanations.
 PIECE = 64  # columns of a row that are looked for elsewhere; cosines of as many independent values deviate by 1/8
 ALIKE = 0.99  # cosine of a piece with what it is a copy of, which roundings of 2^-8 leave above 0.9999
 SEARCH = 1 << 33  # products of one search for pieces: those of a float32 call of 2048 x 2048 x 2048
@@ -52,30 +58,26 @@ Terms = Sequence[tuple[int, int, int]]
 """What is added for one K block: the blocks whose scale of a, whose scale of b and whose codes enter."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Rows and columns of the output, and the product ``[rows, columns]`` of which they would be the right result."""
-
-    rows: Tensor
-    columns: Tensor
-    product: ScaledProduct
-
-
-def found(view: View, numerics: Sequence[str], known: Sequence[Explanation]) -> list[Explanation]:
+def placements(failure: FailingOutput, numerics: Sequence[str], known: Sequence[Explanation]) -> list[Explanation]:
     """Explanations of everything that fails, each with its place.
 
-    ``numerics`` are the names of the intervals to judge by, of which one must hold. Where a fault of the catalogue is
-    ``known`` that is at work in all that fails, only moves are looked for.
+    ``numerics`` are the names of the intervals to judge by, of which one must hold. Where one of the ``known``
+    explanations is a fault that acts in all that fails, only moves are looked for.
     """
-    if view.failing < COINCIDENCES or not telling(view.output[view.bad]):
+    if failure.failing < COINCIDENCES or not varied(failure.output[failure.bad]):
         return []
-    made = _moves(view, numerics)
+
+    def holding(candidates: Iterable[Placement]) -> list[Explanation]:
+        attempts = (failure.attempt_placement(candidate, numerics) for candidate in candidates)
+        return [explanation for explanation in attempts if explanation is not None]
+
+    made = holding(_moves(failure))
     if not made and not any(e.local for e in known):
-        made = _weights(view, numerics) or _blocks(view, numerics)
+        made = holding(_weights(failure)) or holding(_blocks(failure))
     return made
 
 
-def group_names(call: Call) -> list[int]:
+def groups_in_use(call: Call) -> list[int]:
     """The experts of the parts of a grouped call."""
     if "m_indices" in call.inputs:
         return [int(g) for g in torch.unique(call.inputs["m_indices"]).tolist() if g >= 0]
@@ -85,75 +87,43 @@ def group_names(call: Call) -> list[int]:
     return [g for g, count in enumerate(call.inputs["masked_m"].tolist()) if count]
 
 
-# --- the judgement ------------------------------------------------------------------------------------------
-
-
-def _judged(view: View, numerics: Sequence[str], pieces: Sequence[Piece]) -> str | None:
-    """The numerics by which all that fails is right in these pieces; None when there is none or some fails beside."""
-    covered = torch.zeros_like(view.bad)
-    for piece in pieces:
-        covered[piece.rows[:, None], piece.columns[None, :]] = True
-    if bool((view.bad & ~covered).any()):
-        return None
-    tried = (name for name in numerics if all(_holds(view, piece, name, some=True) for piece in pieces))
-    return next((name for name in tried if all(_holds(view, piece, name, some=False) for piece in pieces)), None)
-
-
-def _holds(view: View, piece: Piece, name: str, *, some: bool) -> bool:
-    """Whether the failing elements of the piece, or of ``some`` of its rows and columns, lie in its interval."""
-    bad = view.bad[piece.rows[:, None], piece.columns[None, :]]
-    rows, columns = torch.nonzero(bad.any(dim=1))[:, 0], torch.nonzero(bad.any(dim=0))[:, 0]
-    if not len(rows):
-        return True
-    if some:
-        rows, columns = _evenly(rows, SAMPLE_ROWS), _evenly(columns, SAMPLE_COLUMNS)
-    product = subset(piece.product, rows, columns)
-    value = exact(product)
-    expected = rounded(product, value, view.output.dtype)
-    interval = admissible(value, expected, interval_of(product, name))
-    outside = compare(view.output[piece.rows[rows][:, None], piece.columns[columns][None, :]], interval).bad
-    if interval.open is not None:
-        outside = outside | interval.open
-    return not bool((outside & bad[rows][:, columns]).any())
-
-
-def _explained(view: View, name: str, where: str, numerics: str, met_in: str) -> Explanation:
-    return Explanation(name, numerics, view.failing, view.failing, view.failing, 0, met_in, where=where)
-
-
 # --- moved --------------------------------------------------------------------------------------------------
 
 
-def _moves(view: View, numerics: Sequence[str]) -> list[Explanation]:
-    """One rectangle that holds what belongs to another, or two that hold each other's."""
-    shifts = _shifts(view)
+def _moves(failure: FailingOutput) -> Iterator[Placement]:
+    """One rectangle that holds the right result of another, or two that hold each other's."""
+    shifts = _shifts(failure)
     if not 0 < len(shifts) < 3:
-        return []
+        return
     (down, right), (rows, columns) = next(iter(shifts.items()))
     swapped = len(shifts) == 2
     if swapped and (-down, -right) not in shifts:
-        return []
-    pieces = [_moved(view, *place, shift) for shift, place in shifts.items()]
-    if any(piece is None for piece in pieces):
-        return []
-    name = _judged(view, numerics, [piece for piece in pieces if piece is not None])
-    if name is None:
-        return []
+        return
+    pieces = []
+    for shift, (from_row, from_column) in shifts.items():
+        piece = _moved(failure, from_row, from_column, shift)
+        if piece is None:
+            return
+        pieces.append(piece)
     if len(rows) == 1 and right == 0:
         fault = get("two rows swapped" if swapped else "one row duplicated")
         said = f"rows {rows[0]} and {rows[0] + down}" if swapped else f"row {rows[0]} holds row {rows[0] + down}"
-        part = "" if len(columns) == view.output.shape[1] else f", columns {ranges(columns.tolist())}"
-        return [_explained(view, fault.name, said + part, name, fault.met_in)]
-    here, there = _rectangle(rows, columns), _rectangle(rows + down, columns + right)
+        part = "" if len(columns) == failure.output.shape[1] else f", columns {ranges(columns.tolist())}"
+        yield Placement(fault.name, said + part, pieces, fault.met_in)
+        return
+    here, there = (
+        f"rows {ranges(r.tolist())} of columns {ranges(c.tolist())}"
+        for r, c in ((rows, columns), (rows + down, columns + right))
+    )
     said = f"{here} and {there}" if swapped else f"{here} hold {there}"
     title = "two output tiles swapped" if swapped else "one output tile stored at another tile's place"
-    return [_explained(view, title, said, name, "")]
+    yield Placement(title, said, pieces)
 
 
-def _shifts(view: View) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
-    """How far from their right place the failing pieces stand, with the rows and columns between which those of one
-    shift lie; nothing where a piece is nobody's."""
-    height, width = view.output.shape
+def _shifts(failure: FailingOutput) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
+    """How far from their right position the failing pieces are, with the rows and columns between which those of one
+    shift lie; empty where a piece resembles no right one."""
+    height, width = failure.output.shape
     size = min(PIECE, width)
     count = width // size
 
@@ -164,14 +134,14 @@ def _shifts(view: View) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
         unit: Tensor = values / values.norm(dim=1, keepdim=True).clamp(min=2.0**-100)
         return unit
 
-    failing = view.bad[:, : count * size].reshape(height * count, size).any(dim=1)
+    failing = failure.bad[:, : count * size].reshape(height * count, size).any(dim=1)
     at = torch.nonzero(failing)[:, 0]
     if not len(at) or len(at) * height * count * size > SEARCH:
         return {}
-    mine, right = cut(view.output), cut(view.right)
+    actual, right = cut(failure.output), cut(failure.right)
     shifts: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for some in (at[:: -(-len(at) // 8)], *torch.split(at, 512)):
-        best = (mine[some] @ right.T).max(dim=1)
+    for some in (evenly(at, 8), *torch.split(at, 512)):
+        best = (actual[some] @ right.T).max(dim=1)
         if bool((best.values < ALIKE).any()):
             return {}
         for piece, source in zip(some.tolist(), best.indices.tolist(), strict=True):
@@ -179,49 +149,45 @@ def _shifts(view: View) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
             shifts.setdefault(shift, []).append((piece // count, piece % count * size))
         if len(shifts) > 2:
             return {}
-    return {shift: _between(places, shift, size, width) for shift, places in shifts.items()}
+    found = {}
+    for shift, starts in shifts.items():
+        rows, columns = zip(*starts, strict=True)
+        end = max(columns) + size
+        if shift[1] == 0 and end + size > width:
+            end = width  # the last columns of a row are less than a piece
+        found[shift] = (
+            torch.arange(min(rows), max(rows) + 1, device="cpu"),
+            torch.arange(min(columns), end, device="cpu"),
+        )
+    return found
 
 
-def _between(places: Sequence[tuple[int, int]], shift: tuple[int, int], size: int, width: int) -> tuple[Tensor, Tensor]:
-    rows, columns = [r for r, _ in places], [c for _, c in places]
-    end = max(columns) + size
-    if shift[1] == 0 and end + size > width:
-        end = width  # what is left of a row is no piece
-    spans = (min(rows), max(rows) + 1), (min(columns), end)
-    down, across = (torch.arange(first, past, device="cpu") for first, past in spans)
-    return down, across
-
-
-def _moved(view: View, rows: Tensor, columns: Tensor, shift: tuple[int, int]) -> Piece | None:
+def _moved(failure: FailingOutput, rows: Tensor, columns: Tensor, shift: tuple[int, int]) -> Piece | None:
     """The rectangle as the right result of another; None where that one is not all of one expert."""
     wanted = rows + shift[0]
-    for part in view.call.parts:
+    for part in failure.call.parts:
         own = torch.arange(part.product.M, device="cpu") if part.rows is None else part.rows.cpu()
         at = torch.searchsorted(own, wanted).clamp(max=len(own) - 1)
         if bool((own[at] == wanted).all()):
-            device = view.bad.device
+            device = failure.bad.device
             product = subset(part.product, at.to(device), (columns + shift[1]).to(device))
             return Piece(rows.to(device), columns.to(device), product)
     return None
 
 
-def _rectangle(rows: Tensor, columns: Tensor) -> str:
-    return f"rows {ranges(rows.tolist())} of columns {ranges(columns.tolist())}"
-
-
 # --- another expert's weights -------------------------------------------------------------------------------
 
 
-def _weights(view: View, numerics: Sequence[str]) -> list[Explanation]:
+def _weights(failure: FailingOutput) -> Iterator[Placement]:
     """Experts that fail and are right by the weights of another, in use or not: the same operands for each."""
-    call, parts = view.call, view.call.parts
-    failing = [i for i, part in enumerate(parts) if bool(part.of(view.bad).any())]
+    call, parts = failure.call, failure.call.parts
+    failing = [i for i, part in enumerate(parts) if bool(part.of(failure.bad).any())]
     if call.operands.groups is None:
-        return []
+        return
     weights, scales = (call.inputs[call.operands.roles[role]] for role in ("b", "b_scale"))
     if len(failing) * len(weights) > FEW:
-        return []
-    own, made = group_names(call), []
+        return
+    own = groups_in_use(call)
     for of_codes, of_scales, title in OPERANDS:
         pieces, said = [], []
         for i in failing:
@@ -235,23 +201,21 @@ def _weights(view: View, numerics: Sequence[str]) -> list[Explanation]:
                 for j in range(len(weights))
                 if j != own[i]
             }
-            j = _nearest(view, part, wrong)
+            j = _nearest(failure, part, wrong)
             if j is None:
                 break
-            rows, columns = _failing(view, part)
-            pieces.append(Piece(_flat(part, rows), columns, subset(wrong[j], rows, columns)))
+            rows, columns = _failing(failure, part)
+            pieces.append(Piece(rows_of_output(part, rows), columns, subset(wrong[j], rows, columns)))
             said.append(f"expert {own[i]} by those of expert {j}")
-        name = _judged(view, numerics, pieces) if len(said) == len(failing) else None
-        if name is not None:
+        else:
             met_in = get("previous group's descriptor used at a group switch").met_in
-            made.append(_explained(view, title, ", ".join(said), name, met_in))
-    return made
+            yield Placement(title, ", ".join(said), pieces, met_in)
 
 
-def _nearest(view: View, part: Part, wrong: Mapping[int, ScaledProduct]) -> int | None:
-    """Which of these products what fails in ``part`` is nearest to, if by far nearer than to its own; on a sample."""
-    rows, columns = (_evenly(at, most) for at, most in zip(_failing(view, part), GUESS, strict=True))
-    y, bad = (decode(part.of(view.output))[rows][:, columns], part.of(view.bad)[rows][:, columns])
+def _nearest(failure: FailingOutput, part: Part, wrong: Mapping[int, ScaledProduct]) -> int | None:
+    """Which of these products the failing elements of ``part`` are nearest to, if much nearer than to its own; on a
+    sample."""
+    rows, columns, y, bad = _guess_sample(failure, part)
     own = exact(subset(part.product, rows, columns)).hi
     nearest, least = None, NEAR
     for j, product in wrong.items():
@@ -266,28 +230,24 @@ def _nearest(view: View, part: Part, wrong: Mapping[int, ScaledProduct]) -> int 
 # --- one K block --------------------------------------------------------------------------------------------
 
 
-def _blocks(view: View, numerics: Sequence[str]) -> list[Explanation]:
+def _blocks(failure: FailingOutput) -> Iterator[Placement]:
     """What was done to one K block, or which ones are lost, where that is all that is wrong."""
-    call, made = view.call, []
-    failing = [part for part in call.parts if bool(part.of(view.bad).any())]
+    failing = [part for part in failure.call.parts if bool(part.of(failure.bad).any())]
     first = failing[0].product
     length = first.block if first.B > 1 else CHUNK
     count = -(-first.K // length)
     if count < 2:
-        return []
-    most = max(failing, key=lambda part: int(part.of(view.bad).sum()))
-    for title, blocks in _guesses(view, most, length, count):
+        return
+    known = {fault.name: fault.met_in for fault in faults_of(failure.call.contract.name)}
+    most = max(failing, key=lambda part: int(part.of(failure.bad).sum()))
+    for title, blocks in _guesses(failure, most, length, count):
         pieces = []
         for part in failing:
-            rows, columns = _failing(view, part)
-            product = mutated(subset(part.product, rows, columns), blocks, length)
-            pieces.append(Piece(_flat(part, rows), columns, product))
-        name = _judged(view, numerics, pieces)
-        if name is not None:
-            which = [f"K block {min(blocks)}"] if title.endswith("K block") else []
-            met_in = {fault.name: fault.met_in for fault in faults_of(view.call.contract.name)}.get(title, "")
-            made.append(_explained(view, title, ", ".join(which + _place(view)), name, met_in))
-    return made
+            rows, columns = _failing(failure, part)
+            product = with_terms(subset(part.product, rows, columns), blocks, length)
+            pieces.append(Piece(rows_of_output(part, rows), columns, product))
+        which = [f"K block {min(blocks)}"] if title.endswith("K block") else []
+        yield Placement(title, ", ".join(which + _rows_and_columns(failure)), pieces, known.get(title, ""))
 
 
 def effects(count: int, *, scaled: bool) -> Iterator[tuple[str, Mapping[int, Terms]]]:
@@ -312,7 +272,7 @@ def effects(count: int, *, scaled: bool) -> Iterator[tuple[str, Mapping[int, Ter
                 yield f"A and B scale of the {word} K block", {b: ((other, other, b),)}
 
 
-def mutated(product: ScaledProduct, blocks: Mapping[int, Terms], length: int) -> ScaledProduct:
+def with_terms(product: ScaledProduct, blocks: Mapping[int, Terms], length: int) -> ScaledProduct:
     """``product`` with other terms for some of its K blocks of ``length``; ``b_rows`` must be 1."""
     scaled, count = product.B > 1, -(-product.K // length)
     kept = [term for k in range(count) for term in blocks.get(k, ((k, k, k) if scaled else (0, 0, k),))]
@@ -329,15 +289,14 @@ def mutated(product: ScaledProduct, blocks: Mapping[int, Terms], length: int) ->
     return replace(product, a=a, b=b, a_scale=product.a_scale[:, of_a], b_scale=product.b_scale[:, of_b])
 
 
-def _guesses(view: View, part: Part, length: int, count: int) -> list[tuple[str, Mapping[int, Terms]]]:
-    """The effects that come near to what fails in ``part``, on a sample of it."""
-    rows, columns = (_evenly(at, most) for at, most in zip(_failing(view, part), GUESS, strict=True))
+def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> list[tuple[str, Mapping[int, Terms]]]:
+    """The effects that are close to the failing elements of ``part``, on a sample of it."""
+    rows, columns, y, bad = _guess_sample(failure, part)
     product = subset(part.product, rows, columns)
     a, b, scaled = decode(product.a), decode(product.b), product.B > 1
     sums = torch.stack([x @ y.T for x, y in zip(torch.split(a, length, 1), torch.split(b, length, 1), strict=True)])
-    y = decode(part.of(view.output)[rows][:, columns])
     right = exact(product).hi
-    inside = part.of(view.bad)[rows][:, columns] & torch.isfinite(y) & torch.isfinite(right)
+    inside = bad & torch.isfinite(y) & torch.isfinite(right)
     sums, missing = sums[:, inside], (y - right)[inside]
     of_a, of_b = (decode(s).t() for s in (product.a_scale, product.b_scale))
     of_a = of_a[:, :, None].expand(-1, *inside.shape)[:, inside]
@@ -356,12 +315,12 @@ def _guesses(view: View, part: Part, length: int, count: int) -> list[tuple[str,
     return found
 
 
-def _place(view: View) -> list[str]:
+def _rows_and_columns(failure: FailingOutput) -> list[str]:
     """Rows and columns of what fails, where they are not all: ``rows 3..9`` and ``columns 128..255``."""
     said = []
     for word, axis in (("rows", 1), ("columns", 0)):
-        specified = torch.nonzero(view.specified.any(dim=axis))[:, 0]
-        failing = torch.nonzero(view.bad.any(dim=axis))[:, 0]
+        specified = torch.nonzero(failure.specified.any(dim=axis))[:, 0]
+        failing = torch.nonzero(failure.bad.any(dim=axis))[:, 0]
         inside = specified[(specified >= failing[0]) & (specified <= failing[-1])]
         shown = inside if len(failing) > LISTED * len(inside) else failing
         if len(shown) < len(specified):
@@ -369,19 +328,16 @@ def _place(view: View) -> list[str]:
     return said
 
 
-# --- places -------------------------------------------------------------------------------------------------
+# --- failing rows and columns -------------------------------------------------------------------------------
 
 
-def _failing(view: View, part: Part) -> tuple[Tensor, Tensor]:
+def _failing(failure: FailingOutput, part: Part) -> tuple[Tensor, Tensor]:
     """Rows of ``part`` (its own numbers) and columns in which something fails."""
-    bad = part.of(view.bad)
+    bad = part.of(failure.bad)
     return torch.nonzero(bad.any(dim=1))[:, 0], torch.nonzero(bad.any(dim=0))[:, 0]
 
 
-def _flat(part: Part, rows: Tensor) -> Tensor:
-    """Rows of a part as rows of the output."""
-    return rows if part.rows is None else part.rows[rows]
-
-
-def _evenly(at: Tensor, most: int) -> Tensor:
-    return at[:: max(1, -(-len(at) // most))]
+def _guess_sample(failure: FailingOutput, part: Part) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Some failing rows and columns of ``part``, the values of the output there (float64), and which of them fail."""
+    rows, columns = (evenly(at, most) for at, most in zip(_failing(failure, part), GUESS, strict=True))
+    return rows, columns, decode(part.of(failure.output)[rows][:, columns]), part.of(failure.bad)[rows][:, columns]

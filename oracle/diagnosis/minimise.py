@@ -3,7 +3,7 @@
 Greedy halving along each axis (first half, second half, all but the last unit, all but the first), repeated until
 nothing can go; then ranges of K are set to zero in ``a`` as long as the failure stays. A cut respects the scales:
 columns go in groups that share a scale row, K in scale blocks, grouped rows in runs. Whether a smaller call fails is
-asked of a function, usually by running the kernel again; what it does not answer with a failure is not taken.
+decided by a function, usually by running the kernel again.
 
 Source: delta debugging (Zeller and Hildebrandt, IEEE TSE 28(2), 2002). Not covered: several failures at once.
 """
@@ -66,12 +66,8 @@ def minimise(contract: Contract, inputs: Inputs, fails: Fails, *, budget: int = 
 
 def extents(contract: Contract, inputs: Inputs) -> str:
     """``M=3, N=128, K=256`` in words."""
-    operands = _operands(contract, inputs)
+    operands = Call(contract, inputs).operands
     return ", ".join(f"{axis}={_extent(operands, inputs, axis)}" for axis in _axes(contract))
-
-
-def _operands(contract: Contract, inputs: Inputs) -> Operands:
-    return Call(contract, inputs).operands
 
 
 def _holds(contract: Contract, inputs: Inputs, fails: Fails) -> bool:
@@ -96,17 +92,14 @@ def _extent(operands: Operands, inputs: Inputs, axis: str) -> int:
 
 
 def _cuts(contract: Contract, inputs: Inputs, axis: str) -> Iterator[tuple[dict[str, Tensor], str]]:
-    operands = _operands(contract, inputs)
+    operands = Call(contract, inputs).operands
     size, unit = _extent(operands, inputs, axis), _unit(operands, axis)
     units = -(-size // unit)
     half = units // 2
-    windows = [(0, half), (half, units), (0, units - 1), (1, units)] if units > 1 else []
-    seen = set()
-    for first, last in windows:
-        window = (first * unit, min(size, last * unit))
-        if window[1] > window[0] and window not in seen:
-            seen.add(window)
-            yield _cut(operands, inputs, axis, *window), f"{axis} {size} -> {window[1] - window[0]}"
+    for first, last in dict.fromkeys([(0, half), (half, units), (0, units - 1), (1, units)]):
+        start, stop = first * unit, min(size, last * unit)
+        if units > 1 and stop > start:
+            yield _cut(operands, inputs, axis, start, stop), f"{axis} {size} -> {stop - start}"
 
 
 def _unit(operands: Operands, axis: str) -> int:
@@ -124,7 +117,7 @@ def _unit(operands: Operands, axis: str) -> int:
 def _cut(operands: Operands, inputs: Inputs, axis: str, first: int, last: int) -> dict[str, Tensor]:
     cut = dict(inputs)
     if not operands.parts:
-        cut["x"] = inputs["x"][first:last].contiguous() if axis == "M" else inputs["x"][:, first:last].contiguous()
+        cut["x"] = _narrow(inputs["x"], 0 if axis == "M" else 1, first, last)
         return cut
     names, product, by_column = operands.roles, operands.parts[0].product, operands.b_columns
     if axis == "M":

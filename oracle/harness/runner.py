@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.diagnose import explain_verdict
+from oracle.diagnosis.explain import explain_verdict
 from oracle.errors import OracleError
 from oracle.fixtures import captures
 from oracle.fixtures import strides as memory

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.diagnose import explain_verdict
+from oracle.diagnosis.explain import explain_verdict
 from oracle.diagnosis.minimise import extents, minimise
-from oracle.diagnosis.mutate import poisoned
+from oracle.diagnosis.mutation import poisoned
 from oracle.errors import CaseError, DeviceError, OptionError, SubjectError
 from oracle.fixtures.failing_case import FailingCase, write
 from oracle.harness import offsets, watches

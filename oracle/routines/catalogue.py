@@ -4,7 +4,7 @@
     faults_of(contract)             those that apply to a contract
     run(call, *faults)              the output of a right kernel with these faults in it
 
-Used three ways: as mutants (:mod:`oracle.diagnosis.mutate`), as hypotheses (:mod:`oracle.diagnosis.diagnose`) and as
+Used three ways: as mutants (:mod:`oracle.diagnosis.mutation`), as hypotheses (:mod:`oracle.diagnosis.explain`) and as
 documentation. ``BEHAVIOURS`` are the faults that no single output shows: they mutate no numbers, and each names the
 watch of :mod:`oracle.harness` that sees it. Not covered: attention beyond the logits.
 """

@@ -106,7 +106,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Facts of one comparison; :func:`verdict` puts them into words."""
+    """The counts of one comparison; :func:`verdict` turns them into a sentence."""
 
     outside: int
     total: int
@@ -152,7 +152,7 @@ def verdict(
 ) -> Verdict:
     """Put a comparison into a verdict of one sentence.
 
-    ``mistrust`` is the reason why a pass would prove little; it never softens a failure.
+    ``mistrust`` is the reason why a pass would prove little; it never changes a failure.
     """
     c = comparison
     if c.outside:

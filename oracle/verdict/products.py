@@ -5,8 +5,8 @@ The order of judgement:
 1. *Equality.* Each admitted schedule predicts the bits; when one reproduces all of them the output is proved right.
 2. *Known faults of accumulation.* When no admitted schedule does, nor one that differs from it in the epilogue alone,
    but a schedule that is known to be wrong for this contract reproduces every bit, the output is called wrong,
-   however small the difference. Not so where every element is the exact value correctly rounded, which no kernel can
-   better; nor, when no numerics is declared, where all but a few are, which other arithmetic may give by chance.
+   however small the difference. Two exceptions: every element is the exact value correctly rounded, which is the best
+   possible result; or, when no numerics is declared, all but a few are, which other arithmetic may give by chance.
 3. *Interval.* Otherwise every element must lie in the sound interval of the declared accumulator.
 4. *Wider classes.* When no numerics is declared, a kernel may also use another accumulator of its arch, or float32
    arithmetic in any order, which a truncating accumulator's one-sided interval need not hold although it errs less.
@@ -40,7 +40,7 @@ from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, rang
 
 SAMPLE_ROWS = 4  # rows of a part that a schedule or a class must explain before the whole part is computed
 SAMPLE_COLUMNS = 256
-BAND = 256  # rows predicted at a time: a schedule that is not the kernel's is given up at its first wrong band
+BAND = 256  # rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band
 COINCIDENCES = 20
 """Elements in which another arithmetic may have the bits of a fault by chance. Where these are not those of the exact
 value, which lies on the other side of a midpoint, an unbiased kernel has them less than every other time; all of 20
@@ -149,8 +149,8 @@ def predict_parts(parts: Sequence[Part], rows: int, schedule: Schedule, dtype: t
 def wider_classes(numerics: Sequence[str]) -> tuple[str, ...]:
     """What an undeclared kernel of an arch may compute by instead of the first of its admitted ``numerics``.
 
-    Float32 in any order, then one name for each other accumulator among them (an epilogue is no accumulator: every
-    bound holds all of them). Nothing where the first one is float32 in any order itself.
+    Float32 in any order, then one name for each other accumulator among them (schedules that differ in the epilogue
+    alone have one accumulator, whose bound holds for all of them). Empty where the first is float32 in any order.
     """
     if numerics[0] == IEEE32:
         return ()
@@ -262,18 +262,18 @@ def _refuted(parts: Sequence[Part], output: Tensor, promised: Schedule, wrong: S
 
 
 @dataclass(frozen=True)
-class _Exactly:
+class _ExactPart:
     """A part whose exact value is known: ``value``, and ``expected``, that value rounded into the output's dtype."""
 
     part: Part
     value: Exact
     expected: Tensor
 
-    def subset(self, rows: Tensor, columns: Tensor) -> _Exactly:
+    def subset(self, rows: Tensor, columns: Tensor) -> _ExactPart:
         """Some rows and columns, as a part that fills an output of its own."""
         parts = (self.value.hi, self.value.lo, self.value.slack, self.expected)
         hi, lo, slack, expected = (x[rows][:, columns] for x in parts)
-        return _Exactly(Part(subset(self.part.product, rows, columns)), Exact(hi, lo, slack), expected)
+        return _ExactPart(Part(subset(self.part.product, rows, columns)), Exact(hi, lo, slack), expected)
 
 
 def _judge_interval(
@@ -283,7 +283,7 @@ def _judge_interval(
     for part in parts:
         value, interval = _exact_and_interval(part.product, name)
         value = exact(part.product) if value is None else value
-        known.append(_Exactly(part, value, rounded(part.product, value, output.dtype)))
+        known.append(_ExactPart(part, value, rounded(part.product, value, output.dtype)))
         intervals.append(interval)
     found = _compared(known, intervals, output)
     if found.outside:
@@ -296,10 +296,10 @@ def _judge_interval(
     return _banded(parts, verdict(found, basis=intervals[0].name, mistrust=mistrust))
 
 
-def _held(known: Sequence[_Exactly], output: Tensor, outside: Tensor, name: str) -> tuple[Comparison, str] | None:
+def _held(known: Sequence[_ExactPart], output: Tensor, outside: Tensor, name: str) -> tuple[Comparison, str] | None:
     """The comparison with a class that holds every element, and its name; None when it does not.
 
-    An element that was ``outside`` must lie in the interval: where a class claims nothing it does not excuse it.
+    An element that was ``outside`` must lie in the interval: one that the class leaves unconstrained is not held.
     """
     intervals = [_exact_and_interval(k.part.product, name)[1] for k in known]
     within = _compared(known, intervals, output)
@@ -311,7 +311,7 @@ def _held(known: Sequence[_Exactly], output: Tensor, outside: Tensor, name: str)
     return (within, intervals[0].name) if held else None
 
 
-def _compared(known: Sequence[_Exactly], intervals: Sequence[Interval], output: Tensor) -> Comparison:
+def _compared(known: Sequence[_ExactPart], intervals: Sequence[Interval], output: Tensor) -> Comparison:
     low = torch.full(output.shape, torch.nan, dtype=torch.float64, device=output.device)
     high, expected = low.clone(), low.clone()
     open_ = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
@@ -324,7 +324,7 @@ def _compared(known: Sequence[_Exactly], intervals: Sequence[Interval], output: 
     return compare(output, Admissible(low, high, expected, specified=specified, open=open_))
 
 
-def _failing(known: Sequence[_Exactly], output: Tensor, outside: Tensor) -> tuple[list[_Exactly], Tensor, Tensor]:
+def _failing(known: Sequence[_ExactPart], output: Tensor, outside: Tensor) -> tuple[list[_ExactPart], Tensor, Tensor]:
     """A few failing rows and columns of the part that fails most, as a judgement of their own."""
     k = max(known, key=lambda k: int(k.part.of(outside).sum()))
     bad = k.part.of(outside)

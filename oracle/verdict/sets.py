@@ -4,8 +4,8 @@
     Elements   an interval for each element, after the bits of named predictions (products, layers, logits)
     Property   a predicate, where right outputs are no interval around one value (an order of experts, a split of work)
 
-Contracts make alternatives (:meth:`oracle.routines.base.Contract.admissible`); :func:`judge_alternatives` asks them in
-their order. :meth:`Sets.ranges` states the same sets as tensors, so that a reader without this package can judge:
+Contracts make alternatives (:meth:`oracle.routines.base.Contract.admissible`); :func:`judge_alternatives` tries them
+in order. :meth:`Sets.ranges` states the same sets as tensors, so that a reader without this package can judge:
 an element is right when it is free; or when the expected value is NaN and it is NaN; or when
 ``low <= element <= high`` (-0 equals +0).
 """
@@ -42,8 +42,8 @@ class Range:
 
 
 class Sets(ABC):
-    """One alternative. ``numerics`` names the arithmetic that it admits; ``wider`` says that it is none that the call
-    declared, so that it may not excuse an element about which it claims nothing."""
+    """One alternative. ``numerics`` names the arithmetic that it admits. ``wider``: the call did not declare it, so an
+    element that it leaves unconstrained does not pass by it if the declared arithmetic refused that element."""
 
     numerics: str = EVERYWHERE
     wider: bool = False
@@ -74,7 +74,7 @@ def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
 
 
 def undeclared(held: Verdict, refused: Verdict) -> Verdict:
-    """A pass by a class that is not declared, which says so beside the usual class that ``refused`` the output."""
+    """A pass by a class that is not declared; its basis names the usual class too, which ``refused`` the output."""
     said = f"{held.basis}; {refused.outside} elements leave the {refused.basis}, which is not declared"
     return replace(held, basis=said, summary=held.summary.replace(held.basis, said, 1))
 
@@ -100,7 +100,7 @@ class Bits(Sets):
         return worst_of(verdicts)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
-        return {name: Range(x, x, torch.zeros(x.shape, dtype=torch.uint8, device="cpu")) for name, x in expected.items()}
+        return {n: Range(x, x, torch.zeros(x.shape, dtype=torch.uint8, device="cpu")) for n, x in expected.items()}
 
 
 def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str | None = None) -> Verdict:
@@ -110,7 +110,8 @@ def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str |
     worst, seen = None, None
     if outside:
         index = tuple(torch.nonzero(bad)[0].tolist())
-        value, right = (float(decode(x[index])) if x.is_floating_point() else float(x[index]) for x in (actual, expected))
+        first = (x[index] for x in (actual, expected))
+        value, right = (float(decode(x)) if x.is_floating_point() else float(x) for x in first)
         worst = Worst(index, value, right, right, right, math.inf, output)
         seen = heatmap.of_bits(actual, expected, bad, output=output)
     found = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad, seen)
@@ -220,7 +221,7 @@ def with_float32(make: Callable[[str, bool], Sets], name: str, *, declared: bool
 
 
 def all_equal(name: str, tensors: Sequence[Tensor]) -> str | None:
-    """The reason for mistrust when a vector of scales or weights holds one value, so that a wrong index shows nothing."""
+    """The reason for mistrust when a vector of scales or weights holds one value, which hides a wrong index."""
     if max(t.numel() for t in tensors) > 1 and all(bool((t == t.flatten()[0]).all()) for t in tensors):
         return f"all values of {name} are equal, so a wrong scale index changes nothing"
     return None

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import oracle
-from oracle.diagnosis.diagnose import diagnose
-from oracle.diagnosis.effective_scales import factors
+from oracle.diagnosis.explain import diagnose
+from oracle.diagnosis.least_squares import effective_factors
 from oracle.diagnosis.minimise import extents, minimise
 from oracle.fixtures import captures
 from oracle.fixtures.failing_case import FailingCase, read, write
@@ -113,7 +113,7 @@ class TestWhere:
         call, _ = mutant(GEMM, ROW_MAJOR)
         output = run(call)
         assert isinstance(output, torch.Tensor)
-        found = factors(call.parts[0].product, output)
+        found = effective_factors(call.parts[0].product, output)
         assert found is not None and found.first_block() is None
 
     def test_moved_rows(self) -> None:
@@ -138,8 +138,7 @@ class TestWhere:
 
     def test_a_sample_is_enough_for_a_large_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Above the limit a fault inside the product is named from some rows and columns."""
-        for module in ("diagnose", "hypotheses"):
-            monkeypatch.setattr(f"oracle.diagnosis.{module}.WHOLE", 1 << 10)
+        monkeypatch.setattr("oracle.diagnosis.candidates.WHOLE", 1 << 10)
         call, output = mutant(GEMM, "B scale of the next K block")
         assert diagnose("fp8_gemm_nt", call.inputs, output).names == ("B scale of the next K block",)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import oracle
-from oracle.diagnosis.diagnose import diagnose
+from oracle.diagnosis.explain import diagnose
 from oracle.numbers.formats import decode
 from oracle.routines import cases
 from oracle.routines.catalogue import Beyond, Call, run

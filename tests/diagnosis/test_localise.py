@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle.diagnosis.diagnose import diagnose
-from oracle.diagnosis.localise import effects, group_names, mutated
+from oracle.diagnosis.explain import diagnose
+from oracle.diagnosis.localise import effects, groups_in_use, with_terms
 from oracle.numbers.formats import codes_of
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, run
@@ -32,9 +32,9 @@ def setup(text: str, kernel: str = "schedule") -> tuple[Call, Tensor]:
     """A call, and its right output as rows and columns: by the bits of a schedule, or by exact sums."""
     case = cases.parse(text)
     contract, inputs = get(case.contract), case.inputs()
-    names = contract.admitted("sm90", None, contract.parts(inputs), case.out_dtype)  # type: ignore[attr-defined]
-    schedule = get_schedule(names[0]) if kernel == "schedule" else None
-    call = Call(contract, inputs, case.call_options(), schedule, case.out_dtype)
+    call = Call(contract, inputs, case.call_options(), None, case.out_dtype)
+    if kernel == "schedule":
+        call = replace(call, schedule=get_schedule(contract.arithmetics(call)[0]))
     return call, write(call, products(call, ()), ())
 
 
@@ -46,8 +46,7 @@ def wrongly(call: Call, change: Change) -> Tensor:
 
 def names(call: Call, output: Tensor) -> tuple[str, ...]:
     """What an output is explained by."""
-    shape = call.contract.shape(call.inputs)  # type: ignore[attr-defined]
-    return diagnose(call.contract.name, call.inputs, output.view(shape), **call.options).names
+    return diagnose(call.contract.name, call.inputs, output.view(call.operands.shape), **call.options).names
 
 
 def specified(call: Call) -> list[int]:
@@ -175,14 +174,14 @@ class TestOneBlock:
         """No effect is the right product; each other one is linear in the terms it says."""
         (part,) = setup(text)[0].parts
         product = subset(part.product, torch.arange(9), torch.arange(20))
-        assert torch.equal(exact(mutated(product, {}, 128)).hi, exact(product).hi)
+        assert torch.equal(exact(with_terms(product, {}, 128)).hi, exact(product).hi)
         count, scaled = -(-product.K // 128), product.B > 1
         for name, blocks in effects(count, scaled=scaled):
             if name.endswith(("lost", "counted twice")):
                 others = {b: () for b in range(count) if b not in blocks}
-                alone = exact(mutated(product, others, 128)).hi
+                alone = exact(with_terms(product, others, 128)).hi
                 sign = -1.0 if name.endswith("lost") else 1.0
-                wrong = exact(mutated(product, blocks, 128)).hi
+                wrong = exact(with_terms(product, blocks, 128)).hi
                 torch.testing.assert_close(wrong, exact(product).hi + sign * alone, rtol=2.0**-40, atol=2.0**-40)
 
 
@@ -196,7 +195,7 @@ class TestAnotherGroup:
         call, _ = setup(text, kernel)
         b, scale = call.inputs["b"].view(torch.uint8).clone(), call.inputs["b_scale"].clone()
         groups = len(b)
-        bad = group_names(call)[-1]
+        bad = groups_in_use(call)[-1]
         other = (bad - 1) % groups  # neither the next nor, by half of them, an expert-parallel one
         for values in (b, scale):
             if what == "weights" or (what == "B codes") == (values is b):
@@ -209,7 +208,7 @@ class TestAnotherGroup:
     def test_the_nearest(self) -> None:
         """Expert 1 of two blocks by the scales of expert 3, which those of an expert between resemble."""
         call, _ = setup(MASKED.replace("n=256,k=512", "n=128,k=256").replace("seed=5", "seed=26"))
-        assert group_names(call) == [1, 3]
+        assert groups_in_use(call) == [1, 3]
         scale = call.parts[1].product.b_scale
         output = wrongly(call, lambda i, p: replace(p, b_scale=scale) if i == 0 else p)
         assert names(call, output) == ("B scale of another group (expert 1 by those of expert 3)",)

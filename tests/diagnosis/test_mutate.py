@@ -11,10 +11,17 @@ import torch
 from oracle.bounds import of_schedule
 from oracle.bounds.exactly import unrounded
 from oracle.diagnosis.baselines import calc_diff, own_data, rules
-from oracle.diagnosis.false_alarms import legal
-from oracle.diagnosis.mutate import Fate, contracts_with_cases, mutate, mutate_own_data, poisoned, trials
+from oracle.diagnosis.mutation import (
+    Fate,
+    contracts_with_cases,
+    mutate,
+    mutate_own_data,
+    poisoned,
+    right_variants,
+    trials,
+)
 from oracle.routines import cases, get
-from oracle.routines.catalogue import Family, Fault, Stage, faults_of
+from oracle.routines.catalogue import Call, Family, Fault, Stage, faults_of
 from oracle.routines.catalogue import get as get_fault
 from oracle.routines.products.contract import block_scaled
 from oracle.tensorcore.schedules import get as get_schedule
@@ -59,7 +66,7 @@ class TestScore:
     def test_unspecified_rows_are_poisoned(self) -> None:
         """Padding holds NaN, so that nothing of it may reach a result."""
         text = "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=128,n=64,k=128,g=2/family=randn/seed=1"
-        inputs = poisoned("m_grouped_fp8_gemm_nt_contiguous", cases.parse(text).inputs())
+        inputs = poisoned(Call(get("m_grouped_fp8_gemm_nt_contiguous"), cases.parse(text).inputs()))
         padding = inputs["m_indices"] < 0
         assert bool(torch.isnan(inputs["a_scale"][padding]).all())
         assert not bool(torch.isnan(inputs["a_scale"][~padding]).any())
@@ -111,7 +118,7 @@ class TestLegalVariants:
 
     def test_a_seeded_sample_raises_no_alarm(self) -> None:
         """The long run is ``fp8-oracle mutate --legal 10000``."""
-        variants = list(legal(120, seed=20))
+        variants = list(right_variants(120, seed=20))
         assert [v for v in variants if v.false_alarm] == []
         assert any(v.declared is not None for v in variants) and len({v.computed_by for v in variants}) > 5
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from oracle.diagnosis.diagnose import diagnose
+from oracle.diagnosis.explain import diagnose
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, Stage, run
 from oracle.routines.catalogue import get as get_fault

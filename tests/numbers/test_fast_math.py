@@ -12,7 +12,7 @@ from torch import Tensor
 
 import oracle
 from oracle.bounds.quantiser import scale_set
-from oracle.diagnosis.diagnose import diagnose
+from oracle.diagnosis.explain import diagnose
 from oracle.errors import DtypeError, NumericsError
 from oracle.fixtures import files as fixtures
 from oracle.numbers import fast_math

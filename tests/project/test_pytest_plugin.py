@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import oracle.cli.pytest_outcome
 
 # Everything that a run inside this process loads must be loaded before it: pytester forgets what is new.
-import oracle.diagnosis.diagnose
+import oracle.diagnosis.explain
 import oracle.report.console
 from oracle import pytest_plugin
 from oracle.errors import ContractError, InputError

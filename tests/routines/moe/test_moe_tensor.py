@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oracle.diagnosis.diagnose import diagnose
+from oracle.diagnosis.explain import diagnose
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers.formats import decode
 from oracle.routines import cases, get

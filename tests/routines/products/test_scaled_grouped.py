@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oracle.diagnosis import diagnose, mutate
+from oracle.diagnosis import explain, mutation
 from oracle.diagnosis.minimise import minimise
 from oracle.errors import InputError
 from oracle.routines import cases, get
@@ -93,7 +93,7 @@ class TestProduct:
 
     def test_rows_of_nobody(self) -> None:
         """Whatever they hold, in and out, a real row does not depend on it and nothing is asked of it."""
-        inputs = mutate.poisoned(SCALED, make())
+        inputs = mutation.poisoned(Call(get(SCALED), make()))
         assert bool(torch.isnan(inputs["scale_a"][35:]).all()) and not bool(torch.isnan(inputs["scale_a"][:35]).any())
         out = kernel(inputs)
         assert bool(torch.isnan(out[35:]).all())
@@ -121,14 +121,14 @@ class TestFailure:
         out = kernel(inputs)
         start, end = inputs["offsets"][1:3].tolist()
         out[start:end] *= 1.5
-        found = diagnose.diagnose(SCALED, inputs, out, arch="sm90")
+        found = explain.diagnose(SCALED, inputs, out, arch="sm90")
         assert "experts 2 only, of 3 in use" in found.findings
 
     @pytest.mark.parametrize("fault", ["groups end one row late", "weights of the next group of a run",
                                        "B scale of the next group", "A scale of the previous row"])  # fmt: skip
     def test_explained(self, fault: str) -> None:
         inputs, out = self.call(fault)
-        found = diagnose.diagnose(SCALED, inputs, out, arch="sm90")
+        found = explain.diagnose(SCALED, inputs, out, arch="sm90")
         assert fault in found.names and found.explanations[0].complete
 
     def test_minimised(self) -> None:

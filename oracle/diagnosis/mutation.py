@@ -1,15 +1,23 @@
-"""How sensitive the oracle is: every fault, in every contract, over the cases of a profile.
+"""How sensitive the oracle is: every fault must be noticed, and every output of a right kernel accepted.
 
-A mutant is KILLED by a case whose verdict fails. One that no case kills is
+1. *Mutation score* (:func:`mutate`): every fault, in every contract, over the cases of a profile. A mutant is KILLED by
+   a case whose verdict fails. One that no case kills is
 
     EQUIVALENT   its output equals the right one in every bit wherever it is specified, and the catalogue argues why
     TOLERATED    its bits differ, but stay within what right kernels may differ by, and the catalogue argues why
     SURVIVED     neither: the oracle, or its data, is too weak
     UNTRIED      no case of the profile can show it; the reason is kept
 
-The score of a contract is killed / (killed + survived). Beside it stand other projects' rules
-(:mod:`oracle.diagnosis.baselines`) on the same data: a rule notices a mutant when it rejects it in a case whose right output it
-accepts, and cries wolf when it rejects a right output. Legal variants that must pass are in :mod:`oracle.diagnosis.false_alarms`.
+   The score of a contract is killed / (killed + survived). Other projects' rules (:mod:`oracle.diagnosis.baselines`)
+   are measured on the same data: a rule notices a mutant when it rejects it in a case whose right output it accepts,
+   and raises a false alarm when it rejects a right output.
+
+2. *False alarms* (:func:`right_variants`): a random case, and one way in which a right kernel may compute it: any
+   schedule that the contract admits on any arch, with any of its epilogues; float32 sums in another order or after
+   dequantising, on every arch; any declared recipe of a quantiser. Each is judged without a declared numerics; one of a
+   schedule also with its own declared, and with another of the same accumulator declared, so that the interval and not
+   only the equality of bits is tested. A failure is a false alarm. Not covered: products that quantise an operand
+   themselves.
 """
 
 from __future__ import annotations
@@ -24,17 +32,21 @@ from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.diagnosis.baselines import OWN_CONTRACT, Rule, own_data, rules
-from oracle.errors import CaseError, OracleError
+from oracle.diagnosis.explain import with_recipe
+from oracle.errors import CaseError, OptionError, OracleError
 from oracle.numbers.formats import decode, same_bits
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines import Contract, cases, get, profiles, registered
-from oracle.routines.base import Call, by_name
+from oracle.routines import Contract, cases, data, get, profiles, registered
+from oracle.routines.base import Call, Output, by_name
 from oracle.routines.cases import Case
 from oracle.routines.catalogue import Fault, agree, faults_of, run
+from oracle.tensorcore.predict import store
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import exact, rounded
+from oracle.verdict.compare import Verdict
 
 AFTER = "sm90.promote128.scale_after"
+ARCHES = ("sm90", "sm89", "sm100", "sm120", "cpu")  # of right variants
 
 
 class Fate(StrEnum):
@@ -117,7 +129,7 @@ class Trial:
 
     @cached_property
     def truth(self) -> Tensor:
-        """The correctly rounded result of a product on its specified elements, float64: the kindest reference."""
+        """The correctly rounded result of a product on its specified elements, float64."""
         dtype = self.call.out_dtype
         return torch.cat([decode(rounded(p.product, exact(p.product), dtype)).flatten() for p in self.call.parts])
 
@@ -128,16 +140,15 @@ class Trial:
 
     def fails(self, output: Tensor | dict[str, Tensor]) -> bool:
         """Whether the contract's verdict on ``output`` is a failure."""
-        contract, call = self.call.contract, self.call
-        verdict = contract.judge(call.inputs, output, arch=self.arch, numerics=self.numerics, **call.options)
+        call = self.call
+        verdict = call.contract.judge(call.inputs, output, arch=self.arch, numerics=self.numerics, **call.options)
         return verdict.status.is_failure
 
     def same(self, output: Tensor | dict[str, Tensor]) -> bool:
         """Whether every specified bit is that of the right kernel."""
         mine = by_name(output)
         if self.product:
-            pair = (x["out"].reshape(-1, x["out"].shape[-1]) for x in (mine, self.right))
-            out, right = pair
+            out, right = (x["out"].reshape(-1, x["out"].shape[-1]) for x in (mine, self.right))
             return all(bool(same_bits(part.of(out), part.of(right)).all()) for part in self.call.parts)
         return all(
             mine[name].shape == right.shape and bool(agree(mine[name], right).all())
@@ -318,3 +329,136 @@ def poisoned(call: Call) -> Mapping[str, Tensor]:
     a.view(torch.uint8).reshape(operands.rows, -1)[padding] = 0x7F
     scale.reshape(operands.rows, -1)[padding] = torch.nan
     return {**call.inputs, names[0]: a, names[1]: scale}
+
+
+# --- outputs of right kernels ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One output of a right kernel: where it comes from, what it is judged by, and the verdict."""
+
+    case: str
+    arch: str
+    computed_by: str
+    declared: str | None
+    verdict: Verdict
+
+    @property
+    def false_alarm(self) -> bool:
+        """A right output that fails."""
+        return self.verdict.status.is_failure
+
+
+def _draw(stream: data.Stream, low: int, high: int) -> int:
+    return int(stream.integers(low, high, (1,))[0])
+
+
+def right_variants(count: int, *, seed: int, contracts: Sequence[str] | None = None) -> Iterator[Variant]:
+    """``count`` random outputs of right kernels, the same ones for the same seed."""
+    names = [n for n in (contracts or contracts_with_cases()) if get(n).roles]
+    if not names:
+        raise OptionError(f"{', '.join(contracts or ())}: no legal variants are known; name a product of FP8 operands")
+    stream = data.Stream(f"legal/seed={seed}")
+    made = 0
+    while made < count:
+        name = names[_draw(stream, 0, len(names))]
+        for variant in _variants(_random_case(name, stream), stream):
+            yield variant
+            made += 1
+            if made == count:
+                return
+
+
+def _random_case(contract: str, stream: data.Stream) -> Case:
+    """A case of the quick profile or an extra one with other extents, family and seed."""
+    known = listed(contract, "quick")
+    base = known[_draw(stream, 0, len(known))]
+    dims = []
+    for name, extent in base.extents:
+        if name == "m":
+            extent = _draw(stream, 1, 70) if extent % 128 else extent
+        elif name == "n":
+            extent = _draw(stream, 1, 24) * 8
+        elif name == "k" and contract != "per_token_group_quant_fp8":
+            extent = _draw(stream, 1, 40) * 16
+        dims.append((name, extent))
+    seed = _draw(stream, 0, 1 << 30)
+    try:
+        return cases.parse(str(replace(base, extents=tuple(dims), seed=seed)))
+    except OracleError:
+        return replace(base, seed=seed)
+
+
+def _variants(case: Case, stream: data.Stream) -> Iterator[Variant]:
+    contract, options = get(case.contract), case.call_options()
+    call = Call(contract, case.inputs(), options, out_dtype=case.out_dtype)
+    try:
+        call = replace(call, inputs=poisoned(call.checked()))
+    except OracleError:
+        return  # the random extents do not suit the contract
+
+    def judged(output: Output, arch: str, how: str, declared: str | None = None) -> Variant:
+        verdict = contract.judge(call.inputs, output, arch=arch, numerics=declared, **options)
+        return Variant(str(case), arch, how, declared, verdict)
+
+    for recipe in call.operands.recipes:
+        if not recipe.approximate:
+            out = run(call, with_recipe(recipe, contract.name))
+            for declared in (None, recipe.name):
+                yield judged(out, "sm90", recipe.name, declared)
+    if call.operands.recipes or not call.operands.given:
+        return  # quantised inside: not every schedule has an interval through a quantiser
+    arches = [arch for arch in ARCHES if arch in contract.numerics]
+    arch = arches[_draw(stream, 0, len(arches))]
+    try:
+        names = contract.arithmetics(replace(call, arch=arch))
+    except OracleError:
+        return  # no model of this arch fits (formats, scale kinds)
+    if arch == "cpu":
+        for how, output in _float32(call):
+            yield judged(output, arch, how)
+        return
+    chosen = names[_draw(stream, 0, len(names))]
+    out = run(replace(call, schedule=get_schedule(chosen)))
+    floats = list(_float32(call))
+    how, output = floats[_draw(stream, 0, len(floats))]
+    yield judged(output, arch, how)
+    same_accumulator = [n for n in names if n != chosen and _accumulator(n) == _accumulator(chosen)]
+    for declared in (None, chosen, *same_accumulator[:1]):
+        yield judged(out, arch, chosen, declared)
+
+
+def _accumulator(name: str) -> tuple[object, ...]:
+    schedule = get_schedule(name)
+    return schedule.instruction, schedule.interval, schedule.scales_inside
+
+
+def _float32(call: Call) -> Iterator[tuple[str, Tensor]]:
+    """Float32 kernels: scaled after each block, dequantised first, and backwards in K."""
+    parts, shape, dtype = call.parts, call.operands.shape, call.out_dtype
+    for how in ("float32 by blocks", "float32 dequantised", "float32 backwards"):
+        out = torch.full((call.rows, shape[-1]), torch.nan, dtype=dtype, device="cpu")
+        for part in parts:
+            p = part.product
+            if how != "float32 by blocks" and not bool(
+                torch.isfinite(p.a_scale).all() and torch.isfinite(p.b_scale).all()
+            ):
+                break
+            a, b = decode(p.a).to(torch.float32), decode(p.b).to(torch.float32)
+            sb = p.b_scale.repeat_interleave(p.b_rows, dim=0)[: p.N]
+            if how == "float32 by blocks":
+                acc = torch.zeros((p.M, p.N), dtype=torch.float32, device="cpu")
+                for block in range(p.B):
+                    k = slice(block * p.block, min(p.K, (block + 1) * p.block))
+                    acc = acc + (a[:, k] @ b[:, k].T) * (p.a_scale[:, block, None] * sb[None, :, block])
+            else:
+                a = a * p.a_scale.repeat_interleave(p.block, dim=1)[:, : p.K]
+                b = b * sb.repeat_interleave(p.block, dim=1)[:, : p.K]
+                acc = a.flip(1) @ b.flip(1).T if how == "float32 backwards" else a @ b.T
+            if p.bias is not None:
+                bias = to_dtype(decode(p.bias), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+                acc = acc + bias[None, :]
+            out[part.place] = store(acc, dtype)
+        else:
+            yield how, out.view(shape)

@@ -1,0 +1,473 @@
+"""How a candidate for what went wrong is compared with a failing output, and which of several candidates comes first.
+
+A candidate predicts elements: their bits or, where the order of summation is unknown, an interval. Two kinds exist:
+
+    fault      the right kernel with a fault of the catalogue in it, or with a fault and a wrong store
+    placement  failing rows and columns that would be right results of other operands (:mod:`oracle.diagnosis.localise`)
+
+Of the elements that a candidate speaks of, each is counted as
+
+    explained      it fails and has the predicted value, which is not the right one
+    contradicted   it does not have the predicted value
+    neither        it is right as predicted; or the prediction depends on memory beyond a buffer and is unknown
+
+:func:`ranked` orders candidates by these counts. A fault predicts all of a small call. Of a large one, faults inside
+the product are tried on a sample of rows and columns, faults of the last stage on all. A placement speaks of the
+failing elements only, and must explain all of them; a few rows and columns are compared first.
+Three rules cover what bits cannot decide:
+
+- A right result in an element of unknown content speaks against the candidate, because other data would seldom give it.
+- A fault that reproduces all that fails, while everything else is right, acts in that region alone (``local``).
+- A fault that leaves elements unwritten is named by position (``placed``) where exactly those elements fail and their
+  values do not correlate with the right ones.
+
+Not covered: which candidates are tried, and in which order (:mod:`oracle.diagnosis.explain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from oracle.bounds import Interval, admissible
+from oracle.bounds.engines import exact
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.numbers.formats import codes_of, decode, same_bits
+from oracle.routines.catalogue import Call, Fault, Stage
+from oracle.routines.fault import fold, touches
+from oracle.routines.mutants import accumulated, products, stored, write
+from oracle.tensorcore.identify import subset
+from oracle.tensorcore.schedules import Schedule
+from oracle.truth.gemm import ScaledProduct, rounded
+from oracle.verdict.products import COINCIDENCES, SAMPLE_COLUMNS, SAMPLE_ROWS, Part, interval_of
+
+LISTED = 0.5  # an explanation that covers less than half of the failing elements is not named
+WHOLE = 1 << 28  # products of one candidate up to which all of the output is predicted
+SAMPLE = (96, 192)  # rows and columns of a larger one
+PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
+CHANCE = 0.25  # share of right results beyond a buffer above which the candidate is contradicted there
+DEVIATIONS = 5.0  # independent values correlate by more standard errors once in a million
+BEFORE_STORE = (Stage.READ, Stage.PRODUCT, Stage.SCHEDULE, Stage.SUM)
+EXACT_SUMS = "exact sums"
+Grid = tuple[Tensor, Tensor]
+Sums = tuple[Grid, tuple[Tensor, ...], Tensor | None]
+"""Rows and columns, float32 sums there (and the ends of their interval), the right result by exact sums if needed."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One candidate: of ``failing`` elements that it predicts, it reproduces ``explained``; of all it predicts
+    ``known``, and contradicts ``contradicted``. ``placed``: the elements that fail, where they are those that it leaves
+    unwritten or, ``beyond``, sums with scales from beyond a buffer. ``local``: what it contradicts is right without it.
+    ``where``: rows, columns, experts or K blocks of a placement, which reproduces all that fails.
+    """
+
+    name: str
+    numerics: str
+    explained: int
+    failing: int
+    known: int
+    contradicted: int
+    met_in: str = ""
+    placed: int = 0
+    local: bool = False
+    beyond: bool = False
+    where: str = ""
+
+    @property
+    def share(self) -> float:
+        """Part of the failing elements that it reproduces."""
+        return self.explained / self.failing if self.failing else 0.0
+
+    @property
+    def complete(self) -> bool:
+        """It reproduces every element that it predicts."""
+        return self.contradicted == 0 and self.explained == self.failing > 0
+
+    def __str__(self) -> str:
+        if self.complete:
+            return f"{self.name} ({self.where})" if self.where else self.name
+        if self.local:
+            return f"{self.name} (in the failing elements only, all of which it reproduces)"
+        if self.beyond:
+            return f"{self.name} (every failing row is such a sum, with scales from beyond the buffer)"
+        if self.placed:
+            return f"{self.name} (by place: every failing element, and nothing else, lies there)"
+        return f"{self.name} ({100 * self.share:.3g}% of the failing elements)"
+
+
+def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
+    """Complete explanations, those of half of what fails, those by position, the rest; within each the local ones
+    first, then by the elements explained less those contradicted; ties as they came."""
+
+    def rank(e: Explanation) -> tuple[int, bool, int]:
+        tier = 0 if e.complete else 1 if e.local or e.share >= LISTED else 2 if e.placed else 3
+        return tier, not e.local, e.contradicted - e.explained
+
+    return tuple(sorted(found, key=rank))
+
+
+def _joined(x: Explanation, y: Explanation) -> Explanation:
+    """The same candidate on two parts of an output; local where each part is, or has nothing to explain."""
+    return replace(
+        x,
+        explained=x.explained + y.explained,
+        failing=x.failing + y.failing,
+        known=x.known + y.known,
+        contradicted=x.contradicted + y.contradicted,
+        local=(x.local or y.local) and all(e.local or e.failing == e.contradicted == 0 for e in (x, y)),
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows and columns of the output, and the product ``[rows, columns]`` of which they would be the right result."""
+
+    rows: Tensor
+    columns: Tensor
+    product: ScaledProduct
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A candidate whose position was found on the output: the failing elements are right results of ``pieces``."""
+
+    name: str
+    where: str
+    pieces: Sequence[Piece]
+    met_in: str = ""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a candidate says of every element: the bits ``value`` or, where the order of summation is unknown, anything
+    from ``low`` to ``high`` (float64) that is not ``open``.
+
+    ``unfaulted``: the bits that its arithmetic gives without the fault, if they are not those of the
+    :class:`FailingOutput`. ``placement``: every element is changed and none is unknown.
+    """
+
+    value: Tensor
+    low: Tensor | None = None
+    high: Tensor | None = None
+    open: Tensor | None = None
+    unfaulted: Tensor | None = None
+    placement: bool = False
+
+    @classmethod
+    def between(cls, value: Tensor, *ends: Tensor, unfaulted: Tensor | None = None) -> Prediction:
+        """The ``value`` or all between two tensors of its dtype, in either order; the bits alone without ``ends``."""
+        if not ends:
+            return cls(value, unfaulted=unfaulted)
+        x, y = (decode(end) for end in ends)
+        return cls(value, torch.minimum(x, y), torch.maximum(x, y), unfaulted=unfaulted)
+
+    def agrees(self, output: Tensor) -> Tensor:
+        """Elements of ``output`` that may be what it says; any NaN is any NaN."""
+        same = same_bits(output, self.value)
+        if self.low is not None and self.high is not None:
+            actual = decode(output)
+            same = same | (self.low <= actual) & (actual <= self.high)
+        return same if self.open is None else same & ~self.open
+
+
+class FailingOutput:
+    """An output ``[R, N]`` compared with the right result by one arithmetic, and the comparison of candidates with it.
+
+    ``outside`` are the elements that the judgement refuses; those of them that are right by this arithmetic do not fail
+    (all of ``outside``, where that would leave none). The arithmetic is ``call.schedule`` or, without one, float32 in
+    any order: exact sums, with the interval of :mod:`oracle.bounds.ieee32` around them.
+    """
+
+    def __init__(self, call: Call, output: Tensor, outside: Tensor) -> None:
+        self.call, self.output = call, output
+        self.numerics = EXACT_SUMS if call.schedule is None else call.schedule.name
+        self.widths: dict[int, Interval] = {}
+        right = self.predict(())
+        self.right = right.value
+        self.specified = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
+        for part in call.parts:
+            self.specified[part.place] = True
+        self.equal = int((same_bits(output, self.right) & self.specified).sum())
+        outside = outside & self.specified
+        wrong = outside & ~right.agrees(output)
+        self.bad = wrong if bool(wrong.any()) else outside
+        self.failing, self.total = int(self.bad.sum()), int(self.specified.sum())
+
+    @property
+    def small(self) -> bool:
+        """Whether a candidate can be computed for all of it."""
+        return work(self.call.parts) <= WHOLE
+
+    @cached_property
+    def by_exact_sums(self) -> FailingOutput:
+        """The same output compared with exact sums."""
+        return FailingOutput(replace(self.call, schedule=None), self.output, self.bad)
+
+    # --- faults -------------------------------------------------------------------------------------------------
+
+    def attempt(self, faults: tuple[Fault, ...]) -> Explanation:
+        """What the kernel with these faults explains of the whole output."""
+        if self.call.schedule is not None and len(faults) == 1 and set(faults[0].changes) <= {Stage.WRITE}:
+            predicted = Prediction(faults[0].changes[Stage.WRITE](self.call, self.right))
+        else:
+            predicted = self.predict(faults)
+        return self.weigh(faults, predicted)
+
+    def predict(self, faults: tuple[Fault, ...]) -> Prediction:
+        """The whole output of a kernel with these faults."""
+        call, computed = self.call, products(self.call, faults)
+        if call.schedule is not None:
+            fallen = any(schedule is None for _, schedule in computed)
+            return Prediction(write(call, computed, faults), unfaulted=self.by_exact_sums.right if fallen else None)
+        changed = touches(faults, *BEFORE_STORE, Stage.STORE)
+        made = self._gathered(computed, faults) if changed else self._right_sums
+        return Prediction.between(*(fold(call, faults, Stage.WRITE, out) for out in made))
+
+    @cached_property
+    def _right_sums(self) -> list[Tensor]:
+        """By exact sums, the right output ``[R, N]`` before the last stage and the ends of what right sums give."""
+        return self._gathered(products(self.call, ()), ())
+
+    def _gathered(self, computed: Sequence[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> list[Tensor]:
+        call, first = self.call, computed[0][0].product
+        made = [
+            torch.full((call.rows, first.N), torch.nan, dtype=call.out_dtype, device=first.a.device) for _ in range(3)
+        ]
+        for i, (part, schedule) in enumerate(computed):
+            for out, acc in zip(made, self.sums(i, part.product, schedule, faults), strict=True):
+                out[part.place] = stored(call, acc, faults)
+        return made
+
+    def sums(
+        self, i: int | None, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]
+    ) -> tuple[Tensor, ...]:
+        """Float32 results of one product before the store; by exact sums also the ends of what right sums give.
+
+        ``i`` numbers the part, whose interval is cached where no fault changes the product; None caches nothing.
+        """
+        acc = accumulated(self.call, product, schedule, faults)
+        if self.call.schedule is not None:
+            return (acc,)
+        if i is None or touches(faults, Stage.READ, Stage.PRODUCT):
+            width = interval_of(product, IEEE32)
+        else:
+            if i not in self.widths:
+                self.widths[i] = interval_of(product, IEEE32)
+            width = self.widths[i]
+        infinity = torch.tensor(torch.inf, dtype=torch.float32, device=acc.device)
+        low, high = ((decode(acc) + end).to(torch.float32) for end in (width.lo, width.hi))
+        return acc, torch.nextafter(low, -infinity), torch.nextafter(high, infinity)
+
+    def named_by_position(self, fault: Fault, explanation: Explanation) -> Explanation:
+        """``explanation`` with the failing elements as ``placed``, if they are just those that the fault leaves
+        unwritten and hold nothing that correlates with the right values."""
+        unwritten = torch.isnan(decode(fault.changes[Stage.WRITE](self.call, self.right))) & self.specified
+        unwritten &= ~torch.isnan(decode(self.right))
+        count, right_there = int(unwritten.sum()), int((unwritten & ~self.bad).sum())
+        if bool((self.bad & ~unwritten).any()) or explanation.contradicted:
+            return explanation
+        if not 0 < count < self.total or right_there > CHANCE * count:
+            return explanation
+        if correlates(self.output, self.right, self.bad) or other_groups(self):
+            return explanation
+        return replace(explanation, placed=self.failing)
+
+    # --- placements ---------------------------------------------------------------------------------------------
+
+    def attempt_placement(self, candidate: Placement, numerics: Sequence[str]) -> Explanation | None:
+        """The candidate by the first of the ``numerics`` in whose interval all that fails lies; None without one.
+
+        The interval is that of the *mutated* products, as the judgement would compute it.
+        """
+        uncovered = self.bad.clone()
+        for piece in candidate.pieces:
+            uncovered[piece.rows[:, None], piece.columns[None, :]] = False
+        if bool(uncovered.any()):
+            return None
+        for name in numerics:
+            if all(self._holds(piece, name, few=few) for few in (True, False) for piece in candidate.pieces):
+                n = self.failing  # pieces may overlap
+                return Explanation(candidate.name, name, n, n, n, 0, candidate.met_in, where=candidate.where)
+        return None
+
+    def _holds(self, piece: Piece, numerics: str, *, few: bool) -> bool:
+        """Whether all failing elements of the piece, or of a ``few`` rows and columns of it, are explained."""
+        bad = self.bad[piece.rows[:, None], piece.columns[None, :]]
+        rows, columns = torch.nonzero(bad.any(dim=1))[:, 0], torch.nonzero(bad.any(dim=0))[:, 0]
+        if few:
+            rows, columns = evenly(rows, SAMPLE_ROWS), evenly(columns, SAMPLE_COLUMNS)
+        grid = piece.rows[rows][:, None], piece.columns[columns][None, :]
+        if not bool(self.bad[grid].any()):
+            return True
+        product = subset(piece.product, rows, columns)
+        value, interval = exact(product), interval_of(product, numerics)
+        expected = rounded(product, value, self.output.dtype)
+        sets = admissible(value, expected, interval)
+        predicted = Prediction(expected, sets.low, sets.high, sets.open, placement=True)
+        return self.weigh((), predicted, grid, self.bad).complete
+
+    # --- counting -----------------------------------------------------------------------------------------------
+
+    def weigh(
+        self,
+        faults: tuple[Fault, ...],
+        predicted: Prediction,
+        grid: Grid | None = None,
+        considered: Tensor | None = None,
+    ) -> Explanation:
+        """How many elements a prediction explains and contradicts, of those that it speaks of.
+
+        ``grid``: the rows and columns that it predicts (None: all); ``considered`` ``[R, N]``: the elements that it
+        speaks of (None: all that are specified).
+        """
+        tensors = self.output, self.right, self.bad, self.specified if considered is None else considered
+        output, right, bad, specified = tensors if grid is None else (x[grid] for x in tensors)
+        unknown = torch.isnan(decode(predicted.value)) & ~torch.isnan(decode(right)) & ~torch.isnan(decode(output))
+        unknown = torch.zeros_like(specified) if predicted.placement else unknown & specified
+        right_there = unknown & ~bad
+        known = specified & ~unknown
+        if int(right_there.sum()) > CHANCE * int(unknown.sum()):
+            known |= right_there
+        agrees = predicted.agrees(output)
+        changed = ~same_bits(predicted.value, right if predicted.unfaulted is None else predicted.unfaulted)
+        said = agrees if predicted.placement else agrees & changed
+        contradicted = known & ~agrees
+        explained, failing = int((bad & known & said).sum()), int((bad & known).sum())
+        # A race may leave any part of what it changes right, so it is recognised by where it fails.
+        race = all(f.race for f in faults) and bool((specified & same_bits(predicted.value, right)).any())
+        rest_is_right = bool(contradicted.any()) and not bool((contradicted & ~same_bits(output, right)).any())
+        return Explanation(
+            " and ".join(fault.name for fault in faults),
+            self.numerics,
+            explained,
+            failing,
+            int(known.sum()),
+            int(contradicted.sum()),
+            "; ".join(fault.met_in for fault in faults),
+            local=rest_is_right and explained == failing > 0 and (race or varied(predicted.value[bad & known])),
+        )
+
+
+class Sample:
+    """Some rows and columns of each part of a large output, failing ones among them, on which faults are computed."""
+
+    def __init__(self, failure: FailingOutput, size: tuple[int, int]) -> None:
+        self.failure = failure
+        self.unfaulted: dict[int, Tensor] = {}
+        self.right_sums: dict[int, tuple[Tensor, ...]] = {}
+        self.columns = _half_failing(failure.bad.any(dim=0), size[1])
+        self.rows = [_half_failing(part.of(failure.bad).any(dim=1), size[0]) for part in failure.call.parts]
+
+    def attempt(self, faults: tuple[Fault, ...]) -> Explanation | None:
+        """What the kernel with these faults explains of the sample; None for faults that regroup the rows."""
+        return self.weigh(faults, self.sums(faults))
+
+    def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
+        """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
+        results by exact sums where the mutant leaves the schedule."""
+        call, found, late = self.failure.call, list[Sums](), not touches(faults, *BEFORE_STORE)
+        for i, (part, schedule) in enumerate(products(call, faults)[: len(call.parts)]):
+            original, rows = call.parts[i], self.rows[i]
+            if part.product.M != original.product.M:
+                return None
+            accs = self.right_sums.get(i) if late else None
+            if accs is None:
+                accs = self.failure.sums(None, subset(part.product, rows, self.columns), schedule, faults)
+            if late:
+                self.right_sums[i] = accs
+            own = None
+            if call.schedule is not None and schedule is None:
+                if i not in self.unfaulted:
+                    product = subset(original.product, rows, self.columns)
+                    self.unfaulted[i] = stored(call, accumulated(call, product, None, ()), ())
+                own = self.unfaulted[i]
+            found.append(((rows_of_output(original, rows)[:, None], self.columns[None, :]), accs, own))
+        return found
+
+    def weigh(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> Explanation | None:
+        """The explanation that these sums give once stored."""
+        total: Explanation | None = None
+        for grid, accs, unfaulted in pieces or ():
+            values = (stored(self.failure.call, acc, faults) for acc in accs)
+            one = self.failure.weigh(faults, Prediction.between(*values, unfaulted=unfaulted), grid)
+            total = one if total is None else _joined(total, one)
+        return total
+
+
+def correlates(output: Tensor, wanted: Tensor, where: Tensor) -> bool:
+    """Whether the values of ``output`` at ``where`` correlate with those of ``wanted``, row by row.
+
+    ``[M, N]`` each, floating; elements that are not finite in both are left out, and rows of fewer than three. Under
+    independence the sum of ``(n - 1) r`` over rows of ``n`` elements has the variance of the sum of ``n - 1``
+    (Pearson's ``r``). Where all rows are too short for that, columns are compared.
+    """
+    x, y = (t if t.dtype == torch.float64 else decode(t) for t in (output, wanted))
+    inside = where & torch.isfinite(x) & torch.isfinite(y)
+    if not bool((inside.sum(dim=1) > 2).any()):
+        x, y, inside = x.t(), y.t(), inside.t()
+    count = inside.sum(dim=1, keepdim=True)
+
+    def centred(values: Tensor) -> Tensor:
+        kept = torch.where(inside, values, torch.zeros_like(values))
+        kept = torch.where(inside, kept - kept.sum(dim=1, keepdim=True) / count.clamp(min=1), torch.zeros_like(kept))
+        return kept / kept.abs().amax(dim=1, keepdim=True).clamp(min=2.0**-1000)
+
+    x, y, free = centred(x), centred(y), (count[:, 0] - 1).to(torch.float64)
+    size = x.norm(dim=1) * y.norm(dim=1)
+    usable = (free > 1) & (size > 0)
+    r = (x * y).sum(dim=1)[usable] / size[usable]
+    return bool((r * free[usable]).sum().abs() > DEVIATIONS * free[usable].sum().sqrt())
+
+
+def other_groups(failure: FailingOutput) -> list[tuple[int, int, str]]:
+    """Parts that fail and correlate with a product with operands of another part: ``(part, other, which operands)``.
+
+    A part counts when its failing values correlate with that product and not with the right one.
+    """
+    parts, found = failure.call.parts, []
+    for i, part in enumerate(parts):
+        bad, output = part.of(failure.bad), part.of(failure.output)
+        if not bool(bad.any()) or correlates(output, part.of(failure.right), bad):
+            continue
+        for j, other in enumerate(parts):
+            p, q = part.product, other.product
+            if i == j or p.N != q.N or p.b_rows != q.b_rows:
+                continue
+            for said, b, scale in (("codes", q.b, p.b_scale), ("codes and scales", q.b, q.b_scale)):
+                if correlates(output, exact(replace(p, b=b, b_scale=scale)).hi, bad):
+                    found.append((i, j, said))
+                    break
+    return found
+
+
+def varied(values: Tensor) -> bool:
+    """Whether so many bits differ from the most frequent ones that no wrong candidate has them by chance, nor one that
+    predicts a constant for an output that is constant."""
+    counts = torch.unique(codes_of(values), return_counts=True)[1]
+    return len(counts) > 0 and int(counts.sum() - counts.max()) >= COINCIDENCES
+
+
+def evenly(at: Tensor, most: int) -> Tensor:
+    """At most ``most`` of the entries of ``at``, evenly spaced."""
+    return at[:: max(1, -(-len(at) // most))]
+
+
+def rows_of_output(part: Part, rows: Tensor) -> Tensor:
+    """Rows of a part as rows of the output."""
+    return rows if part.rows is None else part.rows[rows]
+
+
+def work(parts: Sequence[Part]) -> int:
+    """Multiplications of all parts."""
+    return sum(part.product.M * part.product.N * part.product.K for part in parts)
+
+
+def _half_failing(failing: Tensor, count: int) -> Tensor:
+    """At most ``count`` indices of a mask, up to half of them True ones, each half evenly spaced."""
+    chosen = [evenly(torch.nonzero(mask)[:, 0], count // 2) for mask in (failing, ~failing)]
+    return torch.cat(chosen).sort().values

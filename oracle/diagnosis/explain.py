@@ -1,0 +1,425 @@
+"""What is wrong with an output: where it fails, since which K block, and which known faults reproduce it.
+
+An output of scaled products is compared with each arithmetic that may have computed it: the bits of every admitted
+schedule and, where none is declared, float32 in any order (the interval around exact sums). Candidates are tried in
+this order, up to the first that reproduces everything that fails:
+
+    1. every fault of the catalogue that applies, put into the right kernel
+    2. placements: rows, tiles, experts and K blocks, found on the output     :mod:`oracle.diagnosis.localise`
+    3. pairs of a fault and a wrong store, where no single fault explains half of the failing elements
+    4. scales read beyond their buffer, where nothing yet explains half       :mod:`oracle.diagnosis.least_squares`
+
+Each candidate is counted on the output: how many failing elements it explains, how many elements it contradicts, what
+it leaves unknown; all are ranked by these counts (:mod:`oracle.diagnosis.candidates`). A placement is judged by the
+interval that refused the output, that of the first admitted numerics, or by one of the wider classes.
+
+Findings need no candidate: groups that fail or have another group's weights, failing rows that hold the right result of
+other rows, failing elements that all hold one value, and the scale factors that the kernel really used.
+Quantisers, logits and contracts of any other kind: every fault is run on the whole call and counted the same way.
+
+Not covered: three faults at once; judging (a diagnosis changes no status).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oracle.bounds import admissible
+from oracle.bounds.engines import exact
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.diagnosis.candidates import (
+    LISTED,
+    PAIR_SAMPLE,
+    SAMPLE,
+    Explanation,
+    FailingOutput,
+    Sample,
+    other_groups,
+    ranked,
+    work,
+)
+from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
+from oracle.diagnosis.localise import groups_in_use, placements
+from oracle.errors import NumericsError
+from oracle.numbers.formats import codes_of, decode
+from oracle.numbers.recipes import Recipe
+from oracle.routines import get
+from oracle.routines.base import Beyond, Call, Contract, Output, by_name
+from oracle.routines.catalogue import Family, Fault, Stage, agree, faults_of, run
+from oracle.routines.products.roles import quantised
+from oracle.tensorcore.identify import subset
+from oracle.tensorcore.schedules import Schedule
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth.gemm import rounded
+from oracle.verdict.compare import Status, Verdict, compare
+from oracle.verdict.pattern import describe, ranges
+from oracle.verdict.products import Part, interval_of, wider_classes
+
+TILE = 128  # columns of which the factors of the K blocks are found together
+MOST = 4  # findings about K blocks
+TRIED = 3  # admitted schedules that faults are put into, beside exact sums
+SHOWN = 12  # explanations in a diagnosis
+CHEAP = 1 << 27  # products of one candidate up to which a judgement diagnoses by itself
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found; ``explanations`` best first, ``findings`` general observations in words."""
+
+    failing: int
+    total: int
+    where: str
+    explanations: tuple[Explanation, ...] = ()
+    findings: tuple[str, ...] = ()
+    first_block: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What ``Verdict.explained_by`` says: every complete explanation, else those that act in the failing elements
+        only, else the best one that covers half and its equals, else those by position."""
+        found = self.explanations
+        chosen = [e for e in found if e.complete] or [e for e in found if e.local]
+        if not chosen and found and found[0].share >= LISTED:
+            best = (found[0].explained, found[0].contradicted)
+            chosen = [e for e in found if (e.explained, e.contradicted) == best]
+        return tuple(str(e) for e in chosen or [e for e in found if e.placed])
+
+
+def diagnose(
+    contract: str,
+    inputs: Mapping[str, Tensor],
+    output: Output,
+    *,
+    arch: str = "sm90",
+    numerics: str | None = None,
+    **options: object,
+) -> Diagnosis:
+    """Explain a failing output; arguments as :func:`oracle.judge`.
+
+    Returns
+    -------
+    Diagnosis
+        Without explanations when no fault of the catalogue reproduces half of the failing elements; empty when the
+        output does not fail.
+    """
+    found = get(contract)
+    judged = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
+    call = Call(found, inputs, options, arch=arch)
+    if call.optional_operands is None and not faults_of(contract):
+        raise NumericsError(f"{contract} has no catalogue of faults to explain an output with")
+    return _diagnosis(judged, call, by_name(output), numerics)
+
+
+def explain_verdict(
+    verdict: Verdict,
+    contract: Contract,
+    inputs: Mapping[str, Tensor],
+    output: Output,
+    *,
+    arch: str,
+    numerics: str | None,
+    **options: object,
+) -> Verdict:
+    """``verdict`` with ``explained_by`` filled in, where it failed, says nothing yet, and asking is cheap."""
+    call = Call(contract, inputs, options, arch=arch)
+    if verdict.status is not Status.FAILED or verdict.explained_by or not cheap(call):
+        return verdict
+    return replace(verdict, explained_by=_diagnosis(verdict, call, by_name(output), numerics).names)
+
+
+def cheap(call: Call) -> bool:
+    """Whether every candidate for this call costs little."""
+    operands = call.optional_operands
+    if operands is None or next(iter(call.inputs.values())).is_cuda:
+        return False
+    if operands.parts:
+        return work(operands.parts) <= CHEAP
+    return torch.Size(operands.shape).numel() <= CHEAP >> 6
+
+
+def _diagnosis(verdict: Verdict, call: Call, output: Mapping[str, Tensor], numerics: str | None) -> Diagnosis:
+    if not verdict.status.is_failure:
+        return Diagnosis(0, verdict.total, "")
+    operands = call.optional_operands
+    if operands is not None and operands.parts:
+        return _of_products(call, output["out"], numerics, refuted=bool(verdict.explained_by))
+    return _of_whole_outputs(call, output)
+
+
+# --- scaled products ----------------------------------------------------------------------------------------
+
+
+def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: bool) -> Diagnosis:
+    """``refuted``: the output has the bits of a known fault of accumulation, so all of it fails."""
+    contract, given, options = asked.contract, asked.inputs, asked.options
+    base = Call(contract, quantised(asked), options, None, output.dtype, Beyond.UNKNOWN, given, asked.arch)
+    flat = output.reshape(-1, output.shape[-1])
+    names = contract.arithmetics(base, numerics)
+    outside = torch.ones_like(flat, dtype=torch.bool) if refuted else _outside(base.parts, flat, names[0])
+    real = dict.fromkeys(name.removesuffix(".any") for name in names if name != IEEE32)
+    schedules: list[Schedule | None] = [get_schedule(name) for name in real]
+    if not schedules or (numerics is None and not refuted):
+        schedules.append(None)  # exact sums, for float32 in any order
+    failures = [FailingOutput(replace(base, schedule=schedule), flat, outside) for schedule in schedules]
+    closest = max(failures, key=lambda failure: failure.equal)
+    scheduled = [failure for failure in failures if failure.call.schedule is not None]
+    chosen = list(dict.fromkeys([closest, *scheduled[:TRIED], failures[-1]]))
+    faults, found = faults_of(contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
+    for failure in chosen:
+        found[failure] = _single_faults(failure, faults)
+        if _complete(found[failure]):
+            return _described(failure, found[failure])
+    if not refuted:
+        classes = (names[0], *(wider_classes(names) if numerics is None else ()))
+        fewest, known = min(failures, key=lambda failure: failure.failing), found[_best(found)]
+        if placed := placements(fewest, classes, known):
+            return _described(fewest, ranked([*placed, *known]))
+    for failure in chosen:
+        found[failure] = _pairs_and_scales(failure, faults, found[failure])
+        if _complete(found[failure]):
+            return _described(failure, found[failure])
+    best = _best(found)
+    return _described(best, found[best])
+
+
+def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
+    """Elements of ``output [R, N]`` outside the interval of this numerics, bool."""
+    found = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
+    for part in parts:
+        value, own = exact(part.product), part.of(output)
+        admitted = admissible(value, rounded(part.product, value, output.dtype), interval_of(part.product, name))
+        found[part.place] = compare(own, admitted).bad
+    return found
+
+
+def _single_faults(failure: FailingOutput, faults: Sequence[Fault]) -> tuple[Explanation, ...]:
+    """Explanations of at least one failing element that contradict less than they explain, best first."""
+    sample = None if failure.small else Sample(failure, SAMPLE)
+    found = []
+    for fault in _applicable(failure, faults):
+        last_stage_only = set(fault.changes) <= {Stage.WRITE}
+        whole = sample is None or last_stage_only
+        explanation = failure.attempt((fault,)) if whole else sample.attempt((fault,)) if sample is not None else None
+        if explanation is not None and last_stage_only and explanation.explained == 0:
+            explanation = failure.named_by_position(fault, explanation)
+        if explanation is not None and (
+            explanation.local or explanation.explained + explanation.placed > explanation.contradicted
+        ):
+            found.append(explanation)
+    return ranked(found)
+
+
+def _pairs_and_scales(
+    failure: FailingOutput, faults: Sequence[Fault], known: Sequence[Explanation]
+) -> tuple[Explanation, ...]:
+    """The ``known`` with pairs of faults and scales from beyond a buffer, where none of them covers half."""
+    applicable, found = _applicable(failure, faults), list(known)
+    if not any(e.share >= LISTED or e.placed for e in found):
+        found += _pairs(failure, applicable)
+    if failure.small and not any(e.share >= LISTED or e.placed for e in found):
+        count = failure.failing
+        found += [
+            Explanation(f.name, failure.numerics, 0, count, 0, 0, f.met_in, placed=count, beyond=True)
+            for f in read_beyond_buffer(failure.call, failure.output, failure.bad, applicable)
+        ]
+    return ranked(found)
+
+
+def _pairs(failure: FailingOutput, faults: Sequence[Fault]) -> list[Explanation]:
+    """Pairs of a fault and a wrong store: a few elements first, then what explains those."""
+    stores = [fault for fault in faults if set(fault.changes) == {Stage.STORE}]
+    few, sample = Sample(failure, PAIR_SAMPLE), None if failure.small else Sample(failure, SAMPLE)
+    found = []
+    for first in faults:
+        if set(first.changes) & {Stage.STORE, Stage.WRITE}:
+            continue
+        pieces = few.sums((first,))
+        for second in stores:
+            guess = few.weigh((first, second), pieces)
+            if guess is not None and guess.share > LISTED:
+                whole = failure.attempt((first, second)) if sample is None else sample.attempt((first, second))
+                if whole is not None and whole.explained > whole.contradicted:
+                    found.append(whole)
+    return found
+
+
+def _applicable(failure: FailingOutput, faults: Sequence[Fault]) -> list[Fault]:
+    return [fault for fault in faults if fault.applies(failure.call) is None]
+
+
+def _complete(found: Sequence[Explanation]) -> bool:
+    return bool(found) and found[0].complete
+
+
+def _best(found: Mapping[FailingOutput, Sequence[Explanation]]) -> FailingOutput:
+    """The arithmetic with the best first explanation; of equal ones the first."""
+
+    def worth(failure: FailingOutput) -> tuple[bool, bool, bool, int]:
+        if not found[failure]:
+            return False, False, False, 0
+        first = found[failure][0]
+        return True, first.complete, first.local, first.explained - first.contradicted
+
+    return max(found, key=worth)
+
+
+# --- findings -----------------------------------------------------------------------------------------------
+
+
+def _described(failure: FailingOutput, explanations: tuple[Explanation, ...]) -> Diagnosis:
+    factors = _factors_by_tile(failure)
+    first = min((block for _, used in factors if (block := used.first_block()) is not None), default=None)
+    findings = [*_groups(failure), *_other_rows(failure), *_one_value(failure), *_k_blocks(factors)[:MOST]]
+    return Diagnosis(
+        failure.failing, failure.total, describe(failure.bad), explanations[:SHOWN], tuple(findings), first
+    )
+
+
+def _factors_by_tile(failure: FailingOutput) -> list[tuple[Tensor, Factors]]:
+    """The factors of each N tile's failing columns (the others hold no evidence), with these columns."""
+    if len(failure.call.parts) != 1 or not failure.small:
+        return []
+    (part,) = failure.call.parts
+    bad, output, found = part.of(failure.bad), part.of(failure.output), []
+    rows = torch.arange(part.product.M, device=bad.device)
+    for start in range(0, part.product.N, TILE):
+        columns = start + torch.nonzero(bad[:, start : start + TILE].any(dim=0))[:, 0]
+        if not len(columns):
+            continue
+        used = effective_factors(subset(part.product, rows, columns), output[:, columns])
+        if used is not None and used.first_block() is not None:
+            found.append((columns, used))
+    return found
+
+
+def _k_blocks(found: Sequence[tuple[Tensor, Factors]]) -> list[str]:
+    """Which K blocks of which rows and columns enter with a wrong weight; tiles alike are joined."""
+    joined: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[Tensor, Factors]]] = {}
+    for at, used in found:
+        wrong = used.wrong()
+        rows, blocks = (tuple(torch.nonzero(wrong.any(dim=axis))[:, 0].tolist()) for axis in (1, 0))
+        joined.setdefault((rows, blocks), []).append((at, used))
+    said = []
+    for (rows, blocks), tiles in joined.items():
+        values = torch.cat([used.factor[used.wrong()] for _, used in tiles])
+        low, high = f"{float(values.min()):.4g}", f"{float(values.max()):.4g}"
+        columns = [int(c) for at, _ in tiles for c in at]
+        said.append(
+            f"the accumulation leaves the right path at K block {blocks[0]} (k = {blocks[0] * tiles[0][1].block}); "
+            f"blocks {ranges(list(blocks))} of rows {ranges(list(rows))} and failing columns {min(columns)} to "
+            f"{max(columns)} enter with {f'{low} to {high}' if len(values) > 1 else low} times their right weight"
+        )
+    return said
+
+
+def _groups(failure: FailingOutput) -> list[str]:
+    """Which groups fail, where there are several, and which of them have another group's weights."""
+    parts = failure.call.parts
+    if len(parts) < 2:
+        return []
+    failing = [i for i, part in enumerate(parts) if bool(part.of(failure.bad).any())]
+    names = groups_in_use(failure.call)
+    only_those = [f"experts {ranges([names[i] for i in failing])} only, of {len(parts)} in use"]
+    others = [
+        f"expert {names[i]} follows a product with the weight {what} of expert {names[j]}"
+        for i, j, what in other_groups(failure)
+    ]
+    return ([] if len(failing) == len(parts) else only_those) + others[:4]
+
+
+def _other_rows(failure: FailingOutput) -> list[str]:
+    """Failing rows whose bits are the right result of another row."""
+
+    def key(row: Tensor) -> bytes:
+        return bytes(codes_of(row).cpu().numpy().tobytes())
+
+    first_with = {key(row): i for i, row in reversed(list(enumerate(failure.right)))}
+    moved = []
+    for i in torch.nonzero(failure.bad.any(dim=1))[:, 0].tolist():
+        j = first_with.get(key(failure.output[i]))
+        if j is not None and j != i:
+            moved.append((i, j))
+    if not moved:
+        return []
+    shown = ", ".join(f"{i} that of row {j}" for i, j in moved[:6])
+    return [
+        f"{len(moved)} failing rows hold the right result of another row: {shown}{', ...' if len(moved) > 6 else ''}"
+    ]
+
+
+def _one_value(failure: FailingOutput) -> list[str]:
+    values = decode(failure.output)[failure.bad]
+    if bool(torch.isnan(values).all()):
+        return ["every failing element is NaN"]
+    if len(values) > 1 and bool((values == values[0]).all()):
+        return [f"every failing element is {float(values[0]):.9g}"]
+    ratio = values / decode(failure.right)[failure.bad]
+    if len(ratio) > 3 and bool((ratio == ratio[0]).all()):
+        return [f"every failing element is {float(ratio[0]):.9g} times the right result"]
+    return []
+
+
+# --- quantisers, logits and other whole outputs -------------------------------------------------------------
+
+
+def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
+    """Every fault on the whole call; outputs are compared tensor by tensor."""
+    call = replace(asked, beyond=Beyond.UNKNOWN)
+    base, right = _closest_recipe(call, given)
+    bad = _refused(call, given, right)
+    failing, total = sum(int(m.sum()) for m in bad.values()), sum(m.numel() for m in bad.values())
+    found = []
+    for fault in faults_of(call.contract.name):
+        if fault.applies(call) is not None:
+            continue
+        predicted = by_name(run(call, *base, fault))
+        if any(predicted[name].shape != given[name].shape for name in given):
+            continue
+        same = {name: agree(given[name], predicted[name]) for name in given}
+        changed = {name: ~agree(predicted[name], right[name]) for name in given}
+        explained = sum(int((bad[name] & same[name] & changed[name]).sum()) for name in given)
+        contradicted = sum(int((~same[name] & (changed[name] | bad[name])).sum()) for name in given)
+        if explained > contradicted:
+            found.append(
+                Explanation(fault.name, "declared recipe", explained, failing, total, contradicted, fault.met_in)
+            )
+    where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
+    return Diagnosis(failing, total, where, ranked(found)[:SHOWN])
+
+
+def _closest_recipe(call: Call, given: Mapping[str, Tensor]) -> tuple[tuple[Fault, ...], dict[str, Tensor]]:
+    """The right output with the most bits of ``given``, and what gives it: of a quantiser's admitted recipes, one that
+    is not the call's own, as a change of it (nothing for its own and for other contracts)."""
+
+    def equal(made: Mapping[str, Tensor]) -> int:
+        return sum(int(agree(given[name], made[name]).sum()) for name in made)
+
+    best: tuple[Fault, ...] = ()
+    right, name, operands = by_name(run(call)), call.contract.name, call.optional_operands
+    for recipe in operands.recipes[1:] if operands is not None else ():
+        other = with_recipe(recipe, name)
+        made = by_name(run(call, other))
+        if equal(made) > equal(right):
+            best, right = (other,), made
+    return best, right
+
+
+def with_recipe(recipe: Recipe, contract: str) -> Fault:
+    """Another declared recipe, as a change of a quantiser: no fault, but put in the same way."""
+    changes = {Stage.RECIPE: lambda call, own: recipe}
+    return Fault(f"recipe {recipe.name}", Family.ARITHMETIC, "", changes, frozenset({contract}))
+
+
+def _refused(call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The elements that fail: those that differ from ``right``. Of a quantiser those that the judgement refuses too,
+    a code only where it is wrong for the published scale and for the right one."""
+    wrong = {name: ~agree(given[name], right[name]) for name in right}
+    bad = call.contract.refused(call, given, right)
+    if bad is None or any(bad[name].numel() != mask.numel() for name, mask in wrong.items()):
+        return wrong
+    refused = {name: mask & bad[name].reshape(mask.shape) for name, mask in wrong.items()}
+    return refused if any(bool(mask.any()) for mask in refused.values()) else wrong
