@@ -15,8 +15,23 @@ from torch import Tensor
 from oracle.numbers.formats import E4M3FN, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines import (
-    CAST, INDEX, Admissible, Call, Case, Contract, Elements, Faults, Grammar, Out, RoutineFamily, Sets, TensorSpec,
-    data, entry, need, register,
+    CAST,
+    INDEX,
+    Admissible,
+    Call,
+    Case,
+    Contract,
+    Elements,
+    Faults,
+    Grammar,
+    Out,
+    RoutineFamily,
+    Sets,
+    TensorSpec,
+    data,
+    entry,
+    need,
+    register,
 )  # fmt: skip
 from oracle.tensorcore.schedules import get as schedule
 

@@ -1,0 +1,74 @@
+"""The walk through one judgement in CONTRIBUTING.md is what a judgement does, step by step."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+
+import oracle
+from oracle import cases
+from tests.support.paths import ROOT
+
+CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=136,k=256/family=randn/seed=1"
+STEP = re.compile(r"^ +\|? +\d+  (\S+) +(\S+\.py)$", re.MULTILINE)
+
+
+def figure() -> list[tuple[str, str]]:
+    """``(function, file)`` of every step, as the figure has them."""
+    return STEP.findall((ROOT / "CONTRIBUTING.md").read_text())
+
+
+def missing(steps: Sequence[tuple[str, str]], called: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Steps that are not called for the first time after the step before them."""
+    first = {call: place for place, call in reversed(list(enumerate(called)))}
+    places = [first.get(step, -1) for step in steps]
+    return [step for step, before, place in zip(steps, [-1, *places], places, strict=False) if place <= before]
+
+
+@pytest.fixture(scope="module")
+def called() -> list[tuple[str, str]]:
+    """Functions of the package that one failing judgement calls, in their order."""
+    inputs, house, seen = cases.parse(CASE).inputs(), ROOT / "oracle", list[tuple[str, str]]()
+    out = oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16).clone()
+    out[3] = out[2]
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(house):
+            seen.append((frame.f_code.co_qualname, path.relative_to(house).as_posix()))
+
+    sys.setprofile(note)
+    try:
+        verdict = oracle.judge("fp8_gemm_nt", inputs, out)
+    finally:
+        sys.setprofile(None)
+    assert verdict.explained_by
+    return seen
+
+
+class TestTheFigure:
+    """Every step is called, after the step above it."""
+
+    def test_is_true(self, called: list[tuple[str, str]]) -> None:
+        assert len(figure()) == 12
+        assert missing(figure(), called) == []
+
+    def test_each_step_has_its_sentence(self) -> None:
+        text = (ROOT / "CONTRIBUTING.md").read_text()
+        assert re.findall(r"^(\d+)\. ", text, re.MULTILINE) == [str(n) for n in range(1, 13)]
+
+    @pytest.mark.parametrize("change", ["swapped", "renamed"])
+    def test_a_wrong_figure_is_found(self, called: list[tuple[str, str]], change: str) -> None:
+        """The sabotaged twins: two steps in the wrong order, and a function that does not exist."""
+        steps = figure()
+        if change == "swapped":
+            steps[3], steps[9] = steps[9], steps[3]
+        else:
+            steps[6] = ("ProductSets.decide", steps[6][1])
+        assert missing(steps, called)
