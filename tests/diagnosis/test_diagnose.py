@@ -17,7 +17,6 @@ from oracle.fixtures.failing_case import FailingCase, read, write
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, run
 from oracle.routines.catalogue import get as get_fault
-from oracle.routines.products.contract import ProductContract
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.verdict.compare import Status
@@ -209,7 +208,7 @@ class TestExplainAFile:
     def test_first_or_tied(self, tmp_path: Path, cli: Cli, fault: str, text: str) -> None:
         case = cases.parse(text)
         contract, options = get(case.contract), case.call_options()
-        dtype = case.out_dtype if isinstance(contract, ProductContract) else torch.bfloat16
+        dtype = case.out_dtype if contract.multiplies else torch.bfloat16
         call = Call(contract, case.inputs(), options, _first_admitted(case), dtype)
         path = tmp_path / "case.safetensors"
         output = run(call, get_fault(fault))
@@ -240,9 +239,9 @@ class TestExplainAFile:
 def _first_admitted(case: cases.Case) -> Schedule | None:
     """The schedule of the right kernel of a product."""
     contract = get(case.contract)
-    if not isinstance(contract, ProductContract):
+    if not contract.multiplies:
         return None
-    names = contract.admitted("sm90", None, contract.parts(case.inputs()), case.out_dtype)
+    names = contract.arithmetics(Call(contract, case.inputs(), case.call_options(), out_dtype=case.out_dtype))
     return get_schedule(next(name for name in names if not name.endswith(".any")))
 
 
