@@ -226,8 +226,8 @@ class Contract(ABC):
     roles, b_columns : see :class:`Operands`; ``multiplies``: every call has scaled products.
     numerics : by arch, the names of the arithmetics that the routine's kernels use, the usual one first; empty where
         there is one right result and nothing to choose.
-    probed : scale blocks along K (None: one) and rows of ``b`` that share a scale, where a kernel of the contract can be
-        fingerprinted from calls of one shape.
+    probed : scale blocks along K (None: one) and rows of ``b`` that share a scale, where a kernel of the contract can
+        be fingerprinted from calls of one shape.
     section : the heading under which coverage and the reference pages list the routine; ``also``: rows beside its own,
         as ``heading: name``, for promises that engines name by themselves.
     gpu : a GPU library computes it, so that a capture is due.
@@ -296,9 +296,7 @@ class Contract(ABC):
         """The operands of a product or a quantiser, for a checked call; None where there are neither."""
         return None
 
-    def refused(
-        self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]
-    ) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``; None
         where they are the same."""
         return None
@@ -351,7 +349,9 @@ class Contract(ABC):
         reasons = {name: self.why_not(call, name) for name in table[call.arch]}
         fitting = tuple(name for name, reason in reasons.items() if reason is None)
         if not fitting:
-            raise NumericsError(f"no model of {call.arch} fits {self.name}: {'; '.join(filter(None, reasons.values()))}")
+            raise NumericsError(
+                f"no model of {call.arch} fits {self.name}: {'; '.join(filter(None, reasons.values()))}"
+            )
         return fitting
 
     def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
@@ -450,14 +450,10 @@ class Contract(ABC):
         known = {spec.name: spec for spec in self.options}
         for name, value in options.items():
             if name not in known:
-                raise OptionError(
-                    f"{self.name} has no option {name!r}; its options: {', '.join(known) or 'none'}"
-                )
+                raise OptionError(f"{self.name} has no option {name!r}; its options: {', '.join(known) or 'none'}")
             choices = known[name].choices
             if choices is not None and not _among(value, choices):
-                raise OptionError(
-                    f"{self.name}: {name}={value!r} is not one of {', '.join(map(repr, choices))}"
-                )
+                raise OptionError(f"{self.name}: {name}={value!r} is not one of {', '.join(map(repr, choices))}")
         return {name: options.get(name, spec.default) for name, spec in known.items()}
 
     def _check_names(self, inputs: Mapping[str, Tensor]) -> None:
@@ -557,9 +553,7 @@ def _check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
     if tensor.device.type == "meta":
         raise LayoutError(f"{spec.name} is on {tensor.device}; pass a dense tensor with data")
     if tensor.dtype not in spec.dtypes:
-        raise DtypeError(
-            f"{spec.name} has dtype {tensor.dtype}; expected {' or '.join(map(str, spec.dtypes))}"
-        )
+        raise DtypeError(f"{spec.name} has dtype {tensor.dtype}; expected {' or '.join(map(str, spec.dtypes))}")
     if spec.dims is not None and tensor.dim() != len(spec.dims):
         raise ShapeError(
             f"{spec.name} has rank {tensor.dim()} (shape {list(tensor.shape)}); expected [{', '.join(spec.dims)}]"

@@ -5,8 +5,8 @@
 
 ``dtypes`` is ``AxB-OUT`` for products and ``X-Q`` for quantisers; ``scheme`` names the granularity of the scales
 (``tensor``, ``token``, ``channel``, ``1x128``, ``128x128``; ``-`` where there is none). Options that change the call
-stand in a segment of their own before the family, as in ``/bias=bf16/``. Data come from :mod:`oracle.routines.data` under a
-label that contains the whole string, so two cases never share a tensor.
+stand in a segment of their own before the family, as in ``/bias=bf16/``. Data come from :mod:`oracle.routines.data`
+under a label that contains the whole string, so two cases never share a tensor.
 
 Not covered: running anything (:mod:`oracle.harness.runner`), and what a routine promises (:mod:`oracle.routines`).
 """

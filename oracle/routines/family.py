@@ -68,7 +68,8 @@ def families() -> tuple[RoutineFamily, ...]:
     for family in found:
         for name in family.grammars:
             if name in seen:
-                raise ContractError(f"family {family.name!r} has cases of {name!r}, which family {seen[name]!r} has too")
+                other = seen[name]
+                raise ContractError(f"family {family.name!r} has cases of {name!r}, which family {other!r} has too")
             seen[name] = family.name
     return found
 

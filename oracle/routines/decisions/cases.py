@@ -22,10 +22,7 @@ E8M0 = {"use_deep_gemm_e8m0": FLAG, "use_deep_gemm_e8m0_hopper": FLAG}
 EXTENTS = (1, 64, 127, 128, 129, 256, 7168)
 CAPABILITY = {"capability_major": (9, 10), "capability_minor": (0, 3, 4, 5)}
 # Every product and none; no driver asked (half of the rows), none left, slices and salvaged parts, two common counts.
-SMS = {
-    "product": tuple(range(len(GPUS) + 1)),
-    "reported": (-1, -1, -1, -1, -1, -1, 0, 1, 16, 78, 114, 132),
-}
+SMS = {"product": tuple(range(len(GPUS) + 1)), "reported": (-1, -1, -1, -1, -1, -1, 0, 1, 16, 78, 114, 132)}
 SIZES = (1, 1, 2, 3, 4, 8)
 DTYPE_NUMBERS = {"in_dtype": (1, 1, 2, 3), "out_dtype": (0, 0, 1, 2, 3)}
 TORCH = {"torch_major": (1, 2, 3), "torch_minor": (0, 6, 7, 10, 11)}
@@ -90,6 +87,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         }
     ),
     "maybe_create_device_identity": Grammar(
-        ("m", "k"), ("bf16", "f32"), ("-",), ("randn",), _anything, no_options, shapes=("m=1,k=1", "m=3,k=32"), fixed=True
+        ("m", "k"), ("bf16", "f32"), ("-",), ("randn",), _anything, no_options, shapes=("m=1,k=1", "m=3,k=32"),
+        fixed=True,
     ),
 }

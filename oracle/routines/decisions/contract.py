@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oracle.numbers.quantize import WIDE
 from oracle.routines.base import FP8, TensorSpec, register
-from oracle.routines.layouts.contract import INTEGERS, LayoutContract, TableContract
+from oracle.routines.layouts.contract import INTEGERS, LayoutContract, TableContract, columns
 from oracle.truth import decisions
 
 _DTYPES = ", ".join(f"{number} {name}" for number, name in enumerate(decisions.DTYPES))
@@ -89,12 +89,9 @@ class DeviceIdentity(LayoutContract):
         return None
 
 
-_NUMBERED = tuple(enumerate(decisions.GPUS, start=1))
-_SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
-_CUDA = ("cuda_major", "cuda_minor")
+class Decision(TableContract):
+    """The rows of :data:`oracle.truth.decisions.DECISIONS` under the contract's name."""
 
-
-class Decision(TableContract):  # reads the rows of decisions.DECISIONS under the contract's name
     section = "Platform decisions"
 
     def row(self, *arguments: int) -> int:
@@ -102,103 +99,34 @@ class Decision(TableContract):  # reads the rows of decisions.DECISIONS under th
         return decisions.decide(self.name, **dict(zip(names, arguments, strict=True)))
 
 
-def _columns(*names: str) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(name, INTEGERS, ("R",), "one value for each row of the table") for name in names)
-
-
-@register
-class DeepGemmSupported(Decision):
-    name = "is_deep_gemm_supported"
-    summary = "sm90 or sm100, the package there, the switch on, FlashInfer's MoE off"
-    source = "vLLM utils/deep_gemm.is_deep_gemm_supported"
-    inputs = _columns("arch", *_SWITCHES)
-
-
-@register
-class DeepGemmE8m0(Decision):
-    name = "is_deep_gemm_e8m0_used"
-    summary = "DeepGEMM supported, and the UE8M0 switch of the architecture on"
-    source = "vLLM utils/deep_gemm.is_deep_gemm_e8m0_used"
-    inputs = _columns("arch", *_SWITCHES, "use_deep_gemm_e8m0", "use_deep_gemm_e8m0_hopper")
-
-
-@register
-class DeepGemmLinear(Decision):
-    name = "should_use_deepgemm_for_fp8_linear"
-    summary = "DeepGEMM supported, bfloat16 out, N and K multiples of 128"
-    source = "vLLM utils/deep_gemm.should_use_deepgemm_for_fp8_linear"
-    inputs = _columns("arch", *_SWITCHES, "bfloat16_out", "n", "k")
-
-
-@register
-class CutlassFp8(Decision):
-    """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
-
-    name = "cutlass_fp8_supported"
-    summary = "sm89 with CUDA 12.4, sm90 and above with CUDA 12.0"
-    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
-    inputs = _columns("arch", *_CUDA)
-
-
-@register
-class CutlassBlockFp8(Decision):
-    """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
-
-    name = "cutlass_block_fp8_supported"
-    summary = "sm90 with CUDA 12.0, sm100 and above with CUDA 12.8"
-    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
-    inputs = _columns("arch", *_CUDA)
-
-
-@register
-class CutlassGroupGemm(Decision):
-    """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
-
-    name = "cutlass_group_gemm_supported"
-    summary = "sm90 with CUDA 12.3, sm100 and above with CUDA 12.8"
-    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
-    inputs = _columns("arch", *_CUDA)
-
-
-@register
-class SparseCutlass(Decision):
-    """``arch``, and CUDA as ``cuda_major`` and ``cuda_minor``."""
-
-    name = "sparse_cutlass_supported"
-    summary = "sm90 with CUDA 12.2"
-    source = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
-    inputs = _columns("arch", *_CUDA)
-
-
-@register
-class RowwiseTorch(Decision):
-    name = "use_rowwise_torch_scaled_mm"
-    summary = "ROCm, torch 2.7 and capability 9.4, compared as versions"
-    source = "vLLM w8a8_utils.USE_ROWWISE_TORCH_SCALED_MM"
-    inputs = _columns("rocm", "capability_major", "capability_minor", "torch_major", "torch_minor")
-
-
-@register
-class MoeBackend(Decision):
-    """``choice``: 0 unset, 1 throughput, 2 latency, 3 masked_gemm. Answer: 0 refused, 1 CUTLASS, 2 TensorRT-LLM,
-    3 CUTEDSL."""
-
-    name = "get_flashinfer_moe_backend"
-    section = "MoE"
-    summary = "the kernel family for VLLM_FLASHINFER_MOE_BACKEND on a machine"
-    source = "vLLM flashinfer_utils.get_flashinfer_moe_backend"
-    inputs = _columns("arch", "choice")
-
-
-@register
-class GlobalScale(Decision):
-    """``backend``: 0 none, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL."""
-
-    name = "is_flashinfer_supporting_global_sf"
-    section = "MoE"
-    summary = "whether a MoE backend takes one scale for all experts"
-    source = "vLLM flashinfer_utils.is_flashinfer_supporting_global_sf"
-    inputs = _columns("backend")
+_ENTRY = "vLLM csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu"
+_DEEP_GEMM = "vLLM utils/deep_gemm."
+_SWITCHES = ("arch", "package", "use_deep_gemm", "use_flashinfer_moe_fp8")
+_CUDA = ("arch", "cuda_major", "cuda_minor")
+# Name, section ("" for that of decisions), what decides, source, columns.
+for _name, _section, _summary, _source, _names in (
+    ("is_deep_gemm_supported", "", "sm90 or sm100, the package there, the switch on, FlashInfer's MoE off",
+     f"{_DEEP_GEMM}is_deep_gemm_supported", _SWITCHES),
+    ("is_deep_gemm_e8m0_used", "", "DeepGEMM supported, and the UE8M0 switch of the architecture on",
+     f"{_DEEP_GEMM}is_deep_gemm_e8m0_used", (*_SWITCHES, "use_deep_gemm_e8m0", "use_deep_gemm_e8m0_hopper")),
+    ("should_use_deepgemm_for_fp8_linear", "", "DeepGEMM supported, bfloat16 out, N and K multiples of 128",
+     f"{_DEEP_GEMM}should_use_deepgemm_for_fp8_linear", (*_SWITCHES, "bfloat16_out", "n", "k")),
+    ("cutlass_fp8_supported", "", "sm89 with CUDA 12.4, sm90 and above with CUDA 12.0", _ENTRY, _CUDA),
+    ("cutlass_block_fp8_supported", "", "sm90 with CUDA 12.0, sm100 and above with CUDA 12.8", _ENTRY, _CUDA),
+    ("cutlass_group_gemm_supported", "", "sm90 with CUDA 12.3, sm100 and above with CUDA 12.8", _ENTRY, _CUDA),
+    ("sparse_cutlass_supported", "", "sm90 with CUDA 12.2", _ENTRY, _CUDA),
+    ("use_rowwise_torch_scaled_mm", "", "ROCm, torch 2.7 and capability 9.4, compared as versions",
+     "vLLM w8a8_utils.USE_ROWWISE_TORCH_SCALED_MM",
+     ("rocm", "capability_major", "capability_minor", "torch_major", "torch_minor")),
+    # choice: 0 unset, 1 throughput, 2 latency, 3 masked_gemm; answer: 0 refused, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL
+    ("get_flashinfer_moe_backend", "MoE", "the kernel family for VLLM_FLASHINFER_MOE_BACKEND on a machine",
+     "vLLM flashinfer_utils.get_flashinfer_moe_backend", ("arch", "choice")),
+    # backend: 0 none, 1 CUTLASS, 2 TensorRT-LLM, 3 CUTEDSL
+    ("is_flashinfer_supporting_global_sf", "MoE", "whether a MoE backend takes one scale for all experts",
+     "vLLM flashinfer_utils.is_flashinfer_supporting_global_sf", ("backend",)),
+):  # fmt: skip
+    _fields = {"name": _name, "summary": _summary, "source": _source, "inputs": columns(*_names)}
+    register(type(_name, (Decision,), _fields | ({"section": _section} if _section else {})))
 
 
 @register
@@ -211,10 +139,9 @@ class NumSms(TableContract):
     section = "GEMM"
     summary = "multiprocessors of a device as its driver reports them, of a described product by its cores"
     source = "vLLM utils/deep_gemm.get_num_sms; NVIDIA data sheets; CUDA C++ Programming Guide, compute capabilities"
+    _numbered = ", ".join(f"{number} {gpu[0]}" for number, gpu in enumerate(decisions.GPUS, start=1))
     inputs = (
-        TensorSpec("product", INTEGERS, ("R",), f"0 no GPU, {', '.join(f'{i} {g[0]}' for i, g in _NUMBERED)}"),
+        TensorSpec("product", INTEGERS, ("R",), f"0 no GPU, {_numbered}"),
         TensorSpec("reported", INTEGERS, ("R",), "count of a driver, -1: none was asked"),
     )
-
-    def row(self, *arguments: int) -> int:
-        return decisions.multiprocessors(*arguments)
+    function = staticmethod(decisions.multiprocessors)

@@ -3,9 +3,4 @@
 from oracle.routines.decisions import cases, contract, faults
 from oracle.routines.family import RoutineFamily
 
-FAMILY = RoutineFamily(
-    name="decisions",
-    contracts=(contract,),
-    grammars=cases.GRAMMARS,
-    faults=(faults.FAULTS,),
-)
+FAMILY = RoutineFamily(name="decisions", contracts=(contract,), grammars=cases.GRAMMARS, faults=(faults.FAULTS,))

@@ -8,10 +8,9 @@ covered: expert weights (:mod:`oracle.routines.layouts.experts`), values that a 
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,9 +31,13 @@ class LayoutContract(Contract):
     section: ClassVar[str] = "Padding and layout"
     strided: ClassVar[bool] = False
 
-    @abstractmethod
+    function: ClassVar[Callable[..., Any]]
+
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        """The right outputs of a checked call."""
+        """The right outputs of a checked call: of ``function``, given the inputs in their order and the options."""
+        made = self.function(*(inputs.get(spec.name) for spec in self.inputs), **options)
+        found = zip(self.returns, (made,) if isinstance(made, Tensor) else made, strict=True)
+        return {name: tensor for name, tensor in found if tensor is not None}
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor | dict[str, Tensor]:
         made = self.made(inputs, self.check(inputs, options))
@@ -67,9 +70,7 @@ class ColMajorTmaAligned(LayoutContract):
     source = "DeepGEMM get_col_major_tma_aligned_tensor"
     inputs = (TensorSpec("scale", F32, None, "[M, C] or [G, M, C]"),)
     strided = True
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        return {"out": layout.get_col_major_tma_aligned_tensor(inputs["scale"])}
+    function = staticmethod(layout.get_col_major_tma_aligned_tensor)
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [PaddedColumns(call.truth, self.why_mistrust(call.inputs), self.strided)]
@@ -98,9 +99,7 @@ class PackedUe8m0(LayoutContract):
     source = "DeepGEMM get_mn_major_tma_aligned_packed_ue8m0_tensor"
     inputs = (TensorSpec("scale", F32, None, "[M, C] or [G, M, C], powers of two"),)
     strided = True
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        return {"out": layout.get_mn_major_tma_aligned_packed_ue8m0_tensor(inputs["scale"])}
+    function = staticmethod(layout.get_mn_major_tma_aligned_packed_ue8m0_tensor)
 
 
 @register
@@ -136,9 +135,7 @@ class SwizzleScale(LayoutContract):
     source = "cuBLAS 1D block scaling factors layout; TensorRT-LLM get_sf_out_offset_8x4"
     inputs = (TensorSpec("scale", ONE_BYTE, None, "[M, C] or [G, M, C]"),)
     options = (OptionSpec("tile", "128x4", tuple(layout.HEIGHTS), "height x width of a tile"),)
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        return {"out": layout.swizzle_scale(inputs["scale"], tile=str(options["tile"]))}
+    function = staticmethod(layout.swizzle_scale)
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [SwizzledScale(call.truth, self.why_mistrust(call.inputs), call=call)]
@@ -169,8 +166,9 @@ class TableContract(LayoutContract):
     """An integer function over vectors of its arguments; one that gives a record has an output for each field."""
 
     def row(self, *arguments: int) -> int | tuple[int, ...]:
-        """The function."""
-        raise NotImplementedError
+        """The answer for one row; by default that of ``function``."""
+        answer: int | tuple[int, ...] = self.function(*arguments)
+        return answer
 
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
         columns = [inputs[spec.name].tolist() for spec in self.inputs]
@@ -181,7 +179,8 @@ class TableContract(LayoutContract):
         return {name: torch.tensor(values, dtype=torch.int64, device=device) for name, values in fields}
 
 
-def _columns(*names: str) -> tuple[TensorSpec, ...]:
+def columns(*names: str) -> tuple[TensorSpec, ...]:
+    """Inputs of a table: one vector of integers for each of its columns."""
     return tuple(TensorSpec(name, INTEGERS, ("R",), "one value for each row of the table") for name in names)
 
 
@@ -190,10 +189,8 @@ class CeilDiv(TableContract):
     name = "ceil_div"
     summary = "ceil(x / y)"
     source = "DeepGEMM deep_gemm/utils/math.py"
-    inputs = _columns("x", "y")
-
-    def row(self, *arguments: int) -> int:
-        return layout.ceil_div(*arguments)
+    inputs = columns("x", "y")
+    function = staticmethod(layout.ceil_div)
 
 
 @register
@@ -201,10 +198,8 @@ class Align(TableContract):
     name = "align"
     summary = "the smallest multiple of y that is not below x"
     source = "DeepGEMM deep_gemm/utils/math.py"
-    inputs = _columns("x", "y")
-
-    def row(self, *arguments: int) -> int:
-        return layout.align(*arguments)
+    inputs = columns("x", "y")
+    function = staticmethod(layout.align)
 
 
 @register
@@ -212,7 +207,5 @@ class TileTokens(TableContract):
     name = "calculate_tile_tokens_dim"
     summary = "int((T top_k // E) * 1.3) to the next power of two, within [8, 64]"
     source = "vLLM flashinfer_utils.calculate_tile_tokens_dim"
-    inputs = _columns("num_tokens", "top_k", "num_experts")
-
-    def row(self, *arguments: int) -> int:
-        return layout.calculate_tile_tokens_dim(*arguments)
+    inputs = columns("num_tokens", "top_k", "num_experts")
+    function = staticmethod(layout.calculate_tile_tokens_dim)

@@ -1,6 +1,7 @@
 """Contracts of the layouts of MoE weights: order of the halves, row orders, padding, and the whole preparation.
 
-Right or wrong bit by bit, as in :mod:`oracle.routines.layouts.contract`. Not covered: shuffled scale factors, BlockMajorK.
+Right or wrong bit by bit, as in :mod:`oracle.routines.layouts.contract`. Not covered: shuffled scale factors,
+BlockMajorK.
 """
 
 from __future__ import annotations
@@ -27,9 +28,7 @@ class SwapW13(LayoutContract):
     summary = "the gate and up halves exchanged"
     source = "vLLM flashinfer_utils.swap_w13_to_w31"
     inputs = (TensorSpec("x", WEIGHT, None, "[..., 2 I, H], or block scales [..., 2 B, C]"),)
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        return {"out": layout.swap_w13_to_w31(inputs["x"])}
+    function = staticmethod(layout.swap_w13_to_w31)
 
 
 @register
@@ -38,9 +37,7 @@ class ReorderRows(LayoutContract):
     summary = "gate and up rows alternating"
     source = "TensorRT-LLM reorderRowsForGatedActGemm"
     inputs = (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's gate rows, then its up rows"),)
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        return {"out": layout.reorder_rows_for_gated_act_gemm(inputs["w"])}
+    function = staticmethod(layout.reorder_rows_for_gated_act_gemm)
 
 
 @register
@@ -66,12 +63,7 @@ class RotateWeights(LayoutContract):
     )
     options = (OptionSpec("is_gated", True, (True, False), "gate and up rows are interleaved first"),)
     returns = ("gemm1_weights", "gemm2_weights")
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        rotated = layout.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
-            inputs["gemm1_weights"], inputs["gemm2_weights"], is_gated=bool(options["is_gated"])
-        )
-        return dict(zip(self.returns, rotated, strict=True))
+    function = staticmethod(layout.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe)
 
 
 @register
@@ -109,7 +101,8 @@ class PublishedPlacement(Bits):
         gated = bool(self.call.resolved["is_act_and_mul"])
         w13, w2 = self.call.inputs["w13"], self.call.inputs["w2"]
         published = layout.align_fp8_moe_weights_for_fi_published(w13, w2, gated)[:2]
-        if all(torch.equal(bits_of(x), bits_of(y)) for x, y in zip((found["w13"], found["w2"]), published, strict=True)):
+        pairs = zip((found["w13"], found["w2"]), published, strict=True)
+        if all(torch.equal(bits_of(x), bits_of(y)) for x, y in pairs):
             fault = "up half of gated weights left at the unpadded offset"
             return replace(judged, explained_by=(fault,), summary=f"{judged.summary}; every bit is that of: {fault}")
         return judged
@@ -135,16 +128,4 @@ class PrepareMoeLayer(LayoutContract):
         OptionSpec("is_trtllm", False, (False, True), "TensorRT-LLM's kernel, else CUTLASS"),
     )
     returns = ("w13", "w2", "w13_scale", "w2_scale")
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        w13, w2, w13_scale, w2_scale = (inputs[spec.name] for spec in self.inputs)
-        prepared = layout.prepare_fp8_moe_layer_for_fi(
-            w13,
-            w2,
-            w13_scale,
-            w2_scale,
-            block_quant=bool(options["block_quant"]),
-            is_act_and_mul=bool(options["is_act_and_mul"]),
-            is_trtllm=bool(options["is_trtllm"]),
-        )
-        return dict(zip(self.returns, prepared, strict=True))
+    function = staticmethod(layout.prepare_fp8_moe_layer_for_fi)

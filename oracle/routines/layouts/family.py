@@ -4,8 +4,5 @@ from oracle.routines.family import RoutineFamily
 from oracle.routines.layouts import cases, contract, experts, shards
 
 FAMILY = RoutineFamily(
-    name="layouts",
-    contracts=(contract, experts, shards),
-    grammars=cases.GRAMMARS,
-    goldens=cases.GOLDENS,
+    name="layouts", contracts=(contract, experts, shards), grammars=cases.GRAMMARS, goldens=cases.GOLDENS
 )

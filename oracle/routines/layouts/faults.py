@@ -9,19 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oracle.routines.fault import (
-    CAST,
-    INDEX,
-    MOVEMENT,
-    VALUE,
-    Call,
-    Change,
-    Faults,
-    both,
-    entry,
-    need,
-    ones,
-)
+from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need, ones
 
 ALIGN = "align_fp8_moe_weights_for_fi"
 REQUANTISE, FNUZ, CHANNELWISE = "requantize_with_max_scale", "normalize_e4m3fn_to_e4m3fnuz", "convert_to_channelwise"

@@ -21,15 +21,14 @@ from torch import Tensor
 
 from oracle.bounds.quantiser import code_set
 from oracle.errors import ShapeError
-from oracle.numbers.formats import FP16, codes_of, decode
+from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import f32, prepare
 from oracle.numbers.recipes import TORCH_STATIC, VLLM_STATIC
-from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
 from oracle.routines.base import Call, Contract, Out, TensorSpec, register
 from oracle.routines.layouts.contract import INTEGERS, LayoutContract
 from oracle.truth import shards
 from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, verdict
-from oracle.verdict.sets import Elements, Found, Property, Sets, judge_bits, worst_of
+from oracle.verdict.sets import Elements, Found, Property, Sets, judge_bits, rounded_to, worst_of
 
 F32 = (torch.float32,)
 E4M3 = (torch.float8_e4m3fn,)
@@ -61,10 +60,7 @@ class NormalizeFnuz(LayoutContract):
         TensorSpec("input_scale", F32, None, "any shape", optional=True),
     )
     returns = ("weight", "weight_scale", "input_scale")
-
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        made = shards.normalize_e4m3fn_to_e4m3fnuz(inputs["weight"], inputs["weight_scale"], inputs.get("input_scale"))
-        return {name: tensor for name, tensor in zip(self.returns, made, strict=True) if tensor is not None}
+    function = staticmethod(shards.normalize_e4m3fn_to_e4m3fnuz)
 
 
 @register
@@ -109,7 +105,7 @@ class RequantizeWithMaxScale(Contract):
             start += width
             if width:
                 product = decode(weight[rows]) * decode(scale)
-                readings = (_half(f32(product)), _half(product))
+                readings = (rounded_to(f32(product), torch.float16), rounded_to(product, torch.float16))
                 ok[rows] = torch.stack([self._codes(x, found[rows], largest) for x in readings]).any(dim=0)
         return ok
 
@@ -164,7 +160,7 @@ class ProductsOfScales(Contract):
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
         self.check(inputs, options)
-        return {name: _single(value) for name, value in self.formula(inputs).items()}
+        return {name: rounded_to(value, torch.float32) for name, value in self.formula(inputs).items()}
 
     def outputs(self, call: Call) -> dict[str, Out]:
         return {name: Out(tuple(x.shape), F32) for name, x in call.truth.items()}
@@ -176,7 +172,7 @@ class ProductsOfScales(Contract):
         sets = {}
         for name, value in self.formula(call.inputs).items():
             width = 2.0**-22 * value.abs() if name in self.quotients else torch.zeros_like(value)
-            low, high, due = (decode(_single(x)) for x in (value - width, value + width, value))
+            low, high, due = (decode(rounded_to(x, torch.float32)) for x in (value - width, value + width, value))
             sets[name] = Admissible(low, high, due)
         return sets
 
@@ -233,12 +229,3 @@ def _judge_codes(found: Tensor, expected: Tensor, ok: Tensor) -> Verdict:
     comparison = Comparison(int(bad.sum()), bad.numel(), 0, math.inf if worst else 0.0, worst, bad)
     judged = verdict(comparison, basis="float16 dequantisation, then a static recipe with the largest scale")
     return replace(judged, matches=TORCH_STATIC.name) if exact else judged
-
-
-def _half(x: Tensor) -> Tensor:
-    value = round_to(x, FP16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    return to_dtype(value, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-
-
-def _single(x: Tensor) -> Tensor:
-    return to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)

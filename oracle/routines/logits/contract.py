@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
 import torch
@@ -29,7 +29,7 @@ from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, po
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.tensorcore.logits import LOGITS, predict_logits
 from oracle.tensorcore.schedules import get as get_schedule
-from oracle.truth.gemm import Exact, ScaledProduct
+from oracle.truth.gemm import ScaledProduct
 from oracle.truth.logits import Logits, exact, from_pages, schedule, shares
 from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, verdict
 from oracle.verdict.sets import Elements, Found, Prediction, Property, Sets, mostly_zero, rounded_to, with_float32
@@ -63,26 +63,29 @@ class LogitsContract(Contract):
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
         """Float64; outside the window -inf when cleaning, else NaN."""
-        resolved = self.check(inputs, options)
-        columns = self.columns(inputs, resolved)
-        outside = -torch.inf if resolved["clean_logits"] else torch.nan
-        rows = []
-        for problem in self.problems(inputs, resolved):
-            value = exact(problem)
-            inside = torch.where(problem.window(), value.hi + value.lo, torch.full_like(value.hi, outside))
-            rows.append(_widened(inside, columns, outside))
-        return torch.cat(rows)
+
+        def value(problem: Logits) -> Tensor:
+            found = exact(problem)
+            return found.hi + found.lo
+
+        return self._assembled(inputs, self.check(inputs, options), value)
 
     def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> Tensor:
         """The bits of a reduction (None: the one of sm90), float32; outside the window as :meth:`reference`."""
-        resolved = self.check(inputs, options)
-        outside = -torch.inf if resolved["clean_logits"] else torch.nan
-        columns = self.columns(inputs, resolved)
         schedule = numerics or NUMERICS["sm90"][0]
-        rows = []
-        for problem in self.problems(inputs, resolved):
-            bits = predict_logits(problem.q, problem.k, problem.k_scale, problem.weights, schedule=schedule)
-            inside = torch.where(problem.window(), bits, torch.full_like(bits, outside))
+        return self._assembled(
+            inputs,
+            self.check(inputs, options),
+            lambda p: predict_logits(p.q, p.k, p.k_scale, p.weights, schedule=schedule),
+        )
+
+    def _assembled(
+        self, inputs: Mapping[str, Tensor], options: Mapping[str, object], value: Callable[[Logits], Tensor]
+    ) -> Tensor:
+        """The values of every problem inside its window, one problem after the other."""
+        columns, outside, rows = self.columns(inputs, options), -torch.inf if options["clean_logits"] else torch.nan, []
+        for problem in self.problems(inputs, options):
+            inside = value(problem).masked_fill(~problem.window(), outside)
             rows.append(_widened(inside, columns, outside))
         return torch.cat(rows)
 
@@ -114,9 +117,8 @@ class LogitsContract(Contract):
                 admitted, basis = _admissible(problems, name, specified)
                 return {"out": admitted}, basis
 
-            return Elements(
-                make, name, wider, lambda: predictions(name), lambda found: _why_mistrust(problems, found["out"], window)
-            )
+            mistrust = lambda found: _why_mistrust(problems, found["out"], window)  # noqa: E731
+            return Elements(make, name, wider, lambda: predictions(name), mistrust)
 
         name = self.arithmetics(call, numerics)[0]
         return with_float32(sets, name, declared=numerics is not None)
@@ -137,8 +139,9 @@ class LogitsContract(Contract):
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         given = fold(call, faults, Stage.READ, dict(call.inputs))
         problems, columns = self.problems(given, call.resolved), self.columns(given, call.resolved)
-        out = torch.cat([_widened(predict_logits(p.q, p.k, p.k_scale, p.weights), columns, -torch.inf) for p in problems])
-        out = torch.where(_windows(problems, columns), out, torch.full_like(out, -torch.inf))
+        bits = (predict_logits(p.q, p.k, p.k_scale, p.weights) for p in problems)
+        out = torch.cat([_widened(rows, columns, -torch.inf) for rows in bits])
+        out = out.masked_fill(~_windows(problems, columns), -torch.inf)
         made: Tensor = fold(call, faults, Stage.WRITE, out)
         return {"out": made}
 
@@ -211,10 +214,7 @@ class PagedMqaLogitsMetadata(Contract):
     summary = "[num_sms + 1, 2] starts (request, segment) that split the work evenly"
     source = "DeepGEMM get_paged_mqa_logits_metadata"
     inputs = (TensorSpec("context_lens", INTEGERS, None, "[B] or [B, next_n]"),)
-    options = (
-        OptionSpec("block_size", 64, None, "keys of a block"),
-        OptionSpec("num_sms", 132, None, "processors"),
-    )
+    options = (OptionSpec("block_size", 64, None, "keys of a block"), OptionSpec("num_sms", 132, None, "processors"))
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
         resolved = self.check(inputs, options)
@@ -230,7 +230,8 @@ class PagedMqaLogitsMetadata(Contract):
             split = shares(found["out"], call.inputs["context_lens"], block)
             if isinstance(split, str):
                 said = f"no partition of the work: {split}"
-                return Verdict(Status.FAILED, said, processors, processors, basis="partition of the work", pattern=split)
+                basis = "partition of the work"
+                return Verdict(Status.FAILED, said, processors, processors, basis=basis, pattern=split)
             return _judge_balance(split)
 
         return [Property(decide)]
@@ -261,21 +262,17 @@ def _admissible(problems: list[Logits], name: str, specified: Tensor) -> tuple[A
         value = exact(problem)
         interval = logits_bound(problem, bound)
         basis = interval.name
-        found = admissible(value, _rounded(value), interval)
+        nearest = pair_to_dtype(
+            value.hi, value.lo, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF
+        )
+        found = admissible(value, nearest, interval)
         window = problem.window()
         for rows, edge in zip(edges, (found.low, found.high, found.expected), strict=True):
-            inside = torch.where(window, edge, torch.full_like(edge, -torch.inf))
-            rows.append(_widened(inside, columns, -torch.inf))
+            rows.append(_widened(edge.masked_fill(~window, -torch.inf), columns, -torch.inf))
         assert found.open is not None
         opened.append(_widened(found.open & window, columns, False))
     low, high, expected = (torch.cat(rows) for rows in edges)
     return Admissible(low, high, expected, specified=specified, open=torch.cat(opened)), basis
-
-
-def _rounded(value: Exact) -> Tensor:
-    return pair_to_dtype(
-        value.hi, value.lo, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF
-    )
 
 
 def _accumulator(name: str) -> Accumulator | None:

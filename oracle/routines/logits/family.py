@@ -4,9 +4,5 @@ from oracle.routines.family import RoutineFamily
 from oracle.routines.logits import cases, contract, faults
 
 FAMILY = RoutineFamily(
-    name="logits",
-    contracts=(contract,),
-    grammars=cases.GRAMMARS,
-    faults=(faults.FAULTS,),
-    goldens=cases.GOLDENS,
+    name="logits", contracts=(contract,), grammars=cases.GRAMMARS, faults=(faults.FAULTS,), goldens=cases.GOLDENS
 )

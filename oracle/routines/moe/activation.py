@@ -24,13 +24,12 @@ from torch import Tensor
 from oracle.errors import OptionError, ShapeError
 from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.quantize import WIDE
-from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, register
 from oracle.routines.moe.moe_ranges import act_span, silu_span
 from oracle.truth.moe import Activation, Steps, activated, nearest
 from oracle.truth.routing import Span, sigmoid
 from oracle.verdict.compare import Admissible
-from oracle.verdict.sets import Elements, Sets, mostly_zero
+from oracle.verdict.sets import Elements, Sets, mostly_zero, rounded_to
 
 
 @register
@@ -59,7 +58,7 @@ class SiluAndMul(Contract):
         """The correctly rounded result in the dtype of ``x``."""
         x, steps = inputs["x"], _steps(inputs["x"], self.check(inputs, options))
         made = activated(decode(x).reshape(-1, x.shape[-1]), steps).reshape(*x.shape[:-1], -1)
-        return to_dtype(made, x.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+        return rounded_to(made, x.dtype)
 
     def outputs(self, call: Call) -> dict[str, Out]:
         x = call.inputs["x"]

@@ -27,7 +27,6 @@ from oracle.numbers import recipes
 from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import ScaleFormula
-from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.moe.moe_ranges import outcome
 from oracle.routines.products.contract import OUT_DTYPES
@@ -35,7 +34,17 @@ from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth import routing
 from oracle.truth.moe import Activation, Experts, Steps, Tokens, layer, nearest, weighted_input
 from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, compare, verdict
-from oracle.verdict.sets import Elements, Found, Property, Sets, all_equal, mostly_zero, with_float32, worst_of
+from oracle.verdict.sets import (
+    Elements,
+    Found,
+    Property,
+    Sets,
+    all_equal,
+    mostly_zero,
+    rounded_to,
+    with_float32,
+    worst_of,
+)
 
 E4M3 = (torch.float8_e4m3fn,)
 F32 = (torch.float32,)
@@ -71,7 +80,7 @@ class MoeRouting(Contract):
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
         router = router_of(self.check(inputs, options))
         weights, ids = routing.route(inputs["logits"], router, inputs.get("bias"))
-        return {"topk_weights": _single(weights), "topk_ids": ids.to(torch.int32)}
+        return {"topk_weights": rounded_to(weights, torch.float32), "topk_ids": ids.to(torch.int32)}
 
     def outputs(self, call: Call) -> dict[str, Out]:
         shape = (call.inputs["logits"].shape[0], positive(call.resolved, "top_k"))
@@ -85,7 +94,7 @@ class MoeRouting(Contract):
             bad = routing.misrouted(found["topk_ids"], all_scores, router, biased=bias is not None)
             ids = found["topk_ids"].to(torch.int64).clamp(0, logits.shape[1] - 1)
             span = routing.weight_span(all_scores, ids, router)
-            expected = decode(_single(routing.weights_of(all_scores.score, ids, router)))
+            expected = decode(rounded_to(routing.weights_of(all_scores.score, ids, router), torch.float32))
             sets = Admissible(span.low, span.high, expected, (~bad)[:, None].expand(ids.shape))
             weights = verdict(
                 compare(found["topk_weights"], sets, output="topk_weights"), basis="float32 weights of those experts"
@@ -157,7 +166,7 @@ class MoeFp8(Contract):
         if dtype is None:
             return out
         assert isinstance(dtype, torch.dtype)
-        return to_dtype(out, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+        return rounded_to(out, dtype)
 
     def outputs(self, call: Call) -> dict[str, Out]:
         dtype = call.resolved["out_dtype"]
@@ -292,7 +301,3 @@ def why_mistrust(tokens: Tokens, experts: Experts, out: Tensor) -> str | None:
     local = tokens.ids.to(torch.int64) - experts.first
     busy = ((local >= 0) & (local < experts.w13.shape[0])).any(dim=1)
     return mostly_zero(decode(out)[busy])
-
-
-def _single(x: Tensor) -> Tensor:
-    return to_dtype(x, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)

@@ -17,7 +17,6 @@ from oracle.numbers import recipes
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
-from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.fault import (
     ARITHMETIC,
     INDEX,
@@ -34,6 +33,7 @@ from oracle.routines.fault import (
 )
 from oracle.routines.moe.contract import steps_of
 from oracle.truth.moe import weighted_input
+from oracle.verdict.sets import rounded_to
 
 ON_INPUT = "apply_router_weight_on_input"
 Inputs = dict[str, Tensor]
@@ -171,15 +171,11 @@ def _scales(change: Callable[[Tensor], Tensor]) -> Change:
     return apply
 
 
-def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return to_dtype(x, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-
-
 def _weighted_later(call: Call, inputs: Inputs) -> Inputs:
     """The codes of the plain input; the weight, in its dtype, in the scales."""
     made = _made(call, inputs, weighted=False)
-    w = decode(_rounded(decode(inputs["topk_weights"]), inputs["x"].dtype))
-    return made | {"a_scale": _rounded(decode(made["a_scale"]) * w, torch.float32)}
+    w = decode(rounded_to(decode(inputs["topk_weights"]), inputs["x"].dtype))
+    return made | {"a_scale": rounded_to(decode(made["a_scale"]) * w, torch.float32)}
 
 
 weight_on_input = both(_wide(), is_set(ON_INPUT, "the weight is on the output"))

@@ -37,7 +37,6 @@ from oracle.errors import InputError, OptionError, ShapeError
 from oracle.numbers.formats import BF16, FP32, decode, of_dtype
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import TORCH_STATIC
-from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, register
 from oracle.routines.moe.contract import TENSOR_NUMERICS, no_boxes, why_mistrust
 from oracle.routines.moe.moe_ranges import act_span, boxed_span
@@ -46,7 +45,7 @@ from oracle.truth import routing
 from oracle.truth.moe import Activation, Experts, Steps, Tokens, layer, nearest
 from oracle.truth.routing import Span
 from oracle.verdict.compare import Admissible, Verdict, compare, verdict
-from oracle.verdict.sets import Found, Range, Sets, ranged, with_float32
+from oracle.verdict.sets import Found, Range, Sets, ranged, rounded_to, with_float32
 
 E4M3 = (torch.float8_e4m3fn,)
 F32 = (torch.float32,)
@@ -194,14 +193,14 @@ def tokens_of(inputs: Mapping[str, Tensor], choice: Choice, kept: torch.dtype) -
     """Quantised tokens and their experts; the routing weight is in the scale of each token."""
     own = decode(inputs["router_logits"]).gather(1, choice.ids[:, None])
     weight, first = nearest(routing.sigmoid(own), of_dtype(kept)), inputs["w13_input_scale"]
-    scale = _stored(weight * decode(first).reshape(1, 1), torch.float32)
+    scale = rounded_to(weight * decode(first).reshape(1, 1), torch.float32)
     codes = quantize(inputs["hidden_states"], TORCH_STATIC, scale=first).codes
     return Tokens(codes, scale, choice.ids[:, None], torch.ones_like(scale), on_input=True)
 
 
 def _truth(inputs: Mapping[str, Tensor], experts: Experts, choice: Choice, kept: torch.dtype) -> Tensor:
     """The output with every rounding that is declared, bfloat16."""
-    return _stored(layer(tokens_of(inputs, choice, kept), experts, STEPS), torch.bfloat16)
+    return rounded_to(layer(tokens_of(inputs, choice, kept), experts, STEPS), torch.bfloat16)
 
 
 def _admissible(
@@ -261,7 +260,3 @@ def _taken(sets: Admissible, other: Admissible, rows: Tensor) -> Admissible:
     )
     assert sets.open is not None and other.open is not None
     return Admissible(low, high, expected, open=torch.where(pick, other.open, sets.open))
-
-
-def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return to_dtype(x, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)

@@ -333,23 +333,12 @@ def _scaled_mm(
 
 GRAMMARS: Mapping[str, Grammar] = {
     "fp8_gemm_nt": Grammar(
-        _MNK,
-        ("e4m3xe4m3-bf16", "e4m3xe4m3-f32", "e4m3xe4m3-f16", *_E5M2),
-        ("1x128:128x128",),
-        _FAMILIES,
-        _product,
-        out_dtype,
-        listed=partial(_dense_ids, tail=True),
-        extra=_extra("1x128:128x128"),
+        _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f32", "e4m3xe4m3-f16", *_E5M2), ("1x128:128x128",), _FAMILIES, _product,
+        out_dtype, listed=partial(_dense_ids, tail=True), extra=_extra("1x128:128x128"),
     ),
     "fp8_blockscale_gemm_sm90": Grammar(
-        _MNK,
-        (*_OUT, "bf16xe4m3-bf16", "bf16xbf16-bf16"),
-        ("1x128:128x128", "1x128:1x128"),
-        _FAMILIES,
-        _flashinfer_product,
-        out_dtype,
-        listed=_dense_ids,
+        _MNK, (*_OUT, "bf16xe4m3-bf16", "bf16xbf16-bf16"), ("1x128:128x128", "1x128:1x128"), _FAMILIES,
+        _flashinfer_product, out_dtype, listed=_dense_ids,
         extra=_extra("1x128:128x128", *_overflow("1x128:128x128", 1)),
     ),
     **{
@@ -404,8 +393,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         _MNKG, _OUT, ("token:channel",), _FAMILIES, _scaled_grouped, out_dtype,
         # M is that of all experts together, in runs of any length
         listed=partial(
-            _grouped_ids,
-            sizes=((1, 64, 128, 1), (70, 192, 256, 4), (129, 128, 640, 3)),
+            _grouped_ids, sizes=((1, 64, 128, 1), (70, 192, 256, 4), (129, 128, 640, 3)),
             of_families=(40, 128, 256, 4),
         ),
         extra=(
@@ -415,14 +403,9 @@ GRAMMARS: Mapping[str, Grammar] = {
         ),
     ),
     "Fp8LinearOp": Grammar(
-        ("m", "n", "k"),
-        ("bf16xe4m3-bf16", "f16xe4m3-f16", "f32xe4m3-f32"),
-        ("static:tensor", "tensor:tensor", "token:channel", "tensor:channel"),
-        tuple(data.ACTIVATION_FAMILIES),
-        _linear,
-        _linear_options,
-        {"bias": ("bf16", "f32")},
-        listed=_layer_ids,
+        ("m", "n", "k"), ("bf16xe4m3-bf16", "f16xe4m3-f16", "f32xe4m3-f32"),
+        ("static:tensor", "tensor:tensor", "token:channel", "tensor:channel"), tuple(data.ACTIVATION_FAMILIES),
+        _linear, _linear_options, {"bias": ("bf16", "f32")}, listed=_layer_ids,
     ),
     "calc_diff": Grammar(("m", "k"), ("f32", "bf16"), ("-",), ("randn", "heavy"), _two, no_options, shapes=MATRICES),
     "dispatch_w8a8_scaled_mm": Grammar(("r",), ("i64",), ("-",), ("integers",), _flags, no_options, shapes=TABLE_ROWS),

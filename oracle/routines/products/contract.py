@@ -307,9 +307,7 @@ def scaled_by_shape(
             f"[{groups}, {blocks}]"
         )
     rows = n if b_scale.numel() == 1 else 1
-    return ScaledProduct(
-        a, b, a_scale.reshape(-1, 1), b_scale.reshape(-1, 1), block=k, b_rows=rows, bias=bias
-    )
+    return ScaledProduct(a, b, a_scale.reshape(-1, 1), b_scale.reshape(-1, 1), block=k, b_rows=rows, bias=bias)
 
 
 def _joined(matches: Sequence[Match]) -> Match:

@@ -9,9 +9,18 @@ the schedule give; then, as a theorem, the interval that every admissible quanti
     weights       an interval of codes around the nominal scale, whose width joins that of the activations' scales
 
 ``reference`` is the exact product of the nominally quantised operands. Where the bits are those of the quantisers as
-shipped (:mod:`oracle.numbers.fast_math`; a weight's faulty amax scan included) the verdict says so: as ``matches`` of a pass,
-as the explanation of a failure. A failure inside the interval of the faulty scan is explained by that. NaN and infinity
-in a bfloat16 operand are not covered.
+shipped (:mod:`oracle.numbers.fast_math`; a weight's faulty amax scan included) the verdict says so: as ``matches`` of
+a pass, as the explanation of a failure. A failure inside the interval of the faulty scan is explained by that. NaN and
+infinity in a bfloat16 operand are not covered.
+
+Routines around it with a bfloat16 input are judged by the same sets:
+
+    flashinfer_fp8_blockscale_gemm               FlashInfer quantises inside
+    dynamic_flashinfer_deepgemm_blockscale_gemm  that below 32 rows; else a group quantiser and DeepGEMM
+    FlashInferFp8DeepGEMMDynamicBlockScaledKernel  the layer object around the latter
+
+The set of admissible codes and scales allows every factor ``1 + d``, ``|d| <= 2^-21``, and so holds those of the exact
+group quantiser too (a group whose amax is below that quantiser's floor of 1e-10 excepted). Not covered: UE8M0 scales.
 """
 
 from __future__ import annotations
@@ -39,14 +48,14 @@ from oracle.numbers.recipes import (
     FLASHINFER_128X128_AMAX_FAULT,
     Recipe,
 )
-from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
+from oracle.numbers.rounding import Overflow, Rounding, round_to
 from oracle.routines.base import FP8, Call, TensorSpec, register
 from oracle.routines.products.contract import BLOCK_NUMERICS, ProductContract, block_scaled
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.routing import Span
 from oracle.verdict.compare import Admissible, Status, Verdict, compare, verdict
 from oracle.verdict.products import Part, predict_parts, truth, why_mistrust
-from oracle.verdict.sets import Found, Property, Sets, judge_alternatives, verdict_of_equality, with_float32
+from oracle.verdict.sets import Found, Property, Sets, judge_alternatives, rounded_to, verdict_of_equality, with_float32
 
 WIDE = torch.bfloat16
 OPERAND = (*FP8, WIDE)
@@ -119,6 +128,41 @@ class Fp8BlockscaleGemmSm90(ProductContract):
         return [QuantisedInside(call, self.arithmetics(call, numerics), numerics is not None)]
 
 
+class WideInput(Fp8BlockscaleGemmSm90):
+    """bfloat16 input ``[M, K]``, FP8 weight ``[N, K]`` with 128x128 scales."""
+
+    roles = {}
+    probed = None
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("input", (torch.bfloat16,), ("M", "K"), "activations"),
+        TensorSpec("weight", (torch.float8_e4m3fn,), ("N", "K"), "weight codes"),
+        TensorSpec("weight_scale", (torch.float32,), ("N/128", "K/128"), "128x128 scales", contiguous=True),
+    )
+
+
+@register
+class FlashinferBlockscale(WideInput):
+    name = "flashinfer_fp8_blockscale_gemm"
+    gpu = True
+    summary = "FlashInfer's block-scaled GEMM with a bfloat16 input and an FP8 weight"
+    source = "vLLM utils/flashinfer.flashinfer_fp8_blockscale_gemm"
+
+
+@register
+class DynamicBlockscale(WideInput):
+    name = "dynamic_flashinfer_deepgemm_blockscale_gemm"
+    gpu = True
+    summary = "FlashInfer below 32 rows, else quantised in groups and multiplied by DeepGEMM"
+    source = "vLLM scaled_mm/flashinfer.py"
+
+
+@register
+class DynamicBlockscaleLayer(WideInput):
+    name = "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"
+    summary = "a layer whose weight is processed after loading and multiplied by the switching routine"
+    source = "vLLM scaled_mm/flashinfer.py"
+
+
 @dataclass(frozen=True)
 class QuantisedInside(Sets):
     """The right products of whatever codes and scales the kernel's own quantisers may give."""
@@ -177,7 +221,7 @@ class QuantisedInside(Sets):
 
 
 def out_of_range(x: Tensor) -> bool:
-    """Whether the shipped activation quantiser loses a finite group of ``x`` (:func:`oracle.numbers.fast_math.outside`)."""
+    """Whether the shipped activation quantiser loses a finite group of ``x`` (:func:`fast_math.outside`)."""
     return bool(fast_math.outside(prepare(x).amax(FLASHINFER_1X128)).any())
 
 
@@ -205,13 +249,11 @@ def _verdict(
     boxes, _ = code_boxes(Span(*[decode(inputs["input"])] * 2), FLASHINFER_1X128, BF16, None)
     widened = [_widen(box, weight.width) for box in boxes]
     rows = 1 if weight.scale.shape[0] == weight.codes.shape[0] else 128
-    found = boxed_product(
-        widened, weight.codes, weight.scale, block=128, b_rows=rows, acc=acc, b_ends=weight.ends
-    )
+    found = boxed_product(widened, weight.codes, weight.scale, block=128, b_rows=rows, acc=acc, b_ends=weight.ends)
     codes, scale = _nominal(inputs, "input", FLASHINFER_1X128)
     part = Part(block_scaled(codes, weight.codes, scale, weight.scale))
     expected = decode(truth([part], tensor.shape[0], tensor.dtype))
-    low, high = (_stored(x, tensor.dtype) for x in (found.low, found.high))
+    low, high = (decode(rounded_to(x, tensor.dtype)) for x in (found.low, found.high))
     admitted = Admissible(low, high, expected, open=found.open)
     return verdict(compare(tensor, admitted), basis=f"{found.name}; {recipe.name}", mistrust=mistrust)
 
@@ -240,7 +282,3 @@ def _weight(inputs: Mapping[str, Tensor], recipe: Recipe) -> Weight:
 
 def _widen(box: Box, width: float) -> Box:
     return replace(box, scale_low=box.scale_low * (1 - width), scale_high=box.scale_high * (1 + width))
-
-
-def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return decode(to_dtype(x, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))

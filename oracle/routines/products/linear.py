@@ -46,16 +46,7 @@ from oracle.truth.linear import ROUTINES, calc_diff, dispatch_w8a8_scaled_mm, in
 from oracle.truth.routing import Span
 from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, verdict
 from oracle.verdict.products import Part, ProductSets, accumulation_faults, truth, wider_classes
-from oracle.verdict.sets import (
-    Elements,
-    Found,
-    Prediction,
-    Range,
-    Sets,
-    all_equal,
-    mostly_zero,
-    with_float32,
-)
+from oracle.verdict.sets import Elements, Found, Prediction, Range, Sets, all_equal, mostly_zero, with_float32
 
 F32 = (torch.float32,)
 FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -190,9 +181,7 @@ class Fp8LinearOp(Contract):
         if name.endswith(".any") and name != IEEE32:
             raise NumericsError(f"{name} has no bound for flipped codes; declare the schedule itself, or {IEEE32}")
         acc = None if name == IEEE32 else of_schedule(get_schedule(name))
-        found = boxed_product(
-            boxes, product.b, product.b_scale, block=product.K, b_rows=product.b_rows, acc=acc
-        )
+        found = boxed_product(boxes, product.b, product.b_scale, block=product.K, b_rows=product.b_rows, acc=acc)
         low, high = found.low, found.high
         if product.bias is not None:
             low, high = low + decode(product.bias), high + decode(product.bias)

@@ -35,7 +35,7 @@ WITH_BIAS = TORCH_NAMES | {CUTLASS}
 
 
 def quantised(call: Call) -> Mapping[str, Tensor]:
-    """The inputs of a call as FP8 codes and scales where the routine quantises them itself: those of its own product."""
+    """The inputs of a call; codes and scales of its own product where the routine quantises them itself."""
     operands = call.operands
     if operands.given or not operands.roles:
         return call.inputs

@@ -77,14 +77,8 @@ GRAMMARS: Mapping[str, Grammar] = {
         _MK, _WIDE, ("tensor", "token"), _FAMILIES, _activation, _per_token, {"static": ("1",)}, listed=_ids
     ),
     "per_token_group_quant_fp8": Grammar(
-        _MK,
-        _WIDE,
-        ("1x128",),
-        _FAMILIES,
-        _activation,
-        _group,
-        {"group": ("32", "64"), "columns": ("plain", "tma"), **_POWERS},
-        listed=_ids,
+        _MK, _WIDE, ("1x128",), _FAMILIES, _activation, _group,
+        {"group": ("32", "64"), "columns": ("plain", "tma"), **_POWERS}, listed=_ids,
     ),
     "per_token_cast_to_fp8": Grammar(_MK, _WIDE, ("1x128",), _FAMILIES, _activation, _ue8m0, _POWERS, listed=_ids),
     "per_block_cast_to_fp8": Grammar(
@@ -92,9 +86,13 @@ GRAMMARS: Mapping[str, Grammar] = {
         extra=("bf16-e4m3/128x128/m=256,k=256/family=randn/seed=1",),
     ),
     "per_channel_cast_to_fp8": Grammar(_MK, _WIDE, ("128x1",), _FAMILIES, _activation, _ue8m0, _POWERS, listed=_ids),
-    "flashinfer_quantize_1x128": Grammar(_MK, ("bf16-e4m3",), ("1x128",), _FAMILIES, _activation, no_options, listed=_ids),
-    "flashinfer_quantize_128x128": Grammar(_MK, ("bf16-e4m3",), ("128x128",), _FAMILIES, _activation, no_options, listed=_ids),
-    "per_tensor_dequantize": Grammar(_MK, ("e4m3-f16",), ("tensor",), tuple(data.OPERAND_FAMILIES), _codes, no_options, listed=_ids),
+    **{
+        f"flashinfer_quantize_{s}": Grammar(_MK, _WIDE[:1], (s,), _FAMILIES, _activation, no_options, listed=_ids)
+        for s in ("1x128", "128x128")
+    },
+    "per_tensor_dequantize": Grammar(
+        _MK, ("e4m3-f16",), ("tensor",), tuple(data.OPERAND_FAMILIES), _codes, no_options, listed=_ids
+    ),
     "ceil_to_ue8m0": Grammar(_MK, ("f32",), ("-",), _FAMILIES, _activation, no_options, shapes=MATRICES),
 }  # fmt: skip
 

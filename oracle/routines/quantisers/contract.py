@@ -110,9 +110,7 @@ class QuantiserContract(Contract):
         made = run_quantiser(call, faults)
         return made if "scale" in call.inputs else made | {"scale": self.publish(made["scale"], call.resolved)}
 
-    def refused(
-        self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]
-    ) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """A code only where it is wrong for the published scale and for the right one."""
         x, admitted = prepared(call), call.operands.recipes
         q, scale = self.split(given, call, admitted)
@@ -121,9 +119,7 @@ class QuantiserContract(Contract):
         codes = best.bad_codes & judge_recipe(x, q, rightly, best.recipe).bad_codes
         return {"q": codes, "scale": best.bad_scales}
 
-    def predict(
-        self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object
-    ) -> dict[str, Tensor]:
+    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> dict[str, Tensor]:
         """The bits of one recipe, the contract's first when none is named."""
         call = Call(self, inputs, options).checked()
         recipe = self.recipes(call, numerics)[0]

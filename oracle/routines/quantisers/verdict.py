@@ -101,7 +101,9 @@ def _evidence(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Evidence
 def _pieces(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Iterator[Piece]:
     matrix, bad = q.reshape(-1, q.shape[-1]), judged.bad_codes.view(-1, q.shape[-1])
     for rows, sets in code_bands(x, judged.recipe, decode(scale)):
-        low, high, expected = (decode(code_of_ordinal(t, sets.fmt), sets.fmt) for t in (sets.low, sets.high, sets.expected))
+        low, high, expected = (
+            decode(code_of_ordinal(t, sets.fmt), sets.fmt) for t in (sets.low, sets.high, sets.expected)
+        )
         codes = Admissible(low, high, torch.where(sets.nan, torch.nan, expected))
         yield Piece(matrix[rows], codes, ratio_of(decode(matrix[rows]), codes), bad[rows])
 
@@ -166,9 +168,7 @@ def _worst_of(raw: Tensor, sets: CodeSet, bad: Tensor, *, failing: bool) -> tupl
     return Worst((flat,), float(decode(raw[at], sets.fmt)), edges[0], edges[1], edges[2], ratio, "q"), distance
 
 
-def _farthest(
-    value: Tensor, low: Tensor, high: Tensor, expected: Tensor, bad: Tensor | None
-) -> tuple[int, float]:
+def _farthest(value: Tensor, low: Tensor, high: Tensor, expected: Tensor, bad: Tensor | None) -> tuple[int, float]:
     """Flat index of the element farthest outside its set or, where none is ``bad``, farthest from the expected value;
     and how far that is."""
     beyond = (value - expected).abs() if bad is None else torch.maximum(low - value, value - high)

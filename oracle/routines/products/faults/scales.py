@@ -13,7 +13,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.fault import INDEX, VALUE, Beyond, Call, Change, Faults, WhyNot, always, both, need, ones
 from oracle.routines.products.roles import (
     BLOCKS,
@@ -30,6 +29,7 @@ from oracle.routines.products.roles import (
 )
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct
+from oracle.verdict.sets import rounded_to
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -241,15 +241,10 @@ fault("A scale not swizzled into 128x4 tiles", INDEX, seen="triton PR 10382",
       contracts=BLOCKS, read=each("a_scale", _unswizzled), needs=a_matrix, same_if=EQUAL)
 fault("A scale swizzled 8x4 read as 128x4", INDEX, seen="flashinfer 3604",
       contracts=BLOCKS, read=each("a_scale", _wrong_swizzle), needs=a_matrix, same_if=EQUAL)
-fault(
-    "per-token weight scale indexed per 128x128 block",
-    INDEX,
-    seen="FlashInfer 0.6.18 on an H200",
-    contracts={FLASHINFER},
-    read=each("b_scale", _rows(lambda r, n: r // 128)),
-    needs=need(lambda c: c.parts[0].product.b_rows == 1 < c.parts[0].product.N, "weight_scale is per 128x128 block"),
-    same_if=EQUAL,
-)
+fault("per-token weight scale indexed per 128x128 block", INDEX, seen="FlashInfer 0.6.18 on an H200",
+      contracts={FLASHINFER}, read=each("b_scale", _rows(lambda r, n: r // 128)),
+      needs=need(lambda c: c.parts[0].product.b_rows == 1 < c.parts[0].product.N, "weight_scale is per 128x128 block"),
+      same_if=EQUAL)
 
 
 @fault(
@@ -374,8 +369,7 @@ def one_ulp_up(scale: Tensor) -> Tensor:
 
 
 def _bf16(scale: Tensor) -> Tensor:
-    bf16 = to_dtype(scale.to(torch.float64), torch.bfloat16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    return bf16.to(torch.float32)
+    return rounded_to(scale.to(torch.float64), torch.bfloat16).to(torch.float32)
 
 
 NUMBER_FAULTS = (
