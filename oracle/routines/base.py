@@ -44,7 +44,10 @@ from oracle.verdict.sets import Sets, judge_alternatives
 if TYPE_CHECKING:
     from oracle.routines.fault import Fault
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+E4M3 = (torch.float8_e4m3fn,)
+FP8 = (*E4M3, torch.float8_e5m2)
+F32 = (torch.float32,)
+INTEGERS = (torch.int32, torch.int64)
 Output = Tensor | Mapping[str, Tensor]
 T = TypeVar("T")
 

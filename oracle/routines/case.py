@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from oracle.numbers.scaling import E4M3_TENSOR, Scaling
 from oracle.routines import data
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -17,7 +18,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "f16": torch.float16,
     "f32": torch.float32,
 }
-BLOCK = 128
 MATRICES = ("m=128,k=128", "m=256,k=256", "m=512,k=64")
 TABLE_ROWS = ("r=1", "r=64", "r=500")
 
@@ -123,6 +123,10 @@ class Case:
     @property
     def granularity(self) -> tuple[str, ...]:
         return tuple(self.scheme.split(":"))
+
+    def scaling(self, part: int = 0) -> Scaling:
+        """How the scales of an operand lie (the first of the scheme, or another)."""
+        return E4M3_TENSOR.named(self.granularity[part])
 
     def inputs(self) -> dict[str, Tensor]:
         """The named inputs of the contract, on the CPU, in logical shapes."""

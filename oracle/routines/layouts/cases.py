@@ -11,8 +11,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from oracle.numbers.formats import E4M3FN
+from oracle.numbers.scaling import E4M3_128X128, TILE_128, Block, Scaling
 from oracle.routines import data
-from oracle.routines.case import BLOCK, MATRICES, TABLE_ROWS, Case, Grammar, no_options
+from oracle.routines.case import MATRICES, TABLE_ROWS, Case, Grammar, no_options
 
 Builder = Callable[[Case], dict[str, Tensor]]
 
@@ -31,8 +33,8 @@ def _powers(case: Case) -> dict[str, Tensor]:
 
 
 def _required(case: Case) -> dict[str, Tensor]:
-    shape = _lead(case, -(-case["m"] // _gran(case)), -(-case["k"] // BLOCK))
-    return {"scale": data.powers_of_two(case.label("scale"), shape)}
+    shape = Scaling(E4M3FN, Block(_gran(case), TILE_128.columns)).scale_shape((case["m"], case["k"]))
+    return {"scale": data.powers_of_two(case.label("scale"), _lead(case, *shape))}
 
 
 def _scale_bytes(case: Case) -> dict[str, Tensor]:
@@ -122,7 +124,7 @@ def _prepared(case: Case) -> dict[str, Tensor]:
 
     def scale(name: str) -> Tensor:
         e, rows, columns = weights[name].shape
-        shape = (e, -(-rows // BLOCK), -(-columns // BLOCK)) if blocks else (e,)
+        shape = (e, *E4M3_128X128.scale_shape((rows, columns))) if blocks else (e,)
         return data.scales(case.label(f"{name}_scale"), "randn", shape)
 
     return weights | {f"{name}_scale": scale(name) for name in ("w13", "w2")}

@@ -15,13 +15,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.base import F32, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.truth import layout
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import Bits, Found, Range, Sets, bits_of, judge_bits, worst_of, wrong_strides
 
 ONE_BYTE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.float8_e8m0fnu)
-F32 = (torch.float32,)
 INTEGERS = (torch.int64, torch.int32)
 
 

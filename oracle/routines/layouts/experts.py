@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from oracle.routines.base import Call, OptionSpec, TensorSpec, positive, register
+from oracle.routines.base import F32, Call, OptionSpec, TensorSpec, positive, register
 from oracle.routines.layouts.contract import ONE_BYTE, LayoutContract
 from oracle.truth import layout
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import Bits, Found, Sets, bits_of
 
-F32 = (torch.float32,)
 WEIGHT = (*ONE_BYTE, torch.bfloat16, torch.float16, torch.float32)
 
 

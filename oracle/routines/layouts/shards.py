@@ -24,14 +24,12 @@ from oracle.errors import ShapeError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import f32, prepare
 from oracle.numbers.recipes import TORCH_STATIC, VLLM_STATIC
-from oracle.routines.base import Call, Contract, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Contract, Out, TensorSpec, register
 from oracle.routines.layouts.contract import INTEGERS, LayoutContract
 from oracle.truth import shards
 from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, verdict
 from oracle.verdict.sets import Elements, Found, Property, Sets, judge_bits, rounded_to, worst_of
 
-F32 = (torch.float32,)
-E4M3 = (torch.float8_e4m3fn,)
 SCALES = TensorSpec("weight_scale", F32, ("S",), "one scale for each shard")
 WIDTHS = TensorSpec("logical_widths", INTEGERS, ("S",), "rows of each shard")
 

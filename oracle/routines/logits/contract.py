@@ -25,7 +25,7 @@ from oracle.bounds.logits import logits_bound
 from oracle.errors import ShapeError
 from oracle.numbers.formats import same_bits
 from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
-from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.base import E4M3, F32, INTEGERS, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.tensorcore.logits import LOGITS, predict_logits
 from oracle.tensorcore.schedules import get as get_schedule
@@ -34,9 +34,6 @@ from oracle.truth.logits import Logits, exact, from_pages, schedule, shares
 from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, verdict
 from oracle.verdict.sets import Elements, Found, Prediction, Property, Sets, mostly_zero, rounded_to, with_float32
 
-E4M3 = (torch.float8_e4m3fn,)
-F32 = (torch.float32,)
-INTEGERS = (torch.int32, torch.int64)
 CLEAN = OptionSpec("clean_logits", False, (False, True), "-inf outside the window, instead of unspecified")
 NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": ("sm90.mqa_logits",),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from oracle.errors import CaseError
 from oracle.routines import data
-from oracle.routines.case import BLOCK, DTYPES, Case, Grammar, given_scale, out_dtype, seeds
+from oracle.routines.case import DTYPES, Case, Grammar, given_scale, out_dtype, seeds
 
 FAR = 30.0  # logits of this spread have sigmoids from 2**-100 to 1
 QUANTISED = ("randn", "codes", "zeros", "outlier")  # families of experts whose input is quantised already
@@ -44,7 +44,7 @@ def _experts(case: Case) -> dict[str, Tensor]:
     family = "randn" if wide and case.family not in WEIGHT_FAMILIES else case.family
 
     def scales(name: str, rows: int, cols: int) -> Tensor:
-        shape = (e, -(-rows // BLOCK), -(-cols // BLOCK)) if blocks else (e,)
+        shape = (e, *case.scaling(1).scale_shape((rows, cols))) if blocks else (e,)
         return data.scales(case.label(name), "randn", shape)
 
     def weight(name: str, rows: int, cols: int) -> Tensor:
@@ -52,7 +52,7 @@ def _experts(case: Case) -> dict[str, Tensor]:
 
     steps = 1 << 24 if wide else 256  # every significand of float32, or bfloat16 values only
     inputs = {
-        **(_wide_tokens(case, blocks) if wide else _quantised_tokens(case, blocks)),
+        **(_wide_tokens(case, blocks) if wide else _quantised_tokens(case)),
         "w13": weight("w13", 2 * i, h),
         "w13_scale": scales("w13_scale", 2 * i, h),
         "w2": weight("w2", h, i),
@@ -63,17 +63,16 @@ def _experts(case: Case) -> dict[str, Tensor]:
     return inputs if blocks else inputs | {"a2_scale": given_scale(case, "a2_scale")}
 
 
-def _quantised_tokens(case: Case, blocks: bool) -> dict[str, Tensor]:
+def _quantised_tokens(case: Case) -> dict[str, Tensor]:
     t, h = case["t"], case["h"]
     if case.family not in QUANTISED:
         raise CaseError(
             f"family={case.family} is of high-precision inputs; {case.dtypes} has {', '.join(QUANTISED)}, or take "
             "bf16xe4m3-bf16"
         )
-    shape = (t, -(-h // BLOCK)) if blocks else (1,)
     return {
         "a": data.operand(case.label("a"), case.family, t, h, dtype=case.operand_dtypes[0], side="a"),
-        "a_scale": data.scales(case.label("a_scale"), "randn", shape),
+        "a_scale": data.scales(case.label("a_scale"), "randn", case.scaling().scale_shape((t, h))),
     }
 
 

@@ -27,7 +27,7 @@ from oracle.numbers import recipes
 from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import ScaleFormula
-from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.base import E4M3, F32, INTEGERS, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.moe.moe_ranges import outcome
 from oracle.routines.products.contract import OUT_DTYPES
 from oracle.tensorcore.schedules import get as get_schedule
@@ -46,9 +46,6 @@ from oracle.verdict.sets import (
     worst_of,
 )
 
-E4M3 = (torch.float8_e4m3fn,)
-F32 = (torch.float32,)
-INTEGERS = (torch.int32, torch.int64)
 BLOCK_NUMERICS = {"sm90": ("sm90.promote128",), "sm89": ("sm89.promote128",), "cpu": (IEEE32,)}
 TENSOR_NUMERICS = {"sm90": ("sm90.chain",), "sm89": ("sm89.chain",), "cpu": (IEEE32,)}
 ROUTERS = ("llama4", "deepseek_v3", "softmax")

@@ -37,7 +37,7 @@ from oracle.errors import InputError, OptionError, ShapeError
 from oracle.numbers.formats import BF16, FP32, decode, of_dtype
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import TORCH_STATIC
-from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Contract, OptionSpec, Out, TensorSpec, register
 from oracle.routines.moe.contract import TENSOR_NUMERICS, no_boxes, why_mistrust
 from oracle.routines.moe.moe_ranges import act_span, boxed_span
 from oracle.tensorcore.schedules import get as get_schedule
@@ -47,8 +47,6 @@ from oracle.truth.routing import Span
 from oracle.verdict.compare import Admissible, Verdict, compare, verdict
 from oracle.verdict.sets import Found, Range, Sets, ranged, rounded_to, with_float32
 
-E4M3 = (torch.float8_e4m3fn,)
-F32 = (torch.float32,)
 NUMERICS = {**TENSOR_NUMERICS, "sm100": ("sm100.chain",)}
 """TensorRT-LLM's kernel is sm100's; the others are for kernels that compute the same elsewhere."""
 STEPS = Steps(store=torch.float32, activation=Activation.NONE, recipe=TORCH_STATIC)

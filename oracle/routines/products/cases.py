@@ -17,7 +17,6 @@ from torch import Tensor
 from oracle.errors import CaseError
 from oracle.routines import data
 from oracle.routines.case import (
-    BLOCK,
     DTYPES,
     MATRICES,
     TABLE_ROWS,
@@ -28,6 +27,7 @@ from oracle.routines.case import (
     out_dtype,
     seeds,
 )
+from oracle.routines.products.grouped import RUN
 
 # M, N, K; what each is for stands beside it.
 BLOCK_SHAPES = (
@@ -61,24 +61,16 @@ def _operands(case: Case, m: int, n: int, k: int) -> dict[str, Tensor]:
     }
 
 
-def _scale(case: Case, name: str, granularity: str, rows: int, k: int) -> Tensor:
-    blocks = -(-k // BLOCK)
-    shape = {
-        "tensor": (1,),
-        "token": (rows, 1),
-        "channel": (1, rows),
-        "1x128": (rows, blocks),  # of a; of b it is FlashInfer's per-token weight scale
-        "128x128": (-(-rows // BLOCK), blocks),
-    }[granularity]
-    return data.scales(case.label(name), case.family, shape)
+def _scale(case: Case, name: str, part: int, rows: int, k: int, *lead: int) -> Tensor:
+    """Scales of operand ``part`` of the scheme, ``[rows, k]``; of several such matrices with ``lead``."""
+    return data.scales(case.label(name), case.family, (*lead, *case.scaling(part).scale_shape((rows, k))))
 
 
 def _product(case: Case) -> dict[str, Tensor]:
     m, n, k = case["m"], case["n"], case["k"]
-    of_a, of_b = case.granularity
     inputs = _operands(case, m, n, k)
-    inputs["a_scale"] = _scale(case, "a_scale", of_a, m, k)
-    inputs["b_scale"] = _scale(case, "b_scale", of_b, n, k)
+    inputs["a_scale"] = _scale(case, "a_scale", 0, m, k)
+    inputs["b_scale"] = _scale(case, "b_scale", 1, n, k)
     bias = case.option("bias")
     if bias is not None:
         inputs["bias"] = _vector(case, "bias", (n,), DTYPES[bias])
@@ -111,21 +103,20 @@ def _vector(case: Case, name: str, shape: tuple[int, ...], dtype: torch.dtype) -
 def _grouped(case: Case) -> dict[str, Tensor]:
     """Rows sorted by expert in runs aligned to 128; some experts empty, the tail of every run is padding."""
     m, n, k, g = case["m"], case["n"], case["k"], case["g"]
-    if m % BLOCK:
-        raise CaseError(f"m={m} of {case.contract} is not a multiple of {BLOCK}, the alignment of an expert's run")
+    if m % RUN:
+        raise CaseError(f"m={m} of {case.contract} is not a multiple of {RUN}, the alignment of an expert's run")
     inputs = _operands(case, m, g * n, k)
     inputs["b"] = inputs["b"].reshape(g, n, k)
-    inputs["a_scale"] = _scale(case, "a_scale", "1x128", m, k)
-    shape = (g, -(-n // BLOCK), -(-k // BLOCK))
-    inputs["b_scale"] = data.scales(case.label("b_scale"), case.family, shape)
+    inputs["a_scale"] = _scale(case, "a_scale", 0, m, k)
+    inputs["b_scale"] = _scale(case, "b_scale", 1, n, k, g)
     stream = case.stream("m_indices")
-    tiles = m // BLOCK
+    tiles = m // RUN
     owner = sorted(stream.integers(0, g, (tiles,)).tolist())
-    used = stream.integers(1, BLOCK + 1, (tiles,)).tolist()
+    used = stream.integers(1, RUN + 1, (tiles,)).tolist()
     indices = torch.full((m,), -1, dtype=torch.int32, device="cpu")
     for tile, expert in enumerate(owner):
         last = tile + 1 == tiles or owner[tile + 1] != expert
-        indices[tile * BLOCK : tile * BLOCK + (used[tile] if last else BLOCK)] = expert
+        indices[tile * RUN : tile * RUN + (used[tile] if last else RUN)] = expert
     inputs["m_indices"] = indices
     return inputs
 
@@ -134,14 +125,13 @@ def _masked(case: Case) -> dict[str, Tensor]:
     """G matrices of M rows, of which a few, none (group 0 when there are several) or all (the last) are real."""
     m, n, k, g = case["m"], case["n"], case["k"], case["g"]
     inputs = _operands(case, g * m, g * n, k)
-    shape_a, shape_b = (g, m, -(-k // BLOCK)), (g, -(-n // BLOCK), -(-k // BLOCK))
     real = case.stream("masked_m").integers(0, m + 1, (g,))
     real[0], real[-1] = 0, m
     return {
         "a": inputs["a"].reshape(g, m, k),
-        "a_scale": data.scales(case.label("a_scale"), case.family, shape_a),
+        "a_scale": _scale(case, "a_scale", 0, m, k, g),
         "b": inputs["b"].reshape(g, n, k),
-        "b_scale": data.scales(case.label("b_scale"), case.family, shape_b),
+        "b_scale": _scale(case, "b_scale", 1, n, k, g),
         "masked_m": torch.from_numpy(real).to(torch.int32),
     }
 
@@ -160,7 +150,7 @@ def _scaled_grouped(case: Case) -> dict[str, Tensor]:
     return {
         "a": inputs["a"],
         "b": inputs["b"].reshape(g, n, k),
-        "scale_a": _scale(case, "scale_a", "token", m, k),
+        "scale_a": _scale(case, "scale_a", 0, m, k),
         "scale_b": data.scales(case.label("scale_b"), case.family, (g, n)),
         "offsets": torch.from_numpy(ends).to(torch.int32),
     }

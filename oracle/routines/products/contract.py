@@ -16,8 +16,10 @@ from torch import Tensor
 
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import ShapeError
+from oracle.numbers.formats import FP32
+from oracle.numbers.scaling import E4M3_1X128, E4M3_128X128, Layout, Scaling
 from oracle.routines import mutants
-from oracle.routines.base import FP8, Call, Contract, Operands, OptionSpec, Out, Output, TensorSpec, register
+from oracle.routines.base import F32, FP8, Call, Contract, Operands, OptionSpec, Out, Output, TensorSpec, register
 from oracle.routines.fault import Fault
 from oracle.tensorcore.identify import Match, identify_product
 from oracle.tensorcore.schedules import get as get_schedule
@@ -27,7 +29,8 @@ from oracle.verdict.sets import Sets
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-BLOCK = 128  # DeepSeek-V3's 1x128 x 128x128 scaling; every block-scaled kernel of the suite uses it
+BLOCKS = (E4M3_1X128, E4M3_128X128)
+"""DeepSeek-V3's scaling of activations and weights; every block-scaled kernel of the suite uses it."""
 OUT_DTYPE = OptionSpec("out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None takes the output's own")
 
 PLAIN_ROLES = {part: part for part in ("a", "b", "a_scale", "b_scale")}
@@ -62,13 +65,37 @@ ROW_NUMERICS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def scale_input(name: str, scaling: Scaling, *dims: str, doc: str, optional: bool = False) -> TensorSpec:
+    """The scales of an operand of these dims (the last two are cut into blocks), as ``scaling`` has them."""
+    *lead, rows, columns = dims
+    block = scaling.block
+    cut = [
+        dim if extent == 1 else f"{dim}/{extent}" if extent else "1"
+        for dim, extent in ((rows, block.rows), (columns, block.columns))
+    ]
+    dtype = scaling.scale_format.number_format(FP32).torch_dtype
+    assert dtype is not None, "every scale format has a torch dtype"
+    placed = cut[::-1] if scaling.layout is Layout.TRANSPOSED else cut
+    return TensorSpec(name, (dtype,), (*lead, *placed), doc, optional=optional, contiguous=True)
+
+
+A = TensorSpec("a", FP8, ("M", "K"), "activation codes")
+B = TensorSpec("b", FP8, ("N", "K"), "weight codes")
+EXPERTS = TensorSpec("b", FP8, ("G", "N", "K"), "weight codes of every expert")
+BIAS = TensorSpec("bias", FLOATS, ("N",), "added in float32 before the output is rounded", optional=True)
+
+
 class ProductContract(Contract):
-    """A contract whose output consists of scaled products; subclasses say which (:meth:`parts`)."""
+    """A contract whose output consists of scaled products; subclasses say which (:meth:`parts`).
+
+    ``scaling``: of ``a`` and of ``b``, where the scales lie in blocks.
+    """
 
     section = "GEMM"
     options: ClassVar[tuple[OptionSpec, ...]] = (OUT_DTYPE,)
     golden_arches = ("cpu", "sm90", "gfx942")
     multiplies = True
+    scaling: ClassVar[tuple[Scaling, Scaling]] = BLOCKS
     groups: ClassVar[str | None] = None
     row_unit: ClassVar[int] = 1
 
@@ -154,14 +181,14 @@ class Fp8GemmNt(ProductContract):
     numerics = BLOCK_NUMERICS
     roles = PLAIN_ROLES
     inputs = (
-        TensorSpec("a", FP8, ("M", "K"), "activation codes"),
-        TensorSpec("a_scale", (torch.float32,), ("M", "K/128"), "logical 1x128 scales", contiguous=True),
-        TensorSpec("b", FP8, ("N", "K"), "weight codes"),
-        TensorSpec("b_scale", (torch.float32,), ("N/128", "K/128"), "128x128 scales", contiguous=True),
+        A,
+        scale_input("a_scale", BLOCKS[0], "M", "K", doc="logical 1x128 scales"),
+        B,
+        scale_input("b_scale", BLOCKS[1], "N", "K", doc="128x128 scales"),
     )
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
-        return [Part(block_scaled(inputs["a"], inputs["b"], inputs["a_scale"], inputs["b_scale"]))]
+        return [Part(block_scaled(inputs["a"], inputs["b"], inputs["a_scale"], inputs["b_scale"], self.scaling))]
 
     def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
         return inputs["a"].shape[0], inputs["b"].shape[0]
@@ -181,16 +208,16 @@ class CutlassScaledMm(ProductContract):
     numerics = ROW_NUMERICS
     roles = PLAIN_ROLES
     inputs = (
-        TensorSpec("a", FP8, ("M", "K"), "activation codes"),
+        A,
         TensorSpec("b", FP8, ("N", "K"), "weight codes, logical [N, K]"),
-        TensorSpec("a_scale", (torch.float32,), None, "[1], [M, 1] or [M, K/128]", contiguous=True),
-        TensorSpec("b_scale", (torch.float32,), None, "[1], [1, N] or [N/128, K/128]", contiguous=True),
-        TensorSpec("bias", FLOATS, ("N",), "added in float32 before the output is rounded", optional=True),
+        TensorSpec("a_scale", F32, None, "[1], [M, 1] or [M, K/128]", contiguous=True),
+        TensorSpec("b_scale", F32, None, "[1], [1, N] or [N/128, K/128]", contiguous=True),
+        BIAS,
     )
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
         a, b, bias = inputs["a"], inputs["b"], inputs.get("bias")
-        return [Part(scaled_by_shape(a, b, inputs["a_scale"], inputs["b_scale"], bias))]
+        return [Part(scaled_by_shape(a, b, inputs["a_scale"], inputs["b_scale"], bias, self.scaling))]
 
     def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
         return inputs["a"].shape[0], inputs["b"].shape[0]
@@ -205,14 +232,25 @@ class CutlassScaledMm(ProductContract):
         return BLOCK_NUMERICS if product.B > 1 or 1 < product.b_rows < product.N else ROW_NUMERICS
 
 
+# Shapes of one scale for an operand, of one for each row of a, and of one for each row of b.
+ONE, TOKENS, CHANNELS = ("[]", "1", "1x1"), ("Mx1",), ("1xN", "Nx1", "N")
+
+
 class TorchScaledMm(ProductContract):
     """torch's names: ``qinput [M, K]``, ``weight [K, N]`` (any strides; kernels want it column-major)."""
 
     numerics = ROW_NUMERICS
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("qinput", FP8, ("M", "K"), "activation codes"),
+        TensorSpec("weight", FP8, ("K", "N"), "weight codes, logical [K, N]"),
+        TensorSpec("scale_a", F32, None, "scale of qinput", contiguous=True),
+        TensorSpec("scale_b", F32, None, "scale of weight", contiguous=True),
+        BIAS,
+    )
     roles = {"a": "qinput", "b": "weight", "a_scale": "scale_a", "b_scale": "scale_b"}
     b_columns = True
     source = "torch._scaled_mm as vLLM's w8a8_utils calls it"
-    scale_dims: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
+    scale_dims: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = (ONE, ONE)
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
         weight = inputs["weight"]
@@ -236,23 +274,11 @@ class TorchScaledMm(ProductContract):
         return bound
 
 
-def _torch_inputs() -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec("qinput", FP8, ("M", "K"), "activation codes"),
-        TensorSpec("weight", FP8, ("K", "N"), "weight codes, logical [K, N]"),
-        TensorSpec("scale_a", (torch.float32,), None, "scale of qinput", contiguous=True),
-        TensorSpec("scale_b", (torch.float32,), None, "scale of weight", contiguous=True),
-        TensorSpec("bias", FLOATS, ("N",), "added in float32 before the output is rounded", optional=True),
-    )
-
-
 @register
 class TorchPerTensor(TorchScaledMm):
     name = "torch_per_tensor_w8a8_scaled_mm"
     gpu = True
     summary = "one scale for each operand"
-    inputs = _torch_inputs()
-    scale_dims = (("[]", "1", "1x1"), ("[]", "1", "1x1"))
 
 
 @register
@@ -261,8 +287,7 @@ class TorchPerToken(TorchScaledMm):
     probed = (None, 1)
     gpu = True
     summary = "one scale for each row of qinput and each column of weight (row-wise kernel)"
-    inputs = _torch_inputs()
-    scale_dims = (("Mx1",), ("1xN", "Nx1", "N"))
+    scale_dims = (TOKENS, CHANNELS)
 
 
 @register
@@ -271,18 +296,28 @@ class TorchChannelwise(TorchScaledMm):
     probed = (None, 1)
     gpu = True
     summary = "unit-scale product to float32, then scale_a, scale_b and bias, then the output dtype"
-    inputs = _torch_inputs()
-    scale_dims = (("[]", "1", "1x1", "Mx1"), ("[]", "1", "1x1", "1xN", "Nx1", "N"))
+    scale_dims = ((*ONE, *TOKENS), (*ONE, *CHANNELS))
 
 
-def block_scaled(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> ScaledProduct:
-    """The product with 1x128 scales on ``a`` and 128x128 (or, with one row per row of ``b``, 1x128) on ``b``."""
-    per_row = b_scale.shape[0] == b.shape[0] and b.shape[0] > -(-b.shape[0] // BLOCK)
-    return ScaledProduct(a, b, a_scale, b_scale, block=BLOCK, b_rows=1 if per_row else BLOCK)
+def block_scaled(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, scaling: tuple[Scaling, Scaling] = BLOCKS
+) -> ScaledProduct:
+    """The product with scales in blocks: of ``scaling`` or, with a row of scales for each row of ``b``, those of ``a``
+    for both."""
+    of_a, of_b = scaling
+    if b_scale.shape[0] == b.shape[0] > of_b.grid(b.shape).count[0]:
+        of_b = of_a
+    blocks = of_b.grid(b.shape)
+    return ScaledProduct(a, b, a_scale, b_scale, block=blocks.block_columns, b_rows=blocks.block_rows)
 
 
 def scaled_by_shape(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None = None
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    scaling: tuple[Scaling, Scaling] = BLOCKS,
 ) -> ScaledProduct:
     """The product whose scale kinds are read off the shapes of ``a_scale`` and ``b_scale``.
 
@@ -292,10 +327,11 @@ def scaled_by_shape(
         If a shape is of no kind, or block scales meet others.
     """
     (m, k), n = a.shape, b.shape[0]
-    blocks, groups = -(-k // BLOCK), -(-n // BLOCK)
+    (of_a, of_b), cells = scaling, scaling[1].grid(b.shape)
+    groups, blocks = cells.count
     shape_a, shape_b = tuple(a_scale.shape), tuple(b_scale.shape)
-    if (blocks > 1 or groups > 1) and shape_a == (m, blocks) and shape_b == (groups, blocks):
-        return ScaledProduct(a, b, a_scale, b_scale, block=BLOCK, b_rows=BLOCK, bias=bias)
+    if (blocks > 1 or groups > 1) and shape_a == of_a.scale_shape(a.shape) and shape_b == of_b.scale_shape(b.shape):
+        return ScaledProduct(a, b, a_scale, b_scale, block=cells.block_columns, b_rows=cells.block_rows, bias=bias)
     if a_scale.numel() != 1 and shape_a != (m, 1):
         raise ShapeError(
             f"a_scale has shape {list(shape_a)}; M={m}, K={k} take [1], [{m}, 1] or, with b_scale "

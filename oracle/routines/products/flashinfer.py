@@ -49,8 +49,9 @@ from oracle.numbers.recipes import (
     Recipe,
 )
 from oracle.numbers.rounding import Overflow, Rounding, round_to
-from oracle.routines.base import FP8, Call, TensorSpec, register
-from oracle.routines.products.contract import BLOCK_NUMERICS, ProductContract, block_scaled
+from oracle.numbers.scaling import grid
+from oracle.routines.base import F32, FP8, Call, TensorSpec, register
+from oracle.routines.products.contract import BLOCK_NUMERICS, BLOCKS, ProductContract, block_scaled, scale_input
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.routing import Span
 from oracle.verdict.compare import Admissible, Status, Verdict, compare, verdict
@@ -88,12 +89,9 @@ class Fp8BlockscaleGemmSm90(ProductContract):
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("input", OPERAND, ("M", "K"), "activation codes, or bfloat16 values"),
         TensorSpec("weight", OPERAND, ("N", "K"), "weight codes, or bfloat16 values"),
+        scale_input("input_scale", BLOCKS[0], "M", "K", doc="logical 1x128 scales of FP8 input", optional=True),
         TensorSpec(
-            "input_scale", (torch.float32,), ("M", "K/128"), "logical 1x128 scales of FP8 input",
-            optional=True, contiguous=True,
-        ),
-        TensorSpec(
-            "weight_scale", (torch.float32,), ("N/128|N", "K/128"), "128x128 or 1x128 scales of FP8 weight",
+            "weight_scale", F32, ("N/128|N", "K/128"), "128x128 or 1x128 scales of FP8 weight",
             optional=True, contiguous=True,
         ),
     )  # fmt: skip
@@ -107,8 +105,9 @@ class Fp8BlockscaleGemmSm90(ProductContract):
             if is_wide == (f"{name}_scale" in inputs):
                 what = "is bfloat16 and takes no" if is_wide else f"is {inputs[name].dtype} and needs its"
                 raise InputError(f"{name} {what} {name}_scale")
-        if any(wide.values()) and bound["K"] % 128:
-            raise ShapeError(f"K={bound['K']} is not a multiple of 128, which the kernel's quantisers need")
+        group = FLASHINFER_1X128.block.columns or 1
+        if any(wide.values()) and bound["K"] % group:
+            raise ShapeError(f"K={bound['K']} is not a multiple of {group}, which the kernel's quantisers need")
         return bound
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
@@ -136,7 +135,7 @@ class WideInput(Fp8BlockscaleGemmSm90):
     inputs: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec("input", (torch.bfloat16,), ("M", "K"), "activations"),
         TensorSpec("weight", (torch.float8_e4m3fn,), ("N", "K"), "weight codes"),
-        TensorSpec("weight_scale", (torch.float32,), ("N/128", "K/128"), "128x128 scales", contiguous=True),
+        scale_input("weight_scale", BLOCKS[1], "N", "K", doc="128x128 scales"),
     )
 
 
@@ -248,10 +247,10 @@ def _verdict(
     weight = _weight(inputs, recipe)
     boxes, _ = code_boxes(Span(*[decode(inputs["input"])] * 2), FLASHINFER_1X128, BF16, None)
     widened = [_widen(box, weight.width) for box in boxes]
-    rows = 1 if weight.scale.shape[0] == weight.codes.shape[0] else 128
-    found = boxed_product(widened, weight.codes, weight.scale, block=128, b_rows=rows, acc=acc, b_ends=weight.ends)
     codes, scale = _nominal(inputs, "input", FLASHINFER_1X128)
     part = Part(block_scaled(codes, weight.codes, scale, weight.scale))
+    block, rows = part.product.block, part.product.b_rows
+    found = boxed_product(widened, weight.codes, weight.scale, block=block, b_rows=rows, acc=acc, b_ends=weight.ends)
     expected = decode(truth([part], tensor.shape[0], tensor.dtype))
     low, high = (decode(rounded_to(x, tensor.dtype)) for x in (found.low, found.high))
     admitted = Admissible(low, high, expected, open=found.open)
@@ -271,9 +270,7 @@ def _weight(inputs: Mapping[str, Tensor], recipe: Recipe) -> Weight:
     codes, scale = _nominal(inputs, "weight", recipe)
     if inputs["weight"].dtype != WIDE:
         return Weight(codes, scale, None, 0.0)
-    n, k = codes.shape
-    s = decode(scale).repeat_interleave(128, dim=0)[:n].repeat_interleave(128, dim=1)[:, :k]
-    v = decode(inputs["weight"]) / s
+    v = decode(inputs["weight"]) / grid(codes.shape, recipe.block).spread(decode(scale))
     width = 3 * APPROXIMATE_WIDTH  # the published scale, the multiplier and the division: each within one width
     down, up = (v - width * v.abs(), v + width * v.abs())
     ends = [round_to(x, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE) for x in (down, up)]

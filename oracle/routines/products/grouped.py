@@ -15,12 +15,21 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError
-from oracle.routines.base import FP8, TensorSpec, register
-from oracle.routines.products.contract import BLOCK_NUMERICS, PLAIN_ROLES, ROW_NUMERICS, ProductContract, block_scaled
+from oracle.routines.base import F32, FP8, INTEGERS, TensorSpec, register
+from oracle.routines.products.contract import (
+    BLOCK_NUMERICS,
+    BLOCKS,
+    EXPERTS,
+    PLAIN_ROLES,
+    ROW_NUMERICS,
+    A,
+    ProductContract,
+    block_scaled,
+    scale_input,
+)  # fmt: skip
 from oracle.truth.gemm import ScaledProduct, take_rows
 from oracle.verdict.products import Part
 
-_INDEX = (torch.int32, torch.int64)
 RUN = 128  # rows of an expert are aligned to this in DeepGEMM (get_mk_alignment_for_contiguous_layout)
 
 
@@ -35,11 +44,11 @@ class GroupedContiguous(ProductContract):
     groups = "m_indices"
     row_unit = RUN
     inputs = (
-        TensorSpec("a", FP8, ("M", "K"), "activation codes"),
-        TensorSpec("a_scale", (torch.float32,), ("M", "K/128"), "logical 1x128 scales", contiguous=True),
-        TensorSpec("b", FP8, ("G", "N", "K"), "weight codes of every expert"),
-        TensorSpec("b_scale", (torch.float32,), ("G", "N/128", "K/128"), "128x128 scales", contiguous=True),
-        TensorSpec("m_indices", _INDEX, ("M",), "expert of each row, -1 for padding"),
+        A,
+        scale_input("a_scale", BLOCKS[0], "M", "K", doc="logical 1x128 scales"),
+        EXPERTS,
+        scale_input("b_scale", BLOCKS[1], "G", "N", "K", doc="128x128 scales"),
+        TensorSpec("m_indices", INTEGERS, ("M",), "expert of each row, -1 for padding"),
     )
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
@@ -48,7 +57,7 @@ class GroupedContiguous(ProductContract):
             if g >= 0:
                 rows = torch.nonzero(inputs["m_indices"] == g)[:, 0]
                 a, scale = take_rows(inputs["a"], rows), inputs["a_scale"].index_select(0, rows)
-                parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g]), rows))
+                parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g], self.scaling), rows))
         return parts
 
     def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -77,10 +86,10 @@ class GroupedMasked(ProductContract):
     groups = "masked_m"
     inputs = (
         TensorSpec("a", FP8, ("G", "M", "K"), "activation codes"),
-        TensorSpec("a_scale", (torch.float32,), ("G", "M", "K/128"), "logical 1x128 scales", contiguous=True),
-        TensorSpec("b", FP8, ("G", "N", "K"), "weight codes of every expert"),
-        TensorSpec("b_scale", (torch.float32,), ("G", "N/128", "K/128"), "128x128 scales", contiguous=True),
-        TensorSpec("masked_m", _INDEX, ("G",), "number of real rows of each group"),
+        scale_input("a_scale", BLOCKS[0], "G", "M", "K", doc="logical 1x128 scales"),
+        EXPERTS,
+        scale_input("b_scale", BLOCKS[1], "G", "N", "K", doc="128x128 scales"),
+        TensorSpec("masked_m", INTEGERS, ("G",), "number of real rows of each group"),
     )
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
@@ -90,7 +99,7 @@ class GroupedMasked(ProductContract):
             if count:
                 rows = torch.arange(g * m, g * m + count, device=inputs["a"].device)
                 a, scale = inputs["a"][g, :count], inputs["a_scale"][g, :count].contiguous()
-                parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g]), rows))
+                parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g], self.scaling), rows))
         return parts
 
     def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -127,10 +136,10 @@ class ScaledGroupedMm(ProductContract):
     groups = "offsets"
     inputs = (
         TensorSpec("a", FP8, ("M", "K"), "activation codes, rows sorted by expert"),
-        TensorSpec("b", FP8, ("G", "N", "K"), "weight codes of every expert"),
-        TensorSpec("scale_a", (torch.float32,), ("M", "1"), "one scale for each row", contiguous=True),
-        TensorSpec("scale_b", (torch.float32,), ("G", "N"), "one scale for each channel", contiguous=True),
-        TensorSpec("offsets", _INDEX, ("G",), "where the rows of each expert end"),
+        EXPERTS,
+        TensorSpec("scale_a", F32, ("M", "1"), "one scale for each row", contiguous=True),
+        TensorSpec("scale_b", F32, ("G", "N"), "one scale for each channel", contiguous=True),
+        TensorSpec("offsets", INTEGERS, ("G",), "where the rows of each expert end"),
     )
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:

@@ -29,13 +29,16 @@ from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, round_to
-from oracle.routines.base import FP8, Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, register
 from oracle.routines.layouts.contract import TableContract
 from oracle.routines.products.contract import (
-    FLOATS,
+    BIAS,
+    CHANNELS,
+    ONE,
     OUT_DTYPE,
     OUT_DTYPES,
     ROW_NUMERICS,
+    TOKENS,
     TorchScaledMm,
     scaled_by_shape,
 )
@@ -48,7 +51,6 @@ from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, verdi
 from oracle.verdict.products import Part, ProductSets, accumulation_faults, truth, wider_classes
 from oracle.verdict.sets import Elements, Found, Prediction, Range, Sets, all_equal, mostly_zero, with_float32
 
-F32 = (torch.float32,)
 FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 FLAG = (torch.int64, torch.int32)
 
@@ -66,7 +68,7 @@ class Fp8LinearOp(Contract):
         TensorSpec("weight_scale", F32, None, "one value, or one for each channel: [N], [N, 1] or [1, N]"),
         TensorSpec("input_scale", F32, None, "one value: static; with FP8 codes also [M, 1]", optional=True),
         TensorSpec("input_scale_ub", F32, None, "one value: bound of amax per token", optional=True),
-        TensorSpec("bias", FLOATS, ("N",), "added in float32 before the output is rounded", optional=True),
+        BIAS,
     )
     options = (
         OptionSpec("use_per_token_if_dynamic", False, (False, True), "one scale per token when none is given"),
@@ -204,14 +206,7 @@ class CutlassW8a8(TorchScaledMm):
     gpu = True
     summary = "one scale for qinput or one for each token; one for weight or one for each channel"
     source = "vLLM w8a8_utils.cutlass_w8a8_scaled_mm"
-    inputs = (
-        TensorSpec("qinput", FP8, ("M", "K"), "activation codes"),
-        TensorSpec("weight", FP8, ("K", "N"), "weight codes, logical [K, N]"),
-        TensorSpec("scale_a", F32, None, "scale of qinput", contiguous=True),
-        TensorSpec("scale_b", F32, None, "scale of weight", contiguous=True),
-        TensorSpec("bias", FLOATS, ("N",), "added in float32 before the output is rounded", optional=True),
-    )
-    scale_dims = (("[]", "1", "1x1", "Mx1"), ("[]", "1", "1x1", "1xN", "Nx1", "N"))
+    scale_dims = ((*ONE, *TOKENS), (*ONE, *CHANNELS))
 
 
 @register
@@ -226,9 +221,8 @@ class RocmPerTensor(TorchScaledMm):
     inputs = (
         TensorSpec("qinput", (*FNUZ, *FP8), ("M", "K"), "activation codes"),
         TensorSpec("weight", (*FNUZ, *FP8), ("K", "N"), "weight codes, logical [K, N]"),
-        *CutlassW8a8.inputs[2:],
+        *TorchScaledMm.inputs[2:],
     )
-    scale_dims = (("[]", "1", "1x1"), ("[]", "1", "1x1"))
 
 
 @register

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from oracle.numbers.scaling import COLUMN_128
 from oracle.routines import data
-from oracle.routines.case import BLOCK, MATRICES, Case, Grammar, no_options, seeds
+from oracle.routines.case import MATRICES, Case, Grammar, no_options, seeds
 
 # M, K of a quantiser's input: one group, square scales, a ragged block of rows, long rows.
 QUANT_SHAPES = ((1, 128), (3, 384), (31, 256), (129, 640), (6, 2688))
@@ -31,7 +32,9 @@ def _codes(case: Case) -> dict[str, Tensor]:
 
 
 def _group(case: Case) -> dict[str, object]:
-    return {"group_size": int(case.option("group") or BLOCK)} | _ue8m0(case) | _columns(case)
+    group = case.option("group")
+    size = case.scaling().block.columns if group is None else int(group)
+    return {"group_size": size} | _ue8m0(case) | _columns(case)
 
 
 def _columns(case: Case) -> dict[str, object]:
@@ -51,7 +54,7 @@ def _per_token(case: Case) -> dict[str, object]:
 def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
     """Shapes on ordinary data; every family with every single option; the other dtypes on what rounds hardest."""
     options = [f"{key}={value}/" for key, values in grammar.options.items() for value in values]
-    whole = 128 if "128x1" in grammar.schemes else 1  # a contract that takes whole blocks of rows only
+    whole = (COLUMN_128.rows or 1) if str(COLUMN_128) in grammar.schemes else 1  # it takes whole blocks of rows only
     m, k = -(-QUANT_FAMILY_SHAPE[0] // whole) * whole, QUANT_FAMILY_SHAPE[1]
     for scheme in grammar.schemes:
         for height, cols in QUANT_SHAPES:

@@ -26,8 +26,9 @@ from oracle.numbers.formats import FP32, decode
 from oracle.numbers.quantize import WIDE, Prepared, prepare, quantize
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, round_to
-from oracle.numbers.scaling import TENSOR, Block, ScaleFormat, grid
+from oracle.numbers.scaling import TENSOR, TILE_128, Block, ScaleFormat, grid
 from oracle.routines.base import (
+    E4M3,
     Call,
     Contract,
     Operands,
@@ -47,8 +48,6 @@ from oracle.tensorcore.identify import Match
 from oracle.verdict.compare import Verdict
 from oracle.verdict.sets import Found, Range, Sets, rounded_to
 
-E4M3 = torch.float8_e4m3fn
-BLOCK = 128
 X = TensorSpec("x", WIDE, ("M", "K"), "values to quantise")
 UE8M0 = OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two")
 
@@ -95,7 +94,7 @@ class QuantiserContract(Contract):
     def outputs(self, call: Call) -> dict[str, Out]:
         x = call.inputs["x"]
         return {
-            "q": Out(self.shape_of_codes(call), (E4M3,)),
+            "q": Out(self.shape_of_codes(call), E4M3),
             "scale": Out(None, (torch.float32, torch.float8_e8m0fnu, x.dtype)),
         }
 
@@ -252,10 +251,10 @@ class ScaledFp8Quant(QuantiserContract):
         extra = (0, 0, 0, rows - inputs["x"].shape[0])
         bits = torch.nn.functional.pad(made["q"].view(torch.uint8), extra)
         if "scale" in inputs:
-            return {"q": bits.view(E4M3), "scale": inputs["scale"]}
+            return {"q": bits.view(torch.float8_e4m3fn), "scale": inputs["scale"]}
         scale = made["scale"]
         return {
-            "q": bits.view(E4M3),
+            "q": bits.view(torch.float8_e4m3fn),
             "scale": torch.nn.functional.pad(scale, extra, value=1.0) if scale.dim() == 2 else scale,
         }
 
@@ -291,7 +290,7 @@ class PerTokenGroupQuantFp8(QuantiserContract):
     source = "vLLM per_token_group_quant_fp8; csrc per_token_group_quant.cu"
     inputs = (TensorSpec("x", WIDE, None, "[..., K], K a multiple of group_size"),)
     options = (
-        OptionSpec("group_size", BLOCK, None, "elements of K that share a scale"),
+        OptionSpec("group_size", recipes.VLLM_GROUP.block.columns, None, "elements of K that share a scale"),
         OptionSpec("eps", 1e-10, None, "floor of the amax"),
         OptionSpec("column_major_scales", False, (False, True), "strides (1, M) behind the same logical shape"),
         OptionSpec("tma_aligned_scales", False, (False, True), "with column-major: strides (1, align(M, 4))"),
@@ -371,7 +370,7 @@ class PerBlockCastToFp8(_Cast):
     summary = "one scale per 128x128 block of a weight"
     source = "DeepGEMM per_block_cast_to_fp8"
     inputs = (TensorSpec("x", WIDE, ("N", "K"), "weight"),)
-    options = (OptionSpec("block_size", (BLOCK, BLOCK), None, "rows and columns of a block"), UE8M0)
+    options = (OptionSpec("block_size", (TILE_128.rows, TILE_128.columns), None, "rows and columns of a block"), UE8M0)
     plain = recipes.DEEPGEMM_128X128
     powers = (recipes.DEEPGEMM_128X128_UE8M0, recipes.TORCH_CAST_128X128_UE8M0)
 
@@ -394,8 +393,8 @@ class PerTokenCastToFp8(_Cast):
     name = "per_token_cast_to_fp8"
     summary = "one scale per row and 128 elements of K"
     source = "DeepGEMM per_token_cast_to_fp8"
-    options = (UE8M0, OptionSpec("group", BLOCK, None, "elements of K that share a scale"))
     plain = recipes.DEEPGEMM_1X128
+    options = (UE8M0, OptionSpec("group", plain.block.columns, None, "elements of K that share a scale"))
     powers = (recipes.DEEPGEMM_1X128_UE8M0, recipes.TORCH_CAST_1X128_UE8M0)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
@@ -417,8 +416,9 @@ class PerChannelCastToFp8(_Cast):
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
-        if inputs["x"].shape[0] % BLOCK:
-            raise ShapeError(f"M={inputs['x'].shape[0]} is not a multiple of {BLOCK}; pad the rows")
+        m, rows = inputs["x"].shape[0], self.plain.block.rows or 1
+        if m % rows:
+            raise ShapeError(f"M={m} is not a multiple of {rows}; pad the rows")
         return resolved
 
 
@@ -429,8 +429,9 @@ class _FlashInfer(QuantiserContract):
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
-        if inputs["x"].shape[1] % BLOCK:
-            raise ShapeError(f"K={inputs['x'].shape[1]} is not a multiple of {BLOCK}; the kernel has no K tail, pad K")
+        k, group = inputs["x"].shape[1], self.recipe.block.columns or 1
+        if k % group:
+            raise ShapeError(f"K={k} is not a multiple of {group}; the kernel has no K tail, pad K")
         return resolved
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
