@@ -2,21 +2,14 @@
 
 from oracle.routines.family import RoutineFamily
 from oracle.routines.layouts import faults as layouts
-from oracle.routines.moe import activation, cases, contract, faults, faults_per_tensor, moe_tensor
+from oracle.routines.moe import cases, contract, faults, moe_tensor
 from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(activation, contract, moe_tensor),
+    contracts=(contract, moe_tensor),
     grammars=cases.GRAMMARS,
     # the catalogue names the faults of layouts before those of the layer, and those of runs among them
-    faults=(
-        layouts.FAULTS,
-        faults.ROUTING,
-        faults.EXPERTS,
-        movement.RUNS,
-        faults_per_tensor.ACTIVATION,
-        faults_per_tensor.LAYER,
-    ),
+    faults=(layouts.FAULTS, faults.ROUTING, faults.EXPERTS, movement.RUNS, faults.ACTIVATION, faults.LAYER),
     goldens=cases.GOLDENS,
 )

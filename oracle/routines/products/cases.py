@@ -16,17 +16,7 @@ from torch import Tensor
 
 from oracle.errors import CaseError
 from oracle.routines import data
-from oracle.routines.case import (
-    DTYPES,
-    MATRICES,
-    TABLE_ROWS,
-    Case,
-    Grammar,
-    given_scale,
-    no_options,
-    out_dtype,
-    seeds,
-)
+from oracle.routines.case import DTYPES, MATRICES, TABLE_ROWS, Case, Grammar, given_scale, no_options, out_dtype, seeds
 from oracle.routines.products.grouped import RUN
 
 # M, N, K; what each is for stands beside it.

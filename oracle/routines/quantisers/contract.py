@@ -1,4 +1,4 @@
-"""Contracts of the quantisers: vLLM's, DeepGEMM's casts, and the two inside FlashInfer's SM90 GEMM.
+"""Contracts of the quantisers: vLLM's, DeepGEMM's casts, the two inside FlashInfer's SM90 GEMM, and their companions.
 
 Each contract says which recipes (:mod:`oracle.numbers.recipes`) it declares for its options, the first of them
 being its reference, and in which layout the scale is published; admissible sets and verdicts are shared.
@@ -22,11 +22,21 @@ from torch import Tensor
 from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, scale_set
 from oracle.errors import LayoutError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes
-from oracle.numbers.formats import FP32, decode
-from oracle.numbers.quantize import WIDE, Prepared, prepare, quantize
-from oracle.numbers.recipes import Recipe
-from oracle.numbers.rounding import Overflow, Rounding, round_to
-from oracle.numbers.scaling import TENSOR, TILE_128, Block, ScaleFormat, grid
+from oracle.numbers.formats import E4M3FN, FP16, FP32, decode, from_codes, of_dtype
+from oracle.numbers.quantize import (
+    WIDE,
+    Prepared,
+    Steps,
+    per_tensor_dequantize,
+    prepare,
+    quantize,
+    quotients,
+    scale_steps,
+)
+from oracle.numbers.recipes import Recipe, ScaleFormula
+from oracle.numbers.rounding import Overflow, Rounding, encode, round_to, to_dtype
+from oracle.numbers.scaling import TENSOR, TILE_128, Block, Grid, ScaleFormat, grid
+from oracle.numbers.ue8m0 import ceil_power, ceil_to_ue8m0
 from oracle.routines.base import (
     E4M3,
     Call,
@@ -41,12 +51,11 @@ from oracle.routines.base import (
     positive,
     register,
 )
-from oracle.routines.fault import Fault
-from oracle.routines.quantisers.engine import run_quantiser
+from oracle.routines.fault import Fault, Stage, fold, touches
 from oracle.routines.quantisers.verdict import judge_quantised
 from oracle.tensorcore.identify import Match
-from oracle.verdict.compare import Verdict
-from oracle.verdict.sets import Found, Range, Sets, rounded_to
+from oracle.verdict.compare import Admissible, Verdict, compare, verdict
+from oracle.verdict.sets import Elements, Found, Range, Sets, ranged, rounded_to
 
 X = TensorSpec("x", WIDE, ("M", "K"), "values to quantise")
 UE8M0 = OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two")
@@ -466,3 +475,181 @@ class FlashinferQuantize128x128(_FlashInfer):
     source = "FlashInfer fp8_blockscale_gemm_sm90, scale_128x128_kernel"
     inputs = (TensorSpec("x", (torch.bfloat16,), ("N", "K"), "weight, K a multiple of 128"),)
     recipe = recipes.FLASHINFER_128X128
+
+
+# --- element-wise companions: dequantisation through float16, rounding to UE8M0 ------------------------------
+
+
+@register
+class PerTensorDequantize(Contract):
+    """Products that round above 65504 are infinite and those up to 2^-25 are zero: part of the contract.
+
+    The product has 28 significant bits; a kernel may round it to float32 on its way or not, and both are admissible.
+    """
+
+    name = "per_tensor_dequantize"
+    section = "Quantisation"
+    summary = "float16(value(q) * inv_scale), one scale for the tensor"
+    source = "vLLM w8a8_utils.per_tensor_dequantize"
+    inputs = (
+        TensorSpec("q", (torch.float8_e4m3fn,), None, "codes, any shape"),
+        TensorSpec("inv_scale", (torch.float32,), None, "one value; it multiplies"),
+    )
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if inputs["inv_scale"].numel() != 1:
+            raise ShapeError(f"inv_scale has shape {list(inputs['inv_scale'].shape)}; it must hold one value")
+        return resolved
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        self.check(inputs, options)
+        return per_tensor_dequantize(inputs["q"], inputs["inv_scale"])
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        return {"out": Out(tuple(call.inputs["q"].shape), (torch.float16,))}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [Elements(lambda: ({"out": self._set(call)}, "float16 of the exact or float32 product"))]
+
+    def _set(self, call: Call) -> Admissible:
+        twice = decode(call.truth["out"])
+        product = decode(call.inputs["q"]) * decode(call.inputs["inv_scale"]).reshape(())
+        once = round_to(product, FP16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+        return Admissible(torch.minimum(once, twice), torch.maximum(once, twice), twice)
+
+
+@register
+class CeilToUe8m0(Contract):
+    """Where implementations differ at the ends of the range, both are admissible.
+
+    Up to 2^-127: 2^-127 (a float32 subnormal) and 2^-126 (DeepGEMM's smallest). Above 2^127 and for infinity: 2^127
+    and infinity. For NaN: anything.
+    """
+
+    name = "ceil_to_ue8m0"
+    section = "Quantisation"
+    summary = "the smallest power of two that is not below |x|"
+    source = "DeepGEMM deep_gemm/utils/math.py ceil_to_ue8m0"
+    inputs = (TensorSpec("x", (torch.float32,), None, "any shape"),)
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        self.check(inputs, options)
+        return ceil_to_ue8m0(inputs["x"])
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        return {"out": Out(tuple(call.inputs["x"].shape), (torch.float32,))}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        magnitude, due = decode(call.inputs["x"]).abs(), decode(call.truth["out"])
+        low = ceil_power(magnitude, byte_low=0, inf_byte=254, nan_byte=254)
+        high = torch.where(magnitude > 2.0**127, torch.inf, due)
+        return [PowersOfTwo(Admissible(low, high, due, open=torch.isnan(magnitude)))]
+
+
+@dataclass(frozen=True)
+class PowersOfTwo(Sets):
+    """Both ends of ``sets``, and nothing between them: that is no power of two."""
+
+    sets: Admissible
+
+    def judge(self, found: Found) -> Verdict:
+        value = decode(found["out"])
+        due = torch.where((value == self.sets.low) | (value == self.sets.high), value, self.sets.expected)
+        admitted = Admissible(due, due, due, open=self.sets.open)
+        return verdict(compare(found["out"], admitted), basis="smallest power of two not below |x|")
+
+    def ranges(self, expected: Found) -> dict[str, Range]:
+        return {"out": ranged(self.sets, torch.float32)}
+
+
+# --- the right kernel with faults put into it: x -> RECIPE -> AMAX -> scale and inverse -> QUOTIENT -> CODES -> SCALE
+
+
+def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
+    """``{"q": codes, "scale": scale}`` of the mutant, the scale before it is published."""
+    given = fold(call, faults, Stage.READ, dict(call.inputs))
+    x = prepare(given["x"], scale=given.get("scale"), scale_ub=given.get("scale_ub"))
+    recipe: Recipe = fold(call, faults, Stage.RECIPE, call.recipe)
+    cells = x.grid(recipe.block)
+    steps = _steps(call, x, recipe, faults)
+    values = Values(x, recipe, steps, cells)
+    quotient = fold(call, faults, Stage.QUOTIENT, values)
+    assert isinstance(quotient, Values)
+    codes = fold(call, faults, Stage.CODES, cells.join(quotient.codes()))
+    scale = fold(call, faults, Stage.SCALE, steps.scale.reshape(cells.scale_shape))
+    if "scale" in given:
+        return {"q": from_codes(codes, E4M3FN), "scale": given["scale"]}
+    stored = to_dtype(scale, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    return {"q": from_codes(codes, E4M3FN), "scale": stored}
+
+
+def _steps(call: Call, x: Prepared, recipe: Recipe, faults: tuple[Fault, ...]) -> Steps:
+    if recipe.formula is ScaleFormula.GIVEN or not touches(faults, Stage.AMAX):
+        return x.steps(recipe)
+    amax = fold(call, faults, Stage.AMAX, Amax(x, recipe))
+    values = amax.right if isinstance(amax, Amax) else amax
+    return scale_steps(values, recipe, of_dtype(x.dtype), scale_ub=x.scale_ub)
+
+
+class Amax:
+    """What a change of stage AMAX gets; it returns float64 ``[down, 1, across, 1]``."""
+
+    def __init__(self, x: Prepared, recipe: Recipe) -> None:
+        self.x, self.recipe = x, recipe
+
+    @property
+    def right(self) -> Tensor:
+        """The right amax of every block."""
+        return self.x.amax(self.recipe)
+
+    @property
+    def blocks(self) -> Tensor:
+        """The values ``[down, r, across, c]``."""
+        return self.x.blocks(self.recipe.block)
+
+
+class Values:
+    """What a change of stage QUOTIENT gets and returns: the quotients, and how they are rounded to codes."""
+
+    def __init__(
+        self,
+        x: Prepared,
+        recipe: Recipe,
+        steps: Steps,
+        cells: Grid,
+        *,
+        quotient: Tensor | None = None,
+        rounding: Rounding = Rounding.NEAREST_EVEN,
+        overflow: Overflow = Overflow.SATURATE,
+    ) -> None:
+        self.x, self.recipe, self.steps, self.cells = x, recipe, steps, cells
+        self.rounding, self.overflow = rounding, overflow
+        self.quotient = self._right() if quotient is None else quotient
+
+    def altered(
+        self, *, quotient: Tensor | None = None, rounding: Rounding | None = None, overflow: Overflow | None = None
+    ) -> Values:
+        """The same with another quotient, rounding or overflow."""
+        return Values(
+            self.x,
+            self.recipe,
+            self.steps,
+            self.cells,
+            quotient=self.quotient if quotient is None else quotient,
+            rounding=self.rounding if rounding is None else rounding,
+            overflow=self.overflow if overflow is None else overflow,
+        )
+
+    def codes(self) -> Tensor:
+        """uint8 codes of the blocks."""
+        codes = encode(self.quotient, E4M3FN, rounding=self.rounding, overflow=self.overflow)
+        return codes.masked_fill(torch.isnan(self.quotient), self.recipe.code_of_nan)
+
+    def _right(self) -> Tensor:
+        return quotients(self.x.blocks(self.recipe.block), self.steps.scale, self.steps.inverse, self.recipe)
+
+
+def values_of(codes: Tensor) -> Tensor:
+    """float64 values of E4M3 codes given as uint8."""
+    return decode(codes, E4M3FN)

@@ -15,7 +15,7 @@ from oracle.numbers.recipes import AmaxScan, Arithmetic, NanAmax, NanCode, Power
 from oracle.numbers.rounding import Overflow, Rounding, power_of_two, round_to
 from oracle.numbers.scaling import ScaleFormat
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Faults, WhyNot, both, need
-from oracle.routines.quantisers.engine import Amax, Values, values_of
+from oracle.routines.quantisers.contract import Amax, Values, values_of
 
 QUANTISERS = frozenset(
     {

@@ -15,7 +15,7 @@ from oracle.numbers import recipes as R
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.routines.base import get
-from oracle.routines.quantisers import scale_casts
+from oracle.routines.quantisers import contract as quantisers
 from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.verdict.compare import Status
 from tests.support.paths import SHARED
@@ -270,7 +270,7 @@ class TestScaleCasts:
 
     def test_a_wrong_reference_does_not_hide_itself(self, monkeypatch):
         """The contract judges by its reference, so only literal values can tell that the reference is wrong."""
-        monkeypatch.setattr(scale_casts, "ceil_to_ue8m0", lambda x: torch.full_like(x, 7.0))
+        monkeypatch.setattr(quantisers, "ceil_to_ue8m0", lambda x: torch.full_like(x, 7.0))
         sevens = get("ceil_to_ue8m0").reference({"x": torch.tensor([1.0, 1.5])})
         assert judge("ceil_to_ue8m0", {"x": torch.tensor([1.0, 1.5])}, sevens).outside == 0
         with pytest.raises(AssertionError):
