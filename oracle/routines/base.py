@@ -433,19 +433,20 @@ class Contract(ABC):
                 if dim.isidentifier():
                     extent = inputs[spec.name].shape[axis]
                     if bound.setdefault(dim, extent) != extent:
+                        shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in inputs.items())
                         raise ShapeError(
                             f"{spec.name} has {dim}={extent} in axis {axis}, but {dim}={bound[dim]} elsewhere; "
-                            f"shapes: {_shapes(inputs)}"
+                            f"shapes: {shapes}"
                         )
         for spec in present:
             for axis, dim in enumerate(spec.dims or ()):
                 extent = inputs[spec.name].shape[axis]
                 admitted = [_evaluate(alternative, bound) for alternative in dim.split("|")]
                 if extent not in admitted:
+                    due, known = " or ".join(map(str, admitted)), ", ".join(f"{k}={v}" for k, v in bound.items())
                     raise ShapeError(
-                        f"{spec.name} has extent {extent} in axis {axis}, but {dim} = "
-                        f"{' or '.join(map(str, admitted))} for {_symbols(bound)}; pass {spec.name} "
-                        f"[{', '.join(spec.dims or ())}]"
+                        f"{spec.name} has extent {extent} in axis {axis}, but {dim} = {due} for {known}; "
+                        f"pass {spec.name} [{', '.join(spec.dims or ())}]"
                     )
         return bound
 
@@ -473,11 +474,10 @@ _REGISTRY: dict[str, Contract] = {}
 
 def register(contract: type[Contract]) -> type[Contract]:
     """Class decorator: make the contract known under its name."""
-    known = _REGISTRY.get(contract.name)
-    if known is not None and (type(known).__module__, type(known).__qualname__) != (
-        contract.__module__, contract.__qualname__
-    ):  # fmt: skip  # a module that is loaded again registers its contracts again
-        raise ContractError(f"contract {contract.name!r} of {contract.__module__} is registered by {type(known).__module__}")
+    known = type(_REGISTRY.get(contract.name, contract()))
+    # a module that is loaded again registers its contracts again
+    if (known.__module__, known.__qualname__) != (contract.__module__, contract.__qualname__):
+        raise ContractError(f"contract {contract.name!r} of {contract.__module__} is registered by {known.__module__}")
     _REGISTRY[contract.name] = contract()
     return contract
 
@@ -583,11 +583,3 @@ def _evaluate(dim: str, bound: Mapping[str, int]) -> int:
     symbol, _, divisor = dim.partition("/")
     value = bound[symbol]
     return -(-value // int(divisor)) if divisor else value
-
-
-def _shapes(inputs: Mapping[str, Tensor]) -> str:
-    return ", ".join(f"{name} {list(t.shape)}" for name, t in inputs.items())
-
-
-def _symbols(bound: Mapping[str, int]) -> str:
-    return ", ".join(f"{k}={v}" for k, v in bound.items())

@@ -235,21 +235,10 @@ def _nan(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor
 
 Operand = Callable[[Stream, int, int, Format, str], Tensor]
 OPERAND_FAMILIES: Mapping[str, Operand] = {
-    "exact": _exact,
-    "ties": _ties,
-    "codes": _codes,
-    "randn": _randn,
-    "positive": _positive,
-    "heavy": _heavy,
-    "outlier": _outlier,
-    "subnormal": _subnormal,
-    "zeros": _zeros,
-    "spike": _spike,
-    "cancel": _cancel,
-    "nan": _nan,
-    "wide": _randn,
-    "nanscale": _randn,
-}
+    "exact": _exact, "ties": _ties, "codes": _codes, "randn": _randn, "positive": _positive, "heavy": _heavy,
+    "outlier": _outlier, "subnormal": _subnormal, "zeros": _zeros, "spike": _spike, "cancel": _cancel,
+    "nan": _nan, "wide": _randn, "nanscale": _randn,
+}  # fmt: skip
 
 
 # --- scales -------------------------------------------------------------------------------------------------
@@ -298,11 +287,8 @@ def _float32_bits(bits: Integers) -> Tensor:
 
 
 SCALE_RULES: Mapping[str, Callable[[Stream, tuple[int, ...]], Tensor]] = {
-    "exact": _powers,
-    "ties": _powers,
-    "wide": _wide,
-    "nanscale": _nan_scale,
-}
+    "exact": _powers, "ties": _powers, "wide": _wide, "nanscale": _nan_scale,
+}  # fmt: skip
 
 
 # --- activations: what a quantiser is given -----------------------------------------------------------------
@@ -375,12 +361,6 @@ def _x_range(stream: Stream, rows: int, cols: int) -> Reals:
 
 
 ACTIVATION_FAMILIES: Mapping[str, Callable[[Stream, int, int], Reals]] = {
-    "randn": _x_randn,
-    "ties": _x_ties,
-    "amax": _x_amax,
-    "outlier": _x_outlier,
-    "heavy": _x_heavy,
-    "special": _x_special,
-    "range": _x_range,
-    "nan": _x_nan,
-}
+    "randn": _x_randn, "ties": _x_ties, "amax": _x_amax, "outlier": _x_outlier, "heavy": _x_heavy,
+    "special": _x_special, "range": _x_range, "nan": _x_nan,
+}  # fmt: skip

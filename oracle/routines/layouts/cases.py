@@ -43,10 +43,7 @@ def _scale_bytes(case: Case) -> dict[str, Tensor]:
 
 
 def _weight(name: str) -> Builder:
-    def build(case: Case) -> dict[str, Tensor]:
-        return {name: _matrix(case, name, case["m"], case["k"])}
-
-    return build
+    return lambda case: {name: _matrix(case, name, case["m"], case["k"])}
 
 
 def _experts(first: str, second: str) -> Builder:
@@ -147,15 +144,8 @@ def _required_options(case: Case) -> dict[str, object]:
     return {"mn": case["m"], "k": case["k"], "gran_mn": _gran(case), "target": target}
 
 
-def _tile(case: Case) -> dict[str, object]:
-    return {"tile": case.option("tile") or "128x4"}
-
-
 def _flag(name: str) -> Callable[[Case], dict[str, object]]:
-    def call(case: Case) -> dict[str, object]:
-        return {name: case.option("gated") != "0"}
-
-    return call
+    return lambda case: {name: case.option("gated") != "0"}
 
 
 _WEIGHTS = ("codes", "randn")
@@ -204,7 +194,10 @@ _GRAMMARS: Mapping[str, Grammar] = {
         ("m", "k", "g"), ("f32",), ("-",), ("randn",), _required, _required_options,
         {"gran": ("128",), "target": ("sm100",)},
     ),
-    "swizzle_scale": Grammar(_MCG, ("u8",), ("-",), ("randn",), _scale_bytes, _tile, {"tile": ("8x4",)}),
+    "swizzle_scale": Grammar(
+        _MCG, ("u8",), ("-",), ("randn",), _scale_bytes, lambda case: {"tile": case.option("tile") or "128x4"},
+        {"tile": ("8x4",)},
+    ),
     "swap_w13_to_w31": _of_weights(_EHI, _halves),
     "reorder_rows_for_gated_act_gemm": _of_weights(_MK, _weight("w")),
     "shuffle_matrix_a": _of_weights(_MK, _weight("w")),

@@ -14,23 +14,11 @@ from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Fa
 ALIGN = "align_fp8_moe_weights_for_fi"
 REQUANTISE, FNUZ, CHANNELWISE = "requantize_with_max_scale", "normalize_e4m3fn_to_e4m3fnuz", "convert_to_channelwise"
 REORDER, SHUFFLE = "reorder_rows_for_gated_act_gemm", "shuffle_matrix_a"
-CONTRACTS = frozenset(
-    {
-        ALIGN,
-        REQUANTISE,
-        FNUZ,
-        CHANNELWISE,
-        REORDER,
-        SHUFFLE,
-        "per_tensor_dequantize",
-        "ceil_to_ue8m0",
-        "swap_w13_to_w31",
-        "get_mn_major_tma_aligned_packed_ue8m0_tensor",
-        "make_fp8_moe_alpha_scales_for_fi",
-        "register_scales_for_trtllm_fp8_per_tensor_moe",
-        "swizzle_scale",
-    }
-)
+CONTRACTS = frozenset({
+    ALIGN, REQUANTISE, FNUZ, CHANNELWISE, REORDER, SHUFFLE, "per_tensor_dequantize", "ceil_to_ue8m0", "swap_w13_to_w31",
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor", "make_fp8_moe_alpha_scales_for_fi",
+    "register_scales_for_trtllm_fp8_per_tensor_moe", "swizzle_scale",
+})  # fmt: skip
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
 FAULTS = Faults(CONTRACTS)

@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -256,7 +257,7 @@ class SiluAndMul(Contract):
         special = ~torch.isfinite(gate) | ~torch.isfinite(up)
         open_ = _undetermined(gate, up, steps)
         # clamped here already: a clamped infinity is an ordinary value and must not be replaced by 0
-        span = act_span(Span(*(torch.where(_twice(special), finite, torch.cat([gate, up], dim=1)),) * 2), steps)
+        span = act_span(Span(*(torch.where(special.repeat(1, 2), finite, torch.cat([gate, up], dim=1)),) * 2), steps)
         ieee = gate * sigmoid(gate) * up
         due = nearest(torch.where(special, ieee, activated(h, steps)), of_dtype(x.dtype))
         low, high = (torch.where(special, due, edge) for edge in (span.low, span.high))
@@ -276,10 +277,6 @@ def _undetermined(gate: Tensor, up: Tensor, steps: Steps) -> Tensor:
     return torch.where(nan, torch.full_like(nan, steps.limit is not None), open_)
 
 
-def _twice(mask: Tensor) -> Tensor:
-    return torch.cat([mask, mask], dim=1)
-
-
 def activation_steps(x: Tensor, options: Mapping[str, object]) -> Steps:
     limit = options["limit"]
     assert limit is None or isinstance(limit, int | float)
@@ -287,11 +284,13 @@ def activation_steps(x: Tensor, options: Mapping[str, object]) -> Steps:
     return Steps(store=x.dtype, activation=rounding, limit=None if limit is None else float(limit))
 
 
-class _Call:
+class _Call(NamedTuple):
     """A checked call: tokens (with quantised input), experts, steps, and the high-precision input if it was given."""
 
-    def __init__(self, tokens: Tokens, experts: Experts, steps: Steps, x: Tensor | None) -> None:
-        self.tokens, self.experts, self.steps, self.x = tokens, experts, steps, x
+    tokens: Tokens
+    experts: Experts
+    steps: Steps
+    x: Tensor | None
 
 
 def router_of(options: Mapping[str, object]) -> routing.Router:

@@ -18,6 +18,7 @@ from oracle.errors import CaseError
 from oracle.routines import data
 from oracle.routines.case import DTYPES, MATRICES, TABLE_ROWS, Case, Grammar, given_scale, no_options, out_dtype, seeds
 from oracle.routines.products.grouped import RUN
+from oracle.routines.products.linear import DispatchTable
 
 # M, N, K; what each is for stands beside it.
 BLOCK_SHAPES = (
@@ -61,8 +62,7 @@ def _product(case: Case) -> dict[str, Tensor]:
     inputs = _operands(case, m, n, k)
     inputs["a_scale"] = _scale(case, "a_scale", 0, m, k)
     inputs["b_scale"] = _scale(case, "b_scale", 1, n, k)
-    bias = case.option("bias")
-    if bias is not None:
+    if (bias := case.option("bias")) is not None:
         inputs["bias"] = _vector(case, "bias", (n,), DTYPES[bias])
     return inputs
 
@@ -70,9 +70,8 @@ def _product(case: Case) -> dict[str, Tensor]:
 def _torch_product(case: Case) -> dict[str, Tensor]:
     """torch's names; ``weight`` is the column-major ``[K, N]`` view that its kernels want."""
     inputs = _product(case)
-    renamed = {"qinput": inputs["a"], "weight": inputs["b"].t()}
-    renamed |= {"scale_a": inputs["a_scale"], "scale_b": inputs["b_scale"]}
-    return renamed | ({"bias": inputs["bias"]} if "bias" in inputs else {})
+    names = {"a": "qinput", "b": "weight", "a_scale": "scale_a", "b_scale": "scale_b", "bias": "bias"}
+    return {names[name]: tensor.t() if name == "b" else tensor for name, tensor in inputs.items()}
 
 
 def _flashinfer_product(case: Case) -> dict[str, Tensor]:
@@ -179,16 +178,8 @@ def _two(case: Case) -> dict[str, Tensor]:
 
 def _flags(case: Case) -> dict[str, Tensor]:
     """Row ``i`` holds the six lowest bits of ``i``: 64 rows are the whole table. Only ROCm has a row-wise kernel."""
-    names = (
-        "cutlass_fp8_supported",
-        "per_tensor_weights",
-        "per_tensor_activations",
-        "use_per_token_if_dynamic",
-        "rocm",
-        "rowwise",
-    )
     rows = torch.arange(case["r"], device="cpu")
-    flags = {name: (rows >> bit) & 1 for bit, name in enumerate(names)}
+    flags = {spec.name: (rows >> bit) & 1 for bit, spec in enumerate(DispatchTable.inputs)}
     return flags | {"rowwise": flags["rowwise"] & flags["rocm"]}
 
 

@@ -37,32 +37,24 @@ PLAIN_ROLES = {part: part for part in ("a", "b", "a_scale", "b_scale")}
 
 BLOCK_NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": (
-        "sm90.promote128",
-        "sm90.promote128.muladd",
-        "sm90.promote128.row_then_col",
-        "sm90.mma_sync.promote128",
+        "sm90.promote128", "sm90.promote128.muladd", "sm90.promote128.row_then_col", "sm90.mma_sync.promote128",
         "sm90.mma_sync.promote128.muladd",
     ),
     "sm89": ("sm89.promote128", "sm89.promote128.muladd", "sm89.promote128.row_then_col"),
     "sm100": ("sm100.chain_ue8m0", "sm100.promote128", "sm100.promote128.muladd"),
     "sm120": ("sm120.chain_ue8m0", "sm120.promote128", "sm120.promote128.muladd"),
     "cpu": (IEEE32,),
-}
+}  # fmt: skip
 ROW_NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": (
-        "sm90.chain",
-        "sm90.chain.row_then_col",
-        "sm90.chain.product",
-        "sm90.promote128.scale_after",
-        "sm90.promote128.scale_after.row_then_col",
-        "sm90.promote128.scale_after.product",
-        "sm90.mma_sync.chain",
+        "sm90.chain", "sm90.chain.row_then_col", "sm90.chain.product", "sm90.promote128.scale_after",
+        "sm90.promote128.scale_after.row_then_col", "sm90.promote128.scale_after.product", "sm90.mma_sync.chain",
     ),
     "sm89": ("sm89.chain", "sm89.chain.row_then_col", "sm89.chain.product", "sm89.promote128.scale_after"),
     "sm100": ("sm100.chain", "sm100.chain.row_then_col", "sm100.chain.product"),
     "sm120": ("sm120.chain", "sm120.chain.row_then_col", "sm120.chain.product"),
     "cpu": (IEEE32,),
-}
+}  # fmt: skip
 
 
 def scale_input(name: str, scaling: Scaling, *dims: str, doc: str, optional: bool = False) -> TensorSpec:
@@ -253,9 +245,7 @@ class TorchScaledMm(ProductContract):
     scale_dims: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = (ONE, ONE)
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
-        weight = inputs["weight"]
-        b = weight.view(torch.uint8).t().contiguous().view(weight.dtype)
-        scales = (inputs["scale_a"], inputs["scale_b"])
+        b, scales = transposed(inputs["weight"]), (inputs["scale_a"], inputs["scale_b"])
         return [Part(scaled_by_shape(inputs["qinput"], b, *scales, inputs.get("bias")))]
 
     def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -297,6 +287,12 @@ class TorchChannelwise(TorchScaledMm):
     gpu = True
     summary = "unit-scale product to float32, then scale_a, scale_b and bias, then the output dtype"
     scale_dims = ((*ONE, *TOKENS), (*ONE, *CHANNELS))
+
+
+def transposed(x: Tensor) -> Tensor:
+    """The transpose of a matrix of any dtype, contiguous."""
+    raw = x.view(torch.uint8) if x.element_size() == 1 else x
+    return raw.t().contiguous().view(x.dtype)
 
 
 def block_scaled(

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds import of_schedule
-from oracle.bounds.boxed import Box, boxed_product
+from oracle.bounds.boxed import boxed_product
 from oracle.bounds.code_boxes import code_boxes
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.quantiser import APPROXIMATE_WIDTH
@@ -246,7 +246,8 @@ def _verdict(
     acc = None if numerics == IEEE32 else of_schedule(get_schedule(numerics))
     weight = _weight(inputs, recipe)
     boxes, _ = code_boxes(Span(*[decode(inputs["input"])] * 2), FLASHINFER_1X128, BF16, None)
-    widened = [_widen(box, weight.width) for box in boxes]
+    less, more = 1 - weight.width, 1 + weight.width
+    widened = [replace(box, scale_low=box.scale_low * less, scale_high=box.scale_high * more) for box in boxes]
     codes, scale = _nominal(inputs, "input", FLASHINFER_1X128)
     part = Part(block_scaled(codes, weight.codes, scale, weight.scale))
     block, rows = part.product.block, part.product.b_rows
@@ -275,7 +276,3 @@ def _weight(inputs: Mapping[str, Tensor], recipe: Recipe) -> Weight:
     down, up = (v - width * v.abs(), v + width * v.abs())
     ends = [round_to(x, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE) for x in (down, up)]
     return Weight(codes, scale, (ends[0], ends[1]), width)
-
-
-def _widen(box: Box, width: float) -> Box:
-    return replace(box, scale_low=box.scale_low * (1 - width), scale_high=box.scale_high * (1 + width))

@@ -41,6 +41,7 @@ from oracle.routines.products.contract import (
     TOKENS,
     TorchScaledMm,
     scaled_by_shape,
+    transposed,
 )
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
@@ -111,9 +112,8 @@ class Fp8LinearOp(Contract):
         return {"out": Out((*x.shape[:-1], call.inputs["weight"].shape[1]), dtypes)}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        products = self._products(call)
+        products, names = self._products(call), self.arithmetics(call, numerics)
         first = products[0][1]
-        names = self.arithmetics(call, numerics)
         if products[0][0] is None:
             faults = () if names[0].endswith(".any") else accumulation_faults(get_schedule(names[0]))
             return [ProductSets([Part(first)], names, wider_classes(names) if numerics is None else (), faults)]
@@ -132,7 +132,7 @@ class Fp8LinearOp(Contract):
                 name,
                 wider,
                 (lambda: iter(())) if wider else predictions,
-                lambda found: _why_mistrust(first, found["out"]),
+                lambda found: all_equal("weight_scale", [first.b_scale]) or mostly_zero(decode(found["out"])),
                 matrix=True,
             )
 
@@ -153,7 +153,7 @@ class Fp8LinearOp(Contract):
         """The product after each admitted recipe; one with recipe None for FP8 input."""
         x = inputs["input"]
         flat = x.reshape(-1, x.shape[-1])
-        weight = _transposed(inputs["weight"])
+        weight = transposed(inputs["weight"])
         scale, bias = inputs["weight_scale"], inputs.get("bias")
         if x.dtype in FP8:
             return [(None, scaled_by_shape(flat, weight, inputs["input_scale"], scale, bias))]
@@ -190,8 +190,7 @@ class Fp8LinearOp(Contract):
             slack = U * torch.maximum(low.abs(), high.abs()) * (1 + 2.0**-20) + ETA
             low, high = low - slack, high + slack
         fmt = of_dtype(call.out_dtype)
-        edges = (round_to(e, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for e in (low, high))
-        low, high = edges
+        low, high = (round_to(e, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF) for e in (low, high))
         expected = torch.nan_to_num(decode(rounded(product, exact(product), call.out_dtype)), 0.0)
         open_ = found.open | lost[:, None] | ~torch.isfinite(low) | ~torch.isfinite(high)
         nan = _nan_columns(product)
@@ -236,14 +235,10 @@ class DispatchTable(TableContract):
     inputs = tuple(
         TensorSpec(name, FLAG, ("R",), "0 or 1 for each row of the table")
         for name in (
-            "cutlass_fp8_supported",
-            "per_tensor_weights",
-            "per_tensor_activations",
-            "use_per_token_if_dynamic",
-            "rocm",
+            "cutlass_fp8_supported", "per_tensor_weights", "per_tensor_activations", "use_per_token_if_dynamic", "rocm",
             "rowwise",
         )
-    )
+    )  # fmt: skip
 
     def row(self, *arguments: int) -> int:
         flags = [bool(argument) for argument in arguments]
@@ -303,10 +298,6 @@ def _nan_columns(product: ScaledProduct) -> Tensor:
     return nan[None, :]
 
 
-def _transposed(weight: Tensor) -> Tensor:
-    return weight.view(torch.uint8).t().contiguous().view(weight.dtype)
-
-
 def _reproduces(product: ScaledProduct, name: str, found: Found) -> bool:
     schedule, out = get_schedule(name), found["out"]
     if schedule.why_not(product, out_dtype=out.dtype) is not None:
@@ -317,7 +308,3 @@ def _reproduces(product: ScaledProduct, name: str, found: Found) -> bool:
         if not bool(same_bits(predicted, out.index_select(0, rows)).all()):
             return False
     return True
-
-
-def _why_mistrust(product: ScaledProduct, out: Tensor) -> str | None:
-    return all_equal("weight_scale", [product.b_scale]) or mostly_zero(decode(out))

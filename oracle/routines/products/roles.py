@@ -75,32 +75,19 @@ def _rewritten(call: Call, role: str, given: Tensor, change: Change) -> Tensor:
     changed = [change(call, m) for m in _matrices(call, role, given)]
     if role in ("a_scale", "b_scale"):
         return torch.stack(changed).reshape(given.shape).contiguous()
-    result = changed[0] if given.dim() == 2 else _stack(changed)
-    return _transposed(result) if call.operands.b_columns and role == "b" else result
+    bits = [m.view(torch.uint8) if m.element_size() == 1 else m for m in changed]
+    result = changed[0] if given.dim() == 2 else torch.stack(bits).view(changed[0].dtype)
+    return contract.transposed(result) if call.operands.b_columns and role == "b" else result
 
 
 def _matrices(call: Call, role: str, given: Tensor) -> list[Tensor]:
     if given.dim() == 3:
         return list(given)
     if role in ("a", "b"):
-        return [_transposed(given) if call.operands.b_columns and role == "b" else given]
+        return [contract.transposed(given) if call.operands.b_columns and role == "b" else given]
     product = call.parts[0].product
     if call.contract.name == CONTIGUOUS:
         return [given]
     if call.contract.name == SCALED and role == "b_scale":
         return [channels[:, None] for channels in given]
-    blocks = product.B
-    return [given.reshape(-1, blocks)]
-
-
-def _transposed(x: Tensor) -> Tensor:
-    if x.element_size() > 1:
-        return x.t().contiguous()
-    return x.view(torch.uint8).t().contiguous().view(x.dtype)
-
-
-def _stack(matrices: list[Tensor]) -> Tensor:
-    first = matrices[0]
-    if first.element_size() > 1:
-        return torch.stack(matrices)
-    return torch.stack([m.view(torch.uint8) for m in matrices]).view(first.dtype)
+    return [given.reshape(-1, product.B)]

@@ -17,17 +17,10 @@ from oracle.numbers.scaling import ScaleFormat
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Faults, WhyNot, both, need
 from oracle.routines.quantisers.contract import Amax, Values, values_of
 
-QUANTISERS = frozenset(
-    {
-        "flashinfer_quantize_128x128",
-        "flashinfer_quantize_1x128",
-        "per_block_cast_to_fp8",
-        "per_channel_cast_to_fp8",
-        "per_token_cast_to_fp8",
-        "per_token_group_quant_fp8",
-        "scaled_fp8_quant",
-    }
-)
+QUANTISERS = frozenset({
+    "flashinfer_quantize_128x128", "flashinfer_quantize_1x128", "per_block_cast_to_fp8", "per_channel_cast_to_fp8",
+    "per_token_cast_to_fp8", "per_token_group_quant_fp8", "scaled_fp8_quant",
+})  # fmt: skip
 """Every registered contract that publishes codes and their scale."""
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off

@@ -20,14 +20,10 @@ from oracle.truth.gemm import ScaledProduct, take_rows
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
-FAULTS = Faults(
-    {
-        FLASHINFER,
-        "flashinfer_fp8_blockscale_gemm",
-        "dynamic_flashinfer_deepgemm_blockscale_gemm",
-        "FlashInferFp8DeepGEMMDynamicBlockScaledKernel",
-    }
-)
+FAULTS = Faults({
+    FLASHINFER, "flashinfer_fp8_blockscale_gemm", "dynamic_flashinfer_deepgemm_blockscale_gemm",
+    "FlashInferFp8DeepGEMMDynamicBlockScaledKernel",
+})
 fault = FAULTS.declare
 
 SCANNED = "the scan's largest magnitudes are the blocks'"
