@@ -289,10 +289,10 @@ class Contract(ABC):
         from oracle.routines.fault import Stage, fold
 
         given = fold(call, faults, Stage.READ, dict(call.inputs))
-        believed = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
-        if "out_dtype" in believed:
-            believed["out_dtype"] = call.out_dtype
-        made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, by_name(self.reference(given, **believed)))
+        options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
+        if "out_dtype" in options:
+            options["out_dtype"] = call.out_dtype
+        made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, by_name(self.reference(given, **options)))
         return made
 
     def operands(self, call: Call) -> Operands | None:

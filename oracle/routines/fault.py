@@ -1,6 +1,6 @@
 """One fault: a small mutation of a right kernel, and how one is declared.
 
-A right kernel of a scaled product is a line of stages; a fault replaces the value that passes between two of them::
+A right kernel of a scaled product is a sequence of stages; a fault replaces the value that passes between two of them::
 
     READ        the inputs as the kernel reads them (layouts, casts, indices)
     PRODUCT     each ScaledProduct: which scale meets which block
@@ -10,8 +10,7 @@ A right kernel of a scaled product is a line of stages; a fault replaces the val
     WRITE       the whole output [R, N]
 
 A quantiser has the stages READ, RECIPE (its record), AMAX, QUOTIENT (x / s before the cast), CODES and SCALE (what it
-publishes); MQA logits have READ and WRITE; contracts
-whose right kernel is their reference READ, OPTIONS and WRITE.
+publishes); MQA logits have READ and WRITE; contracts whose right kernel is their reference READ, OPTIONS and WRITE.
 Faults compose: :func:`run` applies the changes of several faults, stage by stage, in the order given.
 :meth:`Faults.declare` is how a fault is written down, in this project and in any other.
 

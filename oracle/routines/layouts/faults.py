@@ -31,7 +31,7 @@ def bits_of(x: Tensor) -> Tensor:
 
 
 def _given(name: str) -> Change:
-    """The input of this name, handed on as it is."""
+    """The input of this name, unchanged."""
     return lambda call, out: call.inputs[name]
 
 

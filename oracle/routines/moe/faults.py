@@ -1,6 +1,6 @@
 """Faults of routing, of the activation and of layers of experts, whose input is quantised already or by the layer.
 
-The right kernel of these contracts is their reference; a fault changes what it reads (READ), the options it believes
+The right kernel of these contracts is their reference; a fault changes what it reads (READ), the options it uses
 (OPTIONS) or what it writes (WRITE, a dict of outputs). A fault of the layer's own quantisation does that step wrongly
 and leaves the rest to the reference, which then reads codes and scales instead of ``x``. Not covered: wrong quantiser
 formulas, which are faults of the quantisers.
@@ -52,7 +52,7 @@ CERTAIN = 64.0  # a logit whose sigmoid is 1 in float32
 
 
 def option(**values: object) -> Callable[[dict[str, object]], dict[str, object]]:
-    """An OPTIONS change: the kernel believes these values."""
+    """An OPTIONS change: the kernel computes with these option values."""
     return lambda options: options | values
 
 

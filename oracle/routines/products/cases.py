@@ -127,7 +127,7 @@ def _masked(case: Case) -> dict[str, Tensor]:
 
 def _scaled_grouped(case: Case) -> dict[str, Tensor]:
     """Rows in runs of any length: of several experts the first has none and the second one row; the last eighth of the
-    rows, where there are eight, belongs to nobody."""
+    rows, where there are eight, belongs to no expert."""
     m, n, k, g = case["m"], case["n"], case["k"], case["g"]
     inputs = _operands(case, m, g * n, k)
     used = m - m // 8

@@ -1,7 +1,7 @@
 """Faults of the quantisers inside FlashInfer's block-scaled GEMM, seen in the products around them.
 
 A mutant multiplies what the shipped quantisers make of its bfloat16 operands, bit for bit
-(:mod:`oracle.numbers.fast_math`), so an output tells by itself which of the two spoiled it.
+(:mod:`oracle.numbers.fast_math`), so the output alone identifies the quantiser that is wrong.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ def _tiles_reach_further(call: Call) -> bool:
 def write_whole_tiles(call: Call, out: Tensor) -> Tensor:
     """A group's last tile is stored whole and last: its rows past M lie in later groups.
 
-    Their scales come from the padding of the scale's columns, which nobody wrote (NaN here), and behind it are 0.
+    Their scales come from the padding of the scale's columns, unwritten (NaN here); rows after it have scale 0.
     """
     m, out = call.inputs["a"].shape[1], out.clone()
     for start, stop in _past_the_groups(call):
