@@ -95,10 +95,7 @@ def boxed_product(
     acc : the accumulator, or None for float32 arithmetic in any order.
     b_ends : bounds ``[N, K]`` (float64 values of the format) of ``b`` where its codes may flip too.
 
-    Raises
-    ------
-    NumericsError
-        The accumulator is of a kind that is not covered.
+    Raises NumericsError: the accumulator is of a kind that is not covered.
     """
     if acc is not None and (acc.kind is not Sum.FUSED or acc.scales_inside):
         raise NumericsError(f"{acc.name} does not add by fused truncating steps; no bound for flipped codes is derived")

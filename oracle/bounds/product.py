@@ -126,9 +126,7 @@ def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
         raise NumericsError(f"{acc.name} promotes every {acc.promotion}, no divisor of blocks of {product.block}")
 
 
-def _bound(
-    product: ScaledProduct, acc: Accumulator, chain: Chain, depth: int, name: str, *, weak: bool
-) -> Interval:
+def _bound(product: ScaledProduct, acc: Accumulator, chain: Chain, depth: int, name: str, *, weak: bool) -> Interval:
     check_fit(product, acc)
     acc = replace(acc, exact=not acc.scales_inside and _sums_fit(product))
     step = max(1, CUBE // (product.N * depth))
@@ -178,9 +176,7 @@ class _Side:
         return cls(given, operand(value, x.fmt))
 
 
-def _tile(
-    tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chain, name: str, weak: bool
-) -> Interval:
+def _tile(tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chain, name: str, weak: bool) -> Interval:
     promotion = Promotion(torch.zeros((tile.M, tile.N), dtype=torch.float64, device=tile.a.device))
     whole = [(0, 0, tile.K)]
     for block, start, stop in whole if acc.scales_inside else chains(tile, acc.promotion):

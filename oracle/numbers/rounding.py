@@ -63,10 +63,8 @@ class Overflow(Enum):
 def check_policy(fmt: Format, overflow: Overflow) -> None:
     """Refuse an overflow policy whose result the format cannot hold.
 
-    Raises
-    ------
-    OptionError
-        ``INF`` for a format without infinity (E4M3FN, FNUZ, E8M0, E2M1), ``NAN`` for one without NaN (E2M1).
+    Raises OptionError: ``INF`` for a format without infinity (E4M3FN, FNUZ, E8M0, E2M1), ``NAN`` for one without NaN
+    (E2M1).
     """
     if overflow is Overflow.INF and not fmt.has_inf:
         ways_out = "SATURATE or NAN" if fmt.has_nan else "SATURATE"
@@ -80,25 +78,14 @@ def encode_scalar(x: float | Fraction, fmt: Format, *, rounding: Rounding, overf
 
     Parameters
     ----------
-    x : float or Fraction
-        Any float (-0.0, infinities and NaN included) or any rational number (of which 0 is +0).
-    rounding, overflow
-        See :class:`Rounding` and :class:`Overflow`.
+    x : float or Fraction, any float (-0.0, infinities and NaN included) or any rational number (of which 0 is +0).
+    rounding, overflow : see :class:`Rounding` and :class:`Overflow`.
 
-    Returns
-    -------
-    int
-        ``0 <= code < 2**fmt.bits``. NaN becomes ``fmt.nan_code``. A result of zero keeps the sign of ``x``,
-        except in the FNUZ formats, which have one zero. E8M0 holds powers of two from 2^-127: a value in [0,
-        2^-127), -0 included, becomes 2^-127 under every rounding, and a negative value or -infinity becomes
-        NaN under every policy.
-
-    Raises
-    ------
-    OptionError
-        The format cannot hold what ``overflow`` asks for.
-    InputError
-        ``x`` is NaN and the format has none (E2M1).
+    Returns int: ``0 <= code < 2**fmt.bits``. NaN becomes ``fmt.nan_code``. A result of zero keeps the sign of ``x``,
+    except in the FNUZ formats, which have one zero. E8M0 holds powers of two from 2^-127: a value in [0, 2^-127), -0
+    included, becomes 2^-127 under every rounding, and a negative value or -infinity becomes NaN under every policy.
+    Raises OptionError: the format cannot hold what ``overflow`` asks for; InputError: ``x`` is NaN and the format has
+    none (E2M1).
     """
     check_policy(fmt, overflow)
     if x != x:
@@ -125,25 +112,14 @@ def encode(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) ->
 
     Parameters
     ----------
-    x : Tensor
-        float64, any shape, strides and device.
+    x : Tensor, float64, any shape, strides and device.
     fmt, rounding, overflow
         As for :func:`encode_scalar`, which says what becomes of NaN, infinities,
         zeros, and of negative values in an unsigned format.
 
-    Returns
-    -------
-    Tensor
-        ``fmt.storage`` bits, contiguous, same shape and device.
-
-    Raises
-    ------
-    DtypeError
-        ``x`` is not float64.
-    OptionError
-        The format cannot hold what ``overflow`` asks for.
-    InputError
-        ``x`` holds NaN and the format has none (E2M1).
+    Returns ``fmt.storage`` bits, contiguous, same shape and device.
+    Raises DtypeError: ``x`` is not float64; OptionError: the format cannot hold what ``overflow`` asks for; InputError:
+    ``x`` holds NaN and the format has none (E2M1).
     """
     _check(fmt, overflow, x)
     return in_blocks(lambda part: _codes(part, fmt, rounding, overflow), x, dtype=fmt.storage)
@@ -169,20 +145,10 @@ def encode_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, over
         float64, one shape and device. Any two numbers make a pair; one with ``hi == fl(hi + lo)`` is the
         fastest. Where ``hi`` is infinite or NaN ``lo`` is not looked at; a NaN or infinite ``lo`` beside a
         finite ``hi`` is the result. A sum of exactly zero has the sign of ``hi``.
-    fmt, rounding, overflow
-        As for :func:`encode`.
+    fmt, rounding, overflow : as for :func:`encode`.
 
-    Returns
-    -------
-    Tensor
-        ``fmt.storage`` bits, contiguous, same shape and device.
-
-    Raises
-    ------
-    DtypeError, OptionError, InputError
-        As :func:`encode`.
-    ShapeError, DeviceError
-        ``hi`` and ``lo`` differ.
+    Returns ``fmt.storage`` bits, contiguous, same shape and device.
+    Raises DtypeError, OptionError, InputError: as :func:`encode`; ShapeError, DeviceError: ``hi`` and ``lo`` differ.
     """
     _check(fmt, overflow, hi, lo)
     return in_blocks(lambda head, tail: _codes(_to_odd(head, tail), fmt, rounding, overflow), hi, lo, dtype=fmt.storage)
@@ -199,10 +165,7 @@ def round_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, overf
 def to_dtype(x: Tensor, dtype: torch.dtype, *, rounding: Rounding, overflow: Overflow) -> Tensor:
     """A float64 tensor as a tensor of ``dtype``: :func:`encode` for the format of a torch dtype.
 
-    Raises
-    ------
-    DtypeError
-        The dtype has no format (:func:`oracle.numbers.formats.of_dtype`), or as :func:`encode`.
+    Raises DtypeError: the dtype has no format (:func:`oracle.numbers.formats.of_dtype`), or as :func:`encode`.
     """
     fmt = of_dtype(dtype)
     return from_codes(encode(x, fmt, rounding=rounding, overflow=overflow), fmt)
@@ -217,15 +180,8 @@ def pair_to_dtype(hi: Tensor, lo: Tensor, dtype: torch.dtype, *, rounding: Round
 def power_of_two(e: Tensor) -> Tensor:
     """``2**e`` for a tensor of integers, exactly, from the exponent bits.
 
-    Returns
-    -------
-    Tensor
-        float64, same shape and device: subnormal for -1074 <= e < -1022, 0 below, inf above 1023.
-
-    Raises
-    ------
-    DtypeError
-        ``e`` is not an integer tensor.
+    Returns float64, same shape and device: subnormal for -1074 <= e < -1022, 0 below, inf above 1023.
+    Raises DtypeError: ``e`` is not an integer tensor.
     """
     if e.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         raise DtypeError(f"power_of_two takes integer exponents, not {e.dtype}")
@@ -238,17 +194,9 @@ def power_of_two(e: Tensor) -> Tensor:
 def exponent_of(x: Tensor) -> Tensor:
     """``floor(log2(|x|))`` of a float64 tensor, exactly, from its bits.
 
-    Returns
-    -------
-    Tensor
-        int64, same shape and device. Subnormals are counted down to -1074; zero gives -1075 and infinity and
-        NaN give 1024, which is each what :func:`power_of_two` turns into 0 and inf: the caller decides what
-        they mean.
-
-    Raises
-    ------
-    DtypeError
-        ``x`` is not float64.
+    Returns int64, same shape and device. Subnormals are counted down to -1074; zero gives -1075 and infinity and NaN
+    give 1024, which is each what :func:`power_of_two` turns into 0 and inf: the caller decides what they mean.
+    Raises DtypeError: ``x`` is not float64.
     """
     if x.dtype is not torch.float64:
         raise DtypeError(f"exponent_of takes float64, not {x.dtype}; formats.decode(x) widens exactly")

@@ -48,10 +48,8 @@ class Operand:
 
     Attributes
     ----------
-    values : Tensor
-        float64.
-    exponents : Tensor
-        int32 of the same shape: ``max(floor(log2|x|), emin)``, :data:`ABSENT` for zeros.
+    values : Tensor, float64.
+    exponents : Tensor, int32 of the same shape: ``max(floor(log2|x|), emin)``, :data:`ABSENT` for zeros.
     """
 
     values: Tensor
@@ -67,19 +65,11 @@ def operand(x: Tensor, instruction: Instruction, *, format: str | None = None) -
         Elements in the operand's torch dtype; float4 as unpacked integer codes, one per element. With
         ``format`` named, a float32 or float64 tensor of values that this format holds.
     instruction : Instruction
-    format : str or None
-        Format of the values; None takes the dtype's own (float32 is read as TF32).
+    format : str or None, format of the values; None takes the dtype's own (float32 is read as TF32).
 
-    Returns
-    -------
-    Operand
-        TF32 ignores the 13 low bits of a float32 (truncation). Subnormals keep the exponent ``emin``, or
-        become zero where the instruction flushes them.
-
-    Raises
-    ------
-    DtypeError
-        If the instruction does not take this format.
+    Returns Operand: TF32 ignores the 13 low bits of a float32 (truncation). Subnormals keep the exponent ``emin``, or
+    become zero where the instruction flushes them.
+    Raises DtypeError: the instruction does not take this format.
     """
     name = format or _format_name(x, instruction)
     if name not in instruction.operands:
@@ -152,14 +142,10 @@ def fused_sum(p: Tensor, e: Tensor, c: Tensor, *, align_bits: int, min_exponent:
 
     Parameters
     ----------
-    p, e : Tensor
-        Products float64 ``[..., G]`` and their exponents int32 ``[..., G]`` (:data:`ABSENT` for zeros).
-    c : Tensor
-        Accumulator float64 ``[...]``, finite.
-    align_bits : int
-        ``t``.
-    min_exponent, c_emin : int
-        Least exponent of the alignment; fixed exponent of subnormal ``c``.
+    p, e : Tensor, products float64 ``[..., G]`` and their exponents int32 ``[..., G]`` (:data:`ABSENT` for zeros).
+    c : Tensor, accumulator float64 ``[...]``, finite.
+    align_bits : int, ``t``.
+    min_exponent, c_emin : int, least exponent of the alignment; fixed exponent of subnormal ``c``.
     """
     m = torch.maximum(e.amax(dim=-1), exponent(c, emin=c_emin)).clamp(min=min_exponent)
     quantum = m - align_bits
@@ -177,15 +163,10 @@ def accumulate(
     p, e : Tensor
         Products float64 ``[..., K]`` and exponents int32 ``[..., K]``; short of a multiple of ``k`` zeros are
         understood.
-    c : Tensor
-        float64 ``[...]``, holding values of ``out``.
-    out : torch.dtype
-        float32, or float16 where the instruction has it.
+    c : Tensor, float64 ``[...]``, holding values of ``out``.
+    out : torch.dtype, float32, or float16 where the instruction has it.
 
-    Returns
-    -------
-    Tensor
-        float64 ``[...]`` of values of ``out``.
+    Returns float64 ``[...]`` of values of ``out``.
     """
     if out not in (torch.float32, torch.float16) or (out == torch.float16 and not instruction.float16_out):
         raise NumericsError(f"{instruction.name} has no {out} accumulator; use torch.float32")
@@ -255,15 +236,11 @@ def block_scaled(p: Tensor, scale: Tensor, scale_exponent: Tensor) -> tuple[Tens
 
     Parameters
     ----------
-    p : Tensor
-        ``[..., K]``, ``K % 16 == 0``.
+    p : Tensor, ``[..., K]``, ``K % 16 == 0``.
     scale, scale_exponent : Tensor
         Product of the two scales (float64) and sum of their exponents (int32), ``[..., K / 16]``.
 
-    Returns
-    -------
-    (Tensor, Tensor)
-        Addends ``[..., K / 16]`` and exponents.
+    Returns (Tensor, Tensor): addends ``[..., K / 16]`` and exponents.
     """
     addends = p.reshape(*p.shape[:-1], -1, 16).sum(dim=-1) * scale
     return addends, torch.where(addends == 0, ABSENT, scale_exponent)
@@ -303,11 +280,7 @@ def _exact_step(p: Tensor, c: Tensor) -> Tensor:
         for i in range(1, len(parts)):
             parts[i], parts[i - 1] = two_sum(parts[i], parts[i - 1])
     return round_significand(
-        round_to_odd(parts[-1], parts[-2]),
-        fraction_bits=23,
-        emin=FLOAT32_EMIN,
-        emax=FLOAT32_EMAX,
-        toward_zero=False,
+        round_to_odd(parts[-1], parts[-2]), fraction_bits=23, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX, toward_zero=False
     )
 
 

@@ -32,10 +32,8 @@ class Match:
     Attributes
     ----------
     schedule : str
-    equal : float
-        Fraction of the compared elements with equal bits (any NaN equals any NaN).
-    compared : int
-        Number of elements compared.
+    equal : float, fraction of the compared elements with equal bits (any NaN equals any NaN).
+    compared : int, number of elements compared.
     """
 
     schedule: str
@@ -56,24 +54,13 @@ def identify_product(
     Parameters
     ----------
     product : ScaledProduct
-    output : Tensor
-        ``[M, N]``, float32, bfloat16 or float16.
-    arch : str or None
-        Try one architecture only.
-    sample : int or None
-        Most elements compared; None compares all.
+    output : Tensor, ``[M, N]``, float32, bfloat16 or float16.
+    arch : str or None, try one architecture only.
+    sample : int or None, most elements compared; None compares all.
 
-    Returns
-    -------
-    list of Match
-        Best first; equal fractions keep hardware-checked schedules first, then registry order.
-
-    Raises
-    ------
-    NumericsError
-        Unknown arch, or no schedule can compute this product (each reason is listed).
-    ShapeError
-        ``output`` is not ``[M, N]``.
+    Returns list of Match: best first; equal fractions keep hardware-checked schedules first, then registry order.
+    Raises NumericsError: unknown arch, or no schedule can compute this product (each reason is listed); ShapeError:
+    ``output`` is not ``[M, N]``.
     """
     shape = (int(product.a.shape[0]), int(product.b.shape[0]))
     if tuple(output.shape) != shape:

@@ -23,16 +23,7 @@ from torch import Tensor
 from oracle.errors import NumericsError, ShapeError
 from oracle.numbers.formats import by_name
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.tensorcore.fused import (
-    ABSENT,
-    Operand,
-    accumulate,
-    block_scaled,
-    exponent,
-    float32_scale,
-    fma32,
-    operand,
-)
+from oracle.tensorcore.fused import ABSENT, Operand, accumulate, block_scaled, exponent, float32_scale, fma32, operand
 from oracle.tensorcore.instructions import NAN_FLOAT16, NAN_FLOAT32, Instruction, Sum
 from oracle.tensorcore.instructions import instruction as instruction_named
 from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule, get
@@ -53,24 +44,15 @@ def predict_product(
 
     Parameters
     ----------
-    product : ScaledProduct
-        ``a [M, K]``, ``b [N, K]``, scales, optional bias.
-    schedule : Schedule or str
-        A record, or the name of a registered one (:func:`oracle.tensorcore.schedules.get`).
+    product : ScaledProduct, ``a [M, K]``, ``b [N, K]``, scales, optional bias.
+    schedule : Schedule or str, a record, or the name of a registered one (:func:`oracle.tensorcore.schedules.get`).
     out_dtype : torch.dtype
         float32, bfloat16 or float16: the float32 result rounded to nearest even, overflow to infinity.
     engine : {"auto", "torch", "cpu", "cuda"}
 
-    Returns
-    -------
-    Tensor
-        ``[M, N]`` of ``out_dtype`` on the operands' device. NaNs are canonical (0x7FFFFFFF, 0x7FFF).
-
-    Raises
-    ------
-    NumericsError
-        Unknown schedule or engine, or a product that the schedule cannot compute (the reason is in the
-        message).
+    Returns ``[M, N]`` of ``out_dtype`` on the operands' device. NaNs are canonical (0x7FFFFFFF, 0x7FFF).
+    Raises NumericsError: unknown schedule or engine, or a product that the schedule cannot compute (the reason is in
+    the message).
     """
     if isinstance(schedule, str):
         schedule = get(schedule)
@@ -99,15 +81,10 @@ def mma(
     a, b : Tensor
         ``[..., K]`` rows, paired; in the operand dtype, or float32 values with ``a_format`` / ``b_format``
         named.
-    c : Tensor
-        ``[...]``; rounded to ``out`` (nearest even) first, as a kernel that loads it does.
-    out : torch.dtype
-        float32, or float16 where the instruction has it.
+    c : Tensor, ``[...]``; rounded to ``out`` (nearest even) first, as a kernel that loads it does.
+    out : torch.dtype, float32, or float16 where the instruction has it.
 
-    Returns
-    -------
-    Tensor
-        ``[...]`` of ``out``, NaNs canonical.
+    Returns ``[...]`` of ``out``, NaNs canonical.
     """
     if isinstance(instruction, str):
         instruction = instruction_named(instruction)

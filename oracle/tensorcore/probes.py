@@ -45,14 +45,10 @@ class Shape:
 
     Attributes
     ----------
-    dtype : torch.dtype
-        Of both operands.
-    k : int
-        Length of the sums, a multiple of 128.
-    block, b_rows : int or None
-        Scale blocks along K (None: one scale for a row) and rows of ``b`` that share a scale.
-    edge : int
-        Rows and columns of every probe, at least 64; tiled kernels want 128.
+    dtype : torch.dtype, of both operands.
+    k : int, length of the sums, a multiple of 128.
+    block, b_rows : int or None, scale blocks along K (None: one scale for a row) and rows of ``b`` that share a scale.
+    edge : int, rows and columns of every probe, at least 64; tiled kernels want 128.
     """
 
     dtype: torch.dtype

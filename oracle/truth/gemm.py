@@ -159,7 +159,6 @@ class ScaledProduct:
     block : length of a K block, ``B = ceil(K / block)``; ``K`` for per-tensor, per-token, per-channel scales.
     b_rows : rows of ``b`` that share one row of ``b_scale``.
     bias : Tensor ``[N]`` or None, any float dtype; added before the output is rounded.
-
     ``left`` and ``right`` are the operands as records that decode their codes once (:class:`Decoded`).
     """
 
@@ -278,10 +277,7 @@ class Exact:
 def exact(product: ScaledProduct) -> Exact:
     """The exact value of every element of ``product`` as a double-double; pure PyTorch, any device.
 
-    Raises
-    ------
-    ExactnessError
-        If a device's float64 matrix product is not exact where it must be (an emulated one).
+    Raises ExactnessError: a device's float64 matrix product is not exact where it must be (an emulated one).
     """
     parts = [_exact_tile(tile) for _, tile in product.tiles()]
     return Exact(*(torch.cat(tensors) for tensors in zip(*((p.hi, p.lo, p.slack) for p in parts), strict=True)))
@@ -382,9 +378,7 @@ def _exact_tile(product: ScaledProduct) -> Exact:
     hi, lo = fast_two_sum(hi, lo)
     special = ~torch.isfinite(plain)
     zero = torch.zeros_like(hi)
-    return Exact(
-        torch.where(special, plain, hi), torch.where(special, zero, lo), torch.where(special, zero, slack)
-    )
+    return Exact(torch.where(special, plain, hi), torch.where(special, zero, lo), torch.where(special, zero, slack))
 
 
 def _accumulate(hi: Tensor, lo: Tensor, slack: Tensor, p: Tensor, pe: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -143,17 +143,11 @@ def from_pages(
     context_lens : Tensor ``[B]`` or ``[B, next_n]``
         Keys of a request, its new tokens included: query ``j`` of ``next_n`` sees ``context_lens[b] - next_n + 1 + j``
         of them; with two axes, ``context_lens[b, j]``.
-    block_tables : Tensor ``[B, most blocks]``
-        Entries past a request's last block are not read.
+    block_tables : Tensor ``[B, most blocks]``, entries past a request's last block are not read.
 
-    Returns
-    -------
-    list of Logits
-        With ``N`` the keys of the request's blocks, ``ceil(len / P) * P``; one block of zeros when it has none.
-
-    Raises
-    ------
-    ShapeError, InputError
+    Returns list of Logits: with ``N`` the keys of the request's blocks, ``ceil(len / P) * P``; one block of zeros when
+    it has none.
+    Raises ShapeError, InputError.
     """
     codes, scales = unpack_kv_cache(kv_cache)
     tokens = codes.shape[1]
