@@ -63,7 +63,6 @@ def quantize(
     x : Tensor ``[..., K]``, bfloat16, float16 or float32
         Blocks of several rows need a matrix. Ragged blocks are filled with zeros for the amax; the codes are
         those of ``x`` alone.
-    recipe : Recipe
     scale : Tensor, float32, one value; exactly for recipes whose scale is given.
     scale_ub : Tensor, float32, one value; only for recipes that take it.
     global_scale : Tensor, float32, one value; exactly for recipes whose scaling has one. It multiplies: a scale is

@@ -46,11 +46,8 @@ class Fingerprint:
     interval : int or None, promotion interval; None is one chain over K.
     align_bits : int or None, ``t``; None without an aligner, or with one wider than the probe reaches.
     align_direction : str, ``"toward zero"``, ``"down"``, ``"nearest"`` or ``"unknown"``.
-    accumulator_bits : int or None
-    accumulator_rounding : str
     promotion, epilogue : tuple of str
         Names of the arithmetic that reproduces every bit; several when the output cannot tell them apart.
-    store_rounding : str
     schedules : tuple of str, registered schedules that reproduce every bit of every random probe.
     """
 

@@ -64,7 +64,6 @@ def operand(x: Tensor, instruction: Instruction, *, format: str | None = None) -
     x : Tensor
         Elements in the operand's torch dtype; float4 as unpacked integer codes, one per element. With
         ``format`` named, a float32 or float64 tensor of values that this format holds.
-    instruction : Instruction
     format : str or None, format of the values; None takes the dtype's own (float32 is read as TF32).
 
     Returns Operand: TF32 ignores the 13 low bits of a float32 (truncation). Subnormals keep the exponent ``emin``, or

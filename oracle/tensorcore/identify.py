@@ -31,7 +31,6 @@ class Match:
 
     Attributes
     ----------
-    schedule : str
     equal : float, fraction of the compared elements with equal bits (any NaN equals any NaN).
     compared : int, number of elements compared.
     """
@@ -53,7 +52,6 @@ def identify_product(
 
     Parameters
     ----------
-    product : ScaledProduct
     output : Tensor, ``[M, N]``, float32, bfloat16 or float16.
     arch : str or None, try one architecture only.
     sample : int or None, most elements compared; None compares all.

@@ -77,7 +77,6 @@ def mma(
 
     Parameters
     ----------
-    instruction : Instruction or str
     a, b : Tensor
         ``[..., K]`` rows, paired; in the operand dtype, or float32 values with ``a_format`` / ``b_format``
         named.

@@ -69,12 +69,8 @@ class Schedule:
     Attributes
     ----------
     name : str, ``"sm90.promote128"``.
-    instruction : Instruction
     interval : int or None, products of one chain; None is the whole K.
-    promotion : Promotion
-    epilogue : Epilogue
     seen_in : str, kernels known to compute so, or the source.
-    status : Status
     fused_bias : bool, bias by one fused multiply-add with the outer scale, else by a separate addition.
     """
 

@@ -69,7 +69,6 @@ class Row:
     ----------
     gpu, format, output : str, as the files are named; ``output`` is ``"float32"`` or ``"float16"``.
     instruction : str, name of the model.
-    vectors, mismatches : int
     first : str, the first mismatch in words, or "".
     note : str, what the reader must know about these files, or "".
     """
@@ -194,7 +193,6 @@ def check(vectors: Vectors, output: str, *, model: Model | None = None) -> Row:
 
     Parameters
     ----------
-    vectors : Vectors
     output : str, ``"fp32"`` or ``"fp16"``, a key of ``vectors.d``.
     model : Model or None, None takes :func:`model_of`.
     """
