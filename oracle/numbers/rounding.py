@@ -1,4 +1,5 @@
-"""Rounding to a format, once: the definition for one number, and its twins for tensors and for pairs ``hi + lo``.
+"""Rounding to a format, once: the definition for one number, and its twins for tensors and for pairs ``hi + lo``; the
+error-free sums and products of float64 that make such pairs.
 
 The magnitude ``|x|`` lies between two neighbours ``n q <= |x| < (n + 1) q`` where
 ``q = 2^(max(floor(log2|x|), emin) - fraction_bits)`` is the spacing of the format at ``|x|``, taken as if its
@@ -14,9 +15,14 @@ The one addition is correctly rounded and everything else is exact, so the bits 
 A pair is first rounded to odd in float64 [1]: truncated, with the last bit set if anything was lost. Rounding
 that to any format of at most 51 bits is the rounding of the exact sum.
 
+``two_sum`` (Knuth) and ``two_prod`` (Dekker, with Veltkamp's splitting) return ``(s, e)`` with ``s + e`` equal to the
+exact result when nothing overflows or underflows [2]; both use only additions and multiplications that every device
+rounds identically, never a fused one. Infinities and NaN give a NaN error term, which callers overlay.
+
 Sources: IEEE 754-2019, 4.3 (roundings) and 7.4 (overflow); OCP OFP8 1.0, 5.2.1 (saturating and not).
 [1] S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
 rounding to odd", IEEE Trans. Computers 57(4), 2008.
+[2] Muller et al., Handbook of Floating-Point Arithmetic, 2nd ed., 4.3 and 4.4.
 
 Not covered: scales, flags, stochastic rounding, NaN payloads (every NaN becomes ``fmt.nan_code``); a CPU thread that
 was told to round otherwise or to flush subnormals (``torch.set_flush_denormal``).
@@ -32,7 +38,6 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DeviceError, DtypeError, InputError, OptionError, ShapeError
-from oracle.numbers.doubledouble import two_sum
 from oracle.numbers.formats import FP32, Format, from_codes, in_blocks, of_dtype
 
 
@@ -205,6 +210,36 @@ def exponent_of(x: Tensor) -> Tensor:
     # Below 2^-1022 the bits are the integer |x| * 2^1074, whose exponent as a float64 is known.
     tiny = (magnitude.to(torch.float64).view(torch.int64) >> 52) - (1023 + 1074)
     return torch.where(field > 0, field - 1023, tiny.clamp_(min=-1075))
+
+
+SPLITTER = 2.0**27 + 1.0  # Veltkamp's constant for p = 53: 2**ceil(53/2) + 1
+
+
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``a + b`` exactly, as ``(rounded, error)``; any magnitudes."""
+    s = a + b
+    v = s - a
+    return s, (a - (s - v)) + (b - v)
+
+
+def fast_two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``a + b`` exactly when ``|a| >= |b|`` or ``a == 0``."""
+    s = a + b
+    return s, b - (s - a)
+
+
+def two_prod(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``a * b`` exactly, as ``(rounded, error)``, for ``|a|, |b| < 2**996`` and no underflow of the error."""
+    p = a * b
+    ah, al = _split(a)
+    bh, bl = _split(b)
+    return p, ((ah * bh - p) + ah * bl + al * bh) + al * bl
+
+
+def _split(a: Tensor) -> tuple[Tensor, Tensor]:
+    c = a * SPLITTER
+    high = c - (c - a)
+    return high, a - high
 
 
 _MAGNITUDE = (1 << 63) - 1

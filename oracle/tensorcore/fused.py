@@ -30,16 +30,17 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DtypeError, NumericsError
-from oracle.numbers.doubledouble import two_sum
 from oracle.numbers.formats import by_name, decode, of_dtype
-from oracle.numbers.rounding import power_of_two
+from oracle.numbers.rounding import power_of_two, two_sum
 from oracle.tensorcore.instructions import Instruction, Order, Sum
 
 ABSENT = -20_000
 """Exponent of a zero: below every real one, also when two of them are added."""
 
 FLOAT32_EMIN, FLOAT32_EMAX = -126, 127
-FLOAT16_EMIN, FLOAT16_EMAX, FLOAT16_FRACTION = -14, 15, 10
+FLOAT16_EMIN = -14
+NEAREST = {torch.float32: (23, FLOAT32_EMIN, FLOAT32_EMAX), torch.float16: (10, FLOAT16_EMIN, 15)}
+"""Fraction bits, least and largest exponent of the formats that are rounded to nearest."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,17 @@ def round_significand(x: Tensor, *, fraction_bits: int, emin: int, emax: int, to
 def round_accumulator(x: Tensor, instruction: Instruction, *, out: torch.dtype) -> Tensor:
     """Round an exact sum to the instruction's float32 or float16 accumulator."""
     if out == torch.float16:
-        return round_significand(
-            x, fraction_bits=FLOAT16_FRACTION, emin=FLOAT16_EMIN, emax=FLOAT16_EMAX, toward_zero=False
-        )
+        return round_to_nearest(x, out)
     return round_significand(
         x, fraction_bits=instruction.out_bits, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX,
         toward_zero=instruction.round_toward_zero,
     )  # fmt: skip
+
+
+def round_to_nearest(x: Tensor, out: torch.dtype) -> Tensor:
+    """:func:`round_significand` to float32 or float16, ties to even."""
+    fraction_bits, emin, emax = NEAREST[out]
+    return round_significand(x, fraction_bits=fraction_bits, emin=emin, emax=emax, toward_zero=False)
 
 
 def fused_sum(p: Tensor, e: Tensor, c: Tensor, *, align_bits: int, min_exponent: int, c_emin: int) -> Tensor:
@@ -186,13 +191,8 @@ def _instruction_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction,
         kept, c = c, torch.where(overflowed, 0.0, c)
     if instruction.sum is Sum.FUSED_THEN_ADD:
         total = _groups(p, e, torch.zeros_like(c), instruction, out)
-        nearest = {torch.float32: (23, FLOAT32_EMIN, FLOAT32_EMAX), torch.float16: (10, -14, 15)}[out]
         # Two float32 of far exponents do not fit a float64 sum: add them with their rounding error.
-        high, low = two_sum(total, c)
-        result = round_significand(
-            round_to_odd(high, low), fraction_bits=nearest[0], emin=nearest[1], emax=nearest[2],
-            toward_zero=False,
-        )  # fmt: skip
+        result = round_to_nearest(round_to_odd(*two_sum(total, c)), out)
     else:
         result = _groups(p, e, c, instruction, out)
     return torch.where(overflowed, kept, result) if overflowed.any() else result
@@ -278,9 +278,7 @@ def _exact_step(p: Tensor, c: Tensor) -> Tensor:
     for _ in parts:
         for i in range(1, len(parts)):
             parts[i], parts[i - 1] = two_sum(parts[i], parts[i - 1])
-    return round_significand(
-        round_to_odd(parts[-1], parts[-2]), fraction_bits=23, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX, toward_zero=False
-    )
+    return round_to_nearest(round_to_odd(parts[-1], parts[-2]), torch.float32)
 
 
 def _tree_step(p: Tensor, c: Tensor) -> Tensor:

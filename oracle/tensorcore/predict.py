@@ -14,7 +14,6 @@ Not covered: split-K, and kernels that no schedule describes.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -120,13 +119,8 @@ def _engine(product: ScaledProduct, schedule: Schedule, engine: Engine) -> Any:
     if engine == "torch":
         return None
     kind = engine if engine != "auto" else ("cuda" if product.a.is_cuda else "cpu")
-    name = f"oracle.tensorcore.engine_{kind}"
-    if importlib.util.find_spec(name) is None:
-        if engine == "auto":
-            return None
-        raise NumericsError(f"engine {engine!r} is not installed; use engine='torch'")
     try:
-        module = importlib.import_module(name)
+        module = importlib.import_module(f"oracle.tensorcore.engine_{kind}")
     except ModuleNotFoundError as missing:  # numba or triton: optional dependencies
         if engine == "auto":
             return None
