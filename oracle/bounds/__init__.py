@@ -10,12 +10,4 @@ from oracle.bounds.ieee32 import ieee32_bound
 from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.product import any_order_bound, residue_bound
 
-__all__ = [
-    "Accumulator",
-    "Interval",
-    "of_schedule",
-    "admissible",
-    "any_order_bound",
-    "ieee32_bound",
-    "residue_bound",
-]
+__all__ = ["Accumulator", "Interval", "of_schedule", "admissible", "any_order_bound", "ieee32_bound", "residue_bound"]

@@ -34,9 +34,9 @@ from oracle.bounds.product import ETA, FLOAT32_MAX, U
 from oracle.errors import NumericsError
 from oracle.numbers.formats import Format, decode, of_dtype
 from oracle.tensorcore.instructions import Sum
+from oracle.truth.gemm import exponents
 
 CUBE = 1 << 21  # products of one step held at a time
-LARGEST_PRODUCT = 448.0**2
 MOST = 1 << 26  # products above which the rank-1 recursion is used
 
 
@@ -95,10 +95,7 @@ def boxed_product(
     acc : the accumulator, or None for float32 arithmetic in any order.
     b_ends : bounds ``[N, K]`` (float64 values of the format) of ``b`` where its codes may flip too.
 
-    Raises
-    ------
-    NumericsError
-        The accumulator is of a kind that is not covered.
+    Raises NumericsError: the accumulator is of a kind that is not covered.
     """
     if acc is not None and (acc.kind is not Sum.FUSED or acc.scales_inside):
         raise NumericsError(f"{acc.name} does not add by fused truncating steps; no bound for flipped codes is derived")
@@ -216,8 +213,9 @@ def _tile(
     if acc is None:
         n = k + 4
         gamma = n * U / (1 - n * U) * (1 + 2.0**-20)
+        largest_product = boxes[0].fmt.max_finite * b_fmt.max_finite
         most_scales = [float(b_scale.abs().max()), *(float(box.scale_high.max()) for box in boxes)]
-        width = gamma * size + ETA * n * LARGEST_PRODUCT * max(1.0, *most_scales)
+        width = gamma * size + ETA * n * largest_product * max(1.0, *most_scales)
         down, up = down - width, up + width
     return down, up, open_
 
@@ -276,14 +274,9 @@ def _truncation(largest: Tensor, exact_below: Tensor, acc: Accumulator) -> Tenso
 
 def _exponents(low: Tensor, high: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
     """Largest exponent that values in ``[low, high]`` may have, and the least they must have (``NONE``: maybe zero)."""
-    e1, e2 = _exponent(low, fmt), _exponent(high, fmt)
+    e1, e2 = exponents(low, fmt), exponents(high, fmt)
     sure = (low > 0) | (high < 0)
     return torch.maximum(e1, e2), torch.where(sure, torch.minimum(e1, e2), NONE)
-
-
-def _exponent(value: Tensor, fmt: Format) -> Tensor:
-    exponent = (torch.frexp(value)[1].to(torch.int64) - 1).clamp(min=fmt.emin)
-    return torch.where(value == 0, torch.full_like(exponent, NONE), exponent)
 
 
 def _spans(k: int, block: int, acc: Accumulator | None) -> list[tuple[int, int, int]]:

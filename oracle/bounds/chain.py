@@ -31,7 +31,7 @@ from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator
 from oracle.numbers.formats import Format
-from oracle.truth.gemm import NO_EXPONENT
+from oracle.truth.gemm import NO_EXPONENT, exponents
 
 NONE = NO_EXPONENT
 EMIN32 = -126  # a float32 accumulator is never aligned below this exponent
@@ -51,10 +51,8 @@ class Operand:
 
 
 def operand(value: Tensor, fmt: Format) -> Operand:
-    """Nominal exponents of finite float64 ``value`` drawn from ``fmt``: ``max(floor(log2 |v|), emin)``."""
-    exponent = torch.frexp(value)[1].to(torch.int64) - 1
-    exponent = exponent.clamp(min=fmt.emin)
-    return Operand(value, torch.where(value == 0, torch.full_like(exponent, NONE), exponent))
+    """Finite float64 ``value`` drawn from ``fmt`` with its nominal exponents."""
+    return Operand(value, exponents(value, fmt))
 
 
 def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:

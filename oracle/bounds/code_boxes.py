@@ -43,10 +43,7 @@ def code_boxes(
     given : the scale, for recipes that take one.
     scale_ub : bound of amax, for recipes that take one.
 
-    Raises
-    ------
-    NumericsError
-        The recipe's blocks or powers of two are not covered.
+    Raises NumericsError: the recipe's blocks or powers of two are not covered.
     """
     if recipe.formula is ScaleFormula.GIVEN:
         if given is None:

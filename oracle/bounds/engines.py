@@ -83,10 +83,7 @@ def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | Non
 def compiled_exact(product: ScaledProduct) -> Exact:
     """:func:`oracle.truth.gemm.exact`, bit for bit.
 
-    Raises
-    ------
-    NumericsError
-        The compiled pass cannot take this product.
+    Raises NumericsError: the compiled pass cannot take this product.
     """
     refused = why_not(product)
     if refused is not None:
@@ -113,10 +110,7 @@ def compiled_exact(product: ScaledProduct) -> Exact:
 def compiled_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
     """:func:`oracle.truth.gemm.exact` and :func:`oracle.bounds.residue_bound`, bit for bit, in one pass.
 
-    Raises
-    ------
-    NumericsError
-        The compiled pass cannot take this product, or no kernel with ``acc`` can compute it.
+    Raises NumericsError: the compiled pass cannot take this product, or no kernel with ``acc`` can compute it.
     """
     refused = why_not(product, acc)
     if refused is not None:

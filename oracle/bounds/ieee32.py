@@ -24,7 +24,7 @@ from torch import Tensor
 from oracle.bounds.interval import Interval
 from oracle.bounds.product import ETA, FLOAT32_MAX, U
 from oracle.numbers.formats import decode
-from oracle.truth.gemm import Decoded, ScaledProduct
+from oracle.truth.gemm import Decoded, ScaledProduct, zero_nonfinite
 
 NAME = "ieee32.any"
 TILE = 1 << 23  # elements of an operand decoded at once: 64 MiB for each float64 temporary
@@ -72,7 +72,7 @@ def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
     n = product.K + 4
     gamma = n * U / (1 - n * U)
     if product.bias is not None:
-        size = size + _finite(decode(product.bias)).abs()[None, :]
+        size = size + zero_nonfinite(decode(product.bias)).abs()[None, :]
     absolute = ETA * n * extremes.code * extremes.scale
     width = gamma * size * (1 + 2.0**-20) + absolute
     open_ = (size + width >= FLOAT32_MAX * (1 - 2.0**-20)) | _reached_by_infinity(product, extremes)
@@ -94,8 +94,8 @@ def _reach(product: ScaledProduct) -> Tensor:
     largest = torch.maximum(rows, columns)
     sums = torch.zeros_like(largest)
     for block, k in product.blocks():
-        sa = _finite(product.left.scales[:, block]).abs()[:, None]
-        sb = _finite(product.right.scales[:, block]).abs()
+        sa = zero_nonfinite(product.left.scales[:, block]).abs()[:, None]
+        sb = zero_nonfinite(product.right.scales[:, block]).abs()
         sb = sb.repeat_interleave(product.b_rows)[None, : product.N]
         largest = torch.maximum(largest, sa * sb)
         sums = sums + torch.maximum(sa, sb) * (a[:, k] @ b[:, k].T)
@@ -117,17 +117,13 @@ def _reached_by_infinity(product: ScaledProduct, extremes: _Extremes) -> Tensor:
 
 def _scaled(x: Decoded, product: ScaledProduct, rows: int) -> Tensor:
     """``|x|`` times the magnitude of its scale, element by element; every scale row serves ``rows`` rows."""
-    scale = _finite(x.scales).abs().repeat_interleave(product.block, dim=1)[:, : product.K]
+    scale = zero_nonfinite(x.scales).abs().repeat_interleave(product.block, dim=1)[:, : product.K]
     if rows > 1 and scale.shape[0] > 1:
         scale = scale.repeat_interleave(rows, dim=0)[: product.N]
     return x.number().abs() * scale
 
 
-def _finite(x: Tensor) -> Tensor:
-    return torch.nan_to_num(x, 0.0, 0.0, 0.0)
-
-
 def _range(scale: Tensor) -> tuple[float, float]:
     """The largest finite magnitude (0 when there is none) and the smallest one that is not zero (infinity)."""
     size = scale.abs()
-    return float(_finite(size).max()), float(torch.where(size > 0, size, torch.inf).min())
+    return float(zero_nonfinite(size).max()), float(torch.where(size > 0, size, torch.inf).min())

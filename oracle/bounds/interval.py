@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oracle.numbers.doubledouble import fast_two_sum, two_sum
 from oracle.numbers.formats import decode
-from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
+from oracle.numbers.rounding import Overflow, Rounding, fast_two_sum, pair_to_dtype, two_sum
 from oracle.truth.gemm import Exact
 
 

@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from oracle.bounds.interval import Interval
 from oracle.bounds.product import ETA, FLOAT32_MAX, U
 from oracle.numbers.formats import decode
-from oracle.truth.gemm import ScaledProduct
+from oracle.truth.gemm import ScaledProduct, zero_nonfinite
 from oracle.truth.logits import Logits, dots
 
 
@@ -40,11 +39,11 @@ def logits_bound(problem: Logits, dot_bound: Callable[[ScaledProduct], Interval]
 
 
 def _tile(problem: Logits, dot_bound: Callable[[ScaledProduct], Interval]) -> Interval:
-    weights, scale = _finite(decode(problem.weights))[:, :, None], _finite(decode(problem.k_scale))[None, :]
+    weights, scale = (zero_nonfinite(decode(x)) for x in (problem.weights[:, :, None], problem.k_scale[None, :]))
     x = dots(problem)
     infinite = torch.isinf(problem.weights).any(dim=1)[:, None] | torch.isinf(problem.k_scale)[None, :]
     open_ = torch.isnan(x).any(dim=1) | infinite
-    x = _finite(x)
+    x = zero_nonfinite(x)
     dot = dot_bound(problem.products())
     rest = torch.relu(x)
     down, up = torch.relu(x + dot.lo.reshape(x.shape)) - rest, torch.relu(x + dot.hi.reshape(x.shape)) - rest
@@ -63,7 +62,3 @@ def _tile(problem: Logits, dot_bound: Callable[[ScaledProduct], Interval]) -> In
     reach = torch.maximum(size * scale.abs().clamp(min=1.0), factor.expand(size.shape))
     open_ = open_ | ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
     return Interval(left - rounding, right + rounding, f"sum over heads in any order of {dot.name}", True, open_)
-
-
-def _finite(x: Tensor) -> Tensor:
-    return torch.nan_to_num(x, 0.0, 0.0, 0.0)

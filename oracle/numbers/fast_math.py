@@ -50,13 +50,9 @@ def quotient(amax: Tensor) -> Tensor:
 
     Parameters
     ----------
-    amax : Tensor, float64, bfloat16 values that are not negative
-        0 gives infinity, infinity 0, NaN NaN.
+    amax : Tensor, float64, bfloat16 values that are not negative; 0 gives infinity, infinity 0, NaN NaN.
 
-    Raises
-    ------
-    NumericsError
-        A value is no bfloat16 value: the tables do not speak of it.
+    Raises NumericsError: a value is no bfloat16 value: the tables do not speak of it.
     """
     return flush(f32(DIVIDEND * _reciprocal(flush(amax), _steps(amax, RECIPROCAL))))
 

@@ -52,16 +52,11 @@ class Format:
 
     Parameters
     ----------
-    name : str
-        The name of the torch dtype where there is one.
-    bits, exponent_bits, fraction_bits, bias : int
-        Widths in bits and the exponent bias.
-    signed : bool
-        Whether the top bit is a sign.
-    nan : NanEncoding
-        Which codes are NaN.
-    has_inf : bool
-        Whether the exponent field of all ones with a zero fraction is infinity.
+    name : str, the name of the torch dtype where there is one.
+    bits, exponent_bits, fraction_bits, bias : int, widths in bits and the exponent bias.
+    signed : bool, whether the top bit is a sign.
+    nan : NanEncoding, which codes are NaN.
+    has_inf : bool, whether the exponent field of all ones with a zero fraction is infinity.
     has_subnormals : bool
         Whether exponent field 0 means zero and subnormals; without, field 0 is an ordinary binade and the
         format has no zero at all (E8M0).
@@ -217,10 +212,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
 def by_name(name: str) -> Format:
     """The format of that name.
 
-    Raises
-    ------
-    OptionError
-        No format has this name.
+    Raises OptionError: no format has this name.
     """
     if name in FORMATS:
         return FORMATS[name]
@@ -238,11 +230,8 @@ def foreign_formats() -> Mapping[str, Format]:
 def of_dtype(dtype: torch.dtype) -> Format:
     """The format of the elements of a torch dtype.
 
-    Raises
-    ------
-    DtypeError
-        The dtype is no floating-point dtype with a record here (``float64`` is the oracle's own arithmetic,
-        and ``float4_e2m1fn_x2`` packs two values: unpack it to ``uint8`` codes of :data:`E2M1`).
+    Raises DtypeError: the dtype is no floating-point dtype with a record here (``float64`` is the oracle's own
+    arithmetic, and ``float4_e2m1fn_x2`` packs two values: unpack it to ``uint8`` codes of :data:`E2M1`).
     """
     name = str(dtype).removeprefix("torch.")
     if name not in FORMATS:
@@ -255,18 +244,10 @@ def decode_scalar(code: int, fmt: Format) -> float:
 
     Parameters
     ----------
-    code : int
-        ``0 <= code < 2**fmt.bits``.
+    code : int, ``0 <= code < 2**fmt.bits``.
 
-    Returns
-    -------
-    float
-        Exact; -0.0, infinities and NaN where the format has them.
-
-    Raises
-    ------
-    OptionError
-        The code does not fit the format.
+    Returns float: exact; -0.0, infinities and NaN where the format has them.
+    Raises OptionError: the code does not fit the format.
     """
     if not 0 <= code <= fmt.code_mask:
         raise OptionError(f"code {code} does not fit {fmt}; codes are 0..{fmt.code_mask}")
@@ -294,21 +275,12 @@ def decode(codes: Tensor, fmt: Format | None = None) -> Tensor:
         Any shape and strides. Either a tensor of a torch dtype that has a format (``fmt`` may then be left
         out), or an integer tensor of codes of ``fmt``: of the width of ``fmt.storage`` (read as bits), or
         wider (read as ``0 <= code < 2**fmt.bits``).
-    fmt : Format, optional
-        Needed for integer tensors.
+    fmt : Format, optional, needed for integer tensors.
 
-    Returns
-    -------
-    Tensor
-        float64, contiguous, same shape and device. NaN is the canonical quiet NaN whatever the code's payload
-        and sign; infinities and -0 as in the format.
-
-    Raises
-    ------
-    DtypeError
-        No format was given for an integer tensor, or the one given is not the tensor's.
-    InputError
-        An integer is no code of the format.
+    Returns float64, contiguous, same shape and device. NaN is the canonical quiet NaN whatever the code's payload and
+    sign; infinities and -0 as in the format.
+    Raises DtypeError: no format was given for an integer tensor, or the one given is not the tensor's; InputError: an
+    integer is no code of the format.
     """
     fmt, stored = _stored(codes, fmt)
     chain = partial(_from_table, fmt=fmt) if fmt.bits <= 8 else partial(_from_bits, fmt=fmt)
@@ -320,20 +292,12 @@ def codes_of(x: Tensor, fmt: Format | None = None) -> Tensor:
 
     Parameters
     ----------
-    x : Tensor
-        Any shape, strides and floating-point dtype of 1, 2, 4 or 8 bytes, float64 included.
+    x : Tensor, any shape, strides and floating-point dtype of 1, 2, 4 or 8 bytes, float64 included.
     fmt : Format, optional
         With it ``x`` must hold values of that format; integer codes of it, as :func:`decode` reads them, are taken too.
 
-    Returns
-    -------
-    Tensor
-        uint8, int16, int32 or int64 view of the same memory, same shape and strides.
-
-    Raises
-    ------
-    DtypeError
-        The tensor is not floating point, or holds packed values, or values of another format.
+    Returns uint8, int16, int32 or int64 view of the same memory, same shape and strides.
+    Raises DtypeError: the tensor is not floating point, or holds packed values, or values of another format.
     """
     if fmt is not None:
         return _stored(x, fmt)[1]
@@ -347,15 +311,10 @@ def from_codes(codes: Tensor, fmt: Format) -> Tensor:
 
     Parameters
     ----------
-    codes : Tensor
-        Integer tensor of any shape and strides, read as by :func:`decode`.
+    codes : Tensor, integer tensor of any shape and strides, read as by :func:`decode`.
 
-    Raises
-    ------
-    DtypeError
-        torch has no such dtype (E2M1), or ``codes`` is no integer tensor.
-    InputError
-        An integer is no code of the format.
+    Raises DtypeError: torch has no such dtype (E2M1), or ``codes`` is no integer tensor; InputError: an integer is no
+    code of the format.
     """
     dtype = fmt.torch_dtype
     if dtype is None:
@@ -395,10 +354,8 @@ def in_blocks(chain: Callable[..., Tensor], *operands: Tensor, dtype: torch.dtyp
     chain : callable
         Takes one contiguous 1-D block of every operand, returns a tensor of the block's length and of
         ``dtype``. It must not write into its arguments.
-    *operands : Tensor
-        Of one shape and device, any strides.
-    dtype : torch.dtype
-        Of the result, which is contiguous and has the operands' shape.
+    *operands : Tensor, of one shape and device, any strides.
+    dtype : torch.dtype, of the result, which is contiguous and has the operands' shape.
     """
     first = operands[0]
     block = CPU_BLOCK if first.device.type == "cpu" else DEVICE_BLOCK

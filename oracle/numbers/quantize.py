@@ -25,16 +25,7 @@ from torch import Tensor
 from oracle.errors import DeviceError, DtypeError, OptionError, ShapeError
 from oracle.numbers import fast_math, ue8m0
 from oracle.numbers.formats import FP32, Format, decode, of_dtype
-from oracle.numbers.recipes import (
-    AmaxScan,
-    Arithmetic,
-    CodeFormula,
-    NanAmax,
-    PowerOfTwo,
-    Recipe,
-    ScaleFormula,
-    Special,
-)
+from oracle.numbers.recipes import AmaxScan, Arithmetic, CodeFormula, NanAmax, PowerOfTwo, Recipe, ScaleFormula, Special
 from oracle.numbers.rounding import Overflow, Rounding, encode, round_to, to_dtype
 from oracle.numbers.rounding import f32 as f32
 from oracle.numbers.scaling import TENSOR, Block, Grid, ScaleFormat, Scaling, grid
@@ -72,20 +63,14 @@ def quantize(
     x : Tensor ``[..., K]``, bfloat16, float16 or float32
         Blocks of several rows need a matrix. Ragged blocks are filled with zeros for the amax; the codes are
         those of ``x`` alone.
-    recipe : Recipe
     scale : Tensor, float32, one value; exactly for recipes whose scale is given.
     scale_ub : Tensor, float32, one value; only for recipes that take it.
     global_scale : Tensor, float32, one value; exactly for recipes whose scaling has one. It multiplies: a scale is
         ``s / global_scale`` rounded to the scale format, codes are those of ``x`` over the product of the two scales.
 
-    Returns
-    -------
-    Quantized
-        NaN, infinity, -0 and zero blocks as the record says; NaN codes are written as the format's ``nan_code``.
-
-    Raises
-    ------
-    DtypeError, ShapeError, DeviceError, OptionError
+    Returns Quantized: NaN, infinity, -0 and zero blocks as the record says; NaN codes are written as the format's
+    ``nan_code``.
+    Raises DtypeError, ShapeError, DeviceError, OptionError.
     """
     prepared = prepare(x, scale=scale, scale_ub=scale_ub, global_scale=global_scale)
     published = prepared.scale(recipe).reshape(prepared.grid(recipe.block).scale_shape)
@@ -239,15 +224,8 @@ def dequantize(q: Tensor, scale: Tensor, scaling: Scaling) -> Tensor:
     q : Tensor ``[..., K]`` of the element format (values, or integer codes)
     scale : Tensor, float32, bfloat16 or an 8-bit float, in the logical shape of ``scaling.block`` over ``q``
 
-    Returns
-    -------
-    Tensor
-        float64: 4 by 24 significant bits, so the product is exact. NaN codes, and 0 * inf, give NaN.
-
-    Raises
-    ------
-    ShapeError
-        The scale does not have the shape that the block gives.
+    Returns float64: 4 by 24 significant bits, so the product is exact. NaN codes, and 0 * inf, give NaN.
+    Raises ShapeError: the scale does not have the shape that the block gives.
     """
     cells = scaling.grid(q.shape)
     if tuple(scale.shape) != cells.scale_shape:
@@ -266,16 +244,13 @@ def per_tensor_dequantize(q: Tensor, inv_scale: Tensor) -> Tensor:
     q : Tensor, float8_e4m3fn, any shape
     inv_scale : Tensor, float32, one value (it multiplies, whatever its name says)
 
-    Returns
-    -------
-    Tensor
-        float16. Magnitudes that round above 65504 are infinite, those up to 2^-25 are zero.
-
     Notes
     -----
     E4M3 values are exact in float16. torch multiplies a float16 tensor by a zero-dimensional float32 tensor
     in float32 and rounds the product once more: two roundings, which this function repeats.
     Source: vLLM quantization/utils/w8a8_utils.py ``per_tensor_dequantize``.
+
+    Returns float16. Magnitudes that round above 65504 are infinite, those up to 2^-25 are zero.
     """
     if q.dtype is not torch.float8_e4m3fn:
         raise DtypeError(f"q has dtype {q.dtype}; per_tensor_dequantize takes torch.float8_e4m3fn")
@@ -322,12 +297,7 @@ def seen_by_row_as_column(shape: tuple[int, ...] | torch.Size, columns: int) -> 
 
 
 def scale_steps(
-    amax: Tensor,
-    recipe: Recipe,
-    fmt: Format,
-    *,
-    scale_ub: Tensor | None = None,
-    global_scale: Tensor | None = None,
+    amax: Tensor, recipe: Recipe, fmt: Format, *, scale_ub: Tensor | None = None, global_scale: Tensor | None = None
 ) -> Steps:
     """From amax values (float64 holding float32 values) to a recipe's scale; ``fmt`` is the format of ``x``."""
     a = amax

@@ -112,37 +112,25 @@ class Recipe:
 
     Attributes
     ----------
-    name, source
-        Registry name; library, file and commit where the formula was read.
-    scaling
-        Which elements share a scale, and the formats of elements and scales.
-    formula, code
-        How ``s`` and the codes are computed.
-    power_of_two
-        How ``s`` becomes a power of two (UE8M0 recipes), else None.
+    name, source : registry name; library, file and commit where the formula was read.
+    scaling : which elements share a scale, and the formats of elements and scales.
+    formula, code : how ``s`` and the codes are computed.
+    power_of_two : how ``s`` becomes a power of two (UE8M0 recipes), else None.
     byte_low, inf_byte, nan_byte
         UE8M0 only: smallest byte, and the bytes of an infinite and of a NaN input (255 is NaN;
         ``inf_byte=None`` leaves an infinite scale infinite in float32).
     amax_floor, scale_floor
         ``a = max(a, amax_floor)``; ``s = max(s, scale_floor)`` before rounding to a power of two. 0: none.
-    unit_when
-        Kinds of amax for which ``q = s = 1`` is used instead of the formula.
-    inverse_limit
-        An infinite ``q`` becomes the largest finite value of the dtype of ``x``.
-    zero_codes
-        Where the float32 image of the scale is 0, every code is a (signed) zero instead of ``x * inf``.
-    nan_amax, nan_code
-        What a NaN element does to amax, and the code of a NaN quotient.
-    takes_scale_ub
-        amax is clamped to ``scale_ub`` when one is given.
+    unit_when : kinds of amax for which ``q = s = 1`` is used instead of the formula.
+    inverse_limit : an infinite ``q`` becomes the largest finite value of the dtype of ``x``.
+    zero_codes : where the float32 image of the scale is 0, every code is a (signed) zero instead of ``x * inf``.
+    nan_amax, nan_code : what a NaN element does to amax, and the code of a NaN quotient.
+    takes_scale_ub : amax is clamped to ``scale_ub`` when one is given.
     approximate
         The device may compile division to an approximate instruction (2 ulp, flushing): the admissible set is wide.
-    arithmetic
-        The device's own, where its bits are known.
-    scan
-        Which elements enter amax.
-    fault
-        Why this recipe is *not* admissible although some library computes it; None for a sound one.
+    arithmetic : the device's own, where its bits are known.
+    scan : which elements enter amax.
+    fault : why this recipe is *not* admissible although some library computes it; None for a sound one.
     """
 
     name: str
@@ -220,10 +208,7 @@ def recipes() -> Mapping[str, Recipe]:
 def get(name: str) -> Recipe:
     """The recipe of this name.
 
-    Raises
-    ------
-    NumericsError
-        No recipe has this name; the message lists those that exist.
+    Raises NumericsError: no recipe has this name; the message lists those that exist.
     """
     if name not in _REGISTRY:
         raise NumericsError(f"no recipe {name!r}; there are: {', '.join(sorted(_REGISTRY))}")

@@ -1,4 +1,5 @@
-"""Rounding to a format, once: the definition for one number, and its twins for tensors and for pairs ``hi + lo``.
+"""Rounding to a format, once: the definition for one number, and its twins for tensors and for pairs ``hi + lo``; the
+error-free sums and products of float64 that make such pairs.
 
 The magnitude ``|x|`` lies between two neighbours ``n q <= |x| < (n + 1) q`` where
 ``q = 2^(max(floor(log2|x|), emin) - fraction_bits)`` is the spacing of the format at ``|x|``, taken as if its
@@ -14,9 +15,14 @@ The one addition is correctly rounded and everything else is exact, so the bits 
 A pair is first rounded to odd in float64 [1]: truncated, with the last bit set if anything was lost. Rounding
 that to any format of at most 51 bits is the rounding of the exact sum.
 
+``two_sum`` (Knuth) and ``two_prod`` (Dekker, with Veltkamp's splitting) return ``(s, e)`` with ``s + e`` equal to the
+exact result when nothing overflows or underflows [2]; both use only additions and multiplications that every device
+rounds identically, never a fused one. Infinities and NaN give a NaN error term, which callers overlay.
+
 Sources: IEEE 754-2019, 4.3 (roundings) and 7.4 (overflow); OCP OFP8 1.0, 5.2.1 (saturating and not).
 [1] S. Boldo and G. Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using
 rounding to odd", IEEE Trans. Computers 57(4), 2008.
+[2] Muller et al., Handbook of Floating-Point Arithmetic, 2nd ed., 4.3 and 4.4.
 
 Not covered: scales, flags, stochastic rounding, NaN payloads (every NaN becomes ``fmt.nan_code``); a CPU thread that
 was told to round otherwise or to flush subnormals (``torch.set_flush_denormal``).
@@ -32,7 +38,6 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DeviceError, DtypeError, InputError, OptionError, ShapeError
-from oracle.numbers.doubledouble import two_sum
 from oracle.numbers.formats import FP32, Format, from_codes, in_blocks, of_dtype
 
 
@@ -63,10 +68,8 @@ class Overflow(Enum):
 def check_policy(fmt: Format, overflow: Overflow) -> None:
     """Refuse an overflow policy whose result the format cannot hold.
 
-    Raises
-    ------
-    OptionError
-        ``INF`` for a format without infinity (E4M3FN, FNUZ, E8M0, E2M1), ``NAN`` for one without NaN (E2M1).
+    Raises OptionError: ``INF`` for a format without infinity (E4M3FN, FNUZ, E8M0, E2M1), ``NAN`` for one without NaN
+    (E2M1).
     """
     if overflow is Overflow.INF and not fmt.has_inf:
         ways_out = "SATURATE or NAN" if fmt.has_nan else "SATURATE"
@@ -80,25 +83,14 @@ def encode_scalar(x: float | Fraction, fmt: Format, *, rounding: Rounding, overf
 
     Parameters
     ----------
-    x : float or Fraction
-        Any float (-0.0, infinities and NaN included) or any rational number (of which 0 is +0).
-    rounding, overflow
-        See :class:`Rounding` and :class:`Overflow`.
+    x : float or Fraction, any float (-0.0, infinities and NaN included) or any rational number (of which 0 is +0).
+    rounding, overflow : see :class:`Rounding` and :class:`Overflow`.
 
-    Returns
-    -------
-    int
-        ``0 <= code < 2**fmt.bits``. NaN becomes ``fmt.nan_code``. A result of zero keeps the sign of ``x``,
-        except in the FNUZ formats, which have one zero. E8M0 holds powers of two from 2^-127: a value in [0,
-        2^-127), -0 included, becomes 2^-127 under every rounding, and a negative value or -infinity becomes
-        NaN under every policy.
-
-    Raises
-    ------
-    OptionError
-        The format cannot hold what ``overflow`` asks for.
-    InputError
-        ``x`` is NaN and the format has none (E2M1).
+    Returns int: ``0 <= code < 2**fmt.bits``. NaN becomes ``fmt.nan_code``. A result of zero keeps the sign of ``x``,
+    except in the FNUZ formats, which have one zero. E8M0 holds powers of two from 2^-127: a value in [0, 2^-127), -0
+    included, becomes 2^-127 under every rounding, and a negative value or -infinity becomes NaN under every policy.
+    Raises OptionError: the format cannot hold what ``overflow`` asks for; InputError: ``x`` is NaN and the format has
+    none (E2M1).
     """
     check_policy(fmt, overflow)
     if x != x:
@@ -125,25 +117,14 @@ def encode(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) ->
 
     Parameters
     ----------
-    x : Tensor
-        float64, any shape, strides and device.
+    x : Tensor, float64, any shape, strides and device.
     fmt, rounding, overflow
         As for :func:`encode_scalar`, which says what becomes of NaN, infinities,
         zeros, and of negative values in an unsigned format.
 
-    Returns
-    -------
-    Tensor
-        ``fmt.storage`` bits, contiguous, same shape and device.
-
-    Raises
-    ------
-    DtypeError
-        ``x`` is not float64.
-    OptionError
-        The format cannot hold what ``overflow`` asks for.
-    InputError
-        ``x`` holds NaN and the format has none (E2M1).
+    Returns ``fmt.storage`` bits, contiguous, same shape and device.
+    Raises DtypeError: ``x`` is not float64; OptionError: the format cannot hold what ``overflow`` asks for; InputError:
+    ``x`` holds NaN and the format has none (E2M1).
     """
     _check(fmt, overflow, x)
     return in_blocks(lambda part: _codes(part, fmt, rounding, overflow), x, dtype=fmt.storage)
@@ -169,20 +150,10 @@ def encode_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, over
         float64, one shape and device. Any two numbers make a pair; one with ``hi == fl(hi + lo)`` is the
         fastest. Where ``hi`` is infinite or NaN ``lo`` is not looked at; a NaN or infinite ``lo`` beside a
         finite ``hi`` is the result. A sum of exactly zero has the sign of ``hi``.
-    fmt, rounding, overflow
-        As for :func:`encode`.
+    fmt, rounding, overflow : as for :func:`encode`.
 
-    Returns
-    -------
-    Tensor
-        ``fmt.storage`` bits, contiguous, same shape and device.
-
-    Raises
-    ------
-    DtypeError, OptionError, InputError
-        As :func:`encode`.
-    ShapeError, DeviceError
-        ``hi`` and ``lo`` differ.
+    Returns ``fmt.storage`` bits, contiguous, same shape and device.
+    Raises DtypeError, OptionError, InputError: as :func:`encode`; ShapeError, DeviceError: ``hi`` and ``lo`` differ.
     """
     _check(fmt, overflow, hi, lo)
     return in_blocks(lambda head, tail: _codes(_to_odd(head, tail), fmt, rounding, overflow), hi, lo, dtype=fmt.storage)
@@ -199,10 +170,7 @@ def round_pair(hi: Tensor, lo: Tensor, fmt: Format, *, rounding: Rounding, overf
 def to_dtype(x: Tensor, dtype: torch.dtype, *, rounding: Rounding, overflow: Overflow) -> Tensor:
     """A float64 tensor as a tensor of ``dtype``: :func:`encode` for the format of a torch dtype.
 
-    Raises
-    ------
-    DtypeError
-        The dtype has no format (:func:`oracle.numbers.formats.of_dtype`), or as :func:`encode`.
+    Raises DtypeError: the dtype has no format (:func:`oracle.numbers.formats.of_dtype`), or as :func:`encode`.
     """
     fmt = of_dtype(dtype)
     return from_codes(encode(x, fmt, rounding=rounding, overflow=overflow), fmt)
@@ -217,15 +185,8 @@ def pair_to_dtype(hi: Tensor, lo: Tensor, dtype: torch.dtype, *, rounding: Round
 def power_of_two(e: Tensor) -> Tensor:
     """``2**e`` for a tensor of integers, exactly, from the exponent bits.
 
-    Returns
-    -------
-    Tensor
-        float64, same shape and device: subnormal for -1074 <= e < -1022, 0 below, inf above 1023.
-
-    Raises
-    ------
-    DtypeError
-        ``e`` is not an integer tensor.
+    Returns float64, same shape and device: subnormal for -1074 <= e < -1022, 0 below, inf above 1023.
+    Raises DtypeError: ``e`` is not an integer tensor.
     """
     if e.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
         raise DtypeError(f"power_of_two takes integer exponents, not {e.dtype}")
@@ -238,17 +199,9 @@ def power_of_two(e: Tensor) -> Tensor:
 def exponent_of(x: Tensor) -> Tensor:
     """``floor(log2(|x|))`` of a float64 tensor, exactly, from its bits.
 
-    Returns
-    -------
-    Tensor
-        int64, same shape and device. Subnormals are counted down to -1074; zero gives -1075 and infinity and
-        NaN give 1024, which is each what :func:`power_of_two` turns into 0 and inf: the caller decides what
-        they mean.
-
-    Raises
-    ------
-    DtypeError
-        ``x`` is not float64.
+    Returns int64, same shape and device. Subnormals are counted down to -1074; zero gives -1075 and infinity and NaN
+    give 1024, which is each what :func:`power_of_two` turns into 0 and inf: the caller decides what they mean.
+    Raises DtypeError: ``x`` is not float64.
     """
     if x.dtype is not torch.float64:
         raise DtypeError(f"exponent_of takes float64, not {x.dtype}; formats.decode(x) widens exactly")
@@ -257,6 +210,36 @@ def exponent_of(x: Tensor) -> Tensor:
     # Below 2^-1022 the bits are the integer |x| * 2^1074, whose exponent as a float64 is known.
     tiny = (magnitude.to(torch.float64).view(torch.int64) >> 52) - (1023 + 1074)
     return torch.where(field > 0, field - 1023, tiny.clamp_(min=-1075))
+
+
+SPLITTER = 2.0**27 + 1.0  # Veltkamp's constant for p = 53: 2**ceil(53/2) + 1
+
+
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``a + b`` exactly, as ``(rounded, error)``; any magnitudes."""
+    s = a + b
+    v = s - a
+    return s, (a - (s - v)) + (b - v)
+
+
+def fast_two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``a + b`` exactly when ``|a| >= |b|`` or ``a == 0``."""
+    s = a + b
+    return s, b - (s - a)
+
+
+def two_prod(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """``a * b`` exactly, as ``(rounded, error)``, for ``|a|, |b| < 2**996`` and no underflow of the error."""
+    p = a * b
+    ah, al = _split(a)
+    bh, bl = _split(b)
+    return p, ((ah * bh - p) + ah * bl + al * bh) + al * bl
+
+
+def _split(a: Tensor) -> tuple[Tensor, Tensor]:
+    c = a * SPLITTER
+    high = c - (c - a)
+    return high, a - high
 
 
 _MAGNITUDE = (1 << 63) - 1

@@ -116,10 +116,8 @@ def grid(shape: tuple[int, ...] | torch.Size, block: Block) -> Grid:
     The scale of a block of one row has the shape of the tensor with K replaced by ``ceil(K / c)``; of the
     whole tensor ``[1]``; of any other block ``[ceil(N/r), ceil(K/c)]``, for matrices only.
 
-    Raises
-    ------
-    ShapeError
-        The tensor is empty or a scalar, or a block of several rows is asked of a tensor that is no matrix.
+    Raises ShapeError: the tensor is empty or a scalar, or a block of several rows is asked of a tensor that is no
+    matrix.
     """
     shape = tuple(shape)
     if not shape or math.prod(shape) == 0:
@@ -150,16 +148,11 @@ class Scaling:
 
     Attributes
     ----------
-    element
-        Format of the codes.
-    block
-        The elements that share a scale.
-    scale_format
-        Format of the scales.
-    global_scale
-        Whether a float32 scale of the whole tensor multiplies as well (NVFP4).
-    layout
-        Where the scale of a block lies in the published tensor.
+    element : format of the codes.
+    block : the elements that share a scale.
+    scale_format : format of the scales.
+    global_scale : whether a float32 scale of the whole tensor multiplies as well (NVFP4).
+    layout : where the scale of a block lies in the published tensor.
     """
 
     element: Format
@@ -178,10 +171,7 @@ class Scaling:
     def named(self, name: str) -> Scaling:
         """The same formats with the blocks (and layout) of that name.
 
-        Raises
-        ------
-        OptionError
-            The name is none that :attr:`name` gives.
+        Raises OptionError: the name is none that :attr:`name` gives.
         """
         if name in _NAMES:
             block, layout = _NAMES[name]
@@ -207,10 +197,7 @@ class Scaling:
     def expand(self, scale: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
         """Published scales repeated over the elements of a tensor of that shape; same dtype.
 
-        Raises
-        ------
-        ShapeError
-            The scale does not have the shape that this scheme gives.
+        Raises ShapeError: the scale does not have the shape that this scheme gives.
         """
         if tuple(scale.shape) != self.scale_shape(shape):
             raise ShapeError(

@@ -39,23 +39,15 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
 
     Parameters
     ----------
-    x : Tensor
-        float32, any shape.
-
-    Returns
-    -------
-    Tensor
-        float32 powers of two, same shape. Exact powers stay. Zero, subnormals and everything up to 2^-126
-        give 2^-126 (byte 1), everything above 2^127, infinity and NaN give 2^127 (byte 254).
-
-    Raises
-    ------
-    DtypeError
-        ``x`` is not float32.
+    x : Tensor, float32, any shape.
 
     Notes
     -----
     Source: DeepGEMM deep_gemm/utils/math.py ``ceil_to_ue8m0``, which clamps the byte to 1..254.
+
+    Returns float32 powers of two, same shape. Exact powers stay. Zero, subnormals and everything up to 2^-126 give
+    2^-126 (byte 1), everything above 2^127, infinity and NaN give 2^127 (byte 254).
+    Raises DtypeError: ``x`` is not float32.
     """
     if x.dtype is not torch.float32:
         raise DtypeError(f"ceil_to_ue8m0 takes float32, not {x.dtype}; convert the scale first")
@@ -79,13 +71,9 @@ def round_scale(s: Tensor, amax: Tensor, inverse: Tensor, recipe: Recipe, fmt: F
     s, amax, inverse : Tensor
         float64, one shape: the scale before rounding, the floored amax it came from, and ``q`` (only read by
         INVERSE_FLOOR), all float32 values.
-    fmt : Format
-        Format in which the library computes the logarithm (EXP2_* modes): float32, or the input's.
+    fmt : Format, format in which the library computes the logarithm (EXP2_* modes): float32, or the input's.
 
-    Returns
-    -------
-    Tensor
-        float64 powers of two; 0, inf and NaN where the mode lets them through.
+    Returns float64 powers of two; 0, inf and NaN where the mode lets them through.
     """
     mode, element = recipe.power_of_two, recipe.element
     limits = (recipe.byte_low, recipe.inf_byte, recipe.nan_byte)

@@ -384,7 +384,8 @@ class Contract(ABC):
             output = {"out": output}
         if not isinstance(output, Mapping) or set(output) != set(promised):
             have = ", ".join(map(str, output)) if isinstance(output, Mapping) else type(output).__name__
-            raise InputError(f"{self.name} returns {', '.join(promised)}; the output is {have or 'empty'}")
+            hint = "; it has one output: pass the tensor or {'out': tensor}" if set(promised) == {"out"} else ""
+            raise InputError(f"{self.name} returns {', '.join(promised)}; the output is {have or 'empty'}{hint}")
         device = next(iter(call.inputs.values())).device
         for name, due in promised.items():
             check_output(output[name], name=name, shape=due.shape, dtypes=due.dtypes, device=device)

@@ -41,7 +41,8 @@ def supports(product: ScaledProduct, schedule: Schedule) -> bool:
         and product.a.element_size() == product.b.element_size() == 1
         and schedule.scales is not Scales.OPERANDS
         and supported(product, schedule)
-        and _fits_int32(schedule.instruction)
+        and schedule.instruction.align_bits is not None
+        and schedule.instruction.align_bits + 2 <= 30  # a scaled product, below 2^(t+2), converts to int32
     )
 
 
@@ -108,11 +109,6 @@ def _uniform(order: Packed) -> tuple[Tensor, Tensor, int]:
     for row, s, e in zip(source, starts, ends, strict=True):
         row[: e - s] = order.source[s:e]
     return source.reshape(-1), order.tiles[:, 2:].to(torch.int32).contiguous(), length
-
-
-def _fits_int32(instruction: Instruction) -> bool:
-    """Whether one scaled product, below ``2^(t+2)``, converts to int32."""
-    return instruction.align_bits is not None and instruction.align_bits + 2 <= 30
 
 
 def _sum_fits_int32(instruction: Instruction) -> bool:

@@ -40,25 +40,15 @@ class Fingerprint:
 
     Attributes
     ----------
-    group : int
-        Products that meet in one fused sum. 1 or 2: none do (one after the other, pairs, or exact sums).
-    levels : tuple of int
-        Sizes of the nested partial sums.
-    interleaved : bool
-        Whether a group takes k mod 4 in {0, 1} before {2, 3}.
-    interval : int or None
-        Promotion interval; None is one chain over K.
-    align_bits : int or None
-        ``t``; None without an aligner, or with one wider than the probe reaches.
-    align_direction : str
-        ``"toward zero"``, ``"down"``, ``"nearest"`` or ``"unknown"``.
-    accumulator_bits : int or None
-    accumulator_rounding : str
+    group : int, products that meet in one fused sum. 1 or 2: none do (one after the other, pairs, or exact sums).
+    levels : tuple of int, sizes of the nested partial sums.
+    interleaved : bool, whether a group takes k mod 4 in {0, 1} before {2, 3}.
+    interval : int or None, promotion interval; None is one chain over K.
+    align_bits : int or None, ``t``; None without an aligner, or with one wider than the probe reaches.
+    align_direction : str, ``"toward zero"``, ``"down"``, ``"nearest"`` or ``"unknown"``.
     promotion, epilogue : tuple of str
         Names of the arithmetic that reproduces every bit; several when the output cannot tell them apart.
-    store_rounding : str
-    schedules : tuple of str
-        Registered schedules that reproduce every bit of every random probe.
+    schedules : tuple of str, registered schedules that reproduce every bit of every random probe.
     """
 
     group: int
@@ -97,24 +87,13 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
 
     Parameters
     ----------
-    kernel : callable
-        ``f(a [E, K], b [E, K], a_scale, b_scale, out_dtype) -> [E, E]``, ``E = shape.edge``.
-    shape : Shape
-        Operand dtype, K and scale granularity that the kernel takes.
-    out_dtype : torch.dtype
-        float32 tells most; bfloat16 and float16 also show the store's rounding.
+    kernel : callable, ``f(a [E, K], b [E, K], a_scale, b_scale, out_dtype) -> [E, E]``, ``E = shape.edge``.
+    shape : Shape, operand dtype, K and scale granularity that the kernel takes.
+    out_dtype : torch.dtype, float32 tells most; bfloat16 and float16 also show the store's rounding.
 
-    Returns
-    -------
-    Fingerprint
-
-    Raises
-    ------
-    ShapeError
-        The kernel returns another shape than ``[E, E]``.
-    NumericsError
-        A single product does not come back as it is: this is no scaled product of ``a`` and ``b``, and the probes would
-        read a constant as one sum over all of K.
+    Raises ShapeError: the kernel returns another shape than ``[E, E]``; NumericsError: a single product does not come
+    back as it is: this is no scaled product of ``a`` and ``b``, and the probes would read a constant as one sum over
+    all of K.
     """
 
     seen: list[tuple[ScaledProduct, Tensor]] = []

@@ -30,16 +30,17 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DtypeError, NumericsError
-from oracle.numbers.doubledouble import two_sum
 from oracle.numbers.formats import by_name, decode, of_dtype
-from oracle.numbers.rounding import power_of_two
+from oracle.numbers.rounding import power_of_two, two_sum
 from oracle.tensorcore.instructions import Instruction, Order, Sum
 
 ABSENT = -20_000
 """Exponent of a zero: below every real one, also when two of them are added."""
 
 FLOAT32_EMIN, FLOAT32_EMAX = -126, 127
-FLOAT16_EMIN, FLOAT16_EMAX, FLOAT16_FRACTION = -14, 15, 10
+FLOAT16_EMIN = -14
+NEAREST = {torch.float32: (23, FLOAT32_EMIN, FLOAT32_EMAX), torch.float16: (10, FLOAT16_EMIN, 15)}
+"""Fraction bits, least and largest exponent of the formats that are rounded to nearest."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,8 @@ class Operand:
 
     Attributes
     ----------
-    values : Tensor
-        float64.
-    exponents : Tensor
-        int32 of the same shape: ``max(floor(log2|x|), emin)``, :data:`ABSENT` for zeros.
+    values : Tensor, float64.
+    exponents : Tensor, int32 of the same shape: ``max(floor(log2|x|), emin)``, :data:`ABSENT` for zeros.
     """
 
     values: Tensor
@@ -66,20 +65,11 @@ def operand(x: Tensor, instruction: Instruction, *, format: str | None = None) -
     x : Tensor
         Elements in the operand's torch dtype; float4 as unpacked integer codes, one per element. With
         ``format`` named, a float32 or float64 tensor of values that this format holds.
-    instruction : Instruction
-    format : str or None
-        Format of the values; None takes the dtype's own (float32 is read as TF32).
+    format : str or None, format of the values; None takes the dtype's own (float32 is read as TF32).
 
-    Returns
-    -------
-    Operand
-        TF32 ignores the 13 low bits of a float32 (truncation). Subnormals keep the exponent ``emin``, or
-        become zero where the instruction flushes them.
-
-    Raises
-    ------
-    DtypeError
-        If the instruction does not take this format.
+    Returns Operand: TF32 ignores the 13 low bits of a float32 (truncation). Subnormals keep the exponent ``emin``, or
+    become zero where the instruction flushes them.
+    Raises DtypeError: the instruction does not take this format.
     """
     name = format or _format_name(x, instruction)
     if name not in instruction.operands:
@@ -138,13 +128,17 @@ def round_significand(x: Tensor, *, fraction_bits: int, emin: int, emax: int, to
 def round_accumulator(x: Tensor, instruction: Instruction, *, out: torch.dtype) -> Tensor:
     """Round an exact sum to the instruction's float32 or float16 accumulator."""
     if out == torch.float16:
-        return round_significand(
-            x, fraction_bits=FLOAT16_FRACTION, emin=FLOAT16_EMIN, emax=FLOAT16_EMAX, toward_zero=False
-        )
+        return round_to_nearest(x, out)
     return round_significand(
         x, fraction_bits=instruction.out_bits, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX,
         toward_zero=instruction.round_toward_zero,
     )  # fmt: skip
+
+
+def round_to_nearest(x: Tensor, out: torch.dtype) -> Tensor:
+    """:func:`round_significand` to float32 or float16, ties to even."""
+    fraction_bits, emin, emax = NEAREST[out]
+    return round_significand(x, fraction_bits=fraction_bits, emin=emin, emax=emax, toward_zero=False)
 
 
 def fused_sum(p: Tensor, e: Tensor, c: Tensor, *, align_bits: int, min_exponent: int, c_emin: int) -> Tensor:
@@ -152,14 +146,10 @@ def fused_sum(p: Tensor, e: Tensor, c: Tensor, *, align_bits: int, min_exponent:
 
     Parameters
     ----------
-    p, e : Tensor
-        Products float64 ``[..., G]`` and their exponents int32 ``[..., G]`` (:data:`ABSENT` for zeros).
-    c : Tensor
-        Accumulator float64 ``[...]``, finite.
-    align_bits : int
-        ``t``.
-    min_exponent, c_emin : int
-        Least exponent of the alignment; fixed exponent of subnormal ``c``.
+    p, e : Tensor, products float64 ``[..., G]`` and their exponents int32 ``[..., G]`` (:data:`ABSENT` for zeros).
+    c : Tensor, accumulator float64 ``[...]``, finite.
+    align_bits : int, ``t``.
+    min_exponent, c_emin : int, least exponent of the alignment; fixed exponent of subnormal ``c``.
     """
     m = torch.maximum(e.amax(dim=-1), exponent(c, emin=c_emin)).clamp(min=min_exponent)
     quantum = m - align_bits
@@ -177,15 +167,10 @@ def accumulate(
     p, e : Tensor
         Products float64 ``[..., K]`` and exponents int32 ``[..., K]``; short of a multiple of ``k`` zeros are
         understood.
-    c : Tensor
-        float64 ``[...]``, holding values of ``out``.
-    out : torch.dtype
-        float32, or float16 where the instruction has it.
+    c : Tensor, float64 ``[...]``, holding values of ``out``.
+    out : torch.dtype, float32, or float16 where the instruction has it.
 
-    Returns
-    -------
-    Tensor
-        float64 ``[...]`` of values of ``out``.
+    Returns float64 ``[...]`` of values of ``out``.
     """
     if out not in (torch.float32, torch.float16) or (out == torch.float16 and not instruction.float16_out):
         raise NumericsError(f"{instruction.name} has no {out} accumulator; use torch.float32")
@@ -206,13 +191,8 @@ def _instruction_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction,
         kept, c = c, torch.where(overflowed, 0.0, c)
     if instruction.sum is Sum.FUSED_THEN_ADD:
         total = _groups(p, e, torch.zeros_like(c), instruction, out)
-        nearest = {torch.float32: (23, FLOAT32_EMIN, FLOAT32_EMAX), torch.float16: (10, -14, 15)}[out]
         # Two float32 of far exponents do not fit a float64 sum: add them with their rounding error.
-        high, low = two_sum(total, c)
-        result = round_significand(
-            round_to_odd(high, low), fraction_bits=nearest[0], emin=nearest[1], emax=nearest[2],
-            toward_zero=False,
-        )  # fmt: skip
+        result = round_to_nearest(round_to_odd(*two_sum(total, c)), out)
     else:
         result = _groups(p, e, c, instruction, out)
     return torch.where(overflowed, kept, result) if overflowed.any() else result
@@ -255,15 +235,11 @@ def block_scaled(p: Tensor, scale: Tensor, scale_exponent: Tensor) -> tuple[Tens
 
     Parameters
     ----------
-    p : Tensor
-        ``[..., K]``, ``K % 16 == 0``.
+    p : Tensor, ``[..., K]``, ``K % 16 == 0``.
     scale, scale_exponent : Tensor
         Product of the two scales (float64) and sum of their exponents (int32), ``[..., K / 16]``.
 
-    Returns
-    -------
-    (Tensor, Tensor)
-        Addends ``[..., K / 16]`` and exponents.
+    Returns (Tensor, Tensor): addends ``[..., K / 16]`` and exponents.
     """
     addends = p.reshape(*p.shape[:-1], -1, 16).sum(dim=-1) * scale
     return addends, torch.where(addends == 0, ABSENT, scale_exponent)
@@ -302,13 +278,7 @@ def _exact_step(p: Tensor, c: Tensor) -> Tensor:
     for _ in parts:
         for i in range(1, len(parts)):
             parts[i], parts[i - 1] = two_sum(parts[i], parts[i - 1])
-    return round_significand(
-        round_to_odd(parts[-1], parts[-2]),
-        fraction_bits=23,
-        emin=FLOAT32_EMIN,
-        emax=FLOAT32_EMAX,
-        toward_zero=False,
-    )
+    return round_to_nearest(round_to_odd(parts[-1], parts[-2]), torch.float32)
 
 
 def _tree_step(p: Tensor, c: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from oracle.errors import NumericsError, ShapeError
 from oracle.numbers.formats import same_bits
 from oracle.tensorcore.instructions import Status
 from oracle.tensorcore.predict import Engine, predict_product
-from oracle.tensorcore.schedules import Schedule, schedules
+from oracle.tensorcore.schedules import schedules
 from oracle.truth.gemm import ScaledProduct
 
 SAMPLE = 1 << 15
@@ -31,11 +31,8 @@ class Match:
 
     Attributes
     ----------
-    schedule : str
-    equal : float
-        Fraction of the compared elements with equal bits (any NaN equals any NaN).
-    compared : int
-        Number of elements compared.
+    equal : float, fraction of the compared elements with equal bits (any NaN equals any NaN).
+    compared : int, number of elements compared.
     """
 
     schedule: str
@@ -55,25 +52,13 @@ def identify_product(
 
     Parameters
     ----------
-    product : ScaledProduct
-    output : Tensor
-        ``[M, N]``, float32, bfloat16 or float16.
-    arch : str or None
-        Try one architecture only.
-    sample : int or None
-        Most elements compared; None compares all.
+    output : Tensor, ``[M, N]``, float32, bfloat16 or float16.
+    arch : str or None, try one architecture only.
+    sample : int or None, most elements compared; None compares all.
 
-    Returns
-    -------
-    list of Match
-        Best first; equal fractions keep hardware-checked schedules first, then registry order.
-
-    Raises
-    ------
-    NumericsError
-        Unknown arch, or no schedule can compute this product (each reason is listed).
-    ShapeError
-        ``output`` is not ``[M, N]``.
+    Returns list of Match: best first; equal fractions keep hardware-checked schedules first, then registry order.
+    Raises NumericsError: unknown arch, or no schedule can compute this product (each reason is listed); ShapeError:
+    ``output`` is not ``[M, N]``.
     """
     shape = (int(product.a.shape[0]), int(product.b.shape[0]))
     if tuple(output.shape) != shape:
@@ -89,7 +74,10 @@ def identify_product(
         raise NumericsError("no schedule can compute this product: " + "; ".join(reasons))
     rows, columns = _sample(shape, sample)
     part, wanted = subset(product, rows, columns), output[rows][:, columns]
-    found = [_match(part, wanted, schedule, engine) for schedule in candidates]
+    found = []
+    for schedule in candidates:
+        predicted = predict_product(part, schedule, out_dtype=output.dtype, engine=engine)
+        found.append(Match(schedule.name, float(same_bits(predicted, wanted).double().mean()), wanted.numel()))
     order = {s.name: (s.status is not Status.SEEN_ON_HARDWARE, i) for i, s in enumerate(candidates)}
     return sorted(found, key=lambda m: (-m.equal, order[m.schedule]))
 
@@ -97,11 +85,6 @@ def identify_product(
 def subset(product: ScaledProduct, rows: Tensor, columns: Tensor) -> ScaledProduct:
     """The product restricted to some rows of ``a`` and rows of ``b`` (int64 indices)."""
     return product.take(rows).take_columns(columns)
-
-
-def _match(product: ScaledProduct, output: Tensor, schedule: Schedule, engine: Engine) -> Match:
-    predicted = predict_product(product, schedule, out_dtype=output.dtype, engine=engine)
-    return Match(schedule.name, float(same_bits(predicted, output).double().mean()), output.numel())
 
 
 def _sample(shape: tuple[int, int], sample: int | None) -> tuple[Tensor, Tensor]:

@@ -73,20 +73,13 @@ class Instruction:
 
     Attributes
     ----------
-    name, arch : str
-        ``"sm90.wgmma.fp8"`` and ``"sm90"``.
-    operands : tuple of str
-        Formats that ``a`` and ``b`` may have, independently of each other.
-    k : int
-        Products of one instruction (per output element).
-    group : int
-        Products of one fused step; ``k / group`` steps are chained.
-    align_bits : int or None
-        ``t``; None where nothing is aligned (trees and exact sums).
-    out_bits : int
-        Fraction bits of the float32 result: 23, or 13 (the e8m13 accumulator).
-    float16_out : bool
-        Whether a float16 accumulator and result exists (rounded to nearest even at every step).
+    name, arch : str, ``"sm90.wgmma.fp8"`` and ``"sm90"``.
+    operands : tuple of str, formats that ``a`` and ``b`` may have, independently of each other.
+    k : int, products of one instruction (per output element).
+    group : int, products of one fused step; ``k / group`` steps are chained.
+    align_bits : int or None, ``t``; None where nothing is aligned (trees and exact sums).
+    out_bits : int, fraction bits of the float32 result: 23, or 13 (the e8m13 accumulator).
+    float16_out : bool, whether a float16 accumulator and result exists (rounded to nearest even at every step).
     """
 
     name: str
@@ -217,10 +210,7 @@ INSTRUCTIONS: Mapping[str, Instruction] = MappingProxyType({i.name: i for i in _
 def instruction(name: str) -> Instruction:
     """The instruction with this name.
 
-    Raises
-    ------
-    NumericsError
-        If there is none; the message lists those of the same architecture, or the architectures.
+    Raises NumericsError: there is none; the message lists those of the same architecture, or the architectures.
     """
     if name in INSTRUCTIONS:
         return INSTRUCTIONS[name]

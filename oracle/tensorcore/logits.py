@@ -43,8 +43,7 @@ class LogitsSchedule:
 
     Attributes
     ----------
-    chain : str
-        Schedule of the dot products.
+    chain : str, Schedule of the dot products.
     first_product_fused : bool
         Whether ``S`` starts as ``fma(x_0, w_0, fl(x_1 w_1))``, else as ``fma(x_1, w_1, fl(x_0 w_0))``.
     """
@@ -87,24 +86,13 @@ def predict_logits(
 
     Parameters
     ----------
-    q : Tensor
-        ``[M, H, D]`` float8; H a multiple of 8.
-    k, k_scale : Tensor
-        ``[N, D]`` float8 and ``[N]`` float32.
-    weights : Tensor
-        ``[M, H]`` float32.
+    q : Tensor, ``[M, H, D]`` float8; H a multiple of 8.
+    k, k_scale : Tensor, ``[N, D]`` float8 and ``[N]`` float32.
+    weights : Tensor, ``[M, H]`` float32.
 
-    Returns
-    -------
-    Tensor
-        ``[M, N]`` float32. relu of NaN is 0, as ``fmaxf`` has it.
-
-    Raises
-    ------
-    NumericsError
-        Unknown schedule (the message lists those known), or H not a multiple of 8.
-    ShapeError
-        Tensors that disagree.
+    Returns ``[M, N]`` float32. relu of NaN is 0, as ``fmaxf`` has it.
+    Raises NumericsError: unknown schedule (the message lists those known), or H not a multiple of 8; ShapeError:
+    tensors that disagree.
     """
     if isinstance(schedule, str):
         if schedule not in LOGITS:

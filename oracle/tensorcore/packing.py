@@ -37,12 +37,9 @@ class Packed:
 
     Attributes
     ----------
-    source : Tensor
-        int64 ``[Kp]``: the k of each packed position, -1 for padding.
-    tiles : Tensor
-        int64 ``[T, 4]``: first position, end position, scale block, flags.
-    group : int
-        Positions of one fused step, a multiple of ``UNROLL``.
+    source : Tensor, int64 ``[Kp]``: the k of each packed position, -1 for padding.
+    tiles : Tensor, int64 ``[T, 4]``: first position, end position, scale block, flags.
+    group : int, positions of one fused step, a multiple of ``UNROLL``.
     """
 
     source: Tensor
@@ -126,9 +123,7 @@ def _plan(length: int, block: int, schedule: Schedule) -> Packed:
         stop = min(start + interval, length)
         firsts = range(start, stop, unit)
         chains += [(k, min(k + unit, stop), k // block, PROMOTE if k + unit >= stop else 0) for k in firsts]
-    return pack(
-        chains, group=i.group, unit=unit, piece=i.k, interleaved=i.order is Order.INTERLEAVED, flags=fold
-    )
+    return pack(chains, group=i.group, unit=unit, piece=i.k, interleaved=i.order is Order.INTERLEAVED, flags=fold)
 
 
 def supported(product: ScaledProduct, schedule: Schedule) -> bool:

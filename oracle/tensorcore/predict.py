@@ -14,7 +14,6 @@ Not covered: split-K, and kernels that no schedule describes.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,16 +22,7 @@ from torch import Tensor
 from oracle.errors import NumericsError, ShapeError
 from oracle.numbers.formats import by_name
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.tensorcore.fused import (
-    ABSENT,
-    Operand,
-    accumulate,
-    block_scaled,
-    exponent,
-    float32_scale,
-    fma32,
-    operand,
-)
+from oracle.tensorcore.fused import ABSENT, Operand, accumulate, block_scaled, exponent, float32_scale, fma32, operand
 from oracle.tensorcore.instructions import NAN_FLOAT16, NAN_FLOAT32, Instruction, Sum
 from oracle.tensorcore.instructions import instruction as instruction_named
 from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule, get
@@ -53,24 +43,15 @@ def predict_product(
 
     Parameters
     ----------
-    product : ScaledProduct
-        ``a [M, K]``, ``b [N, K]``, scales, optional bias.
-    schedule : Schedule or str
-        A record, or the name of a registered one (:func:`oracle.tensorcore.schedules.get`).
+    product : ScaledProduct, ``a [M, K]``, ``b [N, K]``, scales, optional bias.
+    schedule : Schedule or str, a record, or the name of a registered one (:func:`oracle.tensorcore.schedules.get`).
     out_dtype : torch.dtype
         float32, bfloat16 or float16: the float32 result rounded to nearest even, overflow to infinity.
     engine : {"auto", "torch", "cpu", "cuda"}
 
-    Returns
-    -------
-    Tensor
-        ``[M, N]`` of ``out_dtype`` on the operands' device. NaNs are canonical (0x7FFFFFFF, 0x7FFF).
-
-    Raises
-    ------
-    NumericsError
-        Unknown schedule or engine, or a product that the schedule cannot compute (the reason is in the
-        message).
+    Returns ``[M, N]`` of ``out_dtype`` on the operands' device. NaNs are canonical (0x7FFFFFFF, 0x7FFF).
+    Raises NumericsError: unknown schedule or engine, or a product that the schedule cannot compute (the reason is in
+    the message).
     """
     if isinstance(schedule, str):
         schedule = get(schedule)
@@ -95,19 +76,13 @@ def mma(
 
     Parameters
     ----------
-    instruction : Instruction or str
     a, b : Tensor
         ``[..., K]`` rows, paired; in the operand dtype, or float32 values with ``a_format`` / ``b_format``
         named.
-    c : Tensor
-        ``[...]``; rounded to ``out`` (nearest even) first, as a kernel that loads it does.
-    out : torch.dtype
-        float32, or float16 where the instruction has it.
+    c : Tensor, ``[...]``; rounded to ``out`` (nearest even) first, as a kernel that loads it does.
+    out : torch.dtype, float32, or float16 where the instruction has it.
 
-    Returns
-    -------
-    Tensor
-        ``[...]`` of ``out``, NaNs canonical.
+    Returns ``[...]`` of ``out``, NaNs canonical.
     """
     if isinstance(instruction, str):
         instruction = instruction_named(instruction)
@@ -144,13 +119,8 @@ def _engine(product: ScaledProduct, schedule: Schedule, engine: Engine) -> Any:
     if engine == "torch":
         return None
     kind = engine if engine != "auto" else ("cuda" if product.a.is_cuda else "cpu")
-    name = f"oracle.tensorcore.engine_{kind}"
-    if importlib.util.find_spec(name) is None:
-        if engine == "auto":
-            return None
-        raise NumericsError(f"engine {engine!r} is not installed; use engine='torch'")
     try:
-        module = importlib.import_module(name)
+        module = importlib.import_module(f"oracle.tensorcore.engine_{kind}")
     except ModuleNotFoundError as missing:  # numba or triton: optional dependencies
         if engine == "auto":
             return None

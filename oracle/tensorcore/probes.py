@@ -31,6 +31,7 @@ from torch import Tensor
 from oracle.errors import NumericsError
 from oracle.numbers.formats import of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.numbers.scaling import GROUP_128, TILE_128
 from oracle.tensorcore.predict import epilogue, store
 from oracle.tensorcore.schedules import Epilogue
 from oracle.truth.gemm import ScaledProduct
@@ -45,20 +46,16 @@ class Shape:
 
     Attributes
     ----------
-    dtype : torch.dtype
-        Of both operands.
-    k : int
-        Length of the sums, a multiple of 128.
-    block, b_rows : int or None
-        Scale blocks along K (None: one scale for a row) and rows of ``b`` that share a scale.
-    edge : int
-        Rows and columns of every probe, at least 64; tiled kernels want 128.
+    dtype : torch.dtype, of both operands.
+    k : int, length of the sums, a multiple of 128.
+    block, b_rows : int or None, scale blocks along K (None: one scale for a row) and rows of ``b`` that share a scale.
+    edge : int, rows and columns of every probe, at least 64; tiled kernels want 128.
     """
 
     dtype: torch.dtype
     k: int = 512
-    block: int | None = 128
-    b_rows: int = 128
+    block: int | None = GROUP_128.columns
+    b_rows: int = TILE_128.rows or 1
     edge: int = 128
 
     @property
@@ -129,7 +126,7 @@ def split(value: float, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def encode(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values that the format holds exactly, as a tensor of it."""
+    """Values rounded to the nearest of the format, as a tensor of it."""
     return to_dtype(values, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN)
 
 
@@ -212,27 +209,21 @@ def cancelling(shape: Shape, *, seed: int) -> ScaledProduct:
     for start in range(0, shape.k - shape.block, 2 * shape.block):
         here, there = (slice(s, s + shape.block) for s in (start, start + shape.block))
         a[:, there], b[:, there] = -a[:, here], b[:, here]
-    a_scale, b_scale = _scales(shape, random, rows=shape.edge)
+    a_scale, b_scale = _scales(shape, random)
     for block in range(1, shape.blocks, 2):
         nudge = 1 + 2.0**-20 * torch.rand(a_scale.shape[0], generator=random, dtype=torch.float32, device="cpu")
         a_scale[:, block] = a_scale[:, block - 1] * nudge
         b_scale[:, block] = b_scale[:, block - 1]
-    codes = [to_dtype(x, shape.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN) for x in (a, b)]
-    return scaled(codes[0], codes[1], shape, a_scale=a_scale, b_scale=b_scale)
+    return scaled(encode(a, shape.dtype), encode(b, shape.dtype), shape, a_scale=a_scale, b_scale=b_scale)
 
 
 def randoms(shape: Shape, *, seed: int) -> ScaledProduct:
     """Normal operands and random scales."""
     random = torch.Generator().manual_seed(seed)
-    codes = [
-        to_dtype(
-            torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64, device="cpu"),
-            shape.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.NAN,
-        )
-        for _ in range(2)
-    ]  # fmt: skip
-    a_scale, b_scale = _scales(shape, random, rows=shape.edge)
-    return scaled(codes[0], codes[1], shape, a_scale=a_scale, b_scale=b_scale)
+    draws = [torch.randn(shape.edge, shape.k, generator=random, dtype=torch.float64, device="cpu") for _ in range(2)]
+    a, b = (encode(x, shape.dtype) for x in draws)
+    a_scale, b_scale = _scales(shape, random)
+    return scaled(a, b, shape, a_scale=a_scale, b_scale=b_scale)
 
 
 def near_ties(shape: Shape, *, out_dtype: torch.dtype, seed: int) -> ScaledProduct:
@@ -264,8 +255,8 @@ def near_ties(shape: Shape, *, out_dtype: torch.dtype, seed: int) -> ScaledProdu
     return scaled(encode(a, shape.dtype), encode(b, shape.dtype), shape, a_scale=a_scale, b_scale=b_scale)
 
 
-def _scales(shape: Shape, random: torch.Generator, *, rows: int) -> tuple[Tensor, Tensor]:
-    a_scale = torch.rand((rows, shape.blocks), generator=random, dtype=torch.float32, device="cpu") + 0.5
-    groups = -(-rows // shape.b_rows)
+def _scales(shape: Shape, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    a_scale = torch.rand((shape.edge, shape.blocks), generator=random, dtype=torch.float32, device="cpu") + 0.5
+    groups = -(-shape.edge // shape.b_rows)
     b_scale = torch.rand((groups, shape.blocks), generator=random, dtype=torch.float32, device="cpu") + 0.5
     return a_scale, b_scale

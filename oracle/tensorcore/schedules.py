@@ -68,18 +68,10 @@ class Schedule:
 
     Attributes
     ----------
-    name : str
-        ``"sm90.promote128"``.
-    instruction : Instruction
-    interval : int or None
-        Products of one chain; None is the whole K.
-    promotion : Promotion
-    epilogue : Epilogue
-    seen_in : str
-        Kernels known to compute so, or the source.
-    status : Status
-    fused_bias : bool
-        Bias by one fused multiply-add with the outer scale, else by a separate addition.
+    name : str, ``"sm90.promote128"``.
+    interval : int or None, products of one chain; None is the whole K.
+    seen_in : str, kernels known to compute so, or the source.
+    fused_bias : bool, bias by one fused multiply-add with the outer scale, else by a separate addition.
     """
 
     name: str
@@ -138,10 +130,7 @@ class Schedule:
 def get(name: str) -> Schedule:
     """The registered schedule of this name.
 
-    Raises
-    ------
-    NumericsError
-        Unknown name: the message lists the schedules of the same architecture, or the architectures.
+    Raises NumericsError: unknown name: the message lists the schedules of the same architecture, or the architectures.
     """
     if name in _REGISTRY:
         return _REGISTRY[name]
@@ -160,10 +149,7 @@ def get(name: str) -> Schedule:
 def schedules(arch: str | None = None) -> tuple[Schedule, ...]:
     """All registered schedules, or those of one architecture.
 
-    Raises
-    ------
-    NumericsError
-        ``arch`` has no model; the message lists those that have.
+    Raises NumericsError: ``arch`` has no model; the message lists those that have.
     """
     every = (*_TABLE, *_foreign())
     if arch is None:
@@ -210,11 +196,7 @@ def _family(
     ]
     if promoting:
         promote = replace(
-            base,
-            name=f"{arch}{prefix}.promote128",
-            interval=128,
-            promotion=Promotion.FMA,
-            epilogue=Epilogue.NONE,
+            base, name=f"{arch}{prefix}.promote128", interval=128, promotion=Promotion.FMA, epilogue=Epilogue.NONE
         )
         after = replace(promote, promotion=Promotion.ADD, epilogue=Epilogue.COL_THEN_ROW)
         found += [
@@ -237,14 +219,7 @@ def _with_source(schedule: Schedule, seen: Mapping[str, str]) -> Schedule:
 
 def _inside(name: str, inst: str, seen_in: str) -> Schedule:
     return Schedule(
-        name,
-        instruction(inst),
-        None,
-        Promotion.NONE,
-        Epilogue.NONE,
-        seen_in,
-        Status.LITERATURE,
-        scales_inside=True,
+        name, instruction(inst), None, Promotion.NONE, Epilogue.NONE, seen_in, Status.LITERATURE, scales_inside=True
     )
 
 
@@ -276,11 +251,7 @@ _TABLE: tuple[Schedule, ...] = (
     *_family("sm89", "mma.bf16", promoting=False, prefix=".bf16"),
     *_family("sm89", "mma.f16", promoting=False, prefix=".f16"),
     *_family("sm100", "tcgen05.f8f6f4", promoting=True),
-    _inside(
-        "sm100.chain_ue8m0",
-        "sm100.tcgen05.mxf8f6f4",
-        "DeepGEMM sm100 1D1D: accumulator in TMEM over all of K",
-    ),
+    _inside("sm100.chain_ue8m0", "sm100.tcgen05.mxf8f6f4", "DeepGEMM sm100 1D1D: accumulator in TMEM over all of K"),
     _inside("sm100.chain_mxf4", "sm100.tcgen05.mxf4", "tcgen05 block-scaled FP4"),
     _inside("sm100.chain_nvf4", "sm100.tcgen05.nvf4", "tcgen05 block-scaled FP4 with UE4M3 scales of 16"),
     *_family("sm100", "mma.fp8", promoting=True, prefix=".mma_sync"),

@@ -67,15 +67,10 @@ class Row:
 
     Attributes
     ----------
-    gpu, format, output : str
-        As the files are named; ``output`` is ``"float32"`` or ``"float16"``.
-    instruction : str
-        Name of the model.
-    vectors, mismatches : int
-    first : str
-        The first mismatch in words, or "".
-    note : str
-        What the reader must know about these files, or "".
+    gpu, format, output : str, as the files are named; ``output`` is ``"float32"`` or ``"float16"``.
+    instruction : str, name of the model.
+    first : str, the first mismatch in words, or "".
+    note : str, what the reader must know about these files, or "".
     """
 
     gpu: str
@@ -118,10 +113,7 @@ class Model:
 def arch_of(gpu: str) -> str:
     """Architecture of a GPU named as in the collection; an architecture's own name is taken too.
 
-    Raises
-    ------
-    NumericsError
-        Unknown GPU; the message lists the names known.
+    Raises NumericsError: unknown GPU; the message lists the names known.
     """
     plain = re.sub(r"[\s_\-]", "", gpu).upper()
     for pattern, arch in GPUS:
@@ -145,10 +137,7 @@ def format_of(name: str) -> tuple[str, str]:
 def model_of(gpu: str, a_format: str, b_format: str, output: torch.dtype) -> Model:
     """The model of the instruction that made a file of this collection.
 
-    Raises
-    ------
-    NumericsError
-        No model for this GPU, format or output; the message lists what the architecture has.
+    Raises NumericsError: no model for this GPU, format or output; the message lists what the architecture has.
     """
     arch = arch_of(gpu)
     (_, family), (_, other) = format_of(a_format), format_of(b_format)
@@ -171,10 +160,7 @@ def model_of(gpu: str, a_format: str, b_format: str, output: torch.dtype) -> Mod
 def sets(root: Path | str) -> list[Path]:
     """Folders below ``root`` that hold a set (an ``a_*.txt``), sorted.
 
-    Raises
-    ------
-    FixtureError
-        There is none.
+    Raises FixtureError: there is none.
     """
     found = sorted({path.parent for path in Path(root).rglob("a_*.txt")})
     if not found:
@@ -185,10 +171,7 @@ def sets(root: Path | str) -> list[Path]:
 def load(folder: Path | str) -> Vectors:
     """Read one set.
 
-    Raises
-    ------
-    FixtureError
-        A file is missing, a line does not parse, or lines differ in their number of columns.
+    Raises FixtureError: a file is missing, a line does not parse, or lines differ in their number of columns.
     """
     folder = Path(folder)
     a_path, b_path = _only(folder, "a_*.txt"), _only(folder, "b_*.txt")
@@ -210,11 +193,8 @@ def check(vectors: Vectors, output: str, *, model: Model | None = None) -> Row:
 
     Parameters
     ----------
-    vectors : Vectors
-    output : str
-        ``"fp32"`` or ``"fp16"``, a key of ``vectors.d``.
-    model : Model or None
-        None takes :func:`model_of`.
+    output : str, ``"fp32"`` or ``"fp16"``, a key of ``vectors.d``.
+    model : Model or None, None takes :func:`model_of`.
     """
     dtype = OUTPUTS[output]
     if model is None:
@@ -243,17 +223,9 @@ def check(vectors: Vectors, output: str, *, model: Model | None = None) -> Row:
 def conformance(root: Path | str) -> list[Row]:
     """Mismatches of every result file below ``root`` against the model of its instruction.
 
-    Returns
-    -------
-    list of Row
-        One per GPU, format and output; sets without a ``d`` file give none.
-
-    Raises
-    ------
-    FixtureError
-        No set below ``root``, or an unreadable file.
-    NumericsError
-        A GPU, format or output without a model.
+    Returns list of Row: one per GPU, format and output; sets without a ``d`` file give none.
+    Raises FixtureError: no set below ``root``, or an unreadable file; NumericsError: a GPU, format or output without a
+    model.
     """
     rows = []
     for folder in sets(root):

@@ -134,10 +134,7 @@ def multiprocessors(product: int, reported: int) -> int:
 
     ``reported`` is a driver's count, -1 without one; it takes precedence over the product's.
 
-    Raises
-    ------
-    InputError
-        There is no such product.
+    Raises InputError: there is no such product.
     """
     if not 0 <= product <= len(GPUS):
         raise InputError(f"product={product}; products are numbered 1..{len(GPUS)}, 0 is no GPU")
@@ -167,10 +164,7 @@ def experts_record(
 ) -> ExpertsRecord:
     """The experts' record; ``ep`` and ``tp`` are (rank, size) of the configuration, read only when there is one.
 
-    Raises
-    ------
-    InputError
-        A dtype has no number, or a configuration has no input dtype.
+    Raises InputError: a dtype has no number, or a configuration has no input dtype.
     """
     for name, number in (("in_dtype", in_dtype), ("out_dtype", out_dtype)):
         if not 0 <= number < len(DTYPES):

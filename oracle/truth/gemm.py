@@ -17,7 +17,7 @@ Not covered: hardware behaviour, tolerances, layouts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -27,14 +27,13 @@ import torch
 from torch import Tensor
 
 from oracle.errors import ExactnessError, ShapeError
-from oracle.numbers.doubledouble import fast_two_sum, two_prod, two_sum
 from oracle.numbers.formats import Format, codes_of, decode, from_codes, of_dtype
-from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, pair_to_dtype
+from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, fast_two_sum, pair_to_dtype, two_prod, two_sum
 
 LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, rather than the exponent range
 TILE = 1 << 21  # elements of one row tile of the result: about 16 MiB for each float64 temporary
 KEPT = 1 << 21  # elements of the largest operand whose float64 values are kept: 16 MiB
-BAND = 1 << 22  # codes of a larger operand that are looked at together
+BAND = 1 << 20  # codes that are looked at together: 8 MiB as integers
 ALL = slice(None)
 
 
@@ -104,11 +103,11 @@ class Decoded:
     def number(self, k: slice = ALL) -> Tensor:
         """The same with NaN and infinities as zeros."""
         value = self.value(k)
-        return value if self.finite else torch.nan_to_num(value, 0.0, 0.0, 0.0)
+        return value if self.finite else zero_nonfinite(value)
 
     def exponent(self) -> Tensor:
         """``max(floor(log2 |x|), emin)`` of :meth:`number`, int64; :data:`NO_EXPONENT` for zeros."""
-        return self._exponent if self._kept else _exponents(self.number(), self.fmt)
+        return self._exponent if self._kept else exponents(self.number(), self.fmt)
 
     def taken(self, rows: slice | Tensor, scales: slice | Tensor | None) -> Decoded:
         """Some rows, and some rows of the scales (None: all of them)."""
@@ -130,19 +129,20 @@ class Decoded:
 
     @cached_property
     def _exponent(self) -> Tensor:
-        return _exponents(self.number(), self.fmt)
+        return exponents(self.number(), self.fmt)
 
     def _indices(self) -> Iterator[Tensor]:
         """The codes as int64, some rows at a time."""
         step = max(1, BAND // max(1, self.codes.shape[1]))
         for start in range(0, self.codes.shape[0], step):
-            yield codes_of(self.codes[start : start + step]).to(torch.int64) & self.fmt.code_mask
+            yield codes_of(self.codes[start : start + step]).to(torch.int64).bitwise_and_(self.fmt.code_mask)
 
 
 NO_EXPONENT = -(1 << 20)  # of a zero: smaller than any exponent that occurs
 
 
-def _exponents(value: Tensor, fmt: Format) -> Tensor:
+def exponents(value: Tensor, fmt: Format) -> Tensor:
+    """``max(floor(log2 |x|), emin)`` of finite float64 values drawn from ``fmt``, :data:`NO_EXPONENT` for zeros."""
     exponent = (torch.frexp(value)[1].to(torch.int64) - 1).clamp(min=fmt.emin)
     return torch.where(value == 0, NO_EXPONENT, exponent)
 
@@ -159,7 +159,6 @@ class ScaledProduct:
     block : length of a K block, ``B = ceil(K / block)``; ``K`` for per-tensor, per-token, per-channel scales.
     b_rows : rows of ``b`` that share one row of ``b_scale``.
     bias : Tensor ``[N]`` or None, any float dtype; added before the output is rounded.
-
     ``left`` and ``right`` are the operands as records that decode their codes once (:class:`Decoded`).
     """
 
@@ -278,13 +277,9 @@ class Exact:
 def exact(product: ScaledProduct) -> Exact:
     """The exact value of every element of ``product`` as a double-double; pure PyTorch, any device.
 
-    Raises
-    ------
-    ExactnessError
-        If a device's float64 matrix product is not exact where it must be (an emulated one).
+    Raises ExactnessError: a device's float64 matrix product is not exact where it must be (an emulated one).
     """
-    parts = [_exact_tile(tile) for _, tile in product.tiles()]
-    return Exact(*(torch.cat(tensors) for tensors in zip(*((p.hi, p.lo, p.slack) for p in parts), strict=True)))
+    return joined([_exact_tile(tile) for _, tile in product.tiles()])
 
 
 def rounded(product: ScaledProduct, value: Exact, dtype: torch.dtype) -> Tensor:
@@ -371,23 +366,34 @@ def _exact_tile(product: ScaledProduct) -> Exact:
         sigma = product.sigma(block).expand(shape)
         if not finite or not bool(torch.isfinite(sigma).all()):
             plain = plain + sigma * (left.value(k) @ right.value(k).T)
-            sigma = torch.nan_to_num(sigma, 0.0, 0.0, 0.0)
+            sigma = zero_nonfinite(sigma)
         for x in block_sums(left.number(k), right.number(k), quantum=quantum):
-            hi, lo, slack = _accumulate(hi, lo, slack, *two_prod(sigma, x))
+            hi, lo, slack = accumulate(hi, lo, slack, *two_prod(sigma, x))
     if product.bias is not None:
         bias = decode(product.bias)[None, :].expand(shape)
         plain = plain + bias
-        bias = torch.nan_to_num(bias, 0.0, 0.0, 0.0)
-        hi, lo, slack = _accumulate(hi, lo, slack, bias, torch.zeros_like(bias))
-    hi, lo = fast_two_sum(hi, lo)
-    special = ~torch.isfinite(plain)
-    zero = torch.zeros_like(hi)
-    return Exact(
-        torch.where(special, plain, hi), torch.where(special, zero, lo), torch.where(special, zero, slack)
-    )
+        bias = zero_nonfinite(bias)
+        hi, lo, slack = accumulate(hi, lo, slack, bias, torch.zeros_like(bias))
+    return overlaid(plain, *fast_two_sum(hi, lo), slack)
 
 
-def _accumulate(hi: Tensor, lo: Tensor, slack: Tensor, p: Tensor, pe: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def joined(parts: Sequence[Exact]) -> Exact:
+    """Exact values of consecutive rows as one."""
+    return Exact(*(torch.cat(tensors) for tensors in zip(*((p.hi, p.lo, p.slack) for p in parts), strict=True)))
+
+
+def overlaid(plain: Tensor, hi: Tensor, lo: Tensor, slack: Tensor) -> Exact:
+    """The pair ``hi + lo``, or the IEEE result ``plain`` where that is NaN or infinite."""
+    finite = torch.isfinite(plain)
+    return Exact(torch.where(finite, hi, plain), *(torch.where(finite, x, 0.0) for x in (lo, slack)))
+
+
+def zero_nonfinite(x: Tensor) -> Tensor:
+    """NaN and infinities replaced by zeros."""
+    return torch.nan_to_num(x, 0.0, 0.0, 0.0)
+
+
+def accumulate(hi: Tensor, lo: Tensor, slack: Tensor, p: Tensor, pe: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Add the pair ``p + pe`` to ``hi + lo``; what the low word cannot hold goes, as a magnitude, to ``slack``."""
     hi, e = two_sum(hi, p)
     t, e1 = two_sum(e, pe)

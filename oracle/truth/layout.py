@@ -152,19 +152,11 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor) -> Tensor:
 
     Parameters
     ----------
-    scale : Tensor ``[M, C]`` or ``[G, M, C]``, float32
-        Powers of two from 2^-127 (byte 0) to 2^127 (byte 254).
+    scale : Tensor ``[M, C]`` or ``[G, M, C]``, float32, powers of two from 2^-127 (byte 0) to 2^127 (byte 254).
 
-    Returns
-    -------
-    Tensor
-        int32 ``[..., M, ceil(C / 4)]``, strides ``([...,] 1, align(M, 4))``; padding bytes and lanes are zero.
-
-    Raises
-    ------
-    DtypeError, ShapeError
-    InputError
-        An element is no such power of two: any other bit would bleed into a neighbour's byte.
+    Returns int32 ``[..., M, ceil(C / 4)]``, strides ``([...,] 1, align(M, 4))``; padding bytes and lanes are zero.
+    Raises DtypeError, ShapeError; InputError: an element is no such power of two: any other bit would bleed into a
+    neighbour's byte.
     """
     _matrix_or_group("scale", scale, torch.float32)
     value = decode(scale)
@@ -188,11 +180,7 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor) -> Tensor:
 def unpack_ue8m0(packed: Tensor, columns: int) -> Tensor:
     """The inverse of packing: float32 powers of two ``[..., M, columns]``, contiguous.
 
-    Raises
-    ------
-    DtypeError, ShapeError
-    InputError
-        A byte is 255, which is NaN.
+    Raises DtypeError, ShapeError; InputError: a byte is 255, which is NaN.
     """
     _matrix_or_group("packed", packed, torch.int32)
     if packed.shape[-1] != ceil_div(columns, PACK):
@@ -222,12 +210,8 @@ def transform_sf_into_required_layout(
     ----------
     scale : Tensor ``[ceil(mn / gran_mn), ceil(k / gran_k)]`` float32, or with a leading ``G``
 
-    Raises
-    ------
-    OptionError
-        An arch or granularity that has no row above.
-    ShapeError, DtypeError, InputError
-        As the layouts themselves.
+    Raises OptionError: an arch or granularity that has no row above; ShapeError, DtypeError, InputError: as the layouts
+    themselves.
     """
     if arch not in ARCHES or gran_mn not in (1, BLOCK) or gran_k != BLOCK:
         raise OptionError(
@@ -287,13 +271,9 @@ def swizzle_scale(scale: Tensor, *, tile: str = "128x4", fill: int = 0) -> Tenso
     Parameters
     ----------
     scale : Tensor of a 1-byte dtype (uint8, E8M0, E4M3)
-    fill : int
-        Byte written to the padding.
+    fill : int, byte written to the padding.
 
-    Returns
-    -------
-    Tensor
-        Same dtype, ``[align(M, 128 or 8) * align(C, 4)]``, with a leading ``G`` for groups.
+    Returns same dtype, ``[align(M, 128 or 8) * align(C, 4)]``, with a leading ``G`` for groups.
     """
     if scale.element_size() != 1 or scale.dim() not in (2, 3):
         raise ShapeError(f"scale is {scale.dtype} {list(scale.shape)}; pass [M, C] or [G, M, C] of a 1-byte dtype")
@@ -327,10 +307,7 @@ def unswizzle_scale(memory: Tensor, rows: int, columns: int, *, tile: str = "128
 def swap_w13_to_w31(x: Tensor) -> Tensor:
     """The halves of dim -2 exchanged, for weights ``[..., 2 I, H]`` and for their block scales ``[..., 2 B, C]``.
 
-    Raises
-    ------
-    ShapeError
-        The rows do not split into two halves (block scales: ``2 I / 128`` must be even).
+    Raises ShapeError: the rows do not split into two halves (block scales: ``2 I / 128`` must be even).
     """
     rows = x.shape[-2] if x.dim() >= 2 else 0
     if rows == 0 or rows % 2:
@@ -421,15 +398,8 @@ def align_fp8_moe_weights_for_fi(
     w13 : Tensor ``[E, 2 I, H]`` (``[E, I, H]`` without a gate), any dtype
     w2 : Tensor ``[E, H, I]``
 
-    Returns
-    -------
-    (w13, w2, padded intermediate size)
-        The same objects when ``I`` is aligned already.
-
-    Raises
-    ------
-    ShapeError
-        The shapes disagree.
+    Returns (w13, w2, padded intermediate size): the same objects when ``I`` is aligned already.
+    Raises ShapeError: the shapes disagree.
     """
     padded = align(_intermediate(w13, w2, is_act_and_mul), min_alignment)
     return _padded(w13, w2, _half_rows(w2.shape[2], padded, is_act_and_mul), padded)

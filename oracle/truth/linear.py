@@ -19,15 +19,7 @@ from torch import Tensor
 
 from oracle.errors import ShapeError
 from oracle.numbers.formats import decode
-from oracle.numbers.recipes import (
-    TORCH_STATIC,
-    TORCH_TENSOR,
-    TORCH_TOKEN,
-    VLLM_STATIC,
-    VLLM_TENSOR,
-    VLLM_TOKEN,
-    Recipe,
-)
+from oracle.numbers.recipes import TORCH_STATIC, TORCH_TENSOR, TORCH_TOKEN, VLLM_STATIC, VLLM_TENSOR, VLLM_TOKEN, Recipe
 from oracle.truth.decisions import decide
 
 ROUTINES = (
@@ -84,15 +76,8 @@ def calc_diff(x: Tensor, y: Tensor) -> float:
     ----------
     x, y : Tensor of one shape, any float dtype of :mod:`oracle.numbers.formats` (products of two values fit float64)
 
-    Returns
-    -------
-    float
-        0 for two zero tensors (as DeepGEMM has it), NaN when an element is NaN or infinite.
-
-    Raises
-    ------
-    ShapeError
-        The shapes differ.
+    Returns float: 0 for two zero tensors (as DeepGEMM has it), NaN when an element is NaN or infinite.
+    Raises ShapeError: the shapes differ.
     """
     if x.shape != y.shape:
         raise ShapeError(f"x has shape {list(x.shape)}, y {list(y.shape)}; calc_diff compares equal shapes")

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError, ShapeError
-from oracle.numbers.doubledouble import fast_two_sum, two_prod, two_sum
 from oracle.numbers.formats import decode, of_dtype
-from oracle.truth.gemm import Exact, ScaledProduct, block_sums
+from oracle.numbers.rounding import fast_two_sum, two_prod
+from oracle.truth.gemm import Exact, ScaledProduct, accumulate, block_sums, joined, overlaid, zero_nonfinite
 from oracle.truth.layout import ceil_div, unpack_kv_cache
 
 TILE = 1 << 21  # dot products held at once: 16 MiB for each float64 temporary
@@ -91,8 +91,7 @@ def exact(problem: Logits) -> Exact:
     NaN and infinities follow IEEE: a NaN code, weight or scale gives NaN in every logit that it enters (torch's relu
     keeps NaN; ``fmaxf`` gives 0).
     """
-    parts = [_exact_tile(tile) for tile in problem.tiles()]
-    return Exact(*(torch.cat(tensors) for tensors in zip(*((p.hi, p.lo, p.slack) for p in parts), strict=True)))
+    return joined([_exact_tile(tile) for tile in problem.tiles()])
 
 
 def dots(problem: Logits) -> Tensor:
@@ -100,7 +99,7 @@ def dots(problem: Logits) -> Tensor:
     q, k = decode(problem.q).flatten(0, 1), decode(problem.k)
     quantum = of_dtype(problem.q.dtype).min_subnormal * of_dtype(problem.k.dtype).min_subnormal
     x = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
-    for part in block_sums(_finite(q), _finite(k), quantum=quantum):
+    for part in block_sums(zero_nonfinite(q), zero_nonfinite(k), quantum=quantum):
         x = x + part
     if not bool(torch.isfinite(q).all()) or not bool(torch.isfinite(k).all()):
         x = x + 0.0 * (q @ k.T)
@@ -111,23 +110,17 @@ def _exact_tile(problem: Logits) -> Exact:
     weights, scale = decode(problem.weights), decode(problem.k_scale)[None, :]
     x = dots(problem)
     plain = (weights[:, :, None] * torch.relu(x)).sum(dim=1) * scale
-    p, pe = two_prod(_finite(weights)[:, :, None].expand(x.shape), torch.relu(_finite(x)))
+    p, pe = two_prod(zero_nonfinite(weights)[:, :, None].expand(x.shape), torch.relu(zero_nonfinite(x)))
     hi, lo, slack = (torch.zeros_like(plain) for _ in range(3))
     for h in range(problem.heads):
-        hi, e = two_sum(hi, p[:, h])
-        t, e1 = two_sum(e, pe[:, h])
-        lo, e2 = two_sum(lo, t)
-        slack = slack + (e1.abs() + e2.abs()) * (1 + 2.0**-50)
-    s = _finite(scale).expand(plain.shape)
+        hi, lo, slack = accumulate(hi, lo, slack, p[:, h], pe[:, h])
+    s = zero_nonfinite(scale).expand(plain.shape)
     q, qe = two_prod(hi, s)
     tail = lo * s
     rest = qe + tail
     # The low word's two roundings; underflow of the pair, which occurs only below 2**-960.
     slack = slack * s.abs() + 2.0**-51 * (tail.abs() + rest.abs()) + 2.0**-1000 * (hi != 0)
-    hi, lo = fast_two_sum(q, rest)
-    special = ~torch.isfinite(plain)
-    zero = torch.zeros_like(hi)
-    return Exact(*(torch.where(special, a, b) for a, b in ((plain, hi), (zero, lo), (zero, slack))))
+    return overlaid(plain, *fast_two_sum(q, rest), slack)
 
 
 def from_pages(
@@ -143,17 +136,11 @@ def from_pages(
     context_lens : Tensor ``[B]`` or ``[B, next_n]``
         Keys of a request, its new tokens included: query ``j`` of ``next_n`` sees ``context_lens[b] - next_n + 1 + j``
         of them; with two axes, ``context_lens[b, j]``.
-    block_tables : Tensor ``[B, most blocks]``
-        Entries past a request's last block are not read.
+    block_tables : Tensor ``[B, most blocks]``, entries past a request's last block are not read.
 
-    Returns
-    -------
-    list of Logits
-        With ``N`` the keys of the request's blocks, ``ceil(len / P) * P``; one block of zeros when it has none.
-
-    Raises
-    ------
-    ShapeError, InputError
+    Returns list of Logits: with ``N`` the keys of the request's blocks, ``ceil(len / P) * P``; one block of zeros when
+    it has none.
+    Raises ShapeError, InputError.
     """
     codes, scales = unpack_kv_cache(kv_cache)
     tokens = codes.shape[1]
@@ -214,7 +201,3 @@ def shares(table: Tensor, context_lens: Tensor, block_size: int) -> list[int] | 
     if backward:
         return f"processor {backward[0]} ends before it starts, so segments are done twice"
     return found
-
-
-def _finite(x: Tensor) -> Tensor:
-    return torch.nan_to_num(x, 0.0, 0.0, 0.0)

@@ -46,19 +46,15 @@ def requantize_with_max_scale(
     ----------
     weight : Tensor ``[N, K]``, float8_e4m3fn, ``N >= sum(logical_widths)``
     weight_scale : Tensor ``[shards]``, float32
-    recipe : Recipe
-        A static one: how a shard is quantised with the given scale.
-
-    Returns
-    -------
-    (max scale ``[]``, weight)
-        The weight is a new tensor, or the given one where the last scale is the :data:`UNLOADED` sentinel: then the
-        checkpoint was fused, with one scale for all shards.
+    recipe : Recipe, a static one: how a shard is quantised with the given scale.
 
     Notes
     -----
     Dequantisation goes through float16 (:func:`oracle.numbers.quantize.per_tensor_dequantize`): a shard whose values
     exceed 65504 saturates at 448 times the maximum scale.
+
+    Returns (max scale ``[]``, weight): the weight is a new tensor, or the given one where the last scale is the
+    :data:`UNLOADED` sentinel: then the checkpoint was fused, with one scale for all shards.
     """
     widths = _widths(weight_scale, logical_widths)
     if weight.dtype is not torch.float8_e4m3fn:

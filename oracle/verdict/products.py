@@ -27,8 +27,8 @@ from torch import Tensor
 
 from oracle.bounds import Accumulator, Interval, admissible, any_order_bound, ieee32_bound, of_schedule
 from oracle.bounds.engines import exact, exact_and_residue
-from oracle.bounds.exactly import collapsed
 from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.bounds.product import collapsed
 from oracle.numbers.formats import decode, same_bits
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.predict import predict_product

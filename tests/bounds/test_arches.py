@@ -16,8 +16,7 @@ from torch import Tensor
 
 from oracle.bounds import Interval, of_schedule, residue_bound
 from oracle.bounds.chain import residue
-from oracle.bounds.exactly import unrounded
-from oracle.bounds.product import _Side
+from oracle.bounds.product import _Side, unrounded
 from oracle.bounds.steps import stepwise
 from oracle.errors import NumericsError
 from oracle.numbers.formats import E2M1, by_name, decode, from_codes

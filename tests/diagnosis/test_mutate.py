@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oracle.bounds import of_schedule
-from oracle.bounds.exactly import unrounded
+from oracle.bounds.product import unrounded
 from oracle.diagnosis.baselines import calc_diff, own_data, rules
 from oracle.diagnosis.mutation import (
     Fate,

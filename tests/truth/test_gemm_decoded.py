@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import oracle
-from oracle.bounds.exactly import unrounded
 from oracle.bounds.ieee32 import ieee32_bound
+from oracle.bounds.product import unrounded
 from oracle.numbers import formats
 from oracle.routines import get
 from oracle.truth import gemm
