@@ -227,8 +227,8 @@ def _explained(
 ) -> Finding:
     if answer.problem is not None:
         return finding  # another shape or dtype than the call declares needs no explanation
-    declared = {"arch": session.arch, "numerics": session.numerics}
-    verdict = explain_verdict(finding.verdict, session.contract, inputs, answer.output, **declared, **options)
+    call = (finding.verdict, session.contract, inputs, answer.output)
+    verdict = explain_verdict(*call, arch=session.arch, numerics=session.numerics, **options)
     return replace(finding, verdict=verdict)
 
 
