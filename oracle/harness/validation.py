@@ -227,8 +227,8 @@ def _explained(
 ) -> Finding:
     if answer.problem is not None:
         return finding  # another shape or dtype than the call declares needs no explanation
-    call = (finding.verdict, session.contract, inputs, answer.output)
-    verdict = explain_verdict(*call, arch=session.arch, numerics=session.numerics, **options)
+    contract, arch, numerics = session.contract, session.arch, session.numerics
+    verdict = explain_verdict(finding.verdict, contract, inputs, answer.output, arch=arch, numerics=numerics, **options)
     return replace(finding, verdict=verdict)
 
 
