@@ -134,9 +134,8 @@ def _assert_conforms() -> Callable[..., Verdict]:
 @pytest.fixture(name=CASE)
 def _oracle_case(request: pytest.FixtureRequest) -> Case:
     """One case of the contract that the mark oracle_cases names: .inputs(), .call_options(), .out_dtype, ["m"]."""
-    pytest.fail(
-        f"{request.node.name} takes {CASE} but is not marked; add @pytest.mark.{MARKER}('cutlass_scaled_mm')", pytrace=False
-    )
+    said = f"{request.node.name} takes {CASE} but is not marked; add @pytest.mark.{MARKER}('cutlass_scaled_mm')"
+    pytest.fail(said, pytrace=False)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -211,10 +210,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """A test that took a case must have judged something."""
     result = yield
     if CASE in getattr(item, "fixturenames", ()) and not item.stash[_JUDGED]:
-        pytest.fail(
-            f"UNTESTED: {item.name} took {CASE} and judged no output; call assert_conforms(output, {CASE}, arch=...)",
-            pytrace=False,
-        )
+        said = f"{item.name} took {CASE} and judged no output; call assert_conforms(output, {CASE}, arch=...)"
+        pytest.fail(f"UNTESTED: {said}", pytrace=False)
     return result
 
 

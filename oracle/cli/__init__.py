@@ -18,22 +18,9 @@ from oracle.cli import calls, examples, fixtures, kernels, runs, selftest, setti
 from oracle.errors import OptionError, OracleError
 
 COMMANDS = (
-    runs.add_verify,
-    kernels.add_validate,
-    calls.add_judge,
-    calls.add_explain,
-    selftest.add_mutate,
-    calls.add_predict,
-    calls.add_identify,
-    kernels.add_fingerprint,
-    tool.add_doctor,
-    tool.add_list,
-    fixtures.add,
-    selftest.add_conformance,
-    tool.add_plan,
-    runs.add_report,
-    runs.add_compare,
-    runs.add_history,
+    *(runs.add_verify, kernels.add_validate, calls.add_judge, calls.add_explain, selftest.add_mutate),
+    *(calls.add_predict, calls.add_identify, kernels.add_fingerprint, tool.add_doctor, tool.add_list, fixtures.add),
+    *(selftest.add_conformance, tool.add_plan, runs.add_report, runs.add_compare, runs.add_history),
     tool.add_completion,
 )
 
@@ -94,19 +81,15 @@ def _drop_output() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser with every command."""
-    result = argparse.ArgumentParser(
-        prog="fp8-oracle", description="Exact references, sound bounds and verdicts for FP8 kernels."
-    )
-    result.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    said = "Exact references, sound bounds and verdicts for FP8 kernels."
+    result = argparse.ArgumentParser(prog="fp8-oracle", description=said)
+    try:
+        installed = version("fp8-oracle")
+    except PackageNotFoundError:
+        installed = "(not installed)"
+    result.add_argument("--version", action="version", version=f"%(prog)s {installed}")
     commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(commands)
     examples.install(commands.choices)
     return result
-
-
-def _version() -> str:
-    try:
-        return version("fp8-oracle")
-    except PackageNotFoundError:
-        return "(not installed)"

@@ -147,9 +147,7 @@ def _judge(arguments: argparse.Namespace) -> int:
     record = {
         "schema": "fp8-oracle.judgement/1",
         "file": str(arguments.file),
-        "contract": arguments.contract,
-        "arch": arguments.arch,
-        "numerics": arguments.numerics,
+        **{name: getattr(arguments, name) for name in ("contract", "arch", "numerics")},
         "options": {name: options.word(value) for name, value in call.items()},
         "ok": not failing,
         "outputs": {name: verdict.to_json() for name, verdict in verdicts.items()},
@@ -192,8 +190,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     verdict = get(case.contract).judge(case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     found = diagnose(case.contract, case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     screen = console(stderr=arguments.json == "-")
-    screen.print(Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}"), soft_wrap=True)
-    for line in _lines(found):
+    said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
+    for line in (said, *_lines(found)):
         screen.print(line, soft_wrap=True)
     facts = ("name", "numerics", "explained", "failing", "contradicted", "placed", "beyond", "local", "where",
              "complete", "met_in")  # fmt: skip

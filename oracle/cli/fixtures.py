@@ -18,12 +18,9 @@ from oracle.verdict.compare import Status
 def add(commands: Commands) -> None:
     command = commands.add_parser("fixtures", help="check, generate, list, export or judge the stored fixtures")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser(
-        "check", help="read every file, compare it with its manifest, and compute every golden again"
-    )
-    check.set_defaults(run=_check)
-    listing = actions.add_parser("list", help="list the golden fixtures")
-    listing.set_defaults(run=_list)
+    said = "read every file, compare it with its manifest, and compute every golden again"
+    actions.add_parser("check", help=said).set_defaults(run=_check)
+    actions.add_parser("list", help="list the golden fixtures").set_defaults(run=_list)
     generate = actions.add_parser(
         "generate",
         help="write the golden fixtures",
@@ -39,17 +36,16 @@ def add(commands: Commands) -> None:
         description="Make fixtures/captures again from a folder of recorded safetensors files, as the manifest's "
         "`source` entries say: tensors are renamed, unit scales added, digests and provenance renewed.",
     )
-    rebuild.add_argument("recorded", type=Path, metavar="DIR")
-    rebuild.set_defaults(run=_rewrite)
     adoption = actions.add_parser(
         "adopt",
         help="take the captures of a folder that `verify --keep` wrote",
         description="Check the folder against its manifest, copy its files into fixtures/captures, enter them there.",
     )
-    adoption.add_argument("recorded", type=Path, metavar="DIR")
-    adoption.set_defaults(run=_rewrite)
-    sealing = actions.add_parser("seal", help="write SHA256SUMS again after a file was changed on purpose")
-    sealing.set_defaults(run=_seal)
+    for taking in (rebuild, adoption):
+        taking.add_argument("recorded", type=Path, metavar="DIR")
+        taking.set_defaults(run=_rewrite)
+    said = "write SHA256SUMS again after a file was changed on purpose"
+    actions.add_parser("seal", help=said).set_defaults(run=_seal)
     for action in actions.choices.values():
         if action is not actions.choices["judge"]:
             action.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
@@ -125,17 +121,15 @@ def _seal(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    goldens = fixtures.folder(arguments.fixtures) / golden.FOLDER
-    lines = golden_export.export(goldens, arguments.target, everything=arguments.all, contracts=arguments.contract)
-    for line in lines:
+    goldens, target = fixtures.folder(arguments.fixtures) / golden.FOLDER, arguments.target
+    for line in golden_export.export(goldens, target, everything=arguments.all, contracts=arguments.contract):
         print(line)
     return 0
 
 
 def _judge(arguments: argparse.Namespace) -> int:
-    answers = golden_export.judge(
-        arguments.folder, arguments.outputs, arch=arguments.arch, numerics=arguments.numerics
-    )
+    declared = {"arch": arguments.arch, "numerics": arguments.numerics}
+    answers = golden_export.judge(arguments.folder, arguments.outputs, **declared)
     screen = console()
     for answer in answers:
         if answer.verdict is not None:
@@ -144,8 +138,7 @@ def _judge(arguments: argparse.Namespace) -> int:
             missing_case = f" {answer.slug}: nothing came back for {answer.id}"
             screen.print(Text.assemble(("UNTESTED", "bold red"), missing_case), soft_wrap=True)
     if arguments.json is not None:
-        record = golden_export.to_json(answers, arch=arguments.arch, numerics=arguments.numerics)
-        fixtures.write_json(arguments.json, record)
+        fixtures.write_json(arguments.json, golden_export.to_json(answers, **declared))
     came = [answer.verdict for answer in answers if answer.verdict is not None]
     failed = sum(verdict.status.is_failure for verdict in came)
     unjudged = sum(verdict.status is Status.UNSUPPORTED for verdict in came)

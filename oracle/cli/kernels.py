@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -18,7 +19,14 @@ from oracle.harness.report import Report
 from oracle.harness.validation import LIMIT, PROFILES, validate
 
 SHOWN = 12  # failures printed in full
+# What `validate` and the verb of that name call alike.
+ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "require", "limit", "seconds")
 OUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ADAPTER: dict[str, Any] = {"metavar": "MODULE:CALLABLE", "help": "called as adapter(kernel, inputs, options)"}
+_DEVICE: dict[str, Any] = {"default": "cpu", "help": "cpu (default) or cuda"}
+_LIMIT: dict[str, Any] = {
+    "type": float, "default": LIMIT, "metavar": "S", "help": f"seconds for one call (default: {LIMIT:g})"
+}  # fmt: skip
 
 
 def add_validate(commands: Commands) -> None:
@@ -30,24 +38,19 @@ def add_validate(commands: Commands) -> None:
     )
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
-    command.add_argument("--adapter", metavar="MODULE:CALLABLE", help="called as adapter(kernel, inputs, options)")
-    command.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    command.add_argument("--adapter", **_ADAPTER)
+    command.add_argument("--device", **_DEVICE)
     command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     command.add_argument("--profile", choices=PROFILES, default="quick")
     command.add_argument("--seed", type=whole(0), help="replaces the seeds of the profile's cases; chooses a soak's")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
     command.add_argument(
-        "--require",
-        action="append",
-        default=[],
-        metavar="WATCH",
+        "--require", action="append", default=[], metavar="WATCH",
         help="'batch invariance' must hold; 'threads': right numbers while other threads call it; 'large offsets' "
         "makes a call beyond 2^31 elements (as a soak of five minutes does)",
-    )
-    command.add_argument(
-        "--limit", type=float, default=LIMIT, metavar="S", help=f"seconds for one call (default: {LIMIT:g})"
-    )
+    )  # fmt: skip
+    command.add_argument("--limit", **_LIMIT)
     command.add_argument("--seconds", type=float, metavar="S", help="length of a soak (default: 600)")
     command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
     add_json_argument(command, "the report")
@@ -64,33 +67,19 @@ def add_fingerprint(commands: Commands) -> None:
     )
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     command.add_argument("--contract", required=True, metavar="NAME", help="a product; see `fp8-oracle list`")
-    command.add_argument("--adapter", metavar="MODULE:CALLABLE", help="called as adapter(kernel, inputs, options)")
+    command.add_argument("--adapter", **_ADAPTER)
     command.add_argument("--k", type=int, default=512, help="a multiple of 128 (default: 512)")
     command.add_argument("--out-dtype", choices=sorted(OUT_DTYPES), default="bfloat16")
-    command.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    command.add_argument("--device", **_DEVICE)
     command.add_argument("--seed", type=whole(0), default=0)
-    command.add_argument(
-        "--limit", type=float, default=LIMIT, metavar="S", help=f"seconds for one call (default: {LIMIT:g})"
-    )
+    command.add_argument("--limit", **_LIMIT)
     command.set_defaults(run=_fingerprint)
 
 
 def _validate(arguments: argparse.Namespace) -> int:
-    report = validate(
-        arguments.kernel,
-        arguments.contract,
-        adapter=arguments.adapter,
-        device=arguments.device,
-        arch=arguments.arch,
-        numerics=arguments.numerics,
-        profile=arguments.profile,
-        seed=arguments.seed,
-        case=arguments.case,
-        require=arguments.require,
-        limit=arguments.limit,
-        seconds=arguments.seconds,
-        save=None if arguments.save is None else Path(arguments.save),
-    )
+    asked = {name: getattr(arguments, name) for name in ASKED}
+    save = None if arguments.save is None else Path(arguments.save)
+    report = validate(arguments.kernel, arguments.contract, save=save, **asked)
     screen = console(stderr=arguments.json == "-")
     print_report(report, screen)
     if arguments.json is not None:
@@ -129,27 +118,15 @@ def print_report(report: Report, screen: Console) -> None:
     if report.saved is not None:
         command = f"fp8-oracle explain {shlex.quote(report.saved)}"
         screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
-    word = {0: ("CONFORMS", "bold green"), 1: ("DOES NOT CONFORM", "bold red"), 2: ("NOT JUDGED", "bold red")}[
-        report.exit_code
-    ]
-    closing = (
-        f"  {report.judged} cases judged on {report.device} ({report.arch}), {report.workers} workers, "
-        f"{report.seconds:.1f} s"
-    )
-    screen.print(Text.assemble(word, closing), soft_wrap=True)
+    words = (("CONFORMS", "bold green"), ("DOES NOT CONFORM", "bold red"), ("NOT JUDGED", "bold red"))
+    where = f"  {report.judged} cases judged on {report.device} ({report.arch}), "
+    closing = f"{where}{report.workers} workers, {report.seconds:.1f} s"
+    screen.print(Text.assemble(words[report.exit_code], closing), soft_wrap=True)
 
 
 def _fingerprint(arguments: argparse.Namespace) -> int:
-    found = probe(
-        arguments.kernel,
-        arguments.contract,
-        adapter=arguments.adapter,
-        device=arguments.device,
-        k=arguments.k,
-        out_dtype=OUT_DTYPES[arguments.out_dtype],
-        seed=arguments.seed,
-        limit=arguments.limit,
-    )
-    for line in found.lines():
+    asked = {name: getattr(arguments, name) for name in ("adapter", "device", "k", "seed", "limit")}
+    out_dtype = OUT_DTYPES[arguments.out_dtype]
+    for line in probe(arguments.kernel, arguments.contract, out_dtype=out_dtype, **asked).lines():
         print(line)
     return 0

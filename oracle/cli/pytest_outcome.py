@@ -76,18 +76,10 @@ def judge(
     operands = _on_device_of(output, case.inputs()) if inputs is None and case is not None else dict(inputs or {})
     outputs = dict(output) if isinstance(output, Mapping) else output
     verdict = runner.judge_outputs(found, operands, outputs, arch=arch, numerics=numerics, call=call)
-    return TestOutcome(
-        id=f"pytest/{test}" + (f"#{ordinal}" if ordinal > 1 else ""),
-        contract=found.name,
-        subject=test.partition("[")[0] or "-",
-        arch=arch,
-        verdict=verdict,
-        seconds=time.perf_counter() - start,
-        test=test,
-        asked=found.name if case is None else str(case),
-        numerics=numerics,
-        call=call,
-    )
+    name, subject = f"pytest/{test}" + (f"#{ordinal}" if ordinal > 1 else ""), test.partition("[")[0] or "-"
+    asked, seconds = found.name if case is None else str(case), time.perf_counter() - start
+    more: dict[str, Any] = {"test": test, "asked": asked, "numerics": numerics, "call": call}
+    return TestOutcome(name, found.name, subject, arch, verdict, seconds, **more)
 
 
 def line(outcome: TestOutcome) -> dict[str, object]:

@@ -199,14 +199,11 @@ def _verify(arguments: argparse.Namespace) -> int:
     start = time.perf_counter() - sum(o.seconds for o in earlier if o is not None)
     outcomes = _judge(items, keys, earlier, screen, entries, recorder, verbose=arguments.verbose)
     unfinished = len(items) - len(outcomes)
-    marked, complaints = ledger.apply(
-        outcomes, entries, whole=not wanted and folder is not None and not unfinished
-    )
-    report = Report(
-        marked, complaints, about.machine, time.perf_counter() - start, about.versions, about.started, unfinished
-    )
+    marked, complaints = ledger.apply(outcomes, entries, whole=not wanted and folder is not None and not unfinished)
+    seconds = time.perf_counter() - start
+    report = Report(marked, complaints, about.machine, seconds, about.versions, about.started, unfinished)
     if recorder is not None:
-        recorder.end(complaints, report.seconds, unfinished)
+        recorder.end(complaints, seconds, unfinished)
     words.print_report(report, screen, quiet=arguments.quiet)
     _write_reports(report, arguments)
     if writer is not None:

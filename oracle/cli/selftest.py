@@ -47,9 +47,8 @@ def add_mutate(commands: Commands) -> None:
 
 def add_conformance(commands: Commands) -> None:
     command = commands.add_parser("conformance", help="compare the instruction models with published hardware vectors")
-    command.add_argument(
-        "--vectors", required=True, type=Path, metavar="DIR", help="folder of a_*.txt, b_*, c_*, d_* sets"
-    )
+    said = "folder of a_*.txt, b_*, c_*, d_* sets"
+    command.add_argument("--vectors", required=True, type=Path, metavar="DIR", help=said)
     command.set_defaults(run=_conformance)
 
 
@@ -87,18 +86,14 @@ def _mutate(arguments: argparse.Namespace) -> int:
         screen.print(_alarm(variant), soft_wrap=True)
     if variants:
         screen.print(f"{len(alarms)} false alarms over {len(variants)} legal variants (seed {arguments.seed})")
+    scored = [
+        {"contract": s.contract, "cases": s.cases, "score": s.ratio, "rules_reject_right": dict(s.alarms),
+         "mutants": [m.to_json() for m in s.mutants]}
+        for s in scores
+    ]  # fmt: skip
     record = {
         "schema": "fp8-oracle.mutation/1",
-        "scores": [
-            {
-                "contract": s.contract,
-                "cases": s.cases,
-                "score": s.ratio,
-                "rules_reject_right": dict(s.alarms),
-                "mutants": [m.to_json() for m in s.mutants],
-            }
-            for s in scores
-        ],
+        "scores": scored,
         "own_data": own,
         "legal": {"variants": len(variants), "false_alarms": [_alarm(v) for v in alarms]},
     }
@@ -137,17 +132,13 @@ def _alarm(variant: Variant) -> str:
 
 def _conformance(arguments: argparse.Namespace) -> int:
     rows = conformance(arguments.vectors)
-    table = Table(title="mismatches", title_justify="left")
-    for column in ("gpu", "format", "output", "instruction"):
-        table.add_column(column)
+    table = Table("gpu", "format", "output", "instruction", title="mismatches", title_justify="left")
     table.add_column("vectors", justify="right")
     table.add_column("mismatches", justify="right")
     table.add_column("first mismatch, note", overflow="fold")
     for row in rows:
         said = "; ".join(text for text in (row.first, row.note) if text)
-        style = "bold red" if row.mismatches else None
-        table.add_row(
-            row.gpu, row.format, row.output, row.instruction, str(row.vectors), str(row.mismatches), said, style=style
-        )
+        cells = (row.gpu, row.format, row.output, row.instruction, str(row.vectors), str(row.mismatches), said)
+        table.add_row(*cells, style="bold red" if row.mismatches else None)
     console().print(table)
     return 1 if any(row.mismatches for row in rows) else 0

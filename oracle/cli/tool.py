@@ -104,29 +104,15 @@ class Finding:
 
 def examine(fixtures_folder: str | None = None) -> list[Finding]:
     """Every finding, in the order in which a reader needs them."""
-    return [
-        *_versions(),
-        *_devices(),
-        our_kernels(),
-        *_optional(),
-        *_subjects(),
-        *_fixtures(fixtures_folder),
-    ]
+    return [*_versions(), *_devices(), our_kernels(), *_optional(), *_subjects(), *_fixtures(fixtures_folder)]
 
 
 def our_kernels(search: list[str] | None = None) -> Finding:
-    """Whether ``import kernels`` finds the package that belongs to this distribution.
-
-    Parameters
-    ----------
-    search : folders to look through instead of ``sys.path``.
-    """
+    """Whether ``import kernels`` finds the package of this distribution, in ``search`` or in ``sys.path``."""
     ours = Path(__file__).resolve().parents[2] / "kernels"
-    spec = (
-        importlib.util.find_spec("kernels")
-        if search is None
-        else importlib.machinery.PathFinder.find_spec("kernels", search)
-    )
+    spec = importlib.util.find_spec("kernels")
+    if search is not None:
+        spec = importlib.machinery.PathFinder.find_spec("kernels", search)
     if spec is None or not spec.origin:
         return Finding("kernels", "problem", f"not importable; expected {ours}; install with pip install -e .")
     found = Path(spec.origin).resolve().parent
@@ -165,11 +151,9 @@ def _optional() -> Iterator[Finding]:
         if importlib.util.find_spec(name) is None:
             yield Finding(name, "absent", f"not installed ({purpose})")
             continue
-        code = f"import {name}; print(getattr({name}, '__version__', 'version unknown'))"
+        asked = [sys.executable, "-c", f"import {name}; print(getattr({name}, '__version__', 'version unknown'))"]
         try:
-            done = subprocess.run(
-                [sys.executable, "-c", code], capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False
-            )
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False)
         except subprocess.TimeoutExpired:
             yield Finding(name, "problem", f"import takes longer than {IMPORT_SECONDS} s")
             continue
@@ -206,9 +190,7 @@ def _fixtures(given: str | None) -> Iterator[Finding]:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     findings = examine(arguments.fixtures)
-    table = Table(title="doctor", title_justify="left")
-    table.add_column("what")
-    table.add_column("state")
+    table = Table("what", "state", title="doctor", title_justify="left")
     table.add_column("found, or why not", overflow="fold")
     styles = {"ok": "green", "absent": "dim", "problem": "bold red"}
     for finding in findings:
@@ -266,9 +248,8 @@ def _coverage(arguments: argparse.Namespace) -> int:
     elif arguments.markdown:
         print(coverage.markdown(rows), end="")
     else:
-        table = Table(title="coverage", title_justify="left", caption=coverage.LEGEND, caption_justify="left")
-        for column in ("section", "routine", *"PRDGH", "missing"):
-            table.add_column(column)
+        columns = ("section", "routine", *"PRDGH", "missing")
+        table = Table(*columns, title="coverage", title_justify="left", caption=coverage.LEGEND, caption_justify="left")
         for row in rows:
             style = "yellow" if row.missing else None
             table.add_row(row.routine.section, row.routine.name, *row.cells(), row.missing, style=style)
@@ -292,11 +273,8 @@ def _describe(contract: Contract, profile: str) -> list[str]:
         f"{spec.name} [{', '.join(spec.dims)}]" if spec.dims is not None else f"{spec.name} ({spec.doc})"
         for spec in contract.inputs
     ]
-    lines = [
-        contract.name,
-        f"  {contract.summary}",
-        f"  inputs: {', '.join(inputs)}; outputs: {', '.join(contract.returns)}",
-    ]
+    lines = [contract.name, f"  {contract.summary}"]
+    lines.append(f"  inputs: {', '.join(inputs)}; outputs: {', '.join(contract.returns)}")
     for option in contract.options:
         choices = "" if option.choices is None else f" (of {', '.join(str(word(c)) for c in option.choices)})"
         lines.append(f"  option {option.name}={word(option.default)}{choices}")

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,34 +83,15 @@ def rows(subjects: Iterable[Subject], folder: Path, exposes: Callable[[str], boo
     stored: dict[str, int] = {}
     for entry in golden.load(folder / golden.FOLDER)["cases"]:
         stored[entry["contract"]] = stored.get(entry["contract"], 0) + bool(entry["file"])
-    captured = _captured(folder)
-    return [_row(routine, arches, stored, captured, exposes) for routine in routines()]
-
-
-def _row(
-    routine: Routine,
-    arches: Mapping[str, set[str]],
-    stored: Mapping[str, int],
-    captured: Mapping[str, set[str]],
-    exposes: Callable[[str], bool],
-) -> Row:
-    contract = routine.contract
-    name = contract.name
-    tried = sorted(arches.get(name, ())) if profiles.cases(name, "quick") else []
-    return Row(
-        routine,
-        exposes(contract.production or name),
-        tuple(tried),
-        stored.get(name, 0),
-        tuple(sorted(captured.get(name, ()))),
-    )
-
-
-def _captured(folder: Path) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    captured: dict[str, set[str]] = {}
     for capture in captures.load(folder / "captures"):
         if capture.unsupported is None:
-            found.setdefault(capture.contract, set()).add(capture.recording.arch)
+            captured.setdefault(capture.contract, set()).add(capture.recording.arch)
+    found = []
+    for routine in routines():
+        name, exposed = routine.contract.name, exposes(routine.contract.production or routine.contract.name)
+        tried = tuple(sorted(arches.get(name, ()))) if profiles.cases(name, "quick") else ()
+        found.append(Row(routine, exposed, tried, stored.get(name, 0), tuple(sorted(captured.get(name, ())))))
     return found
 
 

@@ -33,13 +33,8 @@ class Worker:
     def __init__(
         self, kernel: str, *, adapter: str | None, device: str, limit: float, path: tuple[str, ...] = ()
     ) -> None:
-        self._load = {
-            "op": "load",
-            "kernel": kernel,
-            "adapter": adapter,
-            "device": device,
-            "path": [os.getcwd(), *path, *(p for p in sys.path if p)],
-        }
+        folders = [os.getcwd(), *path, *(p for p in sys.path if p)]
+        self._load = {"op": "load", "kernel": kernel, "adapter": adapter, "device": device, "path": folders}
         self.limit, self.starts = limit, 0
         self._process: subprocess.Popen[bytes] | None = None
         self._drainer: threading.Thread | None = None
@@ -90,11 +85,8 @@ class Worker:
         take, self._request = os.pipe()
         self._reply, give = os.pipe()
         self._buffer = b""
-        root = str(Path(__file__).resolve().parents[2])
-        environment = os.environ | {
-            "MALLOC_PERTURB_": "128",
-            "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
-        }
+        path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"MALLOC_PERTURB_": "128", "PYTHONPATH": path}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "oracle.harness.worker", str(take), str(give)],
             stdin=subprocess.DEVNULL,

@@ -35,8 +35,7 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "threads": str(torch.get_num_threads()),
     }
-    for package in ("torch", "numpy", "numba"):
-        facts[package] = _version(package) or "unknown"
+    facts |= {package: _version(package) or "unknown" for package in ("torch", "numpy", "numba")}
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
         facts["cuda"] = str(torch.version.cuda)

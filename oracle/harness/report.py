@@ -33,13 +33,8 @@ class Finding:
 
     def to_json(self) -> dict[str, object]:
         """A JSON-ready dict."""
-        return {
-            "case": self.case,
-            "watch": self.watch,
-            "seconds": round(self.seconds, 6),
-            "fails": self.fails,
-            "verdict": self.verdict.to_json(),
-        }
+        named = {"case": self.case, "watch": self.watch, "seconds": round(self.seconds, 6), "fails": self.fails}
+        return {**named, "verdict": self.verdict.to_json()}
 
 
 @dataclass(frozen=True)
@@ -93,36 +88,21 @@ class Report:
 
     def command(self, finding: Finding) -> str:
         """The command that repeats one finding, safe to paste into a shell."""
-        called = {
-            "contract": self.contract,
-            "adapter": self.adapter,
-            "device": self.device,
-            "arch": self.arch,
-            "numerics": self.numerics,
-        }
-        flags = [f"--{name} {shlex.quote(value)}" for name, value in called.items() if value is not None]
+        called = [(name, getattr(self, name)) for name in ("contract", "adapter", "device", "arch", "numerics")]
+        flags = [f"--{name} {shlex.quote(value)}" for name, value in called if value is not None]
         flags += [f"--require {shlex.quote(finding.watch)}"] if finding.watch in OPTIONAL else []
         return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)} --case {quoted(finding.case)}"
 
     def to_json(self) -> dict[str, object]:
         """A JSON-ready dict."""
+        names = ("kernel", "adapter", "contract", "numerics", "device", "arch", "conforms", "exit_code", "judged")
         return {
             "schema": SCHEMA,
-            "kernel": self.kernel,
-            "adapter": self.adapter,
-            "contract": self.contract,
-            "numerics": self.numerics,
-            "device": self.device,
-            "arch": self.arch,
-            "conforms": self.conforms,
-            "exit_code": self.exit_code,
-            "judged": self.judged,
+            **{name: getattr(self, name) for name in names},
             "watches": {name: {"findings": n, "failed": bad} for name, (n, bad) in self.watches().items()},
             "notes": list(self.notes),
             "machine": dict(self.machine),
             "seconds": round(self.seconds, 3),
-            "workers": self.workers,
-            "saved": self.saved,
-            "printed": self.printed,
+            **{name: getattr(self, name) for name in ("workers", "saved", "printed")},
             "findings": [f.to_json() for f in self.findings],
         }

@@ -120,8 +120,7 @@ def broken(providers: Iterable[Provider]) -> list[Item]:
 def untested(items: Iterable[Item], contracts: Iterable[str]) -> list[Item]:
     """One UNTESTED item for each contract that no case and no capture among ``items`` judges."""
     tried = {item.contract for item in items if "/" in item.id}
-    why = "no subject on this machine and no capture exercises it"
-    verdict = _without_numbers(Status.UNTESTED, why)
+    verdict = _without_numbers(Status.UNTESTED, "no subject on this machine and no capture exercises it")
     return [Item(name, name, "-", "-", lambda: verdict) for name in contracts if name not in tried]
 
 
@@ -182,15 +181,9 @@ def _judge_capture(capture: captures.Capture) -> Verdict:
         why_not = f"the oracle has no contract {capture.contract!r} to judge it by"
     if why_not is not None:
         return _without_numbers(Status.UNSUPPORTED, why_not)
-    contract = get(capture.contract)
-    return judge_outputs(
-        contract,
-        capture.inputs(),
-        capture.outputs(contract.returns),
-        arch=capture.recording.arch,
-        numerics=capture.numerics,
-        call=capture.call(),
-    )
+    contract, arch, numerics = get(capture.contract), capture.recording.arch, capture.numerics
+    inputs, output = capture.inputs(), capture.outputs(contract.returns)
+    return judge_outputs(contract, inputs, output, arch=arch, numerics=numerics, call=capture.call())
 
 
 def _fixed(subject: Subject, status: Status, reason: str) -> Item:

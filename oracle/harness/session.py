@@ -44,6 +44,11 @@ class Answer:
     problem: Verdict | None = None
     hopeless: bool = False  # the kernel cannot be loaded or called at all
 
+    @property
+    def output(self) -> Tensor | dict[str, Tensor]:
+        """The output as a contract judges it: a tensor, or a dict for a contract with several."""
+        return self.outputs["out"] if tuple(self.outputs) == ("out",) else dict(self.outputs)
+
 
 class Session:
     """Calls of one kernel of one contract; ``arch`` and ``numerics`` say what is admitted."""
@@ -73,41 +78,34 @@ class Session:
         for tensors, path in ((inputs, given), (beside, other)):
             if tensors is not None and path is not None:
                 safetensors.torch.save_file(_stored(tensors, transposed), path)
-        reply = self.worker.ask(
-            {
-                "op": "call",
-                "inputs": str(given),
-                "output": str(result),
-                "transposed": transposed,
-                "poison": poison,
-                "lead": dict(lead or {}),
-                "mode": mode,
-                "beside": None if other is None else str(other),
-                "names": list(self.contract.returns),
-                "options": {name: _word(value) for name, value in options.items()},
-                "out": due,
-            }
-        )
+        request = {
+            "op": "call",
+            "inputs": str(given),
+            "output": str(result),
+            "transposed": transposed,
+            "poison": poison,
+            "lead": dict(lead or {}),
+            "mode": mode,
+            "beside": None if other is None else str(other),
+            "names": list(self.contract.returns),
+            "options": {n: str(value) if isinstance(value, torch.dtype) else value for n, value in options.items()},
+            "out": due,
+        }
+        reply = self.worker.ask(request)
         if not reply["ok"]:
             return Answer(problem=_problem(reply), hopeless=reply["kind"] in ("load", "signature"))
         self.kernel_seconds += float(reply["seconds"])
         facts, made = reply["outputs"], safetensors.torch.load_file(result)
-        return Answer(
-            {name: restored(made[name], facts[name]["stride"], made.get(f"memory.{name}")) for name in facts},
-            reply["outputs"],
-            tuple(reply["guards"]),
-            tuple(reply["changed"]),
-            float(reply["seconds"]),
-            self._undeclared(facts, due),
-        )
+        found = {name: restored(made[name], facts[name]["stride"], made.get(f"memory.{name}")) for name in facts}
+        guards, changed, seconds = tuple(reply["guards"]), tuple(reply["changed"]), float(reply["seconds"])
+        return Answer(found, facts, guards, changed, seconds, self._undeclared(facts, due))
 
     def judge(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> Verdict:
         """The verdict on the numbers of an answer."""
         if answer.problem is not None:
             return answer.problem
-        output = answer.outputs["out"] if self.contract.returns == ("out",) else dict(answer.outputs)
         try:
-            verdict = self.contract.judge(inputs, output, arch=self.arch, numerics=self.numerics, **options)
+            verdict = self.contract.judge(inputs, answer.output, arch=self.arch, numerics=self.numerics, **options)
         except OracleError as error:
             if isinstance(error, NumericsError) and not self.judged:
                 raise  # nothing could be judged under this arch or numerics: the question is wrong, not the kernel
@@ -163,11 +161,10 @@ def crashed(reason: str) -> Verdict:
 
 
 def _problem(reply: Mapping[str, Any]) -> Verdict:
-    if reply["kind"] == "unsupported":
-        return Verdict(
-            Status.UNSUPPORTED, f"the kernel does not offer this call: {reply['error']}", reason=reply["error"]
-        )
-    return crashed(f"{CAUSES[reply['kind']]}: {reply['error']}")
+    kind, said = reply["kind"], reply["error"]
+    if kind == "unsupported":
+        return Verdict(Status.UNSUPPORTED, f"the kernel does not offer this call: {said}", reason=said)
+    return crashed(f"{CAUSES[kind]}: {said}")
 
 
 def _stored(inputs: Mapping[str, Tensor], transposed: Sequence[str]) -> dict[str, Tensor]:
@@ -176,7 +173,3 @@ def _stored(inputs: Mapping[str, Tensor], transposed: Sequence[str]) -> dict[str
         name: t.view(torch.uint8).t().contiguous().view(t.dtype) if name in transposed else t.contiguous()
         for name, t in inputs.items()
     }
-
-
-def _word(value: object) -> object:
-    return str(value) if isinstance(value, torch.dtype) else value

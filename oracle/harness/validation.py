@@ -110,23 +110,16 @@ def validate(
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
-        findings: list[Finding] = []
-        notes: list[watches.Note] = []
-        for item in _run(session, chosen, watching):
-            if isinstance(item, Finding):
-                findings.append(item)
-            else:
-                notes.append(item)
+        items = list(_run(session, chosen, watching))
+        findings = [item for item in items if isinstance(item, Finding)]
+        notes = [item for item in items if isinstance(item, watches.Note)]
         findings += _untried(require, findings, notes)
         noted: dict[tuple[str, str], list[str]] = {}
         for note in notes:
             noted.setdefault((note.watch, note.text), []).append(note.case)
         saved = None if save is None else _saved(session, findings, name, save)
-        machine = {
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "kernel_seconds": f"{session.kernel_seconds:.3f}",
-        }
+        machine = {"python": platform.python_version(), "torch": str(torch.__version__)}
+        machine["kernel_seconds"] = f"{session.kernel_seconds:.3f}"
         if device.startswith("cuda"):
             machine |= {"device": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
         return Report(
@@ -146,9 +139,7 @@ def validate(
         )
 
 
-def _untried(
-    require: Sequence[str], findings: Sequence[Finding], notes: Sequence[watches.Note]
-) -> list[Finding]:
+def _untried(require: Sequence[str], findings: Sequence[Finding], notes: Sequence[watches.Note]) -> list[Finding]:
     """A failure for each required watch without a finding or note: it did not run."""
     if any(f.watch == LOAD for f in findings):
         return []
@@ -236,11 +227,9 @@ def _explained(
 ) -> Finding:
     if answer.problem is not None:
         return finding  # another shape or dtype than the call declares needs no explanation
-    output = answer.outputs["out"] if session.contract.returns == ("out",) else dict(answer.outputs)
-    verdict = explain_verdict(
-        finding.verdict, session.contract, inputs, output, arch=session.arch, numerics=session.numerics, **options
-    )
-    return Finding(finding.case, NUMBERS, verdict, finding.seconds)
+    contract, arch, numerics = session.contract, session.arch, session.numerics
+    verdict = explain_verdict(finding.verdict, contract, inputs, answer.output, arch=arch, numerics=numerics, **options)
+    return replace(finding, verdict=verdict)
 
 
 def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Path) -> str | None:
@@ -264,10 +253,9 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
     answer = session.call(smallest.inputs, options)
     if not answer.outputs:
         return None
-    output = answer.outputs["out"] if session.contract.returns == ("out",) else dict(answer.outputs)
     note = f"{wrong.case}, minimised to {extents(session.contract, smallest.inputs)}"
-    found = FailingCase(case.contract, smallest.inputs, output, options, session.arch, session.numerics, kernel, note)
-    write(path, found)
+    found = (case.contract, smallest.inputs, answer.output, options, session.arch, session.numerics, kernel, note)
+    write(path, FailingCase(*found))
     return str(path)
 
 
@@ -287,7 +275,7 @@ def _cases(contract: str, profile: str, seed: int | None, given: str | Sequence[
     if profile == "soak":
         yield from drawn(contract, seed or 0)
         return
-    for case in sorted(profiles.cases(contract, profile), key=lambda c: (c.family != "randn",)):
+    for case in sorted(profiles.cases(contract, profile), key=lambda c: c.family != "randn"):
         yield _reseeded(case, seed)
 
 

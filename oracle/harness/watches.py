@@ -42,14 +42,10 @@ def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:
     """Guard zones and inputs after one call, whatever its result is."""
     if not answer.facts:
         return
-    if answer.guards:
-        yield Finding(case, "guard zones", failed(f"written out of bounds: {'; '.join(answer.guards)}"))
-    else:
-        yield Finding(case, "guard zones", passed("no byte outside the buffers was written"))
-    if answer.changed:
-        yield Finding(case, "inputs unchanged", failed(f"the kernel wrote to its inputs: {', '.join(answer.changed)}"))
-    else:
-        yield Finding(case, "inputs unchanged", passed("every input has its bits"))
+    wrong, right = f"written out of bounds: {'; '.join(answer.guards)}", "no byte outside the buffers was written"
+    yield Finding(case, "guard zones", failed(wrong) if answer.guards else passed(right))
+    wrong = f"the kernel wrote to its inputs: {', '.join(answer.changed)}"
+    yield Finding(case, "inputs unchanged", failed(wrong) if answer.changed else passed("every input has its bits"))
 
 
 def row_major(session: Session, case: str, answer: Answer) -> Iterator[Finding | Note]:
@@ -103,39 +99,32 @@ def repeats(
         for name, mask in _differ(session, inputs, x, y, known).items():
             changed[name] = changed.get(name, mask) | mask
     yield _finding(case, "rerun determinism", changed, "other bits on rerun: {}", "the same bits on rerun")
-    if any(bool(mask.any()) for mask in changed.values()):
+    if _any(changed):
         return
     stale = _differ(session, inputs, plain[3], after[0], known)
     first_call = _differ(session, inputs, plain[0], plain[1], known)
     stale = {name: mask | first_call[name] for name, mask in stale.items()}
     yield _finding(case, "stale state", stale, "depends on the previous call: {}", "no trace of the previous call")
-    if any(bool(mask.any()) for mask in stale.values()):
+    if _any(stale):
         return
     left = _differ(session, inputs, plain[3], dirty[1], known)
-    yield _finding(
-        case,
-        "uninitialised memory",
-        left,
-        "depends on memory that nobody wrote, or on padding: {}",
-        "no trace of uninitialised memory or padding",
-    )
+    wrong = "depends on memory that nobody wrote, or on padding: {}"
+    right = "no trace of uninitialised memory or padding"
+    yield _finding(case, "uninitialised memory", left, wrong, right)
 
 
 def strided(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
     """Operands with padded rows, where the contract does not ask for contiguous ones."""
-    free = [
-        s.name for s in session.contract.inputs if not s.contiguous and s.name in inputs and inputs[s.name].dim() == 2
-    ]
+    named = [s.name for s in session.contract.inputs if not s.contiguous and s.name in inputs]
+    free = [name for name in named if inputs[name].dim() == 2]
     if not free:
         return
     answer = session.call(inputs, options, lead=dict.fromkeys(free, 16))
     if answer.problem is not None and answer.problem.status is not Status.FAILED:
-        yield Note(
-            case, "non-contiguous inputs", f"refused with padded rows of {', '.join(free)}: {answer.problem.reason}"
-        )
+        text = f"refused with padded rows of {', '.join(free)}: {answer.problem.reason}"
+        yield Note(case, "non-contiguous inputs", text)
         return
-    finding = session.numbers(case, inputs, options, answer)
-    yield Finding(case, "non-contiguous inputs", finding.verdict)
+    yield Finding(case, "non-contiguous inputs", session.judge(inputs, options, answer))
 
 
 def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
@@ -149,13 +138,12 @@ def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -
         return
     right = base.outputs["out"]
     doubled = session.call({**inputs, role["a_scale"]: inputs[role["a_scale"]] * 2}, options)
-    yield from _relation(
-        session, case, "scale doubled", inputs, doubled, decode(right) * 2, "the result is not doubled"
-    )
+    wanted = decode(right)
+    yield from _relation(session, case, "scale doubled", inputs, doubled, wanted * 2, "the result is not doubled")
     a = inputs[role["a"]]
     negated = (a.view(torch.uint8) ^ 0x80).view(a.dtype)
     flipped = session.call({**inputs, role["a"]: negated}, options)
-    yield from _relation(session, case, "sign flipped", inputs, flipped, -decode(right), "the result is not negated")
+    yield from _relation(session, case, "sign flipped", inputs, flipped, -wanted, "the result is not negated")
     if operands.groups is not None:
         return
     order = torch.arange(a.shape[0] - 1, -1, -1, device="cpu")
@@ -164,8 +152,7 @@ def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -
         turned[role["a_scale"]] = inputs[role["a_scale"]][order].contiguous()
     answer = session.call(turned, options)
     if answer.problem is None:
-        finding = session.numbers(case, turned, options, answer)
-        yield Finding(case, "rows permuted", finding.verdict)
+        yield Finding(case, "rows permuted", session.judge(turned, options, answer))
         if not bool(same_bits(answer.outputs["out"], take_rows(right, order)).all()):
             yield Note(case, "rows permuted", "the bits of a row depend on its place in the batch")
 
@@ -203,8 +190,8 @@ def batch(session: Session, case: str, inputs: Inputs, options: Options, *, requ
             yield Finding(case, SMALLER, replace(verdict, summary=what))
     text = f"rows have other bits in batches of {', '.join(map(str, differing))} than in one of {rows}"
     if required:
-        verdict = failed(text) if differing else passed("a row has the same bits in every batch tried")
-        yield Finding(case, BATCH, verdict)
+        same = passed("a row has the same bits in every batch tried")
+        yield Finding(case, BATCH, failed(text) if differing else same)
     elif differing:
         yield Note(case, BATCH, text)
 
@@ -242,9 +229,7 @@ def threads(
         yield Finding(case, THREADS, untested) if required else Note(case, THREADS, text)
         return True
     answer = session.call(inputs, options, beside=other)
-    same = answer.problem is None and not any(
-        bool(mask.any()) for mask in _differ(session, inputs, base, answer, {}).values()
-    )
+    same = answer.problem is None and not _any(_differ(session, inputs, base, answer, {}))
     wrong = None
     if answer.problem is not None:
         wrong = answer.problem.summary
@@ -264,7 +249,7 @@ def threads(
 
 
 def _given(session: Session, inputs: Inputs) -> Operands | None:
-    """The operands of a scaled product of given codes and scales; one that quantises by itself has no exact relations."""
+    """The operands of a scaled product of given codes and scales; one that quantises has no exact relations."""
     operands = Call(session.contract, inputs).optional_operands
     return operands if operands is not None and operands.given and operands.roles else None
 
@@ -279,21 +264,21 @@ def _relation(
         if answer.problem.status is Status.FAILED:
             yield Finding(case, name, answer.problem)
         return
-    out = decode(answer.outputs["out"])
-    ordinary = (
-        torch.isfinite(wanted) & (wanted.abs() > 1e-30) & (wanted.abs() < torch.finfo(answer.outputs["out"].dtype).max)
-    )
-    if answer.outputs["out"].dtype == torch.float16:
-        ordinary &= wanted.abs() > 2.0**-13  # doubled subnormals were rounded at another place
+    out, dtype = decode(answer.outputs["out"]), answer.outputs["out"].dtype
+    least = 2.0**-13 if dtype == torch.float16 else 1e-30  # doubled subnormals were rounded at another place
+    ordinary = torch.isfinite(wanted) & (wanted.abs() > least) & (wanted.abs() < torch.finfo(dtype).max)
     bad = ordinary & (out != wanted) & _specified(session, inputs, out)
     yield _finding(case, name, {"out": bad}, what + ": {}", "holds exactly")
 
 
 def _finding(case: str, name: str, masks: Mapping[str, Tensor], wrong: str, right: str) -> Finding:
-    found = [
-        f"{output} {describe(mask)} ({int(mask.sum())} elements)" for output, mask in masks.items() if bool(mask.any())
-    ]
+    bad = {output: mask for output, mask in masks.items() if bool(mask.any())}
+    found = [f"{output} {describe(mask)} ({int(mask.sum())} elements)" for output, mask in bad.items()]
     return Finding(case, name, failed(wrong.format("; ".join(found))) if found else passed(right))
+
+
+def _any(masks: Mapping[str, Tensor]) -> bool:
+    return any(bool(mask.any()) for mask in masks.values())
 
 
 def _unwritten(session: Session, inputs: Inputs, first: Answer, second: Answer) -> dict[str, Tensor]:

@@ -100,9 +100,7 @@ class Server:
         inputs = self._placed(request, request["inputs"])
         before = {name: g.inside().clone() for name, g in inputs.items()}
         options = {name: _option(value) for name, value in request["options"].items()}
-        outputs = {}
-        for name, (shape, dtype) in request["out"].items():
-            outputs[name] = guarded(name, shape, getattr(torch, dtype), self.device, poison=poison)
+        outputs = self._fresh(request)
         start = time.perf_counter()
         outside: list[str] = []
         with Poisoning(poison) as allocations:
@@ -132,21 +130,20 @@ class Server:
         poison, lead = int(request["poison"]), request["lead"]
         return {n: placed(n, t, self.device, poison=poison, lead=int(lead.get(n, 0))) for n, t in tensors.items()}
 
+    def _fresh(self, request: Mapping[str, Any]) -> dict[str, Guarded]:
+        """New poisoned outputs between guard zones."""
+        poison, due = int(request["poison"]), request["out"].items()
+        return {n: guarded(n, shape, getattr(torch, dtype), self.device, poison=poison) for n, (shape, dtype) in due}
+
     def _concurrently(
-        self,
-        inputs: Mapping[str, Guarded],
-        beside: Mapping[str, Guarded],
-        options: Mapping[str, object],
+        self, inputs: Mapping[str, Guarded], beside: Mapping[str, Guarded], options: Mapping[str, object],
         request: Mapping[str, Any],
-    ) -> tuple[Mapping[str, Tensor], list[str]]:
+    ) -> tuple[Mapping[str, Tensor], list[str]]:  # fmt: skip
         """The outputs of a call while other threads call the kernel, and what was written outside of any output."""
 
         def caller(given: Mapping[str, Guarded]) -> Callable[[], Made]:
             def call() -> Made:
-                fresh = {
-                    name: guarded(name, shape, getattr(torch, dtype), self.device, poison=int(request["poison"]))
-                    for name, (shape, dtype) in request["out"].items()
-                }
+                fresh = self._fresh(request)
                 result = self._invoke(given, options, fresh, "plain")
                 return Made(_named(result, fresh, request["names"]), tuple(fresh.values()))
 
@@ -232,9 +229,7 @@ def takes(kernel: Callable[..., Any], name: str) -> bool:
         parameters = inspect.signature(kernel).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature: gets nothing that it may not take
         return False
-    return any(p.name == name for p in parameters) or (
-        name != "out" and any(p.kind is p.VAR_KEYWORD for p in parameters)
-    )
+    return any(p.name == name or (name != "out" and p.kind is p.VAR_KEYWORD) for p in parameters)
 
 
 def _named(result: Any, outputs: Mapping[str, Guarded], names: list[str]) -> dict[str, Tensor]:

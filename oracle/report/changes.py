@@ -35,12 +35,11 @@ class Kind(StrEnum):
     NEW = "only in the new run"
 
 
+BROKEN = (Kind.BROKE, Kind.NEW_FAILURE)
 STYLES: Mapping[Kind, str] = {
-    Kind.BROKE: "bold red",
-    Kind.NEW_FAILURE: "bold red",
+    **dict.fromkeys(BROKEN, "bold red"),
     Kind.HEALED: "green",
-    Kind.FAILS_DIFFERENTLY: "yellow",
-    Kind.LOST: "yellow",
+    **dict.fromkeys((Kind.FAILS_DIFFERENTLY, Kind.LOST), "yellow"),
 }
 
 
@@ -82,17 +81,9 @@ class Change:
         return self.new.verdict.margin - self.old.verdict.margin
 
     def to_json(self) -> dict[str, object]:
-        o = self.outcome
-        return {
-            "kind": str(self.kind),
-            "id": o.id,
-            "contract": o.contract,
-            "subject": o.subject,
-            "arch": o.arch,
-            "words": self.words,
-            "old": None if self.old is None else _side(self.old),
-            "new": None if self.new is None else _side(self.new),
-        }
+        named = {name: getattr(self.outcome, name) for name in ("id", "contract", "subject", "arch")}
+        sides = {name: None if o is None else _side(o) for name, o in (("old", self.old), ("new", self.new))}
+        return {"kind": str(self.kind), **named, "words": self.words, **sides}
 
 
 @dataclass(frozen=True)
@@ -108,8 +99,7 @@ class Comparison:
     @property
     def ok(self) -> bool:
         """Nothing broke."""
-        broken = any(change.kind in (Kind.BROKE, Kind.NEW_FAILURE) for change in self.changes)
-        return not broken and not self.complaints
+        return not self.complaints and not any(change.kind in BROKEN for change in self.changes)
 
     def of(self, kind: Kind) -> list[Change]:
         """The changes of one kind; moved margins largest first."""
@@ -161,18 +151,17 @@ def print_comparison(found: Comparison, console: Console, *, verbose: bool = Fal
             console.print(Text(f"{name}: {old} -> {new}", style="dim"), soft_wrap=True)
     for kind in Kind:
         changes = found.of(kind)
-        if not changes or (quiet and kind not in (Kind.BROKE, Kind.NEW_FAILURE)):
+        if not changes or (quiet and kind not in BROKEN):
             continue
         console.print(Text(f"{kind} ({len(changes)})", style=STYLES.get(kind, "bold")))
         for change in changes if verbose else changes[:MOST]:
             o = change.outcome
-            where = f"  {o.id} [{o.subject}, {o.arch}]"
-            console.print(Text(f"{where}\n    {change.words}"), soft_wrap=True)
-            if kind in (Kind.BROKE, Kind.NEW_FAILURE):
-                if o.verdict.explained_by:
-                    console.print(Text(f"    explained by: {', '.join(o.verdict.explained_by)}"), soft_wrap=True)
-                if o.repro:
-                    console.print(Text(f"    repro: {o.repro}"), soft_wrap=True)
+            lines = [f"  {o.id} [{o.subject}, {o.arch}]", f"    {change.words}"]
+            if kind in BROKEN and o.verdict.explained_by:
+                lines.append(f"    explained by: {', '.join(o.verdict.explained_by)}")
+            if kind in BROKEN and o.repro:
+                lines.append(f"    repro: {o.repro}")
+            console.print(Text("\n".join(lines)), soft_wrap=True)
         if not verbose and len(changes) > MOST:
             console.print(Text(f"  ... and {len(changes) - MOST} more; --verbose prints all", style="dim"))
     for complaint in found.complaints:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,12 +11,9 @@ from oracle.verdict.compare import Status
 
 STYLES = {
     Status.PASSED: "green",
-    Status.FAILED: "bold red",
-    Status.CRASHED: "bold red",
-    Status.UNTESTED: "bold red",
+    **dict.fromkeys((Status.FAILED, Status.CRASHED, Status.UNTESTED), "bold red"),
     Status.MISTRUSTED: "yellow",
-    Status.UNSUPPORTED: "dim",
-    Status.SKIPPED: "dim",
+    **dict.fromkeys((Status.UNSUPPORTED, Status.SKIPPED), "dim"),
 }
 
 
@@ -30,7 +25,8 @@ def print_report(report: Report, console: Console, *, quiet: bool = False, verbo
     if verbose:
         for outcome in report.outcomes:
             console.print(line(outcome), soft_wrap=True)
-    _print_failures(report, console, known=not quiet)
+    for outcome in (*report.failures, *(o for o in report.outcomes if o.known is not None and not quiet)):
+        console.print(sentence(outcome), soft_wrap=True)
     if not quiet:
         _print_reasons(report, console)
         console.print(table(report))
@@ -49,14 +45,9 @@ def table(report: Report) -> Table:
     result.add_column("verdict")
     result.add_column("worst margin", justify="right")
     for group in report.groups():
-        result.add_row(
-            group.contract,
-            group.subject,
-            group.arch,
-            str(group.judged or ""),
-            _verdict_cell(group),
-            "" if group.margin is None else f"{group.margin:.3g}",
-        )
+        margin = "" if group.margin is None else f"{group.margin:.3g}"
+        named = (group.contract, group.subject, group.arch, str(group.judged or ""))
+        result.add_row(*named, _verdict_cell(group), margin)
     return result
 
 
@@ -70,17 +61,14 @@ def closing(report: Report) -> Text:
 
 def line(outcome: Outcome) -> Text:
     """One outcome in one line."""
-    style = "yellow" if outcome.known is not None else STYLES[outcome.status]
-    word = "KNOWN" if outcome.known is not None else str(outcome.status)
+    word, style = _word(outcome)
     text = Text.assemble((f"{word:<11}", style), f" {outcome.id} [{outcome.subject}] {outcome.seconds:.2f} s")
     return text.append(f" {outcome.verdict.matches}") if outcome.verdict.matches else text
 
 
 def sentence(outcome: Outcome) -> Text:
     """A failure as a sentence and a command."""
-    style = "yellow" if outcome.known is not None else STYLES[outcome.status]
-    word = "KNOWN" if outcome.known is not None else str(outcome.status)
-    lines = Text.assemble((word, style), f" {outcome.id} [{outcome.subject}]\n  {outcome.verdict.summary}")
+    lines = Text.assemble(_word(outcome), f" {outcome.id} [{outcome.subject}]\n  {outcome.verdict.summary}")
     if outcome.verdict.explained_by:
         lines.append(f"\n  explained by: {', '.join(outcome.verdict.explained_by)}")
     if outcome.known is not None:
@@ -88,6 +76,11 @@ def sentence(outcome: Outcome) -> Text:
     if outcome.repro:
         lines.append(f"\n  repro: {outcome.repro}")
     return lines
+
+
+def _word(outcome: Outcome) -> tuple[str, str]:
+    """The status and its style."""
+    return ("KNOWN", "yellow") if outcome.known is not None else (str(outcome.status), STYLES[outcome.status])
 
 
 def _verdict_cell(group: Group) -> Text:
@@ -100,12 +93,6 @@ def _verdict_cell(group: Group) -> Text:
     return Text(words + (f", {known} KNOWN" if known else ""), style=STYLES[group.status])
 
 
-def _print_failures(report: Report, console: Console, *, known: bool) -> None:
-    marked = [*report.failures, *(o for o in report.outcomes if o.known is not None and known)]
-    for outcome in marked:
-        console.print(sentence(outcome), soft_wrap=True)
-
-
 def _print_reasons(report: Report, console: Console) -> None:
     """SKIPPED, UNSUPPORTED and MISTRUSTED, outcomes with one reason together."""
     for status in (Status.MISTRUSTED, Status.UNSUPPORTED, Status.SKIPPED):
@@ -115,12 +102,6 @@ def _print_reasons(report: Report, console: Console) -> None:
                 reasons.setdefault((f"{o.contract} [{o.subject}]", o.verdict.reason or ""), []).append(o)
         for (where, reason), outcomes in reasons.items():
             count = f" ({len(outcomes)} cases)" if len(outcomes) > 1 else ""
-            console.print(
-                Text.assemble((str(status), STYLES[status]), f" {where}{count}: {reason}{_ids(outcomes)}"),
-                soft_wrap=True,
-            )
-
-
-def _ids(outcomes: Iterable[Outcome]) -> str:
-    ids = [o.id for o in outcomes if "/" in o.id]
-    return f"; {ids[0]}" if len(ids) == 1 else ""
+            ids = [o.id for o in outcomes if "/" in o.id]
+            said = f" {where}{count}: {reason}" + (f"; {ids[0]}" if len(ids) == 1 else "")
+            console.print(Text.assemble((str(status), STYLES[status]), said), soft_wrap=True)

@@ -36,13 +36,12 @@ def to_junit(report: Report) -> str:
         name = f"{group.contract} [{group.subject}, {group.arch}]"
         cases = [_test_case(outcome, name) for outcome in group.outcomes]
         _suite(root, name, cases, sum(outcome.seconds for outcome in group.outcomes))
-    complaints = []
-    for number, complaint in enumerate(report.complaints):
-        case = ET.Element("testcase", classname="known failures", name=f"entry {number}", time="0")
-        ET.SubElement(case, "failure", message=_clean(complaint))
-        complaints.append(case)
-    if complaints:
-        _suite(root, "known failures", complaints, 0.0)
+    if report.complaints:
+        cases = []
+        for number, complaint in enumerate(report.complaints):
+            cases.append(ET.Element("testcase", classname="known failures", name=f"entry {number}", time="0"))
+            ET.SubElement(cases[-1], "failure", message=_clean(complaint))
+        _suite(root, "known failures", cases, 0.0)
     for count in ("tests", "failures", "errors", "skipped"):
         root.set(count, str(sum(int(suite.get(count, "0")) for suite in root)))
     root.set("time", f"{report.seconds:.3f}")
@@ -63,10 +62,9 @@ def _test_case(outcome: Outcome, classname: str) -> ET.Element:
     said = _clean(verdict.summary)
     if outcome.known is not None:
         ET.SubElement(case, "skipped", message=_clean(f"known failure: {outcome.known} | {said}"))
-    elif verdict.status is Status.FAILED:
-        ET.SubElement(case, "failure", message=said).text = _clean(outcome.repro)
     elif verdict.status.is_failure:
-        ET.SubElement(case, "error", message=said).text = _clean(outcome.repro)
+        kind = "failure" if verdict.status is Status.FAILED else "error"
+        ET.SubElement(case, kind, message=said).text = _clean(outcome.repro)
     elif verdict.status in (Status.SKIPPED, Status.UNSUPPORTED):
         ET.SubElement(case, "skipped", message=_clean(f"{verdict.status}: {verdict.reason}"))
     else:
@@ -120,15 +118,9 @@ def _table(report: Report) -> list[str]:
         word = f"{group.word}{detail}"
         cells = (group.contract, group.subject, group.arch, str(group.judged or ""), word, margin)
         rows.append("| " + " | ".join(map(_line, cells)) + " |")
-    return [
-        f"<details><summary>{len(rows)} routines by subject and arch</summary>",
-        "",
-        "| routine | subject | arch | cases | verdict | worst margin |",
-        "|---|---|---|--:|---|--:|",
-        *rows,
-        "",
-        "</details>",
-    ]
+    head = ("| routine | subject | arch | cases | verdict | worst margin |", "|---|---|---|--:|---|--:|")
+    said = f"<details><summary>{len(rows)} routines by subject and arch</summary>"
+    return [said, "", *head, *rows, "", "</details>"]
 
 
 def _provenance(report: Report) -> list[str]:

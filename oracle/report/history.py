@@ -234,6 +234,5 @@ def _plot(points: Sequence[Point], name: str, said: str) -> str:
 
 def _range(values: Sequence[float | None]) -> str:
     numbers = [v for v in values if v is not None]
-    return f"{values[0] if values[0] is not None else '-'} ... {values[-1] if values[-1] is not None else '-'}" + (
-        f" (least {min(numbers):.4g}, most {max(numbers):.4g})" if numbers else ""
-    )
+    first, last = ("-" if v is None else v for v in (values[0], values[-1]))
+    return f"{first} ... {last}" + (f" (least {min(numbers):.4g}, most {max(numbers):.4g})" if numbers else "")

@@ -17,29 +17,19 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-s
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 LONGEST = 1200  # characters of one message
-# The colour class of a status word; KNOWN is the name of a count.
-TONES: Mapping[str, str] = {
-    "PASSED": "good",
-    "FAILED": "bad",
-    "CRASHED": "bad",
-    "UNTESTED": "bad",
-    "MISTRUSTED": "known",
-    "UNSUPPORTED": "mute",
-    "SKIPPED": "mute",
-    "KNOWN": "known",
-    KNOWN: "known",
+# Colour class and sign of every status word, so that nothing is said by colour alone.
+_MARKS: Mapping[str, tuple[str, str]] = {
+    "PASSED": ("good", "✓"),
+    "FAILED": ("bad", "✗"),
+    "CRASHED": ("bad", "✗"),
+    "UNTESTED": ("bad", "?"),
+    "MISTRUSTED": ("known", "~"),
+    "UNSUPPORTED": ("mute", "–"),
+    "SKIPPED": ("mute", "–"),
+    KNOWN: ("known", "✗"),
 }
-# Every status has its sign, so that nothing is said by colour alone.
-SIGNS: Mapping[str, str] = {
-    "PASSED": "✓",
-    "FAILED": "✗",
-    "CRASHED": "✗",
-    "UNTESTED": "?",
-    "MISTRUSTED": "~",
-    "UNSUPPORTED": "–",
-    "SKIPPED": "–",
-    KNOWN: "✗",
-}
+SIGNS = {word: sign for word, (_, sign) in _MARKS.items()}
+TONES = {word: tone for word, (tone, _) in _MARKS.items()} | {"KNOWN": "known"}  # KNOWN is the name of a count
 
 
 def page(title: str, body: str) -> str:

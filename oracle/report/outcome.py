@@ -16,15 +16,7 @@ from oracle.verdict.compare import Status, Verdict
 SCHEMA = "fp8-oracle.report/1"
 
 # From worst to best: a group of outcomes shows the first of these that occurs in it.
-SEVERITY = (
-    Status.CRASHED,
-    Status.FAILED,
-    Status.UNTESTED,
-    Status.MISTRUSTED,
-    Status.PASSED,
-    Status.UNSUPPORTED,
-    Status.SKIPPED,
-)
+SEVERITY = tuple(map(Status, ("CRASHED", "FAILED", "UNTESTED", "MISTRUSTED", "PASSED", "UNSUPPORTED", "SKIPPED")))
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
 """The statuses with a comparison behind them."""
 PASSING = (Status.PASSED, Status.MISTRUSTED)
@@ -79,10 +71,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, object]:
         return {
-            "id": self.id,
-            "contract": self.contract,
-            "subject": self.subject,
-            "arch": self.arch,
+            **{name: getattr(self, name) for name in ("id", "contract", "subject", "arch")},
             "seconds": round(self.seconds, 6),
             "known_failure": self.known,
             "fails": self.fails,
@@ -175,10 +164,7 @@ class Report:
             "ok": self.ok,
             "counts": self.counts(),
             "complaints": list(self.complaints),
-            "machine": self.machine,
-            "versions": self.versions,
-            "started": self.started,
-            "unfinished": self.unfinished,
+            **{name: getattr(self, name) for name in ("machine", "versions", "started", "unfinished")},
             "seconds": round(self.seconds, 3),
             "outcomes": [o.to_json() for o in self.outcomes],
         }

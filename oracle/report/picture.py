@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby
+from math import prod
 
 from oracle.verdict.heatmap import LEVELS, OPEN, STEPS, Element, Evidence
 
@@ -145,11 +146,8 @@ def _png(levels: Sequence[str]) -> str:
 
 def _extent(seen: Evidence) -> tuple[int, int]:
     """Rows and columns of the output seen as a matrix."""
-    shape = (1, 1, *seen.shape)
-    columns, total = shape[-1], 1
-    for n in shape:
-        total *= n
-    return max(1, total // max(1, columns)), max(1, columns)
+    columns = max(1, (1, *seen.shape)[-1])
+    return max(1, prod(seen.shape) // columns), columns
 
 
 def _place(index: Sequence[int], shape: Sequence[int]) -> tuple[int, int]:

@@ -84,10 +84,8 @@ class Record:
         left = int(end.get("unfinished", max(0, self.run.planned - len(self.outcomes))))
         seconds = float(end.get("seconds", sum(o.seconds for o in self.outcomes.values())))
         complaints = tuple(end.get("complaints", ()))
-        return Report(
-            tuple(self.outcomes.values()), complaints, self.run.machine, seconds,
-            self.run.versions, self.run.started, left,
-        )  # fmt: skip
+        run, outcomes = self.run, tuple(self.outcomes.values())
+        return Report(outcomes, complaints, run.machine, seconds, run.versions, run.started, left)
 
 
 @dataclass
@@ -105,9 +103,8 @@ class Recorder:
 
     def end(self, complaints: tuple[str, ...], seconds: float, unfinished: int) -> None:
         """Append the last line and close."""
-        self._line(
-            {"kind": "end", "complaints": list(complaints), "seconds": round(seconds, 3), "unfinished": unfinished}
-        )
+        found = {"complaints": list(complaints), "seconds": round(seconds, 3), "unfinished": unfinished}
+        self._line({"kind": "end", **found})
         self.stream.close()
 
     def _line(self, record: Mapping[str, object]) -> None:
@@ -201,15 +198,9 @@ def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
 
 def report_from_json(record: Mapping[str, Any]) -> Report:
     """The inverse of :meth:`oracle.report.outcome.Report.to_json`; fields that older files lack are empty."""
-    return Report(
-        tuple(outcome_from_json(o) for o in record["outcomes"]),
-        tuple(record["complaints"]),
-        record["machine"],
-        record["seconds"],
-        record.get("versions", {}),
-        record.get("started", ""),
-        record.get("unfinished", 0),
-    )
+    outcomes, complaints = tuple(map(outcome_from_json, record["outcomes"])), tuple(record["complaints"])
+    later = (record.get("versions", {}), record.get("started", ""), record.get("unfinished", 0))
+    return Report(outcomes, complaints, record["machine"], record["seconds"], *later)
 
 
 # --- reading ------------------------------------------------------------------------------------------------
@@ -219,16 +210,14 @@ def _verdict(record: Mapping[str, Any]) -> Verdict:
     worst, seen = record["worst"], record.get("evidence")
     if worst is not None:
         worst = Worst(**{**worst, "index": tuple(worst["index"]), **{n: float(worst[n]) for n in _NUMBERS}})
-    return Verdict(
-        **{
-            **record,
-            "status": Status(record["status"]),
-            "worst": worst,
-            "explained_by": tuple(record["explained_by"]),
-            "margin": float(record["margin"]),
-            "evidence": None if seen is None else heatmap.from_json(seen),
-        }
-    )
+    read = {
+        "status": Status(record["status"]),
+        "worst": worst,
+        "explained_by": tuple(record["explained_by"]),
+        "margin": float(record["margin"]),
+        "evidence": None if seen is None else heatmap.from_json(seen),
+    }
+    return Verdict(**{**record, **read})
 
 
 _Parsed = tuple[list[Run], dict[str, tuple[str, Outcome]], Mapping[str, Any] | None, tuple[str, ...], int]

@@ -33,6 +33,7 @@ from oracle.errors import DtypeError
 from oracle.numbers.formats import Format, codes_of, decode, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, encode, encode_scalar
 
+TILE = (128, 128)  # spacing of grid lines where the caller names none: the tile of a product
 GRID = 64  # cells along each axis of the picture, at most
 LISTED = 8  # elements listed with their bits
 BAND = 1 << 20  # elements looked at together
@@ -107,13 +108,7 @@ class Piece:
 
 
 def gather(
-    actual: Tensor,
-    admissible: Admissible,
-    ratio: Tensor,
-    bad: Tensor,
-    *,
-    output: str,
-    tile: tuple[int, int] = (128, 128),
+    actual: Tensor, admissible: Admissible, ratio: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE
 ) -> Evidence:
     """The evidence of a comparison that failed; arguments as of :class:`Piece`, of any rank."""
     sets = [_matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad)]
@@ -128,7 +123,7 @@ def gather(
 
 
 def gather_pieces(
-    pieces: Iterable[Piece], like: Tensor, *, output: str, tile: tuple[int, int] = (128, 128)
+    pieces: Iterable[Piece], like: Tensor, *, output: str, tile: tuple[int, int] = TILE
 ) -> Evidence:
     """The evidence of consecutive pieces, which together are an output of the shape and dtype of ``like``."""
     fmt, columns = of_dtype(like.dtype), _matrix(like).shape[1]
@@ -165,7 +160,8 @@ def _levels(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     level = torch.bucketize(ratio, edges).to(torch.int8).masked_fill(ratio < 0, -1)
     failing = torch.nonzero(piece.bad.flatten())[:, 0]
     steps = _steps(_raw(piece.actual, fmt)[failing], value[failing], low[failing], high[failing], fmt)
-    level[failing] = _outside(steps).to(torch.int8)
+    outside = FIRST_OUTSIDE + torch.bucketize(steps, torch.tensor(STEPS, dtype=torch.int64, device=steps.device))
+    level[failing] = torch.where(steps < 0, NO_NUMBER, outside).to(torch.int8)
     return level.view(piece.actual.shape), steps, overshoot(value[failing], low[failing], high[failing])
 
 
@@ -174,10 +170,11 @@ def _raw(actual: Tensor, fmt: Format) -> Tensor:
 
 
 def of_bits(
-    actual: Tensor, expected: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = (128, 128)
+    actual: Tensor, expected: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE
 ) -> Evidence:
     """The evidence where one value alone is admissible: ``actual`` must have the bits of ``expected``."""
-    bits, due = (codes_of(x) if x.is_floating_point() else x.to(_integer(x)) for x in (actual, expected))
+    plain = (x.to(torch.uint8) if x.dtype is torch.bool else x for x in (actual, expected))
+    bits, due = (codes_of(x) if x.is_floating_point() else x for x in plain)
     width = 8 * bits.element_size()
     bits, due = bits.flatten(), due.to(bits.dtype).flatten()
     failing = torch.nonzero(bad.flatten())[:SAMPLED, 0]
@@ -200,9 +197,8 @@ def ratio_of(value: Tensor, admissible: Admissible) -> Tensor:
     low, high, expected = admissible.low, admissible.high, admissible.expected
     distance = (value - expected).abs()
     width = torch.where(value > expected, high - expected, expected - low)
-    ratio = torch.where(value == expected, torch.zeros_like(distance), distance / width)
-    both_nan = torch.isnan(expected) & torch.isnan(value)
-    ratio = torch.where(both_nan, torch.zeros_like(ratio), ratio)
+    same = (value == expected) | (torch.isnan(expected) & torch.isnan(value))
+    ratio = torch.where(same, torch.zeros_like(distance), distance / width)
     return torch.nan_to_num(ratio, nan=math.inf, posinf=math.inf)
 
 
@@ -222,39 +218,17 @@ def from_json(record: dict[str, Any]) -> Evidence:
     return Evidence(**{**plain, "elements": elements})
 
 
-def _evidence(
-    actual: Tensor,
-    level: Tensor,
-    *,
-    output: str,
-    tile: tuple[int, int],
-    elements: tuple[Element, ...],
-    fields: tuple[int, int, int],
-    flips: tuple[float, ...],
-) -> Evidence:
+def _evidence(actual: Tensor, level: Tensor, **facts: Any) -> Evidence:
+    """The evidence with these levels; ``facts`` are its other fields."""
     level = _matrix(level.view(actual.shape))
     rows, columns = level.shape
     cell = (max(1, -(-rows // GRID)), max(1, -(-columns // GRID)))
     counts = torch.bincount((level + 1).flatten(), minlength=len(LEVELS) + 1)[1:].tolist()
-    return Evidence(
-        output=output,
-        dtype=str(actual.dtype).removeprefix("torch."),
-        shape=tuple(actual.shape),
-        fields=fields,
-        cell=cell,
-        tile=tile,
-        levels=tuple("".join((OPEN + LEVELS)[i + 1] for i in row) for row in _pooled(level, cell).tolist()),
-        histogram=tuple(counts),
-        elements=elements,
-        flips=flips,
-    )
-
-
-def _pooled(level: Tensor, cell: tuple[int, int]) -> Tensor:
-    """The largest level of every cell."""
-    rows, columns = level.shape
     padded = torch.nn.functional.pad(level, (0, -columns % cell[1], 0, -rows % cell[0]), value=-1)
-    return padded.view(-1, cell[0], padded.shape[1] // cell[1], cell[1]).amax(dim=(1, 3))
+    worst = padded.view(-1, cell[0], padded.shape[1] // cell[1], cell[1]).amax(dim=(1, 3)).tolist()
+    levels = tuple("".join((OPEN + LEVELS)[i + 1] for i in row) for row in worst)
+    dtype, shape = str(actual.dtype).removeprefix("torch."), tuple(actual.shape)
+    return Evidence(dtype=dtype, shape=shape, cell=cell, levels=levels, histogram=tuple(counts), **facts)
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -281,13 +255,6 @@ def _steps(codes: Tensor, value: Tensor, low: Tensor, high: Tensor, fmt: Format)
     numbers = torch.isfinite(value) & torch.isfinite(edge)
     nearest = _encoded(torch.where(numbers, edge, torch.zeros_like(edge)), fmt)
     return torch.where(numbers, (_ordinal(codes, fmt) - _ordinal(nearest, fmt)).abs(), -1)
-
-
-def _outside(steps: Tensor) -> Tensor:
-    """Levels of failing elements."""
-    edges = torch.tensor(STEPS, dtype=torch.int64, device=steps.device)
-    level = FIRST_OUTSIDE + torch.bucketize(steps, edges)
-    return torch.where(steps < 0, torch.full_like(level, NO_NUMBER), level)
 
 
 def _encoded(x: Tensor, fmt: Format) -> Tensor:
@@ -321,10 +288,6 @@ def _overflow(fmt: Format) -> Overflow:
 
 def _mask(width: int) -> int:
     return (1 << width) - 1
-
-
-def _integer(x: Tensor) -> torch.dtype:
-    return torch.uint8 if x.dtype is torch.bool else x.dtype
 
 
 def _number(x: Tensor, flat: int) -> float:

@@ -65,7 +65,9 @@ def _matrix(bad: Tensor, count: int, tiles: tuple[int, int]) -> str:
     if full and len(rows) < m and len(columns) < n:
         return f"the rectangle of {_plural('row', rows)} and {_plural('column', columns)}"
     if m > tiles[0] or n > tiles[1]:
-        touched = torch.nonzero(_by_tile(bad, tiles)).tolist()
+        padded = torch.nn.functional.pad(bad, (0, -n % tiles[1], 0, -m % tiles[0]))
+        by_tile = padded.view(-1, tiles[0], padded.shape[1] // tiles[1], tiles[1]).any(dim=3).any(dim=1)
+        touched = torch.nonzero(by_tile).tolist()
         if len(touched) == 1:
             ((r, c),) = touched
             return f"scattered within tile ({r}, {c}) of {tiles[0]}x{tiles[1]}"
@@ -73,13 +75,6 @@ def _matrix(bad: Tensor, count: int, tiles: tuple[int, int]) -> str:
             return f"scattered within {len(touched)} tiles of {tiles[0]}x{tiles[1]}"
     share = 100.0 * count / bad.numel()
     return f"scattered over {len(rows)} rows and {len(columns)} columns ({share:.3g}% of the elements)"
-
-
-def _by_tile(bad: Tensor, tiles: tuple[int, int]) -> Tensor:
-    """Whether each tile holds a failing element, bool ``[row tiles, column tiles]``."""
-    m, n = bad.shape
-    padded = torch.nn.functional.pad(bad, (0, -n % tiles[1], 0, -m % tiles[0]))
-    return padded.view(-1, tiles[0], padded.shape[1] // tiles[1], tiles[1]).any(dim=3).any(dim=1)
 
 
 def _plural(noun: str, indices: list[int]) -> str:

@@ -17,7 +17,7 @@ from oracle.tensorcore.probes import Shape
 from tests.support.commandline import Cli
 from tests.support.subjects import probed
 
-PROBED = {name: contract.probed for name, contract in registered().items() if contract.probed is not None}
+SCALES = {name: contract.probed for name, contract in registered().items() if contract.probed is not None}
 
 GEMM = "fp8_gemm_nt"
 BROKEN, PROBED = "tests.support.subjects.broken", "tests.support.subjects.probed"
@@ -50,10 +50,10 @@ BAD = (
 class TestSameAnswers:
     """What a kernel computes does not depend on the process that runs it."""
 
-    @pytest.mark.parametrize("contract", PROBED)
+    @pytest.mark.parametrize("contract", SCALES)
     def test_as_in_this_process(self, contract: str) -> None:
         """Every field, for every contract, block scales and row scales."""
-        block, b_rows = PROBED[contract]
+        block, b_rows = SCALES[contract]
 
         def here(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
             if block:
@@ -67,7 +67,7 @@ class TestSameAnswers:
         assert found.interval == (128 if block else None)
 
     def test_every_contract_has_its_kernel(self) -> None:
-        assert set(KERNELS) == set(PROBED) and all(get(name).returns == ("out",) for name in PROBED)
+        assert set(KERNELS) == set(SCALES) and all(get(name).returns == ("out",) for name in SCALES)
 
     @pytest.mark.parametrize("kernel", ["scales_in_place", "noisy"])
     def test_what_a_kernel_does_besides(self, kernel: str, cli: Cli) -> None:

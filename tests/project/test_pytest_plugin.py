@@ -398,7 +398,7 @@ class TestStartUp:
             "from oracle.routines import get\n"
             "assert all(getattr(oracle, name) for name in oracle.__all__)\n"
             "assert oracle.contracts()['fp8_gemm_nt'] is get('fp8_gemm_nt')\n"
-            "from oracle import contracts; assert contracts is oracle.routines\n"
+            "from oracle import contracts; assert contracts is oracle.api.contracts\n"
             "try:\n    oracle.nothing\nexcept AttributeError as error:\n    print(error)\n"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
