@@ -56,7 +56,7 @@ def _load(point: EntryPoint, records: Callable[[Any], list[Any]]) -> list[Any]:
         return records(point.load())
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
-        raise ExtensionError(f"{_said(point)} cannot be loaded: {said}; repair or uninstall its distribution") from error
+        raise ExtensionError(f"{_said(point)} cannot be loaded: {said}; repair or uninstall it") from error
 
 
 def _said(point: EntryPoint) -> str:

@@ -53,7 +53,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """How many tests did not run for want of recorded data, which data, and how to run them."""
     reports = terminalreporter.stats.get("skipped", [])
-    absent = [value for report in reports for name, value in getattr(report, "user_properties", ()) if name == "needs_shared"]
+    kept = [pair for report in reports for pair in getattr(report, "user_properties", ())]
+    absent = [value for name, value in kept if name == "needs_shared"]
     if absent:
         files = sorted({path for paths in absent for path in paths})
         terminalreporter.write_sep("!", f"{len(absent)} tests did not run: no recorded data", yellow=True)

@@ -51,7 +51,7 @@ run("mutate", "--contract", {CONTRACT!r}, "--json", folder / "scores.json")
 run("judge", call, "--contract", {CONTRACT!r})
 run("explain", call, "--contract", {CONTRACT!r})
 golden.registered = lambda: {{{CONTRACT!r}: None}}  # of a new folder, this routine's alone
-golden.goldens = lambda: []
+golden.families = lambda: ()
 golden.generate(folder / "golden")
 said["goldens"] = golden.check(folder / "golden")
 print(json.dumps(said))
