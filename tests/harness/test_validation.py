@@ -187,9 +187,9 @@ class TestBrokenKernels:
     @pytest.mark.parametrize(
         ("kernel", "words"),
         [("shares_scratch", "called from several threads at once: "),
-         ("refuses_company", "several threads at once: CRASHED: raised: RuntimeError: the handle is in use"),
-         ("unsupported_in_company", "at once: the kernel does not offer this call: NotImplementedError: one thread"),
-         ("writes_beyond_in_company", "at once: written out of bounds: out: 2 bytes behind its end")],
+         ("refuses_other_threads", "several threads at once: CRASHED: raised: RuntimeError: the handle is in use"),
+         ("unsupported_among_threads", "at once: the kernel does not offer this call: NotImplementedError: one thread"),
+         ("writes_beyond_among_threads", "at once: written out of bounds: out: 2 bytes behind its end")],
     )  # fmt: skip
     def test_threads_can_be_required(self, kernel: str, words: str) -> None:
         """A note by default, a failure when required; a kernel that keeps nothing passes (the twin)."""
@@ -211,7 +211,7 @@ class TestBrokenKernels:
             assert report.failures[0].watch == watch and "not tried" in report.failures[0].verdict.summary
         assert validate(right.gemm, GEMM, case=exact, limit=60).conforms
 
-    def test_a_slow_kernel_is_not_crowded(self) -> None:
+    def test_a_slow_kernel_is_not_called_from_threads(self) -> None:
         """Four calls at once may take four times as long: that is no hang."""
         strict = validate("tests.support.subjects.right:slow", GEMM, case=FEW[:1], limit=1.2, require=("threads",))
         (only,) = strict.failures
@@ -220,7 +220,7 @@ class TestBrokenKernels:
         assert plain.conforms and any("threads: not tried: a call takes" in note for note in plain.notes)
 
     @pytest.mark.parametrize("kernel", ["row_major_scale", "random"])
-    def test_company_is_not_blamed(self, kernel: str) -> None:
+    def test_a_kernel_that_fails_alone_is_not_reported_for_threads(self, kernel: str) -> None:
         """Numbers that are wrong alone say nothing of threads; other bits that are right are a note at most."""
         report = validate(f"tests.support.subjects.broken:{kernel}", GEMM, case=FEW[1:], limit=60)
         assert "threads" not in {f.watch for f in report.failures}

@@ -135,7 +135,7 @@ def shares_scratch(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: 
     out.copy_(_scratch[0])
 
 
-def refuses_company(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+def refuses_other_threads(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
     """Raises while another thread is inside."""
     if not _inside.acquire(blocking=False):
         raise RuntimeError("the handle is in use")
@@ -145,14 +145,14 @@ def refuses_company(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out:
         _inside.release()
 
 
-def unsupported_in_company(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+def unsupported_among_threads(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
     """Says in other threads than the first that it does not offer the call."""
     if threading.current_thread() is not threading.main_thread():
         raise NotImplementedError("one thread")
     out.copy_(_product(a, a_scale, b, b_scale))
 
 
-def writes_beyond_in_company(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+def writes_beyond_among_threads(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
     """Two bytes behind its output, in other threads than the first."""
     out.copy_(_product(a, a_scale, b, b_scale))
     if threading.current_thread() is not threading.main_thread():
