@@ -191,13 +191,7 @@ class Call:
 
     @property
     def operands(self) -> Operands:
-        """The operands of a product or a quantiser.
-
-        Raises
-        ------
-        NumericsError
-            The contract multiplies and quantises nothing.
-        """
+        """The operands of a product or a quantiser; NumericsError where the contract has neither."""
         if self.optional_operands is None:
             raise NumericsError(f"{self.contract.name} has no scaled product and no quantiser of its own")
         return self.optional_operands
@@ -457,7 +451,11 @@ class Contract(ABC):
             if name not in known:
                 raise OptionError(f"{self.name} has no option {name!r}; its options: {', '.join(known) or 'none'}")
             choices = known[name].choices
-            if choices is not None and not _among(value, choices):
+            try:
+                admitted = choices is None or value in choices
+            except (TypeError, ValueError, RuntimeError):  # an array or a tensor has no one truth value
+                admitted = False
+            if choices is not None and not admitted:
                 raise OptionError(f"{self.name}: {name}={value!r} is not one of {', '.join(map(repr, choices))}")
         return {name: options.get(name, spec.default) for name, spec in known.items()}
 
@@ -569,13 +567,6 @@ def _check_tensor(spec: TensorSpec, tensor: Tensor) -> None:
             f"{spec.name} is not contiguous (strides {tensor.stride()}); the oracle takes logical values, "
             f"pass {spec.name}.contiguous()"
         )
-
-
-def _among(value: object, choices: tuple[object, ...]) -> bool:
-    try:
-        return value in choices
-    except (TypeError, ValueError, RuntimeError):  # an array or a tensor has no one truth value
-        return False
 
 
 def _evaluate(dim: str, bound: Mapping[str, int]) -> int:

@@ -79,10 +79,7 @@ GRAMMARS: Mapping[str, Grammar] = {
     "select_cutlass_fp8_gemm_impl": _rows(_experts_records),
     "build_flashinfer_fp8_cutlass_moe_prepare_finalize": _table(
         {
-            "config": (0, 1, 1),
-            "dp_size": SIZES,
-            "ep_size": SIZES,
-            "tp_size": SIZES,
+            "config": (0, 1, 1), "dp_size": SIZES, "ep_size": SIZES, "tp_size": SIZES,
             "use_deepseek_fp8_block_scale": FLAG,
         }
     ),

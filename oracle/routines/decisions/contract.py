@@ -21,11 +21,8 @@ from oracle.truth import decisions
 
 _DTYPES = ", ".join(f"{number} {name}" for number, name in enumerate(decisions.DTYPES))
 _NOTES = {
-    "config": "0 none, 1 given",
-    "in_dtype": _DTYPES,
-    "out_dtype": _DTYPES,
-    "quant_config": "any number; it must come back",
-    "use_deepseek_fp8_block_scale": "0 or 1",
+    "config": "0 none, 1 given", "in_dtype": _DTYPES, "out_dtype": _DTYPES,
+    "quant_config": "any number; it must come back", "use_deepseek_fp8_block_scale": "0 or 1",
 }
 
 

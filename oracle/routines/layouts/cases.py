@@ -28,10 +28,6 @@ def _scale(case: Case) -> dict[str, Tensor]:
     return {"scale": data.scales(case.label("scale"), "randn", _lead(case, case["m"], case["c"]))}
 
 
-def _powers(case: Case) -> dict[str, Tensor]:
-    return {"scale": data.powers_of_two(case.label("scale"), _lead(case, case["m"], case["c"]))}
-
-
 def _required(case: Case) -> dict[str, Tensor]:
     shape = Scaling(E4M3FN, Block(_gran(case), TILE_128.columns)).scale_shape((case["m"], case["k"]))
     return {"scale": data.powers_of_two(case.label("scale"), _lead(case, *shape))}
@@ -89,10 +85,6 @@ def _shards(case: Case) -> dict[str, Tensor]:
         "weight_scale": data.scales(case.label("weight_scale"), "randn", (s,)),
         "logical_widths": torch.tensor(widths, dtype=torch.int64, device="cpu"),
     }
-
-
-def _fused(case: Case) -> dict[str, Tensor]:
-    return {"weight": _matrix(case, "weight", case["n"], case["k"])} | _shards(case)
 
 
 def _fnuz(case: Case) -> dict[str, Tensor]:
@@ -189,7 +181,9 @@ def _of_integers(build: Builder) -> Grammar:
 
 _GRAMMARS: Mapping[str, Grammar] = {
     "get_col_major_tma_aligned_tensor": _of_scales(_scale),
-    "get_mn_major_tma_aligned_packed_ue8m0_tensor": _of_scales(_powers),
+    "get_mn_major_tma_aligned_packed_ue8m0_tensor": _of_scales(
+        lambda case: {"scale": data.powers_of_two(case.label("scale"), _lead(case, case["m"], case["c"]))}
+    ),
     "transform_sf_into_required_layout": Grammar(
         ("m", "k", "g"), ("f32",), ("-",), ("randn",), _required, _required_options,
         {"gran": ("128",), "target": ("sm100",)},
@@ -213,7 +207,9 @@ _GRAMMARS: Mapping[str, Grammar] = {
     "align": _of_integers(_integers(x=(0, 1 << 20), y=(1, 300))),
     "calculate_tile_tokens_dim": _of_integers(_integers(num_tokens=(1, 5000), top_k=(1, 9), num_experts=(1, 257))),
     "convert_to_channelwise": Grammar(("s", "n"), ("f32",), ("-",), ("randn",), _shards, no_options),
-    "requantize_with_max_scale": _of_weights(("s", "n", "k"), _fused),
+    "requantize_with_max_scale": _of_weights(
+        ("s", "n", "k"), lambda case: {"weight": _matrix(case, "weight", case["n"], case["k"])} | _shards(case)
+    ),
     "normalize_e4m3fn_to_e4m3fnuz": _of_weights(_MK, _fnuz),
     "all_close_1d": Grammar(("s",), ("f32",), ("-",), ("randn", "exact"), _close, no_options),
     "make_fp8_moe_alpha_scales_for_fi": Grammar(("e",), ("f32",), ("-",), ("randn",), _moe_scales, no_options),

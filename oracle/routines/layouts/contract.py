@@ -183,28 +183,12 @@ def columns(*names: str) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, INTEGERS, ("R",), "one value for each row of the table") for name in names)
 
 
-@register
-class CeilDiv(TableContract):
-    name = "ceil_div"
-    summary = "ceil(x / y)"
-    source = "DeepGEMM deep_gemm/utils/math.py"
-    inputs = columns("x", "y")
-    function = staticmethod(layout.ceil_div)
-
-
-@register
-class Align(TableContract):
-    name = "align"
-    summary = "the smallest multiple of y that is not below x"
-    source = "DeepGEMM deep_gemm/utils/math.py"
-    inputs = columns("x", "y")
-    function = staticmethod(layout.align)
-
-
-@register
-class TileTokens(TableContract):
-    name = "calculate_tile_tokens_dim"
-    summary = "int((T top_k // E) * 1.3) to the next power of two, within [8, 64]"
-    source = "vLLM flashinfer_utils.calculate_tile_tokens_dim"
-    inputs = columns("num_tokens", "top_k", "num_experts")
-    function = staticmethod(layout.calculate_tile_tokens_dim)
+# The function, which has the contract's name; what it computes, source, columns.
+for _function, _summary, _source, _names in (
+    (layout.ceil_div, "ceil(x / y)", "DeepGEMM deep_gemm/utils/math.py", ("x", "y")),
+    (layout.align, "the smallest multiple of y that is not below x", "DeepGEMM deep_gemm/utils/math.py", ("x", "y")),
+    (layout.calculate_tile_tokens_dim, "int((T top_k // E) * 1.3) to the next power of two, within [8, 64]",
+     "vLLM flashinfer_utils.calculate_tile_tokens_dim", ("num_tokens", "top_k", "num_experts")),
+):  # fmt: skip
+    _fields = {"summary": _summary, "source": _source, "inputs": columns(*_names), "function": staticmethod(_function)}
+    register(type(_function.__name__, (TableContract,), {"name": _function.__name__, **_fields}))

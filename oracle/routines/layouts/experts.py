@@ -21,22 +21,15 @@ from oracle.verdict.sets import Bits, Found, Sets, bits_of
 WEIGHT = (*ONE_BYTE, torch.bfloat16, torch.float16, torch.float32)
 
 
-@register
-class SwapW13(LayoutContract):
-    name = "swap_w13_to_w31"
-    summary = "the gate and up halves exchanged"
-    source = "vLLM flashinfer_utils.swap_w13_to_w31"
-    inputs = (TensorSpec("x", WEIGHT, None, "[..., 2 I, H], or block scales [..., 2 B, C]"),)
-    function = staticmethod(layout.swap_w13_to_w31)
-
-
-@register
-class ReorderRows(LayoutContract):
-    name = "reorder_rows_for_gated_act_gemm"
-    summary = "gate and up rows alternating"
-    source = "TensorRT-LLM reorderRowsForGatedActGemm"
-    inputs = (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's gate rows, then its up rows"),)
-    function = staticmethod(layout.reorder_rows_for_gated_act_gemm)
+# The function, which has the contract's name; what it does, source, input.
+for _function, _summary, _source, _input in (
+    (layout.swap_w13_to_w31, "the gate and up halves exchanged", "vLLM flashinfer_utils.swap_w13_to_w31",
+     TensorSpec("x", WEIGHT, None, "[..., 2 I, H], or block scales [..., 2 B, C]")),
+    (layout.reorder_rows_for_gated_act_gemm, "gate and up rows alternating", "TensorRT-LLM reorderRowsForGatedActGemm",
+     TensorSpec("w", WEIGHT, ("M", "K"), "one expert's gate rows, then its up rows")),
+):  # fmt: skip
+    _fields = {"summary": _summary, "source": _source, "inputs": (_input,), "function": staticmethod(_function)}
+    register(type(_function.__name__, (LayoutContract,), {"name": _function.__name__, **_fields}))
 
 
 @register

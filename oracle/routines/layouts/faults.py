@@ -111,10 +111,7 @@ fault("shard scale overwritten by the next shard's", INDEX, seen="Megatron-LM PR
       contracts={CHANNELWISE}, read=entry("weight_scale", lambda scale: torch.cat([scale[1:], scale[-1:]])),
       needs=need(lambda call: call.inputs["weight_scale"].numel() > 1, "one shard"))
 fault(
-    "shards given the largest scale without requantising",
-    VALUE,
-    seen="vllm PR 41021",
-    contracts={REQUANTISE},
+    "shards given the largest scale without requantising", VALUE, seen="vllm PR 41021", contracts={REQUANTISE},
     write=entry("weight", _given("weight")),
     needs=need(lambda c: bool((c.inputs["weight_scale"] != c.inputs["weight_scale"].flatten()[0]).any()), "one scale"),
     same_if="every shard has the largest scale",

@@ -48,10 +48,6 @@ def _paged_logits(case: Case) -> dict[str, Tensor]:
     }
 
 
-def _metadata(case: Case) -> dict[str, Tensor]:
-    return {"context_lens": _contexts(case, case["b"], case["n"], least=0)}
-
-
 def _contexts(case: Case, requests: int, longest: int, *, least: int) -> Tensor:
     lens = case.stream("context_lens").integers(min(least, longest), longest + 1, (requests,))
     lens[0] = longest
@@ -94,7 +90,8 @@ GRAMMARS: Mapping[str, Grammar] = {
         shapes=("b=3,t=1,n=150,h=32,d=128", "b=1,t=1,n=64,h=32,d=128", "b=4,t=2,n=300,h=64,d=128"),
     ),
     "get_paged_mqa_logits_metadata": Grammar(
-        ("b", "n"), ("i32",), ("-",), ("integers",), _metadata, no_options,
+        ("b", "n"), ("i32",), ("-",), ("integers",),
+        lambda case: {"context_lens": _contexts(case, case["b"], case["n"], least=0)}, no_options,
         shapes=("b=1,n=64", "b=7,n=5000", "b=200,n=900"),
     ),
 }  # fmt: skip

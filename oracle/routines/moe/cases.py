@@ -28,11 +28,8 @@ def _routing(case: Case) -> dict[str, Tensor]:
 def _routing_options(case: Case) -> dict[str, object]:
     groups = int(case.option("groups") or 1)
     return {
-        "router": case.option("router") or "deepseek_v3",
-        "top_k": case["k"],
-        "num_expert_group": groups,
-        "topk_group": max(1, groups // 2),
-        "renormalize": case.option("renormalize") == "1",
+        "router": case.option("router") or "deepseek_v3", "top_k": case["k"], "num_expert_group": groups,
+        "topk_group": max(1, groups // 2), "renormalize": case.option("renormalize") == "1",
     }
 
 
@@ -130,11 +127,9 @@ def _tensor_experts(case: Case) -> dict[str, Tensor]:
 
     return {
         "hidden_states": data.activations(case.label("x"), "randn" if codes else case.family, t, h, dtype=wide),
-        "router_logits": _logits(case, t, g),
-        "w13": weight("w13", 2 * i, h),
+        "router_logits": _logits(case, t, g), "w13": weight("w13", 2 * i, h),
         "w13_scale": data.scales(case.label("w13_scale"), "randn", (e,)),
-        "w13_input_scale": given_scale(case, "w13_input_scale"),
-        "w2": weight("w2", h, i),
+        "w13_input_scale": given_scale(case, "w13_input_scale"), "w2": weight("w2", h, i),
         "w2_scale": data.scales(case.label("w2_scale"), "randn", (e,)),
         "w2_input_scale": given_scale(case, "w2_input_scale"),
     }
@@ -151,8 +146,7 @@ def _logits(case: Case, t: int, g: int) -> Tensor:
 
 def _tensor_experts_options(case: Case) -> dict[str, object]:
     options: dict[str, object] = {"ep_rank": int(case.option("rank") or 0)}
-    kept = case.option("weight")
-    return options if kept is None else options | {"weight_dtype": DTYPES[kept]}
+    return options | ({"weight_dtype": DTYPES[kept]} if (kept := case.option("weight")) is not None else {})
 
 
 def _gate_and_up(case: Case) -> dict[str, Tensor]:
@@ -247,10 +241,8 @@ GRAMMARS: Mapping[str, Grammar] = {
     "moe_fp8": Grammar(
         ("t", "e", "h", "i", "k"), ("e4m3xe4m3-bf16", "bf16xe4m3-bf16"), ("1x128:128x128", "tensor:tensor"),
         (*QUANTISED, *(family for family in data.ACTIVATION_FAMILIES if family not in QUANTISED)), _experts,
-        _experts_options,
-        {"rounding": ("PRODUCT", "NONE"), "limit": ("0.5", "7"), "first": ("2",), "on_input": ("1",)},
-        listed=_layer_ids,
-        extra_options=({"limit": 0.05}, {"first_expert": 1}, {"apply_router_weight_on_input": True}),
+        _experts_options, {"rounding": ("PRODUCT", "NONE"), "limit": ("0.5", "7"), "first": ("2",), "on_input": ("1",)},
+        listed=_layer_ids, extra_options=({"limit": 0.05}, {"first_expert": 1}, {"apply_router_weight_on_input": True}),
     ),
     "apply_fi_trtllm_fp8_per_tensor_moe": Grammar(
         ("t", "g", "e", "h", "i"), ("bf16xe4m3-bf16",), ("tensor:tensor",),

@@ -299,11 +299,8 @@ def router_of(options: Mapping[str, object]) -> routing.Router:
     if not isinstance(scaling, int | float):
         raise OptionError(f"routed_scaling_factor={scaling!r}; pass a number")
     common = routing.Router(
-        top_k=positive(options, "top_k"),
-        groups=positive(options, "num_expert_group"),
-        top_groups=positive(options, "topk_group"),
-        renormalise=bool(options["renormalize"]),
-        scaling=float(scaling),
+        top_k=positive(options, "top_k"), groups=positive(options, "num_expert_group"),
+        top_groups=positive(options, "topk_group"), renormalise=bool(options["renormalize"]), scaling=float(scaling),
     )
     if options["router"] == "llama4":
         return replace(common, choose_by_logit=True, on_input=True)

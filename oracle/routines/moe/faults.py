@@ -79,16 +79,10 @@ def _router(name: str) -> WhyNot:
     return need(lambda call: call.resolved["router"] == name, "the router is another")
 
 
-fault(
-    "masked expert groups compete with 0, not -inf",
-    ARITHMETIC,
-    seen="flashinfer PR 4639",
-    # a bias so low that the 0 of groups which fell out wins
-    read=entry("bias", lambda bias: bias - bias.amax() - 2.0),
-    options=option(num_expert_group=1, topk_group=1),
-    needs=both(in_groups, need(lambda call: "bias" in call.inputs, "there is no bias")),
-    same_if=SAME_GROUPS,
-)
+# a bias so low that the 0 of groups which fell out wins
+fault("masked expert groups compete with 0, not -inf", ARITHMETIC, seen="flashinfer PR 4639",
+      read=entry("bias", lambda bias: bias - bias.amax() - 2.0), options=option(num_expert_group=1, topk_group=1),
+      needs=both(in_groups, need(lambda call: "bias" in call.inputs, "there is no bias")), same_if=SAME_GROUPS)
 fault("wrong number of expert groups", ARITHMETIC, seen="flashinfer PR 1723",
       options=option(num_expert_group=1, topk_group=1), needs=in_groups, same_if=SAME_GROUPS)
 fault("softmax for sigmoid", ARITHMETIC, seen="sglang PR 39920",
@@ -147,10 +141,8 @@ def _wide(*, given: bool = False, groups: int = 1, tokens: int = 1) -> WhyNot:
     """The call has an input to quantise, by a given scale or not, of so many groups and tokens at least."""
     return both(
         need(lambda call: "x" in call.inputs, "the input is quantised already"),
-        need(
-            lambda call: given == ("a_scale" in call.inputs),
-            "the layer computes the scales" if given else "the scale is given",
-        ),
+        need(lambda call: given == ("a_scale" in call.inputs),
+             "the layer computes the scales" if given else "the scale is given"),
         need(lambda call: call.inputs["x"].shape[1] > 128 * (groups - 1), "one group of 128"),
         need(lambda call: call.inputs["x"].shape[0] >= tokens, "one token"),
     )
@@ -197,25 +189,16 @@ for words, family, seen, change, needs in (
      _scales(lambda scale: scale[:1].expand_as(scale).contiguous()), _wide(tokens=2)),
     ("one scale for a token instead of one for each group", VALUE, "flashinfer PR 4836",
      lambda call, inputs: _made(call, inputs, recipe=recipes.get("vllm_token")), _wide(groups=2)),
-    (
-        # codes of the intermediate's given scale, read with the input's
-        "quantised with the intermediate's scale",
-        VALUE,
-        "vllm PR 41021",
-        lambda call, inputs: _made(call, inputs, scale=inputs["a2_scale"]) | {"a_scale": inputs["a_scale"]},
-        _wide(given=True),
-    ),
+    # codes of the intermediate's given scale, read with the input's
+    ("quantised with the intermediate's scale", VALUE, "vllm PR 41021",
+     lambda call, inputs: _made(call, inputs, scale=inputs["a2_scale"]) | {"a_scale": inputs["a_scale"]},
+     _wide(given=True)),
     ("quantised before its routing weight", ARITHMETIC, "vllm PR 16744", _weighted_later, weight_on_input),
 ):
     fault(f"layer input: {words}", family, seen=seen, read=change, needs=needs)
-fault(
-    "layer input: routing weight on input and output",
-    ARITHMETIC,
-    seen="vllm PR 43694",
-    read=_made,  # the input has its weight already, and the output gets it too
-    options=option(**{ON_INPUT: False}),
-    needs=weight_on_input,
-)
+# the input has its weight already, and the output gets it too
+fault("layer input: routing weight on input and output", ARITHMETIC, seen="vllm PR 43694",
+      read=_made, options=option(**{ON_INPUT: False}), needs=weight_on_input)
 
 
 # --- the activation -----------------------------------------------------------------------------------------
@@ -254,7 +237,7 @@ def _by_softmax(logits: Tensor) -> Tensor:
     return (own - 1 + front).to(torch.float32)
 
 
-def _as_published(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def _as_published(inputs: Inputs) -> Inputs:
     w13, w2, _ = layout.align_fp8_moe_weights_for_fi_published(inputs["w13"], inputs["w2"], True)
     return inputs | {"w13": w13, "w2": w2}
 

@@ -22,7 +22,7 @@ experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -210,7 +210,10 @@ def _admissible(
     weight = _weights(inputs["router_logits"], choice, kept)
     low, high = (torch.zeros(tuple(x.shape), dtype=torch.float64, device=x.device) for _ in range(2))
     open_, basis, flips, count = choice.lost.clone(), name, 0, 0
-    for expert, token in _slots(choice, experts):
+    for expert in range(experts.w13.shape[0]):
+        token = torch.nonzero((choice.ids - experts.first == expert) & ~choice.lost)[:, 0]
+        if not token.numel():
+            continue
         rows = decode(x.index_select(0, token))
         boxes, _ = code_boxes(Span(rows, rows), STEPS.recipe, of_dtype(x.dtype), first)
         weighted = [
@@ -226,14 +229,6 @@ def _admissible(
     due = torch.nan_to_num(decode(_truth(inputs, experts, choice, kept)), 0.0)
     sets = Admissible(nearest(low, BF16), nearest(high, BF16), due, open=open_[:, None].expand(low.shape))
     return sets, f"{basis}: {flips} of {count} of the intermediate"
-
-
-def _slots(choice: Choice, experts: Experts) -> Iterator[tuple[int, Tensor]]:
-    local = choice.ids - experts.first
-    for expert in range(experts.w13.shape[0]):
-        token = torch.nonzero((local == expert) & ~choice.lost)[:, 0]
-        if token.numel():
-            yield expert, token
 
 
 def _weights(logits: Tensor, choice: Choice, kept: torch.dtype) -> Span:

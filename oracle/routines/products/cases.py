@@ -137,9 +137,7 @@ def _scaled_grouped(case: Case) -> dict[str, Tensor]:
     if g > 2:
         ends[:2] = 0, 1
     return {
-        "a": inputs["a"],
-        "b": inputs["b"].reshape(g, n, k),
-        "scale_a": _scale(case, "scale_a", 0, m, k),
+        "a": inputs["a"], "b": inputs["b"].reshape(g, n, k), "scale_a": _scale(case, "scale_a", 0, m, k),
         "scale_b": data.scales(case.label("scale_b"), case.family, (g, n)),
         "offsets": torch.from_numpy(ends).to(torch.int32),
     }
@@ -160,10 +158,6 @@ def _linear(case: Case) -> dict[str, Tensor]:
     if (bias := case.option("bias")) is not None:
         inputs["bias"] = data.normal(case.label("bias"), (n,), dtype=DTYPES[bias])
     return inputs
-
-
-def _linear_options(case: Case) -> dict[str, object]:
-    return out_dtype(case) | {"use_per_token_if_dynamic": case.granularity[0] == "token"}
 
 
 def _two(case: Case) -> dict[str, Tensor]:
@@ -376,7 +370,8 @@ GRAMMARS: Mapping[str, Grammar] = {
     "Fp8LinearOp": Grammar(
         ("m", "n", "k"), ("bf16xe4m3-bf16", "f16xe4m3-f16", "f32xe4m3-f32"),
         ("static:tensor", "tensor:tensor", "token:channel", "tensor:channel"), tuple(data.ACTIVATION_FAMILIES),
-        _linear, _linear_options, {"bias": ("bf16", "f32")}, listed=_layer_ids,
+        _linear, lambda case: out_dtype(case) | {"use_per_token_if_dynamic": case.granularity[0] == "token"},
+        {"bias": ("bf16", "f32")}, listed=_layer_ids,
     ),
     "calc_diff": Grammar(("m", "k"), ("f32", "bf16"), ("-",), ("randn", "heavy"), _two, no_options, shapes=MATRICES),
     "dispatch_w8a8_scaled_mm": Grammar(("r",), ("i64",), ("-",), ("integers",), _flags, no_options, shapes=TABLE_ROWS),

@@ -102,11 +102,8 @@ class ProductContract(Contract):
     def operands(self, call: Call) -> Operands:
         codes = [call.inputs.get(self.roles.get(part, "")) for part in ("a", "b")]
         return Operands(
-            roles=self.roles,
-            shape=self.shape(call.inputs),
-            parts=self.parts(call.inputs),
-            given=all(x is not None and x.element_size() == 1 for x in codes),
-            b_columns=self.b_columns,
+            roles=self.roles, shape=self.shape(call.inputs), parts=self.parts(call.inputs),
+            given=all(x is not None and x.element_size() == 1 for x in codes), b_columns=self.b_columns,
             groups=self.groups,
             group_of_row=any(spec.name == self.groups and spec.dims == ("M",) for spec in self.inputs),
             row_unit=self.row_unit,
@@ -315,13 +312,8 @@ def scaled_by_shape(
     bias: Tensor | None = None,
     scaling: tuple[Scaling, Scaling] = BLOCKS,
 ) -> ScaledProduct:
-    """The product whose scale kinds are read off the shapes of ``a_scale`` and ``b_scale``.
-
-    Raises
-    ------
-    ShapeError
-        If a shape is of no kind, or block scales meet others.
-    """
+    """The product whose scale kinds are read off the shapes of ``a_scale`` and ``b_scale``; ShapeError where one is of
+    no kind, or block scales meet others."""
     (m, k), n = a.shape, b.shape[0]
     (of_a, of_b), cells = scaling, scaling[1].grid(b.shape)
     groups, blocks = cells.count

@@ -5,9 +5,6 @@ from oracle.routines.products import cases, contract, flashinfer, grouped, linea
 from oracle.routines.products.faults import FAULTS
 
 FAMILY = RoutineFamily(
-    name="products",
-    contracts=(contract, flashinfer, grouped, linear),
-    grammars=cases.GRAMMARS,
-    faults=(FAULTS,),
+    name="products", contracts=(contract, flashinfer, grouped, linear), grammars=cases.GRAMMARS, faults=(FAULTS,),
     goldens=cases.GOLDENS,
 )

@@ -128,10 +128,7 @@ class Fp8LinearOp(Contract):
 
         def sets(name: str, wider: bool) -> Sets:
             return Elements(
-                lambda: self._set(call, first, name),
-                name,
-                wider,
-                (lambda: iter(())) if wider else predictions,
+                lambda: self._set(call, first, name), name, wider, (lambda: iter(())) if wider else predictions,
                 lambda found: all_equal("weight_scale", [first.b_scale]) or mostly_zero(decode(found["out"])),
                 matrix=True,
             )

@@ -32,23 +32,15 @@ def _codes(case: Case) -> dict[str, Tensor]:
 
 
 def _group(case: Case) -> dict[str, object]:
-    group = case.option("group")
-    size = case.scaling().block.columns if group is None else int(group)
-    return {"group_size": size} | _ue8m0(case) | _columns(case)
-
-
-def _columns(case: Case) -> dict[str, object]:
     """``columns=plain`` and ``columns=tma``: how column-major scales are stored."""
-    columns = case.option("columns")
-    return {} if columns is None else {"column_major_scales": True, "tma_aligned_scales": columns == "tma"}
+    group, columns = case.option("group"), case.option("columns")
+    size = case.scaling().block.columns if group is None else int(group)
+    stored = {"column_major_scales": True, "tma_aligned_scales": columns == "tma"}
+    return {"group_size": size} | _ue8m0(case) | ({} if columns is None else stored)
 
 
 def _ue8m0(case: Case) -> dict[str, object]:
     return {"use_ue8m0": case.option("ue8m0") == "1"}
-
-
-def _per_token(case: Case) -> dict[str, object]:
-    return {"use_per_token_if_dynamic": case.scheme == "token"}
 
 
 def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
@@ -77,7 +69,8 @@ _POWERS = {"ue8m0": ("1",)}
 
 GRAMMARS: Mapping[str, Grammar] = {
     "scaled_fp8_quant": Grammar(
-        _MK, _WIDE, ("tensor", "token"), _FAMILIES, _activation, _per_token, {"static": ("1",)}, listed=_ids
+        _MK, _WIDE, ("tensor", "token"), _FAMILIES, _activation,
+        lambda case: {"use_per_token_if_dynamic": case.scheme == "token"}, {"static": ("1",)}, listed=_ids,
     ),
     "per_token_group_quant_fp8": Grammar(
         _MK, _WIDE, ("1x128",), _FAMILIES, _activation, _group,

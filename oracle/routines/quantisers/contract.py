@@ -78,13 +78,8 @@ class QuantiserContract(Contract):
         return scale
 
     def logical(self, scale: Tensor, shape: tuple[int, ...], options: Mapping[str, object]) -> Tensor:
-        """The logical scale of shape ``shape`` out of the returned tensor.
-
-        Raises
-        ------
-        ShapeError, LayoutError
-            The returned tensor does not have the shape or the strides of this contract's layout.
-        """
+        """The logical scale of shape ``shape`` out of the returned tensor; ShapeError or LayoutError where that has not
+        the shape or the strides of this contract's layout."""
         if tuple(scale.shape) != shape:
             raise ShapeError(f"scale has shape {list(scale.shape)}; these inputs give {list(shape)}")
         return scale
@@ -632,11 +627,7 @@ class Values:
     ) -> Values:
         """The same with another quotient, rounding or overflow."""
         return Values(
-            self.x,
-            self.recipe,
-            self.steps,
-            self.cells,
-            quotient=self.quotient if quotient is None else quotient,
+            self.x, self.recipe, self.steps, self.cells, quotient=self.quotient if quotient is None else quotient,
             rounding=self.rounding if rounding is None else rounding,
             overflow=self.overflow if overflow is None else overflow,
         )

@@ -45,13 +45,8 @@ float32_scale = both(
     own_scale, need(lambda call: call.recipe.scale_format is not ScaleFormat.UE8M0, "the scale is a power of two")
 )
 has_floor = need(lambda call: call.recipe.amax_floor > 0, "the recipe has no amax floor")
-tall_blocks = both(
-    own_scale,
-    need(
-        lambda call: call.recipe.block.rows is not None and call.recipe.block.rows > 4,
-        "a block has one row, or is the whole tensor",
-    ),
-)
+tall_blocks = both(own_scale, need(lambda c: c.recipe.block.rows is not None and c.recipe.block.rows > 4,
+                                   "a block has one row, or is the whole tensor"))
 
 
 def _blocks(call: Call) -> tuple[int, int]:
@@ -62,13 +57,8 @@ def _blocks(call: Call) -> tuple[int, int]:
 
 several_down = both(own_scale, need(lambda call: _blocks(call)[0] > 1, "one block down"))
 several_across = both(own_scale, need(lambda call: _blocks(call)[1] > 1, "one block across"))
-square = both(
-    own_scale,
-    need(
-        lambda call: _blocks(call)[0] == _blocks(call)[1] > 1,
-        lambda call: "the scales are {} x {}, not square".format(*_blocks(call)),
-    ),
-)
+square = both(own_scale, need(lambda call: _blocks(call)[0] == _blocks(call)[1] > 1,
+                              lambda call: "the scales are {} x {}, not square".format(*_blocks(call))))
 
 
 def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
@@ -100,11 +90,6 @@ def _power_beside(scale: Tensor, *, up: bool) -> Tensor:
     return torch.where((scale > 0) & torch.isfinite(scale), power, scale)
 
 
-def _last_unwritten(scale: Tensor) -> Tensor:
-    flat = scale.flatten()
-    return torch.cat([flat[:-1], flat[:1]]).reshape(scale.shape)
-
-
 for axis, words, seen, needs in (
     (0, "row block", "NVIDIA/cutlass 2087", several_down),
     (2, "K group", "mlc-ai/TIRx-kernels PR 5", several_across),
@@ -123,16 +108,9 @@ fault("mantissa of the published scale truncated", VALUE, seen="DeepGEMM PR 112"
       scale=lambda scale: _power_beside(scale, up=False), needs=float32_scale, same_if=EXACT_POWERS)
 fault("published scale rounded up after the payload was quantised", VALUE, seen="sglang PR 28418",
       scale=lambda scale: _power_beside(scale, up=True), needs=float32_scale, same_if=EXACT_POWERS)
-fault(
-    "scale rounded down to a power of two",
-    VALUE,
-    seen="vllm PR 22399",
-    recipe=_recipe(power_of_two=PowerOfTwo.AMAX_FLOOR),
-    needs=need(
-        lambda call: call.recipe.power_of_two is PowerOfTwo.CEIL, "the scale is not rounded up to a power of two"
-    ),
-    same_if=EXACT_POWERS,
-)
+fault("scale rounded down to a power of two", VALUE, seen="vllm PR 22399",
+      recipe=_recipe(power_of_two=PowerOfTwo.AMAX_FLOOR), same_if=EXACT_POWERS,
+      needs=need(lambda c: c.recipe.power_of_two is PowerOfTwo.CEIL, "the scale is not rounded up to a power of two"))
 fault("published scale one ulp high", VALUE, seen="sglang PR 32616",
       scale=lambda scale: f32(scale * (1 + 2.0**-23)), needs=float32_scale,
       admissible_if="a scale within 4 * 2^-24 of amax/448 is admissible: right formulas differ by as much")
@@ -167,7 +145,7 @@ fault("E8M0 byte 0 published as 0", VALUE, seen="triton PR 11737",
       scale=lambda scale: torch.where(scale == 2.0**-127, torch.zeros_like(scale), scale), needs=ue8m0,
       same_if="the amax floor keeps every scale far above 2^-127")
 fault("last scale not written", VALUE, seen="vllm-omni 5263",
-      scale=_last_unwritten,
+      scale=lambda scale: torch.cat([scale.flatten()[:-1], scale.flatten()[:1]]).reshape(scale.shape),
       needs=need(lambda call: several_down(call) is None or several_across(call) is None, "one scale"),
       same_if="the first and last scale are equal")
 fault("published scale of the previous K group", INDEX,
@@ -193,10 +171,6 @@ fault("amax scan leaves out the last column of the group", VALUE, seen="no publi
 
 def _cast(rounding: Rounding, overflow: Overflow = Overflow.SATURATE) -> Callable[[Values], Values]:
     return lambda values: values.altered(rounding=rounding, overflow=overflow)
-
-
-def _subnormal(codes: Tensor) -> Tensor:
-    return ((codes & 0x78) == 0) & ((codes & 0x07) != 0)
 
 
 for top in (256.0, 240.0):
@@ -234,7 +208,8 @@ fault("NaN coded as 448", CAST, seen="Model-Optimizer PR 1397",
       needs=_holds(torch.isnan, "no value is NaN"), same_if="the recipe codes NaN so",
       admissible_if="a declared recipe of the contract codes NaN so")
 fault("subnormal codes flushed to zero", CAST, seen="flashinfer PR 3932",
-      codes=lambda codes: torch.where(_subnormal(codes), codes & 0x80, codes), same_if="no code is subnormal")
+      codes=lambda codes: torch.where(((codes & 0x78) == 0) & ((codes & 0x07) != 0), codes & 0x80, codes),
+      same_if="no code is subnormal")
 
 
 @fault("quotients below the smallest normal flushed to zero before the cast", CAST,

@@ -78,10 +78,6 @@ def _as_fnuz(x: Tensor) -> Tensor:
     return _half(decode(_codes(x), of_dtype(torch.float8_e4m3fnuz)))
 
 
-def _nan_as_480(x: Tensor) -> Tensor:
-    return _half(torch.where(_nan(_codes(x)), _sign(x) * 480.0, decode(x)))
-
-
 def _normal_formula(x: Tensor) -> Tensor:
     """Subnormal codes decoded as (1 + f/8) 2**-7, and zero with them left at zero."""
     codes = _codes(x)
@@ -121,19 +117,13 @@ fault("B codes read as E4M3FNUZ without doubling the scale", CAST, seen="vllm PR
 for name, seen, role, change, needs in (
     ("A codes read as E5M2", "vllm PR 12134", "a", lambda x: _codes(x).view(torch.float8_e5m2),
      _has("a", _nonzero, ALL_ZERO)),
-    ("NaN code of A decoded as 480", "ml_dtypes 400", "a", _nan_as_480, _has("a", _nan, NO_NAN)),
+    ("NaN code of A decoded as 480", "ml_dtypes 400", "a",
+     lambda x: _half(torch.where(_nan(_codes(x)), _sign(x) * 480.0, decode(x))), _has("a", _nan, NO_NAN)),
     ("NaN code of A turned into 448", "Model-Optimizer PR 1397", "a", _map(lambda c: torch.where(_nan(c), c - 1, c)),
      _has("a", _nan, NO_NAN)),
-    *(
-        (
-            f"{role.upper()} subnormals flushed to zero",
-            "flashinfer PR 3932",
-            role,
-            _map(lambda c: torch.where(_subnormal(c), c & 0x80, c)),
-            _has(role, _subnormal, NO_SUBNORMALS),
-        )
-        for role in ("a", "b")
-    ),
+    *((f"{role.upper()} subnormals flushed to zero", "flashinfer PR 3932", role,
+       _map(lambda c: torch.where(_subnormal(c), c & 0x80, c)), _has(role, _subnormal, NO_SUBNORMALS))
+      for role in ("a", "b")),
     ("A subnormals decoded with the normal formula", "Model-Optimizer PR 1397", "a", _normal_formula,
      _has("a", _subnormal, NO_SUBNORMALS)),
     ("sign of A lost", "flashinfer PR 3932", "a", _map(lambda c: c & 0x7F),
@@ -188,10 +178,6 @@ def _replaced(found: Callable[[Tensor], Tensor], by: Callable[[Tensor], Tensor])
     return change
 
 
-def _largest(out: Tensor) -> Tensor:
-    return torch.sign(out) * torch.finfo(out.dtype).max
-
-
 NARROW = _out(torch.bfloat16, torch.float16)
 EXACT = "every sum is a value of the output dtype"
 NO_OVERFLOW = "no sum exceeds the output dtype"
@@ -211,7 +197,8 @@ fault("overflow stored as NaN", CAST, seen="flashinfer PR 3932",
       store=_replaced(torch.isinf, lambda out: torch.full_like(out, torch.nan)), needs=_out(torch.float16),
       same_if=NO_OVERFLOW)
 fault("overflow stored as the largest finite value", CAST, seen="flashinfer PR 3932",
-      store=_replaced(torch.isinf, _largest), needs=_out(torch.float16), same_if=NO_OVERFLOW)
+      store=_replaced(torch.isinf, lambda out: torch.sign(out) * torch.finfo(out.dtype).max),
+      needs=_out(torch.float16), same_if=NO_OVERFLOW)
 fault("NaN stored as zero", CAST, seen="Model-Optimizer PR 1397",
       store=_replaced(torch.isnan, torch.zeros_like), same_if="no element is NaN")
 
@@ -235,21 +222,12 @@ def _interval(call: Call) -> int:
     return (call.schedule.interval or 0) if call.schedule is not None else 0
 
 
-aligned = need(
-    lambda call: call.schedule is not None and call.schedule.instruction.align_bits is not None,
-    "the arithmetic aligns nothing",
-)
-promoted = both(
-    need(lambda call: _interval(call) > 0, "the arithmetic promotes nothing"),
-    need(lambda call: _interval(call) < call.parts[0].product.K, "one interval covers K"),
-)
-may_promote_later = both(
-    promoted,
-    need(
-        lambda call: call.schedule is None or call.schedule.promotion is Promotion.ADD,
-        "every block has scales of its own and must be promoted",
-    ),
-)
+aligned = need(lambda call: call.schedule is not None and call.schedule.instruction.align_bits is not None,
+               "the arithmetic aligns nothing")
+promoted = both(need(lambda call: _interval(call) > 0, "the arithmetic promotes nothing"),
+                need(lambda call: _interval(call) < call.parts[0].product.K, "one interval covers K"))
+may_promote_later = both(promoted, need(lambda c: c.schedule is None or c.schedule.promotion is Promotion.ADD,
+                                        "every block has scales of its own and must be promoted"))
 several_intervals = need(lambda call: call.parts[0].product.K > 128, "K is one block")
 
 
@@ -300,13 +278,8 @@ def _pieces(product: ScaledProduct) -> list[ScaledProduct]:
         at = slice(start // product.block, start // product.block + 1)
         found.append(
             replace(
-                product,
-                a=product.a[:, k].contiguous(),
-                b=product.b[:, k].contiguous(),
-                block=k.stop - k.start,
-                a_scale=product.a_scale[:, at],
-                b_scale=product.b_scale[:, at],
-                bias=None,
+                product, a=product.a[:, k].contiguous(), b=product.b[:, k].contiguous(), block=k.stop - k.start,
+                a_scale=product.a_scale[:, at], b_scale=product.b_scale[:, at], bias=None,
             )
         )
     return found
@@ -321,13 +294,10 @@ def _added(total: Sum, pieces: list[ScaledProduct], dtype: torch.dtype = torch.f
     return acc if product.bias is None else acc + decode(product.bias).to(torch.float32)[None, :]
 
 
-def _running(dtype: torch.dtype) -> Callable[[Sum], Tensor]:
-    return lambda total: _added(total, _pieces(total.product), dtype)
-
-
 for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.float16, "float16", "cutlass PR 3149")):
     fault(f"running sum kept in {word}", ARITHMETIC, seen=seen,
-          sum=_running(dtype), needs=several_intervals, same_if=f"every partial sum is a {word} value")
+          sum=lambda total, dtype=dtype: _added(total, _pieces(total.product), dtype), needs=several_intervals,
+          same_if=f"every partial sum is a {word} value")
 
 
 @fault("accumulator not cleared between tiles", ARITHMETIC, seen="cutlass PR 3149",
@@ -348,12 +318,8 @@ def _kept(blocks: Callable[[int], range]) -> Callable[[Sum], Tensor]:
         for b in blocks(product.B):
             before = slice((b - 1) * product.block, b * product.block)
             old = replace(
-                product,
-                a=product.a[:, before].contiguous(),
-                b=product.b[:, before].contiguous(),
-                a_scale=product.a_scale[:, b : b + 1],
-                b_scale=product.b_scale[:, b : b + 1],
-                bias=None,
+                product, a=product.a[:, before].contiguous(), b=product.b[:, before].contiguous(),
+                a_scale=product.a_scale[:, b : b + 1], b_scale=product.b_scale[:, b : b + 1], bias=None,
             )
             acc = acc + total.right(old)
         return acc

@@ -55,16 +55,11 @@ def product_of_shipped_operands(call: Call, right: ScaledProduct) -> ScaledProdu
     return part.product
 
 
-@fault(
-    "activations of another call in the workspace that threads share",
-    MOVEMENT,
-    seen="FlashInfer 0.6.18.post1 called from four threads, on an H200",
-    needs=both(
-        _wide("input"), need(lambda call: _given(call)["input"].shape[0] > 1, "one row is the same in reverse order")
-    ),
-    same_if="rows may be the same in reverse order",
-    race=True,
-)
+@fault("activations of another call in the workspace that threads share", MOVEMENT,
+       seen="FlashInfer 0.6.18.post1 called from four threads, on an H200",
+       needs=both(_wide("input"),
+                  need(lambda call: _given(call)["input"].shape[0] > 1, "one row is the same in reverse order")),
+       same_if="rows may be the same in reverse order", race=True)
 def product_of_another_call(call: Call, right: ScaledProduct) -> ScaledProduct:
     """Another call's rows in the workspace; the rows of this one in reverse order stand for them."""
     (part,) = as_shipped(_given(call))

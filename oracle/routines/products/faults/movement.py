@@ -48,14 +48,10 @@ several_rows_of_a = need(lambda call: matrix(call, "a").shape[0] > 1, "there is 
 several_columns = need(lambda call: call.parts[0].product.N > 1, "there is one column")
 several_experts = need(lambda call: call.inputs["b"].shape[0] > 1, "there is one expert")
 n_tail = need(lambda c: c.parts[0].product.N % TILE, lambda c: f"N={c.parts[0].product.N} fills its tiles")
-m_tail = need(
-    lambda c: matrix(c, "a").shape[0] % TILE and matrix(c, "a").shape[0] > 1,
-    lambda c: f"M={matrix(c, 'a').shape[0]} fills its tiles",
-)
-k_tail = need(
-    lambda c: c.parts[0].product.K % TILE and c.parts[0].product.K > TILE,
-    lambda c: f"K={c.parts[0].product.K} has no partial block behind a whole one",
-)
+m_tail = need(lambda c: matrix(c, "a").shape[0] % TILE and matrix(c, "a").shape[0] > 1,
+              lambda c: f"M={matrix(c, 'a').shape[0]} fills its tiles")
+k_tail = need(lambda c: c.parts[0].product.K % TILE and c.parts[0].product.K > TILE,
+              lambda c: f"K={c.parts[0].product.K} has no partial block behind a whole one")
 
 
 # --- the input side -----------------------------------------------------------------------------------------
@@ -128,11 +124,6 @@ def _stale_tail_rows(a: Tensor) -> Tensor:
     return take_rows(a, torch.where((old == rows) & (rows >= first), (rows + 1) % a.shape[0], old))
 
 
-def _wrapped(a: Tensor) -> Tensor:
-    """The row offset wraps at half of the matrix, as an int32 offset does at 2**31 elements."""
-    return take_rows(a, torch.arange(a.shape[0], device=a.device) % max(1, a.shape[0] // 2))
-
-
 def _pitch_not_read(x: Tensor) -> Tensor:
     """Rows lie :data:`PITCH` elements further apart than they are long, zeros between, and are read as if packed."""
     memory = torch.nn.functional.pad(codes_of(x), (0, PITCH)).flatten()
@@ -141,10 +132,10 @@ def _pitch_not_read(x: Tensor) -> Tensor:
 
 fault("rows of the M tail reuse older activations", MOVEMENT, seen="aprender 2765",
       read=each("a", _stale_tail_rows), needs=m_tail, same_if=SAME_ROWS)
+# at half of the matrix, as an int32 offset does at 2**31 elements
 fault("row offset wraps", MOVEMENT, seen="vllm PR 9425, flash-linear-attention 1080",
-      read=each("a", _wrapped), needs=several_rows_of_a, same_if=SAME_ROWS)
-
-
+      read=each("a", lambda a: take_rows(a, torch.arange(a.shape[0], device=a.device) % max(1, a.shape[0] // 2))),
+      needs=several_rows_of_a, same_if=SAME_ROWS)
 for role in ("a", "b"):
     fault(f"row pitch of {role.upper()} not read", MOVEMENT,
           seen="recorded on an H200: cutlass_scaled_mm of vLLM 0.20.2",
@@ -182,13 +173,10 @@ def _in_pairs(unit: int) -> Callable[[Tensor], Tensor]:
 fault("gate and up halves swapped with their scales", MOVEMENT, seen="sglang PR 32430",
       write=lambda out: out[:, _halves_exchanged(out.shape[1], out.device)], needs=several_columns)
 fault("neighbouring columns exchanged", MOVEMENT, seen="pith-train PR 74", write=_in_pairs(1))
-fault(
-    "neighbouring groups of eight columns exchanged",
-    MOVEMENT,
-    seen="no public thread: 16-byte stores through a swizzled staging buffer",
-    write=_in_pairs(8),  # the 16-byte stores of a bfloat16 row
-    needs=need(lambda call: call.parts[0].product.N > 8, "there is one group of eight columns"),
-)
+fault("neighbouring groups of eight columns exchanged", MOVEMENT,
+      seen="no public thread: 16-byte stores through a swizzled staging buffer",
+      write=_in_pairs(8),  # the 16-byte stores of a bfloat16 row
+      needs=need(lambda call: call.parts[0].product.N > 8, "there is one group of eight columns"))
 
 
 @fault("two rows swapped", MOVEMENT, seen="flashinfer 4396", needs=several_output_rows, same_if=SAME_ROWS)
@@ -234,35 +222,22 @@ def write_largest_zeroed(call: Call, out: Tensor) -> Tensor:
     return out
 
 
-fault(
-    "output transposed where it is square",
-    MOVEMENT,
-    seen="pytorch 195751",
-    contracts=PRODUCTS - GROUPED,
-    write=lambda out: out.t().contiguous(),
-    needs=need(
-        lambda c: c.rows == c.parts[0].product.N,
-        lambda c: f"the output is {c.rows} x {c.parts[0].product.N}, not square",
-    ),
-)
+fault("output transposed where it is square", MOVEMENT, seen="pytorch 195751",
+      contracts=PRODUCTS - GROUPED, write=lambda out: out.t().contiguous(),
+      needs=need(lambda c: c.rows == c.parts[0].product.N,
+                 lambda c: f"the output is {c.rows} x {c.parts[0].product.N}, not square"))
 
 
 # --- contiguous groups: the index of each row ---------------------------------------------------------------
 
 several_used = need(lambda call: int((torch.unique(call.inputs["m_indices"]) >= 0).sum()) > 1, "one expert is used")
-has_padding = need(
-    lambda call: bool(((call.inputs["m_indices"][:-1] >= 0) & (call.inputs["m_indices"][1:] < 0)).any()),
-    "no real row stands before a padding row",
-)
+has_padding = need(lambda c: bool(((c.inputs["m_indices"][:-1] >= 0) & (c.inputs["m_indices"][1:] < 0)).any()),
+                   "no real row stands before a padding row")
 
 
 def _experts(index: Tensor, other: Tensor) -> Tensor:
     """``other`` experts for the rows that have one."""
     return torch.where(index < 0, index, other).to(index.dtype)
-
-
-def _minus_one_as_expert(call: Call, index: Tensor) -> Tensor:
-    return torch.where(index < 0, call.inputs["b"].shape[0] - 1, index).to(index.dtype)
 
 
 def _first_of(rows: int) -> Callable[[Tensor], Tensor]:
@@ -281,7 +256,8 @@ def _descriptor_of_previous(index: Tensor) -> Tensor:
 
 
 for name, seen, change, needs, same_if in (
-    ("m_indices of -1 taken as an expert", "DeepGEMM 34", _minus_one_as_expert, has_padding,
+    ("m_indices of -1 taken as an expert", "DeepGEMM 34",
+     lambda call, index: torch.where(index < 0, call.inputs["b"].shape[0] - 1, index).to(index.dtype), has_padding,
      "only rows that the contract leaves unspecified change"),
     ("all rows of a tile use the first row's expert", "DeepGEMM PR 450", _first_of(TILE), several_used,
      "every expert's run is aligned to the tile, as the contract demands"),
@@ -289,14 +265,10 @@ for name, seen, change, needs, same_if in (
      "every expert's run is aligned to 256 rows"),
     ("group offset off by one", "flashinfer 3547",
      lambda call, index: _experts(index, (index + 1) % call.inputs["b"].shape[0]), several_experts, ""),
-    (
-        # global expert numbers on a rank that holds the upper half
-        "expert-parallel offset not applied",
-        "flashinfer 3547",
-        lambda call, index: _experts(index, (index + call.inputs["b"].shape[0] // 2) % call.inputs["b"].shape[0]),
-        several_experts,
-        "",
-    ),
+    # global expert numbers on a rank that holds the upper half
+    ("expert-parallel offset not applied", "flashinfer 3547",
+     lambda call, index: _experts(index, (index + call.inputs["b"].shape[0] // 2) % call.inputs["b"].shape[0]),
+     several_experts, ""),
     ("previous group's descriptor used at a group switch", "DeepGEMM PR 343", _descriptor_of_previous, several_used,
      ""),
 ):
@@ -389,13 +361,9 @@ def write_one_row_short(call: Call, out: Tensor) -> Tensor:
 RUNS = Faults({SCALED})
 """Faults of ``scaled_grouped_mm`` alone; they stand beside those of the expert layer in the catalogue."""
 
-RUNS.declare(
-    "groups end one row late",
-    MOVEMENT,
-    seen="flashinfer 3547",
-    # every group but the last in use takes the first row of the group behind it
-    read=entry("offsets", lambda offsets: torch.minimum(offsets + 1, offsets[-1]).to(offsets.dtype)),
-    needs=need(lambda call: len(call.parts) > 1, "one expert is used"),
-)
+# every group but the last in use takes the first row of the group behind it
+RUNS.declare("groups end one row late", MOVEMENT, seen="flashinfer 3547",
+             read=entry("offsets", lambda offsets: torch.minimum(offsets + 1, offsets[-1]).to(offsets.dtype)),
+             needs=need(lambda call: len(call.parts) > 1, "one expert is used"))
 RUNS.declare("weights of the next group of a run", MOVEMENT, seen="DeepGEMM PR 343",
              read=_next_weights("scale_b"), needs=several_experts)

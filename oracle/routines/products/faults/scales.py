@@ -27,7 +27,6 @@ from oracle.routines.products.roles import (
     several_blocks,
     several_rows,
 )
-from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.sets import rounded_to
 
@@ -204,8 +203,7 @@ def _blocks_read_padded(call: Call, scale: Tensor) -> Tensor:
 
 
 def _unswizzled(call: Call, scale: Tensor) -> Tensor:
-    buffer = row_major(scale, lead=align(scale.shape[1], 4))
-    return look(call, buffer, swizzled_index(scale, tile_rows=128))
+    return look(call, row_major(scale, lead=align(scale.shape[1], 4)), swizzled_index(scale, tile_rows=128))
 
 
 def _wrong_swizzle(call: Call, scale: Tensor) -> Tensor:
@@ -247,17 +245,11 @@ fault("per-token weight scale indexed per 128x128 block", INDEX, seen="FlashInfe
       same_if=EQUAL)
 
 
-@fault(
-    "B scale of the last columns of an N block from the next one",
-    INDEX,
-    seen="H200 mutants",
-    contracts=BLOCKS,
-    needs=need(
-        lambda c: c.parts[0].product.b_scale.shape[0] > 1 and c.parts[0].product.b_rows > 8,
-        "b_scale has no two blocks along N",
-    ),
-    same_if=EQUAL,
-)
+@fault("B scale of the last columns of an N block from the next one", INDEX, seen="H200 mutants",
+       contracts=BLOCKS,
+       needs=need(lambda c: c.parts[0].product.b_scale.shape[0] > 1 and c.parts[0].product.b_rows > 8,
+                  "b_scale has no two blocks along N"),
+       same_if=EQUAL)
 def product_few_columns_of_next_block(product: ScaledProduct) -> ScaledProduct:
     each_column = product.b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N].clone()
     for group in range(1, product.b_scale.shape[0]):
@@ -270,24 +262,15 @@ def _block_k64(product: ScaledProduct) -> ScaledProduct:
     return replace(product, block=64, a_scale=product.a_scale[:, column], b_scale=product.b_scale[:, column])
 
 
-def _interval_64(schedule: Schedule | None) -> Schedule | None:
-    return schedule if schedule is None or schedule.interval is None else replace(schedule, interval=64)
-
-
 fault("scale column advances once per BLOCK_K = 64", INDEX, seen="pytorch 195751",
-      contracts=BLOCKS, product=_block_k64, schedule=_interval_64, needs=several_blocks, same_if=EQUAL)
+      contracts=BLOCKS, product=_block_k64, needs=several_blocks, same_if=EQUAL,
+      schedule=lambda s: s if s is None or s.interval is None else replace(s, interval=64))
 
 
-@fault(
-    "scalar A scale read as a vector",
-    INDEX,
-    seen="pytorch 159940",
-    contracts=PRODUCTS - GROUPED,
-    needs=both(
-        need(lambda c: c.parts[0].product.a_scale.shape == (1, 1), "a_scale is no scalar"),
-        need(lambda c: c.parts[0].product.M > 1, "there is one row"),
-    ),
-)
+@fault("scalar A scale read as a vector", INDEX, seen="pytorch 159940",
+       contracts=PRODUCTS - GROUPED,
+       needs=both(need(lambda c: c.parts[0].product.a_scale.shape == (1, 1), "a_scale is no scalar"),
+                  need(lambda c: c.parts[0].product.M > 1, "there is one row")))
 def product_scalar_as_vector(product: ScaledProduct) -> ScaledProduct:
     """The scalar is read with the row number: other memory, here the codes' neighbours, behind the first row."""
     junk = torch.linspace(0.5, 1.5, product.M, dtype=torch.float64, device="cpu").to(torch.float32).to(product.a.device)
@@ -307,17 +290,12 @@ for role, what, contracts in (("a_scale", "A scale", frozenset({MASKED})), ("b_s
           contracts=contracts, read=_next_group(role), needs=several_groups, same_if=EQUAL)
 
 
-@fault(
-    "batch stride of padded A scales wrong",
-    INDEX,
-    seen="flashinfer 3604",
-    contracts={MASKED},
-    needs=both(
-        need(lambda c: c.inputs["a"].shape[0] != 1, "there is one group"),
-        need(lambda c: c.inputs["a"].shape[1] % 4, lambda c: f"M={c.inputs['a'].shape[1]} is a multiple of 4"),
-    ),
-    same_if=EQUAL,
-)
+@fault("batch stride of padded A scales wrong", INDEX, seen="flashinfer 3604",
+       contracts={MASKED},
+       needs=both(need(lambda c: c.inputs["a"].shape[0] != 1, "there is one group"),
+                  need(lambda c: c.inputs["a"].shape[1] % 4,
+                       lambda c: f"M={c.inputs['a'].shape[1]} is a multiple of 4")),
+       same_if=EQUAL)
 def read_batch_stride(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     scale = inputs["a_scale"]
     groups, m, blocks = scale.shape
