@@ -106,12 +106,8 @@ def _add_call_arguments(command: argparse.ArgumentParser) -> None:
 def _read_call(arguments: argparse.Namespace) -> _Call:
     """The contract, every tensor of the file, those that are the contract's inputs, and the options.
 
-    Raises
-    ------
-    FixtureError
-        A required input is not there; the message lists what is.
-    OptionError
-        ``--input`` names something that is no input of the contract.
+    Raises FixtureError: a required input is not there; the message lists what is. OptionError: ``--input`` names
+    something that is no input of the contract.
     """
     contract, path = get(arguments.contract), arguments.file
     tensors, renamed = fixtures.read_tensors(path), pairs(arguments.input, "--input")

@@ -110,10 +110,7 @@ def markdown(table: Sequence[Row]) -> str:
 def placed(text: str, block: str, path: Path) -> str:
     """``text`` with the block between the markers replaced.
 
-    Raises
-    ------
-    FixtureError
-        The markers do not stand there once each, in order.
+    Raises FixtureError: the markers do not stand there once each, in order.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

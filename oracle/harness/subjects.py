@@ -59,10 +59,7 @@ def providers() -> list[Provider]:
 def provider(target: str) -> Provider:
     """The subjects of ``MODULE:CALLABLE``, a function that no distribution has registered.
 
-    Raises
-    ------
-    SubjectError
-        It cannot be loaded, or ``target`` is not of that form.
+    Raises SubjectError: it cannot be loaded, or ``target`` is not of that form.
     """
     module, colon, name = target.partition(":")
     if not (module and colon and name):

@@ -189,10 +189,7 @@ def by_name(
 ) -> dict[str, object]:
     """How a kernel is called: every input by its name, options and ``out`` if it takes them.
 
-    Raises
-    ------
-    Mismatch
-        Its signature has other names. A builtin without a signature is not checked.
+    Raises Mismatch: its signature has other names. A builtin without a signature is not checked.
     """
     arguments: dict[str, object] = {**given, **{k: v for k, v in options.items() if takes(kernel, k)}}
     if out is not None and takes(kernel, "out"):

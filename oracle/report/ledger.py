@@ -49,11 +49,8 @@ class Entry:
 def load(path: Path) -> list[Entry]:
     """The entries of a ledger file.
 
-    Raises
-    ------
-    FixtureError
-        The file is missing or of another schema, or an entry lacks a field, has another type, or names a status
-        that is no failure.
+    Raises FixtureError: the file is missing or of another schema, or an entry lacks a field, has another type, or names
+    a status that is no failure.
     """
     record = fixtures.read_json(path, schema=SCHEMA)
     entries = record.get("entries")

@@ -116,12 +116,8 @@ class Recorder:
 def start(path: Path, run: Run, *, resume: bool) -> Recorder:
     """Open a record for writing and append its ``run`` line.
 
-    Raises
-    ------
-    OptionError
-        The file exists and ``resume`` is false; or it records another selection of cases.
-    FixtureError
-        The file cannot be written, is no record, is damaged, or another run is writing it.
+    Raises OptionError: the file exists and ``resume`` is false; or it records another selection of cases. FixtureError:
+    the file cannot be written, is no record, is damaged, or another run is writing it.
     """
     if path.exists() and not path.is_file():
         raise FixtureError(f"{path}: is no regular file; a record is locked, appended to and read again")
@@ -148,10 +144,8 @@ def start(path: Path, run: Run, *, resume: bool) -> Recorder:
 def read(path: str | Path) -> Record:
     """A record, whole or cut short.
 
-    Raises
-    ------
-    FixtureError
-        The file is missing, holds no run, is of another schema, or is damaged elsewhere than in its last line.
+    Raises FixtureError: the file is missing, holds no run, is of another schema, or is damaged elsewhere than in its
+    last line.
     """
     path = Path(path)
     runs, outcomes, ended, notes, _ = _parse(path)
@@ -164,10 +158,7 @@ def read(path: str | Path) -> Record:
 def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
     """The report in a record or in a ``--json`` file, and what was wrong with the file.
 
-    Raises
-    ------
-    FixtureError
-        The file is neither.
+    Raises FixtureError: the file is neither.
     """
     path = Path(path)
     content = read_bytes(path)
