@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from oracle.cli.common import Commands, add_json_argument, console, pairs, write_json, write_text
+from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, write_json, write_text
 from oracle.errors import CaseError, OptionError
 from oracle.fixtures import files as fixtures
 from oracle.harness import provenance, recording, runner, subjects
@@ -45,21 +45,18 @@ _FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
 
 
 def add_verify(commands: Commands) -> None:
-    command = commands.add_parser(
-        "verify",
-        help="judge every subject on this machine over the cases, and replay the captures",
-        description="Judge every subject on this machine over the cases, and replay the captured outputs. "
+    command = add_command(
+        commands, "verify", _verify, "judge every subject on this machine over the cases, and replay the captures",
+        "Judge every subject on this machine over the cases, and replay the captured outputs. "
         "Exit 0 when all is as it must be, 1 when not, 130 when interrupted; then the reports hold what was judged.",
-    )
+    )  # fmt: skip
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
     command.add_argument("--contract", metavar="NAME", help="only this routine")
     command.add_argument("--subject", metavar="NAME", help="only this subject (a backend, or a captured call)")
     command.add_argument("--case", metavar="ID", help="only this case or capture, as a failing row prints it")
     command.add_argument("--arch", metavar="NAME", help="only what ran or runs on this arch, as sm90")
-    command.add_argument(
-        "--provider", action="append", default=[], metavar="MODULE:CALLABLE",
-        help="also the subjects that this function returns; may be repeated",
-    )  # fmt: skip
+    said = "also the subjects that this function returns; may be repeated"
+    repeated(command, "--provider", "MODULE:CALLABLE", said)
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
     command.add_argument(
@@ -75,56 +72,47 @@ def add_verify(commands: Commands) -> None:
     )
     _add_output_arguments(command)
     _add_volume_arguments(command)
-    command.set_defaults(run=_verify)
 
 
 def add_report(commands: Commands) -> None:
-    command = commands.add_parser(
-        "report",
-        help="make any kind of report from the record of a run",
-        description="Read what `verify --record` or `verify --json` wrote, print it, and write it in other forms. "
+    command = add_command(
+        commands, "report", _report, "make any kind of report from the record of a run",
+        "Read what `verify --record` or `verify --json` wrote, print it, and write it in other forms. "
         "The exit status is that of the run: 0 when all was as it must be, 1 when not.",
-    )
+    )  # fmt: skip
     command.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
     command.add_argument("--contract", metavar="NAME", help="only this routine; * and ? match")
     command.add_argument("--subject", metavar="NAME", help="only this subject; * and ? match")
     command.add_argument("--failures", action="store_true", help="only what fails, known failures included")
     _add_output_arguments(command)
     _add_volume_arguments(command)
-    command.set_defaults(run=_report)
 
 
 def add_compare(commands: Commands) -> None:
-    command = commands.add_parser(
-        "compare",
-        help="what broke, healed and moved between two runs",
-        description="Compare two runs, by records or JSON reports: what broke, what healed, where the numerics or the "
+    command = add_command(
+        commands, "compare", _compare, "what broke, healed and moved between two runs",
+        "Compare two runs, by records or JSON reports: what broke, what healed, where the numerics or the "
         "margin is another. Exit 1 when something broke or a new case fails.",
-    )
+    )  # fmt: skip
     command.add_argument("old", type=Path, metavar="OLD")
     command.add_argument("new", type=Path, metavar="NEW")
-    command.add_argument(
-        "--pair", action="append", default=[], metavar="OLD=NEW",
-        help="compare this subject of the old run with that one of the new run, and nothing else",
-    )  # fmt: skip
-    add_json_argument(command, "the changes")
+    said = "compare this subject of the old run with that one of the new run, and nothing else"
+    repeated(command, "--pair", "OLD=NEW", said)
+    add_json(command, "the changes")
     _add_volume_arguments(command)
-    command.set_defaults(run=_compare)
 
 
 def add_history(commands: Commands) -> None:
     command = commands.add_parser("history", help="keep many runs in one file, and plot how they went")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
-    adding = actions.add_parser("add", help="add a run; one that is there already is not added again")
+    adding = add_command(actions, "add", _history_add, "add a run; one that is there already is not added again")
     adding.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
     adding.add_argument("--label", help="a name for the run, as a commit or a library version")
-    adding.set_defaults(run=_history_add)
-    show = actions.add_parser("show", help="one row for each run, and sparklines")
+    show = add_command(actions, "show", _history_show, "one row for each run, and sparklines")
     show.add_argument("--contract", metavar="NAME", help="count this routine only")
     show.add_argument("--subject", metavar="NAME", help="count this subject only")
     show.add_argument("--last", type=int, metavar="N", help="only the last N runs")
     show.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
-    show.set_defaults(run=_history_show)
     for action in (adding, show):
         action.add_argument("--db", type=Path, required=True, metavar="FILE", help="the history, an SQLite file")
 

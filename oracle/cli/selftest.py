@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from oracle.cli.common import Commands, add_json_argument, console, whole, write_json
+from oracle.cli.common import Commands, add_command, add_json, console, whole, write_json
 from oracle.diagnosis.baselines import rules
 from oracle.diagnosis.mutation import (
     Fate,
@@ -27,12 +27,11 @@ from oracle.tensorcore.vectors import conformance
 
 
 def add_mutate(commands: Commands) -> None:
-    command = commands.add_parser(
-        "mutate",
-        help="measure which known faults the oracle notices",
-        description="Put every fault of the catalogue into a right kernel and judge it over the cases of a profile. "
+    command = add_command(
+        commands, "mutate", _mutate, "measure which known faults the oracle notices",
+        "Put every fault of the catalogue into a right kernel and judge it over the cases of a profile. "
         "Exit 0 when no mutant survives and no legal variant fails, 1 otherwise.",
-    )
+    )  # fmt: skip
     command.add_argument("--contract", metavar="NAME", help="only this routine (default: all with cases)")
     command.add_argument("--fault", metavar="PATTERN", help="only faults whose name matches, as 'A scale*'")
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
@@ -41,15 +40,14 @@ def add_mutate(commands: Commands) -> None:
     command.add_argument("--legal", type=whole(0), default=0, metavar="N", help="also judge N random legal variants")
     command.add_argument("--seed", type=whole(0), default=1, help="seed of the legal variants (default: 1)")
     command.add_argument("--list", action="store_true", help="print the catalogue, and stop")
-    add_json_argument(command, "the scores")
-    command.set_defaults(run=_mutate)
+    add_json(command, "the scores")
 
 
 def add_conformance(commands: Commands) -> None:
-    command = commands.add_parser("conformance", help="compare the instruction models with published hardware vectors")
+    said = "compare the instruction models with published hardware vectors"
+    command = add_command(commands, "conformance", _conformance, said)
     said = "folder of a_*.txt, b_*, c_*, d_* sets"
     command.add_argument("--vectors", required=True, type=Path, metavar="DIR", help=said)
-    command.set_defaults(run=_conformance)
 
 
 def _mutate(arguments: argparse.Namespace) -> int:

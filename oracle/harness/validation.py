@@ -199,9 +199,7 @@ def _watched(
     session: Session, case: Case, inputs: watches.Inputs, options: watches.Options, watching: _Watching
 ) -> Iterator[Finding | watches.Note]:
     """The watches that make calls of their own, one after the other until the time is over."""
-    again = _reseeded(case, case.seed + 1)
-    other = _asked(again)
-    name = str(case)
+    other, name = _asked(replace(case, seed=case.seed + 1)), str(case)
     for watch in (
         watches.repeats(session, name, inputs, options, other),
         watches.strided(session, name, inputs, options),
@@ -237,9 +235,8 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
     wrong = next((f for f in findings if f.watch == NUMBERS and f.verdict.status is Status.FAILED), None)
     if wrong is None:
         return None
-    case = cases.parse(wrong.case)
+    case, named = cases.parse(wrong.case), wrong.verdict.explained_by
     options = case.call_options()
-    named = wrong.verdict.explained_by
 
     def fails(inputs: Mapping[str, Tensor]) -> bool:
         """Whether these inputs fail too, and by the same faults where an explanation was found."""
@@ -276,11 +273,7 @@ def _cases(contract: str, profile: str, seed: int | None, given: str | Sequence[
         yield from drawn(contract, seed or 0)
         return
     for case in sorted(profiles.cases(contract, profile), key=lambda c: c.family != "randn"):
-        yield _reseeded(case, seed)
-
-
-def _reseeded(case: Case, seed: int | None) -> Case:
-    return case if seed is None else replace(case, seed=seed)
+        yield case if seed is None else replace(case, seed=seed)
 
 
 def importable(kernel: str | Callable[..., object]) -> str:

@@ -41,7 +41,15 @@ def to_html(report: Report) -> str:
     """The report as one HTML document."""
     found = causes(report)
     failures = (_problems(report, found), _cards(found))
-    tables = (_matrix(report), _margins(report), _reasons(report), _cases(report), _legend(), _provenance(report))
+    meanings = "".join(f"<dt>{badge(name)}</dt><dd>{escape(text)}</dd>" for name, text in MEANINGS.items())
+    legend = f'<p class="lead">{_LEGEND}</p><ul class="scale">{picture.scale()}</ul><dl class="facts">{meanings}</dl>'
+    facts = {**report.machine, **report.versions, "started": report.started or "not recorded"}
+    listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in sorted(facts.items()))
+    tables = (
+        *(_matrix(report), _margins(report), _reasons(report), _cases(report)),
+        section("legend", "How to read this", legend),
+        section("provenance", "Machine and versions", f'<dl class="facts">{listed}</dl>'),
+    )
     parts = (_head(report, found), "<main>", *failures, *tables, "</main>")
     title = f"fp8-oracle: {'all as it must be' if report.ok else count(len(report.failures), 'failure')}"
     return page(title, "\n".join(parts))
@@ -259,12 +267,9 @@ def _cases(report: Report) -> str:
 def _group(number: int, group: Group) -> str:
     arch = "" if group.arch == "-" else f", {group.arch}"
     name = f"{group.contract} [{group.subject}{arch}]"
-    head = ("status", "case", "margin#", "proof", "s#")
-    return (
-        f'<details id="g{number}"><summary>{badge(group.word)} {escape(name)} '
-        f'<span class="soft">{count(len(group.outcomes), "case")}</span></summary>'
-        f"{table(head, (_case(o) for o in group.outcomes))}</details>"
-    )
+    listed = table(("status", "case", "margin#", "proof", "s#"), map(_case, group.outcomes))
+    counted = f'<span class="soft">{count(len(group.outcomes), "case")}</span>'
+    return f'<details id="g{number}"><summary>{badge(group.word)} {escape(name)} {counted}</summary>{listed}</details>'
 
 
 def _case(o: Outcome) -> str:
@@ -278,15 +283,3 @@ def _case(o: Outcome) -> str:
         f"<td>{cut(proof, 160)}</td><td class=n>{o.seconds:.2f}</td>",
     )
     return f"<tr>{''.join(cells)}</tr>"
-
-
-def _legend() -> str:
-    words = "".join(f"<dt>{badge(name)}</dt><dd>{escape(text)}</dd>" for name, text in MEANINGS.items())
-    scale = f'<ul class="scale">{picture.scale()}</ul>'
-    return section("legend", "How to read this", f'<p class="lead">{_LEGEND}</p>{scale}<dl class="facts">{words}</dl>')
-
-
-def _provenance(report: Report) -> str:
-    facts = {**report.machine, **report.versions, "started": report.started or "not recorded"}
-    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in sorted(facts.items()))
-    return section("provenance", "Machine and versions", f'<dl class="facts">{rows}</dl>')

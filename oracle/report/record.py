@@ -132,8 +132,10 @@ def start(path: Path, run: Run, *, resume: bool) -> Recorder:
             raise OptionError(f"{path} records {_words(runs[-1].selection)}; this run is {_words(run.selection)}")
         finished = {key: outcome for key, (stamp, outcome) in earlier.items() if stamp == run.stamp}
         if stale := len(earlier) - len(finished):
-            changed = ", ".join(_changed(runs[-1].versions, run.versions)) if runs else ""
-            notes = (*notes, f"{stale} recorded outcomes are of other versions ({changed}) and are run again")
+            old, new = runs[-1].versions if runs else run.versions, run.versions
+            moved = [f"{n} {old.get(n, 'none')} -> {new.get(n, 'none')}" for n in sorted({*old, *new})
+                     if old.get(n) != new.get(n)]  # fmt: skip
+            notes = (*notes, f"{stale} recorded outcomes are of other versions ({', '.join(moved)}) and are run again")
         stream.truncate(length)
         stream.seek(length)
     recorder = Recorder(run, stream, finished, notes)
@@ -259,11 +261,6 @@ def _locked(path: Path) -> BinaryIO:
         stream.close()
         raise FixtureError(f"{path}: another run is writing it; wait for that one or name another file") from None
     return stream
-
-
-def _changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    names = sorted({*old, *new})
-    return [f"{n} {old.get(n, 'none')} -> {new.get(n, 'none')}" for n in names if old.get(n) != new.get(n)]
 
 
 def _words(selection: Mapping[str, str]) -> str:
