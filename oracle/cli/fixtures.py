@@ -27,29 +27,6 @@ def add(commands: Commands) -> None:
         "some, chosen from the quick profile.",
     )  # fmt: skip
     repeated(generate, "--add", "ID", "a case to add")
-    _add_exchange(actions)
-    rebuild = actions.add_parser(
-        "import",
-        help="make the captures again from recorded files",
-        description="Make fixtures/captures again from a folder of recorded safetensors files, as the manifest's "
-        "`source` entries say: tensors are renamed, unit scales added, digests and provenance renewed.",
-    )
-    adoption = actions.add_parser(
-        "adopt",
-        help="take the captures of a folder that `verify --keep` wrote",
-        description="Check the folder against its manifest, copy its files into fixtures/captures, enter them there.",
-    )
-    for taking in (rebuild, adoption):
-        taking.add_argument("recorded", type=Path, metavar="DIR")
-        taking.set_defaults(run=_rewrite)
-    said = "write SHA256SUMS again after a file was changed on purpose"
-    actions.add_parser("seal", help=said).set_defaults(run=_seal)
-    for action in actions.choices.values():
-        if action is not actions.choices["judge"]:
-            action.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
-
-
-def _add_exchange(actions: Commands) -> None:
     export = add_command(
         actions, "export", _export, "write a folder that can be read without Python",
         "Write the stored goldens as raw little-endian files with a plain-text index, a C header, a JSON "
@@ -64,15 +41,29 @@ def _add_exchange(actions: Commands) -> None:
         "one could not be judged, as for an arch that has no model.",
     )  # fmt: skip
     judging.add_argument("folder", type=Path, metavar="DIR", help="the exported folder")
-    judging.add_argument(
-        "--outputs", required=True, type=Path, metavar="THEIRS", help="folder of CASE.out.bin or CASE.safetensors"
-    )
-    judging.add_argument(
-        "--arch", default="cpu", help="whose arithmetic is admitted (default: cpu, float32 in any order)"
-    )
+    said = "folder of CASE.out.bin or CASE.safetensors"
+    judging.add_argument("--outputs", required=True, type=Path, metavar="THEIRS", help=said)
+    said = "whose arithmetic is admitted (default: cpu, float32 in any order)"
+    judging.add_argument("--arch", default="cpu", help=said)
     judging.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     judging.add_argument("--whole", action="store_true", help="a case that did not come back is a failure")
     judging.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")
+    rebuild = add_command(
+        actions, "import", _rewrite, "make the captures again from recorded files",
+        "Make fixtures/captures again from a folder of recorded safetensors files, as the manifest's "
+        "`source` entries say: tensors are renamed, unit scales added, digests and provenance renewed.",
+    )  # fmt: skip
+    adoption = add_command(
+        actions, "adopt", _rewrite, "take the captures of a folder that `verify --keep` wrote",
+        "Check the folder against its manifest, copy its files into fixtures/captures, enter them there.",
+    )  # fmt: skip
+    for taking in (rebuild, adoption):
+        taking.add_argument("recorded", type=Path, metavar="DIR")
+    said = "write SHA256SUMS again after a file was changed on purpose"
+    actions.add_parser("seal", help=said).set_defaults(run=_seal)
+    for action in actions.choices.values():
+        if action is not actions.choices["judge"]:
+            action.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
 
 
 def _check(arguments: argparse.Namespace) -> int:

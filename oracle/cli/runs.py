@@ -59,17 +59,13 @@ def add_verify(commands: Commands) -> None:
     repeated(command, "--provider", "MODULE:CALLABLE", said)
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
-    command.add_argument(
-        "--threads", type=int, metavar="N",
-        help="CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)",
-    )  # fmt: skip
-    command.add_argument(
-        "--record", type=Path, metavar="FILE.jsonl", help="append every outcome to this file as soon as it is known"
-    )
+    said = "CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)"
+    command.add_argument("--threads", type=int, metavar="N", help=said)
+    said = "append every outcome to this file as soon as it is known"
+    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
     command.add_argument("--resume", action="store_true", help="continue --record; what it holds is not run again")
-    command.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep the judged outputs as a captures folder, for `fixtures adopt`"
-    )
+    said = "keep the judged outputs as a captures folder, for `fixtures adopt`"
+    command.add_argument("--keep", type=Path, metavar="DIR", help=said)
     _add_output_arguments(command)
     _add_volume_arguments(command)
 
@@ -173,7 +169,11 @@ def _verify(arguments: argparse.Namespace) -> int:
         for item in items:
             print(f"{item.id}\t{item.subject}")
         return 0
-    _use_threads(arguments.threads, wanted)
+    given = arguments.threads
+    if given is not None and given < 1:
+        raise OptionError(f"--threads {given}: at least 1")
+    if given is not None or wanted.id is None:  # a profile's cases are so small that several threads would wait
+        torch.set_num_threads(min(given or 1, os.cpu_count() or 1))
     entries = ledger.load(folder / ledger.FILE) if folder is not None else []
     screen = _screen(arguments)
     about = _about(wanted, arguments, folder, providers, len(items))
@@ -205,14 +205,6 @@ def _verify(arguments: argparse.Namespace) -> int:
         print("fp8-oracle: interrupted", file=sys.stderr)
         return 130
     return 0 if report.ok else 1
-
-
-def _use_threads(given: int | None, wanted: Filter) -> None:
-    """One thread for a profile: its cases are so small that several threads spend their time waiting."""
-    if given is not None and given < 1:
-        raise OptionError(f"--threads {given}: at least 1")
-    if given is not None or wanted.id is None:
-        torch.set_num_threads(min(given or 1, os.cpu_count() or 1))
 
 
 def _about(

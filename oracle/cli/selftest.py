@@ -11,15 +11,7 @@ from rich.text import Text
 
 from oracle.cli.common import Commands, add_command, add_json, console, whole, write_json
 from oracle.diagnosis.baselines import rules
-from oracle.diagnosis.mutation import (
-    Fate,
-    Score,
-    Variant,
-    contracts_with_cases,
-    mutate,
-    mutate_own_data,
-    right_variants,
-)
+from oracle.diagnosis.mutation import Fate, Score, contracts_with_cases, mutate, mutate_own_data, right_variants
 from oracle.errors import OptionError
 from oracle.routines import get, profiles
 from oracle.routines.catalogue import Fault, catalogue, faults_of
@@ -79,9 +71,13 @@ def _mutate(arguments: argparse.Namespace) -> int:
         measured = f"notices {sum(tried)} of {len(tried)} faults" if said is not None else "rejects a right result"
         screen.print(f"{name} on its own data {measured}", soft_wrap=True)
     variants = list(right_variants(arguments.legal, seed=arguments.seed)) if arguments.legal else []
-    alarms = [variant for variant in variants if variant.false_alarm]
-    for variant in alarms:
-        screen.print(_alarm(variant), soft_wrap=True)
+    alarms = [
+        f"FALSE ALARM {v.case} by {v.computed_by}, declaring {v.declared or 'nothing'}: {v.verdict.summary}"
+        for v in variants
+        if v.false_alarm
+    ]
+    for alarm in alarms:
+        screen.print(alarm, soft_wrap=True)
     if variants:
         screen.print(f"{len(alarms)} false alarms over {len(variants)} legal variants (seed {arguments.seed})")
     scored = [
@@ -93,7 +89,7 @@ def _mutate(arguments: argparse.Namespace) -> int:
         "schema": "fp8-oracle.mutation/1",
         "scores": scored,
         "own_data": own,
-        "legal": {"variants": len(variants), "false_alarms": [_alarm(v) for v in alarms]},
+        "legal": {"variants": len(variants), "false_alarms": alarms},
     }
     write_json(arguments.json, record)
     survived = sum(score.count(Fate.SURVIVED) for score in scores)
@@ -121,11 +117,6 @@ def _table(scores: list[Score], *, with_rules: bool) -> Table:
     if with_rules:
         table.caption = "rules: killed mutants that they notice too (cases whose right output they reject)"
     return table
-
-
-def _alarm(variant: Variant) -> str:
-    declared = variant.declared or "nothing"
-    return f"FALSE ALARM {variant.case} by {variant.computed_by}, declaring {declared}: {variant.verdict.summary}"
 
 
 def _conformance(arguments: argparse.Namespace) -> int:

@@ -57,9 +57,8 @@ def add_list(commands: Commands) -> None:
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
     command.add_argument("--coverage", action="store_true", help="the legs of every routine: P, R, D, G and H by arch")
     command.add_argument("--markdown", action="store_true", help="with --coverage: as Markdown, CPU subjects only")
-    command.add_argument(
-        "--update", type=Path, metavar="FILE", help="with --coverage: write it between the markers of a Markdown file"
-    )
+    said = "with --coverage: write it between the markers of a Markdown file"
+    command.add_argument("--update", type=Path, metavar="FILE", help=said)
 
 
 def add_plan(commands: Commands) -> None:

@@ -113,7 +113,11 @@ def validate(
         items = list(_run(session, chosen, watching))
         findings = [item for item in items if isinstance(item, Finding)]
         notes = [item for item in items if isinstance(item, watches.Note)]
-        findings += _untried(require, findings, notes)
+        if not any(f.watch == LOAD for f in findings):  # a required watch without a finding or note did not run
+            said = {f.watch for f in findings} | {note.watch for note in notes}
+            why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
+            untried = Verdict(Status.UNTESTED, why, reason=why)
+            findings += [Finding("-", watch, untried) for watch in require if watch not in said]
         noted: dict[tuple[str, str], list[str]] = {}
         for note in notes:
             noted.setdefault((note.watch, note.text), []).append(note.case)
@@ -137,15 +141,6 @@ def validate(
             None if adapter is None else importable(adapter),
             numerics,
         )
-
-
-def _untried(require: Sequence[str], findings: Sequence[Finding], notes: Sequence[watches.Note]) -> list[Finding]:
-    """A failure for each required watch without a finding or note: it did not run."""
-    if any(f.watch == LOAD for f in findings):
-        return []
-    said = {f.watch for f in findings} | {note.watch for note in notes}
-    why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
-    return [Finding("-", name, Verdict(Status.UNTESTED, why, reason=why)) for name in require if name not in said]
 
 
 @dataclass

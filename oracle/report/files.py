@@ -107,7 +107,9 @@ def _cause(cause: Cause) -> Iterator[str]:
     if first.verdict.total:
         yield f"  {_line(first.verdict.summary)}  "
     if first.repro:
-        yield f"  {_code(first.repro)}"
+        fence = "`" * (1 + max((len(run) for run in re.findall("`+", first.repro)), default=0))
+        apart = " " if first.repro.startswith("`") or first.repro.endswith("`") else ""
+        yield f"  {fence}{apart}{first.repro}{apart}{fence}"
 
 
 def _table(report: Report) -> list[str]:
@@ -144,9 +146,3 @@ def _line(text: str, longest: int = QUOTED) -> str:
     said = " ".join(text.split())
     said = said if len(said) <= longest else f"{said[:longest]}…"
     return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", said)
-
-
-def _code(text: str) -> str:
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    apart = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{fence}{apart}{text}{apart}{fence}"

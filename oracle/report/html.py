@@ -61,25 +61,22 @@ def _head(report: Report, found: list[Cause]) -> str:
         for name, number in report.counts().items()
         if number
     )
+    known = sum(cause.known is not None for cause in found)
+    broken, false = len(found) - known, len(report.complaints)
+    words = [count(broken, "open problem")] if broken else []
+    words += [f"{count(false, 'false entry', 'false entries')} in the ledger"] if false else []
+    words += [f"{count(report.unfinished, 'case')} not run"] if report.unfinished else []
+    sign, said = "✓" if report.ok else "✗", " and ".join(words) or "Nothing was judged"
+    said = ("All as it must be" if report.ok else said) + (f"; {count(known, 'known failure')}" if known else "")
     where = ", ".join(f"{k} {v}" for k, v in report.machine.items() if k in ("gpu", "machine", "torch"))
     when = f"{report.started}, " if report.started else ""
     ran = f"{when}{count(len(report.outcomes), 'outcome')} in {report.seconds:.1f} s; {where}"
     return (
         '<a class="skip" href="#problems">Skip to what fails</a>\n<header>'
         f'<div class="top"><h1>fp8-oracle report</h1>{theme_button()}</div>'
-        f'<p class="verdict {"good" if report.ok else "bad"}">{_verdict(report, found)}</p>'
+        f'<p class="verdict {"good" if report.ok else "bad"}">{sign} {said}</p>'
         f'<ul class="chips" aria-label="outcomes by status">{chips}</ul><p class="soft">{escape(ran)}</p></header>'
     )
-
-
-def _verdict(report: Report, found: list[Cause]) -> str:
-    known = sum(cause.known is not None for cause in found)
-    broken, false = len(found) - known, len(report.complaints)
-    words = [count(broken, "open problem")] if broken else []
-    words += [f"{count(false, 'false entry', 'false entries')} in the ledger"] if false else []
-    words += [f"{count(report.unfinished, 'case')} not run"] if report.unfinished else []
-    said = "All as it must be" if report.ok else " and ".join(words) or "Nothing was judged"
-    return f"{'✓' if report.ok else '✗'} {said}" + (f"; {count(known, 'known failure')}" if known else "")
 
 
 def _problems(report: Report, found: list[Cause]) -> str:
