@@ -176,7 +176,18 @@ def _verify(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(min(given or 1, os.cpu_count() or 1))
     entries = ledger.load(folder / ledger.FILE) if folder is not None else []
     screen = _screen(arguments)
-    about = _about(wanted, arguments, folder, providers, len(items))
+    asked_for = {
+        "profile": None if wanted.id else arguments.profile,
+        "contract": wanted.contract,
+        "subject": wanted.subject or ", ".join(wanted.subjects),
+        "case": wanted.id,
+        "arch": wanted.arch,
+        "fixtures": "none" if folder is None else None,
+    }
+    selection = {name: value for name, value in asked_for.items() if value}
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    # The first line of a record: the machine, the versions, and what was asked for.
+    about = Run(started, provenance.machine(), provenance.versions(providers), selection, len(items))
     recorder = None if arguments.record is None else record.start(arguments.record, about, resume=arguments.resume)
     for note in () if recorder is None else recorder.notes:
         print(f"fp8-oracle: {note}", file=sys.stderr)
@@ -205,23 +216,6 @@ def _verify(arguments: argparse.Namespace) -> int:
         print("fp8-oracle: interrupted", file=sys.stderr)
         return 130
     return 0 if report.ok else 1
-
-
-def _about(
-    wanted: Filter, arguments: argparse.Namespace, folder: Path | None, providers: Sequence[Provider], planned: int
-) -> Run:
-    """The ``run`` line of a record: the machine, the versions, and what was asked for."""
-    asked = {
-        "profile": None if wanted.id else arguments.profile,
-        "contract": wanted.contract,
-        "subject": wanted.subject or ", ".join(wanted.subjects),
-        "case": wanted.id,
-        "arch": wanted.arch,
-        "fixtures": "none" if folder is None else None,
-    }
-    selection = {name: value for name, value in asked.items() if value}
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    return Run(started, provenance.machine(), provenance.versions(providers), selection, planned)
 
 
 def _items(

@@ -25,8 +25,6 @@ LEGEND = (
     "P: exposed by the production package. D: arches on which a subject runs in `verify`. "
     "G: stored golden fixtures. H: arches with captures of real hardware (`-`: no GPU library computes it)."
 )
-
-
 SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention logits", "Platform decisions")
 """The order of the headings; those of other families come after them."""
 

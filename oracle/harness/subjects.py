@@ -75,9 +75,7 @@ def _load(point: EntryPoint) -> Provider:
     try:
         subjects = tuple(point.load()())
     except Exception as error:
-        problem = (
-            f"subjects {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}; "
-            "`fp8-oracle doctor` says which package was found"
-        )
+        why = f"{type(error).__name__}: {error}; `fp8-oracle doctor` says which package was found"
+        problem = f"subjects {point.name!r} ({point.value}) cannot be loaded: {why}"
         return Provider(point.name, point.value, problem=problem)
     return Provider(point.name, point.value, subjects)

@@ -64,11 +64,7 @@ def apply(
 ) -> tuple[tuple[Outcome, ...], tuple[str, ...]]:
     """Mark the known failures and list the complaints.
 
-    Parameters
-    ----------
-    outcomes : what was found.
-    entries : the ledger.
-    whole : True when nothing was filtered out, so that an entry which matches nothing is a complaint.
+    ``whole`` is True when nothing was filtered out, so that an entry which matches nothing is a complaint.
     """
     marked = list(outcomes)
     complaints: list[str] = []
