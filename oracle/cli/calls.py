@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import Tensor
 
 import oracle
-from oracle.cli.common import Commands, add_json_argument, console, pairs, verdict_line, whole, write_json
+from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, verdict_line, whole, write_json
 from oracle.diagnosis.explain import Diagnosis, diagnose
 from oracle.errors import FixtureError, OptionError
 from oracle.fixtures import captures, failing_case
@@ -28,62 +28,54 @@ _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only o
 
 
 def add_judge(commands: Commands) -> None:
-    command = commands.add_parser(
-        "judge",
-        help="judge recorded outputs in a safetensors file",
-        description="Judge every tensor of FILE whose name begins with `out` (for a routine with several outputs: "
+    command = add_command(
+        commands, "judge", _judge, "judge recorded outputs in a safetensors file",
+        "Judge every tensor of FILE whose name begins with `out` (for a routine with several outputs: "
         "out.q and out.scale, or out.LABEL.q and out.LABEL.scale). The inputs carry the contract's names.",
-    )
+    )  # fmt: skip
     _add_call_arguments(command)
     command.add_argument("--output", **_OUTPUT)
     command.add_argument("--arch", default="sm90", help="whose arithmetic is admitted (default: sm90)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
-    add_json_argument(command, "the verdicts")
-    command.set_defaults(run=_judge)
+    add_json(command, "the verdicts")
 
 
 def add_explain(commands: Commands) -> None:
-    command = commands.add_parser(
-        "explain",
-        help="explain a failing output in a safetensors file",
-        description="Explain the output in FILE: where it fails, since which K block, which known faults reproduce it. "
+    command = add_command(
+        commands, "explain", _explain, "explain a failing output in a safetensors file",
+        "Explain the output in FILE: where it fails, since which K block, which known faults reproduce it. "
         "A file that `validate --save` wrote says itself what was called; any other is named as for `judge`.",
-    )
+    )  # fmt: skip
     command.add_argument("file", type=Path, metavar="FILE.safetensors")
     command.add_argument("--contract", metavar="NAME", help="for a file that does not say it; see `fp8-oracle list`")
-    command.add_argument("--input", action="append", default=[], metavar="NAME=TENSOR", help="as for `judge`")
-    command.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="as for `judge`")
+    repeated(command, "--input", "NAME=TENSOR", "as for `judge`")
+    repeated(command, "--option", "NAME=VALUE", "as for `judge`")
     command.add_argument("--output", metavar="TENSOR", help="the output's name in the file (default: out)")
     command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule")
-    add_json_argument(command, "the explanation")
-    command.set_defaults(run=_explain)
+    add_json(command, "the explanation")
 
 
 def add_predict(commands: Commands) -> None:
-    command = commands.add_parser(
-        "predict",
-        help="write the bits that a schedule of the hardware produces",
-        description="Predict the output of a routine under a schedule and write it as tensor `out` "
+    command = add_command(
+        commands, "predict", _predict, "write the bits that a schedule of the hardware produces",
+        "Predict the output of a routine under a schedule and write it as tensor `out` "
         "(`out.NAME` for a routine with several outputs).",
-    )
+    )  # fmt: skip
     _add_call_arguments(command)
     command.add_argument("--numerics", required=True, metavar="NAME", help="the schedule, as sm90.promote128")
     command.add_argument("--write", required=True, type=Path, metavar="OUT.safetensors")
-    command.set_defaults(run=_predict)
 
 
 def add_identify(commands: Commands) -> None:
-    command = commands.add_parser(
-        "identify",
-        help="rank the schedules that explain a recorded output",
-        description="For every matching output: the schedules of the arch, by the fraction of bits they reproduce.",
-    )
+    command = add_command(
+        commands, "identify", _identify, "rank the schedules that explain a recorded output",
+        "For every matching output: the schedules of the arch, by the fraction of bits they reproduce.",
+    )  # fmt: skip
     _add_call_arguments(command)
     command.add_argument("--output", **_OUTPUT)
     command.add_argument("--arch", help="only schedules of this arch")
     command.add_argument("--top", type=whole(1), default=5, metavar="N", help="schedules to print (default: 5)")
-    command.set_defaults(run=_identify)
 
 
 # --- a call in a file ---------------------------------------------------------------------------------------
@@ -94,24 +86,16 @@ _Call = tuple[Contract, dict[str, Tensor], dict[str, Tensor], dict[str, object]]
 def _add_call_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", type=Path, metavar="FILE.safetensors")
     command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
-    command.add_argument(
-        "--input", action="append", default=[], metavar="NAME=TENSOR",
-        help="an input of the contract that has another name in the file; TENSOR.T is its transpose",
-    )  # fmt: skip
-    command.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="an option, as out_dtype=bfloat16"
-    )
+    said = "an input of the contract that has another name in the file; TENSOR.T is its transpose"
+    repeated(command, "--input", "NAME=TENSOR", said)
+    repeated(command, "--option", "NAME=VALUE", "an option, as out_dtype=bfloat16")
 
 
 def _read_call(arguments: argparse.Namespace) -> _Call:
     """The contract, every tensor of the file, those that are the contract's inputs, and the options.
 
-    Raises
-    ------
-    FixtureError
-        A required input is not there; the message lists what is.
-    OptionError
-        ``--input`` names something that is no input of the contract.
+    Raises FixtureError: a required input is not there; the message lists what is. OptionError: ``--input`` names
+    something that is no input of the contract.
     """
     contract, path = get(arguments.contract), arguments.file
     tensors, renamed = fixtures.read_tensors(path), pairs(arguments.input, "--input")

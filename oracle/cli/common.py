@@ -36,6 +36,20 @@ def console(*, stderr: bool = False) -> Console:
     return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
+def add_command(
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], said: str, more: str | None = None
+) -> argparse.ArgumentParser:
+    """A command that ``run`` carries out, with its help and description."""
+    command = commands.add_parser(name, help=said, description=more)
+    command.set_defaults(run=run)
+    return command
+
+
+def repeated(command: argparse.ArgumentParser, flag: str, metavar: str, said: str) -> None:
+    """A flag that may be given several times, each with a value."""
+    command.add_argument(flag, action="append", default=[], metavar=metavar, help=said)
+
+
 def whole(least: int) -> Callable[[str], int]:
     """A type of argparse: an integer that is at least ``least``."""
 
@@ -64,7 +78,7 @@ def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
     return result
 
 
-def add_json_argument(command: argparse.ArgumentParser, what: str) -> None:
+def add_json(command: argparse.ArgumentParser, what: str) -> None:
     """``--json FILE``, whose value :func:`write_json` takes."""
     command.add_argument("--json", metavar="FILE", help=f"write {what} as JSON; `-` is the standard output")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from oracle.cli.common import Commands, console, verdict_line
+from oracle.cli.common import Commands, add_command, console, repeated, verdict_line
 from oracle.fixtures import captures, checksums, golden, golden_export
 from oracle.fixtures import files as fixtures
 from oracle.harness import recording
@@ -21,64 +21,49 @@ def add(commands: Commands) -> None:
     said = "read every file, compare it with its manifest, and compute every golden again"
     actions.add_parser("check", help=said).set_defaults(run=_check)
     actions.add_parser("list", help="list the golden fixtures").set_defaults(run=_list)
-    generate = actions.add_parser(
-        "generate",
-        help="write the golden fixtures",
-        description="Compute every golden of the manifest again and write what changed; contracts that have none get "
+    generate = add_command(
+        actions, "generate", _rewrite, "write the golden fixtures",
+        "Compute every golden of the manifest again and write what changed; contracts that have none get "
         "some, chosen from the quick profile.",
-    )
-    generate.add_argument("--add", action="append", default=[], metavar="ID", help="a case to add")
-    generate.set_defaults(run=_rewrite)
-    _add_exchange(actions)
-    rebuild = actions.add_parser(
-        "import",
-        help="make the captures again from recorded files",
-        description="Make fixtures/captures again from a folder of recorded safetensors files, as the manifest's "
+    )  # fmt: skip
+    repeated(generate, "--add", "ID", "a case to add")
+    export = add_command(
+        actions, "export", _export, "write a folder that can be read without Python",
+        "Write the stored goldens as raw little-endian files with a plain-text index, a C header, a JSON "
+        "manifest and its schema.",
+    )  # fmt: skip
+    export.add_argument("target", type=Path, metavar="DIR", help="a new or empty folder")
+    export.add_argument("--all", action="store_true", help="also the large ones, computed now")
+    export.add_argument("--contract", action="append", metavar="NAME", help="only this routine; may be repeated")
+    judging = add_command(
+        actions, "judge", _judge, "judge the outputs that somebody computed for an exported folder",
+        "Exit 0 when every output that came back is admissible, 1 when one is not or none came, 2 when "
+        "one could not be judged, as for an arch that has no model.",
+    )  # fmt: skip
+    judging.add_argument("folder", type=Path, metavar="DIR", help="the exported folder")
+    said = "folder of CASE.out.bin or CASE.safetensors"
+    judging.add_argument("--outputs", required=True, type=Path, metavar="THEIRS", help=said)
+    said = "whose arithmetic is admitted (default: cpu, float32 in any order)"
+    judging.add_argument("--arch", default="cpu", help=said)
+    judging.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
+    judging.add_argument("--whole", action="store_true", help="a case that did not come back is a failure")
+    judging.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")
+    rebuild = add_command(
+        actions, "import", _rewrite, "make the captures again from recorded files",
+        "Make fixtures/captures again from a folder of recorded safetensors files, as the manifest's "
         "`source` entries say: tensors are renamed, unit scales added, digests and provenance renewed.",
-    )
-    adoption = actions.add_parser(
-        "adopt",
-        help="take the captures of a folder that `verify --keep` wrote",
-        description="Check the folder against its manifest, copy its files into fixtures/captures, enter them there.",
-    )
+    )  # fmt: skip
+    adoption = add_command(
+        actions, "adopt", _rewrite, "take the captures of a folder that `verify --keep` wrote",
+        "Check the folder against its manifest, copy its files into fixtures/captures, enter them there.",
+    )  # fmt: skip
     for taking in (rebuild, adoption):
         taking.add_argument("recorded", type=Path, metavar="DIR")
-        taking.set_defaults(run=_rewrite)
     said = "write SHA256SUMS again after a file was changed on purpose"
     actions.add_parser("seal", help=said).set_defaults(run=_seal)
     for action in actions.choices.values():
         if action is not actions.choices["judge"]:
             action.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
-
-
-def _add_exchange(actions: Commands) -> None:
-    export = actions.add_parser(
-        "export",
-        help="write a folder that can be read without Python",
-        description="Write the stored goldens as raw little-endian files with a plain-text index, a C header, a JSON "
-        "manifest and its schema.",
-    )
-    export.add_argument("target", type=Path, metavar="DIR", help="a new or empty folder")
-    export.add_argument("--all", action="store_true", help="also the large ones, computed now")
-    export.add_argument("--contract", action="append", metavar="NAME", help="only this routine; may be repeated")
-    export.set_defaults(run=_export)
-    judging = actions.add_parser(
-        "judge",
-        help="judge the outputs that somebody computed for an exported folder",
-        description="Exit 0 when every output that came back is admissible, 1 when one is not or none came, 2 when "
-        "one could not be judged, as for an arch that has no model.",
-    )
-    judging.add_argument("folder", type=Path, metavar="DIR", help="the exported folder")
-    judging.add_argument(
-        "--outputs", required=True, type=Path, metavar="THEIRS", help="folder of CASE.out.bin or CASE.safetensors"
-    )
-    judging.add_argument(
-        "--arch", default="cpu", help="whose arithmetic is admitted (default: cpu, float32 in any order)"
-    )
-    judging.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
-    judging.add_argument("--whole", action="store_true", help="a case that did not come back is a failure")
-    judging.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")
-    judging.set_defaults(run=_judge)
 
 
 def _check(arguments: argparse.Namespace) -> int:

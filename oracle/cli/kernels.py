@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.cli.common import Commands, add_json_argument, console, verdict_line, whole, write_json
+from oracle.cli.common import Commands, add_command, add_json, console, repeated, verdict_line, whole, write_json
 from oracle.harness import provenance, recording
 from oracle.harness.probing import probe
 from oracle.harness.report import Report
@@ -30,12 +30,12 @@ _LIMIT: dict[str, Any] = {
 
 
 def add_validate(commands: Commands) -> None:
-    command = commands.add_parser(
-        "validate",
-        help="judge a kernel by name, in a worker process, and watch what it does to memory",
-        description="Run MODULE:CALLABLE over the cases of a contract. Exit 0 when it conforms, 1 when not, "
+    command = add_command(
+        commands, "validate", _validate,
+        "judge a kernel by name, in a worker process, and watch what it does to memory",
+        "Run MODULE:CALLABLE over the cases of a contract. Exit 0 when it conforms, 1 when not, "
         "2 when it could not be judged.",
-    )
+    )  # fmt: skip
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
     command.add_argument("--adapter", **_ADAPTER)
@@ -45,26 +45,24 @@ def add_validate(commands: Commands) -> None:
     command.add_argument("--profile", choices=PROFILES, default="quick")
     command.add_argument("--seed", type=whole(0), help="replaces the seeds of the profile's cases; chooses a soak's")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
-    command.add_argument(
-        "--require", action="append", default=[], metavar="WATCH",
-        help="'batch invariance' must hold; 'threads': right numbers while other threads call it; 'large offsets' "
+    repeated(
+        command, "--require", "WATCH",
+        "'batch invariance' must hold; 'threads': right numbers while other threads call it; 'large offsets' "
         "makes a call beyond 2^31 elements (as a soak of five minutes does)",
     )  # fmt: skip
     command.add_argument("--limit", **_LIMIT)
     command.add_argument("--seconds", type=float, metavar="S", help="length of a soak (default: 600)")
     command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
-    add_json_argument(command, "the report")
-    command.set_defaults(run=_validate)
+    add_json(command, "the report")
 
 
 def add_fingerprint(commands: Commands) -> None:
-    command = commands.add_parser(
-        "fingerprint",
-        help="find out how a kernel computes by probing it",
-        description="Probe MODULE:CALLABLE with products of [128, K] by [K, 128], and print what the answers give "
+    command = add_command(
+        commands, "fingerprint", _fingerprint, "find out how a kernel computes by probing it",
+        "Probe MODULE:CALLABLE with products of [128, K] by [K, 128], and print what the answers give "
         "away. It is called as `fp8-oracle validate` calls it: in a worker process, with the contract's inputs by "
         "name, and out_dtype and out if it takes them. Exit 2 when it raises, crashes, hangs or is no scaled product.",
-    )
+    )  # fmt: skip
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     command.add_argument("--contract", required=True, metavar="NAME", help="a product; see `fp8-oracle list`")
     command.add_argument("--adapter", **_ADAPTER)
@@ -73,7 +71,6 @@ def add_fingerprint(commands: Commands) -> None:
     command.add_argument("--device", **_DEVICE)
     command.add_argument("--seed", type=whole(0), default=0)
     command.add_argument("--limit", **_LIMIT)
-    command.set_defaults(run=_fingerprint)
 
 
 def _validate(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from oracle.cli.common import Commands, add_json_argument, console, pairs, write_json, write_text
+from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, write_json, write_text
 from oracle.errors import CaseError, OptionError
 from oracle.fixtures import files as fixtures
 from oracle.harness import provenance, recording, runner, subjects
@@ -45,86 +45,70 @@ _FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
 
 
 def add_verify(commands: Commands) -> None:
-    command = commands.add_parser(
-        "verify",
-        help="judge every subject on this machine over the cases, and replay the captures",
-        description="Judge every subject on this machine over the cases, and replay the captured outputs. "
+    command = add_command(
+        commands, "verify", _verify, "judge every subject on this machine over the cases, and replay the captures",
+        "Judge every subject on this machine over the cases, and replay the captured outputs. "
         "Exit 0 when all is as it must be, 1 when not, 130 when interrupted; then the reports hold what was judged.",
-    )
+    )  # fmt: skip
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
     command.add_argument("--contract", metavar="NAME", help="only this routine")
     command.add_argument("--subject", metavar="NAME", help="only this subject (a backend, or a captured call)")
     command.add_argument("--case", metavar="ID", help="only this case or capture, as a failing row prints it")
     command.add_argument("--arch", metavar="NAME", help="only what ran or runs on this arch, as sm90")
-    command.add_argument(
-        "--provider", action="append", default=[], metavar="MODULE:CALLABLE",
-        help="also the subjects that this function returns; may be repeated",
-    )  # fmt: skip
+    said = "also the subjects that this function returns; may be repeated"
+    repeated(command, "--provider", "MODULE:CALLABLE", said)
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
-    command.add_argument(
-        "--threads", type=int, metavar="N",
-        help="CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)",
-    )  # fmt: skip
-    command.add_argument(
-        "--record", type=Path, metavar="FILE.jsonl", help="append every outcome to this file as soon as it is known"
-    )
+    said = "CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)"
+    command.add_argument("--threads", type=int, metavar="N", help=said)
+    said = "append every outcome to this file as soon as it is known"
+    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
     command.add_argument("--resume", action="store_true", help="continue --record; what it holds is not run again")
-    command.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep the judged outputs as a captures folder, for `fixtures adopt`"
-    )
+    said = "keep the judged outputs as a captures folder, for `fixtures adopt`"
+    command.add_argument("--keep", type=Path, metavar="DIR", help=said)
     _add_output_arguments(command)
     _add_volume_arguments(command)
-    command.set_defaults(run=_verify)
 
 
 def add_report(commands: Commands) -> None:
-    command = commands.add_parser(
-        "report",
-        help="make any kind of report from the record of a run",
-        description="Read what `verify --record` or `verify --json` wrote, print it, and write it in other forms. "
+    command = add_command(
+        commands, "report", _report, "make any kind of report from the record of a run",
+        "Read what `verify --record` or `verify --json` wrote, print it, and write it in other forms. "
         "The exit status is that of the run: 0 when all was as it must be, 1 when not.",
-    )
+    )  # fmt: skip
     command.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
     command.add_argument("--contract", metavar="NAME", help="only this routine; * and ? match")
     command.add_argument("--subject", metavar="NAME", help="only this subject; * and ? match")
     command.add_argument("--failures", action="store_true", help="only what fails, known failures included")
     _add_output_arguments(command)
     _add_volume_arguments(command)
-    command.set_defaults(run=_report)
 
 
 def add_compare(commands: Commands) -> None:
-    command = commands.add_parser(
-        "compare",
-        help="what broke, healed and moved between two runs",
-        description="Compare two runs, by records or JSON reports: what broke, what healed, where the numerics or the "
+    command = add_command(
+        commands, "compare", _compare, "what broke, healed and moved between two runs",
+        "Compare two runs, by records or JSON reports: what broke, what healed, where the numerics or the "
         "margin is another. Exit 1 when something broke or a new case fails.",
-    )
+    )  # fmt: skip
     command.add_argument("old", type=Path, metavar="OLD")
     command.add_argument("new", type=Path, metavar="NEW")
-    command.add_argument(
-        "--pair", action="append", default=[], metavar="OLD=NEW",
-        help="compare this subject of the old run with that one of the new run, and nothing else",
-    )  # fmt: skip
-    add_json_argument(command, "the changes")
+    said = "compare this subject of the old run with that one of the new run, and nothing else"
+    repeated(command, "--pair", "OLD=NEW", said)
+    add_json(command, "the changes")
     _add_volume_arguments(command)
-    command.set_defaults(run=_compare)
 
 
 def add_history(commands: Commands) -> None:
     command = commands.add_parser("history", help="keep many runs in one file, and plot how they went")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
-    adding = actions.add_parser("add", help="add a run; one that is there already is not added again")
+    adding = add_command(actions, "add", _history_add, "add a run; one that is there already is not added again")
     adding.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
     adding.add_argument("--label", help="a name for the run, as a commit or a library version")
-    adding.set_defaults(run=_history_add)
-    show = actions.add_parser("show", help="one row for each run, and sparklines")
+    show = add_command(actions, "show", _history_show, "one row for each run, and sparklines")
     show.add_argument("--contract", metavar="NAME", help="count this routine only")
     show.add_argument("--subject", metavar="NAME", help="count this subject only")
     show.add_argument("--last", type=int, metavar="N", help="only the last N runs")
     show.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
-    show.set_defaults(run=_history_show)
     for action in (adding, show):
         action.add_argument("--db", type=Path, required=True, metavar="FILE", help="the history, an SQLite file")
 
@@ -185,10 +169,25 @@ def _verify(arguments: argparse.Namespace) -> int:
         for item in items:
             print(f"{item.id}\t{item.subject}")
         return 0
-    _use_threads(arguments.threads, wanted)
+    given = arguments.threads
+    if given is not None and given < 1:
+        raise OptionError(f"--threads {given}: at least 1")
+    if given is not None or wanted.id is None:  # a profile's cases are so small that several threads would wait
+        torch.set_num_threads(min(given or 1, os.cpu_count() or 1))
     entries = ledger.load(folder / ledger.FILE) if folder is not None else []
     screen = _screen(arguments)
-    about = _about(wanted, arguments, folder, providers, len(items))
+    asked_for = {
+        "profile": None if wanted.id else arguments.profile,
+        "contract": wanted.contract,
+        "subject": wanted.subject or ", ".join(wanted.subjects),
+        "case": wanted.id,
+        "arch": wanted.arch,
+        "fixtures": "none" if folder is None else None,
+    }
+    selection = {name: value for name, value in asked_for.items() if value}
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    # The first line of a record: the machine, the versions, and what was asked for.
+    about = Run(started, provenance.machine(), provenance.versions(providers), selection, len(items))
     recorder = None if arguments.record is None else record.start(arguments.record, about, resume=arguments.resume)
     for note in () if recorder is None else recorder.notes:
         print(f"fp8-oracle: {note}", file=sys.stderr)
@@ -217,31 +216,6 @@ def _verify(arguments: argparse.Namespace) -> int:
         print("fp8-oracle: interrupted", file=sys.stderr)
         return 130
     return 0 if report.ok else 1
-
-
-def _use_threads(given: int | None, wanted: Filter) -> None:
-    """One thread for a profile: its cases are so small that several threads spend their time waiting."""
-    if given is not None and given < 1:
-        raise OptionError(f"--threads {given}: at least 1")
-    if given is not None or wanted.id is None:
-        torch.set_num_threads(min(given or 1, os.cpu_count() or 1))
-
-
-def _about(
-    wanted: Filter, arguments: argparse.Namespace, folder: Path | None, providers: Sequence[Provider], planned: int
-) -> Run:
-    """The ``run`` line of a record: the machine, the versions, and what was asked for."""
-    asked = {
-        "profile": None if wanted.id else arguments.profile,
-        "contract": wanted.contract,
-        "subject": wanted.subject or ", ".join(wanted.subjects),
-        "case": wanted.id,
-        "arch": wanted.arch,
-        "fixtures": "none" if folder is None else None,
-    }
-    selection = {name: value for name, value in asked.items() if value}
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    return Run(started, provenance.machine(), provenance.versions(providers), selection, planned)
 
 
 def _items(

@@ -9,17 +9,9 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from oracle.cli.common import Commands, add_json_argument, console, whole, write_json
+from oracle.cli.common import Commands, add_command, add_json, console, whole, write_json
 from oracle.diagnosis.baselines import rules
-from oracle.diagnosis.mutation import (
-    Fate,
-    Score,
-    Variant,
-    contracts_with_cases,
-    mutate,
-    mutate_own_data,
-    right_variants,
-)
+from oracle.diagnosis.mutation import Fate, Score, contracts_with_cases, mutate, mutate_own_data, right_variants
 from oracle.errors import OptionError
 from oracle.routines import get, profiles
 from oracle.routines.catalogue import Fault, catalogue, faults_of
@@ -27,12 +19,11 @@ from oracle.tensorcore.vectors import conformance
 
 
 def add_mutate(commands: Commands) -> None:
-    command = commands.add_parser(
-        "mutate",
-        help="measure which known faults the oracle notices",
-        description="Put every fault of the catalogue into a right kernel and judge it over the cases of a profile. "
+    command = add_command(
+        commands, "mutate", _mutate, "measure which known faults the oracle notices",
+        "Put every fault of the catalogue into a right kernel and judge it over the cases of a profile. "
         "Exit 0 when no mutant survives and no legal variant fails, 1 otherwise.",
-    )
+    )  # fmt: skip
     command.add_argument("--contract", metavar="NAME", help="only this routine (default: all with cases)")
     command.add_argument("--fault", metavar="PATTERN", help="only faults whose name matches, as 'A scale*'")
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
@@ -41,15 +32,14 @@ def add_mutate(commands: Commands) -> None:
     command.add_argument("--legal", type=whole(0), default=0, metavar="N", help="also judge N random legal variants")
     command.add_argument("--seed", type=whole(0), default=1, help="seed of the legal variants (default: 1)")
     command.add_argument("--list", action="store_true", help="print the catalogue, and stop")
-    add_json_argument(command, "the scores")
-    command.set_defaults(run=_mutate)
+    add_json(command, "the scores")
 
 
 def add_conformance(commands: Commands) -> None:
-    command = commands.add_parser("conformance", help="compare the instruction models with published hardware vectors")
+    said = "compare the instruction models with published hardware vectors"
+    command = add_command(commands, "conformance", _conformance, said)
     said = "folder of a_*.txt, b_*, c_*, d_* sets"
     command.add_argument("--vectors", required=True, type=Path, metavar="DIR", help=said)
-    command.set_defaults(run=_conformance)
 
 
 def _mutate(arguments: argparse.Namespace) -> int:
@@ -81,9 +71,13 @@ def _mutate(arguments: argparse.Namespace) -> int:
         measured = f"notices {sum(tried)} of {len(tried)} faults" if said is not None else "rejects a right result"
         screen.print(f"{name} on its own data {measured}", soft_wrap=True)
     variants = list(right_variants(arguments.legal, seed=arguments.seed)) if arguments.legal else []
-    alarms = [variant for variant in variants if variant.false_alarm]
-    for variant in alarms:
-        screen.print(_alarm(variant), soft_wrap=True)
+    alarms = [
+        f"FALSE ALARM {v.case} by {v.computed_by}, declaring {v.declared or 'nothing'}: {v.verdict.summary}"
+        for v in variants
+        if v.false_alarm
+    ]
+    for alarm in alarms:
+        screen.print(alarm, soft_wrap=True)
     if variants:
         screen.print(f"{len(alarms)} false alarms over {len(variants)} legal variants (seed {arguments.seed})")
     scored = [
@@ -95,7 +89,7 @@ def _mutate(arguments: argparse.Namespace) -> int:
         "schema": "fp8-oracle.mutation/1",
         "scores": scored,
         "own_data": own,
-        "legal": {"variants": len(variants), "false_alarms": [_alarm(v) for v in alarms]},
+        "legal": {"variants": len(variants), "false_alarms": alarms},
     }
     write_json(arguments.json, record)
     survived = sum(score.count(Fate.SURVIVED) for score in scores)
@@ -123,11 +117,6 @@ def _table(scores: list[Score], *, with_rules: bool) -> Table:
     if with_rules:
         table.caption = "rules: killed mutants that they notice too (cases whose right output they reject)"
     return table
-
-
-def _alarm(variant: Variant) -> str:
-    declared = variant.declared or "nothing"
-    return f"FALSE ALARM {variant.case} by {variant.computed_by}, declaring {declared}: {variant.verdict.summary}"
 
 
 def _conformance(arguments: argparse.Namespace) -> int:

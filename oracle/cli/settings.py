@@ -34,10 +34,7 @@ class Settings:
 def load(start: Path | None = None) -> Settings:
     """The settings of the nearest ``pyproject.toml`` at or above ``start`` (the current folder) that has the table.
 
-    Raises
-    ------
-    OptionError
-        The table has an unknown key or a value of another kind; or the file is not TOML.
+    Raises OptionError: the table has an unknown key or a value of another kind; or the file is not TOML.
     """
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):

@@ -22,7 +22,7 @@ import shtab
 import torch
 from rich.table import Table
 
-from oracle.cli.common import Commands, console, pairs
+from oracle.cli.common import Commands, add_command, console, pairs, repeated
 from oracle.cli.examples import GEMM
 from oracle.errors import FixtureError, OptionError, SubjectError
 from oracle.fixtures import captures
@@ -46,48 +46,39 @@ IMPORT_SECONDS = 60
 
 
 def add_doctor(commands: Commands) -> None:
-    command = commands.add_parser("doctor", help="what is importable and usable here, and why not")
+    command = add_command(commands, "doctor", _doctor, "what is importable and usable here, and why not")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
-    command.set_defaults(run=_doctor)
 
 
 def add_list(commands: Commands) -> None:
-    command = commands.add_parser("list", help="list contracts, cases, subjects, captures or numerics")
+    command = add_command(commands, "list", _list, "list contracts, cases, subjects, captures or numerics")
     command.add_argument("what", nargs="?", choices=WHAT, default="contracts")
     command.add_argument("--profile", choices=profiles.PROFILES, default="quick")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder")
     command.add_argument("--coverage", action="store_true", help="the legs of every routine: P, R, D, G and H by arch")
     command.add_argument("--markdown", action="store_true", help="with --coverage: as Markdown, CPU subjects only")
-    command.add_argument(
-        "--update", type=Path, metavar="FILE", help="with --coverage: write it between the markers of a Markdown file"
-    )
-    command.set_defaults(run=_list)
+    said = "with --coverage: write it between the markers of a Markdown file"
+    command.add_argument("--update", type=Path, metavar="FILE", help=said)
 
 
 def add_plan(commands: Commands) -> None:
-    command = commands.add_parser(
-        "plan",
-        help="which backend the production layer chooses, and why not the others",
-        description="Print the decision for one problem and every reason. Exit 1 when no backend serves it.",
-    )
+    command = add_command(
+        commands, "plan", _plan, "which backend the production layer chooses, and why not the others",
+        "Print the decision for one problem and every reason. Exit 1 when no backend serves it.",
+    )  # fmt: skip
     command.add_argument("--op", required=True, help=f"operation or routine, as {GEMM}")
     command.add_argument("--arch", help="sm90, gfx942, cpu...; default: this machine")
     for dim in ("m", "n", "k"):
         command.add_argument(f"--{dim}", type=int)
-    command.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="any other field of the problem"
-    )
-    command.set_defaults(run=_plan)
+    repeated(command, "--option", "NAME=VALUE", "any other field of the problem")
 
 
 def add_completion(commands: Commands) -> None:
-    command = commands.add_parser(
-        "completion",
-        help="print the completion script of a shell",
-        description="Print a script that completes commands, flags and choices; load it where your shell loads such.",
-    )
+    command = add_command(
+        commands, "completion", _completion, "print the completion script of a shell",
+        "Print a script that completes commands, flags and choices; load it where your shell loads such.",
+    )  # fmt: skip
     command.add_argument("shell", choices=SHELLS)
-    command.set_defaults(run=_completion)
 
 
 # --- doctor -------------------------------------------------------------------------------------------------

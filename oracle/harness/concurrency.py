@@ -70,7 +70,8 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
         try:
             start.wait()
             count = 1
-            with _own_stream(device):
+            own = None if device == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            with contextlib.nullcontext() if own is None else torch.cuda.stream(own):
                 while not (found or raised or damage):
                     answers = [called() for _ in range(count)]
                     if device != "cpu":
@@ -100,12 +101,6 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
     if raised:
         raise raised[0]
     return (found[0] if found else alone), damage
-
-
-def _own_stream(device: str) -> contextlib.AbstractContextManager[object]:
-    if device == "cpu":
-        return contextlib.nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def _same(made: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:

@@ -25,8 +25,6 @@ LEGEND = (
     "P: exposed by the production package. D: arches on which a subject runs in `verify`. "
     "G: stored golden fixtures. H: arches with captures of real hardware (`-`: no GPU library computes it)."
 )
-
-
 SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention logits", "Platform decisions")
 """The order of the headings; those of other families come after them."""
 
@@ -110,10 +108,7 @@ def markdown(table: Sequence[Row]) -> str:
 def placed(text: str, block: str, path: Path) -> str:
     """``text`` with the block between the markers replaced.
 
-    Raises
-    ------
-    FixtureError
-        The markers do not stand there once each, in order.
+    Raises FixtureError: the markers do not stand there once each, in order.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

@@ -55,12 +55,8 @@ class CaptureWriter:
     def write(self, folder: Path, *, provenance: Mapping[str, str]) -> list[str]:
         """Write ``<folder name>.safetensors`` and the manifest into a new or empty folder; a line for each.
 
-        Raises
-        ------
-        FixtureError
-            No output was added, or outputs of more than one arch.
-        OptionError
-            The folder holds something already.
+        Raises FixtureError: no output was added, or outputs of more than one arch. OptionError: the folder holds
+        something already.
         """
         require_empty(folder)
         if len(self.arches) != 1:
@@ -105,10 +101,8 @@ def provenance_of(machine: Mapping[str, str], versions: Mapping[str, str], comma
 def adopt(folder: Path, recorded: Path) -> list[str]:
     """Copy the files of one captures folder into another and enter them in its manifest; a line for each file.
 
-    Raises
-    ------
-    FixtureError
-        The recorded folder does not agree with its own manifest, or a file of that name is there already.
+    Raises FixtureError: the recorded folder does not agree with its own manifest, or a file of that name is there
+    already.
     """
     lines = captures.check(recorded)
     manifest = fixtures.read_json(folder / captures.MANIFEST, schema=captures.SCHEMA)

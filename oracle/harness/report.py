@@ -32,7 +32,6 @@ class Finding:
         return self.verdict.status.is_failure
 
     def to_json(self) -> dict[str, object]:
-        """A JSON-ready dict."""
         named = {"case": self.case, "watch": self.watch, "seconds": round(self.seconds, 6), "fails": self.fails}
         return {**named, "verdict": self.verdict.to_json()}
 
@@ -57,7 +56,6 @@ class Report:
 
     @property
     def failures(self) -> tuple[Finding, ...]:
-        """Findings that fail."""
         return tuple(f for f in self.findings if f.fails)
 
     @property
@@ -94,7 +92,6 @@ class Report:
         return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)} --case {quoted(finding.case)}"
 
     def to_json(self) -> dict[str, object]:
-        """A JSON-ready dict."""
         names = ("kernel", "adapter", "contract", "numerics", "device", "arch", "conforms", "exit_code", "judged")
         return {
             "schema": SCHEMA,

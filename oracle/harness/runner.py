@@ -101,20 +101,19 @@ def live(
 
 def replay(folder: Path) -> list[Item]:
     """Items of every capture of a captures folder."""
-    return [
-        Item(c.id, c.contract, c.subject, c.recording.arch, lambda c=c: _judge_capture(c), _stamp(c))  # type: ignore[misc]
-        for c in captures.load(folder)
-    ]
+    items = []
+    for c in captures.load(folder):
+        words, tensors = dict(c.option_words), dict(c.tensors)
+        call = (c.contract, dict(c.inputs_from), words, c.numerics, c.unsupported, c.case, tensors)
+        stamp = f"{c.recording.sha256} {call}"
+        items.append(Item(c.id, c.contract, c.subject, c.recording.arch, partial(_judge_capture, c), stamp))
+    return items
 
 
 def broken(providers: Iterable[Provider]) -> list[Item]:
     """One CRASHED item for each provider of subjects that cannot be loaded."""
-    items = []
-    for provider in providers:
-        if provider.problem is not None:
-            verdict = _without_numbers(Status.CRASHED, provider.problem)
-            items.append(Item(provider.name, "-", provider.target, "-", lambda v=verdict: v))  # type: ignore[misc]
-    return items
+    found = [(provider, provider.problem) for provider in providers if provider.problem is not None]
+    return [Item(p.name, "-", p.target, "-", partial(_without_numbers, Status.CRASHED, why)) for p, why in found]
 
 
 def untested(items: Iterable[Item], contracts: Iterable[str]) -> list[Item]:
@@ -170,11 +169,6 @@ def _on_host(x: Any) -> Any:
     return memory.on_host(x) if isinstance(x, Tensor) else x
 
 
-def _stamp(c: captures.Capture) -> str:
-    call = (c.contract, dict(c.inputs_from), dict(c.option_words), c.numerics, c.unsupported, c.case, dict(c.tensors))
-    return f"{c.recording.sha256} {call}"
-
-
 def _judge_capture(capture: captures.Capture) -> Verdict:
     why_not = capture.unsupported
     if why_not is None and capture.contract not in registered():
@@ -187,8 +181,8 @@ def _judge_capture(capture: captures.Capture) -> Verdict:
 
 
 def _fixed(subject: Subject, status: Status, reason: str) -> Item:
-    verdict = _without_numbers(status, reason)
-    return Item(subject.contract, subject.contract, subject.name, subject.arch, lambda: verdict)
+    judge = partial(_without_numbers, status, reason)
+    return Item(subject.contract, subject.contract, subject.name, subject.arch, judge)
 
 
 def _without_numbers(status: Status, reason: str) -> Verdict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,10 @@ class Session:
         due = self._out(inputs, options)
         transposed = [name for name, t in inputs.items() if t.dim() == 2 and t.stride(0) == 1 and t.stride(1) != 1]
         for tensors, path in ((inputs, given), (beside, other)):
-            if tensors is not None and path is not None:
-                safetensors.torch.save_file(_stored(tensors, transposed), path)
+            if tensors is not None and path is not None:  # dense, transposed ones by their transpose
+                views = {n: t.view(torch.uint8).t() if n in transposed else t for n, t in tensors.items()}
+                dense = {n: view.contiguous().view(tensors[n].dtype) for n, view in views.items()}
+                safetensors.torch.save_file(dense, path)
         request = {
             "op": "call",
             "inputs": str(given),
@@ -93,7 +95,10 @@ class Session:
         }
         reply = self.worker.ask(request)
         if not reply["ok"]:
-            return Answer(problem=_problem(reply), hopeless=reply["kind"] in ("load", "signature"))
+            kind, said = reply["kind"], reply["error"]
+            refused = Verdict(Status.UNSUPPORTED, f"the kernel does not offer this call: {said}", reason=said)
+            problem = refused if kind == "unsupported" else crashed(f"{CAUSES[kind]}: {said}")
+            return Answer(problem=problem, hopeless=kind in ("load", "signature"))
         self.kernel_seconds += float(reply["seconds"])
         facts, made = reply["outputs"], safetensors.torch.load_file(result)
         found = {name: restored(made[name], facts[name]["stride"], made.get(f"memory.{name}")) for name in facts}
@@ -158,18 +163,3 @@ def passed(what: str) -> Verdict:
 def crashed(reason: str) -> Verdict:
     """The kernel gave nothing that could be judged."""
     return Verdict(Status.CRASHED, f"CRASHED: {reason}", reason=reason)
-
-
-def _problem(reply: Mapping[str, Any]) -> Verdict:
-    kind, said = reply["kind"], reply["error"]
-    if kind == "unsupported":
-        return Verdict(Status.UNSUPPORTED, f"the kernel does not offer this call: {said}", reason=said)
-    return crashed(f"{CAUSES[kind]}: {said}")
-
-
-def _stored(inputs: Mapping[str, Tensor], transposed: Sequence[str]) -> dict[str, Tensor]:
-    """Inputs as their file holds them: dense, transposed ones by their transpose."""
-    return {
-        name: t.view(torch.uint8).t().contiguous().view(t.dtype) if name in transposed else t.contiguous()
-        for name, t in inputs.items()
-    }

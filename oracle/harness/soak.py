@@ -40,10 +40,7 @@ ATTEMPTS = 100  # draws for one case; more refusals in a row mean that the gramm
 def drawn(contract: str, seed: int) -> Iterator[Case]:
     """Cases of ``contract`` without end; every one is a valid call.
 
-    Raises
-    ------
-    CaseError
-        The contract refuses :data:`ATTEMPTS` draws in a row: the last refusal.
+    Raises CaseError: the contract refuses :data:`ATTEMPTS` draws in a row: the last refusal.
     """
     listed = profiles.cases(contract, "full")
     refused = 0

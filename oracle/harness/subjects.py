@@ -59,10 +59,7 @@ def providers() -> list[Provider]:
 def provider(target: str) -> Provider:
     """The subjects of ``MODULE:CALLABLE``, a function that no distribution has registered.
 
-    Raises
-    ------
-    SubjectError
-        It cannot be loaded, or ``target`` is not of that form.
+    Raises SubjectError: it cannot be loaded, or ``target`` is not of that form.
     """
     module, colon, name = target.partition(":")
     if not (module and colon and name):
@@ -78,9 +75,7 @@ def _load(point: EntryPoint) -> Provider:
     try:
         subjects = tuple(point.load()())
     except Exception as error:
-        problem = (
-            f"subjects {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}; "
-            "`fp8-oracle doctor` says which package was found"
-        )
+        why = f"{type(error).__name__}: {error}; `fp8-oracle doctor` says which package was found"
+        problem = f"subjects {point.name!r} ({point.value}) cannot be loaded: {why}"
         return Provider(point.name, point.value, problem=problem)
     return Provider(point.name, point.value, subjects)

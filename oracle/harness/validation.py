@@ -113,7 +113,11 @@ def validate(
         items = list(_run(session, chosen, watching))
         findings = [item for item in items if isinstance(item, Finding)]
         notes = [item for item in items if isinstance(item, watches.Note)]
-        findings += _untried(require, findings, notes)
+        if not any(f.watch == LOAD for f in findings):  # a required watch without a finding or note did not run
+            said = {f.watch for f in findings} | {note.watch for note in notes}
+            why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
+            untried = Verdict(Status.UNTESTED, why, reason=why)
+            findings += [Finding("-", watch, untried) for watch in require if watch not in said]
         noted: dict[tuple[str, str], list[str]] = {}
         for note in notes:
             noted.setdefault((note.watch, note.text), []).append(note.case)
@@ -137,15 +141,6 @@ def validate(
             None if adapter is None else importable(adapter),
             numerics,
         )
-
-
-def _untried(require: Sequence[str], findings: Sequence[Finding], notes: Sequence[watches.Note]) -> list[Finding]:
-    """A failure for each required watch without a finding or note: it did not run."""
-    if any(f.watch == LOAD for f in findings):
-        return []
-    said = {f.watch for f in findings} | {note.watch for note in notes}
-    why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
-    return [Finding("-", name, Verdict(Status.UNTESTED, why, reason=why)) for name in require if name not in said]
 
 
 @dataclass
@@ -199,9 +194,7 @@ def _watched(
     session: Session, case: Case, inputs: watches.Inputs, options: watches.Options, watching: _Watching
 ) -> Iterator[Finding | watches.Note]:
     """The watches that make calls of their own, one after the other until the time is over."""
-    again = _reseeded(case, case.seed + 1)
-    other = _asked(again)
-    name = str(case)
+    other, name = _asked(replace(case, seed=case.seed + 1)), str(case)
     for watch in (
         watches.repeats(session, name, inputs, options, other),
         watches.strided(session, name, inputs, options),
@@ -237,9 +230,8 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
     wrong = next((f for f in findings if f.watch == NUMBERS and f.verdict.status is Status.FAILED), None)
     if wrong is None:
         return None
-    case = cases.parse(wrong.case)
+    case, named = cases.parse(wrong.case), wrong.verdict.explained_by
     options = case.call_options()
-    named = wrong.verdict.explained_by
 
     def fails(inputs: Mapping[str, Tensor]) -> bool:
         """Whether these inputs fail too, and by the same faults where an explanation was found."""
@@ -276,11 +268,7 @@ def _cases(contract: str, profile: str, seed: int | None, given: str | Sequence[
         yield from drawn(contract, seed or 0)
         return
     for case in sorted(profiles.cases(contract, profile), key=lambda c: c.family != "randn"):
-        yield _reseeded(case, seed)
-
-
-def _reseeded(case: Case, seed: int | None) -> Case:
-    return case if seed is None else replace(case, seed=seed)
+        yield case if seed is None else replace(case, seed=seed)
 
 
 def importable(kernel: str | Callable[..., object]) -> str:

@@ -85,12 +85,14 @@ def repeats(
         after.append(session.call(inputs, options))
     dirty = [session.call(inputs, options, poison=1) for _ in range(3)]
     answers = (*plain, *after, *dirty)
-    if any(a.problem is not None for a in answers):
-        first = next(a.problem for a in answers if a.problem is not None)
+    first = next((a.problem for a in answers if a.problem is not None), None)
+    if first is not None:
         if first.status is not Status.UNSUPPORTED:
             yield Finding(case, "rerun determinism", first)
         return
-    unwritten = _unwritten(session, inputs, after[1], dirty[1])
+    both = {name: (x, dirty[1].outputs[name]) for name, x in after[1].outputs.items()}
+    unwritten = {name: is_poison(x, 0) & is_poison(y, 1) & _specified(session, inputs, x)
+                 for name, (x, y) in both.items() if x.shape == y.shape and x.dtype == y.dtype}  # fmt: skip
     yield _finding(case, "every element written", unwritten, "never written: {}", "every specified element was written")
     known = {name: ~mask for name, mask in unwritten.items()}
     pairs = ((plain[1], plain[2]), (plain[2], plain[3]), (after[0], after[1]), (dirty[1], dirty[2]))
@@ -108,9 +110,8 @@ def repeats(
     if _any(stale):
         return
     left = _differ(session, inputs, plain[3], dirty[1], known)
-    wrong = "depends on memory that nobody wrote, or on padding: {}"
-    right = "no trace of uninitialised memory or padding"
-    yield _finding(case, "uninitialised memory", left, wrong, right)
+    said = ("depends on memory that nobody wrote, or on padding: {}", "no trace of uninitialised memory or padding")
+    yield _finding(case, "uninitialised memory", left, *said)
 
 
 def strided(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
@@ -132,8 +133,7 @@ def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -
     operands = _given(session, inputs)
     if operands is None or "bias" in inputs:
         return
-    role = operands.roles
-    base = session.call(inputs, options)
+    role, base = operands.roles, session.call(inputs, options)
     if base.problem is not None:
         return
     right = base.outputs["out"]
@@ -279,15 +279,6 @@ def _finding(case: str, name: str, masks: Mapping[str, Tensor], wrong: str, righ
 
 def _any(masks: Mapping[str, Tensor]) -> bool:
     return any(bool(mask.any()) for mask in masks.values())
-
-
-def _unwritten(session: Session, inputs: Inputs, first: Answer, second: Answer) -> dict[str, Tensor]:
-    masks = {}
-    for name, x in first.outputs.items():
-        y = second.outputs[name]
-        if x.shape == y.shape and x.dtype == y.dtype:
-            masks[name] = is_poison(x, 0) & is_poison(y, 1) & _specified(session, inputs, x)
-    return masks
 
 
 def _differ(

@@ -96,14 +96,13 @@ class Server:
     def call(self, request: Mapping[str, Any]) -> Reply:
         """One call between guard zones; the result goes to ``request["output"]``."""
         assert self.kernel is not None
-        poison = int(request["poison"])
         inputs = self._placed(request, request["inputs"])
         before = {name: g.inside().clone() for name, g in inputs.items()}
         options = {name: _option(value) for name, value in request["options"].items()}
         outputs = self._fresh(request)
         start = time.perf_counter()
         outside: list[str] = []
-        with Poisoning(poison) as allocations:
+        with Poisoning(int(request["poison"])) as allocations:
             if request["beside"] is None:
                 result = self._invoke(inputs, options, outputs, request["mode"])
             else:
@@ -189,10 +188,7 @@ def by_name(
 ) -> dict[str, object]:
     """How a kernel is called: every input by its name, options and ``out`` if it takes them.
 
-    Raises
-    ------
-    Mismatch
-        Its signature has other names. A builtin without a signature is not checked.
+    Raises Mismatch: its signature has other names. A builtin without a signature is not checked.
     """
     arguments: dict[str, object] = {**given, **{k: v for k, v in options.items() if takes(kernel, k)}}
     if out is not None and takes(kernel, "out"):

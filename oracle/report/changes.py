@@ -186,8 +186,7 @@ def _pairs(
             waiting.setdefault(tuple(getattr(o, name) for name in names), []).append(o)
         left = []
         for o in new:
-            partners = waiting.get(tuple(getattr(o, name) for name in names))
-            if partners:
+            if partners := waiting.get(tuple(getattr(o, name) for name in names)):
                 pairs.append((partners.pop(0), o))
             else:
                 left.append(o)
@@ -203,9 +202,8 @@ def _kind(old: Outcome, new: Outcome) -> Kind | None:
     if new.status.is_failure and old.status.is_failure:
         same = (old.status, old.verdict.outside, old.known) == (new.status, new.verdict.outside, new.known)
         return None if same and old.verdict.worst == new.verdict.worst else Kind.FAILS_DIFFERENTLY
-    judged = [o.status in JUDGED for o in (old, new)]
-    if judged[0] != judged[1]:
-        return Kind.LOST if judged[0] else Kind.GAINED
+    if (old.status in JUDGED) != (new.status in JUDGED):
+        return Kind.LOST if old.status in JUDGED else Kind.GAINED
     if (old.verdict.matches, old.verdict.basis) != (new.verdict.matches, new.verdict.basis):
         return Kind.NUMERICS
     if old.verdict.margin != new.verdict.margin:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.report.outcome import Group, Outcome, Report
+from oracle.report.outcome import Outcome, Report
 from oracle.verdict.compare import Status
 
 STYLES = {
@@ -46,8 +46,12 @@ def table(report: Report) -> Table:
     result.add_column("worst margin", justify="right")
     for group in report.groups():
         margin = "" if group.margin is None else f"{group.margin:.3g}"
-        named = (group.contract, group.subject, group.arch, str(group.judged or ""))
-        result.add_row(*named, _verdict_cell(group), margin)
+        statuses = [o.status for o in group.outcomes if o.known is None]
+        counted = [f"{count} {status}" for status in Status if (count := statuses.count(status))]
+        words = str(group.status) if len(counted) == 1 else ", ".join(counted)
+        said = Text(words + (f", {group.known} KNOWN" if group.known else ""), style=STYLES[group.status])
+        cell = said if statuses else Text("KNOWN FAILURE", style="yellow")
+        result.add_row(group.contract, group.subject, group.arch, str(group.judged or ""), cell, margin)
     return result
 
 
@@ -81,16 +85,6 @@ def sentence(outcome: Outcome) -> Text:
 def _word(outcome: Outcome) -> tuple[str, str]:
     """The status and its style."""
     return ("KNOWN", "yellow") if outcome.known is not None else (str(outcome.status), STYLES[outcome.status])
-
-
-def _verdict_cell(group: Group) -> Text:
-    known = group.known
-    if known == len(group.outcomes):
-        return Text("KNOWN FAILURE", style="yellow")
-    statuses = [o.status for o in group.outcomes if o.known is None]
-    counted = [f"{count} {status}" for status in Status if (count := statuses.count(status))]
-    words = str(group.status) if len(counted) == 1 else ", ".join(counted)
-    return Text(words + (f", {known} KNOWN" if known else ""), style=STYLES[group.status])
 
 
 def _print_reasons(report: Report, console: Console) -> None:

@@ -93,7 +93,9 @@ def to_markdown(report: Report) -> str:
         if chosen:
             head += ["", f"#### {title}", ""]
             head += [text for cause in chosen for text in _cause(cause)]
-    return _CONTROL.sub("?", _within([*head, "", *_table(report), "", *_provenance(report)]))
+    facts = ", ".join(f"{name} {value}" for name, value in sorted({**report.machine, **report.versions}.items()))
+    fold = ("<details><summary>machine and versions</summary>", "", _line(facts, longest=4000), "", "</details>", "")
+    return _CONTROL.sub("?", _within([*head, "", *_table(report), "", *fold]))
 
 
 def _cause(cause: Cause) -> Iterator[str]:
@@ -105,7 +107,9 @@ def _cause(cause: Cause) -> Iterator[str]:
     if first.verdict.total:
         yield f"  {_line(first.verdict.summary)}  "
     if first.repro:
-        yield f"  {_code(first.repro)}"
+        fence = "`" * (1 + max((len(run) for run in re.findall("`+", first.repro)), default=0))
+        apart = " " if first.repro.startswith("`") or first.repro.endswith("`") else ""
+        yield f"  {fence}{apart}{first.repro}{apart}{fence}"
 
 
 def _table(report: Report) -> list[str]:
@@ -115,18 +119,11 @@ def _table(report: Report) -> list[str]:
         if group.known and not group.failing:
             detail = f" ({group.known} known)"
         margin = "" if group.margin is None else f"{group.margin:.3g}"
-        word = f"{group.word}{detail}"
-        cells = (group.contract, group.subject, group.arch, str(group.judged or ""), word, margin)
+        cells = (group.contract, group.subject, group.arch, str(group.judged or ""), f"{group.word}{detail}", margin)
         rows.append("| " + " | ".join(map(_line, cells)) + " |")
     head = ("| routine | subject | arch | cases | verdict | worst margin |", "|---|---|---|--:|---|--:|")
     said = f"<details><summary>{len(rows)} routines by subject and arch</summary>"
     return [said, "", *head, *rows, "", "</details>"]
-
-
-def _provenance(report: Report) -> list[str]:
-    facts = {**report.machine, **report.versions}
-    said = ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))
-    return ["<details><summary>machine and versions</summary>", "", _line(said, longest=4000), "", "</details>", ""]
 
 
 def _within(lines: list[str]) -> str:
@@ -149,9 +146,3 @@ def _line(text: str, longest: int = QUOTED) -> str:
     said = " ".join(text.split())
     said = said if len(said) <= longest else f"{said[:longest]}…"
     return re.sub(r"([\\`*_{}\[\]<>|#~])", r"\\\1", said)
-
-
-def _code(text: str) -> str:
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    apart = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{fence}{apart}{text}{apart}{fence}"

@@ -71,10 +71,7 @@ class Point:
 def add(path: Path, report: Report, *, label: str = "") -> tuple[int, bool]:
     """Add a run; returns its number and whether it is new.
 
-    Raises
-    ------
-    FixtureError
-        The file is no history, is of another version, or cannot be written.
+    Raises FixtureError: the file is no history, is of another version, or cannot be written.
     """
     digest = hashlib.sha256(json.dumps(report.to_json(), sort_keys=True).encode()).hexdigest()
     with closing(_open(path, create=True)) as base, base:
@@ -108,10 +105,7 @@ def points(
 ) -> list[Point]:
     """The runs in the order in which they were added, counted over all outcomes or those of a contract and subject.
 
-    Raises
-    ------
-    FixtureError
-        The file is missing, is no history, or is of another version.
+    Raises FixtureError: the file is missing, is no history, or is of another version.
     """
     asked = {name: value for name, value in (("contract", contract), ("subject", subject)) if value is not None}
     where = "".join(f" AND outcomes.{name} = ?" for name in asked)

@@ -41,7 +41,15 @@ def to_html(report: Report) -> str:
     """The report as one HTML document."""
     found = causes(report)
     failures = (_problems(report, found), _cards(found))
-    tables = (_matrix(report), _margins(report), _reasons(report), _cases(report), _legend(), _provenance(report))
+    meanings = "".join(f"<dt>{badge(name)}</dt><dd>{escape(text)}</dd>" for name, text in MEANINGS.items())
+    legend = f'<p class="lead">{_LEGEND}</p><ul class="scale">{picture.scale()}</ul><dl class="facts">{meanings}</dl>'
+    facts = {**report.machine, **report.versions, "started": report.started or "not recorded"}
+    listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in sorted(facts.items()))
+    tables = (
+        *(_matrix(report), _margins(report), _reasons(report), _cases(report)),
+        section("legend", "How to read this", legend),
+        section("provenance", "Machine and versions", f'<dl class="facts">{listed}</dl>'),
+    )
     parts = (_head(report, found), "<main>", *failures, *tables, "</main>")
     title = f"fp8-oracle: {'all as it must be' if report.ok else count(len(report.failures), 'failure')}"
     return page(title, "\n".join(parts))
@@ -53,25 +61,22 @@ def _head(report: Report, found: list[Cause]) -> str:
         for name, number in report.counts().items()
         if number
     )
+    known = sum(cause.known is not None for cause in found)
+    broken, false = len(found) - known, len(report.complaints)
+    words = [count(broken, "open problem")] if broken else []
+    words += [f"{count(false, 'false entry', 'false entries')} in the ledger"] if false else []
+    words += [f"{count(report.unfinished, 'case')} not run"] if report.unfinished else []
+    sign, said = "✓" if report.ok else "✗", " and ".join(words) or "Nothing was judged"
+    said = ("All as it must be" if report.ok else said) + (f"; {count(known, 'known failure')}" if known else "")
     where = ", ".join(f"{k} {v}" for k, v in report.machine.items() if k in ("gpu", "machine", "torch"))
     when = f"{report.started}, " if report.started else ""
     ran = f"{when}{count(len(report.outcomes), 'outcome')} in {report.seconds:.1f} s; {where}"
     return (
         '<a class="skip" href="#problems">Skip to what fails</a>\n<header>'
         f'<div class="top"><h1>fp8-oracle report</h1>{theme_button()}</div>'
-        f'<p class="verdict {"good" if report.ok else "bad"}">{_verdict(report, found)}</p>'
+        f'<p class="verdict {"good" if report.ok else "bad"}">{sign} {said}</p>'
         f'<ul class="chips" aria-label="outcomes by status">{chips}</ul><p class="soft">{escape(ran)}</p></header>'
     )
-
-
-def _verdict(report: Report, found: list[Cause]) -> str:
-    known = sum(cause.known is not None for cause in found)
-    broken, false = len(found) - known, len(report.complaints)
-    words = [count(broken, "open problem")] if broken else []
-    words += [f"{count(false, 'false entry', 'false entries')} in the ledger"] if false else []
-    words += [f"{count(report.unfinished, 'case')} not run"] if report.unfinished else []
-    said = "All as it must be" if report.ok else " and ".join(words) or "Nothing was judged"
-    return f"{'✓' if report.ok else '✗'} {said}" + (f"; {count(known, 'known failure')}" if known else "")
 
 
 def _problems(report: Report, found: list[Cause]) -> str:
@@ -259,12 +264,9 @@ def _cases(report: Report) -> str:
 def _group(number: int, group: Group) -> str:
     arch = "" if group.arch == "-" else f", {group.arch}"
     name = f"{group.contract} [{group.subject}{arch}]"
-    head = ("status", "case", "margin#", "proof", "s#")
-    return (
-        f'<details id="g{number}"><summary>{badge(group.word)} {escape(name)} '
-        f'<span class="soft">{count(len(group.outcomes), "case")}</span></summary>'
-        f"{table(head, (_case(o) for o in group.outcomes))}</details>"
-    )
+    listed = table(("status", "case", "margin#", "proof", "s#"), map(_case, group.outcomes))
+    counted = f'<span class="soft">{count(len(group.outcomes), "case")}</span>'
+    return f'<details id="g{number}"><summary>{badge(group.word)} {escape(name)} {counted}</summary>{listed}</details>'
 
 
 def _case(o: Outcome) -> str:
@@ -278,15 +280,3 @@ def _case(o: Outcome) -> str:
         f"<td>{cut(proof, 160)}</td><td class=n>{o.seconds:.2f}</td>",
     )
     return f"<tr>{''.join(cells)}</tr>"
-
-
-def _legend() -> str:
-    words = "".join(f"<dt>{badge(name)}</dt><dd>{escape(text)}</dd>" for name, text in MEANINGS.items())
-    scale = f'<ul class="scale">{picture.scale()}</ul>'
-    return section("legend", "How to read this", f'<p class="lead">{_LEGEND}</p>{scale}<dl class="facts">{words}</dl>')
-
-
-def _provenance(report: Report) -> str:
-    facts = {**report.machine, **report.versions, "started": report.started or "not recorded"}
-    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in sorted(facts.items()))
-    return section("provenance", "Machine and versions", f'<dl class="facts">{rows}</dl>')

@@ -49,11 +49,8 @@ class Entry:
 def load(path: Path) -> list[Entry]:
     """The entries of a ledger file.
 
-    Raises
-    ------
-    FixtureError
-        The file is missing or of another schema, or an entry lacks a field, has another type, or names a status
-        that is no failure.
+    Raises FixtureError: the file is missing or of another schema, or an entry lacks a field, has another type, or names
+    a status that is no failure.
     """
     record = fixtures.read_json(path, schema=SCHEMA)
     entries = record.get("entries")
@@ -67,11 +64,7 @@ def apply(
 ) -> tuple[tuple[Outcome, ...], tuple[str, ...]]:
     """Mark the known failures and list the complaints.
 
-    Parameters
-    ----------
-    outcomes : what was found.
-    entries : the ledger.
-    whole : True when nothing was filtered out, so that an entry which matches nothing is a complaint.
+    ``whole`` is True when nothing was filtered out, so that an entry which matches nothing is a complaint.
     """
     marked = list(outcomes)
     complaints: list[str] = []

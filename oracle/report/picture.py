@@ -51,7 +51,10 @@ def heat_map(seen: Evidence) -> str:
         f'<path class="{name}" d="{"".join(found)}"/>' for name, found in (("tile", lines), ("band", bands)) if found
     )
     if seen.elements:
-        r, c = _place(seen.elements[0].index, seen.shape)
+        index, r = seen.elements[0].index, 0
+        for i, n in list(zip(index, seen.shape, strict=True))[:-1]:
+            r = r * n + i
+        c = index[-1] if index else 0
         x, y = (c + 0.5) / columns * WIDTH, (r + 0.5) / rows * height
         paths += f'<circle class="worst" cx="{x:.4g}" cy="{y:.4g}" r="9"/>'
     said = f"Heat map of {seen.output} {list(seen.shape)}: red cells lie outside the admissible interval"
@@ -148,13 +151,6 @@ def _extent(seen: Evidence) -> tuple[int, int]:
     """Rows and columns of the output seen as a matrix."""
     columns = max(1, (1, *seen.shape)[-1])
     return max(1, prod(seen.shape) // columns), columns
-
-
-def _place(index: Sequence[int], shape: Sequence[int]) -> tuple[int, int]:
-    row = 0
-    for i, n in list(zip(index, shape, strict=True))[:-1]:
-        row = row * n + i
-    return row, index[-1] if index else 0
 
 
 def _lines(extent: int, spacing: int, size: float) -> list[float]:

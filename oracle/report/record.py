@@ -116,12 +116,8 @@ class Recorder:
 def start(path: Path, run: Run, *, resume: bool) -> Recorder:
     """Open a record for writing and append its ``run`` line.
 
-    Raises
-    ------
-    OptionError
-        The file exists and ``resume`` is false; or it records another selection of cases.
-    FixtureError
-        The file cannot be written, is no record, is damaged, or another run is writing it.
+    Raises OptionError: the file exists and ``resume`` is false; or it records another selection of cases. FixtureError:
+    the file cannot be written, is no record, is damaged, or another run is writing it.
     """
     if path.exists() and not path.is_file():
         raise FixtureError(f"{path}: is no regular file; a record is locked, appended to and read again")
@@ -136,8 +132,10 @@ def start(path: Path, run: Run, *, resume: bool) -> Recorder:
             raise OptionError(f"{path} records {_words(runs[-1].selection)}; this run is {_words(run.selection)}")
         finished = {key: outcome for key, (stamp, outcome) in earlier.items() if stamp == run.stamp}
         if stale := len(earlier) - len(finished):
-            changed = ", ".join(_changed(runs[-1].versions, run.versions)) if runs else ""
-            notes = (*notes, f"{stale} recorded outcomes are of other versions ({changed}) and are run again")
+            old, new = runs[-1].versions if runs else run.versions, run.versions
+            moved = [f"{n} {old.get(n, 'none')} -> {new.get(n, 'none')}" for n in sorted({*old, *new})
+                     if old.get(n) != new.get(n)]  # fmt: skip
+            notes = (*notes, f"{stale} recorded outcomes are of other versions ({', '.join(moved)}) and are run again")
         stream.truncate(length)
         stream.seek(length)
     recorder = Recorder(run, stream, finished, notes)
@@ -148,10 +146,8 @@ def start(path: Path, run: Run, *, resume: bool) -> Recorder:
 def read(path: str | Path) -> Record:
     """A record, whole or cut short.
 
-    Raises
-    ------
-    FixtureError
-        The file is missing, holds no run, is of another schema, or is damaged elsewhere than in its last line.
+    Raises FixtureError: the file is missing, holds no run, is of another schema, or is damaged elsewhere than in its
+    last line.
     """
     path = Path(path)
     runs, outcomes, ended, notes, _ = _parse(path)
@@ -164,10 +160,7 @@ def read(path: str | Path) -> Record:
 def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
     """The report in a record or in a ``--json`` file, and what was wrong with the file.
 
-    Raises
-    ------
-    FixtureError
-        The file is neither.
+    Raises FixtureError: the file is neither.
     """
     path = Path(path)
     content = read_bytes(path)
@@ -268,11 +261,6 @@ def _locked(path: Path) -> BinaryIO:
         stream.close()
         raise FixtureError(f"{path}: another run is writing it; wait for that one or name another file") from None
     return stream
-
-
-def _changed(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    names = sorted({*old, *new})
-    return [f"{n} {old.get(n, 'none')} -> {new.get(n, 'none')}" for n in names if old.get(n) != new.get(n)]
 
 
 def _words(selection: Mapping[str, str]) -> str:
