@@ -50,20 +50,10 @@ def of_schedule(schedule: Schedule) -> Accumulator:
     """The accumulator of a schedule."""
     i = schedule.instruction
     return Accumulator(
-        schedule.name,
-        i.group,
-        i.align_bits or 0,
-        i.out_bits,
-        schedule.interval,
-        schedule.scales_inside,
-        i.sum,
-        i.order,
-        i.k,
-        i.wide_out_bits or 0,
-        i.flush_subnormals,
-        "tfloat32" in i.operands,
+        schedule.name, i.group, i.align_bits or 0, i.out_bits, schedule.interval, schedule.scales_inside, i.sum,
+        i.order, i.k, i.wide_out_bits or 0, i.flush_subnormals, "tfloat32" in i.operands,
         i.scale_format or "float8_e8m0fnu",
-    )
+    )  # fmt: skip
 
 
 def chains(product: ScaledProduct, promotion: int | None) -> Iterator[tuple[int, int, int]]:

@@ -107,8 +107,7 @@ def boxed_product(
         tile = [box.rows(start, min(rows, start + step)) for box in boxes]
         parts.append(_tile(tile, b_ends or (decode(b),) * 2, b_scale, block, b_rows, acc, tight, of_dtype(b.dtype)))
     name = "any-order float32" if acc is None else f"{'residue' if tight else 'rank-1'} bound of {acc.name}"
-    stacked = zip(*parts, strict=True)
-    low, high, open_ = (torch.cat(tensors) for tensors in stacked)
+    low, high, open_ = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return Range(low, high, open_, f"{name}, codes that may flip")
 
 
@@ -168,20 +167,12 @@ def chain_rank1(
 
 
 def _tile(
-    boxes: Sequence[Box],
-    b_ends: tuple[Tensor, Tensor],
-    b_scale: Tensor,
-    block: int,
-    b_rows: int,
-    acc: Accumulator | None,
-    tight: bool,
-    b_fmt: Format,
-) -> tuple[Tensor, Tensor, Tensor]:
-    b, b2 = b_ends
-    k = b.shape[1]
-    down, up, size = (
-        torch.zeros((boxes[0].low.shape[0], b.shape[0]), dtype=torch.float64, device=b.device) for _ in range(3)
-    )
+    boxes: Sequence[Box], b_ends: tuple[Tensor, Tensor], b_scale: Tensor, block: int, b_rows: int,
+    acc: Accumulator | None, tight: bool, b_fmt: Format,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    (b, b2), k = b_ends, b_ends[0].shape[1]
+    shape = (boxes[0].low.shape[0], b.shape[0])
+    down, up, size = (torch.zeros(shape, dtype=torch.float64, device=b.device) for _ in range(3))
     open_ = torch.zeros(down.shape, dtype=torch.bool, device=b.device)
     for start, stop, at in _spans(k, block, acc):
         columns = decode(b_scale[:, at]).repeat_interleave(b_rows)[None, : b.shape[0]]
@@ -194,8 +185,7 @@ def _tile(
             if acc is None:
                 ends = _hull(low, high, part, part2)
                 both = torch.maximum(low.abs(), high.abs()) @ torch.maximum(part.abs(), part2.abs()).T
-                magnitude = both * s2 * columns.abs()
-                most[rows] = torch.maximum(most[rows], magnitude)
+                most[rows] = torch.maximum(most[rows], both * s2 * columns.abs())
             else:
                 known = None if b is b2 else part2
                 ends = (chain if tight else chain_rank1)(low, high, part, acc, box.fmt, b_fmt, known)

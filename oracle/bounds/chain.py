@@ -115,7 +115,8 @@ def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor,
     for _ in range(64):
         mbar = torch.maximum(top, exponent_floor(total))
         plus, minus = residues(p, power(mbar - acc.align))
-        drift = (steps - 1) * power(top - acc.align) + steps * 2.0**-acc.out * _normal(floor_power(total), live)
+        held = torch.where(live, floor_power(total).clamp(min=LEAST), floor_power(total))
+        drift = (steps - 1) * power(top - acc.align) + steps * 2.0**-acc.out * held
         grown = largest + torch.maximum(plus, minus) + drift
         if bool((floor_power(grown) <= floor_power(total)).all()):
             break
@@ -138,15 +139,9 @@ def exponent_floor(x: Tensor) -> Tensor:
     return torch.where(x == 0, torch.full_like(exponent, NONE), exponent)
 
 
-def _normal(power_of_two: Tensor, live: Tensor) -> Tensor:
-    """At least ``2**-126`` where a step has non-zero products."""
-    return torch.where(live, power_of_two.clamp(min=LEAST), power_of_two)
-
-
 def power(exponent: Tensor) -> Tensor:
     """``2.0**exponent`` as float64 from its bits; 0 below the normal range."""
-    bits = (exponent + 1023).clamp(0, 2046) << 52
-    return bits.view(torch.float64)
+    return ((exponent + 1023).clamp(0, 2046) << 52).view(torch.float64)
 
 
 def _steps(a: Operand, acc: Accumulator) -> list[tuple[int, int]]:
@@ -155,8 +150,7 @@ def _steps(a: Operand, acc: Accumulator) -> list[tuple[int, int]]:
 
 
 def _zeros(a: Operand, b: Operand) -> Tensor:
-    shape = (a.value.shape[0], b.value.shape[0])
-    return torch.zeros(shape, dtype=torch.float64, device=a.value.device)
+    return torch.zeros((a.value.shape[0], b.value.shape[0]), dtype=torch.float64, device=a.value.device)
 
 
 def float64_slack(a: Operand, b: Operand, length: int, acc: Accumulator) -> Tensor:

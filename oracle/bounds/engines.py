@@ -188,11 +188,9 @@ def _overlay(product: ScaledProduct, out: Tensor, plain: Callable[[ScaledProduct
     columns = ~_finite(product.right, torch.arange(product.N, device="cpu") // product.b_rows)
     if product.bias is not None:
         columns |= ~torch.isfinite(decode(product.bias))
-    if bool(rows.any()):
-        index = torch.nonzero(rows)[:, 0]
+    if (index := torch.nonzero(rows)[:, 0]).numel():
         out[:, index] = plain(product.take(index))
-    if bool(columns.any()):
-        index = torch.nonzero(columns)[:, 0]
+    if (index := torch.nonzero(columns)[:, 0]).numel():
         out[:, :, index] = plain(product.take_columns(index))
 
 

@@ -68,8 +68,8 @@ class _Extremes:
 
 def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
     """Half the width of the interval, and where it is open."""
-    size = _magnitudes(product)
-    n = product.K + 4
+    a, b = _scaled(product.left, product, 1), _scaled(product.right, product, product.b_rows)
+    size, n = (a @ b.T) * (1 + product.K * 2.0**-52), product.K + 4
     gamma = n * U / (1 - n * U)
     if product.bias is not None:
         size = size + zero_nonfinite(decode(product.bias)).abs()[None, :]
@@ -81,11 +81,6 @@ def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
     return width, open_
 
 
-def _magnitudes(product: ScaledProduct) -> Tensor:
-    a, b = _scaled(product.left, product, 1), _scaled(product.right, product, product.b_rows)
-    return (a @ b.T) * (1 + product.K * 2.0**-52)
-
-
 def _reach(product: ScaledProduct) -> Tensor:
     """The largest intermediate before the last scale: ``sa sb``, ``a sa``, ``b sb``, a sum with one of its scales."""
     rows = _scaled(product.left, product, 1).amax(dim=1)[:, None]
@@ -95,8 +90,7 @@ def _reach(product: ScaledProduct) -> Tensor:
     sums = torch.zeros_like(largest)
     for block, k in product.blocks():
         sa = zero_nonfinite(product.left.scales[:, block]).abs()[:, None]
-        sb = zero_nonfinite(product.right.scales[:, block]).abs()
-        sb = sb.repeat_interleave(product.b_rows)[None, : product.N]
+        sb = zero_nonfinite(product.right.scales[:, block]).abs().repeat_interleave(product.b_rows)[None, : product.N]
         largest = torch.maximum(largest, sa * sb)
         sums = sums + torch.maximum(sa, sb) * (a[:, k] @ b[:, k].T)
     return torch.maximum(largest, sums)

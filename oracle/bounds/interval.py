@@ -63,7 +63,5 @@ def admissible(value: Exact, expected: Tensor, interval: Interval) -> Admissible
 def _edge(value: Exact, offset: Tensor, dtype: torch.dtype) -> Tensor:
     hi, e = two_sum(value.hi, offset)
     hi, lo = fast_two_sum(hi, e + value.lo)
-    infinite = torch.isinf(hi)
-    lo = torch.where(infinite, torch.zeros_like(lo), lo)
-    out = pair_to_dtype(hi, lo, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    return decode(out)
+    lo = torch.where(torch.isinf(hi), torch.zeros_like(lo), lo)
+    return decode(pair_to_dtype(hi, lo, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))

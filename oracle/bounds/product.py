@@ -196,8 +196,7 @@ class _Side:
 
 def _tile(tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chain, name: str, weak: bool) -> Interval:
     promotion = Promotion(torch.zeros((tile.M, tile.N), dtype=torch.float64, device=tile.a.device))
-    whole = [(0, 0, tile.K)]
-    for block, start, stop in whole if acc.scales_inside else chains(tile, acc.promotion):
+    for block, start, stop in [(0, 0, tile.K)] if acc.scales_inside else chains(tile, acc.promotion):
         sa, sb = a.given.steps(start, stop), b.given.steps(start, stop)
         if acc.kind is Sum.BLOCK_SCALED_GROUPS:
             left, right = (Operand(side.number(), side.exponent()) for side in (tile.left, tile.right))
@@ -233,9 +232,7 @@ def _spread(scale: Tensor, rows: int, count: int) -> Tensor:
 
 
 def _in_format(value: Tensor, name: str) -> Tensor:
-    fmt = by_name(name)
-    near = round_to(value, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
-    return near == value
+    return round_to(value, by_name(name), rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE) == value
 
 
 UNALIGNED = (Sum.EXACT, Sum.TREE_FLUSH)
@@ -298,8 +295,7 @@ def _within(product: ScaledProduct, q: float, limit: float, acc: Accumulator | N
 
 
 def _powers(scale: Tensor) -> bool:
-    finite = bool(torch.isfinite(scale).all()) and bool((scale > 0).all())
-    return finite and bool((torch.frexp(scale)[0] == 0.5).all())
+    return bool((torch.isfinite(scale) & (scale > 0)).all()) and bool((torch.frexp(scale)[0] == 0.5).all())
 
 
 def _largest_exponent(x: Decoded) -> int:

@@ -136,9 +136,8 @@ def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple
     """:func:`code_set` of consecutive rows of ``x`` seen as a matrix; ``published`` as there."""
     for band in x.bands(recipe.block):
         sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
-        low, high, expected, nan, free = (
-            t.view(-1, t.shape[-1]) for t in (sets.low, sets.high, sets.expected, sets.nan, sets.free)
-        )
+        tensors = (sets.low, sets.high, sets.expected, sets.nan, sets.free)
+        low, high, expected, nan, free = (t.view(-1, t.shape[-1]) for t in tensors)
         yield band.rows, CodeSet(low, high, expected, nan, free, sets.fmt)
 
 
@@ -202,14 +201,9 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     low = torch.where(undefined, fixed, torch.minimum(near, far))
     high = torch.where(undefined, fixed, torch.maximum(near, far))
     free = (s == 0).expand_as(v) & ~torch.isnan(blocks)
-    return CodeSet(
-        low=cells.join(low),
-        high=cells.join(high),
-        expected=cells.join(torch.where(undefined, fixed, middle)),
-        nan=cells.join(undefined & ~free & (recipe.nan_code is NanCode.NAN)),
-        free=cells.join(free),
-        fmt=fmt,
-    )
+    expected, nan = torch.where(undefined, fixed, middle), undefined & ~free & (recipe.nan_code is NanCode.NAN)
+    low, high, expected, nan, free = (cells.join(t) for t in (low, high, expected, nan, free))
+    return CodeSet(low, high, expected, nan, free, fmt)
 
 
 def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None) -> tuple[str, ...]:

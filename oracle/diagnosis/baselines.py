@@ -26,7 +26,7 @@ from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import DEEPGEMM_1X128, DEEPGEMM_128X128
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.numbers.scaling import Grid, grid
+from oracle.numbers.scaling import grid
 from oracle.routines import data
 from oracle.truth.gemm import ScaledProduct, exact
 
@@ -75,17 +75,8 @@ def cosine(x: Tensor, y: Tensor) -> float:
     return 1.0 if size == 0 and float((x - y).norm()) == 0 else float((x * y).sum()) / size if size else 0.0
 
 
-def _deep_gemm(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
-    return calc_diff(x, y) < 1e-3
-
-
-def _flashinfer(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
-    return cosine(x, y) > 0.99
-
-
 def _vllm(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
-    size = float(y.abs().mean())
-    error = float((x - y).abs().mean())
+    size, error = float(y.abs().mean()), float((x - y).abs().mean())
     return error == 0 if size == 0 else error / size < 1e-3
 
 
@@ -98,23 +89,21 @@ def _torch(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _flashinfer_bench(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
-    if not bool(torch.isfinite(x).all()):
-        return False
-    return float(((x - y).abs() <= 1e-2 + 1e-2 * y.abs()).to(torch.float64).mean()) >= 0.95
+    close = (x - y).abs() <= 1e-2 + 1e-2 * y.abs()
+    return bool(torch.isfinite(x).all()) and float(close.to(torch.float64).mean()) >= 0.95
 
 
 _NORM = {torch.bfloat16: 0.1, torch.float16: 0.01, torch.float32: 1e-5}
 
 
 def _hipblaslt(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
-    size = float(y.norm())
-    error = float((x - y).norm())
+    size, error = float(y.norm()), float((x - y).norm())
     return error == 0 if size == 0 else error / size < _NORM[dtype]
 
 
 _RULES = (
-    Rule("DeepGEMM calc_diff", "deep_gemm/testing: calc_diff < 1e-3", _deep_gemm),
-    Rule("FlashInfer cosine", "tests/gemm: cosine similarity > 0.99", _flashinfer),
+    Rule("DeepGEMM calc_diff", "deep_gemm/testing: calc_diff < 1e-3", lambda x, y, dtype: calc_diff(x, y) < 1e-3),
+    Rule("FlashInfer cosine", "tests/gemm: cosine similarity > 0.99", lambda x, y, dtype: cosine(x, y) > 0.99),
     Rule("vLLM mean relative", "tests/kernels test_block_fp8: relative mean difference < 1e-3", _vllm),
     Rule("torch assert_close", "torch.testing default tolerances of the output dtype", _torch),
     Rule("flashinfer-bench", "default evaluator: atol = rtol = 1e-2 for 95 % of the elements", _flashinfer_bench),
@@ -136,11 +125,8 @@ def _quantised_normal(label: str, m: int, n: int, k: int) -> OwnData:
 def _uniform_codes(label: str, m: int, n: int, k: int) -> OwnData:
     """Uniform codes over the whole range, uniform scales below 1e-2, the product of the quantised operands."""
     inputs = {name: _uniform(f"{label}#{name}", (rows, k)) for name, rows in (("a", m), ("b", n))}
-    cells: dict[str, Grid] = {
-        "a_scale": grid((m, k), DEEPGEMM_1X128.block),
-        "b_scale": grid((n, k), DEEPGEMM_128X128.block),
-    }
-    for name, cell in cells.items():
+    of_a, of_b = grid((m, k), DEEPGEMM_1X128.block), grid((n, k), DEEPGEMM_128X128.block)
+    for name, cell in (("a_scale", of_a), ("b_scale", of_b)):
         draws = data.Stream(f"{label}#{name}").integers(1, 1 << 20, cell.scale_shape)
         inputs[name] = torch.from_numpy(draws / (1 << 20) * 1e-2).to(torch.float32)
     return _of_quantised(inputs)
@@ -156,8 +142,7 @@ def _of_quantised(inputs: dict[str, Tensor]) -> OwnData:
 
 
 def _uniform(label: str, shape: tuple[int, ...]) -> Tensor:
-    draws = data.Stream(label).integers(-(1 << 20), 1 << 20, shape) / (1 << 20) * 448.0
-    values = torch.from_numpy(draws)
+    values = torch.from_numpy(data.Stream(label).integers(-(1 << 20), 1 << 20, shape) / (1 << 20) * 448.0)
     return to_dtype(values, torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
 
 

@@ -193,9 +193,8 @@ class FailingOutput:
         for part in call.parts:
             self.specified[part.place] = True
         self.equal = int((same_bits(output, self.right) & self.specified).sum())
-        outside = outside & self.specified
-        wrong = outside & ~right.agrees(output)
-        self.bad = wrong if bool(wrong.any()) else outside
+        wrong = outside & self.specified & ~right.agrees(output)
+        self.bad = wrong if bool(wrong.any()) else outside & self.specified
         self.failing, self.total = int(self.bad.sum()), int(self.specified.sum())
 
     @property
@@ -213,10 +212,8 @@ class FailingOutput:
     def attempt(self, faults: tuple[Fault, ...]) -> Explanation:
         """What the kernel with these faults explains of the whole output."""
         if self.call.schedule is not None and len(faults) == 1 and set(faults[0].changes) <= {Stage.WRITE}:
-            predicted = Prediction(faults[0].changes[Stage.WRITE](self.call, self.right))
-        else:
-            predicted = self.predict(faults)
-        return self.weigh(faults, predicted)
+            return self.weigh(faults, Prediction(faults[0].changes[Stage.WRITE](self.call, self.right)))
+        return self.weigh(faults, self.predict(faults))
 
     def predict(self, faults: tuple[Fault, ...]) -> Prediction:
         """The whole output of a kernel with these faults."""
@@ -235,9 +232,8 @@ class FailingOutput:
 
     def _gathered(self, computed: Sequence[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> list[Tensor]:
         call, first = self.call, computed[0][0].product
-        made = [
-            torch.full((call.rows, first.N), torch.nan, dtype=call.out_dtype, device=first.a.device) for _ in range(3)
-        ]
+        blank = torch.full((call.rows, first.N), torch.nan, dtype=call.out_dtype, device=first.a.device)
+        made = [blank.clone() for _ in range(3)]
         for i, (part, schedule) in enumerate(computed):
             for out, acc in zip(made, self.sums(i, part.product, schedule, faults), strict=True):
                 out[part.place] = stored(call, acc, faults)
@@ -253,12 +249,10 @@ class FailingOutput:
         acc = accumulated(self.call, product, schedule, faults)
         if self.call.schedule is not None:
             return (acc,)
-        if i is None or touches(faults, Stage.READ, Stage.PRODUCT):
-            width = interval_of(product, IEEE32)
-        else:
-            if i not in self.widths:
-                self.widths[i] = interval_of(product, IEEE32)
-            width = self.widths[i]
+        kept = None if i is None or touches(faults, Stage.READ, Stage.PRODUCT) else self.widths.get(i)
+        width = interval_of(product, IEEE32) if kept is None else kept
+        if i is not None and not touches(faults, Stage.READ, Stage.PRODUCT):
+            self.widths[i] = width
         infinity = torch.tensor(torch.inf, dtype=torch.float32, device=acc.device)
         low, high = ((decode(acc) + end).to(torch.float32) for end in (width.lo, width.hi))
         return acc, torch.nextafter(low, -infinity), torch.nextafter(high, infinity)
@@ -380,12 +374,11 @@ class Sample:
                 accs = self.failure.sums(None, subset(part.product, rows, self.columns), schedule, faults)
             if late:
                 self.right_sums[i] = accs
-            own = None
-            if call.schedule is not None and schedule is None:
-                if i not in self.unfaulted:
-                    product = subset(original.product, rows, self.columns)
-                    self.unfaulted[i] = stored(call, accumulated(call, product, None, ()), ())
-                own = self.unfaulted[i]
+            fallen = call.schedule is not None and schedule is None
+            if fallen and i not in self.unfaulted:
+                product = subset(original.product, rows, self.columns)
+                self.unfaulted[i] = stored(call, accumulated(call, product, None, ()), ())
+            own = self.unfaulted[i] if fallen else None
             found.append(((rows_of_output(original, rows)[:, None], self.columns[None, :]), accs, own))
         return found
 

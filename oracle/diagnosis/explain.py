@@ -206,11 +206,9 @@ def _single_faults(failure: FailingOutput, faults: Sequence[Fault]) -> tuple[Exp
         explanation = failure.attempt((fault,)) if whole else sample.attempt((fault,)) if sample is not None else None
         if explanation is not None and last_stage_only and explanation.explained == 0:
             explanation = failure.named_by_position(fault, explanation)
-        if explanation is not None and (
-            explanation.local or explanation.explained + explanation.placed > explanation.contradicted
-        ):
+        if explanation is not None:
             found.append(explanation)
-    return ranked(found)
+    return ranked([e for e in found if e.local or e.explained + e.placed > e.contradicted])
 
 
 def _pairs_and_scales(
@@ -274,9 +272,8 @@ def _described(failure: FailingOutput, explanations: tuple[Explanation, ...]) ->
     factors = _factors_by_tile(failure)
     first = min((block for _, used in factors if (block := used.first_block()) is not None), default=None)
     findings = [*_groups(failure), *_other_rows(failure), *_one_value(failure), *_k_blocks(factors)[:MOST]]
-    return Diagnosis(
-        failure.failing, failure.total, describe(failure.bad), explanations[:SHOWN], tuple(findings), first
-    )
+    where, shown = describe(failure.bad), explanations[:SHOWN]
+    return Diagnosis(failure.failing, failure.total, where, shown, tuple(findings), first)
 
 
 def _factors_by_tile(failure: FailingOutput) -> list[tuple[Tensor, Factors]]:
@@ -288,9 +285,7 @@ def _factors_by_tile(failure: FailingOutput) -> list[tuple[Tensor, Factors]]:
     rows = torch.arange(part.product.M, device=bad.device)
     for start in range(0, part.product.N, TILE):
         columns = start + torch.nonzero(bad[:, start : start + TILE].any(dim=0))[:, 0]
-        if not len(columns):
-            continue
-        used = effective_factors(subset(part.product, rows, columns), output[:, columns])
+        used = effective_factors(subset(part.product, rows, columns), output[:, columns]) if len(columns) else None
         if used is not None and used.first_block() is not None:
             found.append((columns, used))
     return found
@@ -345,10 +340,8 @@ def _other_rows(failure: FailingOutput) -> list[str]:
             moved.append((i, j))
     if not moved:
         return []
-    shown = ", ".join(f"{i} that of row {j}" for i, j in moved[:6])
-    return [
-        f"{len(moved)} failing rows hold the right result of another row: {shown}{', ...' if len(moved) > 6 else ''}"
-    ]
+    shown = ", ".join(f"{i} that of row {j}" for i, j in moved[:6]) + (", ..." if len(moved) > 6 else "")
+    return [f"{len(moved)} failing rows hold the right result of another row: {shown}"]
 
 
 def _one_value(failure: FailingOutput) -> list[str]:
@@ -383,10 +376,9 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
         changed = {name: ~agree(predicted[name], right[name]) for name in given}
         explained = sum(int((bad[name] & same[name] & changed[name]).sum()) for name in given)
         contradicted = sum(int((~same[name] & (changed[name] | bad[name])).sum()) for name in given)
+        counts = explained, failing, total, contradicted
         if explained > contradicted:
-            found.append(
-                Explanation(fault.name, "declared recipe", explained, failing, total, contradicted, fault.met_in)
-            )
+            found.append(Explanation(fault.name, "declared recipe", *counts, fault.met_in))
     where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
     return Diagnosis(failing, total, where, ranked(found)[:SHOWN])
 

@@ -124,8 +124,6 @@ def read_beyond_buffer(call: Call, output: Tensor, bad: Tensor, faults: Sequence
 def _is_sum_of_known_and_unknown(wrong: ScaledProduct, output: Tensor, right: ScaledProduct) -> bool:
     """Whether every finite row is such a sum, and at least one is evidence.
 
-    Parameters
-    ----------
     wrong : the mutant's product; NaN scales in rows and blocks that it reads beyond the buffer, finite ones elsewhere.
     output : Tensor ``[M, N]``, the rows to explain.
     right : the right product of these rows, with the scales to compare with.

@@ -99,22 +99,18 @@ def _moves(failure: FailingOutput) -> Iterator[Placement]:
     swapped = len(shifts) == 2
     if swapped and (-down, -right) not in shifts:
         return
-    pieces = []
-    for shift, (from_row, from_column) in shifts.items():
-        piece = _moved(failure, from_row, from_column, shift)
-        if piece is None:
-            return
-        pieces.append(piece)
+    found = [_moved(failure, *rectangle, shift) for shift, rectangle in shifts.items()]
+    pieces = [piece for piece in found if piece is not None]
+    if len(pieces) < len(found):
+        return
     if len(rows) == 1 and right == 0:
         fault = get("two rows swapped" if swapped else "one row duplicated")
         said = f"rows {rows[0]} and {rows[0] + down}" if swapped else f"row {rows[0]} holds row {rows[0] + down}"
         part = "" if len(columns) == failure.output.shape[1] else f", columns {ranges(columns.tolist())}"
         yield Placement(fault.name, said + part, pieces, fault.met_in)
         return
-    here, there = (
-        f"rows {ranges(r.tolist())} of columns {ranges(c.tolist())}"
-        for r, c in ((rows, columns), (rows + down, columns + right))
-    )
+    places = ((rows, columns), (rows + down, columns + right))
+    here, there = (f"rows {ranges(r.tolist())} of columns {ranges(c.tolist())}" for r, c in places)
     said = f"{here} and {there}" if swapped else f"{here} hold {there}"
     title = "two output tiles swapped" if swapped else "one output tile stored at another tile's place"
     yield Placement(title, said, pieces)
@@ -134,8 +130,7 @@ def _shifts(failure: FailingOutput) -> dict[tuple[int, int], tuple[Tensor, Tenso
         unit: Tensor = values / values.norm(dim=1, keepdim=True).clamp(min=2.0**-100)
         return unit
 
-    failing = failure.bad[:, : count * size].reshape(height * count, size).any(dim=1)
-    at = torch.nonzero(failing)[:, 0]
+    at = torch.nonzero(failure.bad[:, : count * size].reshape(height * count, size).any(dim=1))[:, 0]
     if not len(at) or len(at) * height * count * size > SEARCH:
         return {}
     actual, right = cut(failure.output), cut(failure.right)
@@ -155,10 +150,8 @@ def _shifts(failure: FailingOutput) -> dict[tuple[int, int], tuple[Tensor, Tenso
         end = max(columns) + size
         if shift[1] == 0 and end + size > width:
             end = width  # the last columns of a row are less than a piece
-        found[shift] = (
-            torch.arange(min(rows), max(rows) + 1, device="cpu"),
-            torch.arange(min(columns), end, device="cpu"),
-        )
+        extents = (min(rows), max(rows) + 1), (min(columns), end)
+        found[shift] = (torch.arange(*extents[0], device="cpu"), torch.arange(*extents[1], device="cpu"))
     return found
 
 

@@ -43,10 +43,8 @@ def minimise(contract: Contract, inputs: Inputs, fails: Fails, *, budget: int = 
     fails : True when the call still shows the failure; raised OracleErrors mean that the call is not admitted.
     budget, seconds : how often, and how long, to ask.
     """
-    end, asked = time.monotonic() + seconds, 0
-    steps: list[str] = []
-    current = dict(inputs)
-    moved = True
+    end, asked, steps = time.monotonic() + seconds, 0, list[str]()
+    current, moved = dict(inputs), True
     while moved:
         moved = False
         for axis in _axes(contract):
@@ -95,8 +93,7 @@ def _cuts(contract: Contract, inputs: Inputs, axis: str) -> Iterator[tuple[dict[
     operands = Call(contract, inputs).operands
     size, unit = _extent(operands, inputs, axis), _unit(operands, axis)
     units = -(-size // unit)
-    half = units // 2
-    for first, last in dict.fromkeys([(0, half), (half, units), (0, units - 1), (1, units)]):
+    for first, last in dict.fromkeys([(0, units // 2), (units // 2, units), (0, units - 1), (1, units)]):
         start, stop = first * unit, min(size, last * unit)
         if units > 1 and stop > start:
             yield _cut(operands, inputs, axis, start, stop), f"{axis} {size} -> {stop - start}"
@@ -117,8 +114,7 @@ def _unit(operands: Operands, axis: str) -> int:
 def _cut(operands: Operands, inputs: Inputs, axis: str, first: int, last: int) -> dict[str, Tensor]:
     cut = dict(inputs)
     if not operands.parts:
-        cut["x"] = _narrow(inputs["x"], 0 if axis == "M" else 1, first, last)
-        return cut
+        return cut | {"x": _narrow(inputs["x"], 0 if axis == "M" else 1, first, last)}
     names, product, by_column = operands.roles, operands.parts[0].product, operands.b_columns
     if axis == "M":
         a_scale = inputs[names["a_scale"]]
@@ -134,8 +130,8 @@ def _cut(operands: Operands, inputs: Inputs, axis: str, first: int, last: int) -
         cut[names["b"]] = _narrow(inputs[names["b"]], 1 if by_column else -2, first, last, keep=by_column)
         scale = inputs[names["b_scale"]]
         if product.b_rows < product.N:
-            rows = slice(first // product.b_rows, -(-last // product.b_rows))
-            cut[names["b_scale"]] = _narrow(scale, _channels(scale, product), rows.start, rows.stop)
+            rows = first // product.b_rows, -(-last // product.b_rows)
+            cut[names["b_scale"]] = _narrow(scale, _channels(scale, product), *rows)
         if "bias" in cut:
             cut["bias"] = inputs["bias"][first:last].clone()
     else:
@@ -160,8 +156,7 @@ def _narrow(x: Tensor, axis: int, first: int, last: int, *, keep: bool = False) 
     """A window of one axis; ``keep`` leaves a transposed matrix transposed."""
     raw = x.view(torch.uint8) if x.element_size() == 1 else x
     part = raw.narrow(axis, first, last - first)
-    part = part.t().contiguous().t() if keep else part.contiguous()
-    return part.view(x.dtype)
+    return (part.t().contiguous().t() if keep else part.contiguous()).view(x.dtype)
 
 
 def _zeroed(

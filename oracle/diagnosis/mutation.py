@@ -150,20 +150,12 @@ class Trial:
         if self.product:
             out, right = (x["out"].reshape(-1, x["out"].shape[-1]) for x in (mine, self.right))
             return all(bool(same_bits(part.of(out), part.of(right)).all()) for part in self.call.parts)
-        return all(
-            mine[name].shape == right.shape and bool(agree(mine[name], right).all())
-            for name, right in self.right.items()
-        )
+        pairs = [(mine[name], right) for name, right in self.right.items()]
+        return all(x.shape == right.shape and bool(agree(x, right).all()) for x, right in pairs)
 
 
 def trials(contract: str, profile: str) -> list[Trial]:
-    """The cases of a profile and the extra ones, smallest first, as trials.
-
-    Raises
-    ------
-    CaseError
-        No case exists for the contract.
-    """
+    """The cases of a profile and the extra ones, smallest first, as trials; CaseError when there are none."""
     found = [trial for case in listed(contract, profile) for trial in _trials_of(case)]
     return sorted(found, key=lambda trial: sum(t.numel() for t in trial.call.inputs.values()))
 
@@ -171,10 +163,8 @@ def trials(contract: str, profile: str) -> list[Trial]:
 def listed(contract: str, profile: str) -> list[Case]:
     """The cases of a profile and the extra ones of a contract; CaseError when there are none."""
     grammar = cases.grammars().get(contract)
-    chosen = [] if grammar is None else [
-        *profiles.cases(contract, profile),
-        *(cases.parse(f"{contract}/{text}") for text in grammar.extra),
-    ]
+    extra = () if grammar is None else (cases.parse(f"{contract}/{text}") for text in grammar.extra)
+    chosen = [] if grammar is None else [*profiles.cases(contract, profile), *extra]
     if not chosen:
         raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
     return list(dict.fromkeys(chosen))
@@ -206,8 +196,7 @@ def mutate_own_data(
     None as a whole: the rule rejects a right result of that data, so nothing can be measured with it.
     The shape is 256 x 512 x 1024, as its test has it in kind.
     """
-    made = own_data(rule, m=256, n=512, k=1024, seed=seed)
-    contract = get(OWN_CONTRACT)
+    made, contract = own_data(rule, m=256, n=512, k=1024, seed=seed), get(OWN_CONTRACT)
     call = Call(contract, made.inputs, {}, get_schedule("sm90.promote128"))
     right = decode(by_name(run(call))["out"])
     bf16 = to_dtype(made.reference, torch.bfloat16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
@@ -264,10 +253,8 @@ def _fate(fault: Fault, killer: str, tried: int, same: bool, reasons: Mapping[st
 
 
 def _noticed(rule: Rule, fault: Fault, passing: Sequence[Trial]) -> bool:
-    for trial in passing:
-        if fault.applies(trial.call) is None and not _passes(rule, trial, by_name(run(trial.call, fault))["out"]):
-            return True
-    return False
+    reached = (trial for trial in passing if fault.applies(trial.call) is None)
+    return any(not _passes(rule, trial, by_name(run(trial.call, fault))["out"]) for trial in reached)
 
 
 def _passes(rule: Rule, trial: Trial, output: Tensor) -> bool:
@@ -359,8 +346,7 @@ def right_variants(count: int, *, seed: int, contracts: Sequence[str] | None = N
     names = [n for n in (contracts or contracts_with_cases()) if get(n).roles]
     if not names:
         raise OptionError(f"{', '.join(contracts or ())}: no legal variants are known; name a product of FP8 operands")
-    stream = data.Stream(f"legal/seed={seed}")
-    made = 0
+    stream, made = data.Stream(f"legal/seed={seed}"), 0
     while made < count:
         name = names[_draw(stream, 0, len(names))]
         for variant in _variants(_random_case(name, stream), stream):
@@ -436,14 +422,13 @@ def _accumulator(name: str) -> tuple[object, ...]:
 
 def _float32(call: Call) -> Iterator[tuple[str, Tensor]]:
     """Float32 kernels: scaled after each block, dequantised first, and backwards in K."""
-    parts, shape, dtype = call.parts, call.operands.shape, call.out_dtype
+    shape, dtype = call.operands.shape, call.out_dtype
     for how in ("float32 by blocks", "float32 dequantised", "float32 backwards"):
         out = torch.full((call.rows, shape[-1]), torch.nan, dtype=dtype, device="cpu")
-        for part in parts:
+        for part in call.parts:
             p = part.product
-            if how != "float32 by blocks" and not bool(
-                torch.isfinite(p.a_scale).all() and torch.isfinite(p.b_scale).all()
-            ):
+            finite = bool(torch.isfinite(p.a_scale).all() and torch.isfinite(p.b_scale).all())
+            if how != "float32 by blocks" and not finite:
                 break
             a, b = decode(p.a).to(torch.float32), decode(p.b).to(torch.float32)
             sb = p.b_scale.repeat_interleave(p.b_rows, dim=0)[: p.N]

@@ -11,11 +11,9 @@ exact integers; :func:`decode` is its vectorised twin (a table made by the defin
 bit arithmetic above), with the same bits on every device.
 
 Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2); Noune et al., arXiv 2206.02915 (FNUZ); OCP
-Microscaling Formats 1.0 (E8M0, E2M1); IEEE 754-2019 (binary16, binary32); bfloat16 is binary32 cut to 16
-bits.
+Microscaling Formats 1.0 (E8M0, E2M1); IEEE 754-2019 (binary16, binary32); bfloat16 is binary32 cut to 16 bits.
 
-Not here: encoding (:mod:`oracle.numbers.rounding`), scales, packed sub-byte storage (a code of E2M1 is one
-``uint8``).
+Not here: encoding (:mod:`oracle.numbers.rounding`), scales, packed sub-byte storage (a code of E2M1 is one ``uint8``).
 """
 
 from __future__ import annotations
@@ -180,16 +178,9 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, to
 
 
 def _record(
-    name: str,
-    exponent_bits: int,
-    fraction_bits: int,
-    bias: int,
-    nan: NanEncoding,
-    *,
-    signed: bool = True,
-    has_inf: bool = False,
-    has_subnormals: bool = True,
-) -> Format:
+    name: str, exponent_bits: int, fraction_bits: int, bias: int, nan: NanEncoding,
+    *, signed: bool = True, has_inf: bool = False, has_subnormals: bool = True,
+) -> Format:  # fmt: skip
     bits = int(signed) + exponent_bits + fraction_bits
     return Format(name, bits, exponent_bits, fraction_bits, bias, signed, nan, has_inf, has_subnormals)
 
@@ -283,8 +274,10 @@ def decode(codes: Tensor, fmt: Format | None = None) -> Tensor:
     integer is no code of the format.
     """
     fmt, stored = _stored(codes, fmt)
-    chain = partial(_from_table, fmt=fmt) if fmt.bits <= 8 else partial(_from_bits, fmt=fmt)
-    return in_blocks(chain, stored, dtype=torch.float64)
+    if fmt.bits > 8:
+        return in_blocks(partial(_from_bits, fmt=fmt), stored, dtype=torch.float64)
+    table = _table(fmt, stored.device)
+    return in_blocks(lambda part: torch.index_select(table, 0, part.int()), stored, dtype=torch.float64)
 
 
 def codes_of(x: Tensor, fmt: Format | None = None) -> Tensor:
@@ -385,15 +378,8 @@ def _stored(codes: Tensor, fmt: Format | None) -> tuple[Format, Tensor]:
     if width > fmt.bits and codes.numel():
         low, high = (int(bound) for bound in torch.aminmax(codes.to(torch.int64)))
         if low < 0 or high > fmt.code_mask:
-            wrong = low if low < 0 else high
-            raise InputError(f"{wrong} is no code of {fmt}; codes are 0..{fmt.code_mask}")
-    if width == 8 * fmt.storage.itemsize:
-        return fmt, codes.view(fmt.storage)
-    return fmt, codes.to(fmt.storage)
-
-
-def _from_table(codes: Tensor, *, fmt: Format) -> Tensor:
-    return torch.index_select(_table(fmt, codes.device), 0, codes.int())
+            raise InputError(f"{low if low < 0 else high} is no code of {fmt}; codes are 0..{fmt.code_mask}")
+    return fmt, codes.view(fmt.storage) if width == 8 * fmt.storage.itemsize else codes.to(fmt.storage)
 
 
 def _from_bits(codes: Tensor, *, fmt: Format) -> Tensor:

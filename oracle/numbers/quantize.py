@@ -112,14 +112,9 @@ class Prepared:
     """
 
     def __init__(
-        self,
-        x: Tensor,
-        given: Tensor | None,
-        scale_ub: Tensor | None,
-        global_scale: Tensor | None,
-        *,
-        whole: Prepared | None = None,
-    ) -> None:
+        self, x: Tensor, given: Tensor | None, scale_ub: Tensor | None, global_scale: Tensor | None,
+        *, whole: Prepared | None = None,
+    ) -> None:  # fmt: skip
         self.x, self.dtype, self.given, self.scale_ub, self.global_scale = x, x.dtype, given, scale_ub, global_scale
         self._whole = whole
         self._blocks: dict[Block, Tensor] = {}
@@ -257,8 +252,7 @@ def per_tensor_dequantize(q: Tensor, inv_scale: Tensor) -> Tensor:
     factor = _one_value("inv_scale", inv_scale, q)
     if factor is None:
         raise OptionError("per_tensor_dequantize needs inv_scale, one float32 value")
-    product = f32(decode(q) * factor)
-    return to_dtype(product, torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    return to_dtype(f32(decode(q) * factor), torch.float16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def block_amax(blocks: Tensor, recipe: Recipe, *, columns: int) -> Tensor:
@@ -276,9 +270,7 @@ def block_amax(blocks: Tensor, recipe: Recipe, *, columns: int) -> Tensor:
         nan = nan & seen
     amax = magnitude.amax(dim=(1, 3), keepdim=True)
     if recipe.nan_amax is NanAmax.PROPAGATED:
-        amax = torch.where(
-            nan.any(dim=3, keepdim=True).any(dim=1, keepdim=True), torch.full_like(amax, torch.nan), amax
-        )
+        amax = amax.masked_fill(nan.any(dim=3, keepdim=True).any(dim=1, keepdim=True), torch.nan)
     return amax
 
 

@@ -104,12 +104,8 @@ def encode_scalar(x: float | Fraction, fmt: Format, *, rounding: Rounding, overf
     direction = _for_magnitude(rounding, negative)
     magnitude = _round_magnitude(*(-x if negative else x).as_integer_ratio(), fmt, direction)
     if magnitude > fmt.max_code:
-        if direction is Rounding.TOWARD_ZERO:
-            return sign | fmt.max_code
-        return _overflowed(fmt, sign, overflow)
-    if magnitude == 0 and not fmt.has_negative_zero:
-        return 0
-    return sign | magnitude
+        return sign | fmt.max_code if direction is Rounding.TOWARD_ZERO else _overflowed(fmt, sign, overflow)
+    return 0 if magnitude == 0 and not fmt.has_negative_zero else sign | magnitude
 
 
 def encode(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
@@ -357,12 +353,8 @@ def _values(x: Tensor, fmt: Format, rounding: Rounding, overflow: Overflow) -> T
 
 
 def _is_nan(x: Tensor, fmt: Format, over: Tensor | None) -> Tensor:
-    nan = x.isnan()
-    if over is not None:
-        nan |= over
-    if not fmt.signed:
-        nan |= x < 0
-    return nan
+    nan = x.isnan() if over is None else x.isnan() | over
+    return nan if fmt.signed else nan | (x < 0)
 
 
 def _to_odd(hi: Tensor, lo: Tensor) -> Tensor:

@@ -6,8 +6,7 @@ at which they step to the next power:
 * CEIL steps at once (``S > 1``); AMAX_* look at the amax instead of ``s`` and subtract the exponent of the largest
   value of the element format (8 for E4M3);
 * EXP2_CEIL_LOG2 and EXP2_ROUND_LOG2 go through a *rounded* logarithm, so they step late or early; the step is
-  computed here for a correctly rounded logarithm, and :func:`log2_window` bounds it for one that is off by
-  an ulp;
+  computed here for a correctly rounded logarithm, and :func:`log2_window` bounds it for one that is off by an ulp;
 * INVERSE_FLOOR clears the fraction of ``q = 448 / a``.
 
 Sources: OCP Microscaling Formats 1.0, 6.3 (AMAX_FLOOR); CUDA ``cvt.rp.satfinite.ue8m0`` (CEIL); torchao
@@ -160,10 +159,7 @@ def _steps(mode: PowerOfTwo | None, precision: int, slack: int) -> tuple[float, 
 def _boundary(k: int, mode: PowerOfTwo | None, precision: int) -> Fraction:
     """The real number above which ``log2(S)`` leads to ``k + 1``: a midpoint of two logarithms, minus ``k``."""
     if mode is PowerOfTwo.EXP2_CEIL_LOG2:
-        if k == 0:
-            return Fraction(0)
-        up = _spacing(Fraction(k), precision, toward_zero=k < 0)
-        return up / 2
+        return _spacing(Fraction(k), precision, toward_zero=k < 0) / 2 if k else Fraction(0)
     half = Fraction(2 * k + 1, 2)
     spacing = _spacing(half, precision)
     if half % spacing == 0:

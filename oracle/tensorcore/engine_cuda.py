@@ -92,10 +92,12 @@ def _launch(
     rows, columns = a[0].shape[1], b[0].shape[1]
     out = torch.empty((rows, columns), dtype=torch.float32, device=sa.device)
     assert instruction.align_bits is not None
+    # else the sum fits int32 and, before it is cut to ``to`` bits, float32
+    wide = (instruction.group + 1) << (instruction.align_bits + 2) > 1 << 24
     fused[(rows // BM, columns // BN)](
         a[0], a[1], sa, b[0], b[1], sb, tiles, out, rows, columns, tiles.shape[0],
         LENGTH=length, GROUP=group, T=instruction.align_bits, TO=instruction.out_bits, MODE=mode,
-        FOLDS=instruction.sum is Sum.FUSED_THEN_ADD, WIDE=not _sum_fits_int32(instruction),
+        FOLDS=instruction.sum is Sum.FUSED_THEN_ADD, WIDE=wide,
         BM=BM, BN=BN, UNROLL=UNROLL, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     return out
@@ -109,12 +111,6 @@ def _uniform(order: Packed) -> tuple[Tensor, Tensor, int]:
     for row, s, e in zip(source, starts, ends, strict=True):
         row[: e - s] = order.source[s:e]
     return source.reshape(-1), order.tiles[:, 2:].to(torch.int32).contiguous(), length
-
-
-def _sum_fits_int32(instruction: Instruction) -> bool:
-    """Whether the sum fits int32 and, before it is cut to ``to`` bits, float32."""
-    assert instruction.align_bits is not None
-    return (instruction.group + 1) << (instruction.align_bits + 2) <= 1 << 24
 
 
 def _packed(x: Tensor, source: Tensor, multiple: int) -> tuple[Tensor, Tensor]:

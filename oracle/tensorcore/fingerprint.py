@@ -1,5 +1,4 @@
-"""How a black-box kernel computes: its group size, aligner, promotion, epilogue and rounding, found by
-probing.
+"""How a black-box kernel computes: its group size, aligner, promotion, epilogue and rounding, found by probing.
 
 :func:`fingerprint` runs the probes of :mod:`oracle.tensorcore.probes` through a callable and reads the
 answers. The masks give, for every k, the size of the smallest partial sum that it shares with k = 0; the
@@ -95,7 +94,6 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     back as it is: this is no scaled product of ``a`` and ``b``, and the probes would read a constant as one sum over
     all of K.
     """
-
     seen: list[tuple[ScaledProduct, Tensor]] = []
 
     def run(product: ScaledProduct) -> Tensor:
@@ -127,19 +125,10 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     fitting, registered = _arithmetic(run, shape, inst, interval, out_dtype, seed)
     registered = [s for s in registered if all(_reproduces(s, *pair) for pair in structural)]
     return Fingerprint(
-        group,
-        levels,
-        interleaved,
-        interval,
-        align_bits,
-        towards,
-        out_bits,
-        rounding,
-        tuple(dict.fromkeys(s.promotion.name for s in fitting)),
-        tuple(dict.fromkeys(s.epilogue.name for s in fitting)),
-        _store(diagonal, shape, first if len(first) >= 3 else [0, 1, 2], out_dtype),
-        tuple(s.name for s in registered),
-    )
+        group, levels, interleaved, interval, align_bits, towards, out_bits, rounding,
+        tuple(dict.fromkeys(s.promotion.name for s in fitting)), tuple(dict.fromkeys(s.epilogue.name for s in fitting)),
+        _store(diagonal, shape, first if len(first) >= 3 else [0, 1, 2], out_dtype), tuple(s.name for s in registered),
+    )  # fmt: skip
 
 
 Diagonal = Callable[[ScaledProduct], Tensor]
@@ -172,8 +161,7 @@ def _partial_sums(diagonal: Diagonal, shape: Shape) -> dict[int, int]:
 def _levels(sizes: dict[int, int]) -> tuple[int, ...]:
     """Steps between consecutive sizes, each once, increasing."""
     values = sorted(set(sizes.values()))
-    steps = [b - a for a, b in zip([0, *values], values, strict=False)]
-    return tuple(sorted(set(steps)))
+    return tuple(sorted({b - a for a, b in zip([0, *values], values, strict=False)}))
 
 
 def _alignment(diagonal: Diagonal, shape: Shape, group: Sequence[int]) -> tuple[int | None, str]:
@@ -218,19 +206,11 @@ def _measured(
     if align_bits is None or out_bits is None or rounding not in ("toward zero", "nearest", "unknown"):
         return None
     return Instruction(
-        name="measured",
-        arch="measured",
-        operands=(of_dtype(shape.dtype).name,),
-        k=2 * group if interleaved else group,
-        group=group,
-        align_bits=align_bits,
-        out_bits=out_bits,
-        source="fingerprint",
-        status=Status.LITERATURE,
+        name="measured", arch="measured", operands=(of_dtype(shape.dtype).name,), k=2 * group if interleaved else group,
+        group=group, align_bits=align_bits, out_bits=out_bits, source="fingerprint", status=Status.LITERATURE,
         sum=Sum.FUSED_THEN_ADD if interleaved else Sum.FUSED,
-        order=Order.INTERLEAVED if interleaved else Order.SEQUENTIAL,
-        round_toward_zero=rounding != "nearest",
-    )
+        order=Order.INTERLEAVED if interleaved else Order.SEQUENTIAL, round_toward_zero=rounding != "nearest",
+    )  # fmt: skip
 
 
 def _arithmetic(
@@ -253,9 +233,7 @@ def _reproduces(schedule: Schedule, product: ScaledProduct, out: Tensor) -> bool
     if schedule.why_not(product, out_dtype=out.dtype) is not None:
         return False
     corner = torch.arange(8, device="cpu")
-    if not _equal(schedule, subset(product, corner, corner), out[:8, :8]):
-        return False
-    return _equal(schedule, product, out)
+    return _equal(schedule, subset(product, corner, corner), out[:8, :8]) and _equal(schedule, product, out)
 
 
 def _equal(schedule: Schedule, product: ScaledProduct, out: Tensor) -> bool:

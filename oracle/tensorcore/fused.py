@@ -207,9 +207,8 @@ def _groups(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, out: torc
     else:
         splits = list(torch.split(torch.arange(p.shape[-1], device=p.device), instruction.group))
     for split in splits:
-        if split.numel() == 0:
-            continue
-        c = _group_step(p[..., split], e[..., split], c, instruction, out)
+        if split.numel():
+            c = _group_step(p[..., split], e[..., split], c, instruction, out)
     return c
 
 

@@ -4,19 +4,16 @@ An :class:`Instruction` says how ``d = a.b + c`` is evaluated for ``k`` products
 into fused groups, how wide the aligner is, and how the result is rounded. The arithmetic itself is in
 :mod:`oracle.tensorcore.fused`; a whole kernel is a :class:`~oracle.tensorcore.schedules.Schedule`.
 
-Symbols: ``t`` (``align_bits``) is the number of fraction bits kept below the largest exponent of a group;
-every addend, ``c`` included, is truncated toward zero to a multiple of ``2^(m-t)``. ``to`` (``out_bits``) is
-the number of fraction bits of the result. Exponents of products are sums of the operands' exponents and are
-not normalised; subnormal operands have the fixed exponent ``emin``; products with a zero operand do not take
-part.
+Symbols: ``t`` (``align_bits``) is the number of fraction bits kept below the largest exponent of a group; every addend,
+``c`` included, is truncated toward zero to a multiple of ``2^(m-t)``. ``to`` (``out_bits``) is the number of fraction
+bits of the result. Exponents of products are sums of the operands' exponents and are not normalised; subnormal operands
+have the fixed exponent ``emin``; products with a zero operand do not take part.
 
-Sources: MMA-Sim (Xie et al., arXiv 2511.10909; revisions c785138, 735c9b7) · KM (Khattak and Mikaitis, ACM
-TACO 2025, 10.1145/3830409, and their published hardware vectors) · outputs captured from an H200 ·
-DeepSeek-V3 report, 3.3.2 · Fasi et al., PeerJ CS 7:e330. ``status`` says which of these could be checked
-here.
+Sources: MMA-Sim (Xie et al., arXiv 2511.10909; revisions c785138, 735c9b7) · KM (Khattak and Mikaitis, ACM TACO 2025,
+10.1145/3830409, and their published hardware vectors) · outputs captured from an H200 · DeepSeek-V3 report, 3.3.2 ·
+Fasi et al., PeerJ CS 7:e330. ``status`` says which of these could be checked here.
 
-Not covered: sparse instructions, float64 and integer instructions, gfx950 (no model is published), FP6
-operands.
+Not covered: sparse instructions, float64 and integer instructions, gfx950 (no model is published), FP6 operands.
 """
 
 from __future__ import annotations
@@ -174,16 +171,9 @@ _TABLE: tuple[Instruction, ...] = (
     *_ampere("sm89", f"{_MMASIM}; {_KM} (Ada RTX 1000, L40S)"),
     _nvidia("sm89.mma.fp8", FP8, 32, 16, 13, 13, f"{_MMASIM}; {_KM} (Ada RTX 1000, L40S)", _PUB, float16_out=True),
     _nvidia(
-        "sm90.wgmma.fp8",
-        FP8,
-        32,
-        32,
-        13,
-        13,
-        f"H200 captures; {_KM} (H100, H200, from c = 0); DeepSeek-V3 3.3.2",
-        _HW,
-        float16_out=True,
-    ),
+        "sm90.wgmma.fp8", FP8, 32, 32, 13, 13,
+        f"H200 captures; {_KM} (H100, H200, from c = 0); DeepSeek-V3 3.3.2", _HW, float16_out=True,
+    ),  # fmt: skip
     _nvidia("sm90.wgmma.f16", FP16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (H100, H200)", _PUB, float16_out=True),
     _nvidia("sm90.wgmma.bf16", BF16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (H100, H200)", _PUB),
     _nvidia("sm90.wgmma.tf32", TF32, 8, 8, 25, 23, f"{_MMASIM}; {_KM} (H100, H200)", _PUB),

@@ -77,8 +77,7 @@ def mma(
     Parameters
     ----------
     a, b : Tensor
-        ``[..., K]`` rows, paired; in the operand dtype, or float32 values with ``a_format`` / ``b_format``
-        named.
+        ``[..., K]`` rows, paired; in the operand dtype, or float32 values with ``a_format`` / ``b_format`` named.
     c : Tensor, ``[...]``; rounded to ``out`` (nearest even) first, as a kernel that loads it does.
     out : torch.dtype, float32, or float16 where the instruction has it.
 
@@ -215,9 +214,8 @@ class _Tile:
         rows = max(1, _SLICE // (self.product.N * step))
         parts = []
         for i in range(0, self.product.M, rows):
-            acc = torch.zeros(
-                (min(rows, self.product.M - i), self.product.N), dtype=torch.float64, device=self.a.values.device
-            )
+            extent = (min(rows, self.product.M - i), self.product.N)
+            acc = torch.zeros(extent, dtype=torch.float64, device=self.a.values.device)
             for k in range(start, stop, step):
                 p, e = self.products(slice(i, i + rows), k, min(k + step, stop))
                 acc = accumulate(p, e, acc, self.schedule.instruction)

@@ -95,14 +95,8 @@ def scaled(
     """A product of this shape, with unit scales unless given."""
     ones_a = torch.ones((a.shape[0], shape.blocks), dtype=torch.float32, device="cpu")
     ones_b = torch.ones((-(-b.shape[0] // shape.b_rows), shape.blocks), dtype=torch.float32, device="cpu")
-    return ScaledProduct(
-        a,
-        b,
-        ones_a if a_scale is None else a_scale,
-        ones_b if b_scale is None else b_scale,
-        shape.block or shape.k,
-        shape.b_rows,
-    )
+    sa, sb = ones_a if a_scale is None else a_scale, ones_b if b_scale is None else b_scale
+    return ScaledProduct(a, b, sa, sb, shape.block or shape.k, shape.b_rows)
 
 
 def split(value: float, dtype: torch.dtype) -> tuple[float, float]:

@@ -8,9 +8,8 @@ A schedule is built from few parts::
     bias       fma(outer scale, inner, bias), or a separate addition
     store      float32 rounded to nearest even into the output dtype
 
-Sources: outputs captured on an H200 (DeepGEMM, FlashInfer, vLLM CUTLASS, cuBLASLt and PyTorch's CUTLASS
-kernels), the published sources of these kernels, and the instruction table. ``status`` says which were
-checked here.
+Sources: outputs captured on an H200 (DeepGEMM, FlashInfer, vLLM CUTLASS, cuBLASLt and PyTorch's CUTLASS kernels), the
+published sources of these kernels, and the instruction table. ``status`` says which were checked here.
 
 Not covered: split-K and stream-K (their partial sums are added in an order that the launch decides), the
 float32 ``C`` operand of accumulating GEMMs, activation epilogues.
@@ -195,9 +194,8 @@ def _family(
         replace(base, name=f"{base.name}.product", epilogue=Epilogue.PRODUCT),
     ]
     if promoting:
-        promote = replace(
-            base, name=f"{arch}{prefix}.promote128", interval=128, promotion=Promotion.FMA, epilogue=Epilogue.NONE
-        )
+        name = f"{arch}{prefix}.promote128"
+        promote = replace(base, name=name, interval=128, promotion=Promotion.FMA, epilogue=Epilogue.NONE)
         after = replace(promote, promotion=Promotion.ADD, epilogue=Epilogue.COL_THEN_ROW)
         found += [
             promote,

@@ -7,13 +7,11 @@ Layout of the collection (Khattak and Mikaitis, ``model_validation/<GPU>/<FORMAT
     d_<GPU>_fp32.txt, d_<GPU>_fp16.txt           one result a line: 32 bits, binary (float16 widened to
     float32)
 
-``d = a.b + c`` for one instruction. Where the output is float16, ``c`` was rounded to float16 (nearest even)
-first.
+``d = a.b + c`` for one instruction. Where the output is float16, ``c`` was rounded to float16 (nearest even) first.
 
-Which instruction made a file follows from GPU, format and output (:func:`model_of`). Two rows differ from
-what the GPU's name suggests: FP8 with float32 output on sm90 was run by wgmma **from c = 0** (the authors'
-validation script says so, and the data do), and mma.sync FP8 on sm90 and sm100 is emulated with float16
-instructions.
+Which instruction made a file follows from GPU, format and output (:func:`model_of`). Two rows differ from what the
+GPU's name suggests: FP8 with float32 output on sm90 was run by wgmma **from c = 0** (the authors' validation script
+says so, and the data do), and mma.sync FP8 on sm90 and sm100 is emulated with float16 instructions.
 
 Source: github.com/north-numerical-computing/MATLAB-tensor-core (BSD-2-Clause); programs and scripts in
 ``model_validation/``. Not covered: files of other shapes than one result per line.
@@ -243,8 +241,7 @@ def _operand_format(name: str, inst: Instruction) -> str:
 
 def _only(folder: Path, pattern: str, *, prefer: str = "") -> Path:
     found = sorted(folder.glob(pattern))
-    preferred = [p for p in found if prefer and p.stem.endswith(prefer)]
-    found = preferred or found
+    found = [p for p in found if prefer and p.stem.endswith(prefer)] or found
     if len(found) != 1:
         raise FixtureError(f"{folder} holds {len(found)} files {pattern}; a set has exactly one")
     return found[0]
@@ -284,9 +281,7 @@ def _hexadecimal(path: Path, format: str) -> Tensor:
         codes = torch.tensor([[int(w, 16) for w in line] for line in lines], dtype=torch.int64, device="cpu")
     except ValueError as bad:
         raise FixtureError(f"{path}: {bad}") from bad
-    if widths == {8}:
-        return _floats(codes)
-    return decode(codes, by_name(format_of(format)[0])).to(torch.float32)
+    return _floats(codes) if widths == {8} else decode(codes, by_name(format_of(format)[0])).to(torch.float32)
 
 
 def _floats(codes: Tensor) -> Tensor:

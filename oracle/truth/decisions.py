@@ -54,10 +54,7 @@ NONE, CUTLASS_MOE, TENSORRT_LLM, CUTEDSL = range(4)
 """MoE backends; NONE: refused with the choices listed."""
 DECISIONS: Mapping[str, tuple[Row, ...]] = {
     "is_deep_gemm_supported": (_deep_gemm(90, 100),),
-    "is_deep_gemm_e8m0_used": (
-        _deep_gemm(90, use_deep_gemm_e8m0_hopper=yes),
-        _deep_gemm(100, use_deep_gemm_e8m0=yes),
-    ),
+    "is_deep_gemm_e8m0_used": (_deep_gemm(90, use_deep_gemm_e8m0_hopper=yes), _deep_gemm(100, use_deep_gemm_e8m0=yes)),
     "should_use_deepgemm_for_fp8_linear": (_deep_gemm(90, 100, bfloat16_out=yes, n=BLOCKS, k=BLOCKS),),
     "cutlass_fp8_supported": (
         ({"arch": ADA, "cuda": at_least((12, 4))}, 1),
@@ -90,10 +87,8 @@ DECISIONS: Mapping[str, tuple[Row, ...]] = {
         ({"cutlass_fp8_supported": yes}, 0),
         ({"per_tensor_weights": yes, "per_tensor_activations": yes, "rocm": yes}, 1),
         ({"per_tensor_weights": yes, "per_tensor_activations": yes}, 2),
-        (
-            {"rowwise": yes, "use_per_token_if_dynamic": yes, "per_tensor_weights": no, "per_tensor_activations": no},
-            3,
-        ),
+        ({"rowwise": yes, "use_per_token_if_dynamic": yes, "per_tensor_weights": no,
+          "per_tensor_activations": no}, 3),
         ({}, 4),
     ),
 }  # fmt: skip

@@ -171,8 +171,7 @@ class ScaledProduct:
     bias: Tensor | None = None
 
     def __post_init__(self) -> None:
-        blocks = -(-self.K // self.block)
-        groups = -(-self.N // self.b_rows)
+        blocks, groups = -(-self.K // self.block), -(-self.N // self.b_rows)
         if self.b.shape[1] != self.K:
             raise ShapeError(f"b has K={self.b.shape[1]}, a has K={self.K}")
         if tuple(self.a_scale.shape) not in ((self.M, blocks), (1, blocks)):
@@ -224,8 +223,7 @@ class ScaledProduct:
 
     def columns(self, start: int, stop: int) -> ScaledProduct:
         """The same product restricted to rows ``start..stop-1`` of ``b``, each with a scale row of its own."""
-        groups = torch.arange(start, stop, device=self.b.device) // self.b_rows
-        return self._right_part(slice(start, stop), groups)
+        return self._right_part(slice(start, stop), torch.arange(start, stop, device=self.b.device) // self.b_rows)
 
     def take_columns(self, columns: Tensor) -> ScaledProduct:
         """The same product restricted to the rows of ``b`` listed in ``columns`` (int64), each with its own scales."""
@@ -347,19 +345,16 @@ def block_sums(a: Tensor, b: Tensor, *, quantum: float | None = None) -> Iterato
         half = a.shape[1] // 2
         yield from block_sums(a[:, :half], b[:, :half])
         yield from block_sums(a[:, half:], b[:, half:])
-    elif _spread(a) >= _spread(b):
-        for part in _bands(a):
-            yield from block_sums(part, b)
     else:
-        for part in _bands(b):
-            yield from block_sums(a, part)
+        pairs = [(part, b) for part in _bands(a)] if _spread(a) >= _spread(b) else [(a, part) for part in _bands(b)]
+        for pair in pairs:
+            yield from block_sums(*pair)
 
 
 def _exact_tile(product: ScaledProduct) -> Exact:
     left, right = product.left, product.right
     finite = left.finite and right.finite
-    quantum = left.fmt.min_subnormal * right.fmt.min_subnormal
-    shape = (product.M, product.N)
+    quantum, shape = left.fmt.min_subnormal * right.fmt.min_subnormal, (product.M, product.N)
     hi, lo, slack = (torch.zeros(shape, dtype=torch.float64, device=product.a.device) for _ in range(3))
     plain = torch.zeros_like(hi)
     for block, k in product.blocks():
@@ -438,8 +433,7 @@ def _check_device_product(x: Tensor, a: Tensor, b: Tensor, quantum: float) -> No
     """
     if x.device.type == "cpu":
         return
-    room = 2.0**53 * quantum
-    if x.shape[1] * a.shape[1] * float(a.abs().max()) * float(b.abs().max()) > room:
+    if x.shape[1] * a.shape[1] * float(a.abs().max()) * float(b.abs().max()) > 2.0**53 * quantum:
         return
     direct = (a * b.sum(dim=0)[None, :]).sum(dim=1)
     if not torch.equal(x.sum(dim=1), direct):

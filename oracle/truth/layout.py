@@ -260,9 +260,7 @@ def swizzle_offsets(rows: int, columns: int, *, tile: str) -> Tensor:
     m = torch.arange(rows, device="cpu")[:, None]
     c = torch.arange(columns, device="cpu")[None, :]
     first = (m // height * ceil_div(columns, WIDTH) + c // WIDTH) * (height * WIDTH)
-    if height == 8:
-        return first + m % 8 * 4 + c % 4
-    return first + m % 32 * 16 + m % 128 // 32 * 4 + c % 4
+    return first + (m % 8 * 4 if height == 8 else m % 32 * 16 + m % 128 // 32 * 4) + c % 4
 
 
 def swizzle_scale(scale: Tensor, *, tile: str = "128x4", fill: int = 0) -> Tensor:
@@ -315,9 +313,7 @@ def swap_w13_to_w31(x: Tensor) -> Tensor:
             f"x has shape {list(x.shape)}: dim -2 must split into two halves; an odd number of block-scale rows means "
             "that a block spans gate and up, pad the intermediate size to a multiple of 128 first"
         )
-    half = rows // 2
-    order = torch.cat([torch.arange(half, rows, device="cpu"), torch.arange(half, device="cpu")])
-    return _rows(x, order)
+    return _rows(x, torch.arange(rows, device="cpu").roll(rows // 2))
 
 
 def gated_row_order(rows: int) -> Tensor:
@@ -339,9 +335,8 @@ def row_order(rows: int, *, epilogue_tile_m: int = EPILOGUE_TILE_M) -> Tensor:
     if rows % block:
         raise ShapeError(f"{rows} rows are no multiple of {block}, the shuffle's block for tiles of {epilogue_tile_m}")
     i = torch.arange(rows, device="cpu")
-    fragments = block // FRAGMENT
     within = i % block
-    return i - within + within % FRAGMENT * fragments + within // FRAGMENT
+    return i - within + within % FRAGMENT * (block // FRAGMENT) + within // FRAGMENT
 
 
 def inverse_order(order: Tensor) -> Tensor:
@@ -455,8 +450,7 @@ def unalign_fp8_moe_weights(
 
 def _intermediate(w13: Tensor, w2: Tensor, is_act_and_mul: bool) -> int:
     _experts(w13, w2)
-    intermediate = w2.shape[2]
-    halves = 2 if is_act_and_mul else 1
+    intermediate, halves = w2.shape[2], 2 if is_act_and_mul else 1
     if w13.shape[1] != halves * intermediate or w13.shape[2] != w2.shape[1]:
         raise ShapeError(
             f"w13 {list(w13.shape)} and w2 {list(w2.shape)} disagree; w2 [E, H, I] takes w13 [E, {halves} I, H]"
@@ -524,8 +518,7 @@ def pack_kv_cache(k: Tensor, k_scale: Tensor) -> Tensor:
     if k.dim() != 3 or tuple(k_scale.shape) != tuple(k.shape[:2]):
         raise ShapeError(f"k {list(k.shape)} and k_scale {list(k_scale.shape)}: pass [blocks, P, D] and [blocks, P]")
     blocks, tokens, d = k.shape
-    codes = k.contiguous().view(torch.uint8).flatten(1)
-    scales = k_scale.contiguous().view(torch.uint8).flatten(1)
+    codes, scales = (x.contiguous().view(torch.uint8).flatten(1) for x in (k, k_scale))
     return torch.cat([codes, scales], dim=1).reshape(blocks, tokens, 1, d + SCALE_BYTES)
 
 

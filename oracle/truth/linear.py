@@ -41,17 +41,12 @@ def dispatch_w8a8_scaled_mm(
     rowwise: bool = False,
 ) -> str:
     """The routine that multiplies, for any six flags; ``rowwise``: torch has a row-wise kernel on this machine."""
-    return ROUTINES[
-        decide(
-            "dispatch_w8a8_scaled_mm",
-            cutlass_fp8_supported=cutlass_fp8_supported,
-            per_tensor_weights=per_tensor_weights,
-            per_tensor_activations=per_tensor_activations,
-            use_per_token_if_dynamic=use_per_token_if_dynamic,
-            rocm=rocm,
-            rowwise=rowwise,
-        )
-    ]
+    position = decide(
+        "dispatch_w8a8_scaled_mm", cutlass_fp8_supported=cutlass_fp8_supported, per_tensor_weights=per_tensor_weights,
+        per_tensor_activations=per_tensor_activations, use_per_token_if_dynamic=use_per_token_if_dynamic,
+        rocm=rocm, rowwise=rowwise,
+    )  # fmt: skip
+    return ROUTINES[position]
 
 
 def is_per_tensor(scale: Tensor) -> bool:

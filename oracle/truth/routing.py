@@ -175,9 +175,8 @@ def misrouted(ids: Tensor, found: Scores, router: Router, *, biased: bool) -> Te
     possible = (g_low[:, None, :] > g_high[:, :, None]).sum(dim=2) < router.top_groups
     sure = (g_high[:, None, :] >= g_low[:, :, None]).sum(dim=2) <= router.top_groups  # itself included
     bad |= (kept & ~possible).any(dim=1)
-    spread = (sure | (kept.sum(dim=1, keepdim=True) == router.top_groups) & kept).repeat_interleave(
-        experts // router.groups, dim=1
-    )
+    settled = sure | (kept.sum(dim=1, keepdim=True) == router.top_groups) & kept
+    spread = settled.repeat_interleave(experts // router.groups, dim=1)
     weakest = torch.where(taken > 0, high, torch.full_like(high, torch.inf)).amin(dim=1)
     left_out = torch.where((taken == 0) & spread, low, torch.full_like(low, -torch.inf)).amax(dim=1)
     return bad | (left_out > weakest)

@@ -118,8 +118,7 @@ def normalize_e4m3fn_to_e4m3fnuz(
 def _doubled(name: str, scale: Tensor) -> Tensor:
     if scale.dtype is not torch.float32:
         raise DtypeError(f"{name} has dtype {scale.dtype}; pass float32")
-    value = f32(decode(scale) * 2.0)
-    return to_dtype(value, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    return to_dtype(f32(decode(scale) * 2.0), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def _widths(weight_scale: Tensor, logical_widths: Sequence[int]) -> list[int]:

@@ -135,8 +135,7 @@ def compare(actual: Tensor, admissible: Admissible, *, output: str = "out") -> C
     if total and value.numel():
         beyond = heatmap.overshoot(value, low, high)
         rank = torch.where(bad, beyond, torch.full_like(ratio, -1.0)) if outside else ratio
-        flat = int(rank.argmax())
-        worst = _worst(flat, value, admissible, ratio, output)
+        worst = _worst(int(rank.argmax()), value, admissible, ratio, output)
     margin = max(0.0, float(ratio.max())) if ratio.numel() else 0.0
     seen = heatmap.gather(actual, admissible, ratio, bad, output=output) if outside else None
     return Comparison(outside, total, int(unconstrained.sum()), margin, worst, bad, seen)
@@ -178,22 +177,14 @@ def verdict(
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
-    return Verdict(
-        status, said, 0, c.total, c.worst, matches, (), basis, "", c.margin, c.unconstrained, mistrust
-    )
+    return Verdict(status, said, 0, c.total, c.worst, matches, (), basis, "", c.margin, c.unconstrained, mistrust)
 
 
 def _worst(flat: int, value: Tensor, admissible: Admissible, ratio: Tensor, output: str) -> Worst:
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, dtype=torch.int64, device="cpu"), value.shape))
-    return Worst(
-        index=index,
-        actual=float(value[index]),
-        low=float(admissible.low[index]),
-        high=float(admissible.high[index]),
-        expected=float(admissible.expected[index]),
-        ratio=float(ratio[index]),
-        output=output,
-    )
+    tensors = (value, admissible.low, admissible.high, admissible.expected, ratio)
+    actual, low, high, expected, by = (float(x[index]) for x in tensors)
+    return Worst(index, actual, low, high, expected, by, output)
 
 
 def _jsonable(value: object) -> object:

@@ -122,22 +122,16 @@ def gather(
     return gather_pieces(pieces(), actual, output=output, tile=tile)
 
 
-def gather_pieces(
-    pieces: Iterable[Piece], like: Tensor, *, output: str, tile: tuple[int, int] = TILE
-) -> Evidence:
+def gather_pieces(pieces: Iterable[Piece], like: Tensor, *, output: str, tile: tuple[int, int] = TILE) -> Evidence:
     """The evidence of consecutive pieces, which together are an output of the shape and dtype of ``like``."""
     fmt, columns = of_dtype(like.dtype), _matrix(like).shape[1]
-    levels: list[Tensor] = []
-    worst: list[tuple[float, Element]] = []
-    bits: list[Tensor] = []
-    due: list[Tensor] = []
-    row = 0
+    levels, bits, due = list[Tensor](), list[Tensor](), list[Tensor]()
+    worst, row = list[tuple[float, Element]](), 0
     for piece in pieces:
         level, steps, beyond = _levels(piece, fmt)
         levels.append(level)
         failing = torch.nonzero(piece.bad.flatten())[:, 0]
-        few = torch.sort(beyond, descending=True, stable=True).indices[:LISTED]
-        for i in few.tolist():
+        for i in torch.sort(beyond, descending=True, stable=True).indices[:LISTED].tolist():
             at = int(failing[i])
             found = _element_of(piece, at, _index(row * columns + at, like), int(steps[i]), fmt)
             worst.append((-float(beyond[i]), found))
@@ -169,9 +163,7 @@ def _raw(actual: Tensor, fmt: Format) -> Tensor:
     return codes_of(actual).flatten().to(torch.int64) & _mask(fmt.bits)
 
 
-def of_bits(
-    actual: Tensor, expected: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE
-) -> Evidence:
+def of_bits(actual: Tensor, expected: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE) -> Evidence:
     """The evidence where one value alone is admissible: ``actual`` must have the bits of ``expected``."""
     plain = (x.to(torch.uint8) if x.dtype is torch.bool else x for x in (actual, expected))
     bits, due = (codes_of(x) if x.is_floating_point() else x for x in plain)
@@ -272,10 +264,8 @@ def _ordinal(codes: Tensor, fmt: Format) -> Tensor:
 
 def _flips(bits: Tensor, due: Tensor, width: int) -> tuple[float, ...]:
     differ = bits.to(torch.int64) ^ due.to(torch.int64)
-    return tuple(
-        round(float(((differ >> i) & 1).to(torch.float64).mean()), 4) if differ.numel() else 0.0
-        for i in reversed(range(width))
-    )
+    each = [((differ >> i) & 1).to(torch.float64) for i in reversed(range(width))]
+    return tuple(round(float(x.mean()), 4) if x.numel() else 0.0 for x in each)
 
 
 def _fields(fmt: Format) -> tuple[int, int, int]:
@@ -291,8 +281,7 @@ def _mask(width: int) -> int:
 
 
 def _number(x: Tensor, flat: int) -> float:
-    element = x.flatten()[flat]
-    return float(decode(element)) if x.is_floating_point() else float(element)
+    return float(decode(x.flatten()[flat])) if x.is_floating_point() else float(x.flatten()[flat])
 
 
 def _word(value: object) -> object:

@@ -50,17 +50,15 @@ def ranges(indices: list[int], *, most: int = 4) -> str:
 
 def _matrix(bad: Tensor, count: int, tiles: tuple[int, int]) -> str:
     m, n = bad.shape
-    rows = torch.nonzero(bad.any(dim=1))[:, 0].tolist()
-    columns = torch.nonzero(bad.any(dim=0))[:, 0].tolist()
+    rows, columns = (torch.nonzero(bad.any(dim=axis))[:, 0].tolist() for axis in (1, 0))
     full = count == len(rows) * len(columns)
-    row_tiles = sorted({r // tiles[0] for r in rows})
-    column_tiles = sorted({c // tiles[1] for c in columns})
+    row_tiles, column_tiles = ({i // size for i in at} for at, size in zip((rows, columns), tiles, strict=True))
     if len(rows) == 1 and len(columns) == 1:
         return f"only element ({rows[0]}, {columns[0]})"
     if len(rows) < m and len(columns) == n:
         return f"{_plural('row', rows)} only" + ("" if full else ", scattered within")
     if len(columns) < n and len(rows) == m:
-        block = f" (N block {column_tiles[0]})" if len(column_tiles) == 1 and n > tiles[1] else ""
+        block = f" (N block {columns[0] // tiles[1]})" if len(column_tiles) == 1 and n > tiles[1] else ""
         return f"{_plural('column', columns)} only{block}" + ("" if full else ", scattered within")
     if full and len(rows) < m and len(columns) < n:
         return f"the rectangle of {_plural('row', rows)} and {_plural('column', columns)}"

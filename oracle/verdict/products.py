@@ -125,11 +125,7 @@ def truth(parts: Sequence[Part], rows: int, dtype: torch.dtype | None) -> Tensor
     result = torch.full((rows, first.N), torch.nan, dtype=out_dtype, device=first.a.device)
     for part in parts:
         value = exact(part.product)
-        tensor = nearest(part.product, value) if dtype is None else rounded(part.product, value, dtype)
-        if part.rows is None:
-            result.copy_(tensor)
-        else:
-            result[part.rows] = tensor
+        result[part.place] = nearest(part.product, value) if dtype is None else rounded(part.product, value, dtype)
     return result
 
 
@@ -138,11 +134,7 @@ def predict_parts(parts: Sequence[Part], rows: int, schedule: Schedule, dtype: t
     first = parts[0].product
     result = torch.full((rows, first.N), torch.nan, dtype=dtype, device=first.a.device)
     for part in parts:
-        tensor = predict_product(part.product, schedule, out_dtype=dtype)
-        if part.rows is None:
-            result.copy_(tensor)
-        else:
-            result[part.rows] = tensor
+        result[part.place] = predict_product(part.product, schedule, out_dtype=dtype)
     return result
 
 
@@ -188,12 +180,6 @@ def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
     return tuple(found)
 
 
-def _siblings(schedule: Schedule) -> list[Schedule]:
-    """Registered schedules that differ from this one in the epilogue alone: as right, if not as declared."""
-    i = schedule.instruction
-    return [s for s in schedules(i.arch) if s.instruction == i and s.interval == schedule.interval]
-
-
 def _exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
     """The interval and, where one pass gives both, the exact value."""
     if name == IEEE32:
@@ -211,13 +197,10 @@ def _reproducing(parts: Sequence[Part], output: Tensor, schedules: Iterable[Sche
         if any(schedule.why_not(part.product, out_dtype=dtype) for part in parts):
             continue
         pieces = chain(_samples(parts, output), _bands(parts, output))
-        if all(_equal(schedule, *piece) for piece in pieces):
+        pairs = ((predict_product(product, schedule, out_dtype=dtype), wanted) for product, wanted in pieces)
+        if all(bool(same_bits(predicted, wanted).all()) for predicted, wanted in pairs):
             return schedule
     return None
-
-
-def _equal(schedule: Schedule, product: ScaledProduct, wanted: Tensor) -> bool:
-    return bool(same_bits(predict_product(product, schedule, out_dtype=wanted.dtype), wanted).all())
 
 
 def _samples(parts: Sequence[Part], output: Tensor) -> Iterator[tuple[ScaledProduct, Tensor]]:
@@ -245,17 +228,16 @@ def _excused(parts: Sequence[Part], output: Tensor, promised: Schedule, *, undec
     It is, when another epilogue of the promised schedule gives them too, or when it is the exact value correctly
     rounded. Undeclared, it may be when it is that but in a few elements.
     """
-    if _reproducing(parts, output, _siblings(promised)) is not None:
+    i = promised.instruction  # schedules that differ in the epilogue alone are as right, if not as declared
+    siblings = [s for s in schedules(i.arch) if s.instruction == i and s.interval == promised.interval]
+    if _reproducing(parts, output, siblings) is not None:
         return True
-    wrong = sum(
-        int((~same_bits(rounded(p.product, exact(p.product), output.dtype), p.of(output))).sum()) for p in parts
-    )
-    return wrong < (COINCIDENCES if undeclared else 1)
+    pairs = ((rounded(p.product, exact(p.product), output.dtype), p.of(output)) for p in parts)
+    return sum(int((~same_bits(right, own)).sum()) for right, own in pairs) < (COINCIDENCES if undeclared else 1)
 
 
 def _refuted(parts: Sequence[Part], output: Tensor, promised: Schedule, wrong: Schedule) -> Verdict:
-    prediction = predict_parts(parts, output.shape[0], promised, output.dtype)
-    fixed = decode(prediction)
+    fixed = decode(predict_parts(parts, output.shape[0], promised, output.dtype))
     admitted = Admissible(fixed, fixed, fixed, specified=_specified(parts, output))
     basis = f"bits of {promised.name}; every element equals the bits of a known fault: {wrong.name}"
     return replace(_banded(parts, verdict(compare(output, admitted), basis=basis)), explained_by=(wrong.name,))
@@ -326,8 +308,7 @@ def _compared(known: Sequence[_ExactPart], intervals: Sequence[Interval], output
 
 def _failing(known: Sequence[_ExactPart], output: Tensor, outside: Tensor) -> tuple[list[_ExactPart], Tensor, Tensor]:
     """A few failing rows and columns of the part that fails most, as a judgement of their own."""
-    k = max(known, key=lambda k: int(k.part.of(outside).sum()))
-    bad = k.part.of(outside)
+    k, bad = max(((k, k.part.of(outside)) for k in known), key=lambda pair: int(pair[1].sum()))
     rows = _some(bad.any(dim=1), SAMPLE_ROWS)
     columns = _some(bad[rows].any(dim=0), SAMPLE_COLUMNS)
     return [k.subset(rows, columns)], k.part.of(output)[rows][:, columns], bad[rows][:, columns]
@@ -352,5 +333,5 @@ def _specified(parts: Sequence[Part], output: Tensor) -> Tensor | None:
         return None
     specified = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
     for part in parts:
-        specified[slice(None) if part.rows is None else part.rows] = True
+        specified[part.place] = True
     return specified

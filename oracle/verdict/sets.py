@@ -96,7 +96,8 @@ class Bits(Sets):
             actual = found[name]
             verdicts.append(judge_bits(actual, expected, output=name, mistrust=self.mistrust))
             if self.strided and _significant_strides(actual) != _significant_strides(expected):
-                verdicts.append(_wrong_strides(name, actual, expected))
+                said = f"{name} has strides {tuple(actual.stride())} for shape {list(actual.shape)}; this layout has "
+                verdicts.append(wrong_strides(f"{said}{tuple(expected.stride())}", actual.numel()))
         return worst_of(verdicts)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
@@ -143,14 +144,6 @@ def _significant_strides(x: Tensor) -> tuple[int, ...]:
     return tuple(s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1)
 
 
-def _wrong_strides(name: str, actual: Tensor, expected: Tensor) -> Verdict:
-    said = (
-        f"{name} has strides {tuple(actual.stride())} for shape {list(actual.shape)}; this layout has "
-        f"{tuple(expected.stride())}"
-    )
-    return wrong_strides(said, actual.numel())
-
-
 # --- intervals ----------------------------------------------------------------------------------------------
 
 
@@ -194,9 +187,8 @@ class Elements(Sets):
             if bits.reproduces(found):
                 return verdict_of_equality(bits.basis, bits.name, bits.total, mistrust)
         sets, basis = self.make()
-        return worst_of(
-            [verdict(compare(found[n], s, output=n), basis=basis, mistrust=mistrust) for n, s in sets.items()]
-        )
+        compared = [compare(found[name], admitted, output=name) for name, admitted in sets.items()]
+        return worst_of([verdict(comparison, basis=basis, mistrust=mistrust) for comparison in compared])
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         return {name: ranged(sets, expected[name].dtype, expected[name].shape) for name, sets in self.make()[0].items()}
@@ -249,9 +241,8 @@ def ranged(sets: Admissible, dtype: torch.dtype, shape: Sequence[int] | None = N
 
 def rounded_to(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Float64 values correctly rounded into ``dtype``; one-byte formats saturate, wider ones overflow to infinity."""
-    if dtype.itemsize == 1:
-        return to_dtype(value, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
-    return to_dtype(value, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    overflow = Overflow.SATURATE if dtype.itemsize == 1 else Overflow.INF
+    return to_dtype(value, dtype, rounding=Rounding.NEAREST_EVEN, overflow=overflow)
 
 
 # --- predicates ---------------------------------------------------------------------------------------------
