@@ -192,7 +192,8 @@ class Scaling:
 
     def scale_shape(self, shape: tuple[int, ...] | torch.Size) -> tuple[int, ...]:
         """Shape of the published scales of a tensor of that shape."""
-        return tuple(self.layout.place(torch.empty(self.grid(shape).scale_shape, device="meta")).shape)
+        scale = torch.empty(self.grid(shape).scale_shape, dtype=torch.float32, device="meta")
+        return tuple(self.layout.place(scale).shape)
 
     def expand(self, scale: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
         """Published scales repeated over the elements of a tensor of that shape; same dtype.
