@@ -8,6 +8,15 @@ offsets ``lo <= computed - exact <= hi`` in float64. Which bound applies is deci
 from oracle.bounds.accumulator import Accumulator, of_schedule
 from oracle.bounds.ieee32 import ieee32_bound
 from oracle.bounds.interval import Interval, admissible
-from oracle.bounds.product import any_order_bound, residue_bound
+from oracle.bounds.product import any_order_bound, residue_bound, split_bound
 
-__all__ = ["Accumulator", "Interval", "of_schedule", "admissible", "any_order_bound", "ieee32_bound", "residue_bound"]
+__all__ = [
+    "Accumulator",
+    "Interval",
+    "of_schedule",
+    "admissible",
+    "any_order_bound",
+    "ieee32_bound",
+    "residue_bound",
+    "split_bound",
+]

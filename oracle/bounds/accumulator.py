@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oracle.tensorcore.instructions import Order, Sum
-from oracle.tensorcore.schedules import Schedule
+from oracle.tensorcore.schedules import Schedule, Split
 from oracle.truth.gemm import ScaledProduct
 
 
@@ -27,7 +27,8 @@ class Accumulator:
     ``kind`` and ``order`` say how a step adds, ``length`` is the number of products of one instruction, ``wide`` the
     fraction bits of the second alignment that CDNA3 has. ``flushes`` and ``truncates`` say what the instruction makes
     of its operands: subnormals to zero, float32 to TF32. ``scale_format`` is that of scales inside the instruction.
-    ``exact`` says that float64 holds every prefix of the sums at hand, as it does for 8-bit operands.
+    ``exact`` says that float64 holds every prefix of the sums at hand, as it does for 8-bit operands. ``split`` says
+    how K is cut into partial sums.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Accumulator:
     truncates: bool = False
     scale_format: str = "float8_e8m0fnu"
     exact: bool = True
+    split: Split | None = None
 
 
 def of_schedule(schedule: Schedule) -> Accumulator:
@@ -52,7 +54,7 @@ def of_schedule(schedule: Schedule) -> Accumulator:
     return Accumulator(
         schedule.name, i.group, i.align_bits or 0, i.out_bits, schedule.interval, schedule.scales_inside, i.sum,
         i.order, i.k, i.wide_out_bits or 0, i.flush_subnormals, "tfloat32" in i.operands,
-        i.scale_format or "float8_e8m0fnu",
+        i.scale_format or "float8_e8m0fnu", split=schedule.split,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ classical form that these sharpen.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,8 @@ NONE = NO_EXPONENT
 EMIN32 = -126  # a float32 accumulator is never aligned below this exponent
 LEAST = 2.0**EMIN32
 OVERFLOW = (2.0 - 2.0**-23) * 2.0**127
+TILES = (32, 64, 128, 256)  # products of a tile of K in published kernels
+MOST_STRIDE = 16  # partial sums over which the tiles of K are dealt out in turn
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor,
     """B3: ``x, l, h`` for any order and grouping of the products in at most ``ceil(K / acc.group)`` steps.
 
     Every partial sum lies in ``[-T, T]``, ``T = max(P+, P-) + E``; all residues are taken at its exponent. The
-    fixed point is reached by iterating upward until the alignment exponent no longer grows.
+    fixed point is reached by iterating upward until the alignment exponent no longer grows. Where nothing is promoted,
+    the steps may form any number of chains whose results are added in float32: as many additions as steps at most, each
+    of which errs by ``2**-24 pw(T)``.
     """
     p = a.value[:, None, :] * b.value[None, :, :]
     top = (a.exponent[:, None, :] + b.exponent[None, :, :]).amax(dim=2)
@@ -110,13 +115,14 @@ def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor,
     slack = float64_slack(a, b, a.value.shape[1], acc)
     top = torch.where(live, top.clamp(min=EMIN32), top)
     steps = len(_steps(a, acc))
+    relative = 2.0**-acc.out + (2.0**-24 if acc.promotion is None else 0.0)
     largest = torch.maximum(positive, negative) + slack
     total = largest
     for _ in range(64):
         mbar = torch.maximum(top, exponent_floor(total))
         plus, minus = residues(p, power(mbar - acc.align))
         held = torch.where(live, floor_power(total).clamp(min=LEAST), floor_power(total))
-        drift = (steps - 1) * power(top - acc.align) + steps * 2.0**-acc.out * held
+        drift = (steps - 1) * power(top - acc.align) + steps * relative * held
         grown = largest + torch.maximum(plus, minus) + drift
         if bool((floor_power(grown) <= floor_power(total)).all()):
             break
@@ -126,6 +132,79 @@ def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor,
     drift = torch.where(grown > OVERFLOW, torch.inf, drift)
     x, zero = p.sum(dim=2), torch.zeros_like(largest)
     return x, torch.where(live, -(plus + drift), zero) - slack, torch.where(live, minus + drift, zero) + slack
+
+
+def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
+    """B2 over splits: ``x, l, h`` when K is cut into partial sums, no matter where.
+
+    Every chain sums consecutive steps, or those that share a residue of their tile's number modulo up to
+    ``MOST_STRIDE`` (tiles of ``TILES`` products), in ascending order; its result joins the others in float32, in any
+    order. With ``R`` the largest exact sum of consecutive steps of any such subsequence (:func:`reach`) and ``E`` the
+    error, an accumulator never exceeds ``R + E``. So a step loses at most its products' residues modulo
+    ``2**(mbar - t)``, ``mbar = max(mg, floor(log2(R + E)))``, the accumulator's ``2**(mg - t)`` and ``2**-to`` times
+    ``pw(R + E)`` (L1 to L4), and an addition ``2**-24 pw(T)``, ``T`` the largest sum of products of one sign and ``E``.
+    """
+    steps = _steps(a, acc)
+    sums = torch.stack([a.steps(*k).value @ b.steps(*k).value.T for k in steps], dim=2)
+    slack = float64_slack(a, b, a.value.shape[1], acc)
+    largest = reach(sums, acc.group) + slack
+    one_sign = torch.maximum(sums.clamp(min=0).sum(dim=2), (-sums).clamp(min=0).sum(dim=2)) + slack
+    def once(error: Tensor) -> tuple[Tensor, Tensor]:
+        held = largest + error
+        high = (len(steps) - 1) * 2.0**-24 * floor_power(one_sign + error)
+        low = -high
+        for k in steps:
+            sa, sb = a.steps(*k), b.steps(*k)
+            p = sa.value[:, None, :] * sb.value[None, :, :]
+            top = (sa.exponent[:, None, :] + sb.exponent[None, :, :]).amax(dim=2)
+            live = top > NONE // 2
+            top = torch.where(live, top.clamp(min=EMIN32), top)
+            plus, minus = residues(p, power(torch.maximum(top, exponent_floor(held)) - acc.align))
+            lost = power(top - acc.align) + 2.0**-acc.out * floor_power(held).clamp(min=LEAST)
+            low = torch.where(live, low - plus - lost, low)
+            high = torch.where(live, high + minus + lost, high)
+        return low, high
+
+    low, high = fixed_point(once, largest, one_sign)
+    return sums.sum(dim=2), low - slack, high + slack
+
+
+def fixed_point(once: Callable[[Tensor], tuple[Tensor, Tensor]], *held: Tensor) -> tuple[Tensor, Tensor]:
+    """``l, h`` of an error that depends on itself through the exponents of ``held + error``; infinite if none is.
+
+    ``once`` gives ``l, h`` for an error of at most its argument, of which it looks at those exponents alone.
+    """
+    error = torch.zeros_like(held[0])
+    for _ in range(64):
+        low, high = once(error)
+        grown = torch.maximum(-low, high)
+        if all(bool((floor_power(x + grown) <= floor_power(x + error)).all()) for x in held):
+            break
+        error = torch.maximum(error, grown)
+    else:
+        grown = torch.full_like(error, torch.inf)
+    over = held[0] + grown > OVERFLOW
+    return low.masked_fill(over, -torch.inf), high.masked_fill(over, torch.inf)
+
+
+def reach(sums: Tensor, group: int) -> Tensor:
+    """The largest magnitude of a sum of consecutive steps, of all or of those of every n-th tile; ``sums [M, N, S]``.
+
+    A sum of consecutive steps is a difference of two prefixes, so the largest is the range of the prefixes and 0.
+    """
+    found = torch.zeros_like(sums[..., 0])
+    step = torch.arange(sums.shape[2], device=sums.device)
+    seen = set()
+    for tile in TILES:
+        number = step // max(1, tile // group)
+        for stride in range(1, min(MOST_STRIDE, int(number[-1]) + 1) + 1):
+            for first in range(stride):
+                of = number % stride == first
+                if (key := tuple(of.tolist())) not in seen:
+                    seen.add(key)
+                    prefix = torch.cumsum(sums[..., of], dim=2)
+                    found = torch.maximum(found, prefix.amax(dim=2).clamp(min=0) - prefix.amin(dim=2).clamp(max=0))
+    return found
 
 
 def floor_power(x: Tensor) -> Tensor:

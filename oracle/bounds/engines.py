@@ -62,6 +62,8 @@ def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | Non
     if product.a.element_size() > 2 or product.b.element_size() > 2:
         return "an operand is wider than 16 bits"
     if acc is not None:
+        if acc.split is not None:
+            return f"{acc.name} splits K"
         if acc.scales_inside:
             return f"{acc.name} applies scales inside the instruction"
         if acc.kind is not Sum.FUSED or acc.order is not Order.SEQUENTIAL:

@@ -52,9 +52,10 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator, chains
-from oracle.bounds.chain import Operand, any_order, operand, residue
+from oracle.bounds.chain import Operand, any_order, operand, residue, split
 from oracle.bounds.interval import Interval
 from oracle.bounds.steps import scaled_groups, stepwise
+from oracle.bounds.steps import split as stepwise_split
 from oracle.errors import NumericsError
 from oracle.numbers.formats import by_name, decode
 from oracle.numbers.rounding import Overflow, Rounding, round_to
@@ -68,10 +69,18 @@ FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 
 
 class Promotion:
-    """Running bound of a promoted sum; feed the blocks in ascending order, then read :meth:`interval`."""
+    """Running bound of a promoted sum; feed the blocks in ascending order, then read :meth:`interval`.
 
-    def __init__(self, like: Tensor) -> None:
+    Unordered, the blocks may be added in any order and through any number of partial sums: ``B`` blocks take fewer than
+    ``B`` additions that round, and every partial sum lies in ``[-T, T]``, ``T`` the sum of the blocks' ends of one sign
+    plus ``Phi``. So ``Phi = (Phi' + (B - 1)(u T + eta)) / (1 - B u)``, ``Phi'`` without the additions. A scale that is
+    applied to a partial sum errs by ``u`` of it, no more than ``u`` of each of its blocks.
+    """
+
+    def __init__(self, like: Tensor, *, ordered: bool = True) -> None:
         self._y, self._lo, self._hi, self._phi = (torch.zeros_like(like) for _ in range(4))
+        self._plus, self._minus, self._reach = (torch.zeros_like(like) for _ in range(3))
+        self._ordered, self._added = ordered, 0
         self._open = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
 
     def only(self, x: Tensor, low: Tensor, high: Tensor) -> None:
@@ -88,15 +97,27 @@ class Promotion:
         self._lo = self._lo + torch.minimum(left, right)
         self._hi = self._hi + torch.maximum(left, right)
         total = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + self._phi
+        if not self._ordered:
+            self._added += 1
+            self._plus = self._plus + (sigma * x + torch.maximum(left, right)).clamp(min=0)
+            self._minus = self._minus + (-sigma * x - torch.minimum(left, right)).clamp(min=0)
+            total = torch.zeros_like(total)  # added at the end
         rounding = 3 * U * sigma.abs() * size + U * total + ETA * (1 + size + a_scale.abs() + b_scale.abs())
         self._phi = torch.where(size > 0, self._phi + rounding, self._phi)
         largest = torch.maximum(torch.maximum(a_scale.abs(), b_scale.abs()), sigma.abs()) * size
+        if not self._ordered:
+            self._reach = self._reach + torch.maximum(largest, size)
+            largest = self._reach
         reach = torch.maximum(torch.maximum(largest, sigma.abs()), total + rounding)
         self._open |= ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
 
     def interval(self, bias: Tensor | None, *, name: str, weak: bool = False) -> Interval:
         """The bound of the whole sum, the bias included (one more float32 addition)."""
         phi = self._phi
+        if not self._ordered:
+            total = torch.maximum(self._plus, self._minus)
+            phi = (phi + (self._added - 1) * (U * total + ETA)) / (1 - self._added * U)
+            self._open |= ~(total + phi < FLOAT32_MAX * (1 - 2.0**-20))
         if bias is not None:
             y = self._y + bias
             total = torch.maximum((y + self._lo).abs(), (y + self._hi).abs()) + phi
@@ -113,18 +134,37 @@ CUBE = 1 << 22  # products of one step held at a time by the definition
 def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """B2 of ``product``: known grouping, every product's residue; attained, so it cannot be improved.
 
-    Accumulators that do not add by fused truncating steps take the bound of :mod:`oracle.bounds.steps` instead.
+    Accumulators that do not add by fused truncating steps take the bound of :mod:`oracle.bounds.steps` instead. That of
+    a split one adds the partial sums in any order.
     """
     chain = residue if acc.kind is Sum.FUSED else stepwise
-    return _bound(product, acc, chain, acc.length, f"residue bound of {acc.name}", weak=False)
+    return _bound(product, acc, chain, acc.length, f"residue bound of {acc.name}", ordered=acc.split is None)
+
+
+def split_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
+    """B2 of ``product`` when K is cut into partial sums, no matter where (:func:`oracle.bounds.chain.split`).
+
+    The chains of a promoted accumulator stay as they are, and their results are added in any order.
+    """
+    if acc.scales_inside or acc.kind is Sum.BLOCK_SCALED_GROUPS:
+        raise NumericsError(f"{acc.name} applies scales inside the instruction; no bound over splits is derived for it")
+    if acc.promotion is not None:
+        chain = residue if acc.kind is Sum.FUSED else stepwise
+    else:
+        chain = split if acc.kind is Sum.FUSED else stepwise_split
+    depth = max(acc.length, -(-product.K // acc.group))
+    return _bound(product, acc, chain, depth, f"residue bound of {acc.name}, K split anywhere", ordered=False)
 
 
 def any_order_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
-    """B3 of ``product``: order and grouping inside a promotion interval unknown; weak."""
+    """B3 of ``product``: order and grouping inside a promotion interval unknown; weak.
+
+    The promoted chains may be added in any order, and the steps of a chain over all of K may form any number of chains.
+    """
     if acc.kind is not Sum.FUSED:
         raise NumericsError(f"{acc.name} does not add by fused truncating steps; no any-order bound is derived for it")
     depth = acc.promotion or product.block
-    return _bound(product, acc, any_order, depth, f"any-order bound of {acc.name} (weak)", weak=True)
+    return _bound(product, acc, any_order, depth, f"any-order bound of {acc.name} (weak)", weak=True, ordered=False)
 
 
 def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
@@ -144,15 +184,26 @@ def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
         raise NumericsError(f"{acc.name} promotes every {acc.promotion}, no divisor of blocks of {product.block}")
 
 
-def _bound(product: ScaledProduct, acc: Accumulator, chain: Chain, depth: int, name: str, *, weak: bool) -> Interval:
+def _bound(
+    product: ScaledProduct, acc: Accumulator, chain: Chain, depth: int, name: str, *, ordered: bool, weak: bool = False
+) -> Interval:
     check_fit(product, acc)
     acc = replace(acc, exact=not acc.scales_inside and _sums_fit(product))
+    pieces = [product]
+    if acc.split is not None:
+        pieces = [product.over(ranges) for ranges in acc.split.pieces(product.K) if ranges]
+    right = [(piece, _Side.of(piece.right, piece.b_rows, piece, acc)) for piece in pieces]
     step = max(1, CUBE // (product.N * depth))
-    b = _Side.of(product.right, product.b_rows, product, acc)
     parts: list[Interval] = []
     for start in range(0, product.M, step):
-        tile = product.rows(start, min(product.M, start + step))
-        parts.append(_tile(tile, _Side.of(tile.left, 1, tile, acc), b, acc, chain, name, weak))
+        stop = min(product.M, start + step)
+        like = torch.zeros((stop - start, product.N), dtype=torch.float64, device=product.a.device)
+        promotion = Promotion(like, ordered=ordered)
+        for piece, b in right:
+            tile = piece.rows(start, stop)
+            _tile(tile, _Side.of(tile.left, 1, tile, acc), b, acc, chain, promotion)
+        bias = None if product.bias is None else decode(product.bias)[None, :]
+        parts.append(promotion.interval(bias, name=name, weak=weak))
     opened = [part.open for part in parts if part.open is not None]
     low, high = (torch.cat(edges) for edges in zip(*((part.lo, part.hi) for part in parts), strict=True))
     return Interval(low, high, name, weak, torch.cat(opened))
@@ -194,8 +245,8 @@ class _Side:
         return cls(given, operand(value, x.fmt))
 
 
-def _tile(tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chain, name: str, weak: bool) -> Interval:
-    promotion = Promotion(torch.zeros((tile.M, tile.N), dtype=torch.float64, device=tile.a.device))
+def _tile(tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chain, promotion: Promotion) -> None:
+    """Add every chain of ``tile`` to ``promotion``."""
     for block, start, stop in [(0, 0, tile.K)] if acc.scales_inside else chains(tile, acc.promotion):
         sa, sb = a.given.steps(start, stop), b.given.steps(start, stop)
         if acc.kind is Sum.BLOCK_SCALED_GROUPS:
@@ -214,8 +265,6 @@ def _tile(tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chai
         a_scale, b_scale = (torch.nan_to_num(s.scales[:, block], 0.0, INF, -INF) for s in (tile.left, tile.right))
         columns = b_scale.repeat_interleave(tile.b_rows)[: tile.N]
         promotion.add(a_scale[:, None], columns[None, :], x, low, high)
-    bias = None if tile.bias is None else decode(tile.bias)[None, :]
-    return promotion.interval(bias, name=name, weak=weak)
 
 
 def _scales(product: ScaledProduct) -> tuple[Tensor, Tensor]:

@@ -33,9 +33,11 @@ from oracle.bounds.chain import (
     OVERFLOW,
     Operand,
     exponent_floor,
+    fixed_point,
     float64_slack,
     floor_power,
     power,
+    reach,
     residue,
     residue_step,
     residues,
@@ -70,6 +72,35 @@ def stepwise(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, 
         rounding = torch.where(reach + rounding > OVERFLOW, torch.inf, rounding)
         low, high = torch.where(live, l1 - rounding, low), torch.where(live, h1 + rounding, high)
     return x, low - slack, high + slack
+
+
+def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
+    """``x, l, h`` when K is cut into partial sums, no matter where: :func:`oracle.bounds.chain.split` for these steps.
+
+    No accumulator exceeds ``R + E`` (R of :func:`oracle.bounds.chain.reach`), whatever steps it has summed before.
+    """
+    width = acc.length if acc.kind is Sum.FUSED_THEN_ADD else acc.group
+    steps = [(a.steps(k, k + width), b.steps(k, k + width)) for k in range(0, a.value.shape[1], width)]
+    sums = torch.stack([sa.value @ sb.value.T for sa, sb in steps], dim=2)
+    slack = float64_slack(a, b, a.value.shape[1], acc)
+    largest = reach(sums, width) + slack
+    one_sign = torch.maximum(sums.clamp(min=0).sum(dim=2), (-sums).clamp(min=0).sum(dim=2)) + slack
+
+    def once(error: Tensor) -> tuple[Tensor, Tensor]:
+        held = largest + error
+        high = len(steps) * U * floor_power(one_sign + error)
+        low = -high
+        rounding = U * floor_power(held) + HALF_SUBNORMAL + (2 * FLUSHED if acc.kind is Sum.TREE_FLUSH else 0.0)
+        for sa, sb in steps:
+            if acc.kind is Sum.FUSED_THEN_ADD:
+                _, dl, dh = residue(_ordered(sa, acc), _ordered(sb, acc), acc)
+            else:
+                dl, dh = _loss(sa, sb, (-held, held), acc)
+            low, high = low + dl - rounding, high + dh + rounding
+        return low, high
+
+    low, high = fixed_point(once, largest, one_sign)
+    return sums.sum(dim=2), low - slack, high + slack
 
 
 def scaled_groups(

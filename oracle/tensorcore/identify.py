@@ -4,11 +4,14 @@ A random product tells instruction and promotion apart at once; epilogue orders 
 thousand (float32) or fewer (bfloat16), so a tie at the top is the honest answer: use
 :mod:`oracle.tensorcore.probes` to make inputs that separate them.
 
+:func:`find_split` finds how a kernel cut K into partial sums, given the schedule of its parts.
+
 Not covered: kernels that no registered schedule describes (the best fraction is then far below 1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +21,15 @@ from oracle.errors import NumericsError, ShapeError
 from oracle.numbers.formats import same_bits
 from oracle.tensorcore.instructions import Status
 from oracle.tensorcore.predict import Engine, predict_product
-from oracle.tensorcore.schedules import schedules
+from oracle.tensorcore.schedules import Schedule, Split, schedules
 from oracle.truth.gemm import ScaledProduct
 
 SAMPLE = 1 << 15
 """Outputs compared when the product has more: evenly spaced rows and columns."""
+SPLIT_SAMPLE = 1 << 9
+"""Outputs that reject a split; one that reproduces them is compared with all outputs."""
+MOST_PARTS = 32
+TILES = (128, 64, 32, 256)
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ def identify_product(
             reasons.append(reason)
     if not candidates:
         raise NumericsError("no schedule can compute this product: " + "; ".join(reasons))
-    rows, columns = _sample(shape, sample)
+    rows, columns = _sample(shape, sample, output.device)
     part, wanted = subset(product, rows, columns), output[rows][:, columns]
     found = []
     for schedule in candidates:
@@ -82,15 +89,55 @@ def identify_product(
     return sorted(found, key=lambda m: (-m.equal, order[m.schedule]))
 
 
+def find_split(
+    product: ScaledProduct, output: Tensor, schedule: Schedule, *, most: int = MOST_PARTS, engine: Engine = "auto"
+) -> Schedule | None:
+    """The split of ``schedule`` that reproduces every bit of ``output``: fewest parts first; None when there is none.
+
+    Parameters
+    ----------
+    output : Tensor, ``[M, N]``, float32, bfloat16 or float16.
+    schedule : an unsplit schedule, which every part follows.
+    most : int, most parts tried, at most one a tile.
+
+    Tried are contiguous and interleaved tiles of 128, 64, 32 and 256 products.
+    """
+    rows, columns = _sample((product.M, product.N), SPLIT_SAMPLE, output.device)
+    part, wanted = subset(product, rows, columns), output[rows][:, columns]
+    for split in _splits(product.K, most):
+        candidate = schedule.into(split)
+        if candidate.why_not(product, out_dtype=output.dtype) is not None:
+            continue
+        if not bool(same_bits(predict_product(part, candidate, out_dtype=output.dtype, engine=engine), wanted).all()):
+            continue
+        whole = predict_product(product, candidate, out_dtype=output.dtype, engine=engine)
+        if bool(same_bits(whole, output).all()):
+            return candidate
+    return None
+
+
+def _splits(k: int, most: int) -> Iterator[Split]:
+    """Splits of ``k`` products into 2 parts and more, each way of cutting once."""
+    seen = set()
+    for parts in range(2, most + 1):
+        for interleaved in (False, True):
+            for tile in TILES:
+                split = Split(parts, tile, interleaved)
+                pieces = [tuple(part) for part in split.pieces(k) if part]
+                if len(pieces) > 1 and parts <= -(-k // tile) and tuple(pieces) not in seen:
+                    seen.add(tuple(pieces))
+                    yield split
+
+
 def subset(product: ScaledProduct, rows: Tensor, columns: Tensor) -> ScaledProduct:
     """The product restricted to some rows of ``a`` and rows of ``b`` (int64 indices)."""
     return product.take(rows).take_columns(columns)
 
 
-def _sample(shape: tuple[int, int], sample: int | None) -> tuple[Tensor, Tensor]:
+def _sample(shape: tuple[int, int], sample: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
     m, n = shape
     if sample is None or m * n <= sample:
-        return torch.arange(m, device="cpu"), torch.arange(n, device="cpu")
+        return torch.arange(m, device=device), torch.arange(n, device=device)
     columns = min(n, max(1, int(sample**0.5)))
     rows = min(m, max(1, sample // columns))
-    return torch.arange(rows, device="cpu") * m // rows, torch.arange(columns, device="cpu") * n // columns
+    return torch.arange(rows, device=device) * m // rows, torch.arange(columns, device=device) * n // columns

@@ -8,12 +8,13 @@ Engines ``cpu`` (compiled) and ``cuda`` give the same bits as ``torch``, the rea
 takes the fastest that supports the product where its tensors are.
 
 Memory of the torch engine beyond operands and result: below 256 MiB for any shape (output tiles, K slices).
-Not covered: split-K, and kernels that no schedule describes.
+Not covered: kernels that no schedule describes.
 """
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -56,6 +57,8 @@ def predict_product(
     if isinstance(schedule, str):
         schedule = get(schedule)
     schedule.check(product, out_dtype=out_dtype)
+    if schedule.split is not None:
+        return store(finish(_partial_sums(product, schedule, engine), product, schedule), out_dtype)
     fast = _engine(product, schedule, engine)
     if fast is not None:
         return canonical_nan(fast.predict(product, schedule, out_dtype=out_dtype))
@@ -129,6 +132,18 @@ def _engine(product: ScaledProduct, schedule: Schedule, engine: Engine) -> Any:
     if engine == "auto":
         return None
     raise NumericsError(f"engine {engine!r} does not support {schedule.name} for this product; use engine='torch'")
+
+
+def _partial_sums(product: ScaledProduct, schedule: Schedule, engine: Engine) -> Tensor:
+    """The float32 sum of a split schedule before scales that its parts did not use."""
+    assert schedule.split is not None
+    inner = replace(schedule, split=None, epilogue=Epilogue.NONE)
+    total = torch.zeros((product.M, product.N), dtype=torch.float32, device=product.a.device)
+    for number, ranges in enumerate(schedule.split.pieces(product.K)):
+        if ranges:
+            part = predict_product(product.over(ranges), inner, out_dtype=torch.float32, engine=engine)
+            total = part if number == 0 else total + part
+    return total
 
 
 def finish(acc: Tensor, product: ScaledProduct, schedule: Schedule) -> Tensor:

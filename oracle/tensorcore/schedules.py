@@ -11,12 +11,20 @@ A schedule is built from few parts::
 Sources: outputs captured on an H200 (DeepGEMM, FlashInfer, vLLM CUTLASS, cuBLASLt and PyTorch's CUTLASS kernels), the
 published sources of these kernels, and the instruction table. ``status`` says which were checked here.
 
-Not covered: split-K and stream-K (their partial sums are added in an order that the launch decides), the
-float32 ``C`` operand of accumulating GEMMs, activation epilogues.
+    split      how K is cut into partial sums, each computed by the lines above from zero, then added in float32
+
+A split schedule is named after the one that its parts follow: ``sm90.chain.split3`` (three parts, as even as tiles of
+128 allow), ``sm90.chain.split3x64`` (tiles of 64), ``sm90.chain.interleaved2x64`` (tile ``t`` goes to part
+``t mod 2``), ``sm90.chain.cut1024+5120`` (three parts, cut at these k, as stream-K leaves them). A kernel that swaps
+a and b changes no sum: it changes the order of the scales, which the epilogues name.
+
+Not covered: partial sums that are added in an order that the launch decides (atomics; ``<schedule>.split`` bounds
+them), the float32 ``C`` operand of accumulating GEMMs, activation epilogues.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -32,6 +40,10 @@ from oracle.tensorcore.instructions import Instruction, Status, arches, instruct
 
 if TYPE_CHECKING:
     from oracle.truth.gemm import ScaledProduct
+
+
+ANY, SPLIT = ".any", ".split"
+"""Suffixes of classes: a schedule's products in any order; its K cut into partial sums, no matter where."""
 
 
 class Promotion(Enum):
@@ -62,6 +74,67 @@ class Scales(Enum):
 
 
 @dataclass(frozen=True)
+class Split:
+    """How K is cut into partial sums; they are added in float32, in the order of their parts.
+
+    Attributes
+    ----------
+    parts : int, at least 1. K has ``T = ceil(K / tile)`` tiles. Part ``s`` takes the tiles ``[s q, (s + 1) q)`` with
+        ``q = ceil(T / parts)``, or, interleaved, the tiles ``t`` with ``t mod parts == s``. A part without tiles is +0.
+    tile : int, products of one tile.
+    cuts : where K is cut, ascending, instead of the above; a cut at or beyond K leaves an empty part.
+
+    Source: equal to every float32 bit of cuBLASLt on an H100 and an H200 (contiguous tiles of 128, added in sequence);
+    interleaved tiles are those of Triton kernels with SPLIT_K.
+    """
+
+    parts: int
+    tile: int = 128
+    interleaved: bool = False
+    cuts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        ascending = all(x < y for x, y in zip((0, *self.cuts), self.cuts, strict=False))
+        if self.parts < 1 or self.tile < 1 or not ascending or (self.cuts and self.parts != len(self.cuts) + 1):
+            raise NumericsError(f"{self}: parts and tile must be positive, cuts positive and ascending, one per border")
+
+    @property
+    def suffix(self) -> str:
+        """What a schedule of this split adds to the name of the one that its parts follow."""
+        if self.cuts:
+            return ".cut" + "+".join(str(k) for k in self.cuts)
+        if self.interleaved:
+            return f".interleaved{self.parts}x{self.tile}"
+        return f".split{self.parts}" + ("" if self.tile == 128 else f"x{self.tile}")
+
+    @classmethod
+    def named(cls, name: str) -> tuple[str, Split] | None:
+        """The plain name in ``name`` and its split; None where it names none."""
+        found = re.fullmatch(r"(.+)\.(split|interleaved)(\d{1,6})(?:x(\d{1,6}))?", name)
+        if found:
+            tile = int(found[4] or 128)
+            return found[1], cls(int(found[3]), tile, found[2] == "interleaved")
+        found = re.fullmatch(r"(.+)\.cut(\d{1,9}(?:\+\d{1,9})*)", name)
+        if found:
+            cuts = tuple(int(k) for k in found[2].split("+"))
+            return found[1], cls(len(cuts) + 1, cuts=cuts)
+        return None
+
+    def pieces(self, k: int) -> list[list[tuple[int, int]]]:
+        """Per part, its ranges ``(first k, end k)`` of a sum of ``k`` products, ascending."""
+        if self.cuts:
+            borders = [min(cut, k) for cut in (0, *self.cuts, k)]
+            return [[(i, j)] if i < j else [] for i, j in zip(borders, borders[1:], strict=False)]
+        tiles = -(-k // self.tile)
+        if self.interleaved:
+            owned = [range(s, tiles, self.parts) for s in range(self.parts)]
+            return [[(t * self.tile, min(k, (t + 1) * self.tile)) for t in own] for own in owned]
+        width = -(-tiles // self.parts) * self.tile
+        edges = [(s * width, min(k, (s + 1) * width)) for s in range(self.parts)]
+        return [[(i, j)] if i < j else [] for i, j in edges]
+
+
+@dataclass(frozen=True)
 class Schedule:
     """How a kernel computes a :class:`~oracle.truth.gemm.ScaledProduct`.
 
@@ -71,6 +144,7 @@ class Schedule:
     interval : int or None, products of one chain; None is the whole K.
     seen_in : str, kernels known to compute so, or the source.
     fused_bias : bool, bias by one fused multiply-add with the outer scale, else by a separate addition.
+    split : Split or None, how K is cut into partial sums.
     """
 
     name: str
@@ -82,6 +156,16 @@ class Schedule:
     status: Status
     fused_bias: bool = True
     scales_inside: bool = False
+    split: Split | None = None
+
+    def into(self, split: Split) -> Schedule:
+        """This schedule with K cut by ``split``.
+
+        Raises NumericsError: the schedule is split already, or its scales enter inside the instruction.
+        """
+        if self.split is not None or self.scales is Scales.OPERANDS:
+            raise NumericsError(f"{self.name} cannot be split: name an unsplit schedule whose scales are outside")
+        return replace(self, name=self.name + split.suffix, split=split, status=Status.LITERATURE)
 
     @property
     def scales(self) -> Scales:
@@ -109,6 +193,10 @@ class Schedule:
             )
         if self.scales is Scales.PROMOTION and self.interval is not None and blocks > 1 and block % self.interval:
             return f"{self.name} promotes every {self.interval}; scale blocks of {block} are no multiple of it"
+        if self.split is not None and blocks > 1:
+            borders = {k for part in self.split.pieces(k) for ends in part for k in ends if k < product.K}
+            if odd := sorted(border for border in borders if border % block):
+                return f"{self.name} cuts K={k} at {odd[0]}, inside a scale block of {block}"
         if self.scales is Scales.OPERANDS:
             unit = self.instruction.scale_block or 1
             if blocks > 1 and block % unit:
@@ -127,12 +215,15 @@ class Schedule:
 
 
 def get(name: str) -> Schedule:
-    """The registered schedule of this name.
+    """The registered schedule of this name, or a split of one (:class:`Split`).
 
     Raises NumericsError: unknown name: the message lists the schedules of the same architecture, or the architectures.
     """
     if name in _REGISTRY:
         return _REGISTRY[name]
+    split = Split.named(name)
+    if split is not None:
+        return get(split[0]).into(split[1])
     arch, known = name.split(".")[0], {schedule.name: schedule for schedule in schedules()}
     if name in known:
         return known[name]
@@ -143,6 +234,19 @@ def get(name: str) -> Schedule:
         f"no schedule {name!r}: no model for {arch!r}; architectures with schedules: "
         f"{', '.join(dict.fromkeys(n.split('.')[0] for n in known))}"
     )
+
+
+def is_class(name: str) -> bool:
+    """Whether ``name`` is that of a class: a schedule in any order, or split anywhere, or float32 in any order."""
+    return name.endswith((ANY, SPLIT))
+
+
+def of_class(name: str) -> Schedule:
+    """The schedule of a name, or that of the class ``<schedule>.any`` or ``<schedule>.split``.
+
+    Raises NumericsError: unknown schedule.
+    """
+    return get(name.removesuffix(ANY).removesuffix(SPLIT))
 
 
 def schedules(arch: str | None = None) -> tuple[Schedule, ...]:

@@ -242,6 +242,21 @@ class ScaledProduct:
         vars(part).update(left=self.left, right=right)
         return part
 
+    def over(self, ranges: Sequence[tuple[int, int]]) -> ScaledProduct:
+        """The sum over some ranges ``[first k, end k)`` of K alone, joined in this order, without the bias.
+
+        With several scale blocks every range begins at the border of one, and all but the last end at one.
+        """
+        ks = torch.cat([torch.arange(*ends, device="cpu") for ends in ranges])
+        blocks = ks[:: self.block] // self.block if self.B > 1 else torch.zeros(1, dtype=torch.int64, device="cpu")
+        if self.B > 1 and not torch.equal(ks // self.block, blocks.repeat_interleave(self.block)[: len(ks)]):
+            raise ShapeError(f"ranges {list(ranges)} cut scale blocks of {self.block}")
+        columns, blocks = ks.to(self.a.device), blocks.to(self.a.device)
+        a, b = (take_rows(x.t(), columns).t() for x in (self.a, self.b))
+        a_scale, b_scale = self.a_scale[:, blocks], self.b_scale[:, blocks]
+        length = self.block if self.B > 1 else len(ks)
+        return replace(self, a=a, b=b, a_scale=a_scale, b_scale=b_scale, block=length, bias=None)
+
     def tiles(self) -> Iterator[tuple[slice, ScaledProduct]]:
         """Row tiles whose result has at most about ``TILE`` elements."""
         step = max(1, TILE // self.N)

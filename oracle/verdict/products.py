@@ -8,9 +8,11 @@ The order of judgement:
    however small the difference. Two exceptions: every element is the exact value correctly rounded, which is the best
    possible result; or, when no numerics is declared, all but a few are, which other arithmetic may give by chance.
 3. *Interval.* Otherwise every element must lie in the sound interval of the declared accumulator.
-4. *Wider classes.* When no numerics is declared, a kernel may also use another accumulator of its arch, or float32
-   arithmetic in any order, which a truncating accumulator's one-sided interval need not hold although it errs less.
-   Then the *whole* output must lie in the interval of one of these classes, and the verdict says in which.
+4. *Wider classes.* When no numerics is declared, a kernel may also use another accumulator of its arch, float32
+   arithmetic in any order, or partial sums over K (split-K, stream-K): a truncating accumulator's one-sided interval
+   need not hold these although they err less. Then the *whole* output must lie in the interval of one of these classes,
+   and the verdict says in which, and names the partition where one reproduces every bit. Last comes the accumulator in
+   any order, whose bound is wide: an output that no other class holds is not proved wrong, and MISTRUSTED.
 
 Nothing here is tuned: a schedule either reproduces the bits or does not, and the interval is a theorem about the
 declared accumulator (:mod:`oracle.bounds`). A failure is always reported against the accumulator of point 3.
@@ -25,21 +27,22 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from oracle.bounds import Accumulator, Interval, admissible, any_order_bound, ieee32_bound, of_schedule
+from oracle.bounds import Accumulator, Interval, admissible, any_order_bound, ieee32_bound, of_schedule, split_bound
 from oracle.bounds.engines import exact, exact_and_residue
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed
 from oracle.numbers.formats import decode, same_bits
-from oracle.tensorcore.identify import subset
+from oracle.tensorcore.identify import find_split, subset
+from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.predict import predict_product
-from oracle.tensorcore.schedules import Promotion, Schedule, schedules
+from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule, is_class, of_class, schedules
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import Exact, ScaledProduct, nearest, rounded
 from oracle.verdict.compare import Admissible, Comparison, Verdict, compare, verdict
 from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, ranged, verdict_of_equality
 
-SAMPLE_ROWS = 4  # rows of a part that a schedule or a class must explain before the whole part is computed
-SAMPLE_COLUMNS = 256
+SAMPLE = (4, 256)  # rows and columns that a schedule or a class must explain before the whole part is computed
+FEWEST = (1, 4)  # those that reject most classes of a wrong output
 BAND = 256  # rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band
 COINCIDENCES = 20
 """Elements in which another arithmetic may have the bits of a fault by chance. Where these are not those of the exact
@@ -90,7 +93,7 @@ class ProductSets(Sets):
     def judge(self, found: Found) -> Verdict:
         output = found["out"].reshape(-1, found["out"].shape[-1])
         mistrust = why_mistrust(self.parts, output)
-        admitted = [get_schedule(name) for name in self.names if not name.endswith(".any")]
+        admitted = [get_schedule(name) for name in self.names if not is_class(name)]
         matched = _reproducing(self.parts, output, admitted)
         if matched is not None:
             total = sum(part.of(output).numel() for part in self.parts)
@@ -141,15 +144,18 @@ def predict_parts(parts: Sequence[Part], rows: int, schedule: Schedule, dtype: t
 def wider_classes(numerics: Sequence[str]) -> tuple[str, ...]:
     """What an undeclared kernel of an arch may compute by instead of the first of its admitted ``numerics``.
 
-    Float32 in any order, then one name for each other accumulator among them (schedules that differ in the epilogue
-    alone have one accumulator, whose bound holds for all of them). Empty where the first is float32 in any order.
+    Float32 in any order; one name for each other accumulator among them (schedules that differ in the epilogue alone
+    have one accumulator, whose bound holds for all of them); each accumulator with K split anywhere; the first in any
+    order. Classes for which no bound is derived are left out. Empty where the first is float32 in any order.
     """
     if numerics[0] == IEEE32:
         return ()
     first: dict[Accumulator, str] = {}
     for name in numerics:
-        first.setdefault(replace(of_schedule(get_schedule(name)), name=""), name)
-    return (IEEE32, *list(first.values())[1:])
+        first.setdefault(replace(of_schedule(of_class(name)), name=""), name.removesuffix(ANY).removesuffix(SPLIT))
+    splits = [name + SPLIT for acc, name in first.items() if not acc.scales_inside and acc.split is None]
+    orders = [name + ANY for acc, name in first.items() if acc.kind is Sum.FUSED and acc.split is None][:1]
+    return tuple(name for name in (IEEE32, *first.values(), *splits, *orders) if name != numerics[0])
 
 
 def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
@@ -184,9 +190,10 @@ def _exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None
     """The interval and, where one pass gives both, the exact value."""
     if name == IEEE32:
         return None, collapsed(product, ieee32_bound(product), None)
-    accumulator = of_schedule(get_schedule(name.removesuffix(".any")))
-    if name.endswith(".any"):
-        return None, collapsed(product, any_order_bound(product, accumulator), accumulator)
+    accumulator = of_schedule(of_class(name))
+    if is_class(name):
+        bound = any_order_bound if name.endswith(ANY) else split_bound
+        return None, collapsed(product, bound(product, accumulator), accumulator)
     value, interval = exact_and_residue(product, accumulator)
     return value, collapsed(product, interval, accumulator)
 
@@ -208,7 +215,7 @@ def _samples(parts: Sequence[Part], output: Tensor) -> Iterator[tuple[ScaledProd
     for part in parts:
         rows, columns = (
             torch.arange(0, extent, max(1, extent // most), device=output.device)
-            for extent, most in ((part.product.M, SAMPLE_ROWS), (part.product.N, SAMPLE_COLUMNS))
+            for extent, most in ((part.product.M, SAMPLE[0]), (part.product.N, SAMPLE[1]))
         )
         yield subset(part.product, rows, columns), part.of(output)[rows][:, columns]
 
@@ -269,13 +276,35 @@ def _judge_interval(
         intervals.append(interval)
     found = _compared(known, intervals, output)
     if found.outside:
-        few = _failing(known, output, found.bad)
+        few, fewer = (_failing(known, output, found.bad, *most) for most in (SAMPLE, FEWEST))
         for other in wider:
-            if _held(*few, other) is not None and (held := _held(known, output, found.bad, other)) is not None:
-                comparison, basis = held
-                said = f"{basis}; {found.outside} elements leave the {intervals[0].name}, which is not declared"
-                return verdict(comparison, basis=said, mistrust=mistrust)
+            if _held(*fewer, other) is None or _held(*few, other) is None:
+                continue
+            if (held := _held(known, output, found.bad, other)) is None:
+                continue
+            comparison, basis = held
+            said = f"{basis}; {found.outside} elements leave the {intervals[0].name}, which is not declared"
+            if other.endswith(ANY) and other != IEEE32:
+                mistrust = f"only the any-order bound holds it; declare {other} to accept any order of summation"
+            elif other.endswith(SPLIT) and (split := _split_of(parts, output, other)) is not None:
+                said, matched = f"bits of {split.name}", split.name
+                return verdict_of_equality(said, matched, comparison.total, mistrust)
+            return verdict(comparison, basis=said, mistrust=mistrust)
     return _banded(parts, verdict(found, basis=intervals[0].name, mistrust=mistrust))
+
+
+def _split_of(parts: Sequence[Part], output: Tensor, name: str) -> Schedule | None:
+    """The split of the class's accumulator that reproduces every bit, with any of its epilogues; None if none does."""
+    first, rows = parts[0], parts[0].of(output)
+    base = of_class(name)
+    for schedule in schedules(base.instruction.arch):
+        same = schedule.instruction == base.instruction and schedule.interval == base.interval
+        if not same or schedule.scales is Scales.OPERANDS or schedule.why_not(first.product, out_dtype=output.dtype):
+            continue
+        split = find_split(first.product, rows, schedule)
+        if split is not None and _reproducing(parts, output, [split]) is not None:
+            return split
+    return None
 
 
 def _held(known: Sequence[_ExactPart], output: Tensor, outside: Tensor, name: str) -> tuple[Comparison, str] | None:
@@ -306,11 +335,13 @@ def _compared(known: Sequence[_ExactPart], intervals: Sequence[Interval], output
     return compare(output, Admissible(low, high, expected, specified=specified, open=open_))
 
 
-def _failing(known: Sequence[_ExactPart], output: Tensor, outside: Tensor) -> tuple[list[_ExactPart], Tensor, Tensor]:
+def _failing(
+    known: Sequence[_ExactPart], output: Tensor, outside: Tensor, most_rows: int, most_columns: int
+) -> tuple[list[_ExactPart], Tensor, Tensor]:
     """A few failing rows and columns of the part that fails most, as a judgement of their own."""
     k, bad = max(((k, k.part.of(outside)) for k in known), key=lambda pair: int(pair[1].sum()))
-    rows = _some(bad.any(dim=1), SAMPLE_ROWS)
-    columns = _some(bad[rows].any(dim=0), SAMPLE_COLUMNS)
+    rows = _some(bad.any(dim=1), most_rows)
+    columns = _some(bad[rows].any(dim=0), most_columns)
     return [k.subset(rows, columns)], k.part.of(output)[rows][:, columns], bad[rows][:, columns]
 
 

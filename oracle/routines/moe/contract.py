@@ -33,6 +33,7 @@ from oracle.routines.base import E4M3, F32, INTEGERS, Call, Contract, OptionSpec
 from oracle.routines.moe.moe_ranges import act_span, outcome, silu_span
 from oracle.routines.products.contract import OUT_DTYPES
 from oracle.tensorcore.schedules import get as get_schedule
+from oracle.tensorcore.schedules import is_class
 from oracle.truth import routing
 from oracle.truth.moe import Activation, Experts, Steps, Tokens, activated, layer, nearest, weighted_input
 from oracle.truth.routing import Span, sigmoid
@@ -375,7 +376,7 @@ def _judge_ids(bad: Tensor, ids: Tensor) -> Verdict:
 
 def no_boxes(contract: str, numerics: str) -> str | None:
     """Why the products of a layer that quantises its intermediate cannot be judged by these numerics, or None."""
-    if numerics.endswith(".any") and numerics != IEEE32:
+    if numerics != IEEE32 and (is_class(numerics) or get_schedule(numerics).split is not None):
         return f"{contract} has no any-order bound for {numerics}; declare the schedule or {IEEE32}"
     return None
 

@@ -23,6 +23,7 @@ from oracle.routines.base import F32, FP8, Call, Contract, Operands, OptionSpec,
 from oracle.routines.fault import Fault
 from oracle.tensorcore.identify import Match, identify_product
 from oracle.tensorcore.schedules import get as get_schedule
+from oracle.tensorcore.schedules import is_class, of_class
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.products import Part, ProductSets, accumulation_faults, predict_parts, truth, wider_classes
 from oracle.verdict.sets import Sets
@@ -118,7 +119,7 @@ class ProductContract(Contract):
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         names = self.arithmetics(call, numerics)
-        faults = () if names[0].endswith(".any") else accumulation_faults(get_schedule(names[0]))
+        faults = () if is_class(names[0]) else accumulation_faults(get_schedule(names[0]))
         return [ProductSets(call.parts, names, wider_classes(names) if numerics is None else (), faults)]
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
@@ -127,7 +128,7 @@ class ProductContract(Contract):
     def why_not(self, call: Call, numerics: str) -> str | None:
         if numerics == IEEE32:
             return None
-        schedule = get_schedule(numerics.removesuffix(".any"))
+        schedule = of_class(numerics)
         return next((r for p in call.parts if (r := schedule.why_not(p.product, out_dtype=call.out_dtype))), None)
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:

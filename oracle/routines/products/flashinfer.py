@@ -53,6 +53,7 @@ from oracle.numbers.scaling import grid
 from oracle.routines.base import F32, FP8, Call, TensorSpec, register
 from oracle.routines.products.contract import BLOCK_NUMERICS, BLOCKS, ProductContract, block_scaled, scale_input
 from oracle.tensorcore.schedules import get as get_schedule
+from oracle.tensorcore.schedules import is_class
 from oracle.truth.routing import Span
 from oracle.verdict.compare import Admissible, Status, Verdict, compare, verdict
 from oracle.verdict.products import Part, predict_parts, truth, why_mistrust
@@ -241,7 +242,7 @@ def _verdict(
     inputs: Mapping[str, Tensor], tensor: Tensor, numerics: str, recipe: Recipe, mistrust: str | None
 ) -> Verdict:
     """The interval test of an output with a bfloat16 input, weights quantised by ``recipe``."""
-    if numerics.endswith(".any") and numerics != IEEE32:
+    if is_class(numerics) and numerics != IEEE32:
         raise NumericsError(f"no interval through the quantiser is derived for {numerics}; declare the schedule itself")
     acc = None if numerics == IEEE32 else of_schedule(get_schedule(numerics))
     weight = _weight(inputs, recipe)

@@ -45,6 +45,7 @@ from oracle.routines.products.contract import (
 )
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
+from oracle.tensorcore.schedules import is_class, of_class
 from oracle.truth.gemm import ScaledProduct, rounded
 from oracle.truth.linear import ROUTINES, calc_diff, dispatch_w8a8_scaled_mm, input_recipes
 from oracle.truth.routing import Span
@@ -115,13 +116,13 @@ class Fp8LinearOp(Contract):
         products, names = self._products(call), self.arithmetics(call, numerics)
         first = products[0][1]
         if products[0][0] is None:
-            faults = () if names[0].endswith(".any") else accumulation_faults(get_schedule(names[0]))
+            faults = () if is_class(names[0]) else accumulation_faults(get_schedule(names[0]))
             return [ProductSets([Part(first)], names, wider_classes(names) if numerics is None else (), faults)]
 
         def predictions() -> Iterator[Prediction]:
             for recipe, product in products:
                 for name in names:
-                    if not name.endswith(".any"):
+                    if not is_class(name):
                         assert recipe is not None
                         same = partial(_reproduces, product, name)
                         yield Prediction(f"{recipe.name}, then {name}", name, product.M * product.N, same)
@@ -139,7 +140,7 @@ class Fp8LinearOp(Contract):
         if numerics == IEEE32:
             return None
         product = self._products(call)[0][1]
-        return get_schedule(numerics.removesuffix(".any")).why_not(product, out_dtype=call.out_dtype)
+        return of_class(numerics).why_not(product, out_dtype=call.out_dtype)
 
     def _products(self, call: Call) -> list[tuple[Recipe | None, ScaledProduct]]:
         return call.once("products", lambda: self.products(call.inputs, call.resolved))
@@ -177,7 +178,7 @@ class Fp8LinearOp(Contract):
         boxes, flips = code_boxes(
             Span(values, values), recipe, of_dtype(x.dtype), inputs.get("input_scale"), inputs.get("input_scale_ub")
         )
-        if name.endswith(".any") and name != IEEE32:
+        if is_class(name) and name != IEEE32:
             raise NumericsError(f"{name} has no bound for flipped codes; declare the schedule itself, or {IEEE32}")
         acc = None if name == IEEE32 else of_schedule(get_schedule(name))
         found = boxed_product(boxes, product.b, product.b_scale, block=product.K, b_rows=product.b_rows, acc=acc)
