@@ -144,7 +144,8 @@ def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
 def split_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """B2 of ``product`` when K is cut into partial sums, no matter where (:func:`oracle.bounds.chain.split`).
 
-    The chains of a promoted accumulator stay as they are, and their results are added in any order.
+    The chains of a promoted accumulator stay as they are (cuts lie between them), and their results are added in any
+    order.
     """
     if acc.scales_inside or acc.kind is Sum.BLOCK_SCALED_GROUPS:
         raise NumericsError(f"{acc.name} applies scales inside the instruction; no bound over splits is derived for it")

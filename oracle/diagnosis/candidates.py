@@ -43,7 +43,7 @@ from oracle.routines.mutants import accumulated, products, stored, write
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct, rounded
-from oracle.verdict.products import COINCIDENCES, SAMPLE_COLUMNS, SAMPLE_ROWS, Part, interval_of
+from oracle.verdict.products import COINCIDENCES, TRIAL, Part, interval_of
 
 LISTED = 0.5  # an explanation that covers less than half of the failing elements is not named
 WHOLE = 1 << 28  # products of one candidate up to which all of the output is predicted
@@ -294,7 +294,7 @@ class FailingOutput:
         bad = self.bad[piece.rows[:, None], piece.columns[None, :]]
         rows, columns = torch.nonzero(bad.any(dim=1))[:, 0], torch.nonzero(bad.any(dim=0))[:, 0]
         if few:
-            rows, columns = evenly(rows, SAMPLE_ROWS), evenly(columns, SAMPLE_COLUMNS)
+            rows, columns = evenly(rows, TRIAL[0]), evenly(columns, TRIAL[1])
         grid = piece.rows[rows][:, None], piece.columns[columns][None, :]
         if not bool(self.bad[grid].any()):
             return True

@@ -11,8 +11,9 @@ The order of judgement:
 4. *Wider classes.* When no numerics is declared, a kernel may also use another accumulator of its arch, float32
    arithmetic in any order, or partial sums over K (split-K, stream-K): a truncating accumulator's one-sided interval
    need not hold these although they err less. Then the *whole* output must lie in the interval of one of these classes,
-   and the verdict says in which, and names the partition where one reproduces every bit. Last comes the accumulator in
-   any order, whose bound is wide: an output that no other class holds is not proved wrong, and MISTRUSTED.
+   and the verdict says in which, and names the partition where one reproduces every bit. Products in any order have a
+   bound (``<schedule>.any``) that is wide enough to hold many wrong outputs; so it must be declared, and a failure says
+   where it would hold.
 
 Nothing here is tuned: a schedule either reproduces the bits or does not, and the interval is a theorem about the
 declared accumulator (:mod:`oracle.bounds`). A failure is always reported against the accumulator of point 3.
@@ -41,7 +42,7 @@ from oracle.truth.gemm import Exact, ScaledProduct, nearest, rounded
 from oracle.verdict.compare import Admissible, Comparison, Verdict, compare, verdict
 from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, ranged, verdict_of_equality
 
-SAMPLE = (4, 256)  # rows and columns that a schedule or a class must explain before the whole part is computed
+TRIAL = (4, 256)  # rows and columns that a schedule or a class must explain before the whole part is computed
 FEWEST = (1, 4)  # those that reject most classes of a wrong output
 BAND = 256  # rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band
 COINCIDENCES = 20
@@ -145,8 +146,8 @@ def wider_classes(numerics: Sequence[str]) -> tuple[str, ...]:
     """What an undeclared kernel of an arch may compute by instead of the first of its admitted ``numerics``.
 
     Float32 in any order; one name for each other accumulator among them (schedules that differ in the epilogue alone
-    have one accumulator, whose bound holds for all of them); each accumulator with K split anywhere; the first in any
-    order. Classes for which no bound is derived are left out. Empty where the first is float32 in any order.
+    have one accumulator, whose bound holds for all of them); each accumulator with K split anywhere, where a bound is
+    derived for it. Empty where the first is float32 in any order.
     """
     if numerics[0] == IEEE32:
         return ()
@@ -154,8 +155,7 @@ def wider_classes(numerics: Sequence[str]) -> tuple[str, ...]:
     for name in numerics:
         first.setdefault(replace(of_schedule(of_class(name)), name=""), name.removesuffix(ANY).removesuffix(SPLIT))
     splits = [name + SPLIT for acc, name in first.items() if not acc.scales_inside and acc.split is None]
-    orders = [name + ANY for acc, name in first.items() if acc.kind is Sum.FUSED and acc.split is None][:1]
-    return tuple(name for name in (IEEE32, *first.values(), *splits, *orders) if name != numerics[0])
+    return tuple(name for name in (IEEE32, *first.values(), *splits) if name != numerics[0])
 
 
 def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
@@ -215,7 +215,7 @@ def _samples(parts: Sequence[Part], output: Tensor) -> Iterator[tuple[ScaledProd
     for part in parts:
         rows, columns = (
             torch.arange(0, extent, max(1, extent // most), device=output.device)
-            for extent, most in ((part.product.M, SAMPLE[0]), (part.product.N, SAMPLE[1]))
+            for extent, most in ((part.product.M, TRIAL[0]), (part.product.N, TRIAL[1]))
         )
         yield subset(part.product, rows, columns), part.of(output)[rows][:, columns]
 
@@ -276,7 +276,7 @@ def _judge_interval(
         intervals.append(interval)
     found = _compared(known, intervals, output)
     if found.outside:
-        few, fewer = (_failing(known, output, found.bad, *most) for most in (SAMPLE, FEWEST))
+        few, fewer = (_failing(known, output, found.bad, *most) for most in (TRIAL, FEWEST))
         for other in wider:
             if _held(*fewer, other) is None or _held(*few, other) is None:
                 continue
@@ -284,12 +284,16 @@ def _judge_interval(
                 continue
             comparison, basis = held
             said = f"{basis}; {found.outside} elements leave the {intervals[0].name}, which is not declared"
-            if other.endswith(ANY) and other != IEEE32:
-                mistrust = f"only the any-order bound holds it; declare {other} to accept any order of summation"
-            elif other.endswith(SPLIT) and (split := _split_of(parts, output, other)) is not None:
+            if other.endswith(SPLIT) and (split := _split_of(parts, output, other)) is not None:
                 said, matched = f"bits of {split.name}", split.name
                 return verdict_of_equality(said, matched, comparison.total, mistrust)
             return verdict(comparison, basis=said, mistrust=mistrust)
+        failed = _banded(parts, verdict(found, basis=intervals[0].name))
+        loose = "" if is_class(name) or not wider else name + ANY
+        if loose and of_schedule(get_schedule(name)).kind is Sum.FUSED and _held(*fewer, loose) and _held(*few, loose):
+            said = f"; those looked at lie within {loose}: declare it if products are summed in no fixed order"
+            return replace(failed, summary=failed.summary + said)
+        return failed
     return _banded(parts, verdict(found, basis=intervals[0].name, mistrust=mistrust))
 
 
