@@ -174,10 +174,14 @@ def _late_floor(p: Tensor, e: Tensor, held: tuple[Tensor, Tensor], acc: Accumula
 
 
 def _ordered(x: Operand, acc: Accumulator) -> Operand:
-    """Columns in the order in which the instruction's groups take them, so that groups are consecutive."""
+    """Columns in the order in which the instruction's groups take them; a short group is filled with zeros."""
     if acc.order is not Order.INTERLEAVED:
         return x
     index = torch.arange(x.value.shape[1], device=x.value.device)
     first = index % 4 < 2
-    chosen = torch.cat([index[first], index[~first]])
-    return Operand(x.value[:, chosen], x.exponent[:, chosen])
+    short = acc.group - int(first.sum())
+    value, exponent = (
+        torch.cat([torch.nn.functional.pad(t[:, first], (0, short), value=fill), t[:, ~first]], dim=1)
+        for t, fill in ((x.value, 0), (x.exponent, NONE))
+    )
+    return Operand(value, exponent)

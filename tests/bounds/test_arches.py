@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from oracle.bounds import Interval, of_schedule, residue_bound
+from oracle.bounds import Interval, of_schedule, residue_bound, steps
 from oracle.bounds.chain import residue
 from oracle.bounds.product import _Side, unrounded
 from oracle.bounds.steps import stepwise
 from oracle.errors import NumericsError
 from oracle.numbers.formats import E2M1, by_name, decode, from_codes
 from oracle.numbers.rounding import Overflow, Rounding, encode
-from oracle.tensorcore.instructions import INSTRUCTIONS, Instruction, Sum, instruction
+from oracle.tensorcore.instructions import INSTRUCTIONS, Instruction, Order, Sum, instruction
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Epilogue, Promotion, Schedule
 from oracle.truth.gemm import Exact, ScaledProduct, exact
@@ -137,6 +137,23 @@ class TestSoundness:
             given_, twin = product_of(i, 5, 4, 3 * i.k + 5, seed=seed, data=data)
             found = check(given_, twin, schedule, residue_bound(twin, of_schedule(schedule)))
             assert float(found.max()) <= 1, data
+
+    @pytest.mark.parametrize("sabotaged", [False, True])
+    def test_a_short_instruction_has_both_of_its_groups(self, monkeypatch: pytest.MonkeyPatch, sabotaged: bool) -> None:
+        """An interleaved instruction that ends early sums two short groups, each aligned by itself: never one.
+
+        The twin takes the products of both as one group, as a short row of products without filling would be.
+        """
+        if sabotaged:
+            monkeypatch.setattr(steps, "_ordered", lambda x, acc: x)
+        worst = 0.0
+        for i in (i for i in ALL if i.order is Order.INTERLEAVED):
+            schedule = schedule_of(i)
+            for seed, k in enumerate(range(i.k + 1, 2 * i.k)):
+                given_, twin = product_of(i, 24, 24, k, seed=seed, data=Data(14, -7))
+                found = check(given_, twin, schedule, residue_bound(twin, of_schedule(schedule)))
+                worst = max(worst, float(found.max()))
+        assert (worst > 1) == sabotaged
 
     @settings(max_examples=120, deadline=None)
     @given(
