@@ -40,9 +40,10 @@ from oracle.routines import Contract, cases, data, get, profiles, registered
 from oracle.routines.base import Call, Output, by_name
 from oracle.routines.cases import Case
 from oracle.routines.catalogue import Fault, agree, faults_of, run
-from oracle.tensorcore.predict import store
+from oracle.tensorcore.predict import predict_product, store
+from oracle.tensorcore.schedules import Split
 from oracle.tensorcore.schedules import get as get_schedule
-from oracle.truth.gemm import exact, rounded
+from oracle.truth.gemm import ScaledProduct, exact, rounded
 from oracle.verdict.compare import Verdict
 
 AFTER = "sm90.promote128.scale_after"
@@ -413,6 +414,47 @@ def _variants(case: Case, stream: data.Stream) -> Iterator[Variant]:
     same_accumulator = [n for n in names if n != chosen and _accumulator(n) == _accumulator(chosen)]
     for declared in (None, chosen, *same_accumulator[:1]):
         yield judged(out, arch, chosen, declared)
+    for how, output in _reordered(replace(call, schedule=get_schedule(chosen)), stream):
+        yield judged(output, arch, how)
+
+
+def _reordered(call: Call, stream: data.Stream) -> Iterator[tuple[str, Tensor]]:
+    """The same sums by a kernel that splits K, cuts it elsewhere for every tile of columns, or permutes its steps."""
+    schedule = call.schedule
+    assert schedule is not None
+    if schedule.scales_inside:
+        return
+    unit = schedule.interval or schedule.instruction.k
+    steps = -(-max(part.product.K for part in call.parts) // unit)
+    if steps < 2:
+        return
+    parts = _draw(stream, 2, min(steps, 6) + 1)
+    split = Split(parts, unit, interleaved=bool(_draw(stream, 0, 2)))
+    if all(schedule.into(split).why_not(p.product, out_dtype=call.out_dtype) is None for p in call.parts):
+        yield split.suffix, run(replace(call, schedule=schedule.into(split)))
+    cuts = [_draw(stream, 1, steps) * unit for _ in range(3)]
+    width = 8 * _draw(stream, 1, 8)
+
+    def by_tile(product: ScaledProduct) -> Tensor:
+        tiles = [product.columns(j, min(product.N, j + width)) for j in range(0, product.N, width)]
+        each = [schedule.into(Split(2, cuts=(cuts[i % 3],))) for i in range(len(tiles))]
+        pairs = zip(tiles, each, strict=True)
+        return torch.cat([predict_product(t, s, out_dtype=call.out_dtype) for t, s in pairs], dim=1)
+
+    def permuted(product: ScaledProduct) -> Tensor:
+        order = [int(i) for i in stream.order(product.K // unit)]
+        ranges = [(i * unit, (i + 1) * unit) for i in order] + [(product.K // unit * unit, product.K)]
+        moved = replace(product.over([ends for ends in ranges if ends[0] < ends[1]]), bias=product.bias)
+        return predict_product(moved, schedule, out_dtype=call.out_dtype)
+
+    ways = {f"cut at {sorted(set(cuts))} by tiles of {width} columns": by_tile}
+    if all(part.product.B == 1 for part in call.parts):
+        ways["steps in random order"] = permuted
+    for how, way in ways.items():
+        out = torch.full((call.rows, call.parts[0].product.N), torch.nan, dtype=call.out_dtype, device="cpu")
+        for part in call.parts:
+            out[part.place] = way(part.product)
+        yield f"{schedule.name}, {how}", out.view(call.operands.shape)
 
 
 def _accumulator(name: str) -> tuple[object, ...]:
