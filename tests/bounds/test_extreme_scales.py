@@ -23,7 +23,7 @@ from oracle.truth.gemm import ScaledProduct, rounded
 from oracle.verdict.compare import Comparison, compare
 from oracle.verdict.products import interval_of
 
-M, N, K = 12, 10, 384
+M, N, K = 6, 5, 256
 E4M3 = torch.float8_e4m3fn
 ENDS = 2.0**-126, 2.0**127
 
@@ -51,7 +51,7 @@ def drawn(schedule: Schedule, seed: int, *, bias: bool) -> ScaledProduct:
         of_a, of_b = (torch.randint(-9, 10, (rows, K // block), generator=g) for rows in (M, N))
         sa, sb = (torch.exp2(e.clamp(-126, 127).double()).float() for e in (powers + of_a, of_b - powers))
         return ScaledProduct(a, b, sa, sb, block, 1)
-    blocks = 3 if schedule.scales is Scales.PROMOTION else 1
+    blocks = 2 if schedule.scales is Scales.PROMOTION else 1
     middle = (torch.rand(1, blocks, generator=g, dtype=torch.float64) - 0.5) * 76
     noise = [(torch.rand(rows, blocks, generator=g, dtype=torch.float64) - 0.5) * 12 for rows in (M, N)]
     sa, sb = (10.0**e for e in (middle + noise[0], noise[1] - middle))
@@ -71,21 +71,23 @@ def compared(given: ScaledProduct, schedule: Schedule, interval: Interval | None
     return compare(out, admissible(value, rounded(same, value, torch.float32), width))
 
 
+def constrained(schedule: Schedule, seeds: range) -> int:
+    """Elements of these draws about which the interval says something; all of them lie in it."""
+    found = [compared(drawn(schedule, seed, bias=seed % 2 == 1 and schedule.scales is Scales.EPILOGUE), schedule)
+             for seed in seeds]  # fmt: skip
+    assert all(c.outside == 0 for c in found), [c.worst for c in found if c.outside]
+    return sum(c.total - c.unconstrained for c in found)
+
+
 @pytest.mark.parametrize("schedule", schedules(), ids=lambda s: s.name)
 def test_every_schedule_lies_in_its_own_interval(schedule: Schedule) -> None:
-    constrained = 0
-    for seed in range(4):
-        bias = seed % 2 == 1 and schedule.scales is Scales.EPILOGUE
-        found = compared(drawn(schedule, seed, bias=bias), schedule)
-        assert found.outside == 0, found.worst
-        constrained += found.total - found.unconstrained
-    assert constrained > 0
+    assert constrained(schedule, range(2)) > 0
 
 
-def late(b_scale: float = 5e32) -> ScaledProduct:
+def late(b_scale: float = 6e33) -> ScaledProduct:
     """No chain of 128 leaves float32 once it is scaled; the sum of all of them does."""
-    a, b = (torch.full((n, 16384), 8.0).to(E4M3) for n in (2, 3))
-    return ScaledProduct(a, b, torch.full((2, 1), 1e-34), torch.full((3, 1), b_scale), 16384, 1)
+    a, b = (torch.full((n, 1024), 8.0).to(E4M3) for n in (2, 3))
+    return ScaledProduct(a, b, torch.full((2, 1), 1e-35), torch.full((3, 1), b_scale), 1024, 1)
 
 
 AFTER = [s for s in schedules() if s.promotion is Promotion.ADD and "float8_e4m3fn" in s.instruction.operands]
@@ -113,7 +115,7 @@ def test_without_the_whole_sum_the_bound_fails(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_compiled_bound_is_the_definition() -> None:
     acc = of_schedule(get("sm90.promote128.scale_after"))
-    for given in (late(), late(1e30), drawn(get("sm90.promote128.scale_after"), 5, bias=True)):
+    for given in (late(), late(1e31), drawn(get("sm90.promote128.scale_after"), 5, bias=True)):
         found, due = engines.residue_bound(given, acc), product.residue_bound(given, acc)
         assert found.open is not None and due.open is not None
         assert torch.equal(found.open, due.open)
