@@ -129,8 +129,8 @@ def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
 
     The counts add.
     """
-    first = next((v for v in verdicts if v.status is Status.FAILED), None)
-    first = first or next((v for v in verdicts if v.status is not Status.PASSED), verdicts[0])
+    not_passed = next((v for v in verdicts if v.status is not Status.PASSED), verdicts[0])
+    first = next((v for v in verdicts if v.status is Status.FAILED), not_passed)
     return replace(first, outside=sum(v.outside for v in verdicts), total=sum(v.total for v in verdicts))
 
 
