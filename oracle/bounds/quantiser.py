@@ -122,11 +122,11 @@ def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judge
         own = _same_code(rows, band.x.codes(recipe).view(rows.shape), fmt)
         exact = exact and bool(own.all())
         if recipe.fault is None:
-            blocks = _of_band(own_scale, band, x, recipe).to(torch.float64)
+            blocks = of_band(own_scale, band, x, recipe).to(torch.float64)
             own = own & cells.spread(blocks).to(torch.bool).view(rows.shape)
             if bool(own.all()):
                 continue  # the recipe's own bits are admissible
-        sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
+        sets = code_set(band.x, recipe, of_band(published, band, x, recipe))
         admitted = sets.admits(rows.reshape(sets.low.shape)).view(rows.shape)
         bad[band.rows] = ~admitted if recipe.fault is not None else ~admitted & ~own
     return Judged(recipe, scales, bad_scales, bad_codes, exact)
@@ -135,13 +135,13 @@ def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judge
 def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple[slice, CodeSet]]:
     """:func:`code_set` of consecutive rows of ``x`` seen as a matrix; ``published`` as there."""
     for band in x.bands(recipe.block):
-        sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
+        sets = code_set(band.x, recipe, of_band(published, band, x, recipe))
         tensors = (sets.low, sets.high, sets.expected, sets.nan, sets.free)
         low, high, expected, nan, free = (t.view(-1, t.shape[-1]) for t in tensors)
         yield band.rows, CodeSet(low, high, expected, nan, free, sets.fmt)
 
 
-def _of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
+def of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
     """The blocks of a band, in its own logical shape, out of a tensor of the whole input's."""
     if band.x is x:
         return scale

@@ -98,8 +98,11 @@ def write_text(target: str, text: str) -> None:
 
 
 def verdict_line(verdict: Verdict, text: str) -> Text:
-    """The status in its colour, a text, and on a second line the faults that explain a failure."""
+    """The status in its colour, a text, then the faults that explain a failure and the measured error, each on
+    a line."""
     line = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {text}")
     if verdict.explained_by:
         line.append(f"\n  explained by: {', '.join(verdict.explained_by)}")
+    if verdict.error is not None:
+        line.append(f"\n  {verdict.error}")
     return line

@@ -77,6 +77,9 @@ class Error:
     ulps: float
     sqnr: float
 
+    def __str__(self) -> str:
+        return f"largest error {self.ulps:.3g} ulps, SQNR {self.sqnr:.1f} dB"
+
 
 @dataclass(frozen=True)
 class Verdict:
