@@ -35,7 +35,7 @@ from oracle.numbers.formats import FP32, Format, codes_of, decode, is_nan, of_dt
 from oracle.numbers.quantize import Band, Prepared, suits, to_scale_format
 from oracle.numbers.recipes import NanCode, Recipe, ScaleFormula, recipes
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32
-from oracle.numbers.scaling import ScaleFormat
+from oracle.numbers.scaling import Block, ScaleFormat
 
 U = 2.0**-24
 SCALE_WIDTH = 4 * U
@@ -217,6 +217,26 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
         for band in x.bands(block):
             alive = [r for r in alive if r.block != block or bool(_reproduced(band, q, r).all())]
     return tuple(recipe.name for recipe in alive)
+
+
+def admitting(x: Prepared, q: Tensor, scale: Tensor, block: Block) -> tuple[str, ...]:
+    """Names of the sound recipes that admit every code and scale of an output, taken over ``block`` where theirs is of its
+    kind. Scales are looked at first: most recipes admit none of another's."""
+    found = []
+    for recipe in recipes().values():
+        if recipe.fault is not None or not same_kind(recipe.block, block):
+            continue
+        taken = recipe.with_block(block)
+        if not _candidates(x, q, scale, (taken,)) or not bool(scale_set(x, taken).admits(decode(scale)).all()):
+            continue
+        if judge_recipe(x, q, scale, taken).outside == 0:
+            found.append(recipe.name)
+    return tuple(found)
+
+
+def same_kind(block: Block, other: Block) -> bool:
+    """Whether a recipe of one block can be taken over the other: the same rows, and groups of columns in both or none."""
+    return block.rows == other.rows and (block.columns is None) == (other.columns is None)
 
 
 def agreement(

@@ -168,7 +168,8 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
     failures = [FailingOutput(replace(base, schedule=schedule), flat, outside) for schedule in schedules]
     closest = max(failures, key=lambda failure: failure.equal)
     if not speaks(flat[closest.specified]):
-        return _described(closest, ())
+        found_in = describe(closest.bad)
+        return Diagnosis(closest.failing, closest.total, found_in, findings=tuple(_one_value(closest)))
     scheduled = [failure for failure in failures if failure.call.schedule is not None]
     chosen = list(dict.fromkeys([closest, *scheduled[:TRIED], failures[-1]]))
     faults, found = faults_of(contract.name), dict[FailingOutput, tuple[Explanation, ...]]()

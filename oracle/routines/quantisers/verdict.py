@@ -18,6 +18,7 @@ from torch import Tensor
 from oracle.bounds.quantiser import (
     CodeSet,
     Judged,
+    admitting,
     code_bands,
     code_of_ordinal,
     identify,
@@ -28,7 +29,7 @@ from oracle.bounds.quantiser import (
 )
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
-from oracle.numbers.recipes import Recipe
+from oracle.numbers.recipes import Recipe, recipes
 from oracle.numbers.rounding import power_of_two
 from oracle.verdict.compare import Admissible, Error, Status, Verdict, Worst, sqnr
 from oracle.verdict.heatmap import Evidence, Piece, gather, gather_pieces, ratio_of
@@ -83,8 +84,13 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
         f"{what} inadmissible ({_basis(best)}); worst {worst.output}{list(worst.index)}: actual {worst.actual:.9g}, "
         f"admissible [{worst.low:.9g}, {worst.high:.9g}]; {where}"
     )
+    sound = tuple(name for name in explained if recipes()[name].fault is None)
     if explained:
         summary += f"; every bit is that of {', '.join(explained)}"
+    if not explained and (sound := admitting(x, q, scale, best.recipe.block)):
+        summary += f"; {', '.join(sound)} admits every code and scale"
+    if sound:
+        summary += f": to judge by that recipe declare it (--recipe {sound[0]}, numerics={sound[0]!r})"
     return Verdict(
         Status.FAILED, summary, scales + codes, total, worst, None, explained, _basis(best), where, margin,
         evidence=_evidence(x, q, scale, best), error=measured(x, q, scale, best.recipe),
