@@ -90,8 +90,8 @@ def assert_conforms(
     Raises
     ------
     NonconformanceError
-        The output is not admissible, or these inputs could not have shown a fault (MISTRUSTED). It is an AssertionError;
-        its ``verdict`` is the verdict.
+        The output is not admissible, or these inputs could not have shown a fault (MISTRUSTED). It is an
+        AssertionError, and its ``verdict`` is the verdict.
     OracleError
         The call is wrong.
     """

@@ -66,7 +66,7 @@ class ExactnessError(OracleError, ArithmeticError):
 
 
 class NonconformanceError(OracleError, AssertionError):
-    """A verdict that is no proof of a right output: what ``Verdict.raise_for_status`` raises; ``verdict`` is the verdict."""
+    """A verdict that is not PASSED, as ``Verdict.raise_for_status`` raises it; ``verdict`` is the verdict."""
 
     def __init__(self, message: str, verdict: object = None) -> None:
         super().__init__(message)

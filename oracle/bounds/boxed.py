@@ -174,7 +174,7 @@ def _tile(
     shape = (boxes[0].low.shape[0], b.shape[0])
     down, up, size = (torch.zeros(shape, dtype=torch.float64, device=b.device) for _ in range(3))
     open_ = torch.zeros(down.shape, dtype=torch.bool, device=b.device)
-    whole = (torch.zeros_like(down), torch.zeros_like(down))  # of the sum that one pair of scales may multiply at the end
+    whole = (torch.zeros_like(down), torch.zeros_like(down))  # the unscaled sum, which one pair of scales may multiply
     for start, stop, at in _spans(k, block, acc):
         columns = decode(b_scale[:, at]).repeat_interleave(b_rows)[None, : b.shape[0]]
         part, part2 = b[:, start:stop], b2[:, start:stop]

@@ -82,9 +82,9 @@ def residue_step(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """One step of :func:`residue`: addends ``p [M, N, G]`` (float64) whose largest exponent is ``top [M, N]``.
 
-    ``slack`` bounds what ``x``, before and after the step, may miss. ``least``: the largest exponent is not known; it lies
-    between ``least`` (``NONE``: no addend aligns anything, and then the sum is the accumulator's own) and ``top``. L1, L2
-    and L4 take its upper bound, L3 its lower one.
+    ``slack`` bounds what ``x``, before and after the step, may miss. ``least``: the largest exponent is not known; it
+    lies between ``least`` (``NONE``: no addend aligns anything, and then the sum is the accumulator's own) and ``top``.
+    L1, L2 and L4 take its upper bound, L3 its lower one.
     """
     live = top > NONE // 2
     sure = top if least is None else least

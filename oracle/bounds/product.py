@@ -22,10 +22,10 @@ an underflowing float32 operation (gradual underflow). Blocks that are exactly z
 below ``2**-26`` of its first-order part for fewer than ``2**24`` blocks.
 
 Where a float32 intermediate may exceed the largest float32, nothing is claimed: the element is ``open``. A kernel that
-promotes unscaled chains and scales their sum once, at its end, meets ``sb acc`` or ``sa acc`` with ``acc`` the whole sum,
-which no single chain reaches (:func:`scaled_at_the_end`); which of the two it computes is the epilogue's, and one bound
-serves them all: either counts. Underflow needs no case of its own: gradual underflow errs by ``eta`` at most, an inner
-product's is multiplied by the outer scale, that of ``fl(sa sb)`` by the accumulator, and ``Phi`` has all three.
+promotes unscaled chains and scales their sum once, at its end, meets ``sb acc`` or ``sa acc`` with ``acc`` the whole
+sum, which no single chain reaches (:func:`scaled_at_the_end`); which of the two it computes is the epilogue's, and one
+bound serves them all: either counts. Underflow needs no case of its own: gradual underflow errs by ``eta`` at most, an
+inner product's is multiplied by the outer scale, that of ``fl(sa sb)`` by the accumulator, and ``Phi`` has all three.
 Source: standard rounding-error analysis (Higham, Accuracy and Stability, ch. 2 and 3); derived here.
 
 Elements that no admitted arithmetic rounds (:func:`unrounded`): there only one value before the store is right.
@@ -185,11 +185,13 @@ def scaled_at_the_end(
     """``interval``, open also where the whole promoted sum times one of its scales may exceed float32.
 
     With ``[x + lo, x + hi]`` the interval that ``bounded`` gives the product with unit scales and no bias, the computed
-    sum satisfies ``|acc| <= S = max(|x + lo|, |x + hi|)``, and neither ``sa acc``, ``sb acc`` nor a partial sum overflows
-    where ``S max(1, |sa|, |sb|)`` is below the largest float32. That of each single chain is in ``interval`` already, and
-    so is that of partial sums in any order, of which :class:`Promotion` bounds the sum of all magnitudes.
+    sum satisfies ``|acc| <= S = max(|x + lo|, |x + hi|)``. Neither ``sa acc``, ``sb acc`` nor a partial sum overflows
+    where ``S max(1, |sa|, |sb|)`` is below the largest float32. That of each single chain is in ``interval`` already,
+    and so is that of partial sums in any order, of which :class:`Promotion` bounds the sum of all magnitudes.
     """
-    if acc.split is not None or acc.promotion is None or acc.scales_inside or product.B > 1 or product.K <= acc.promotion:
+    if acc.split is not None or acc.promotion is None or acc.scales_inside:
+        return interval
+    if product.B > 1 or acc.promotion >= product.K:
         return interval
     left, right = product.left, product.right
     a_scale, b_scale = (zero_nonfinite(x.scales).abs() for x in (left, right))

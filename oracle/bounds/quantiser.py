@@ -220,8 +220,8 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
 
 
 def admitting(x: Prepared, q: Tensor, scale: Tensor, block: Block) -> tuple[str, ...]:
-    """Names of the sound recipes that admit every code and scale of an output, taken over ``block`` where theirs is of its
-    kind. Scales are looked at first: most recipes admit none of another's."""
+    """Names of the sound recipes that admit every code and scale of an output, taken over ``block`` where theirs is of
+    its kind. Scales are looked at first: most recipes admit none of another's."""
     found = []
     for recipe in recipes().values():
         if recipe.fault is not None or not same_kind(recipe.block, block):
@@ -235,7 +235,7 @@ def admitting(x: Prepared, q: Tensor, scale: Tensor, block: Block) -> tuple[str,
 
 
 def same_kind(block: Block, other: Block) -> bool:
-    """Whether a recipe of one block can be taken over the other: the same rows, and groups of columns in both or none."""
+    """Whether a recipe of one block can be taken over the other: the same rows, groups of columns in both or none."""
     return block.rows == other.rows and (block.columns is None) == (other.columns is None)
 
 

@@ -18,8 +18,8 @@ Five rules cover what bits cannot decide:
 
 - A right result in an element of unknown content speaks against the candidate, because other data would seldom give it.
 - A fault that reproduces all that fails, while everything else is right, acts in that region alone (``local``).
-- A NaN of the output is no evidence for a candidate that does not know what it reads or leaves there: NaN reproduces NaN
-  where a candidate predicts it for exactly the elements that are NaN, and for no other.
+- A NaN of the output is no evidence for a candidate that does not know what it reads or leaves there: NaN reproduces
+  NaN where a candidate predicts it for exactly the elements that are NaN, and for no other.
 - An output without two different finite values other than 0 (all NaN, zeros, infinities, one value) is evidence for no
   candidate (:func:`speaks`).
 - A fault that leaves elements unwritten is named by position (``placed``) where exactly those elements fail and their

@@ -69,8 +69,8 @@ class Worst:
 class Error:
     """What was measured of an output beside the values that it should have.
 
-    ``ulps`` is the largest error in units of the last place of the output's dtype at the value that is due, ``sqnr`` the
-    ratio of the energies of signal and error in dB. 0 and infinity for an output without error; infinity and minus
+    ``ulps`` is the largest error in units of the last place of the output's dtype at the value that is due, ``sqnr``
+    the ratio of the energies of signal and error in dB. 0 and infinity for an output without error; infinity and minus
     infinity where a number is due and something else stands.
     """
 
@@ -91,7 +91,7 @@ class Verdict:
     ``Worst.ratio`` over all elements; ``pattern`` says where the outside elements lie; ``explained_by`` the
     known faults that reproduce them; ``reason`` is present for every status that needs one; ``evidence`` of a failure
     is what a report draws (two verdicts that differ in it alone are equal); ``error`` what was measured, None where
-    nothing was (a layout, or a product that was proved by its bits and is too large to be computed exactly beside them).
+    nothing was (a layout, or a product proved by its bits that is too large to be computed exactly beside them).
     """
 
     status: Status
@@ -253,8 +253,9 @@ def verdict(
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
     return Verdict(
-        status, said, 0, c.total, c.worst, matches, (), basis, "", c.margin, c.unconstrained, mistrust, error=c.measure()
-    )
+        status, said, 0, c.total, c.worst, matches, (), basis, "", c.margin, c.unconstrained, mistrust,
+        error=c.measure(),
+    )  # fmt: skip
 
 
 def _worst(flat: int, value: Tensor, admissible: Admissible, ratio: Tensor, output: str) -> Worst:

@@ -32,10 +32,11 @@ def operand(schedule: Schedule, rows: int, g: torch.Generator) -> Tensor:
     name = schedule.instruction.operands[0]
     if name == "float4_e2m1fn":
         return torch.randint(0, 16, (rows, K), generator=g, dtype=torch.uint8)
-    x = torch.randn(rows, K, generator=g, dtype=torch.float64) * torch.exp2(torch.randint(-2, 3, (rows, 1), generator=g))
+    x = torch.randn(rows, K, generator=g, dtype=torch.float64) * 2.0 ** torch.randint(-2, 3, (rows, 1), generator=g)
     if name == "tfloat32":
         return x.float()
-    return from_codes(encode(x, by_name(name), rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE), by_name(name))
+    fmt = by_name(name)
+    return from_codes(encode(x, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE), fmt)
 
 
 def drawn(schedule: Schedule, seed: int, *, bias: bool) -> ScaledProduct:

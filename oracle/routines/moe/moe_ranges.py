@@ -53,8 +53,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Share:
-    """What one expert gives some tokens in one of their slots: bounds of its second product before any rounding, and the
-    rows about which nothing is claimed already."""
+    """What one expert gives some tokens in one of their slots: bounds of its second product before any rounding, and
+    the rows about which nothing is claimed already."""
 
     token: Tensor
     slot: Tensor

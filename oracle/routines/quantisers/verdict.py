@@ -88,7 +88,8 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
     if explained:
         summary += f"; every bit is that of {', '.join(explained)}"
     if not explained and (sound := admitting(x, q, scale, best.recipe.block)):
-        summary += f"; {', '.join(sound)} admits every code and scale"
+        admit = "admits" if len(sound) == 1 else "admit"
+        summary += f"; {', '.join(sound)} {admit} every code and scale"
     if sound:
         summary += f": to judge by that recipe declare it (--recipe {sound[0]}, numerics={sound[0]!r})"
     return Verdict(
@@ -98,7 +99,7 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
 
 
 def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Error | None:
-    """The error of the values that codes and published scale stand for beside the input: the largest in ulps of the codes
+    """The error of the values that codes and published scale stand for, beside the input: the largest in ulps of a code
     (of ``x`` over the scale; at most 1/2 for a right code below saturation), and the ratio of energies.
 
     Elements that are not finite, or whose scale is 0, say nothing unless a finite one is coded as none; None where no
