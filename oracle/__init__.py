@@ -1,7 +1,8 @@
 """fp8-oracle: what an FP8 kernel should have computed, and a verdict on what it did.
 
     reference(contract, inputs)          the float64 truth, or its correct rounding
-    judge(contract, inputs, output)      a verdict on every element, with a proof behind it
+    judge(contract, inputs, output)      a verdict on every element, with a proof behind it; true when it is PASSED
+    assert_conforms(...)                 the same, with an error unless it is PASSED
     predict(contract, inputs)            the bits that the hardware produces
     identify(contract, inputs, output)   which known arithmetic produced these bits
     validate(kernel, contract)           a kernel by name, run in a worker process, judged and watched
@@ -18,19 +19,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from oracle.errors import OracleError
+from oracle.errors import NonconformanceError, OracleError
 
 if TYPE_CHECKING:
-    from oracle.api import contracts, identify, judge, predict, reference
+    from oracle.api import assert_conforms, contracts, identify, judge, predict, reference
     from oracle.harness.validation import validate
     from oracle.routines import cases, data
     from oracle.verdict.compare import Status, Verdict, Worst
 
 __all__ = [
+    "NonconformanceError",
     "OracleError",
     "Status",
     "Verdict",
     "Worst",
+    "assert_conforms",
     "cases",
     "contracts",
     "data",
@@ -42,7 +45,9 @@ __all__ = [
 ]
 
 _HOME = {
-    **dict.fromkeys(("contracts", "identify", "judge", "predict", "reference"), "oracle.api"),
+    **dict.fromkeys(
+        ("assert_conforms", "contracts", "identify", "judge", "predict", "reference"), "oracle.api"
+    ),
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
     "validate": "oracle.harness.validation",
     **dict.fromkeys(("cases", "data"), "oracle.routines"),  # modules: ids of cases, and their data

@@ -76,6 +76,30 @@ def judge(
     return explain_verdict(verdict, found, inputs, output, arch=arch, numerics=numerics, **options)
 
 
+def assert_conforms(
+    contract: str,
+    inputs: Mapping[str, Tensor],
+    output: Tensor | Mapping[str, Tensor],
+    *,
+    arch: str = "sm90",
+    numerics: str | None = None,
+    **options: object,
+) -> Verdict:
+    """:func:`judge`, and an error unless the verdict is PASSED; arguments as there.
+
+    Raises
+    ------
+    NonconformanceError
+        The output is not admissible, or these inputs could not have shown a fault (MISTRUSTED). It is an
+        AssertionError, and its ``verdict`` is the verdict.
+    OracleError
+        The call is wrong.
+    """
+    verdict = judge(contract, inputs, output, arch=arch, numerics=numerics, **options)
+    verdict.raise_for_status()
+    return verdict
+
+
 def predict(
     contract: str, inputs: Mapping[str, Tensor], *, numerics: str | None = None, **options: object
 ) -> Tensor | dict[str, Tensor]:

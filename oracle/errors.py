@@ -2,7 +2,8 @@
 
 One class per kind of mistake, all below :class:`OracleError`, so that a caller can catch the family and the
 command line can print one sentence without a stack trace. Every message names the offending value and the way
-out. None of them is ever raised for a wrong *kernel*: that is a verdict (:mod:`oracle.verdict.compare`), not an error.
+out. A wrong *kernel* is a verdict (:mod:`oracle.verdict.compare`), not an error; the one exception is
+:class:`NonconformanceError`, which a caller asks for.
 """
 
 from __future__ import annotations
@@ -62,3 +63,11 @@ class ExtensionError(OracleError, ImportError):
 
 class ExactnessError(OracleError, ArithmeticError):
     """The data exceed the range in which the reference is exact; refused rather than answered approximately."""
+
+
+class NonconformanceError(OracleError, AssertionError):
+    """A verdict that is not PASSED, as ``Verdict.raise_for_status`` raises it; ``verdict`` is the verdict."""
+
+    def __init__(self, message: str, verdict: object = None) -> None:
+        super().__init__(message)
+        self.verdict = verdict

@@ -174,10 +174,11 @@ def _tile(
     shape = (boxes[0].low.shape[0], b.shape[0])
     down, up, size = (torch.zeros(shape, dtype=torch.float64, device=b.device) for _ in range(3))
     open_ = torch.zeros(down.shape, dtype=torch.bool, device=b.device)
+    whole = (torch.zeros_like(down), torch.zeros_like(down))  # the unscaled sum, which one pair of scales may multiply
     for start, stop, at in _spans(k, block, acc):
         columns = decode(b_scale[:, at]).repeat_interleave(b_rows)[None, : b.shape[0]]
         part, part2 = b[:, start:stop], b2[:, start:stop]
-        p1, p2, most, held = (torch.zeros_like(down) for _ in range(4))
+        p1, p2, most, held, least, greatest = (torch.zeros_like(down) for _ in range(6))
         for j, box in enumerate(boxes):
             rows = _differing(boxes, j, slice(start, stop), at)
             low, high = box.low[rows, start:stop], box.high[rows, start:stop]
@@ -190,6 +191,8 @@ def _tile(
                 known = None if b is b2 else part2
                 ends = (chain if tight else chain_rank1)(low, high, part, acc, box.fmt, b_fmt, known)
             held[rows] = torch.maximum(held[rows], torch.maximum(ends[0].abs(), ends[1].abs()))
+            least[rows] = ends[0] if j == 0 else torch.minimum(least[rows], ends[0])
+            greatest[rows] = ends[1] if j == 0 else torch.maximum(greatest[rows], ends[1])
             corners = torch.stack([s * columns * end for s in (s1, s2) for end in ends])
             left, right = corners.amin(dim=0), corners.amax(dim=0)
             p1[rows] = left if j == 0 else torch.minimum(p1[rows], left)
@@ -198,6 +201,10 @@ def _tile(
         largest = torch.stack([box.scale_high[:, at].amax() for box in boxes]).amax().clamp(min=1.0)
         scales = largest * columns.abs().clamp(min=1.0)
         down, up, reach = _promoted(down, up, p1, p2, tiny=ETA * (held + scales), rounded=acc is not None)
+        if at == 0:
+            whole = (whole[0] + least, whole[1] + greatest)
+            summed = torch.maximum(whole[0].abs(), whole[1].abs()) * (1 + 2 * U * k)
+            held = torch.maximum(held, summed)  # one block of scales: they may multiply the promoted sum of its chains
         reach = torch.maximum(reach, scales * held.clamp(min=1.0))
         open_ |= ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
     if acc is None:

@@ -77,13 +77,19 @@ def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, T
 
 
 def residue_step(
-    x: Tensor, low: Tensor, high: Tensor, slack: Tensor, p: Tensor, top: Tensor, acc: Accumulator
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, low: Tensor, high: Tensor, slack: Tensor, p: Tensor, top: Tensor, acc: Accumulator,
+    least: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """One step of :func:`residue`: addends ``p [M, N, G]`` (float64) whose largest exponent is ``top [M, N]``.
 
-    ``slack`` bounds what ``x``, before and after the step, may miss.
+    ``slack`` bounds what ``x``, before and after the step, may miss. ``least``: the largest exponent is not known; it
+    lies between ``least`` (``NONE``: no addend aligns anything, and then the sum is the accumulator's own) and ``top``.
+    L1, L2 and L4 take its upper bound, L3 its lower one.
     """
     live = top > NONE // 2
+    sure = top if least is None else least
+    added = sure > NONE // 2
+    sure = torch.where(added, sure.clamp(min=EMIN32), sure)
     held = torch.maximum((x + low).abs(), (x + high).abs()) + slack
     top = torch.where(live, top.clamp(min=EMIN32), top)
     quantum = power(torch.maximum(top, exponent_floor(held)) - acc.align)
@@ -92,9 +98,9 @@ def residue_step(
     after = x + p.sum(dim=2)
     l1 = low - positive - torch.where(x + high + slack > 0, lost, torch.zeros_like(x))
     h1 = high + negative + torch.where(x + low - slack < 0, lost, torch.zeros_like(x))
-    exact_below = power(torch.where(top - acc.align < EMIN32 - acc.out, NONE, top + 1 + acc.out - acc.align))
-    l2 = l1 - _truncation(after + h1 + slack, exact_below, acc)
-    h2 = h1 + _truncation(-(after + l1) + slack, exact_below, acc)
+    exact_below = power(torch.where(sure - acc.align < EMIN32 - acc.out, NONE, sure + 1 + acc.out - acc.align))
+    cut_down, cut_up = (_truncation(e + slack, exact_below, acc) for e in (after + h1, -(after + l1)))
+    l2, h2 = l1 - torch.where(added, cut_down, 0.0), h1 + torch.where(added, cut_up, 0.0)
     over = torch.maximum((after + l2).abs(), (after + h2).abs()) > OVERFLOW
     l2, h2 = torch.where(over, -torch.inf, l2), torch.where(over, torch.inf, h2)
     return after, torch.where(live, l2, low), torch.where(live, h2, high)

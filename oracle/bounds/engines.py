@@ -138,6 +138,7 @@ def compiled_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, I
     out = _pass(product, order, run, 6, bytes_each=9)
     _overlay(product, out, lambda part: _stack(gemm.exact(part), definition.residue_bound(part, acc)))
     interval = Interval(out[3], out[4], f"residue bound of {acc.name}", False, out[5] != 0)
+    interval = definition.scaled_at_the_end(product, acc, interval, lambda part: compiled_residue(part, acc))
     return Exact(out[0], out[1], out[2]), interval
 
 

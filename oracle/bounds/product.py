@@ -21,7 +21,11 @@ an underflowing float32 operation (gradual underflow). Blocks that are exactly z
 ``Phi`` is finally multiplied by ``1 + 2**-20``, which covers second-order terms and the float64 evaluation: both are
 below ``2**-26`` of its first-order part for fewer than ``2**24`` blocks.
 
-Where a float32 intermediate may exceed the largest float32, nothing is claimed: the element is ``open``.
+Where a float32 intermediate may exceed the largest float32, nothing is claimed: the element is ``open``. A kernel that
+promotes unscaled chains and scales their sum once, at its end, meets ``sb acc`` or ``sa acc`` with ``acc`` the whole
+sum, which no single chain reaches (:func:`scaled_at_the_end`); which of the two it computes is the epilogue's, and one
+bound serves them all: either counts. Underflow needs no case of its own: gradual underflow errs by ``eta`` at most, an
+inner product's is multiplied by the outer scale, that of ``fl(sa sb)`` by the accumulator, and ``Phi`` has all three.
 Source: standard rounding-error analysis (Higham, Accuracy and Stability, ch. 2 and 3); derived here.
 
 Elements that no admitted arithmetic rounds (:func:`unrounded`): there only one value before the store is right.
@@ -60,7 +64,7 @@ from oracle.errors import NumericsError
 from oracle.numbers.formats import by_name, decode
 from oracle.numbers.rounding import Overflow, Rounding, round_to
 from oracle.tensorcore.instructions import Sum
-from oracle.truth.gemm import Decoded, ScaledProduct, quantum_of
+from oracle.truth.gemm import Decoded, Exact, ScaledProduct, exact, quantum_of, zero_nonfinite
 
 INF = torch.inf
 U = 2.0**-24
@@ -138,7 +142,11 @@ def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     a split one adds the partial sums in any order.
     """
     chain = residue if acc.kind is Sum.FUSED else stepwise
-    return _bound(product, acc, chain, acc.length, f"residue bound of {acc.name}", ordered=acc.split is None)
+
+    def bound(part: ScaledProduct) -> Interval:
+        return _bound(part, acc, chain, acc.length, f"residue bound of {acc.name}", ordered=acc.split is None)
+
+    return scaled_at_the_end(product, acc, bound(product), lambda part: (exact(part), bound(part)))
 
 
 def split_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
@@ -166,6 +174,40 @@ def any_order_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
         raise NumericsError(f"{acc.name} does not add by fused truncating steps; no any-order bound is derived for it")
     depth = acc.promotion or product.block
     return _bound(product, acc, any_order, depth, f"any-order bound of {acc.name} (weak)", weak=True, ordered=False)
+
+
+def scaled_at_the_end(
+    product: ScaledProduct,
+    acc: Accumulator,
+    interval: Interval,
+    bounded: Callable[[ScaledProduct], tuple[Exact, Interval]],
+) -> Interval:
+    """``interval``, open also where the whole promoted sum times one of its scales may exceed float32.
+
+    With ``[x + lo, x + hi]`` the interval that ``bounded`` gives the product with unit scales and no bias, the computed
+    sum satisfies ``|acc| <= S = max(|x + lo|, |x + hi|)``. Neither ``sa acc``, ``sb acc`` nor a partial sum overflows
+    where ``S max(1, |sa|, |sb|)`` is below the largest float32. That of each single chain is in ``interval`` already,
+    and so is that of partial sums in any order, of which :class:`Promotion` bounds the sum of all magnitudes.
+    """
+    if acc.split is not None or acc.promotion is None or acc.scales_inside:
+        return interval
+    if product.B > 1 or acc.promotion >= product.K:
+        return interval
+    left, right = product.left, product.right
+    a_scale, b_scale = (zero_nonfinite(x.scales).abs() for x in (left, right))
+    most = max(1.0, float(a_scale.max()), float(b_scale.max())) * 2 * product.K
+    if most * left.fmt.max_finite * right.fmt.max_finite < FLOAT32_MAX:
+        return interval  # whatever the codes are
+    if most * left.facts.largest * right.facts.largest < FLOAT32_MAX:
+        return interval
+    one = torch.ones((1, 1), dtype=torch.float32, device=product.a.device)
+    value, width = bounded(replace(product, a_scale=one, b_scale=one, b_rows=product.N, bias=None))
+    whole = torch.maximum((value.hi + width.lo).abs(), (value.hi + width.hi).abs()) + value.slack
+    whole = torch.where(torch.isfinite(value.hi), whole, 0.0)  # NaN and infinite operands decide the result themselves
+    columns = b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N, 0]
+    reach = whole * torch.maximum(a_scale, columns[None, :]).clamp(min=1.0)
+    opened = ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
+    return replace(interval, open=opened if interval.open is None else interval.open | opened)
 
 
 def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
@@ -325,14 +367,14 @@ def unrounded(product: ScaledProduct, acc: Accumulator | None) -> Tensor | None:
 def _within(product: ScaledProduct, q: float, limit: float, acc: Accumulator | None) -> Tensor | None:
     like = torch.zeros((product.M, product.N), dtype=torch.float64, device=product.a.device)
     ok = torch.ones_like(like, dtype=torch.bool)
-    total, least = torch.zeros_like(like), torch.full_like(like, torch.inf)
+    total, whole, least = torch.zeros_like(like), torch.zeros_like(like), torch.full_like(like, torch.inf)
     for block, start, stop in chains(product, None if acc is None else acc.promotion):
         sigma = product.sigma(block).expand_as(like)
         least = torch.minimum(least, sigma * q)
         k = slice(start, stop)
         size = product.left.number(k).abs() @ product.right.number(k).abs().T
         ok &= size < limit
-        total = total + sigma * size
+        total, whole = total + sigma * size, whole + size
     if product.bias is not None:
         bias = decode(product.bias)
         if not bool(torch.isfinite(bias).all()):
@@ -340,7 +382,7 @@ def _within(product: ScaledProduct, q: float, limit: float, acc: Accumulator | N
         total = total + bias.abs()[None, :]
         least = torch.minimum(least, torch.full_like(least, quantum_of(bias)))
     largest = max(1.0, float(product.left.scales.max())) * max(1.0, float(product.right.scales.max()))
-    ok &= (total < FLOAT32 * least) & (total * largest < MOST)
+    ok &= (total < FLOAT32 * least) & (torch.maximum(total, whole) * largest < MOST)
     return ok if bool(ok.any()) else None
 
 

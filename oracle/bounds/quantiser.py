@@ -35,7 +35,7 @@ from oracle.numbers.formats import FP32, Format, codes_of, decode, is_nan, of_dt
 from oracle.numbers.quantize import Band, Prepared, suits, to_scale_format
 from oracle.numbers.recipes import NanCode, Recipe, ScaleFormula, recipes
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32
-from oracle.numbers.scaling import ScaleFormat
+from oracle.numbers.scaling import Block, ScaleFormat
 
 U = 2.0**-24
 SCALE_WIDTH = 4 * U
@@ -122,11 +122,11 @@ def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judge
         own = _same_code(rows, band.x.codes(recipe).view(rows.shape), fmt)
         exact = exact and bool(own.all())
         if recipe.fault is None:
-            blocks = _of_band(own_scale, band, x, recipe).to(torch.float64)
+            blocks = of_band(own_scale, band, x, recipe).to(torch.float64)
             own = own & cells.spread(blocks).to(torch.bool).view(rows.shape)
             if bool(own.all()):
                 continue  # the recipe's own bits are admissible
-        sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
+        sets = code_set(band.x, recipe, of_band(published, band, x, recipe))
         admitted = sets.admits(rows.reshape(sets.low.shape)).view(rows.shape)
         bad[band.rows] = ~admitted if recipe.fault is not None else ~admitted & ~own
     return Judged(recipe, scales, bad_scales, bad_codes, exact)
@@ -135,13 +135,13 @@ def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judge
 def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple[slice, CodeSet]]:
     """:func:`code_set` of consecutive rows of ``x`` seen as a matrix; ``published`` as there."""
     for band in x.bands(recipe.block):
-        sets = code_set(band.x, recipe, _of_band(published, band, x, recipe))
+        sets = code_set(band.x, recipe, of_band(published, band, x, recipe))
         tensors = (sets.low, sets.high, sets.expected, sets.nan, sets.free)
         low, high, expected, nan, free = (t.view(-1, t.shape[-1]) for t in tensors)
         yield band.rows, CodeSet(low, high, expected, nan, free, sets.fmt)
 
 
-def _of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
+def of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
     """The blocks of a band, in its own logical shape, out of a tensor of the whole input's."""
     if band.x is x:
         return scale
@@ -217,6 +217,26 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
         for band in x.bands(block):
             alive = [r for r in alive if r.block != block or bool(_reproduced(band, q, r).all())]
     return tuple(recipe.name for recipe in alive)
+
+
+def admitting(x: Prepared, q: Tensor, scale: Tensor, block: Block) -> tuple[str, ...]:
+    """Names of the sound recipes that admit every code and scale of an output, taken over ``block`` where theirs is of
+    its kind. Scales are looked at first: most recipes admit none of another's."""
+    found = []
+    for recipe in recipes().values():
+        if recipe.fault is not None or not same_kind(recipe.block, block):
+            continue
+        taken = recipe.with_block(block)
+        if not _candidates(x, q, scale, (taken,)) or not bool(scale_set(x, taken).admits(decode(scale)).all()):
+            continue
+        if judge_recipe(x, q, scale, taken).outside == 0:
+            found.append(recipe.name)
+    return tuple(found)
+
+
+def same_kind(block: Block, other: Block) -> bool:
+    """Whether a recipe of one block can be taken over the other: the same rows, groups of columns in both or none."""
+    return block.rows == other.rows and (block.columns is None) == (other.columns is None)
 
 
 def agreement(

@@ -16,7 +16,9 @@ LATE_FLOOR       ``[-D+, D-]``; then the floors, all downwards: ``2**(top - t)``
 A rounding to nearest errs by ``2**-150`` where the result is subnormal; beyond float32 nothing is claimed.
 
 BLOCK_SCALED_GROUPS is the fused step of :func:`oracle.bounds.chain.residue_step` on other addends: exact sums of 16
-products times the significands of their scales, whose exponent is that of the scales alone.
+products times the significands of their scales, whose exponent is that of the scales alone. Whether a sum of 0 takes
+part in the alignment is not known (:func:`oracle.tensorcore.fused.block_scaled`); the largest exponent lies between
+those of the sums that are not 0 and those of all, and the interval holds the results of both.
 
 Source: the definitions in :mod:`oracle.tensorcore.fused`; standard error analysis (Higham, ch. 2 to 4).
 """
@@ -121,9 +123,10 @@ def scaled_groups(
         g = slice(start // PRODUCTS, stop // PRODUCTS)
         sums = products.reshape(*products.shape[:2], -1, PRODUCTS).sum(dim=3)
         addends = sums * (sa[:, None, g] * sb[None, :, g])
-        exponents = torch.where(addends == 0, NONE, ea[:, None, g] + eb[None, :, g])
+        all_groups = ea[:, None, g] + eb[None, :, g]
+        least = torch.where(addends == 0, NONE, all_groups).amax(dim=2)
         slack = slack + a.value.shape[1] * 2.0**-51 * addends.abs().sum(dim=2)
-        x, low, high = residue_step(x, low, high, slack, addends, exponents.amax(dim=2), acc)
+        x, low, high = residue_step(x, low, high, slack, addends, all_groups.amax(dim=2), acc, least)
     return x, low - slack, high + slack
 
 

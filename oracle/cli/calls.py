@@ -15,7 +15,19 @@ from rich.text import Text
 from torch import Tensor
 
 import oracle
-from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, verdict_line, whole, write_json
+from oracle.cli.common import (
+    Commands,
+    add_command,
+    add_json,
+    add_recipe,
+    console,
+    declared,
+    pairs,
+    repeated,
+    verdict_line,
+    whole,
+    write_json,
+)
 from oracle.diagnosis.explain import Diagnosis, diagnose
 from oracle.errors import FixtureError, OptionError
 from oracle.fixtures import captures, failing_case
@@ -37,6 +49,7 @@ def add_judge(commands: Commands) -> None:
     command.add_argument("--output", **_OUTPUT)
     command.add_argument("--arch", default="sm90", help="whose arithmetic is admitted (default: sm90)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
+    add_recipe(command)
     add_json(command, "the verdicts")
 
 
@@ -53,6 +66,7 @@ def add_explain(commands: Commands) -> None:
     command.add_argument("--output", metavar="TENSOR", help="the output's name in the file (default: out)")
     command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule")
+    add_recipe(command)
     add_json(command, "the explanation")
 
 
@@ -120,8 +134,9 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
 
 def _judge(arguments: argparse.Namespace) -> int:
     contract, tensors, inputs, call = _read_call(arguments)
+    numerics = declared(arguments)
     verdicts = {
-        name: oracle.judge(contract.name, inputs, output, arch=arguments.arch, numerics=arguments.numerics, **call)
+        name: oracle.judge(contract.name, inputs, output, arch=arguments.arch, numerics=numerics, **call)
         for name, output in _outputs(contract, tensors, arguments.output, arguments.file).items()
     }
     screen = console(stderr=arguments.json == "-")
@@ -131,7 +146,8 @@ def _judge(arguments: argparse.Namespace) -> int:
     record = {
         "schema": "fp8-oracle.judgement/1",
         "file": str(arguments.file),
-        **{name: getattr(arguments, name) for name in ("contract", "arch", "numerics")},
+        **{name: getattr(arguments, name) for name in ("contract", "arch")},
+        "numerics": numerics,
         "options": {name: options.word(value) for name, value in call.items()},
         "ok": not failing,
         "outputs": {name: verdict.to_json() for name, verdict in verdicts.items()},
@@ -170,7 +186,7 @@ def _outputs(
 
 def _explain(arguments: argparse.Namespace) -> int:
     case = failing_case.read(arguments.file) if arguments.contract is None else _named(arguments)
-    arch, numerics = arguments.arch or case.arch, arguments.numerics or case.numerics
+    arch, numerics = arguments.arch or case.arch, declared(arguments) or case.numerics
     verdict = get(case.contract).judge(case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     found = diagnose(case.contract, case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     screen = console(stderr=arguments.json == "-")
@@ -200,7 +216,7 @@ def _named(arguments: argparse.Namespace) -> FailingCase:
         )
     output = {o: tensors[n] for o, n in names.items()}
     single = output["out"] if contract.returns == ("out",) else output
-    return FailingCase(contract.name, inputs, single, call, arguments.arch or "sm90", arguments.numerics)
+    return FailingCase(contract.name, inputs, single, call, arguments.arch or "sm90", declared(arguments))
 
 
 def _lines(found: Diagnosis) -> list[str]:

@@ -14,7 +14,9 @@ from rich.text import Text
 
 from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
+from oracle.numbers import recipes
 from oracle.report.console import STYLES
+from oracle.routines import get
 from oracle.verdict.compare import Verdict
 
 # argparse has no public name for what add_subparsers returns.
@@ -78,6 +80,37 @@ def pairs(given: Sequence[str], flag: str) -> dict[str, str]:
     return result
 
 
+def add_recipe(command: argparse.ArgumentParser) -> None:
+    """``--recipe NAME``, whose value :func:`declared` reads."""
+    command.add_argument(
+        "--recipe", metavar="NAME", help="the recipe that a quantiser declares, as lmdeploy_1x128 (docs: numerics)"
+    )
+
+
+def declared(arguments: argparse.Namespace) -> str | None:
+    """The declared numerics: a schedule (``--numerics``), or a quantiser's recipe (``--recipe``).
+
+    Raises
+    ------
+    OptionError
+        Both are given, or the recipe is declared for a contract that publishes no codes and scale.
+    NumericsError
+        No recipe has this name; the message lists those that exist.
+    """
+    recipe: str | None = arguments.recipe
+    numerics: str | None = arguments.numerics
+    if recipe is None:
+        return numerics
+    if numerics is not None:
+        raise OptionError(f"--recipe {recipe} and --numerics {numerics}: a quantiser declares one of them, its recipe")
+    recipes.get(recipe)
+    if arguments.contract is not None and get(arguments.contract).returns != ("q", "scale"):
+        known = ", ".join(spec.name for spec in get(arguments.contract).options)
+        hint = "; its option recipe names one" if "recipe" in known.split(", ") else ""
+        raise OptionError(f"--recipe {recipe}: {arguments.contract} publishes no codes and scale{hint}")
+    return recipe
+
+
 def add_json(command: argparse.ArgumentParser, what: str) -> None:
     """``--json FILE``, whose value :func:`write_json` takes."""
     command.add_argument("--json", metavar="FILE", help=f"write {what} as JSON; `-` is the standard output")
@@ -98,8 +131,11 @@ def write_text(target: str, text: str) -> None:
 
 
 def verdict_line(verdict: Verdict, text: str) -> Text:
-    """The status in its colour, a text, and on a second line the faults that explain a failure."""
+    """The status in its colour, a text, then the faults that explain a failure and the measured error, each on
+    a line."""
     line = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {text}")
     if verdict.explained_by:
         line.append(f"\n  explained by: {', '.join(verdict.explained_by)}")
+    if verdict.error is not None:
+        line.append(f"\n  {verdict.error}")
     return line

@@ -12,7 +12,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.cli.common import Commands, add_command, add_json, console, repeated, verdict_line, whole, write_json
+from oracle.cli.common import (
+    Commands,
+    add_command,
+    add_json,
+    add_recipe,
+    console,
+    declared,
+    repeated,
+    verdict_line,
+    whole,
+    write_json,
+)
 from oracle.harness import provenance, recording
 from oracle.harness.probing import probe
 from oracle.harness.report import Report
@@ -42,6 +53,7 @@ def add_validate(commands: Commands) -> None:
     command.add_argument("--device", **_DEVICE)
     command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
+    add_recipe(command)
     command.add_argument("--profile", choices=PROFILES, default="quick")
     command.add_argument("--seed", type=whole(0), help="replaces the seeds of the profile's cases; chooses a soak's")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
@@ -74,6 +86,7 @@ def add_fingerprint(commands: Commands) -> None:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
+    arguments.numerics = declared(arguments)
     asked = {name: getattr(arguments, name) for name in ASKED}
     save = None if arguments.save is None else Path(arguments.save)
     report = validate(arguments.kernel, arguments.contract, save=save, **asked)

@@ -14,10 +14,14 @@ Of the elements that a candidate speaks of, each is counted as
 :func:`ranked` orders candidates by these counts. A fault predicts all of a small call. Of a large one, faults inside
 the product are tried on a sample of rows and columns, faults of the last stage on all. A placement speaks of the
 failing elements only, and must explain all of them; a few rows and columns are compared first.
-Three rules cover what bits cannot decide:
+Five rules cover what bits cannot decide:
 
 - A right result in an element of unknown content speaks against the candidate, because other data would seldom give it.
 - A fault that reproduces all that fails, while everything else is right, acts in that region alone (``local``).
+- A NaN of the output is no evidence for a candidate that does not know what it reads or leaves there: NaN reproduces
+  NaN where a candidate predicts it for exactly the elements that are NaN, and for no other.
+- An output without two different finite values other than 0 (all NaN, zeros, infinities, one value) is evidence for no
+  candidate (:func:`speaks`).
 - A fault that leaves elements unwritten is named by position (``placed``) where exactly those elements fail and their
   values do not correlate with the right ones.
 
@@ -321,7 +325,9 @@ class FailingOutput:
         """
         tensors = self.output, self.right, self.bad, self.specified if considered is None else considered
         output, right, bad, specified = tensors if grid is None else (x[grid] for x in tensors)
-        unknown = torch.isnan(decode(predicted.value)) & ~torch.isnan(decode(right)) & ~torch.isnan(decode(output))
+        nan, found = (torch.isnan(decode(x)) & ~torch.isnan(decode(right)) for x in (predicted.value, output))
+        exactly = bool((nan & specified == found & specified).all())
+        unknown = nan & ~found if exactly else nan
         unknown = torch.zeros_like(specified) if predicted.placement else unknown & specified
         right_there = unknown & ~bad
         known = specified & ~unknown
@@ -436,6 +442,13 @@ def other_groups(failure: FailingOutput) -> list[tuple[int, int, str]]:
                     found.append((i, j, said))
                     break
     return found
+
+
+def speaks(values: Tensor) -> bool:
+    """Whether an output holds two different finite values other than 0; one that does not is evidence for nothing."""
+    numbers = decode(values) if values.is_floating_point() else values.to(torch.float64)
+    numbers = numbers[torch.isfinite(numbers) & (numbers != 0)]
+    return bool((numbers != numbers[0]).any()) if len(numbers) else False
 
 
 def varied(values: Tensor) -> bool:

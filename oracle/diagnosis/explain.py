@@ -40,6 +40,7 @@ from oracle.diagnosis.candidates import (
     Sample,
     other_groups,
     ranked,
+    speaks,
     work,
 )
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
@@ -166,6 +167,9 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
         schedules.append(None)  # exact sums, for float32 in any order
     failures = [FailingOutput(replace(base, schedule=schedule), flat, outside) for schedule in schedules]
     closest = max(failures, key=lambda failure: failure.equal)
+    if not speaks(flat[closest.specified]):
+        found_in = describe(closest.bad)
+        return Diagnosis(closest.failing, closest.total, found_in, findings=tuple(_one_value(closest)))
     scheduled = [failure for failure in failures if failure.call.schedule is not None]
     chosen = list(dict.fromkeys([closest, *scheduled[:TRIED], failures[-1]]))
     faults, found = faults_of(contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
@@ -380,6 +384,8 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
         if explained > contradicted:
             found.append(Explanation(fault.name, "declared recipe", *counts, fault.met_in))
     where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
+    if not any(speaks(x) for x in given.values()):
+        found = []
     return Diagnosis(failing, total, where, ranked(found)[:SHOWN])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oracle.errors import NumericsError, OracleError
 from oracle.fixtures.strides import restored
+from oracle.harness.memory import is_poison
 from oracle.harness.process import Worker
 from oracle.harness.report import NUMBERS, Finding
 from oracle.routines.base import Call, Contract
@@ -116,7 +117,20 @@ class Session:
                 raise  # nothing could be judged under this arch or numerics: the question is wrong, not the kernel
             return crashed(f"the output cannot be judged: {error}")
         self.judged = True
+        if verdict.status is Status.FAILED and self._unwritten(inputs, options, answer):
+            said = f"nothing was written: every specified element holds what was there before; {verdict.summary}"
+            return replace(verdict, summary=said, explained_by=("nothing written",))
         return verdict
+
+    def _unwritten(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> bool:
+        """Whether every specified element of every output still holds the poison of the first kind."""
+        call = Call(self.contract, inputs, options)
+        due = self.contract.outputs(call)
+        for name, output in answer.outputs.items():
+            poison, specified = is_poison(output, 0), due[name].specified
+            if not bool((poison if specified is None else poison | ~specified).all()):
+                return False
+        return bool(answer.outputs)
 
     def numbers(
         self, case: str, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer

@@ -6,6 +6,7 @@ import math
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ WATCHED = {"quick": 2, "full": 6, "soak": 12}  # cases on which the watches that
 SOAK = 600.0  # seconds of a soak
 LONG = 300.0  # a soak this long or longer makes the call beyond 2^31 elements, which takes minutes on a CPU
 GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
-EXPLAINED = 2  # failing cases whose output is explained
+EXPLAINED = 2  # failing cases of one scheme of scales whose output is explained
 
 
 def validate(
@@ -159,7 +160,7 @@ class _Watching:
 
 
 def _run(session: Session, chosen: Iterator[Case], watching: _Watching) -> Iterator[Finding | watches.Note]:
-    lost, explained = 0, 0
+    lost, explained = 0, Counter[str]()
     for case in chosen:
         if watching.over:
             return
@@ -169,8 +170,8 @@ def _run(session: Session, chosen: Iterator[Case], watching: _Watching) -> Itera
         if answer.hopeless:
             yield Finding(str(case), LOAD, finding.verdict)
             return
-        if finding.verdict.status is Status.FAILED and explained < EXPLAINED and answer.outputs:
-            explained += 1
+        if finding.verdict.status is Status.FAILED and explained[case.scheme] < EXPLAINED and answer.outputs:
+            explained[case.scheme] += 1
             finding = _explained(session, finding, inputs, options, answer)
         yield finding
         yield from watches.memory(session, str(case), answer)

@@ -355,6 +355,15 @@ SGLANG_TRITON_ROW = _like(
 SGLANG_TRITON_COLUMN = _like(
     SGLANG_TRITON_ROW, "sglang_triton_column", "SGLang fp8_kernel.py (Triton), column-major scales", code=_X_OVER_S)
 
+# LMDeploy. Triton: maximum promotes bfloat16, so the floor is a float32; / is approximate.
+_LMDEPLOY = "LMDeploy lmdeploy/pytorch/kernels/cuda/blocked_gemm_fp8.py @00aa02f, _quant_fp8_kernel (Triton)"
+LMDEPLOY_1X128 = Recipe(
+    "lmdeploy_1x128", _LMDEPLOY, E4M3_1X128, _MULTIPLY, _XQ,
+    amax_floor=1e-6, nan_code=NanCode.NEGATIVE_MAX, approximate=True)
+LMDEPLOY_1X128_UE8M0 = _like(
+    LMDEPLOY_1X128, "lmdeploy_1x128_ue8m0", f"{_LMDEPLOY} with ROUND_SCALE",
+    scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
+
 # TransformerEngine: explicit __fdiv_rn, so the same bits with and without fast math.
 _TE = "TransformerEngine recipe_common.cuh @d0067d0"
 TE_BLOCKWISE_1X128 = Recipe(

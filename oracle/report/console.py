@@ -75,6 +75,8 @@ def sentence(outcome: Outcome) -> Text:
     lines = Text.assemble(_word(outcome), f" {outcome.id} [{outcome.subject}]\n  {outcome.verdict.summary}")
     if outcome.verdict.explained_by:
         lines.append(f"\n  explained by: {', '.join(outcome.verdict.explained_by)}")
+    if outcome.verdict.error is not None:
+        lines.append(f"\n  {outcome.verdict.error}")
     if outcome.known is not None:
         lines.append(f"\n  known failure: {outcome.known}")
     if outcome.repro:

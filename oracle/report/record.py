@@ -30,7 +30,7 @@ from oracle.fixtures.files import read_bytes
 from oracle.report.outcome import SCHEMA as REPORT
 from oracle.report.outcome import Outcome, Report
 from oracle.verdict import heatmap
-from oracle.verdict.compare import Status, Verdict, Worst
+from oracle.verdict.compare import Error, Status, Verdict, Worst
 
 SCHEMA = "fp8-oracle.record/1"
 _NUMBERS = ("actual", "low", "high", "expected", "ratio")
@@ -200,7 +200,7 @@ def report_from_json(record: Mapping[str, Any]) -> Report:
 
 
 def _verdict(record: Mapping[str, Any]) -> Verdict:
-    worst, seen = record["worst"], record.get("evidence")
+    worst, seen, error = record["worst"], record.get("evidence"), record.get("error")
     if worst is not None:
         worst = Worst(**{**worst, "index": tuple(worst["index"]), **{n: float(worst[n]) for n in _NUMBERS}})
     read = {
@@ -209,6 +209,7 @@ def _verdict(record: Mapping[str, Any]) -> Verdict:
         "explained_by": tuple(record["explained_by"]),
         "margin": float(record["margin"]),
         "evidence": None if seen is None else heatmap.from_json(seen),
+        "error": None if error is None else Error(**{name: float(x) for name, x in error.items()}),
     }
     return Verdict(**{**record, **read})
 

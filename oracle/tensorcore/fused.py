@@ -232,6 +232,10 @@ def block_scaled(p: Tensor, scale: Tensor, scale_exponent: Tensor) -> tuple[Tens
     The 16 products are summed exactly and multiplied by the scales' significands; the addend's exponent is
     the scales' alone (MMA-Sim).
 
+    A sum of 0 takes no part in the alignment here, as in MMA-Sim 735c9b7, whose own source leaves zeros open; in its
+    revision c785138 such a group still counts with the exponent of its scales. No hardware has shown which is right, so
+    the bits are a prediction and the interval holds both (:mod:`oracle.bounds.steps`).
+
     Parameters
     ----------
     p : Tensor, ``[..., K]``, ``K % 16 == 0``.

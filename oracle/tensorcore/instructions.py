@@ -13,6 +13,8 @@ Sources: MMA-Sim (Xie et al., arXiv 2511.10909; revisions c785138, 735c9b7) · K
 10.1145/3830409, and their published hardware vectors) · outputs captured from an H200 · DeepSeek-V3 report, 3.3.2 ·
 Fasi et al., PeerJ CS 7:e330. ``status`` says which of these could be checked here.
 
+Not shown by any hardware: whether, in block-scaled FP4, a group whose products sum to 0 takes part in the alignment
+(two revisions of MMA-Sim differ; :func:`oracle.tensorcore.fused.block_scaled`).
 Not covered: sparse instructions, float64 and integer instructions, gfx950 (no model is published), FP6 operands.
 """
 

@@ -6,7 +6,7 @@ For each token ``t`` and each of its experts ``e`` (of this rank's ``first <= e 
     act  = round(silu(clamp(gate)) * clamp(up))        silu(x) = x / (1 + exp(-x))
     q, s = quantise(act)                      with a given scale, or one for each 1x128 group
     y    = store((q, s) @ w2[e].T)
-    out  = sum over the token's experts of weight * y
+    out  = sum over the token's experts of weight * y             or as another :class:`Combine` says
 
 :class:`Steps` lists the roundings that a kernel makes in between; each is one correct rounding here. The optional limit
 clamps the gate from above and the up half on both sides. With ``on_input`` the weight multiplies the input, in its
@@ -46,9 +46,24 @@ class Activation(StrEnum):
     NONE = "not at all: float32 until it is quantised"
 
 
+class Combine(StrEnum):
+    """How the second products ``acc`` (float32) of a token's experts become its output; ``w`` are their weights.
+
+    STORED      DeepGEMM and CUTLASS layers: the products are stored, a second kernel weights and adds them
+    WEIGHTED    Triton's fused_moe_kernel with MUL_ROUTED_WEIGHT, then at::sum_out, which adds in float32
+    FLOAT32     one kernel that keeps the products in registers
+    RUNNING     as WEIGHTED, then vLLM's moe_sum: the slots of a token one after the other, each sum rounded
+    """
+
+    STORED = "w * store(acc), added in float32"
+    WEIGHTED = "store(w * acc), added in float32"
+    FLOAT32 = "w * acc, added in float32"
+    RUNNING = "store(w * acc), added slot by slot in the dtype of the store"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The roundings of a kernel between its two products.
+    """The roundings of a kernel between its two products and after them.
 
     Attributes
     ----------
@@ -56,12 +71,14 @@ class Steps:
     activation : roundings of silu(gate) * up.
     recipe : quantiser of the intermediate; one with a given scale, or of 1x128 groups.
     limit : clamp of gate and up, None for none.
+    combine : weights, store and sum of the experts' outputs.
     """
 
     store: torch.dtype = torch.bfloat16
     activation: Activation = Activation.EACH
     recipe: Recipe = VLLM_GROUP
     limit: float | None = None
+    combine: Combine = Combine.STORED
 
 
 @dataclass(frozen=True)
@@ -140,19 +157,35 @@ class Tokens:
 
 
 def layer(tokens: Tokens, experts: Experts, steps: Steps) -> Tensor:
-    """The output ``[T, H]`` in float64, before it is rounded: the sum of weights times stored outputs.
+    """The output ``[T, H]`` in float64, before it is rounded: the sum of weighted outputs as ``steps.combine`` says.
 
     A token without a local expert gives 0. The float64 sum over at most ``k`` terms is not exact; its error is below
-    ``k 2^-53`` of the sum of magnitudes.
+    ``k 2^-53`` of the sum of magnitudes (of RUNNING every sum is rounded as it is).
     """
     out = torch.zeros((tokens.codes.shape[0], experts.w2.shape[1]), dtype=torch.float64, device=tokens.codes.device)
-    weights = tokens.output_weights()
+    weights, combine = tokens.output_weights(), steps.combine
+    slots = torch.zeros((tokens.ids.shape[1], *out.shape), dtype=torch.float64, device=out.device)
+    kept = steps.store if combine is Combine.STORED else torch.float32
     for expert, token, slot in tokens.slots(experts):
         h = stored(experts.product("w13", expert, *tokens.rows(token)), steps.store)
         intermediate = quantised(activated(decode(h), steps), experts, steps)
-        y = stored(experts.product("w2", expert, *intermediate), steps.store)
-        out.index_add_(0, token, weights[token, slot, None] * decode(y))
-    return out
+        y = weights[token, slot, None] * decode(stored(experts.product("w2", expert, *intermediate), kept))
+        if combine in (Combine.WEIGHTED, Combine.RUNNING):
+            y = nearest(y, of_dtype(steps.store))
+        if combine is Combine.RUNNING:
+            slots[slot, token] = y
+        else:
+            out.index_add_(0, token, y)
+    return running_sum(slots, steps.store) if combine is Combine.RUNNING else out
+
+
+def running_sum(slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum over the first axis of float64 values of ``dtype``, one after the other, each rounded to float32 and then
+    to ``dtype``; adding 0 changes nothing. Monotone in every term."""
+    total = torch.zeros_like(slots[0])
+    for term in slots:
+        total = nearest(nearest(total + term, FP32), of_dtype(dtype))
+    return total
 
 
 def stored(product: ScaledProduct, dtype: torch.dtype) -> Tensor:

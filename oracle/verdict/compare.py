@@ -9,6 +9,7 @@ value is NaN passes only as NaN. This file knows no tolerance and chooses no bou
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
-from oracle.numbers.formats import decode
+from oracle.errors import NonconformanceError
+from oracle.numbers.formats import Format, decode, of_dtype
+from oracle.numbers.rounding import power_of_two
 from oracle.verdict import heatmap
 from oracle.verdict.heatmap import Evidence
 from oracle.verdict.pattern import describe
 
-__all__ = ["Admissible", "Comparison", "Status", "Verdict", "Worst", "compare", "verdict"]
+__all__ = ["Admissible", "Comparison", "Error", "Status", "Verdict", "Worst", "compare", "verdict"]
 
 
 class Status(StrEnum):
@@ -63,14 +66,32 @@ class Worst:
 
 
 @dataclass(frozen=True)
+class Error:
+    """What was measured of an output beside the values that it should have.
+
+    ``ulps`` is the largest error in units of the last place of the output's dtype at the value that is due, ``sqnr``
+    the ratio of the energies of signal and error in dB. 0 and infinity for an output without error; infinity and minus
+    infinity where a number is due and something else stands.
+    """
+
+    ulps: float
+    sqnr: float
+
+    def __str__(self) -> str:
+        return f"largest error {self.ulps:.3g} ulps, SQNR {self.sqnr:.1f} dB"
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """The judgement of one output.
+    """The judgement of one output. It is true (``if verdict:``, ``assert verdict``) when its status is PASSED, and then
+    only: MISTRUSTED, UNTESTED and all others are false.
 
     ``outside`` of ``total`` specified elements are inadmissible; ``matches`` names the declared or identified
     numerics that reproduces every bit, ``basis`` the proof used for the rest; ``margin`` is the largest
     ``Worst.ratio`` over all elements; ``pattern`` says where the outside elements lie; ``explained_by`` the
     known faults that reproduce them; ``reason`` is present for every status that needs one; ``evidence`` of a failure
-    is what a report draws (two verdicts that differ in it alone are equal).
+    is what a report draws (two verdicts that differ in it alone are equal); ``error`` what was measured, None where
+    nothing was (a layout, or a product proved by its bits that is too large to be computed exactly beside them).
     """
 
     status: Status
@@ -86,6 +107,24 @@ class Verdict:
     unconstrained: int = 0
     reason: str | None = None
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
+    error: Error | None = field(default=None, compare=False, repr=False)
+
+    def __bool__(self) -> bool:
+        return self.status is Status.PASSED
+
+    def raise_for_status(self) -> None:
+        """Nothing where the verdict is PASSED.
+
+        Raises
+        ------
+        NonconformanceError
+            It is anything else; the message is the status, the summary and the known faults that explain it.
+        """
+        if not self:
+            said = self.summary if self.summary.startswith(str(self.status)) else f"{self.status}: {self.summary}"
+            if self.explained_by:
+                said += f"; explained by: {', '.join(self.explained_by)}"
+            raise NonconformanceError(said, self)
 
     def __post_init__(self) -> None:
         if self.status.needs_reason and not self.reason:
@@ -99,6 +138,8 @@ class Verdict:
             record["worst"]["index"] = list(record["worst"]["index"])
             record["worst"] = {key: _jsonable(value) for key, value in record["worst"].items()}
         record["margin"] = _jsonable(record["margin"])
+        if record["error"] is not None:
+            record["error"] = {key: _jsonable(value) for key, value in record["error"].items()}
         record["explained_by"] = list(self.explained_by)
         record["evidence"] = None if self.evidence is None else self.evidence.to_json()
         return record
@@ -115,6 +156,7 @@ class Comparison:
     worst: Worst | None
     bad: Tensor
     evidence: Evidence | None = None
+    measure: Callable[[], Error | None] = lambda: None
 
 
 def compare(actual: Tensor, admissible: Admissible, *, output: str = "out") -> Comparison:
@@ -138,7 +180,40 @@ def compare(actual: Tensor, admissible: Admissible, *, output: str = "out") -> C
         worst = _worst(int(rank.argmax()), value, admissible, ratio, output)
     margin = max(0.0, float(ratio.max())) if ratio.numel() else 0.0
     seen = heatmap.gather(actual, admissible, ratio, bad, output=output) if outside else None
-    return Comparison(outside, total, int(unconstrained.sum()), margin, worst, bad, seen)
+    fmt = of_dtype(actual.dtype)
+
+    def measure() -> Error | None:
+        counted = specified & ~unconstrained
+        return measured(value[counted], expected[counted], fmt)
+
+    return Comparison(outside, total, int(unconstrained.sum()), margin, worst, bad, seen, measure)
+
+
+def measured(value: Tensor, expected: Tensor, fmt: Format) -> Error | None:
+    """The error of ``value`` beside ``expected`` (float64, one shape), which is rounded into ``fmt``; None without any
+    element.
+
+    An ulp is that of ``expected``: ``2**(E - f)``, ``E`` its exponent, at least the least of a normal, and ``f`` the
+    fraction bits. Elements that are NaN, or one infinity, in both say nothing.
+    """
+    if not value.numel():
+        return None
+    same = (value == expected) | (torch.isnan(value) & torch.isnan(expected))
+    finite = torch.isfinite(value) & torch.isfinite(expected)
+    if bool((~finite & ~same).any()):
+        return Error(math.inf, -math.inf)
+    value, expected = (torch.where(finite, x, 0.0) for x in (value, expected))
+    error = (value - expected).abs()
+    exponent = torch.where(expected == 0, fmt.emin, (torch.frexp(expected)[1] - 1).clamp(min=fmt.emin))
+    ulps = float((error * power_of_two(fmt.fraction_bits - exponent)).max())
+    return Error(ulps, sqnr(float(expected.square().sum()), float(error.square().sum())))
+
+
+def sqnr(signal: float, noise: float) -> float:
+    """``10 log10(signal / noise)`` of two energies: infinite without noise, minus infinity without signal."""
+    if noise == 0.0:
+        return math.inf
+    return 10.0 * math.log10(signal / noise) if signal else -math.inf
 
 
 def verdict(
@@ -165,7 +240,7 @@ def verdict(
         seen = None if c.evidence is None else replace(c.evidence, tile=tiles)
         return Verdict(
             Status.FAILED, summary, c.outside, c.total, w, None, (), basis, where, c.margin, c.unconstrained,
-            evidence=seen,
+            evidence=seen, error=c.measure(),
         )  # fmt: skip
     said = f"all {c.total} elements admissible ({basis}), worst margin {c.margin:.3g}"
     if matches is not None:
@@ -177,7 +252,10 @@ def verdict(
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
-    return Verdict(status, said, 0, c.total, c.worst, matches, (), basis, "", c.margin, c.unconstrained, mistrust)
+    return Verdict(
+        status, said, 0, c.total, c.worst, matches, (), basis, "", c.margin, c.unconstrained, mistrust,
+        error=c.measure(),
+    )  # fmt: skip
 
 
 def _worst(flat: int, value: Tensor, admissible: Admissible, ratio: Tensor, output: str) -> Worst:

@@ -32,19 +32,20 @@ from oracle.bounds import Accumulator, Interval, admissible, any_order_bound, ie
 from oracle.bounds.engines import exact, exact_and_residue
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed
-from oracle.numbers.formats import decode, same_bits
+from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.tensorcore.identify import find_split, subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule, is_class, of_class, schedules
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import Exact, ScaledProduct, nearest, rounded
-from oracle.verdict.compare import Admissible, Comparison, Verdict, compare, verdict
+from oracle.verdict.compare import Admissible, Comparison, Error, Verdict, compare, measured, verdict
 from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, ranged, verdict_of_equality
 
 TRIAL = (4, 256)  # rows and columns that a schedule or a class must explain before the whole part is computed
 FEWEST = (1, 4)  # those that reject most classes of a wrong output
 BAND = 256  # rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band
+MEASURED = 1 << 26  # products up to which an output that is proved by its bits is compared with the exact values too
 COINCIDENCES = 20
 """Elements in which another arithmetic may have the bits of a fault by chance. Where these are not those of the exact
 value, which lies on the other side of a midpoint, an unbiased kernel has them less than every other time; all of 20
@@ -98,7 +99,8 @@ class ProductSets(Sets):
         matched = _reproducing(self.parts, output, admitted)
         if matched is not None:
             total = sum(part.of(output).numel() for part in self.parts)
-            return verdict_of_equality(f"bits of {matched.name}", matched.name, total, mistrust)
+            error = _measured(self.parts, output)
+            return verdict_of_equality(f"bits of {matched.name}", matched.name, total, mistrust, error)
         wrong = _reproducing(self.parts, output, self.faults)
         undeclared = IEEE32 in self.classes
         if wrong is not None and admitted and not _excused(self.parts, output, admitted[0], undeclared=undeclared):
@@ -196,6 +198,17 @@ def _exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None
         return None, collapsed(product, bound(product, accumulator), accumulator)
     value, interval = exact_and_residue(product, accumulator)
     return value, collapsed(product, interval, accumulator)
+
+
+def _measured(parts: Sequence[Part], output: Tensor) -> Error | None:
+    """The error of an output whose bits are proved, where the exact values cost little; None for large calls."""
+    if output.is_cuda or sum(p.product.M * p.product.N * p.product.K for p in parts) > MEASURED:
+        return None
+    due = [rounded(p.product, exact(p.product), output.dtype) for p in parts]
+    value, expected = (
+        torch.cat([decode(x).flatten() for x in tensors]) for tensors in ([p.of(output) for p in parts], due)
+    )
+    return measured(value, expected, of_dtype(output.dtype))
 
 
 def _reproducing(parts: Sequence[Part], output: Tensor, schedules: Iterable[Schedule]) -> Schedule | None:

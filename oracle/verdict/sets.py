@@ -25,7 +25,7 @@ from oracle.bounds.interval import Admissible
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.verdict import heatmap
-from oracle.verdict.compare import Comparison, Status, Verdict, Worst, compare, verdict
+from oracle.verdict.compare import Comparison, Error, Status, Verdict, Worst, compare, verdict
 
 EVERYWHERE = "the same on every machine"
 ZERO_TRUST = 0.30  # above this share of zero results a pass proves little (oneDNN benchdnn's default zero trust)
@@ -129,8 +129,8 @@ def worst_of(verdicts: Sequence[Verdict]) -> Verdict:
 
     The counts add.
     """
-    first = next((v for v in verdicts if v.status is Status.FAILED), None)
-    first = first or next((v for v in verdicts if v.status is not Status.PASSED), verdicts[0])
+    not_passed = next((v for v in verdicts if v.status is not Status.PASSED), verdicts[0])
+    first = next((v for v in verdicts if v.status is Status.FAILED), not_passed)
     return replace(first, outside=sum(v.outside for v in verdicts), total=sum(v.total for v in verdicts))
 
 
@@ -194,13 +194,15 @@ class Elements(Sets):
         return {name: ranged(sets, expected[name].dtype, expected[name].shape) for name, sets in self.make()[0].items()}
 
 
-def verdict_of_equality(basis: str, name: str, total: int, mistrust: str | None) -> Verdict:
-    """A pass by equality of every bit with a named prediction."""
+def verdict_of_equality(
+    basis: str, name: str, total: int, mistrust: str | None, error: Error | None = None
+) -> Verdict:
+    """A pass by equality of every bit with a named prediction; ``error`` where it was measured."""
     said = f"all {total} elements equal the bits of {name}"
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
-    return Verdict(status, said, 0, total, None, name, (), basis, "", 0.0, 0, mistrust)
+    return Verdict(status, said, 0, total, None, name, (), basis, "", 0.0, 0, mistrust, error=error)
 
 
 def with_float32(make: Callable[[str, bool], Sets], name: str, *, declared: bool) -> list[Sets]:

@@ -26,16 +26,29 @@ from oracle.bounds.accumulator import of_schedule
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes
-from oracle.numbers.formats import decode, of_dtype
+from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import ScaleFormula
-from oracle.routines.base import E4M3, F32, INTEGERS, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
-from oracle.routines.moe.moe_ranges import act_span, outcome, silu_span
+from oracle.routines.base import (
+    E4M3,
+    F32,
+    INTEGERS,
+    Call,
+    Contract,
+    OptionSpec,
+    Out,
+    Output,
+    TensorSpec,
+    positive,
+    register,
+)
+from oracle.routines.moe.moe_ranges import act_span, outcome, shares, silu_span
 from oracle.routines.products.contract import OUT_DTYPES
+from oracle.tensorcore.identify import Match
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.tensorcore.schedules import is_class
 from oracle.truth import routing
-from oracle.truth.moe import Activation, Experts, Steps, Tokens, activated, layer, nearest, weighted_input
+from oracle.truth.moe import Activation, Combine, Experts, Steps, Tokens, activated, layer, nearest, weighted_input
 from oracle.truth.routing import Span, sigmoid
 from oracle.verdict.compare import Admissible, Comparison, Verdict, Worst, compare, verdict
 from oracle.verdict.sets import (
@@ -136,7 +149,11 @@ class MoeFp8(Contract):
             "apply_router_weight_on_input", False, (False, True), "weights, in its dtype, multiply the input instead"
         ),
         OptionSpec("out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None takes the output's own"),
-    )
+        OptionSpec(
+            "combine", None, (None, *(c.name for c in Combine)),
+            "how the experts' outputs are weighted, stored and added; None admits any one",
+        ),
+    )  # fmt: skip
     numerics = BLOCK_NUMERICS
     golden_arches = ("cpu", "sm90")
 
@@ -156,10 +173,14 @@ class MoeFp8(Contract):
         top_k = inputs["topk_weights"].shape[1]
         if "x" in inputs and resolved["apply_router_weight_on_input"] and top_k != 1:
             raise InputError(f"weights on the input need one expert for each token, not {top_k}")
+        for name in ("a2_scale", *(("a_scale",) if "x" in inputs else ())):
+            if name in inputs:
+                _static(name, inputs[name])
         return resolved
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
-        """Float64: the declared roundings inside the layer, none of the last sum (or rounded to ``out_dtype``)."""
+        """Float64, STORED where no combine is declared: the declared roundings inside the layer, none of the last sum (or
+        rounded to ``out_dtype``)."""
         resolved = self.check(inputs, options)
         call = _call(inputs, resolved)
         out = layer(call.tokens, call.experts, call.steps)
@@ -177,16 +198,35 @@ class MoeFp8(Contract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         """For whatever a flipped code of the intermediate may do."""
         layer = call.once("layer", lambda: _call(call.inputs, call.resolved))
+        declared = call.resolved["combine"] is not None
+        ways = [layer.steps.combine] if declared else list(Combine)
+        mistrust = partial(why_mistrust, layer.tokens, layer.experts)
 
-        def sets(name: str, wider: bool) -> Sets:
+        def sets(combine: Combine, name: str, wider: bool) -> Sets:
             def make() -> tuple[dict[str, Admissible], str]:
-                admitted, basis = _admissible(layer, call.out_dtype, name, call.inputs.get("a_scale"))
+                admitted, basis = _admissible(call, layer, combine, name)
                 return {"out": admitted}, basis
 
-            mistrust = partial(why_mistrust, layer.tokens, layer.experts)
-            return Elements(make, name, wider, mistrust=lambda found: mistrust(found["out"]))
+            other = wider or combine is not ways[0]
+            return Elements(make, name, other, mistrust=lambda found: mistrust(found["out"]))
 
-        return with_float32(sets, self.arithmetics(call, numerics)[0], declared=numerics is not None)
+        name = self.arithmetics(call, numerics)[0]
+        made = [with_float32(partial(sets, c), name, declared=numerics is not None) for c in ways]
+        return [found for alternatives in made for found in alternatives]
+
+    def identify(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
+    ) -> list[Match]:
+        """Every :class:`Combine` by the fraction of elements that equal its reference, best first; ``arch`` changes
+        nothing. A right layer whose intermediate has other codes than the reference's is near 1, not 1."""
+        call = Call(self, inputs, options).checked()
+        out = self.taken(call, output)["out"]
+        layer = _call(call.inputs, call.resolved)
+        found = []
+        for combine in Combine:
+            due = rounded_to(_expected(call, layer, combine), out.dtype)
+            found.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
+        return sorted(found, key=lambda match: -match.equal)
 
     def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
         return TENSOR_NUMERICS if call.inputs["w13_scale"].dim() == 1 else BLOCK_NUMERICS
@@ -327,14 +367,32 @@ def _call(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> _Call:
     return _Call(Tokens(codes, scale, inputs["topk_ids"], weights, on_input), experts, steps, x)
 
 
-def _admissible(call: _Call, dtype: torch.dtype, name: str, given: Tensor | None) -> tuple[Admissible, str]:
+def _admissible(call: Call, layer: _Call, combine: Combine, name: str) -> tuple[Admissible, str]:
     acc = None if name == IEEE32 else of_schedule(get_schedule(name))
-    found = outcome(call.tokens, call.experts, call.steps, numerics=name, acc=acc, x=call.x, given=given)
-    fmt = of_dtype(dtype)
-    expected = nearest(layer(call.tokens, call.experts, call.steps), fmt)
+    given, steps = call.inputs.get("a_scale"), replace(layer.steps, combine=combine)
+    parts = call.once(
+        f"shares by {name}",
+        lambda: shares(layer.tokens, layer.experts, steps, numerics=name, acc=acc, x=layer.x, given=given),
+    )
+    found, fmt = outcome(layer.tokens, layer.experts, steps, parts), of_dtype(call.out_dtype)
+    expected = nearest(_expected(call, layer, combine), fmt)
     low, high = nearest(found.span.low, fmt), nearest(found.span.high, fmt)
     basis = f"{found.basis}: {found.flips} of {found.intermediates} of the intermediate"
     return Admissible(low, high, torch.nan_to_num(expected, 0.0), open=found.open), basis
+
+
+def _expected(call: Call, found: _Call, combine: Combine) -> Tensor:
+    """The reference by one combine, float64, computed once for a call."""
+    steps = replace(found.steps, combine=combine)
+    return call.once(f"reference by {combine.name}", lambda: layer(found.tokens, found.experts, steps))
+
+
+def _static(name: str, scale: Tensor) -> None:
+    """Refuse a given scale that no quantiser divides by."""
+    if scale.numel() != 1:
+        raise ShapeError(f"{name} has shape {list(scale.shape)}; a static scale is one value")
+    if not 0 < (value := float(scale.reshape(()))) < math.inf:
+        raise InputError(f"{name} is {value}; a static scale is positive and finite")
 
 
 def steps_of(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Steps:
@@ -361,8 +419,11 @@ def steps_of(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Ste
     limit = options["limit"]
     if limit is not None and (not isinstance(limit, int | float) or not limit > 0):
         raise OptionError(f"limit={limit!r}; pass a positive number, or None")
-    rounding = Activation[str(options["activation_rounding"])]
-    return Steps(activation=rounding, recipe=recipe, limit=None if limit is None else float(limit))
+    rounding, combine = Activation[str(options["activation_rounding"])], options["combine"]
+    return Steps(
+        activation=rounding, recipe=recipe, limit=None if limit is None else float(limit),
+        combine=Combine.STORED if combine is None else Combine[str(combine)],
+    )  # fmt: skip
 
 
 def _judge_ids(bad: Tensor, ids: Tensor) -> Verdict:

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, scale_set
+from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, same_kind, scale_set
 from oracle.errors import LayoutError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes
 from oracle.numbers.formats import E4M3FN, FP16, FP32, decode, from_codes, of_dtype
@@ -151,10 +151,8 @@ class QuantiserContract(Contract):
         for recipe in own:
             if recipe.name == numerics:
                 return (recipe,)
-        same_kind = (named.block.rows == own[0].block.rows) and (named.formula is recipes.ScaleFormula.GIVEN) == (
-            own[0].formula is recipes.ScaleFormula.GIVEN
-        )
-        if not same_kind or (named.block.columns is None) != (own[0].block.columns is None):
+        given = [r.formula is recipes.ScaleFormula.GIVEN for r in (named, own[0])]
+        if not same_kind(named.block, own[0].block) or given[0] != given[1]:
             raise NumericsError(
                 f"{self.name} has blocks of {own[0].block}, recipe {numerics} has {named.block}; "
                 f"declare one of {', '.join(r.name for r in own)}"

@@ -252,3 +252,20 @@ fault("448/amax approximate and flushed: NaN beyond [2^-119, 2^126], 0 below 2^-
       recipe=_recipe(arithmetic=Arithmetic.FAST_MATH, inverse_limit=False),
       needs=need(lambda call: bool(fast_math.outside(prepare(call.inputs["x"]).amax(call.recipe)).any()), IN_RANGE),
       admissible_if=NARROW)
+
+
+# --- approximate division -----------------------------------------------------------------------------------
+
+
+def _beyond_2_126(amax: Tensor) -> Tensor:
+    return torch.isfinite(amax) & (amax > fast_math.HIGH)
+
+
+# PTX ISA, div: the approximate quotient is 0 for divisors between 2^126 and 2^128
+fault("448/amax approximate: codes 0 where amax lies above 2^126", VALUE,
+      seen="sglang-kernel 0.4.4 sgl_per_token_group_quant_8bit_v2, on an H200",
+      contracts=QUANTISERS - {"flashinfer_quantize_1x128", "flashinfer_quantize_128x128"},
+      quotient=lambda values: values.altered(
+          quotient=torch.where(_beyond_2_126(values.x.amax(values.recipe)), values.quotient * 0.0, values.quotient)),
+      needs=both(own_scale, need(lambda call: bool(_beyond_2_126(prepare(call.inputs["x"]).amax(call.recipe)).any()),
+                                 "no finite amax lies above 2^126")))

@@ -18,17 +18,20 @@ from torch import Tensor
 from oracle.bounds.quantiser import (
     CodeSet,
     Judged,
+    admitting,
     code_bands,
     code_of_ordinal,
     identify,
     judge_recipe,
+    of_band,
     ordinal,
     why_mistrust,
 )
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
-from oracle.numbers.recipes import Recipe
-from oracle.verdict.compare import Admissible, Status, Verdict, Worst
+from oracle.numbers.recipes import Recipe, recipes
+from oracle.numbers.rounding import power_of_two
+from oracle.verdict.compare import Admissible, Error, Status, Verdict, Worst, sqnr
 from oracle.verdict.heatmap import Evidence, Piece, gather, gather_pieces, ratio_of
 from oracle.verdict.pattern import describe
 
@@ -61,7 +64,8 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
-    return Verdict(status, said, 0, total, worst, matches, (), _basis(best), "", margin, 0, mistrust)
+    error = measured(x, q, scale, best.recipe)
+    return Verdict(status, said, 0, total, worst, matches, (), _basis(best), "", margin, 0, mistrust, error=error)
 
 
 def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> Verdict:
@@ -80,12 +84,49 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
         f"{what} inadmissible ({_basis(best)}); worst {worst.output}{list(worst.index)}: actual {worst.actual:.9g}, "
         f"admissible [{worst.low:.9g}, {worst.high:.9g}]; {where}"
     )
+    sound = tuple(name for name in explained if recipes()[name].fault is None)
     if explained:
         summary += f"; every bit is that of {', '.join(explained)}"
+    if not explained and (sound := admitting(x, q, scale, best.recipe.block)):
+        admit = "admits" if len(sound) == 1 else "admit"
+        summary += f"; {', '.join(sound)} {admit} every code and scale"
+    if sound:
+        summary += f": to judge by that recipe declare it (--recipe {sound[0]}, numerics={sound[0]!r})"
     return Verdict(
         Status.FAILED, summary, scales + codes, total, worst, None, explained, _basis(best), where, margin,
-        evidence=_evidence(x, q, scale, best),
+        evidence=_evidence(x, q, scale, best), error=measured(x, q, scale, best.recipe),
     )  # fmt: skip
+
+
+def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Error | None:
+    """The error of the values that codes and published scale stand for, beside the input: the largest in ulps of a code
+    (of ``x`` over the scale; at most 1/2 for a right code below saturation), and the ratio of energies.
+
+    Elements that are not finite, or whose scale is 0, say nothing unless a finite one is coded as none; None where no
+    element is left.
+    """
+    fmt, published = recipe.element, decode(scale)
+    codes, worst, signal, noise, seen = q.reshape(-1, q.shape[-1]), 0.0, 0.0, 0.0, False
+    for band in x.bands(recipe.block):
+        cells = band.x.grid(recipe.block)
+        wanted, s = band.x.values.reshape(-1, q.shape[-1]), cells.spread(of_band(published, band, x, recipe))
+        s = s.reshape(wanted.shape)
+        if x.global_scale is not None:
+            s = s * x.global_scale
+        value = decode(codes[band.rows], fmt)
+        counted = torch.isfinite(wanted) & torch.isfinite(s) & (s > 0)
+        if not bool(counted.any()):
+            continue
+        value, wanted, s = value[counted], wanted[counted], s[counted]
+        if not bool(torch.isfinite(value).all()):
+            return Error(math.inf, -math.inf)
+        due = (wanted / s).clamp(-fmt.max_finite, fmt.max_finite)
+        exponent = torch.where(due == 0, fmt.emin, (torch.frexp(due)[1] - 1).clamp(min=fmt.emin))
+        ulps = (value - wanted / s).abs() * power_of_two(fmt.fraction_bits - exponent)
+        worst, seen = max(worst, float(ulps.max())), True
+        signal += float(wanted.square().sum())
+        noise += float((wanted - value * s).square().sum())
+    return Error(worst, sqnr(signal, noise)) if seen else None
 
 
 def _evidence(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Evidence:

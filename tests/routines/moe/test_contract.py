@@ -27,7 +27,7 @@ from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth import layout, routing
 from oracle.truth.gemm import ScaledProduct
-from oracle.truth.moe import Activation, Steps, activated
+from oracle.truth.moe import Activation, Combine, Steps, activated
 from oracle.truth.routing import Span
 from oracle.verdict.compare import Status, Verdict
 
@@ -81,10 +81,11 @@ def sharp_silu(x: Tensor) -> Tensor:
 
 
 def kernel(
-    inputs: Inputs, *, variant: int = 0, arch: str = "cpu", first: int = 0, limit: float | None = None
-) -> Tensor:
+    inputs: Inputs, *, variant: int = 0, arch: str = "cpu", first: int = 0, limit: float | None = None,
+    combine: Combine = Combine.STORED,
+) -> Tensor:  # fmt: skip
     """A layer in float32 torch; the variant picks among right formulas for scale, code, exp and order."""
-    out = torch.zeros(T, H)
+    out, slotted = torch.zeros(T, H), torch.zeros(inputs["topk_ids"].shape[1], T, H, dtype=torch.bfloat16)
     a_scale, ids, weights = inputs["a_scale"], inputs["topk_ids"].long() - first, inputs["topk_weights"]
     for expert in range(E):
         rows, slots = torch.nonzero(ids == expert, as_tuple=True)
@@ -99,8 +100,15 @@ def kernel(
         silu = (gate / (1 + torch.exp(-gate) * approximate)).bfloat16().float()
         act = (silu * up).bfloat16().float()
         q, s = requantise(act, inputs.get("a2_scale"), variant)
-        y = product(q, s, inputs, "w2", expert, arch).float()
-        out.index_add_(0, rows, weights[rows, slots, None] * y)
+        store = torch.bfloat16 if combine is Combine.STORED else torch.float32
+        y = weights[rows, slots, None] * product(q, s, inputs, "w2", expert, arch, store).float()
+        slotted[slots, rows] = y.bfloat16()
+        out.index_add_(0, rows, y.bfloat16().float() if combine is Combine.WEIGHTED else y)
+    if combine is Combine.RUNNING:
+        running = torch.zeros_like(slotted[0])
+        for terms in slotted:
+            running += terms
+        return running
     return out.bfloat16()
 
 
@@ -116,7 +124,8 @@ def requantise(act: Tensor, given: Tensor | None, variant: int) -> tuple[Tensor,
     return e4m3(v).reshape(act.shape), s.reshape(act.shape[0], -1)
 
 
-def product(a: Tensor, a_scale: Tensor, inputs: Inputs, which: str, expert: int, arch: str) -> Tensor:
+def product(a: Tensor, a_scale: Tensor, inputs: Inputs, which: str, expert: int, arch: str,
+            store: torch.dtype = torch.bfloat16) -> Tensor:  # fmt: skip
     w, scale = inputs[which][expert], inputs[f"{which}_scale"][expert]
     blocks = scale.dim() == 2
     a_scale = a_scale.expand(-1, scale.shape[1]) if blocks and a_scale.shape[1] == 1 else a_scale
@@ -125,12 +134,12 @@ def product(a: Tensor, a_scale: Tensor, inputs: Inputs, which: str, expert: int,
         block=128 if blocks else w.shape[1], b_rows=128 if blocks else w.shape[0],
     )  # fmt: skip
     if arch == "sm90":
-        return predict_product(made, "sm90.promote128" if blocks else "sm90.chain", out_dtype=torch.bfloat16)
+        return predict_product(made, "sm90.promote128" if blocks else "sm90.chain", out_dtype=store)
     x = torch.zeros(a.shape[0], w.shape[0])
     for b in range(made.B):
         k = slice(b * made.block, (b + 1) * made.block)
         x = x + (a[:, k].float() @ w[:, k].float().T) * made.sigma(b).float()
-    return x.bfloat16()
+    return x.to(store)
 
 
 class TestBoxes:
@@ -417,6 +426,44 @@ class TestLayer:
             assert padded == SIZE
             out = kernel({**inputs, "w13": w13, "w2": w2})
             assert judge(inputs, out).status is status
+
+    @pytest.mark.parametrize("static", [False, True])
+    @pytest.mark.parametrize("combine", list(Combine), ids=lambda c: c.name)
+    def test_every_combine_is_judged_and_named(self, combine: Combine, static: bool) -> None:
+        """Right by its own declaration and without one; every other declaration refuses it."""
+        inputs = make(seed=6, static=static, top_k=3)
+        out = kernel(inputs, combine=combine, arch="sm90")
+        own = judge(inputs, out, arch="sm90", combine=combine.name)
+        assert own.status is Status.PASSED, own.summary
+        found = judge(inputs, out, arch="sm90")
+        assert found.status is Status.PASSED and (combine.name in found.basis) == (combine is not Combine.STORED)
+        others = [judge(inputs, out, arch="sm90", combine=c.name) for c in Combine if c is not combine]
+        assert all(v.status is Status.FAILED for v in others), [v.summary for v in others]
+        matches = get("moe_fp8").identify(inputs, kernel(inputs, combine=combine), arch=None)
+        assert matches[0].schedule == combine.name and matches[0].equal > matches[1].equal + 0.05
+
+    @pytest.mark.parametrize("combine", list(Combine), ids=lambda c: c.name)
+    def test_the_reference_of_every_combine_lies_in_its_interval(self, combine: Combine) -> None:
+        inputs = make(seed=7, top_k=3)
+        out = get("moe_fp8").reference(inputs, combine=combine.name, out_dtype=torch.bfloat16)
+        assert isinstance(out, Tensor)
+        assert judge(inputs, out, combine=combine.name).status is Status.PASSED
+        wrong = out.view(torch.int16) + (torch.arange(T * H).reshape(T, H) == 77).to(torch.int16) * 64
+        assert judge(inputs, wrong.view(torch.bfloat16), combine=combine.name).outside == 1
+        assert judge(inputs, wrong.view(torch.bfloat16)).status is Status.FAILED
+
+    @pytest.mark.parametrize("value", [-0.0021, 0.0, math.inf, math.nan])
+    def test_a_static_scale_that_divides_nothing_is_refused(self, value: float) -> None:
+        inputs = make(static=True, blocks=False)
+        bad = {**inputs, "a2_scale": torch.tensor([value])}
+        with pytest.raises(InputError, match="a2_scale is .* positive and finite"):
+            judge(bad, kernel(inputs))
+        wide = {k: v for k, v in bad.items() if k != "a"} | {"x": torch.ones(T, H).bfloat16()}
+        wide |= {"a2_scale": torch.ones(1), "a_scale": torch.tensor([value])}
+        with pytest.raises(InputError, match="a_scale is .* positive and finite"):
+            judge(wide, kernel(inputs))
+        with pytest.raises(ShapeError, match="static scale is one value"):
+            judge({**inputs, "a2_scale": torch.ones(2)}, kernel(inputs))
 
     def test_bad_calls_are_named(self) -> None:
         inputs = make()

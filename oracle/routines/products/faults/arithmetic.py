@@ -17,6 +17,7 @@ from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.fault import ARITHMETIC, CAST, Call, Change, Faults, WhyNot, both, need
 from oracle.routines.mutants import Sum
 from oracle.routines.products.roles import BLOCKS, PRODUCTS, WITH_BIAS, each, matrix, several_blocks
+from oracle.tensorcore.fused import ABSENT, accumulate, float32_scale, operand
 from oracle.tensorcore.predict import store
 from oracle.tensorcore.schedules import Promotion, Schedule
 from oracle.truth.gemm import ScaledProduct
@@ -253,6 +254,7 @@ def _narrower(bits: int) -> Callable[[Schedule], Schedule]:
     return change
 
 
+RESCALED = 1 << 22  # products of a call that the definition of an instruction computes in a fraction of a second
 ONE_CHAIN = "no partial sum exceeds the accumulator"
 fault("no promotion: one chain over K", ARITHMETIC, seen="DeepGEMM 37",
       schedule=lambda s: replace(s, name=f"{s.name} without promotion", interval=None, promotion=Promotion.NONE),
@@ -298,6 +300,33 @@ for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.f
     fault(f"running sum kept in {word}", ARITHMETIC, seen=seen,
           sum=lambda total, dtype=dtype: _added(total, _pieces(total.product), dtype), needs=several_intervals,
           same_if=f"every partial sum is a {word} value")
+
+
+@fault("accumulator rescaled between K blocks, never promoted", ARITHMETIC,
+       seen="LMDeploy 0.18.0 Triton blocked_gemm_fp8, on an H200", contracts=BLOCKS,
+       needs=both(several_blocks, need(lambda call: call.schedule is not None, "sums are exact"),
+                  need(lambda call: call.schedule is None or not call.schedule.scales_inside, "scales are inside"),
+                  need(lambda call: sum(p.product.M * p.product.N * p.product.K for p in call.parts) <= RESCALED,
+                       "the call is large, and no fast engine has this arithmetic")),
+       same_if="no partial sum exceeds the accumulator")
+def sum_rescaled_between_blocks(total: Sum) -> Tensor:
+    """One chain over K: before block b the accumulator is multiplied by fl(s_(b-1) / s_b), ``s_b = fl(sa sb)``, and at
+    the end by the last one. The division is IEEE's here, within 2 ulp of the device's."""
+    product, schedule = total.product, total.schedule
+    if schedule is None:
+        return total.right()
+    a, b = (operand(x.value(), schedule.instruction, format=x.fmt.name) for x in (product.left, product.right))
+    columns = torch.arange(product.N, device=product.a.device) // product.b_rows
+    scales = float32_scale(product.a_scale)[:, None, :] * float32_scale(product.b_scale)[columns][None, :, :]
+    scales = scales.expand(product.M, -1, -1)
+    acc = torch.zeros(scales.shape[:2], dtype=torch.float32, device=product.a.device)
+    for block, k in product.blocks():
+        ratio = scales[..., block - 1] / scales[..., block] if block else torch.ones_like(acc)
+        p = a.values[:, None, k] * b.values[None, :, k]
+        e = torch.where(p == 0, ABSENT, a.exponents[:, None, k] + b.exponents[None, :, k])
+        acc = accumulate(p, e, (acc * ratio).to(torch.float64), schedule.instruction).to(torch.float32)
+    acc = acc * scales[..., -1]
+    return acc if product.bias is None else acc + decode(product.bias).to(torch.float32)[None, :]
 
 
 @fault("accumulator not cleared between tiles", ARITHMETIC, seen="cutlass PR 3149",
