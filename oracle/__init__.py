@@ -23,7 +23,7 @@ from oracle.errors import OracleError
 if TYPE_CHECKING:
     from oracle.api import contracts, identify, judge, predict, reference
     from oracle.harness.validation import validate
-    from oracle.routines import cases, data
+    from oracle.routines import cases, data, strategies
     from oracle.verdict.compare import Status, Verdict, Worst
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "judge",
     "predict",
     "reference",
+    "strategies",
     "validate",
 ]
 
@@ -45,7 +46,7 @@ _HOME = {
     **dict.fromkeys(("contracts", "identify", "judge", "predict", "reference"), "oracle.api"),
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
     "validate": "oracle.harness.validation",
-    **dict.fromkeys(("cases", "data"), "oracle.routines"),  # modules: ids of cases, and their data
+    **dict.fromkeys(("cases", "data", "strategies"), "oracle.routines"),  # modules: ids of cases, their data, calls
 }
 
 

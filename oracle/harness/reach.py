@@ -39,8 +39,8 @@ class Coverage:
 
     ``asked`` and ``judged`` hold values by name: of every extent, of ``family``, ``dtypes``, ``scheme`` and of every
     option. ``shapes`` counts the shapes judged and asked, ``moved`` the cases that were judged at another call than the
-    one asked. ``refused`` has one entry for each reason: how many cases, one of them, the reason. ``domain`` is the
-    stated one or the learned ones by kind.
+    one asked. ``refused`` has one entry for each reason: how many of the cases, the first of them, the reason.
+    ``domain`` is the stated one, or what was learned of each kind of call.
     """
 
     shapes: tuple[int, int]
@@ -70,9 +70,9 @@ class Coverage:
         others = [name for name in self.asked if name not in extents and self.asked[name]]
         yield "covered " + ", ".join(_of(name, self.judged[name], self.asked[name]) for name in others)
         for count, case, reason in self.refused:
-            yield f"refused {count} cases: {reason} ({case})"
+            yield f"refused {count} of the cases: {reason} ({case})"
         if self.moved:
-            yield f"moved {self.moved} refused cases to calls that the kernel takes"
+            yield f"moved {self.moved} of them to the nearest calls that the kernel takes"
 
 
 class Reach:
@@ -155,15 +155,15 @@ class Reach:
             if near is not None and valid(near):
                 yield near
                 if near in self._refused:
-                    said = f"{_extents(near)} is refused inside the domain {domain or 'of every shape'}"
-                    self._break(f"{said}: {self._refused[near]}")
+                    if self.stated is not None or domain.conditions:
+                        self._broken[f"{_extents(near)} is refused inside the domain {domain}"] = None
         siblings = sorted((c for c in self._taken if kind_of(c) == kind), key=lambda other: _apart(case, other))
         for other in siblings[:1]:
             same = replace(case, extents=other.extents)
             yield same
             if same in self._refused:
                 at = f"{_extents(same)} is taken with family={other.family} and refused with family={same.family}"
-                self._break(f"{at}: {self._refused[same]}")
+                self._broken[at] = None
         if siblings:
             return
         if self._taken:  # nothing of this kind: the same shape and data in a kind that is taken
@@ -175,9 +175,6 @@ class Reach:
                     near = _shaped(there, domain.nearest(dict(there.extents), there.grammar.free))
                     if near is not None and valid(near):
                         yield near
-
-    def _break(self, said: str) -> None:
-        self._broken[said] = None
 
     # --- learning -------------------------------------------------------------------------------------------
 
@@ -224,11 +221,10 @@ class Reach:
     def coverage(self) -> Coverage:
         """What was reached, and why that is too little where it is."""
         reasons: dict[str, list[Case]] = {}
-        for case, reason in self._lost:
-            reasons.setdefault(reason, []).append(case)
+        for case, reason in [*((c, self._refused[c]) for c in self._asked if c in self._refused), *self._lost]:
+            known = reasons.setdefault(reason, [])
+            known += [case] if case not in known else []
         refused = tuple((len(cases), str(cases[0]), reason) for reason, cases in reasons.items())
-        if not self.move:
-            refused = tuple((1, str(case), reason) for case, reason in self._refused.items())
         asked, judged = _values(self.contract, self._asked), _values(self.contract, self._taken)
         shapes = len({c.extents for c in self._taken}), len({c.extents for c in self._asked})
         learned_ones = dict.fromkeys(str(domain) for domain in self._domains.values() if domain.conditions)
@@ -254,7 +250,10 @@ class Reach:
         families = {c.family for c in self._asked} | {c.family for c, _ in self._lost}
         if missing := sorted(families - {c.family for c in self._taken}):
             yield f"no call with data of {', '.join(missing)} is taken"
-        yield from self._broken
+        if self._broken:
+            few = list(self._broken)[:2]
+            more = f", and {len(self._broken) - 2} more" if len(self._broken) > 2 else ""
+            yield f"{', '.join(few)}{more}; state what the kernel takes with --domain"
 
 
 def kind_of(case: Case) -> Kind:
