@@ -25,6 +25,7 @@ from functools import lru_cache
 
 from oracle.errors import OracleError
 from oracle.routines import profiles
+from oracle.routines.base import Call
 from oracle.routines.case import Case
 from oracle.routines.cases import grammars
 from oracle.routines.data import EDGE_FAMILIES, Stream
@@ -68,9 +69,10 @@ def domain_of(contract: str) -> Domain:
 
 
 def valid(case: Case) -> bool:
-    """Whether a case is a call that its contract takes."""
+    """Whether a case is a call that its contract takes, and has outputs for."""
+    contract = get(case.contract)
     try:
-        get(case.contract).check(case.inputs(), case.call_options())
+        contract.outputs(Call(contract, case.inputs(), case.call_options()).checked())
     except OracleError:
         return False
     return True
