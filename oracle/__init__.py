@@ -24,7 +24,7 @@ from oracle.errors import NonconformanceError, OracleError
 if TYPE_CHECKING:
     from oracle.api import assert_conforms, contracts, identify, judge, predict, reference
     from oracle.harness.validation import validate
-    from oracle.routines import cases, data
+    from oracle.routines import cases, data, strategies
     from oracle.verdict.compare import Status, Verdict, Worst
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "judge",
     "predict",
     "reference",
+    "strategies",
     "validate",
 ]
 
@@ -50,7 +51,7 @@ _HOME = {
     ),
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
     "validate": "oracle.harness.validation",
-    **dict.fromkeys(("cases", "data"), "oracle.routines"),  # modules: ids of cases, and their data
+    **dict.fromkeys(("cases", "data", "strategies"), "oracle.routines"),  # modules: ids of cases, their data, calls
 }
 
 

@@ -28,10 +28,11 @@ from oracle.harness import provenance, recording
 from oracle.harness.probing import probe
 from oracle.harness.report import Report
 from oracle.harness.validation import LIMIT, PROFILES, validate
+from oracle.routines.domain import EXAMPLE
 
 SHOWN = 12  # failures printed in full
 # What `validate` and the verb of that name call alike.
-ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "require", "limit", "seconds")
+ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "require", "limit", "seconds", "domain")
 OUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ADAPTER: dict[str, Any] = {"metavar": "MODULE:CALLABLE", "help": "called as adapter(kernel, inputs, options)"}
 _DEVICE: dict[str, Any] = {"default": "cpu", "help": "cpu (default) or cuda"}
@@ -44,8 +45,9 @@ def add_validate(commands: Commands) -> None:
     command = add_command(
         commands, "validate", _validate,
         "judge a kernel by name, in a worker process, and watch what it does to memory",
-        "Run MODULE:CALLABLE over the cases of a contract. Exit 0 when it conforms, 1 when not, "
-        "2 when it could not be judged.",
+        "Run MODULE:CALLABLE over the cases of a contract, with data and some shapes drawn for this run. Calls that it "
+        "refuses with NotImplementedError are moved to calls that it takes. Exit 0 when it conforms, 1 when not or when "
+        "too little could be tried (UNTESTED), 2 when it could not be judged.",
     )  # fmt: skip
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
@@ -55,7 +57,8 @@ def add_validate(commands: Commands) -> None:
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     add_recipe(command)
     command.add_argument("--profile", choices=PROFILES, default="quick")
-    command.add_argument("--seed", type=whole(0), help="replaces the seeds of the profile's cases; chooses a soak's")
+    command.add_argument("--seed", type=whole(0), help="repeat a run: fixes what it draws; 0 has the published cases")
+    command.add_argument("--domain", metavar="CONDITIONS", help=f"extents that the kernel takes, as '{EXAMPLE}'".replace("%", "%%"))
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
     repeated(
         command, "--require", "WATCH",
@@ -93,16 +96,17 @@ def _validate(arguments: argparse.Namespace) -> int:
     screen = console(stderr=arguments.json == "-")
     print_report(report, screen)
     if arguments.json is not None:
-        made = recording.provenance_of(provenance.machine(), provenance.versions(()), command_of(arguments))
+        made = recording.provenance_of(provenance.machine(), provenance.versions(()), command_of(arguments, report.seed))
         write_json(arguments.json, report.to_json() | {"provenance": made})
     return report.exit_code
 
 
-def command_of(arguments: argparse.Namespace) -> str:
-    """The command as it was given, without where its results went, safe to paste into a shell."""
+def command_of(arguments: argparse.Namespace, seed: int | None) -> str:
+    """The command as it was given, with the seed that the run drew and without where its results went, safe to paste
+    into a shell."""
     words = ["fp8-oracle", "validate", arguments.kernel]
-    for name in ("contract", "adapter", "device", "arch", "numerics", "profile", "seed", "seconds"):
-        value = getattr(arguments, name)
+    for name in ("contract", "adapter", "device", "arch", "numerics", "profile", "seed", "seconds", "domain"):
+        value = seed if name == "seed" else getattr(arguments, name)
         words += [] if value is None else [f"--{name}", str(value)]
     words += [word for case in arguments.case or [] for word in ("--case", case)]
     return shlex.join([*words, *(word for watch in arguments.require for word in ("--require", watch))])
@@ -128,10 +132,16 @@ def print_report(report: Report, screen: Console) -> None:
     if report.saved is not None:
         command = f"fp8-oracle explain {shlex.quote(report.saved)}"
         screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
+    if report.coverage is not None and (report.profile is not None or report.coverage.refused):
+        for line in report.coverage.lines():
+            screen.print(line, soft_wrap=True)
+    if report.seed is not None:
+        screen.print(f"seed {report.seed}; --seed {report.seed} repeats this run", soft_wrap=True)
     words = (("CONFORMS", "bold green"), ("DOES NOT CONFORM", "bold red"), ("NOT JUDGED", "bold red"))
+    word = ("UNTESTED", "bold red") if report.untested else words[report.exit_code]
     where = f"  {report.judged} cases judged on {report.device} ({report.arch}), "
     closing = f"{where}{report.workers} workers, {report.seconds:.1f} s"
-    screen.print(Text.assemble(words[report.exit_code], closing), soft_wrap=True)
+    screen.print(Text.assemble(word, closing), soft_wrap=True)
 
 
 def _fingerprint(arguments: argparse.Namespace) -> int:

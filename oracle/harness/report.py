@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from oracle.harness.reach import Coverage
 from oracle.report.outcome import quoted
 from oracle.verdict.compare import Status, Verdict
 
 SCHEMA = "fp8-oracle.validation/1"
-NUMBERS, LOAD = "numbers", "load"
+NUMBERS, LOAD, COVERAGE = "numbers", "load", "coverage"
 
 BATCH, THREADS, LARGE = "batch invariance", "threads", "large offsets"
 OPTIONAL = (BATCH, THREADS, LARGE)
@@ -38,7 +39,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole validation. ``notes`` do not decide whether it conforms; ``saved`` is the file of the smallest case."""
+    """A whole validation. ``notes`` do not decide whether it conforms; ``saved`` is the file of the smallest case;
+    ``seed`` and ``profile`` make the same cases again (None where the cases were given)."""
 
     kernel: str
     contract: str
@@ -53,6 +55,10 @@ class Report:
     printed: str = ""
     adapter: str | None = None
     numerics: str | None = None
+    profile: str | None = None
+    seed: int | None = None
+    domain: str | None = None
+    coverage: Coverage | None = None
 
     @property
     def failures(self) -> tuple[Finding, ...]:
@@ -70,8 +76,13 @@ class Report:
         return self.judged > 0 and not self.failures
 
     @property
+    def untested(self) -> bool:
+        """Nothing is wrong, but too little was tried: every failure is UNTESTED."""
+        return bool(self.failures) and all(f.verdict.status is Status.UNTESTED for f in self.failures)
+
+    @property
     def exit_code(self) -> int:
-        """0 conforms, 1 does not, 2 could not be judged."""
+        """0 conforms, 1 does not or is untested, 2 could not be judged."""
         if self.conforms:
             return 0
         return 1 if any(f.watch != LOAD for f in self.failures) else 2
@@ -86,17 +97,24 @@ class Report:
 
     def command(self, finding: Finding) -> str:
         """The command that repeats one finding, safe to paste into a shell."""
-        called = [(name, getattr(self, name)) for name in ("contract", "adapter", "device", "arch", "numerics")]
-        flags = [f"--{name} {shlex.quote(value)}" for name, value in called if value is not None]
+        whole = finding.case == "-"  # of the run, not of a case
+        names = ("contract", "adapter", "device", "arch", "numerics", *(("profile", "seed", "domain") if whole else ()))
+        called = [(name, getattr(self, name)) for name in names]
+        flags = [f"--{name} {shlex.quote(str(value))}" for name, value in called if value is not None]
         flags += [f"--require {shlex.quote(finding.watch)}"] if finding.watch in OPTIONAL else []
-        return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)} --case {quoted(finding.case)}"
+        flags += [] if whole else [f"--case {quoted(finding.case)}"]
+        return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)}"
 
     def to_json(self) -> dict[str, object]:
-        names = ("kernel", "adapter", "contract", "numerics", "device", "arch", "conforms", "exit_code", "judged")
+        names = (
+            "kernel", "adapter", "contract", "numerics", "device", "arch", "profile", "seed", "domain", "conforms",
+            "untested", "exit_code", "judged",
+        )  # fmt: skip
         return {
             "schema": SCHEMA,
             **{name: getattr(self, name) for name in names},
             "watches": {name: {"findings": n, "failed": bad} for name, (n, bad) in self.watches().items()},
+            "coverage": None if self.coverage is None else self.coverage.to_json(),
             "notes": list(self.notes),
             "machine": dict(self.machine),
             "seconds": round(self.seconds, 3),

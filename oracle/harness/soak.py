@@ -5,8 +5,7 @@ common divisor of those that the contract's listed cases have, within the volume
 scheme, family and options are drawn from the grammar; what the contract refuses is drawn again. The random words are
 those of :class:`oracle.routines.data.Stream` under the contract, the seed and the number of the draw.
 
-Not covered: extents of contracts whose extents depend on each other (routing, experts, tables), which are taken from
-the listed cases.
+Not covered: extents that depend on each other (experts, shards), which are taken from the listed cases.
 """
 
 from __future__ import annotations
@@ -23,15 +22,6 @@ from oracle.routines.data import Stream
 
 HEIGHTS: tuple[int, ...] = (*range(1, 17), 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 BLOCK = 128
-# Contracts with these extents take any of the ones named; the rest comes from a listed case.
-FREE = {
-    ("m", "n", "k"): ("m", "n", "k"),
-    ("m", "n", "k", "g"): ("m", "n", "k"),
-    ("m", "k"): ("m", "k"),
-    ("m", "i"): ("m", "i"),
-    ("m", "n", "h", "d"): ("m", "n"),
-    ("b", "t", "n", "h", "d"): ("n",),
-}
 LEAST_VOLUME = 1 << 18  # elements; judging so many takes well under a second in every contract
 E5M2_COST = 8  # exact sums over the range of E5M2 take up to eight times as long as over that of E4M3
 ATTEMPTS = 100  # draws for one case; more refusals in a row mean that the grammar is wrong
@@ -81,7 +71,7 @@ def _one(listed: Sequence[Case], stream: Stream) -> Case:
 def _extents(base: Case, listed: Sequence[Case], words: Iterator[int], *, cost: int) -> tuple[tuple[str, int], ...]:
     """New extents for those that are free, the longest halved until the case is no larger than any listed one."""
     found = dict(base.extents)
-    free = () if base.grammar.fixed else FREE.get(base.grammar.extents, ())
+    free = base.grammar.free
     steps = {name: math.gcd(*(case[name] for case in listed)) for name in free}
     for name in free:
         longest = max(case[name] for case in listed)

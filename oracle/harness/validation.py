@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import secrets
 import tempfile
 import time
 from collections import Counter
@@ -21,12 +22,15 @@ from oracle.errors import CaseError, DeviceError, OptionError, SubjectError
 from oracle.fixtures.failing_case import FailingCase, write
 from oracle.harness import offsets, watches
 from oracle.harness.process import Worker
-from oracle.harness.report import BATCH, LARGE, LOAD, NUMBERS, OPTIONAL, THREADS, Finding, Report
+from oracle.harness.reach import Reach
+from oracle.harness.report import BATCH, COVERAGE, LARGE, LOAD, NUMBERS, OPTIONAL, THREADS, Finding, Report
 from oracle.harness.session import Answer, Session, failed
 from oracle.harness.soak import drawn
 from oracle.routines import cases, get, profiles
 from oracle.routines.base import Call
 from oracle.routines.cases import Case
+from oracle.routines.domain import parse as parse_domain
+from oracle.routines.edges import edge_cases
 from oracle.verdict.compare import Status, Verdict
 
 PROFILES = ("quick", "full", "soak")
@@ -36,6 +40,7 @@ SOAK = 600.0  # seconds of a soak
 LONG = 300.0  # a soak this long or longer makes the call beyond 2^31 elements, which takes minutes on a CPU
 GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
 EXPLAINED = 2  # failing cases of one scheme of scales whose output is explained
+SEEDS = 1 << 31  # seeds that a run draws from
 
 
 def validate(
@@ -53,8 +58,13 @@ def validate(
     limit: float = LIMIT,
     seconds: float | None = None,
     save: Path | None = None,
+    domain: str | None = None,
 ) -> Report:
     """Run ``kernel`` over the cases of ``contract`` in a worker process, judge it and watch it.
+
+    The cases are those of a profile with fresh data, and edge cases (:mod:`oracle.routines.edges`), some of them at
+    shapes drawn for this run. A call that the kernel refuses (``NotImplementedError``) is moved to one that it takes;
+    where too little is left to judge the kernel is UNTESTED (:mod:`oracle.harness.reach`).
 
     Parameters
     ----------
@@ -68,7 +78,8 @@ def validate(
     numerics : the declared schedule, as for :func:`oracle.judge`.
     profile : ``"quick"``, ``"full"``, or ``"soak"`` (random cases until ``seconds`` are over, 600 by default; no call
         starts after that).
-    seed : replaces the seeds of the profile's cases; seeds the drawing of a soak's cases (default 0).
+    seed : added to the seeds of the profile's cases (0 gives the published ids), and seeds the drawing of shapes and of
+        a soak's cases. By default drawn for each run; the report has it, so that a run can be repeated.
     case : judge these case ids only.
     require : watches asked for by name: ``"batch invariance"`` and ``"threads"`` (the right numbers while other
         threads call the kernel) fail instead of making a note, ``"large offsets"`` makes one call beyond 2^31
@@ -76,11 +87,14 @@ def validate(
     limit : seconds for one call.
     seconds : length of a soak.
     save : minimise the first case with wrong numbers and write it to this safetensors file.
+    domain : the extents that the kernel takes, as ``"m % 4 == 0, n % 128 == 0"`` (:mod:`oracle.routines.domain`): no
+        other call is made. By default learned from what the kernel refuses.
 
     Returns
     -------
     Report
-        ``exit_code`` 0 when the kernel conforms, 1 when not, 2 when it could not be judged.
+        ``exit_code`` 0 when the kernel conforms, 1 when not or when too little of the contract could be tried
+        (UNTESTED), 2 when it could not be judged.
 
     Raises
     ------
@@ -97,6 +111,10 @@ def validate(
         raise OptionError(f"seed={seed} is negative; a case id holds 0 or more")
     if unknown := [name for name in require if name not in OPTIONAL]:
         raise OptionError(f"require={unknown[0]!r} is no optional watch; there are: {', '.join(OPTIONAL)}")
+    if not cases.grammars().get(contract):
+        raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
+    stated = None if domain is None else parse_domain(domain, cases.grammars()[contract].extents)
+    run_seed = secrets.randbelow(SEEDS) if seed is None else seed
     arch = arch_of(device) if arch is None else arch
     if numerics is None and arch == "cpu" and found.numerics and "cpu" not in found.numerics:
         raise OptionError(f"{contract} has no model of {arch}; name arch= or numerics=")
@@ -106,12 +124,13 @@ def validate(
         Worker(name, adapter=None if adapter is None else importable(adapter), device=device, limit=limit) as worker,
     ):
         session = Session(worker, found, device=device, arch=arch, numerics=numerics, folder=Path(folder))
-        chosen = _cases(contract, profile, seed, case)
+        chosen = _cases(contract, profile, run_seed, case)
+        reach = Reach(contract, stated, lambda probe: _refused(session.call(*_asked(probe))), move=case is None)
         soaks = profile == "soak" and case is None
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
-        items = list(_run(session, chosen, watching))
+        items = list(_run(session, chosen, watching, reach))
         findings = [item for item in items if isinstance(item, Finding)]
         notes = [item for item in items if isinstance(item, watches.Note)]
         if not any(f.watch == LOAD for f in findings):  # a required watch without a finding or note did not run
@@ -119,6 +138,10 @@ def validate(
             why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
             untried = Verdict(Status.UNTESTED, why, reason=why)
             findings += [Finding("-", watch, untried) for watch in require if watch not in said]
+            coverage = reach.coverage()
+            if coverage.complaints:
+                why = "; ".join(coverage.complaints)
+                findings.append(Finding("-", COVERAGE, Verdict(Status.UNTESTED, f"too little is reached: {why}", reason=why)))
         noted: dict[tuple[str, str], list[str]] = {}
         for note in notes:
             noted.setdefault((note.watch, note.text), []).append(note.case)
@@ -141,6 +164,10 @@ def validate(
             worker.output[-2000:],
             None if adapter is None else importable(adapter),
             numerics,
+            profile if case is None else None,
+            run_seed if case is None else None,
+            domain,
+            reach.coverage(),
         )
 
 
@@ -159,13 +186,16 @@ class _Watching:
         return time.perf_counter() >= self.deadline
 
 
-def _run(session: Session, chosen: Iterator[Case], watching: _Watching) -> Iterator[Finding | watches.Note]:
+def _run(
+    session: Session, chosen: Iterator[Case], watching: _Watching, reach: Reach
+) -> Iterator[Finding | watches.Note]:
     lost, explained = 0, Counter[str]()
-    for case in chosen:
+    for case in reach.cases(chosen):
         if watching.over:
             return
         inputs, options = _asked(case)
         answer = session.call(inputs, options)
+        reach.saw(case, _refused(answer))
         finding = session.numbers(str(case), inputs, options, answer)
         if answer.hopeless:
             yield Finding(str(case), LOAD, finding.verdict)
@@ -183,6 +213,12 @@ def _run(session: Session, chosen: Iterator[Case], watching: _Watching) -> Itera
         if watching.cases and judged and case.family == "randn":
             watching.cases -= 1
             yield from _watched(session, case, inputs, options, watching)
+
+
+def _refused(answer: Answer) -> str | None:
+    """Why the kernel does not take a call, in its words; None when it takes it."""
+    problem = answer.problem
+    return problem.reason or problem.summary if problem is not None and problem.status is Status.UNSUPPORTED else None
 
 
 def _asked(case: Case) -> tuple[Mapping[str, Tensor], dict[str, object]]:
@@ -252,8 +288,8 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
     return str(path)
 
 
-def _cases(contract: str, profile: str, seed: int | None, given: str | Sequence[str] | None) -> Iterator[Case]:
-    """The given cases; those of a profile, ordinary data first; or random ones without end."""
+def _cases(contract: str, profile: str, seed: int, given: str | Sequence[str] | None) -> Iterator[Case]:
+    """The given cases; those of a profile and edge cases, ordinary data first; or random ones without end."""
     if given is not None:
         found = [cases.parse(text) for text in ([given] if isinstance(given, str) else given)]
         if other := [case for case in found if case.contract != contract]:
@@ -263,13 +299,11 @@ def _cases(contract: str, profile: str, seed: int | None, given: str | Sequence[
             )
         yield from found
         return
-    if not profiles.cases(contract, "quick"):
-        raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
     if profile == "soak":
-        yield from drawn(contract, seed or 0)
+        yield from drawn(contract, seed)
         return
-    for case in sorted(profiles.cases(contract, profile), key=lambda c: c.family != "randn"):
-        yield case if seed is None else replace(case, seed=seed)
+    listed = [replace(case, seed=case.seed + seed) for case in profiles.cases(contract, profile)]
+    yield from sorted([*listed, *edge_cases(contract, seed)], key=lambda case: case.family != "randn")
 
 
 def importable(kernel: str | Callable[..., object]) -> str:

@@ -17,6 +17,21 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 MATRICES = ("m=128,k=128", "m=256,k=256", "m=512,k=64")
 TABLE_ROWS = ("r=1", "r=64", "r=500")
+# Contracts with these extents take any of the ones named; the rest comes from a listed case.
+FREE = {
+    ("m", "n", "k"): ("m", "n", "k"),
+    ("m", "n", "k", "g"): ("m", "n", "k"),
+    ("m", "k"): ("m", "k"),
+    ("m", "i"): ("m", "i"),
+    ("m", "n", "h", "d"): ("m", "n"),
+    ("b", "t", "n", "h", "d"): ("n",),
+    ("t", "e", "h", "i", "k"): ("t", "h", "i"),
+    ("t", "g", "e", "h", "i"): ("t", "h", "i"),
+    ("t", "e", "k"): ("t",),
+    ("m", "c", "g"): ("m", "c"),
+    ("m", "k", "g"): ("m", "k"),
+    ("r",): ("r",),
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +48,8 @@ class Grammar:
     listed : ids of a profile (``quick`` or ``full``), from the contract's name, its grammar and the profile; None lists
         every one of ``shapes`` with every single option and family.
     shapes : extents of the listed ids, where ``listed`` reads them.
-    fixed : extents are those of the listed ids only; a soak draws no others.
+    fixed : extents are those of the listed ids only; no others are drawn.
+    edge_families : families of :data:`oracle.routines.data.EDGE_FAMILIES` that :mod:`oracle.routines.edges` takes.
     extra : further ids, without the contract's name, on which faults show that the profile's data hide.
     extra_options : options that a fault needs and no id carries; tried on every case that admits them.
     """
@@ -50,6 +66,12 @@ class Grammar:
     fixed: bool = False
     extra: tuple[str, ...] = ()
     extra_options: tuple[Mapping[str, object], ...] = ()
+    edge_families: tuple[str, ...] = ()
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """The extents that may be drawn independently of the others; the rest is taken from listed ids."""
+        return () if self.fixed else FREE.get(self.extents, ())
 
     def ids(self, contract: str, profile: str) -> Iterable[str]:
         """The ids of a profile, ``quick`` or ``full``."""

@@ -47,7 +47,8 @@ def parse(text: str) -> Case:
     _member(scheme, grammar.schemes, f"scheme of {contract}")
     named = _named(rest, text)
     extents = tuple((name, _extent(named, name, contract)) for name in grammar.extents)
-    family = _member(named.pop("family", DEFAULT_FAMILY), grammar.families, f"family of {contract}")
+    families = (*grammar.families, *grammar.edge_families)
+    family = _member(named.pop("family", DEFAULT_FAMILY), families, f"family of {contract}")
     seed = _natural(named.pop("seed", None), "seed", contract)
     options = tuple((key, named.pop(key)) for key in grammar.options if key in named)
     for key, value in options:

@@ -5,14 +5,16 @@ Every tensor of a case has its own stream, ``Philox4x64(key = sha256(label))``; 
 bits chosen directly; no ``log``, ``cos`` or ``pow``, whose last bits differ between platforms. Normal-like
 data are sums of twelve uniform 16-bit integers (Irwin-Hall: mean 6, variance 1, support [-6, 6]).
 
-Families (what each one is there to expose) stand in :data:`OPERAND_FAMILIES`, :data:`SCALE_RULES` and
-:data:`ACTIVATION_FAMILIES`. Not covered: real model activations.
+Families (what each one is there to expose) stand in :data:`OPERAND_FAMILIES`, :data:`SCALE_RULES`,
+:data:`ACTIVATION_FAMILIES` and, for the limits of what a store can hold, :data:`EDGE_FAMILIES`. Not covered: real model
+activations.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import isqrt
 
 import numpy as np
@@ -74,12 +76,14 @@ def operand(label: str, family: str, rows: int, cols: int, *, dtype: torch.dtype
     to repeat each value twice.
     """
     fmt = of_dtype(dtype)
-    return OPERAND_FAMILIES[family](Stream(label), rows, cols, fmt, side)
+    rule = EDGE_FAMILIES[family].operand if family in EDGE_FAMILIES else OPERAND_FAMILIES[family]
+    return rule(Stream(label), rows, cols, fmt, side)
 
 
 def scales(label: str, family: str, shape: tuple[int, ...]) -> Tensor:
     """Float32 scales of a family: distinct and never a power of two, unless the family says otherwise."""
-    return SCALE_RULES.get(family, _distinct)(Stream(label), shape)
+    rule = EDGE_FAMILIES[family].scale if family in EDGE_FAMILIES else SCALE_RULES.get(family, _distinct)
+    return rule(Stream(label), shape)
 
 
 def powers_of_two(label: str, shape: tuple[int, ...]) -> Tensor:
@@ -273,13 +277,21 @@ def _nan_scale(stream: Stream, shape: tuple[int, ...]) -> Tensor:
 
 
 def _scale_bits(stream: Stream, shape: tuple[int, ...], *, low: int, high: int) -> Tensor:
+    fraction = _fractions(stream, shape)
+    return _with_fraction(stream.integers(low, high, shape), fraction)
+
+
+def _fractions(stream: Stream, shape: tuple[int, ...]) -> Integers:
+    """The 23 fraction bits of as many float32 as the shape has elements, all different and none zero."""
     count = int(np.prod(shape))
     step = (1 << 23) // (count + 1)
     if step < 4:
         raise ValueError(f"{count} scales cannot all have their own 23-bit significand; use a smaller shape")
-    fraction = (stream.order(count) + 1) * step + stream.integers(1, step, (count,)) // 2
-    exponent = stream.integers(low, high, (count,)) + 127
-    return _float32_bits(((exponent << 23) | fraction).reshape(shape))
+    return ((stream.order(count) + 1) * step + stream.integers(1, step, (count,)) // 2).reshape(shape)
+
+
+def _with_fraction(exponent: Integers, fraction: Integers) -> Tensor:
+    return _float32_bits(((exponent + 127) << 23) | fraction)
 
 
 def _float32_bits(bits: Integers) -> Tensor:
@@ -289,6 +301,93 @@ def _float32_bits(bits: Integers) -> Tensor:
 SCALE_RULES: Mapping[str, Callable[[Stream, tuple[int, ...]], Tensor]] = {
     "exact": _powers, "ties": _powers, "wide": _wide, "nanscale": _nan_scale,
 }  # fmt: skip
+
+
+# --- edges of what a store can hold, and of what a scale can be -------------------------------------------------
+
+# A float32 sum in [2**128 (1 - 2**-9), 2**128 (1 - 2**-20)) overflows bfloat16 but no float32 intermediate, which alone
+# would leave the result open: two scales of 2**64 (1 - d) with d in [2**-13, 2**-12) times a sum of 1 lie in it.
+ABOVE_BF16 = 64
+DEAD = -77  # 2**-77 = 6.6e-24: block scales of experts that got no token (flashinfer 2595, vllm 31394)
+
+
+def _one_hot(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """One +-1 in each row of ``a`` (in row 0 the last of K), ``b`` all +-1: every sum is +-1 whatever K is."""
+    values = stream.signs((rows, cols)).astype(np.float64)
+    if side == "a":
+        where = stream.integers(0, cols, (rows, 1))
+        where[0] = cols - 1
+        values *= np.arange(cols)[None, :] == where
+    return _rounded(values, fmt)
+
+
+def _below_one(stream: Stream, rows: int, cols: int, fmt: Format, side: str) -> Tensor:
+    """Ordinary data within [-1, 1]: the error of an underflowing float32 operation is not multiplied by a code."""
+    return _rounded(np.clip(stream.normals((rows, cols)) / 4.0, -1.0, 1.0), fmt)
+
+
+def _near_overflow(stream: Stream, shape: tuple[int, ...]) -> Tensor:
+    """2**64 (1 - d), and for some entries 2**63, 2**-48 and 2**-49: results on both sides of the largest bfloat16 and
+    of the largest float16; the first entry is of the largest kind."""
+    kinds = np.array([ABOVE_BF16, ABOVE_BF16, ABOVE_BF16, 63, -48, -49], dtype=np.int64)
+    exponent = kinds[stream.integers(0, len(kinds), shape)]
+    exponent.reshape(-1)[0] = ABOVE_BF16
+    return _with_fraction(exponent - 1, (1 << 23) - stream.integers(1 << 11, 1 << 12, shape))
+
+
+def _near_underflow(stream: Stream, shape: tuple[int, ...]) -> Tensor:
+    """Around 2**-65: two of them times sums near 1 are subnormal in bfloat16 and float32."""
+    return _scale_bits(stream, shape, low=-66, high=-64)
+
+
+def _near_underflow16(stream: Stream, shape: tuple[int, ...]) -> Tensor:
+    """Around 2**-9: two of them times sums near 1 are subnormal in float16."""
+    return _scale_bits(stream, shape, low=-11, high=-8)
+
+
+def _small_scales(stream: Stream, shape: tuple[int, ...]) -> Tensor:
+    """From 1e-38 to 1, the first rows near 1e-23; alone, near 1e-14."""
+    return _spread(stream, shape, sign=-1)
+
+
+def _large_scales(stream: Stream, shape: tuple[int, ...]) -> Tensor:
+    """From 1 to 1e38, the first rows near 1e23; alone, near 1e14. Small and large ones do not meet in one call: the
+    error that float32 may make of the small ones would hide them."""
+    return _spread(stream, shape, sign=1)
+
+
+def _spread(stream: Stream, shape: tuple[int, ...], *, sign: int) -> Tensor:
+    """Distinct scales with one exponent for each row, since blocks of K of very different scales would hide each other.
+
+    One row in four has any exponent of float32, the others one below 24: where two of the far ones meet, the result
+    overflows or vanishes and shows nothing.
+    """
+    fraction = _fractions(stream, shape)
+    if fraction.size == 1:
+        return _with_fraction(sign * stream.integers(32, 49, shape), fraction)
+    lead = (*shape[:-1], 1) if np.prod(shape[:-1]) > 1 else shape
+    far, near = stream.integers(0, 127, lead), stream.integers(0, 24, lead)
+    exponent = np.where(stream.integers(0, 4, lead) == 0, far, near)
+    exponent[(slice(None), 0) if lead[0] == 1 else 0] = -DEAD
+    return _with_fraction(np.broadcast_to(sign * exponent, shape), fraction)
+
+
+@dataclass(frozen=True)
+class EdgeFamily:
+    """Data at a limit: how operands and scales are made, and the output dtypes of case ids on which it shows."""
+
+    operand: Operand
+    scale: Callable[[Stream, tuple[int, ...]], Tensor]
+    stores: tuple[str, ...]
+
+
+EDGE_FAMILIES: Mapping[str, EdgeFamily] = {
+    "overflow": EdgeFamily(_one_hot, _near_overflow, ("bf16", "f16")),
+    "underflow": EdgeFamily(_below_one, _near_underflow, ("bf16", "f32")),
+    "underflow16": EdgeFamily(_below_one, _near_underflow16, ("f16",)),
+    "small": EdgeFamily(_randn, _small_scales, ("bf16", "f32")),
+    "large": EdgeFamily(_randn, _large_scales, ("bf16", "f32")),
+}
 
 
 # --- activations: what a quantiser is given -----------------------------------------------------------------

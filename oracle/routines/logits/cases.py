@@ -78,16 +78,19 @@ def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
 
 
 _KIND = (("e4m3xe4m3-f32",), ("tensor:token",), tuple(data.OPERAND_FAMILIES))
+_EDGES = ("small", "large")
 _CLEAN = {"clean": ("1",)}
 
 GRAMMARS: Mapping[str, Grammar] = {
     "fp8_mqa_logits": Grammar(
         ("m", "n", "h", "d"), *_KIND, _mqa_logits, _clean, _CLEAN, listed=_ids,
         shapes=("m=7,n=128,h=32,d=128", "m=1,n=64,h=32,d=128", "m=5,n=256,h=64,d=128", "m=64,n=192,h=32,d=64"),
+        edge_families=_EDGES,
     ),
     "fp8_paged_mqa_logits": Grammar(
         ("b", "t", "n", "h", "d"), *_KIND, _paged_logits, _clean, _CLEAN, listed=_ids,
         shapes=("b=3,t=1,n=150,h=32,d=128", "b=1,t=1,n=64,h=32,d=128", "b=4,t=2,n=300,h=64,d=128"),
+        edge_families=_EDGES,
     ),
     "get_paged_mqa_logits_metadata": Grammar(
         ("b", "n"), ("i32",), ("-",), ("integers",),

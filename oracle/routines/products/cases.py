@@ -274,6 +274,7 @@ def _overflow(scheme: str, *seeds: int) -> tuple[str, ...]:
 
 _FAMILIES = tuple(data.OPERAND_FAMILIES)
 _FINITE = tuple(family for family in _FAMILIES if "nan" not in family)
+_EDGES = tuple(data.EDGE_FAMILIES)
 _OUT = ("e4m3xe4m3-bf16", "e4m3xe4m3-f16", "e4m3xe4m3-f32")
 _E5M2 = ("e5m2xe4m3-bf16", "e4m3xe5m2-bf16", "e5m2xe5m2-bf16")
 _ROWS = ("tensor:tensor", "token:channel", "tensor:channel", "token:tensor")
@@ -293,18 +294,20 @@ def _scaled_mm(
     bias = {"bias": ("bf16", "f16", "f32")}
     extra = () if of is None else _extra(of, *_overflow(of, *seeds))
     listed = partial(_dense_ids, tail=tail)
-    return Grammar(_MNK, dtypes, schemes, _FAMILIES, build, out_dtype, bias, listed=listed, extra=extra)
+    return Grammar(
+        _MNK, dtypes, schemes, _FAMILIES, build, out_dtype, bias, listed=listed, extra=extra, edge_families=_EDGES
+    )
 
 
 GRAMMARS: Mapping[str, Grammar] = {
     "fp8_gemm_nt": Grammar(
         _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f32", "e4m3xe4m3-f16", *_E5M2), ("1x128:128x128",), _FAMILIES, _product,
-        out_dtype, listed=partial(_dense_ids, tail=True), extra=_extra("1x128:128x128"),
+        out_dtype, listed=partial(_dense_ids, tail=True), extra=_extra("1x128:128x128"), edge_families=_EDGES,
     ),
     "fp8_blockscale_gemm_sm90": Grammar(
         _MNK, (*_OUT, "bf16xe4m3-bf16", "bf16xbf16-bf16"), ("1x128:128x128", "1x128:1x128"), _FAMILIES,
         _flashinfer_product, out_dtype, listed=_dense_ids,
-        extra=_extra("1x128:128x128", *_overflow("1x128:128x128", 1)),
+        extra=_extra("1x128:128x128", *_overflow("1x128:128x128", 1)), edge_families=_EDGES,
     ),
     **{
         name: Grammar(
@@ -336,7 +339,7 @@ GRAMMARS: Mapping[str, Grammar] = {
             sizes=((128, 128, 128, 1), (384, 192, 256, 4), (512, 128, 640, 3), (256, 704, 256, 2), (128, 64, 4096, 1)),
             of_families=(384, 128, 256, 4),
         ),
-        extra=("e4m3xe4m3-bf16/1x128:128x128/m=128,n=136,k=200,g=2/family=randn/seed=1",),
+        extra=("e4m3xe4m3-bf16/1x128:128x128/m=128,n=136,k=200,g=2/family=randn/seed=1",), edge_families=_EDGES,
     ),
     "fp8_m_grouped_gemm_nt_masked": Grammar(
         _MNKG, (*_OUT, *_E5M2), ("1x128:128x128",), _FAMILIES, _masked, out_dtype,
@@ -353,6 +356,7 @@ GRAMMARS: Mapping[str, Grammar] = {
             "e4m3xe4m3-bf16/1x128:128x128/m=70,n=136,k=200,g=2/family=randn/seed=1",
             "e4m3xe4m3-bf16/1x128:128x128/m=2,n=128,k=256,g=3/family=randn/seed=1",
         ),
+        edge_families=_EDGES,
     ),
     "scaled_grouped_mm": Grammar(
         _MNKG, _OUT, ("token:channel",), _FAMILIES, _scaled_grouped, out_dtype,
@@ -366,6 +370,7 @@ GRAMMARS: Mapping[str, Grammar] = {
             "e4m3xe4m3-bf16/token:channel/m=160,n=64,k=128,g=1/family=randn/seed=1",
             "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256,g=2/family=wide/seed=1",
         ),
+        edge_families=_EDGES,
     ),
     "Fp8LinearOp": Grammar(
         ("m", "n", "k"), ("bf16xe4m3-bf16", "f16xe4m3-f16", "f32xe4m3-f32"),

@@ -87,7 +87,8 @@ GRAMMARS: Mapping[str, Grammar] = {
         for s in ("1x128", "128x128")
     },
     "per_tensor_dequantize": Grammar(
-        _MK, ("e4m3-f16",), ("tensor",), tuple(data.OPERAND_FAMILIES), _codes, no_options, listed=_ids
+        _MK, ("e4m3-f16",), ("tensor",), tuple(data.OPERAND_FAMILIES), _codes, no_options, listed=_ids,
+        edge_families=("overflow", "underflow16"),
     ),
     "ceil_to_ue8m0": Grammar(_MK, ("f32",), ("-",), _FAMILIES, _activation, no_options, shapes=MATRICES),
 }  # fmt: skip
