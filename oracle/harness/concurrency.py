@@ -51,9 +51,9 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
 
     Returns
     -------
-    The answer that is farthest from that of the same call alone, or the answer of ``call`` alone when all have its bits;
-    what was written outside of the outputs of any thread; whether the answer is one of ``other``. What either raises is
-    raised here.
+    The answer that is farthest from that of the same call alone, or the answer of ``call`` alone when all have the same
+    bits; what was written outside of the outputs of any thread; whether the answer is one of ``other``. What either
+    raises is raised here.
     """
     alone = {call: call().outputs, other: other().outputs}
     if device != "cpu":

@@ -8,12 +8,12 @@
     first of two    two calls captured in one graph, this one first; both outputs poisoned; replayed twice
     second of two   the same, this one second
 
-The answer is what the caller's stream sees: it is read after a synchronisation of that stream and of no other. Work that
-a kernel leaves on a stream of its own, without making the caller's stream wait for it, is not in that answer when the
-stream sleeps (*side work held*); a kernel whose stream does not wait for the caller's computes from the data that were
-there before (*late inputs*: other inputs of the same shapes). In both, the kernel is called on the other inputs first,
-so that memory which the allocator hands out again holds another answer, and nothing that Python allocates is poisoned:
-the poison is written on the caller's stream, which a right kernel's stream need not wait for.
+The answer is what the caller's stream sees: it is read after a synchronisation of that stream and of no other. Work
+that a kernel leaves on a stream of its own, without making the caller's stream wait for it, is not in that answer when
+the stream sleeps (*side work held*); a kernel whose stream does not wait for the caller's computes from the data that
+were there before (*late inputs*: other inputs of the same shapes). In both, the kernel is called on the other inputs
+first, so that memory which the allocator hands out again holds another answer, and nothing that Python allocates is
+poisoned: the poison is written on the caller's stream, which a right kernel's stream need not wait for.
 
 Not covered: streams that a library makes by itself with ``cudaStreamCreateWithFlags`` cannot be held; work left on them
 is seen only when it loses the race against the copy of the output.

@@ -74,9 +74,10 @@ class Calls:
     ) -> tuple[Answer, Verdict]:  # fmt: skip
         """The answer to one call, and its verdict; a failure or refusal is kept as a finding of this ``watch``.
 
-        ``what`` says in a finding which call it was; what was judged before is not reported again. ``taken``: a call with these shapes, dtypes and options was taken
-        before, so that a refusal is a failure. ``proved``: whether an answer without a problem is right because of what
-        was judged before. ``how`` goes to :meth:`Session.call`.
+        ``what`` says in a finding which call it was; a verdict that was reached before is not reported again.
+        ``taken``: a call with these shapes, dtypes and options was taken before, so that a refusal is a failure.
+        ``proved``: whether an answer without a problem is right because of what was judged before. ``how`` goes to
+        :meth:`Session.call`.
         """
         answer, before = self.session.call(inputs, options, **how), len(self._judged)
         verdict = self.verdict(inputs, options, answer, proved)
