@@ -116,11 +116,14 @@ def run_concurrently(call: Call, other: Call, device: str) -> tuple[Mapping[str,
 def _same(made: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> bool:
     """Whether all outputs have the same bits."""
     return all(
-        x.shape == y.shape
-        and x.dtype == y.dtype
-        and torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+        x.shape == y.shape and x.dtype == y.dtype and torch.equal(bytes_of(x), bytes_of(y))
         for x, y in ((made[name], alone[name]) for name in alone)
     )
+
+
+def bytes_of(x: Tensor) -> Tensor:
+    """The bytes of the elements of ``x`` in their order, one axis; an axis of one element may have any stride."""
+    return x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _distance(made: Mapping[str, Tensor], alone: Mapping[str, Tensor]) -> float:

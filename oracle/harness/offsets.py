@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from oracle.harness.concurrency import bytes_of
 from oracle.harness.report import LARGE, Finding
 from oracle.harness.session import CAUSES, Answer, Session, failed
 from oracle.harness.watches import Calls, Note
@@ -90,7 +91,7 @@ def _apart(x: Tensor, length: int) -> Tensor:
 
 def _row_bits(x: Tensor) -> Tensor:
     """The bytes ``[rows, B]`` of every row."""
-    return x.contiguous().view(torch.uint8).reshape(x.shape[0], -1)
+    return bytes_of(x).reshape(x.shape[0], -1)
 
 
 def _by_row(session: Session, inputs: Mapping[str, Tensor], scheme: str) -> tuple[str, ...] | None:

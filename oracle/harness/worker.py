@@ -25,7 +25,7 @@ from torch import Tensor
 
 from oracle.fixtures.strides import padded_memory
 from oracle.harness import launches
-from oracle.harness.concurrency import Made, run_concurrently
+from oracle.harness.concurrency import Made, bytes_of, run_concurrently
 from oracle.harness.memory import GUARD, Guarded, Poisoning, guarded, placed
 
 Reply = dict[str, Any]
@@ -136,7 +136,8 @@ class Server:
             late: list[str] = []
             if self.device != "cpu":
                 torch.cuda.synchronize()
-                late = [] if mode == "threads" else [n for n, x in read(named).items() if not _same_bits(x, seen[n])]
+                after = {} if mode == "threads" else read(named)
+                late = [name for name, x in after.items() if not torch.equal(bytes_of(x), bytes_of(seen[name]))]
         damaged = outside + [d for g in (*inputs.values(), *outputs.values(), *allocations.made) if (d := g.damage())]
         changed = [name for name, g in inputs.items() if not torch.equal(g.inside(), before[name])]
         facts = {
@@ -288,10 +289,6 @@ def _stored(named: Mapping[str, Tensor], watched: Mapping[int, Guarded]) -> dict
 
 def _plain(x: Tensor) -> Tensor:
     return x.detach().cpu().contiguous().clone()
-
-
-def _same_bits(x: Tensor, y: Tensor) -> bool:
-    return torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
 
 
 def _option(value: object) -> object:
