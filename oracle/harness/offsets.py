@@ -2,10 +2,13 @@
 
 A kernel that computes an offset in 32 bits is right on every ordinary shape. Rows of such products and quantisers do
 not depend on each other, so the rows of an ordinary case are repeated, with a period that no power of two is a
-multiple of: an offset that wraps lands on a row with other data. Judged are the rows on both sides of every multiple
-of 2^31 elements and the last ones; nothing of the size of the operand is computed by the judge.
+multiple of: an offset that wraps lands on a row with other data. Judged are the rows of the first period, those on both
+sides of every multiple of 2^31 elements, the last ones, and every row whose bits are not those of the row of the first
+period with the same data; rows with the same bits are proved by it. Nothing of the size of the operand is computed by
+the judge.
 
-Not covered: grouped products, weights beyond the limit, machines without the memory (a note says so).
+Not covered: grouped products, weights beyond the limit, machines without the memory, more than 16384 rows with other
+bits, of which as many are judged (a note says so).
 """
 
 from __future__ import annotations
@@ -15,23 +18,28 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from oracle.harness.concurrency import bytes_of
 from oracle.harness.report import LARGE, Finding
-from oracle.harness.session import Answer, Session, failed
-from oracle.harness.watches import Note
+from oracle.harness.session import CAUSES, Answer, Session, failed
+from oracle.harness.watches import Calls, Note
 from oracle.routines.base import Call
 from oracle.truth.gemm import take_rows
-from oracle.verdict.compare import Status
 
 LIMIT = 1 << 31
 PERIOD = 61  # rows at most; the period is odd, so that no power of two is a multiple of it
 COPIES = 8  # of the operand in memory: the file, the guarded tensor, its snapshot, and what a kernel makes of it
 MARGIN = 4  # rows judged on either side of a multiple of the limit
+MOST = 1 << 14  # rows with other bits than the same data elsewhere that are judged
 
 
 def large_offsets(
-    session: Session, case: str, inputs: Mapping[str, Tensor], options: Mapping[str, object], *, scheme: str
+    calls: Calls, inputs: Mapping[str, Tensor], options: Mapping[str, object], *, scheme: str
 ) -> Iterator[Finding | Note]:
-    """One call beyond the limit, or a note why there is none; nothing where rows are few or depend on each other."""
+    """One call beyond the limit, or a note why there is none; nothing where rows are few or depend on each other.
+
+    A crash, hang or raise fails, unless it says that memory ran out; a refusal does not.
+    """
+    session, case = calls.session, calls.case
     names = _by_row(session, inputs, scheme)
     if names is None:
         return
@@ -44,24 +52,46 @@ def large_offsets(
     if size > (there := _memory(session.device)):
         yield Note(case, LARGE, f"not tried: it may take {size >> 30} GiB, and {there >> 30} GiB are free")
         return
-    period = torch.arange(rows, device="cpu") % (min(PERIOD, operand.shape[0] - 1) | 1)
+    length = min(PERIOD, operand.shape[0] - 1) | 1
+    period = torch.arange(rows, device="cpu") % length
     large = {name: take_rows(t, period) if name in names else t for name, t in inputs.items()}
     answer = session.call(large, options)
-    if answer.problem is not None and answer.problem.status is Status.FAILED:
-        yield Finding(case, LARGE, answer.problem)
-        return
+    calls.look(answer)
     if answer.problem is not None:
-        yield Note(case, LARGE, f"not judged: {answer.problem.reason or answer.problem.summary}")
+        if (answer.problem.reason or "").startswith(CAUSES["memory"]):
+            yield Note(case, LARGE, f"not judged: {answer.problem.reason}")
+        else:
+            yield Finding(case, LARGE, answer.problem)
         return
     if wrong := [name for name, t in answer.outputs.items() if t.dim() == 0 or t.shape[0] != rows]:
         shape = list(answer.outputs[wrong[0]].shape)
         yield Finding(case, LARGE, failed(f"{wrong[0]} has shape {shape} for {rows} rows"))
         return
+    other = torch.cat([_apart(t, length) for t in answer.outputs.values()]).unique()
+    if len(other) > MOST:
+        yield Note(case, LARGE, f"{len(other)} rows have other bits than the same data elsewhere; {MOST} are judged")
+        other = other[torch.linspace(0, len(other) - 1, MOST, device="cpu").long()]
     near = _rows(rows, {operand.shape[1], _columns(session, inputs)})
+    near = torch.cat([torch.arange(min(length, rows), device="cpu"), near, other]).unique()
     part = Answer({name: take_rows(t, near) for name, t in answer.outputs.items()})
     verdict = session.judge({**large, **{name: take_rows(large[name], near) for name in names}}, options, part)
-    if verdict.status is not Status.UNSUPPORTED:
-        yield Finding(case, LARGE, verdict)
+    yield Finding(case, LARGE, verdict)
+
+
+def _apart(x: Tensor, length: int) -> Tensor:
+    """Rows of ``x`` whose bits are not those of the row of the first ``length`` that had the same data."""
+    first, found = _row_bits(x[:length]), []
+    step = length * max(1, (1 << 26) // max(1, first.numel()))  # some 64 MiB at once
+    for start in range(0, x.shape[0], step):
+        bits = _row_bits(x[start : start + step])
+        differs = (bits != first.repeat(-(-len(bits) // length), 1)[: len(bits)]).any(dim=1)
+        found.append(torch.nonzero(differs)[:, 0] + start)
+    return torch.cat(found)
+
+
+def _row_bits(x: Tensor) -> Tensor:
+    """The bytes ``[rows, B]`` of every row."""
+    return bytes_of(x).reshape(x.shape[0], -1)
 
 
 def _by_row(session: Session, inputs: Mapping[str, Tensor], scheme: str) -> tuple[str, ...] | None:

@@ -24,7 +24,7 @@ from oracle.harness.worker import Reply, failure
 KEPT = 1 << 16  # bytes of the kernel's own output that are kept
 DRAINED = 1.0  # seconds that the rest of a dead worker's output may take
 LOADING = 120.0  # seconds in which a process must have started and imported the kernel, on a busy machine too
-FATAL = ("device", "exit", "memory")  # after these the process is replaced
+FATAL = ("device", "exit", "memory", "uncapturable")  # after these the process is replaced
 
 
 class Worker:

@@ -35,7 +35,11 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Answer:
-    """One call: its outputs by name; ``problem`` says why there are none, or why no number of them is looked at."""
+    """One call: its outputs by name; ``problem`` says why there are none, or why no number of them is looked at.
+
+    ``late`` are outputs that changed after the caller's stream was done. ``disturbed``: the answer is one on the inputs
+    beside, given among threads. ``hung``: the kernel did not return in time.
+    """
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -44,6 +48,9 @@ class Answer:
     seconds: float = 0.0
     problem: Verdict | None = None
     hopeless: bool = False  # the kernel cannot be loaded or called at all
+    late: tuple[str, ...] = ()
+    disturbed: bool = False
+    hung: bool = False
 
     @property
     def output(self) -> Tensor | dict[str, Tensor]:
@@ -71,7 +78,8 @@ class Session:
         mode: str = "plain",
         beside: Mapping[str, Tensor] | None = None,
     ) -> Answer:
-        """Run the kernel once; with ``beside``, among calls of other threads, half of them on those inputs."""
+        """Run the kernel once; ``mode`` is "plain", "threads" (among calls of other threads, half of them on the inputs
+        ``beside``) or one of :mod:`oracle.harness.launches`, which needs ``beside`` too."""
         given, result = self.folder / "inputs.safetensors", self.folder / "outputs.safetensors"
         other = None if beside is None else self.folder / "beside.safetensors"
         due = self._out(inputs, options)
@@ -98,13 +106,17 @@ class Session:
         if not reply["ok"]:
             kind, said = reply["kind"], reply["error"]
             refused = Verdict(Status.UNSUPPORTED, f"the kernel does not offer this call: {said}", reason=said)
-            problem = refused if kind == "unsupported" else crashed(f"{CAUSES[kind]}: {said}")
-            return Answer(problem=problem, hopeless=kind in ("load", "signature"))
+            offered = kind not in ("unsupported", "uncapturable")
+            problem = crashed(f"{CAUSES[kind]}: {said}") if offered else refused
+            return Answer(problem=problem, hopeless=kind in ("load", "signature"), hung=kind == "hang")
         self.kernel_seconds += float(reply["seconds"])
         facts, made = reply["outputs"], safetensors.torch.load_file(result)
         found = {name: restored(made[name], facts[name]["stride"], made.get(f"memory.{name}")) for name in facts}
         guards, changed, seconds = tuple(reply["guards"]), tuple(reply["changed"]), float(reply["seconds"])
-        return Answer(found, facts, guards, changed, seconds, self._undeclared(facts, due))
+        late, disturbed = tuple(reply["late"]), bool(reply["disturbed"])
+        return Answer(
+            found, facts, guards, changed, seconds, self._undeclared(facts, due), late=late, disturbed=disturbed
+        )
 
     def judge(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> Verdict:
         """The verdict on the numbers of an answer."""

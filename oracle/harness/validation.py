@@ -212,7 +212,8 @@ def _run(
         judged = finding.verdict.status is not Status.CRASHED and answer.problem is None
         if watching.cases and judged and case.family == "randn":
             watching.cases -= 1
-            yield from _watched(session, case, inputs, options, watching)
+            calls = watches.Calls(session, str(case))
+            yield from _watched(calls, case, inputs, options, answer, finding.verdict, watching)
 
 
 def _refused(answer: Answer) -> str | None:
@@ -228,27 +229,31 @@ def _asked(case: Case) -> tuple[Mapping[str, Tensor], dict[str, object]]:
 
 
 def _watched(
-    session: Session, case: Case, inputs: watches.Inputs, options: watches.Options, watching: _Watching
-) -> Iterator[Finding | watches.Note]:
-    """The watches that make calls of their own, one after the other until the time is over."""
-    other, name = _asked(replace(case, seed=case.seed + 1)), str(case)
+    calls: watches.Calls, case: Case, inputs: watches.Inputs, options: watches.Options, answer: Answer,
+    verdict: Verdict, watching: _Watching,
+) -> Iterator[Finding | watches.Note]:  # fmt: skip
+    """The watches that make calls of their own, one after the other until the time is over or the kernel hangs."""
+    other, required = _asked(replace(case, seed=case.seed + 1)), watching.required
+    calls.know(inputs, options, answer, verdict)
     for watch in (
-        watches.repeats(session, name, inputs, options, other),
-        watches.strided(session, name, inputs, options),
-        watches.metamorphic(session, name, inputs, options),
-        watches.batch(session, name, inputs, options, required=BATCH in watching.required),
-        watches.launches(session, name, inputs, options),
+        watches.repeats(calls, inputs, options, other),
+        watches.strided(calls, inputs, options),
+        watches.metamorphic(calls, inputs, options),
+        watches.batch(calls, inputs, options, required=BATCH in required),
+        watches.launched(calls, inputs, options, other[0]),
     ):
-        if watching.over:
+        if watching.over or calls.hung:
             return
         yield from watch
-    if watching.threads and not watching.over:
-        required = THREADS in watching.required
-        tried = yield from watches.threads(session, name, inputs, options, other[0], required=required)
+        yield from calls.findings()
+    if watching.threads and not (watching.over or calls.hung):
+        tried = yield from watches.threads(calls, inputs, options, other[0], required=THREADS in required)
+        yield from calls.findings()
         watching.threads = not tried
-    if watching.large and not watching.over:
-        found = list(offsets.large_offsets(session, name, inputs, options, scheme=case.scheme))
+    if watching.large and not (watching.over or calls.hung):
+        found = list(offsets.large_offsets(calls, inputs, options, scheme=case.scheme))
         yield from found
+        yield from calls.findings()
         watching.large = not found
 
 

@@ -2,18 +2,24 @@
 
 Some demand what every right kernel gives (guard zones, inputs unchanged, every element written, the same bits on
 rerun, no trace of the previous call, exact behaviour under powers of two and signs): they fail. Others describe
-(batch invariance, bits under permutation, refused strides): they are notes, unless they are required.
+(batch invariance, bits under permutation): they are notes, unless they are required.
+
+Whatever a watch concludes, :class:`Calls` judges every answer that it is given, with the inputs that the call had. A
+crash, a hang, a raise and a refusal are findings: the first three fail, and so does a refusal of a call that differs
+from one that was taken in its data alone. A refusal of padded rows, fewer rows, a capture or other threads is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from oracle.harness import concurrency
+from oracle.fixtures.strides import run_of
+from oracle.harness import concurrency, launches
 from oracle.harness.memory import is_poison
 from oracle.harness.report import BATCH, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
@@ -26,7 +32,10 @@ from oracle.verdict.pattern import describe
 
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
+RERUN, STALE, DIRTY = "rerun determinism", "stale state", "uninitialised memory"
+PITCHED, DOUBLED, FLIPPED, PERMUTED = "non-contiguous inputs", "scale doubled", "sign flipped", "rows permuted"
 SMALLER = "numbers of smaller batches"
+JOINED = "stream order"
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,84 @@ class Note:
     text: str
 
 
+class Calls:
+    """The calls that the watches of one case make; every answer is judged, and what is wrong with one is a finding.
+
+    The contract judges an answer with the inputs and options of its call. A judgement is a function of these and of the
+    bits, strides and padding of the output, so an answer that has all of those in common with one that was judged for
+    the same inputs and options has the same verdict: the equality is the proof, and nothing is judged again. Guard
+    zones, inputs, strides and work that came late are looked at after every call.
+    """
+
+    def __init__(self, session: Session, case: str) -> None:
+        self.session, self.case, self.hung = session, case, False
+        self._judged: list[tuple[Inputs, Options, Answer, Verdict]] = []
+        self._said: set[tuple[str, str]] = set()
+        self._findings: list[Finding] = []
+
+    def know(self, inputs: Inputs, options: Options, answer: Answer, verdict: Verdict) -> None:
+        """Keep the verdict on an answer that the caller has reported, with what is wrong with the memory after it."""
+        self._judged.append((inputs, options, answer, verdict))
+        self.look(answer)
+        self._findings.clear()
+
+    def ask(
+        self, watch: str, what: str, inputs: Inputs, options: Options, *, taken: bool = False,
+        proved: Callable[[Answer], bool] = lambda answer: False, **how: Any,
+    ) -> tuple[Answer, Verdict]:  # fmt: skip
+        """The answer to one call, and its verdict; a failure or refusal is kept as a finding of this ``watch``.
+
+        ``what`` says in a finding which call it was; a verdict that was reached before is not reported again.
+        ``taken``: a call with these shapes, dtypes and options was taken before, so that a refusal is a failure.
+        ``proved``: whether an answer without a problem is right because of what was judged before. ``how`` goes to
+        :meth:`Session.call`.
+        """
+        answer, before = self.session.call(inputs, options, **how), len(self._judged)
+        verdict = self.verdict(inputs, options, answer, proved)
+        known = answer.problem is None and len(self._judged) == before
+        if taken and verdict.status is Status.UNSUPPORTED:
+            verdict = failed(f"refused, though other data of these shapes were taken: {verdict.reason}")
+        if not known and (verdict.status.is_failure or verdict.status is Status.UNSUPPORTED):
+            self.add(watch, what, verdict)
+        self.look(answer)
+        return answer, verdict
+
+    def verdict(
+        self, inputs: Inputs, options: Options, answer: Answer,
+        proved: Callable[[Answer], bool] = lambda answer: False,
+    ) -> Verdict:  # fmt: skip
+        """The verdict on an answer to these inputs and options."""
+        if answer.problem is not None:
+            return answer.problem
+        for had, chosen, known, verdict in self._judged:
+            if chosen == options and _the_same(had, inputs) and _identical(known, answer):
+                return verdict
+        if proved(answer):
+            return passed("every bit follows from an answer that was judged")
+        verdict = self.session.judge(inputs, options, answer)
+        self._judged.append((inputs, options, answer, verdict))
+        return verdict
+
+    def look(self, answer: Answer) -> None:
+        """Keep what is wrong with the memory after a call, whatever its numbers are."""
+        self.hung |= answer.hung
+        for found in (*memory(self.session, self.case, answer), *row_major(self.session, self.case, answer)):
+            if isinstance(found, Finding) and found.fails:
+                self.add(found.watch, "", found.verdict)
+
+    def add(self, watch: str, what: str, verdict: Verdict) -> None:
+        """Keep a finding, the first of each call of a watch."""
+        said = f"{what}: {verdict.summary}" if what else verdict.summary
+        if (key := (watch, what or verdict.summary)) not in self._said:
+            self._said.add(key)
+            self._findings.append(Finding(self.case, watch, replace(verdict, summary=said)))
+
+    def findings(self) -> Iterator[Finding]:
+        """What was found since it was asked last."""
+        found, self._findings = self._findings, []
+        yield from found
+
+
 def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:
     """Guard zones and inputs after one call, whatever its result is."""
     if not answer.facts:
@@ -46,6 +133,9 @@ def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:
     yield Finding(case, "guard zones", failed(wrong) if answer.guards else passed(right))
     wrong = f"the kernel wrote to its inputs: {', '.join(answer.changed)}"
     yield Finding(case, "inputs unchanged", failed(wrong) if answer.changed else passed("every input has its bits"))
+    if answer.late:
+        what = f"{', '.join(answer.late)} changed after the caller's stream was done: work is left on another stream"
+        yield Finding(case, JOINED, failed(what))
 
 
 def row_major(session: Session, case: str, answer: Answer) -> Iterator[Finding | Note]:
@@ -70,180 +160,211 @@ def row_major(session: Session, case: str, answer: Answer) -> Iterator[Finding |
         yield Note(case, "row-major output", f"rows with space between them: {shape} with strides {stride}")
 
 
-def repeats(
-    session: Session, case: str, inputs: Inputs, options: Options, other: tuple[Inputs, Options]
-) -> Iterator[Finding]:
+def repeats(calls: Calls, inputs: Inputs, options: Options, other: tuple[Inputs, Options]) -> Iterator[Finding]:
     """Reruns: the same call, the same call after ``other`` (same shapes, other data), and over another poison.
 
     Each situation is met twice: where its two answers differ the kernel is not deterministic, and nothing else is
     concluded from it.
     """
-    plain = [session.call(inputs, options) for _ in range(4)]
-    after = []
-    for _ in range(2):
-        session.call(*other)
-        after.append(session.call(inputs, options))
-    dirty = [session.call(inputs, options, poison=1) for _ in range(3)]
-    answers = (*plain, *after, *dirty)
-    first = next((a.problem for a in answers if a.problem is not None), None)
-    if first is not None:
-        if first.status is not Status.UNSUPPORTED:
-            yield Finding(case, "rerun determinism", first)
-        return
-    both = {name: (x, dirty[1].outputs[name]) for name, x in after[1].outputs.items()}
+    session, case = calls.session, calls.case
+    again = (RERUN, "called again", inputs, options, 0)
+    between = (STALE, "other data of these shapes", *other, 0)
+    then = (STALE, "after a call with other data", inputs, options, 0)
+    dirty = (DIRTY, "over memory with other contents", inputs, options, 1)
+    answers = []
+    for watch, what, given, chosen, poison in (*[again] * 4, between, then, between, then, *[dirty] * 3):
+        answer, _ = calls.ask(watch, what, given, chosen, taken=True, poison=poison)
+        if answer.problem is not None:
+            return
+        answers.append(answer)
+    plain, after, dirtied = answers[:4], answers[5:8:2], answers[8:]
+    both = {name: (x, dirtied[1].outputs[name]) for name, x in after[1].outputs.items()}
     unwritten = {name: is_poison(x, 0) & is_poison(y, 1) & _specified(session, inputs, x)
                  for name, (x, y) in both.items() if x.shape == y.shape and x.dtype == y.dtype}  # fmt: skip
     yield _finding(case, "every element written", unwritten, "never written: {}", "every specified element was written")
     known = {name: ~mask for name, mask in unwritten.items()}
-    pairs = ((plain[1], plain[2]), (plain[2], plain[3]), (after[0], after[1]), (dirty[1], dirty[2]))
+    pairs = ((plain[1], plain[2]), (plain[2], plain[3]), (after[0], after[1]), (dirtied[1], dirtied[2]))
     changed: dict[str, Tensor] = {}
     for x, y in pairs:
         for name, mask in _differ(session, inputs, x, y, known).items():
             changed[name] = changed.get(name, mask) | mask
-    yield _finding(case, "rerun determinism", changed, "other bits on rerun: {}", "the same bits on rerun")
+    yield _finding(case, RERUN, changed, "other bits on rerun: {}", "the same bits on rerun")
     if _any(changed):
         return
     stale = _differ(session, inputs, plain[3], after[0], known)
     first_call = _differ(session, inputs, plain[0], plain[1], known)
     stale = {name: mask | first_call[name] for name, mask in stale.items()}
-    yield _finding(case, "stale state", stale, "depends on the previous call: {}", "no trace of the previous call")
+    yield _finding(case, STALE, stale, "depends on the previous call: {}", "no trace of the previous call")
     if _any(stale):
         return
-    left = _differ(session, inputs, plain[3], dirty[1], known)
+    left = _differ(session, inputs, plain[3], dirtied[1], known)
     said = ("depends on memory that nobody wrote, or on padding: {}", "no trace of uninitialised memory or padding")
-    yield _finding(case, "uninitialised memory", left, *said)
+    yield _finding(case, DIRTY, left, *said)
 
 
-def strided(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
-    """Operands with padded rows, where the contract does not ask for contiguous ones."""
-    named = [s.name for s in session.contract.inputs if not s.contiguous and s.name in inputs]
+def strided(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
+    """Operands with padded rows, where the contract does not ask for contiguous ones; a refusal does not fail."""
+    named = [s.name for s in calls.session.contract.inputs if not s.contiguous and s.name in inputs]
     free = [name for name in named if inputs[name].dim() == 2]
     if not free:
         return
-    answer = session.call(inputs, options, lead=dict.fromkeys(free, 16))
-    if answer.problem is not None and answer.problem.status is not Status.FAILED:
-        text = f"refused with padded rows of {', '.join(free)}: {answer.problem.reason}"
-        yield Note(case, "non-contiguous inputs", text)
-        return
-    yield Finding(case, "non-contiguous inputs", session.judge(inputs, options, answer))
+    what = f"padded rows of {', '.join(free)}"
+    answer, verdict = calls.ask(PITCHED, what, inputs, options, lead=dict.fromkeys(free, 16))
+    if verdict.status is Status.UNSUPPORTED:
+        yield Note(calls.case, PITCHED, f"refused with {what}: {verdict.reason}")
+    elif not verdict.status.is_failure:
+        yield Finding(calls.case, PITCHED, verdict)
 
 
-def metamorphic(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
+def metamorphic(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
     """Relations that hold exactly for every right kernel of a scaled product, and some that describe it."""
+    session, case = calls.session, calls.case
     operands = _given(session, inputs)
     if operands is None or "bias" in inputs:
         return
-    role, base = operands.roles, session.call(inputs, options)
+    role = operands.roles
+    base, _ = calls.ask(RERUN, "called again", inputs, options, taken=True)
     if base.problem is not None:
         return
     right = base.outputs["out"]
-    doubled = session.call({**inputs, role["a_scale"]: inputs[role["a_scale"]] * 2}, options)
-    wanted = decode(right)
-    yield from _relation(session, case, "scale doubled", inputs, doubled, wanted * 2, "the result is not doubled")
-    a = inputs[role["a"]]
-    negated = (a.view(torch.uint8) ^ 0x80).view(a.dtype)
-    flipped = session.call({**inputs, role["a"]: negated}, options)
-    yield from _relation(session, case, "sign flipped", inputs, flipped, -wanted, "the result is not negated")
-    if operands.groups is not None:
+    a, scale = inputs[role["a"]], inputs[role["a_scale"]]
+    negated = {**inputs, role["a"]: (a.view(torch.uint8) ^ 0x80).view(a.dtype)}
+    twice, wanted = {**inputs, role["a_scale"]: scale * 2}, decode(right)
+    for watch, given, due, what in ((DOUBLED, twice, wanted * 2, "the result is not doubled"),
+                                    (FLIPPED, negated, -wanted, "the result is not negated")):  # fmt: skip
+        if calls.hung:
+            return
+        answer, _ = calls.ask(watch, "numbers", given, options, taken=True)
+        if answer.problem is None:
+            yield _relation(calls, watch, inputs, answer, due, what)
+    if operands.groups is not None or calls.hung:
         return
     order = torch.arange(a.shape[0] - 1, -1, -1, device="cpu")
     turned = {**inputs, role["a"]: take_rows(a, order)}
-    if inputs[role["a_scale"]].numel() > 1:
-        turned[role["a_scale"]] = inputs[role["a_scale"]][order].contiguous()
-    answer = session.call(turned, options)
+    if scale.numel() > 1:
+        turned[role["a_scale"]] = scale[order].contiguous()
+    answer, verdict = calls.ask(PERMUTED, "rows in reverse order", turned, options, taken=True)
     if answer.problem is None:
-        yield Finding(case, "rows permuted", session.judge(turned, options, answer))
+        if not verdict.status.is_failure:
+            yield Finding(case, PERMUTED, verdict)
         if not bool(same_bits(answer.outputs["out"], take_rows(right, order)).all()):
-            yield Note(case, "rows permuted", "the bits of a row depend on its place in the batch")
+            yield Note(case, PERMUTED, "the bits of a row depend on its place in the batch")
 
 
-def batch(session: Session, case: str, inputs: Inputs, options: Options, *, required: bool) -> Iterator[Finding | Note]:
+def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> Iterator[Finding | Note]:
     """A row alone, and in the first rows up to each dispatch threshold, against the row in the whole batch.
 
-    Other bits are a note (a failure when required); but a batch with other bits was not judged with the whole one, so
-    its numbers are, and a smaller batch that the kernel cannot take is a finding of its own.
+    The sets of a product say for each row by itself which outputs are right, and an alternative that holds the whole
+    output holds its first rows: rows with the bits that they have in a right batch are proved by them. Other bits are
+    judged, and are a note (a failure when required).
     """
+    session, case = calls.session, calls.case
     operands = _given(session, inputs)
     if operands is None or operands.groups is not None:
         return
     role = operands.roles
     rows = inputs[role["a"]].shape[0]
-    base = session.call(inputs, options)
-    if base.problem is not None or rows < 2:
+    if rows < 2:
+        return
+    base, whole = calls.ask(RERUN, "called again", inputs, options, taken=True)
+    if base.problem is not None:
         return
     differing = []
     for count in (1, 4, 8, 16, 31, 32, 33, 64, 128):
-        if count >= rows:
+        if count >= rows or calls.hung:
             break
         cut = {**inputs, role["a"]: inputs[role["a"]][:count].contiguous()}
         scale = inputs[role["a_scale"]]
         if scale.numel() > 1 and scale.shape[0] == rows:
             cut[role["a_scale"]] = scale[:count].contiguous()
-        answer = session.call(cut, options)
-        if answer.problem is None and bool(same_bits(answer.outputs["out"], base.outputs["out"][:count]).all()):
-            continue
-        if answer.problem is None:
+
+        def same(answer: Answer, count: int = count) -> bool:
+            return bool(same_bits(answer.outputs["out"], base.outputs["out"][:count]).all())
+
+        what, right = f"the first {count} of {rows} rows as a batch", not whole.status.is_failure
+        answer, _ = calls.ask(SMALLER, what, cut, options, proved=same if right else lambda answer: False)
+        if answer.problem is None and not same(answer):
             differing.append(count)
-        verdict = session.judge(cut, options, answer)
-        if verdict.status.is_failure:
-            what = f"the first {count} of {rows} rows as a batch: {verdict.summary}"
-            yield Finding(case, SMALLER, replace(verdict, summary=what))
     text = f"rows have other bits in batches of {', '.join(map(str, differing))} than in one of {rows}"
     if required:
-        same = passed("a row has the same bits in every batch tried")
-        yield Finding(case, BATCH, failed(text) if differing else same)
+        alike = passed("a row has the same bits in every batch tried")
+        yield Finding(case, BATCH, failed(text) if differing else alike)
     elif differing:
         yield Note(case, BATCH, text)
 
 
-def launches(session: Session, case: str, inputs: Inputs, options: Options) -> Iterator[Finding | Note]:
-    """On a GPU: on a side stream, and captured in a graph."""
-    if not session.device.startswith("cuda"):
+LAUNCHES = (
+    (launches.SIDE, "side stream", "on a stream of its own", True),
+    (launches.HELD, JOINED, "read on the caller's stream while all others sleep", False),
+    (launches.LATE, JOINED, "inputs written on the caller's stream just before", False),
+    (launches.GRAPH, "CUDA graph", "captured and replayed", True),
+    (launches.REPLACED, "CUDA graph", "replayed with other inputs in place", False),
+    (launches.FIRST, "CUDA graph", "the first of two calls in one graph", False),
+    (launches.SECOND, "CUDA graph", "the second of two calls in one graph", False),
+)
+"""Modes of :mod:`oracle.harness.launches`, their watches, what is said of them, and whether bits are compared too."""
+
+
+def launched(calls: Calls, inputs: Inputs, options: Options, other: Inputs) -> Iterator[Finding | Note]:
+    """On a GPU, in each way of :mod:`oracle.harness.launches`; ``other`` are inputs of the same shapes."""
+    if not calls.session.device.startswith("cuda"):
         return
-    base = session.call(inputs, options)
-    for mode, name in (("stream", "side stream"), ("graph", "CUDA graph")):
-        answer = session.call(inputs, options, mode=mode)
+    base, _ = calls.ask(RERUN, "called again", inputs, options, taken=True)
+    for mode, watch, what, compared in LAUNCHES:
+        if calls.hung or base.problem is not None:
+            return
+        answer, verdict = calls.ask(watch, what, inputs, options, mode=mode, beside=other, taken=watch == JOINED)
+        if verdict.status is Status.UNSUPPORTED:
+            yield Note(calls.case, watch, f"refused {what}: {verdict.reason}")
         if answer.problem is not None:
-            yield Note(case, name, f"refused: {answer.problem.reason}")
-        elif base.problem is None:
-            masks = _differ(session, inputs, base, answer, {})
-            yield _finding(case, name, masks, "other bits than a plain call: {}", "the bits of a plain call")
+            continue
+        if compared:
+            masks = _differ(calls.session, inputs, base, answer, {})
+            yield _finding(calls.case, watch, masks, "other bits than a plain call: {}", "the bits of a plain call")
+        elif not verdict.status.is_failure:
+            yield Finding(calls.case, watch, replace(verdict, summary=f"{what}: {verdict.summary}"))
 
 
 def threads(
-    session: Session, case: str, inputs: Inputs, options: Options, other: Inputs, *, required: bool
+    calls: Calls, inputs: Inputs, options: Options, other: Inputs, *, required: bool
 ) -> Generator[Finding | Note, None, bool]:
     """The call among calls of other threads, half of them with ``other`` data of the same shapes.
 
-    Wrong numbers of a call that is right alone, a write outside of an output, a call that raises or is refused and a
-    lost process are a note, a failure when required; other bits whose numbers are right are a note. Returns whether
-    it was tried.
+    A crash, a hang and a raise fail. Wrong numbers of a call that is right alone, a write outside of an output and a
+    refusal are a note, a failure when required; other bits whose numbers are right are a note. Returns whether it was
+    tried.
     """
-    base = session.call(inputs, options)
-    if base.problem is not None or session.judge(inputs, options, base).status.is_failure:
+    session, case = calls.session, calls.case
+    base, alone = calls.ask(RERUN, "called again", inputs, options, taken=True)
+    if base.problem is not None or alone.status.is_failure:
         return False  # already fails single-threaded
-    if base.seconds * (concurrency.THREADS + 1) + concurrency.SECONDS > session.worker.limit:
+    if base.seconds * (concurrency.THREADS + 2) + concurrency.SECONDS > session.worker.limit:
         limit = session.worker.limit
         text = f"not tried: a call takes {base.seconds:.1f} s of the limit of {limit:g} s; raise the limit"
         untested = Verdict(Status.UNTESTED, text, reason=text)
         yield Finding(case, THREADS, untested) if required else Note(case, THREADS, text)
         return True
-    answer = session.call(inputs, options, beside=other)
-    same = answer.problem is None and not _any(_differ(session, inputs, base, answer, {}))
+    answer = session.call(inputs, options, mode="threads", beside=other)
+    calls.hung |= answer.hung
+    what = "called from several threads at once"
+    if answer.problem is not None and answer.problem.status is Status.CRASHED:
+        calls.add(THREADS, what, answer.problem)
+        return True
+    verdict = calls.verdict(other if answer.disturbed else inputs, options, answer)
     wrong = None
-    if answer.problem is not None:
-        wrong = answer.problem.summary
-    elif answer.guards:
+    if answer.guards:
         wrong = f"written out of bounds: {'; '.join(answer.guards)}"
-    elif not same and (verdict := session.judge(inputs, options, answer)).status.is_failure:
+    elif verdict.status.is_failure or verdict.status is Status.UNSUPPORTED:
         wrong = verdict.summary
+    if verdict.status is Status.UNSUPPORTED and not required:
+        calls.add(THREADS, what, verdict)
     if wrong is not None:
-        text = f"called from several threads at once: {wrong}"
+        text = f"{what}: {wrong}"
         yield Finding(case, THREADS, failed(text)) if required else Note(case, THREADS, text)
         return True
     if required:
         yield Finding(case, THREADS, passed("right numbers while other threads call it"))
-    if not same:
+    if answer.disturbed or _any(_differ(session, inputs, base, answer, {})):
         yield Note(case, THREADS, "other bits when called from several threads at once")
     return True
 
@@ -257,18 +378,25 @@ def _given(session: Session, inputs: Inputs) -> Operands | None:
 # --- comparing ----------------------------------------------------------------------------------------------
 
 
-def _relation(
-    session: Session, case: str, name: str, inputs: Inputs, answer: Answer, wanted: Tensor, what: str
-) -> Iterator[Finding]:
-    if answer.problem is not None:
-        if answer.problem.status is Status.FAILED:
-            yield Finding(case, name, answer.problem)
-        return
+def _relation(calls: Calls, watch: str, inputs: Inputs, answer: Answer, wanted: Tensor, what: str) -> Finding:
     out, dtype = decode(answer.outputs["out"]), answer.outputs["out"].dtype
     least = 2.0**-13 if dtype == torch.float16 else 1e-30  # doubled subnormals were rounded at another place
     ordinary = torch.isfinite(wanted) & (wanted.abs() > least) & (wanted.abs() < torch.finfo(dtype).max)
-    bad = ordinary & (out != wanted) & _specified(session, inputs, out)
-    yield _finding(case, name, {"out": bad}, what + ": {}", "holds exactly")
+    bad = ordinary & (out != wanted) & _specified(calls.session, inputs, out)
+    return _finding(calls.case, watch, {"out": bad}, what + ": {}", "holds exactly")
+
+
+def _the_same(x: Inputs, y: Inputs) -> bool:
+    """Whether two calls were given the same tensors, which nobody writes to."""
+    return x.keys() == y.keys() and all(x[name] is y[name] for name in x)
+
+
+def _identical(x: Answer, y: Answer) -> bool:
+    """Whether two answers have the same strides, dtypes and shapes and every byte of memory, padding included."""
+    pairs = [(a, y.outputs.get(name)) for name, a in x.outputs.items()]
+    return x.facts == y.facts and all(
+        b is not None and torch.equal(run_of(a).view(torch.uint8), run_of(b).view(torch.uint8)) for a, b in pairs
+    )
 
 
 def _finding(case: str, name: str, masks: Mapping[str, Tensor], wrong: str, right: str) -> Finding:

@@ -8,6 +8,7 @@ the process is found by the parent (:mod:`oracle.harness.process`).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
@@ -15,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import safetensors.torch
@@ -22,7 +24,8 @@ import torch
 from torch import Tensor
 
 from oracle.fixtures.strides import padded_memory
-from oracle.harness.concurrency import Made, run_concurrently
+from oracle.harness import launches
+from oracle.harness.concurrency import Made, bytes_of, run_concurrently
 from oracle.harness.memory import GUARD, Guarded, Poisoning, guarded, placed
 
 Reply = dict[str, Any]
@@ -71,6 +74,8 @@ class Server:
             return self.load(request) if request["op"] == "load" else self.call(request)
         except Refused as error:
             return failure(error.kind, str(error))
+        except launches.Uncapturable as error:
+            return failure("uncapturable", str(error))
         except MemoryError as error:
             return failure("memory", f"out of memory: {error or 'MemoryError'}")
         except NotImplementedError as error:
@@ -99,27 +104,49 @@ class Server:
         inputs = self._placed(request, request["inputs"])
         before = {name: g.inside().clone() for name, g in inputs.items()}
         options = {name: _option(value) for name, value in request["options"].items()}
-        outputs = self._fresh(request)
-        start = time.perf_counter()
+        outputs, mode = self._fresh(request), request["mode"]
+        beside = None if request["beside"] is None else self._placed(request, request["beside"])
         outside: list[str] = []
-        with Poisoning(int(request["poison"])) as allocations:
-            if request["beside"] is None:
-                result = self._invoke(inputs, options, outputs, request["mode"])
+        disturbed = False
+        allocations = Poisoning(int(request["poison"]))
+
+        def read(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            watched = {g.buffer.untyped_storage().data_ptr(): g for g in (*outputs.values(), *allocations.made)}
+            return _stored(named, watched)
+
+        start = time.perf_counter()
+        with contextlib.nullcontext() if mode in launches.UNPOISONED else allocations:
+            if mode == "plain":
+                named = self._invoke(inputs, options, outputs, request)
+                if self.device != "cpu":  # a user waits for the stream of the call, and for no other
+                    torch.cuda.current_stream().synchronize()
+                seconds = time.perf_counter() - start
+                seen = read(named)
+            elif mode == "threads":
+                assert beside is not None
+                named, outside, disturbed = self._concurrently(inputs, beside, options, request)
+                seconds, seen = time.perf_counter() - start, read(named)
             else:
-                result, outside = self._concurrently(inputs, self._placed(request, request["beside"]), options, request)
+                assert beside is not None
+                fresh, theirs = self._fresh(request), {name: g.inside().clone() for name, g in beside.items()}
+                call = self._launched(inputs, before, theirs, options, outputs, request)
+                other = self._launched(beside, theirs, before, options, fresh, request)
+                named, seen = launches.launch(mode, call, other, read, poison=int(request["poison"]))
+                seconds, outside = time.perf_counter() - start, [d for g in fresh.values() if (d := g.damage())]
+            late: list[str] = []
             if self.device != "cpu":
                 torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
-        named = _named(result, outputs, request["names"])
+                after = {} if mode == "threads" else read(named)
+                late = [name for name, x in after.items() if not torch.equal(bytes_of(x), bytes_of(seen[name]))]
         damaged = outside + [d for g in (*inputs.values(), *outputs.values(), *allocations.made) if (d := g.damage())]
         changed = [name for name, g in inputs.items() if not torch.equal(g.inside(), before[name])]
         facts = {
             name: {"dtype": str(t.dtype), "shape": list(t.shape), "stride": list(t.stride()), "device": str(t.device)}
             for name, t in named.items()
         }
-        watched = {g.buffer.untyped_storage().data_ptr(): g for g in (*outputs.values(), *allocations.made)}
-        safetensors.torch.save_file(_stored(named, watched), request["output"])
-        return {"ok": True, "outputs": facts, "guards": damaged, "changed": changed, "seconds": seconds}
+        safetensors.torch.save_file(seen, request["output"])
+        seen_by = {"late": late, "disturbed": disturbed}
+        return {"ok": True, "outputs": facts, "guards": damaged, "changed": changed, "seconds": seconds, **seen_by}
 
     def _placed(self, request: Mapping[str, Any], path: str) -> dict[str, Guarded]:
         """The inputs in a file, on the device between guard zones."""
@@ -137,39 +164,38 @@ class Server:
     def _concurrently(
         self, inputs: Mapping[str, Guarded], beside: Mapping[str, Guarded], options: Mapping[str, object],
         request: Mapping[str, Any],
-    ) -> tuple[Mapping[str, Tensor], list[str]]:  # fmt: skip
-        """The outputs of a call while other threads call the kernel, and what was written outside of any output."""
+    ) -> tuple[Mapping[str, Tensor], list[str], bool]:  # fmt: skip
+        """What :func:`~oracle.harness.concurrency.run_concurrently` finds of calls on these inputs and on those."""
 
         def caller(given: Mapping[str, Guarded]) -> Callable[[], Made]:
             def call() -> Made:
                 fresh = self._fresh(request)
-                result = self._invoke(given, options, fresh, "plain")
-                return Made(_named(result, fresh, request["names"]), tuple(fresh.values()))
+                return Made(self._invoke(given, options, fresh, request), tuple(fresh.values()))
 
             return call
 
         return run_concurrently(caller(inputs), caller(beside), self.device)
 
+    def _launched(
+        self, inputs: Mapping[str, Guarded], own: Mapping[str, Tensor], theirs: Mapping[str, Tensor],
+        options: Mapping[str, object], outputs: Mapping[str, Guarded], request: Mapping[str, Any],
+    ) -> launches.Call:  # fmt: skip
+        """One call on these inputs, whose bytes are ``own``; ``theirs`` are bytes of other inputs of these shapes."""
+
+        def put(data: Mapping[str, Tensor]) -> None:
+            for name, g in inputs.items():
+                g.inside().copy_(data[name])
+
+        run = partial(self._invoke, inputs, options, outputs, request)
+        return launches.Call(run, partial(put, own), partial(put, theirs))
+
     def _invoke(
-        self, inputs: Mapping[str, Guarded], options: Mapping[str, object], outputs: Mapping[str, Guarded], mode: str
-    ) -> Any:
+        self, inputs: Mapping[str, Guarded], options: Mapping[str, object], outputs: Mapping[str, Guarded],
+        request: Mapping[str, Any],
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """The outputs of one call by name."""
         given = {name: g.tensor for name, g in inputs.items()}
-        if mode == "stream":
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                result = self._run(given, options, outputs)
-            torch.cuda.current_stream().wait_stream(stream)
-            return result
-        if mode == "graph":
-            self._run(given, options, outputs)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                result = self._run(given, options, outputs)
-            graph.replay()
-            return result
-        return self._run(given, options, outputs)
+        return _named(self._run(given, options, outputs), outputs, request["names"])
 
     def _run(self, given: Mapping[str, Tensor], options: Mapping[str, object], outputs: Mapping[str, Guarded]) -> Any:
         assert self.kernel is not None

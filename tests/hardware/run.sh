@@ -99,7 +99,8 @@ run_validate() {
 }
 
 run_tests() {
-    step pytest 120 "$python" -m pytest -q -p no:cacheprovider tests/bounds/test_engines.py \
+    step pytest 300 "$python" -m pytest -q -p no:cacheprovider tests/bounds/test_engines.py \
+        tests/harness/test_launches_device.py \
         tests/benchmarks/test_bench_cuda.py tests/numbers/test_rounding.py tests/kernels/test_triton.py \
         -k "device or cuda or gpu or CUDA"
 }

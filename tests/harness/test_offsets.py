@@ -10,6 +10,7 @@ from oracle.harness import offsets
 from oracle.harness.report import LARGE
 from oracle.harness.session import Answer, failed
 from oracle.harness.validation import validate
+from oracle.harness.watches import Calls
 from oracle.routines import get
 from tests.support.subjects import broken
 
@@ -84,7 +85,8 @@ def test_no_power_of_two_is_a_multiple_of_the_period(monkeypatch: pytest.MonkeyP
     scale, weight = torch.arange(1.0, rows + 1)[:, None], torch.zeros(16, 128, dtype=torch.uint8)
     inputs = {"a": codes.view(E4M3), "b": weight.view(E4M3), "a_scale": scale, "b_scale": torch.ones(1, 1)}
     session = Recorder()
-    assert len(list(offsets.large_offsets(session, "case", inputs, {}, scheme="1x128"))) == 1  # type: ignore[arg-type]
+    calls = Calls(session, "case")  # type: ignore[arg-type]
+    assert len(list(offsets.large_offsets(calls, inputs, {}, scheme="1x128"))) == 1
     source = session.inputs["a_scale"][:, 0].long() - 1
     assert torch.equal(session.inputs["a"].view(torch.uint8), codes[source])
     assert source.numel() > 300 + 61 and len(source.unique()) >= min(3, rows)

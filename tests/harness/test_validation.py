@@ -187,7 +187,6 @@ class TestBrokenKernels:
     @pytest.mark.parametrize(
         ("kernel", "words"),
         [("shares_scratch", "called from several threads at once: "),
-         ("refuses_other_threads", "several threads at once: CRASHED: raised: RuntimeError: the handle is in use"),
          ("unsupported_among_threads", "at once: the kernel does not offer this call: NotImplementedError: one thread"),
          ("writes_beyond_among_threads", "at once: written out of bounds: out: 2 bytes behind its end")],
     )  # fmt: skip
@@ -201,6 +200,13 @@ class TestBrokenKernels:
         right_one = validate(right.gemm, GEMM, case=FEW[:1], limit=60, require=("threads",))
         assert right_one.conforms and "threads" in right_one.watches()
         assert not any("threads" in note for note in right_one.notes)
+
+    def test_a_raise_in_another_thread_fails(self) -> None:
+        """Whether the watch is required or not."""
+        report = validate("tests.support.subjects.broken:refuses_other_threads", GEMM, case=FEW[:1], limit=60)
+        (only,) = report.failures
+        words = "several threads at once: CRASHED: raised: RuntimeError: the handle is in use"
+        assert only.watch == "threads" and words in only.verdict.summary
 
     def test_what_is_required_is_tried(self) -> None:
         """No case that the watch takes: a failure that says so; without the demand nothing."""

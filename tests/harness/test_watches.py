@@ -1,0 +1,147 @@
+"""Every answer that a watch is given is judged, and every crash, hang, raise and refusal in a watch is a finding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oracle.harness import concurrency, offsets, validation
+from oracle.harness.report import LARGE, THREADS, Finding
+from oracle.harness.session import Answer, Session
+from oracle.harness.validation import validate
+from oracle.harness.watches import DIRTY, DOUBLED, FLIPPED, PERMUTED, PITCHED, RERUN, STALE
+from oracle.verdict.compare import Status
+from tests.support.in_process import InProcess
+from tests.support.subjects import broken, later
+
+GEMM = "fp8_gemm_nt"
+CASE = [f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=33,n=64,k=256/family=randn/seed=1"]
+LATER = "tests.support.subjects.later:"
+
+# kernel, the watch that finds it, words of the summary
+LOST = (
+    ("dies_when_a_scale_doubles", DOUBLED, "CRASHED: crashed: the worker died by SIGSEGV"),
+    ("exits_on_padded_rows", PITCHED, "CRASHED: crashed: the kernel ended the process with status 0"),
+)
+FOUND = (
+    ("zeros_after_the_first", RERUN, "called again: 2112 of 2112 elements outside the bound"),
+    ("zeros_for_other_data", STALE, "other data of these shapes: 2112 of 2112 elements outside the bound"),
+    ("raises_on_rerun", RERUN, "called again: CRASHED: raised: RuntimeError: no such plan"),
+    ("raises_when_a_scale_doubles", DOUBLED, "CRASHED: raised: RuntimeError: no such plan"),
+    ("refuses_when_a_scale_doubles", DOUBLED, "refused, though other data of these shapes were taken"),
+    ("raises_on_permuted_rows", PERMUTED, "rows in reverse order: CRASHED: raised: RuntimeError: no such plan"),
+    ("refuses_permuted_rows", PERMUTED, "refused, though other data of these shapes were taken"),
+    ("raises_on_negated", FLIPPED, "CRASHED: raised: RuntimeError: no such plan"),
+    ("raises_on_padded_rows", PITCHED, "CRASHED: raised: RuntimeError: no such plan"),
+    ("writes_beyond_on_permuted_rows", "guard zones", "2 bytes behind its end"),
+    ("scales_in_place_when_doubled", "inputs unchanged", "a_scale"),
+)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker process, and threads for a tenth of the time."""
+    monkeypatch.setattr(validation, "Worker", InProcess)
+    monkeypatch.setattr(concurrency, "SECONDS", 0.05)
+    later.forget()
+
+
+def _found(kernel: str, watch: str, words: str) -> None:
+    report = validate(LATER + kernel, GEMM, case=CASE, limit=60)
+    assert report.exit_code == 1 and report.judged == 1
+    said = [f.verdict.summary for f in report.failures if f.watch == watch]
+    assert len(said) == 1 and words in said[0], [(f.watch, f.verdict.summary) for f in report.failures]
+
+
+class TestLaterCalls:
+    """The first answer is right; the default settings find what comes after."""
+
+    @pytest.mark.parametrize(("kernel", "watch", "words"), LOST, ids=[f[0] for f in LOST])
+    def test_lost(self, kernel: str, watch: str, words: str) -> None:
+        _found(kernel, watch, words)
+
+    @pytest.mark.usefixtures("in_process")
+    @pytest.mark.parametrize(("kernel", "watch", "words"), FOUND, ids=[f[0] for f in FOUND])
+    def test_found(self, kernel: str, watch: str, words: str) -> None:
+        _found(kernel, watch, words)
+
+    @pytest.mark.parametrize(("kernel", "watch"), [("hangs_on_rerun", RERUN), ("hangs_in_another_thread", THREADS)])
+    def test_a_hang_is_waited_for_once(self, kernel: str, watch: str) -> None:
+        """It is found, and no other watch waits for the limit again."""
+        report = validate(LATER + kernel, GEMM, case=CASE, limit=2.5)
+        assert [f.watch for f in report.failures] == [watch] and report.workers == 1
+        assert "no answer within 2.5 s" in report.failures[0].verdict.summary
+
+    @pytest.mark.usefixtures("in_process")
+    def test_a_refusal_of_padded_rows_is_said(self) -> None:
+        """A finding that does not fail, and a note."""
+        report = validate(LATER + "refuses_padded_rows", GEMM, case=CASE, limit=60)
+        (only,) = [f for f in report.findings if f.verdict.status is Status.UNSUPPORTED]
+        assert report.conforms and only.watch == PITCHED and "not this one" in only.verdict.summary
+        assert any("refused with padded rows of" in note for note in report.notes)
+
+    @pytest.mark.usefixtures("in_process")
+    def test_a_right_kernel(self) -> None:
+        """Every watch has a finding, and none fails (the twin)."""
+        report = validate("tests.support.subjects.right:gemm_out", GEMM, case=CASE, limit=60)
+        assert report.conforms and {RERUN, STALE, DIRTY, DOUBLED, FLIPPED, PERMUTED, PITCHED} <= set(report.watches())
+        assert all(f.verdict.status is Status.PASSED for f in report.findings)
+
+
+def test_what_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of some thirty answers to one case the contract judges those with other inputs or bits than before, six here."""
+    monkeypatch.setattr(validation, "Worker", InProcess)
+    judged: list[Answer] = []
+    asked: list[Answer] = []
+    judge, call = Session.judge, Session.call
+
+    def judging(self: Session, inputs: Any, options: Any, answer: Answer) -> Any:
+        judged.append(answer)
+        return judge(self, inputs, options, answer)
+
+    def calling(self: Session, *given: Any, **how: Any) -> Answer:
+        asked.append(call(self, *given, **how))
+        return asked[-1]
+
+    monkeypatch.setattr(Session, "judge", judging)
+    monkeypatch.setattr(Session, "call", calling)
+    assert validate("tests.support.subjects.right:gemm_out", GEMM, case=CASE, limit=60).conforms
+    assert len(judged) <= 6 < 25 <= len(asked)
+
+
+@pytest.mark.usefixtures("in_process")
+class TestThreads:
+    """Every answer of every thread counts, the farthest one is judged."""
+
+    @pytest.mark.parametrize("kernel", ["disturbs_the_others", "nudges"])
+    def test_the_other_threads_and_the_farthest_answer(self, kernel: str) -> None:
+        case = CASE[0].replace("bf16", "f32").replace("k=256", "k=384")
+        report = validate(LATER + kernel, GEMM, case=case, limit=60, require=(THREADS,))
+        (only,) = report.failures
+        assert only.watch == THREADS and "elements outside the bound" in only.verdict.summary
+
+
+@pytest.mark.usefixtures("in_process")
+class TestLargeCalls:
+    """Rows anywhere in a call beyond the limit of elements."""
+
+    @pytest.fixture(autouse=True)
+    def small_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(offsets, "LIMIT", broken.OFFSET_LIMIT << 2)
+
+    def _failures(self, kernel: str) -> list[Finding]:
+        report = validate(kernel, GEMM, case=CASE, limit=60, require=(LARGE,))
+        assert LARGE in report.watches()
+        return list(report.failures)
+
+    def test_a_row_far_from_every_multiple(self) -> None:
+        (only,) = self._failures(LATER + "forgets_a_row_of_many")
+        assert only.watch == LARGE and "64 of" in only.verdict.summary
+
+    def test_a_crash(self) -> None:
+        (only,) = self._failures(LATER + "raises_on_many_rows")
+        assert only.watch == LARGE and only.verdict.status is Status.CRASHED
+
+    def test_right(self) -> None:
+        assert self._failures("tests.support.subjects.right:gemm_out") == []
