@@ -5,6 +5,7 @@
     assert_conforms(...)                 the same, with an error unless it is PASSED
     predict(contract, inputs)            the bits that the hardware produces
     identify(contract, inputs, output)   which known arithmetic produced these bits
+    classify(contract, inputs, output)   the tightest class of arithmetic that holds an output
     validate(kernel, contract)           a kernel by name, run in a worker process, judged and watched
 
 Contract and input names are those of the routines that engines call (``contracts()`` lists them). This package never
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from oracle.errors import NonconformanceError, OracleError
 
 if TYPE_CHECKING:
-    from oracle.api import assert_conforms, contracts, identify, judge, predict, reference
+    from oracle.api import assert_conforms, classify, contracts, identify, judge, predict, reference
     from oracle.harness.validation import validate
     from oracle.routines import cases, data, strategies
     from oracle.verdict.compare import Status, Verdict, Worst
@@ -35,6 +36,7 @@ __all__ = [
     "Worst",
     "assert_conforms",
     "cases",
+    "classify",
     "contracts",
     "data",
     "identify",
@@ -47,7 +49,7 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(
-        ("assert_conforms", "contracts", "identify", "judge", "predict", "reference"), "oracle.api"
+        ("assert_conforms", "classify", "contracts", "identify", "judge", "predict", "reference"), "oracle.api"
     ),
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
     "validate": "oracle.harness.validation",

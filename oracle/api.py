@@ -9,8 +9,9 @@ from torch import Tensor
 from oracle.diagnosis.explain import explain_verdict
 from oracle.errors import InputError, NumericsError
 from oracle.routines import Contract, get, registered
-from oracle.routines.base import plain
+from oracle.routines.base import Call, plain
 from oracle.tensorcore.identify import Match
+from oracle.verdict.classes import Class, tightest_class
 from oracle.verdict.compare import Verdict
 
 
@@ -140,6 +141,35 @@ def identify(
     """
     _name("arch", arch)
     return get(contract).identify(_values(inputs), _values_of(output), arch=arch, **options)
+
+
+def classify(
+    contract: str,
+    inputs: Mapping[str, Tensor],
+    output: Tensor | Mapping[str, Tensor],
+    *,
+    arch: str = "sm90",
+    **options: object,
+) -> Class:
+    """The tightest class of arithmetic that holds the whole output of a product, admitted by the contract or not.
+
+    Bit-equal to a schedule of ``arch``, plain, with K split (the partition is found from the output) or with a float16
+    accumulator; or else the narrowest interval that holds it: of an accumulator, of that with K split anywhere, of
+    float32 in any order, of products in any order; or none. A class is no verdict: :func:`judge` gives that.
+
+    Raises
+    ------
+    NumericsError
+        The contract has no product, or quantises inside; or nothing known of ``arch`` can compute the call.
+    OracleError
+        The call is wrong.
+    """
+    _name("arch", arch)
+    found, values = get(contract), _values(inputs)
+    output = found.taken(call := Call(found, values, options, arch=arch).checked(), _values_of(output))["out"]
+    if not call.parts or not call.operands.given:
+        raise NumericsError(f"{contract} has no product of given operands to classify; judge() names its numerics")
+    return tightest_class(call.parts, output.reshape(-1, output.shape[-1]), arch)
 
 
 def _values(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,13 +21,14 @@ from oracle.errors import NumericsError, ShapeError
 from oracle.numbers.formats import same_bits
 from oracle.tensorcore.instructions import Status
 from oracle.tensorcore.predict import Engine, predict_product
-from oracle.tensorcore.schedules import Schedule, Split, schedules
+from oracle.tensorcore.schedules import Schedule, Split, get, schedules
 from oracle.truth.gemm import ScaledProduct
 
 SAMPLE = 1 << 15
 """Outputs compared when the product has more: evenly spaced rows and columns."""
 SPLIT_SAMPLE = 1 << 9
 """Outputs that reject a split; one that reproduces them is compared with all outputs."""
+TRIED = 4  # schedules whose splits are tried where none has every bit
 MOST_PARTS = 32
 TILES = (128, 64, 32, 256)
 
@@ -85,6 +86,12 @@ def identify_product(
     for schedule in candidates:
         predicted = predict_product(part, schedule, out_dtype=output.dtype, engine=engine)
         found.append(Match(schedule.name, float(same_bits(predicted, wanted).double().mean()), wanted.numel()))
+    exact = [match for match in found if match.equal == 1.0]
+    if not exact:
+        best = sorted(found, key=lambda m: -m.equal)[:TRIED]
+        splits = (find_split(product, output, get(match.schedule), engine=engine) for match in best if match.equal > 0)
+        if (split := next((s for s in splits if s is not None), None)) is not None:
+            return [Match(split.name, 1.0, output.numel()), *best]
     order = {s.name: (s.status is not Status.SEEN_ON_HARDWARE, i) for i, s in enumerate(candidates)}
     return sorted(found, key=lambda m: (-m.equal, order[m.schedule]))
 

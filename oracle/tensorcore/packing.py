@@ -131,6 +131,7 @@ def supported(product: ScaledProduct, schedule: Schedule) -> bool:
     i = schedule.instruction
     return (
         i.sum in (Sum.FUSED, Sum.FUSED_THEN_ADD)
+        and schedule.accumulator == torch.float32
         and i.round_toward_zero
         and not i.flush_subnormals
         and i.min_exponent == -126

@@ -233,7 +233,7 @@ class _Tile:
             acc = torch.zeros(extent, dtype=torch.float64, device=self.a.values.device)
             for k in range(start, stop, step):
                 p, e = self.products(slice(i, i + rows), k, min(k + step, stop))
-                acc = accumulate(p, e, acc, self.schedule.instruction)
+                acc = accumulate(p, e, acc, self.schedule.instruction, out=self.schedule.accumulator)
             parts.append(acc)
         return torch.cat(parts).to(torch.float32)
 

@@ -145,6 +145,7 @@ class Schedule:
     seen_in : str, kernels known to compute so, or the source.
     fused_bias : bool, bias by one fused multiply-add with the outer scale, else by a separate addition.
     split : Split or None, how K is cut into partial sums.
+    accumulator : torch.dtype, float32, or float16 where the instruction has such a result; promotions are float32.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Schedule:
     fused_bias: bool = True
     scales_inside: bool = False
     split: Split | None = None
+    accumulator: torch.dtype = torch.float32
 
     def into(self, split: Split) -> Schedule:
         """This schedule with K cut by ``split``.

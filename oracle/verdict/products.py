@@ -96,12 +96,12 @@ class ProductSets(Sets):
         output = found["out"].reshape(-1, found["out"].shape[-1])
         mistrust = why_mistrust(self.parts, output)
         admitted = [get_schedule(name) for name in self.names if not is_class(name)]
-        matched = _reproducing(self.parts, output, admitted)
+        matched = reproducing(self.parts, output, admitted)
         if matched is not None:
             total = sum(part.of(output).numel() for part in self.parts)
             error = _measured(self.parts, output)
             return verdict_of_equality(f"bits of {matched.name}", matched.name, total, mistrust, error)
-        wrong = _reproducing(self.parts, output, self.faults)
+        wrong = reproducing(self.parts, output, self.faults)
         undeclared = IEEE32 in self.classes
         if wrong is not None and admitted and not _excused(self.parts, output, admitted[0], undeclared=undeclared):
             return _refuted(self.parts, output, admitted[0], wrong)
@@ -211,7 +211,8 @@ def _measured(parts: Sequence[Part], output: Tensor) -> Error | None:
     return measured(value, expected, of_dtype(output.dtype))
 
 
-def _reproducing(parts: Sequence[Part], output: Tensor, schedules: Iterable[Schedule]) -> Schedule | None:
+def reproducing(parts: Sequence[Part], output: Tensor, schedules: Iterable[Schedule]) -> Schedule | None:
+    """The first of ``schedules`` that reproduces every bit of ``output [R, N]``; None when none does."""
     dtype = output.dtype
     for schedule in schedules:
         if any(schedule.why_not(part.product, out_dtype=dtype) for part in parts):
@@ -250,7 +251,7 @@ def _excused(parts: Sequence[Part], output: Tensor, promised: Schedule, *, undec
     """
     i = promised.instruction  # schedules that differ in the epilogue alone are as right, if not as declared
     siblings = [s for s in schedules(i.arch) if s.instruction == i and s.interval == promised.interval]
-    if _reproducing(parts, output, siblings) is not None:
+    if reproducing(parts, output, siblings) is not None:
         return True
     pairs = ((rounded(p.product, exact(p.product), output.dtype), p.of(output)) for p in parts)
     return sum(int((~same_bits(right, own)).sum()) for right, own in pairs) < (COINCIDENCES if undeclared else 1)
@@ -319,7 +320,7 @@ def _split_of(parts: Sequence[Part], output: Tensor, name: str) -> Schedule | No
         if not same or schedule.scales is Scales.OPERANDS or schedule.why_not(first.product, out_dtype=output.dtype):
             continue
         split = find_split(first.product, rows, schedule)
-        if split is not None and _reproducing(parts, output, [split]) is not None:
+        if split is not None and reproducing(parts, output, [split]) is not None:
             return split
     return None
 
