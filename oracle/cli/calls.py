@@ -35,6 +35,7 @@ from oracle.fixtures import files as fixtures
 from oracle.fixtures.failing_case import FailingCase
 from oracle.report.console import STYLES
 from oracle.routines import Contract, get, options
+from oracle.routines.base import Call
 
 _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only outputs that match, as out.mine*"}
 
@@ -191,7 +192,12 @@ def _explain(arguments: argparse.Namespace) -> int:
     found = diagnose(case.contract, case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     screen = console(stderr=arguments.json == "-")
     said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
-    for line in (said, *_lines(found)):
+    operands = Call(get(case.contract), case.inputs, case.options, arch=arch).optional_operands
+    held = None
+    if found.failing and operands is not None and operands.parts and operands.given:
+        held = oracle.classify(case.contract, case.inputs, case.output, arch=arch, **case.options)
+    classes = [] if held is None else [f"  of what is known of {arch}: {held}"]
+    for line in (said, *classes, *_lines(found)):
         screen.print(line, soft_wrap=True)
     facts = ("name", "numerics", "explained", "failing", "contradicted", "placed", "beyond", "local", "where",
              "complete", "met_in")  # fmt: skip
@@ -199,7 +205,8 @@ def _explain(arguments: argparse.Namespace) -> int:
         "findings": list(found.findings),
         "explanations": [{name: getattr(e, name) for name in facts} for e in found.explanations],
     }
-    head = {"schema": "fp8-oracle.explanation/1", "contract": case.contract}
+    within = None if held is None else held.name
+    head = {"schema": "fp8-oracle.explanation/1", "contract": case.contract, "class": within}
     write_json(arguments.json, head | {"verdict": verdict.to_json(), "diagnosis": diagnosis})
     return 1 if verdict.status.is_failure else 0
 

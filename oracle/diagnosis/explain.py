@@ -56,7 +56,6 @@ from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import rounded
-from oracle.verdict.classes import tightest_class
 from oracle.verdict.compare import Status, Verdict, compare
 from oracle.verdict.pattern import describe, ranges
 from oracle.verdict.products import Part, interval_of, wider_classes
@@ -113,13 +112,7 @@ def diagnose(
     call = Call(found, inputs, options, arch=arch)
     if call.optional_operands is None and not faults_of(contract):
         raise NumericsError(f"{contract} has no catalogue of faults to explain an output with")
-    made = _diagnosis(judged, call, by_name(output), numerics)
-    operands = call.optional_operands
-    if not made.failing or operands is None or not operands.parts or not operands.given:
-        return made
-    out = by_name(output)["out"]
-    held = tightest_class(operands.parts, out.reshape(-1, out.shape[-1]), arch)
-    return replace(made, findings=(f"of what is known of {arch}: {held}", *made.findings))
+    return _diagnosis(judged, call, by_name(output), numerics)
 
 
 def explain_verdict(

@@ -29,8 +29,8 @@ SAMPLE = 1 << 15
 SPLIT_SAMPLE = 1 << 9
 """Outputs that reject a split; one that reproduces them is compared with all outputs."""
 TRIED = 4  # schedules whose splits are tried where none has every bit
-MOST_PARTS = 32
-TILES = (128, 64, 32, 256)
+MOST_PARTS = {128: 16, 64: 8, 256: 8, 32: 4}
+"""Parts that are tried at most, for each tile in products: cuBLASLt took up to 6 of 128, published kernels 2 to 16."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def identify_product(
 
 
 def find_split(
-    product: ScaledProduct, output: Tensor, schedule: Schedule, *, most: int = MOST_PARTS, engine: Engine = "auto"
+    product: ScaledProduct, output: Tensor, schedule: Schedule, *, most: int = 16, engine: Engine = "auto"
 ) -> Schedule | None:
     """The split of ``schedule`` that reproduces every bit of ``output``: fewest parts first; None when there is none.
 
@@ -107,7 +107,7 @@ def find_split(
     schedule : an unsplit schedule, which every part follows.
     most : int, most parts tried, at most one a tile.
 
-    Tried are contiguous and interleaved tiles of 128, 64, 32 and 256 products.
+    Tried are contiguous and interleaved tiles of 128, 64, 256 and 32 products (``MOST_PARTS``).
     """
     rows, columns = _sample((product.M, product.N), SPLIT_SAMPLE, output.device)
     part, wanted = subset(product, rows, columns), output[rows][:, columns]
@@ -128,7 +128,7 @@ def _splits(k: int, most: int) -> Iterator[Split]:
     seen = set()
     for parts in range(2, most + 1):
         for interleaved in (False, True):
-            for tile in TILES:
+            for tile in (tile for tile, limit in MOST_PARTS.items() if parts <= limit):
                 split = Split(parts, tile, interleaved)
                 pieces = [tuple(part) for part in split.pieces(k) if part]
                 if len(pieces) > 1 and parts <= -(-k // tile) and tuple(pieces) not in seen:

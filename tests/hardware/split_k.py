@@ -66,7 +66,7 @@ def identified(p: ScaledProduct, out: torch.Tensor, fast: bool) -> Schedule | No
         pairs = ((part, wanted), (p, out))
         if all(bool(same_bits(predict_product(x, plain, out_dtype=out.dtype), y).all()) for x, y in pairs):
             return plain
-        if (found := find_split(p, out, plain, most=24)) is not None:
+        if (found := find_split(p, out, plain, most=16)) is not None:
             return found
     return None
 

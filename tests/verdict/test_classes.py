@@ -16,10 +16,10 @@ from oracle.verdict.classes import Class, tightest_class
 from oracle.verdict.products import Part
 
 
-def product(k: int = 256) -> ScaledProduct:
+def product(k: int = 512) -> ScaledProduct:
     generator = torch.Generator().manual_seed(5)
-    a, b = (torch.randn(rows, k, generator=generator).to(torch.float8_e4m3fn) for rows in (8, 64))
-    return ScaledProduct(a, b, torch.full((8, 1), 0.7), torch.full((64, 1), 1.3), k, 1)
+    a, b = (torch.randn(rows, k, generator=generator).to(torch.float8_e4m3fn) for rows in (4, 32))
+    return ScaledProduct(a, b, torch.full((4, 1), 0.7), torch.full((32, 1), 1.3), k, 1)
 
 
 def held(p: ScaledProduct, out: Tensor) -> Class:
@@ -32,8 +32,8 @@ def held(p: ScaledProduct, out: Tensor) -> Class:
 def test_bits_come_first(name: str) -> None:
     """A chain over all of K, fast accumulation, is named as such whatever a contract promises."""
     found = held(product(), predict_product(product(), name, out_dtype=torch.float32))
-    assert found == Class(name, True, 512)
-    assert str(found) == f"bit-equal to {name} (512 elements)"
+    assert found == Class(name, True, 128)
+    assert str(found) == f"bit-equal to {name} (128 elements)"
 
 
 def test_a_float16_accumulator_is_named() -> None:
@@ -46,11 +46,11 @@ def test_a_float16_accumulator_is_named() -> None:
 
 def test_intervals_from_the_narrowest_to_none() -> None:
     p = product()
-    cuts = [get(f"sm90.chain.cut{64 * (1 + n % 3)}") for n in range(8)]
-    tiles = [predict_product(p.columns(8 * n, 8 * n + 8), s, out_dtype=torch.float32) for n, s in enumerate(cuts)]
+    cuts = [get(f"sm90.chain.cut{128 * (1 + n % 3)}") for n in range(8)]
+    tiles = [predict_product(p.columns(4 * n, 4 * n + 4), s, out_dtype=torch.float32) for n, s in enumerate(cuts)]
     out = torch.cat(tiles, dim=1)
     found = held(p, out)
-    assert (found.bits, found.elements) == (False, 512)
+    assert (found.bits, found.elements) == (False, 128)
     assert found.name in ("sm90.chain", "sm90.chain.split")
     out[2, 3] += 0.4
     assert held(p, out).name == "sm90.chain.any"
