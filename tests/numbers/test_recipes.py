@@ -13,7 +13,7 @@ from oracle.numbers import recipes as R
 from oracle.numbers import scaling as S
 from oracle.numbers.quantize import prepare, quantize
 
-USERS = ("deepgemm", "flashinfer", "trtllm", "vllm", "sglang", "te_", "torchao", "deepseek", "torch_")
+USERS = ("deepgemm", "lmdeploy", "flashinfer", "trtllm", "vllm", "sglang", "te_", "torchao", "deepseek", "torch_")
 
 
 class TestRegistry:

@@ -179,7 +179,7 @@ class MoeFp8(Contract):
         return resolved
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
-        """Float64, STORED where no combine is declared: the declared roundings inside the layer, none of the last sum (or
+        """Float64, STORED where none is declared: the declared roundings inside the layer, none of the last sum (or
         rounded to ``out_dtype``)."""
         resolved = self.check(inputs, options)
         call = _call(inputs, resolved)
