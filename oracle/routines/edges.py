@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
 from oracle.errors import OracleError
 from oracle.routines import profiles
@@ -54,7 +54,7 @@ def edge_cases(contract: str, seed: int) -> list[Case]:
     return list({case: None for case in found if str(case) not in {str(other) for other in listed}})
 
 
-@lru_cache(maxsize=None)
+@cache
 def domain_of(contract: str) -> Domain:
     """The extents that the contract itself takes, by its own check of calls near its smallest case."""
     base = _smallest(contract)
@@ -134,7 +134,8 @@ def _limits(contract: str, listed: list[Case], seed: int) -> Iterator[Case]:
 
 def _ordinary(listed: list[Case]) -> list[Case]:
     """The cases of ordinary data without options; all of them where there are none."""
-    return [case for case in listed if not case.options and case.family in ("randn", case.grammar.families[0])] or listed
+    usual = [case for case in listed if case.family in ("randn", case.grammar.families[0]) and not case.options]
+    return usual or listed
 
 
 def _smallest(contract: str) -> Case:
