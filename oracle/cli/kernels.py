@@ -45,9 +45,9 @@ def add_validate(commands: Commands) -> None:
     command = add_command(
         commands, "validate", _validate,
         "judge a kernel by name, in a worker process, and watch what it does to memory",
-        "Run MODULE:CALLABLE over the cases of a contract, with data and some shapes drawn for this run. Calls that it "
-        "refuses with NotImplementedError are moved to calls that it takes. Exit 0 when it conforms, 1 when not or when "
-        "too little could be tried (UNTESTED), 2 when it could not be judged.",
+        "Run MODULE:CALLABLE over the cases of a contract, with data and some shapes drawn for this run. Calls that "
+        "it refuses with NotImplementedError are moved to calls that it takes. Exit 0 when it conforms, 1 when not "
+        "or when too little could be tried (UNTESTED), 2 when it could not be judged.",
     )  # fmt: skip
     command.add_argument("kernel", metavar="MODULE:CALLABLE")
     command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
@@ -58,7 +58,8 @@ def add_validate(commands: Commands) -> None:
     add_recipe(command)
     command.add_argument("--profile", choices=PROFILES, default="quick")
     command.add_argument("--seed", type=whole(0), help="repeat a run: fixes what it draws; 0 has the published cases")
-    command.add_argument("--domain", metavar="CONDITIONS", help=f"extents that the kernel takes, as '{EXAMPLE}'".replace("%", "%%"))
+    example = EXAMPLE.replace("%", "%%")
+    command.add_argument("--domain", metavar="CONDITIONS", help=f"extents that the kernel takes, as '{example}'")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
     repeated(
         command, "--require", "WATCH",
@@ -96,7 +97,8 @@ def _validate(arguments: argparse.Namespace) -> int:
     screen = console(stderr=arguments.json == "-")
     print_report(report, screen)
     if arguments.json is not None:
-        made = recording.provenance_of(provenance.machine(), provenance.versions(()), command_of(arguments, report.seed))
+        command = command_of(arguments, report.seed)
+        made = recording.provenance_of(provenance.machine(), provenance.versions(()), command)
         write_json(arguments.json, report.to_json() | {"provenance": made})
     return report.exit_code
 
@@ -133,8 +135,8 @@ def print_report(report: Report, screen: Console) -> None:
         command = f"fp8-oracle explain {shlex.quote(report.saved)}"
         screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
     if report.coverage is not None and (report.profile is not None or report.coverage.refused):
-        for line in report.coverage.lines():
-            screen.print(line, soft_wrap=True)
+        for said in report.coverage.lines():
+            screen.print(said, soft_wrap=True)
     if report.seed is not None:
         screen.print(f"seed {report.seed}; --seed {report.seed} repeats this run", soft_wrap=True)
     words = (("CONFORMS", "bold green"), ("DOES NOT CONFORM", "bold red"), ("NOT JUDGED", "bold red"))

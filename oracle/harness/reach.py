@@ -1,17 +1,18 @@
 """How much of a contract a validation reaches when the kernel refuses calls.
 
-A call that raises ``NotImplementedError`` is refused. A refused case is moved to the nearest call that the kernel takes,
-with fresh data: into the stated domain, or into one that is learned by asking (:func:`oracle.routines.domain.learned`);
-a kind of call (dtypes, scheme, options) that it takes at no shape is exchanged for one that it takes.
+A call that raises ``NotImplementedError`` is refused. A refused case is moved to the nearest call that the kernel
+takes, with fresh data: into the stated domain, or into one that is learned by asking
+(:func:`oracle.routines.domain.learned`); a kind of call (dtypes, scheme, options) that it takes at no shape is
+exchanged for one that it takes.
 
 *The least that must be reached* (:meth:`Reach.complaints`), where anything was refused:
 
 - Three values of each extent, or as many as were asked. A tile gives an extent three kinds of values: below a tile, a
   whole number of tiles, and beyond one with a tail. Fewer than three values leave a kind out.
 - Three shapes, or as many as were asked, whatever the stated domain is: with one of each kind for one extent alone.
-- Every family of data that was asked. Data are no part of a domain: a kernel does not know beforehand what it is given.
-- No refusal inside the domain: what the stated domain does not say, or steps and limits of single extents cannot, must be
-  stated. Otherwise any list of shapes would be a domain.
+- Every family of data that was asked. Data are no part of a domain: a kernel cannot know them beforehand.
+- No refusal inside the domain: what steps and limits of single extents cannot say must be stated. Otherwise any list of
+  shapes would be a domain.
 
 Kinds of calls that are refused throughout are reported and not required: they say what the kernel does not offer.
 """
@@ -57,7 +58,8 @@ class Coverage:
         reached = {name: {"judged": list(self.judged[name]), "asked": len(self.asked[name])} for name in self.asked}
         return {
             "shapes": {"judged": self.shapes[0], "asked": self.shapes[1]}, "reached": reached, "moved": self.moved,
-            "refused": refused, "domain": self.domain, "domain_stated": self.stated, "complaints": list(self.complaints),
+            "refused": refused, "domain": self.domain, "domain_stated": self.stated,
+            "complaints": list(self.complaints),
         }  # fmt: skip
 
     def lines(self) -> Iterator[str]:
@@ -154,9 +156,8 @@ class Reach:
             near = _shaped(case, domain.nearest(dict(case.extents), case.grammar.free))
             if near is not None and valid(near):
                 yield near
-                if near in self._refused:
-                    if self.stated is not None or domain.conditions:
-                        self._broken[f"{_extents(near)} is refused inside the domain {domain}"] = None
+                if near in self._refused and (self.stated is not None or domain.conditions):
+                    self._broken[f"{_extents(near)} is refused inside the domain {domain}"] = None
         siblings = sorted((c for c in self._taken if kind_of(c) == kind), key=lambda other: _apart(case, other))
         for other in siblings[:1]:
             same = replace(case, extents=other.extents)
@@ -197,11 +198,12 @@ class Reach:
                 return known
         asked = [c for c in self._asked if c.grammar.free]
         largest = {name: max((c[name] for c in asked), default=base[name]) for name in base.grammar.free}
+        extents, free = dict(base.extents), base.grammar.free
 
         def admits(extents: Extents) -> bool:
             return self._admits(replace(base, extents=tuple(extents.items())))
 
-        self._domains[kind], _ = learned(admits, dict(base.extents), base.grammar.free, {**dict(base.extents), **largest})
+        self._domains[kind], _ = learned(admits, extents, free, {**extents, **largest})
         return self._domains[kind]
 
     def _first(self, case: Case) -> Case | None:
@@ -241,9 +243,9 @@ class Reach:
             return
         for name in grammars()[self.contract].extents:
             asked, judged = ({case[name] for case in cases} for cases in (self._asked, self._taken))
-            if len(judged) < min(LEAST, len(asked)):
+            if len(judged) < (due := min(LEAST, len(asked))):
                 values = " and ".join(map(str, sorted(judged)))
-                yield f"{name} is judged at {values} only, of {len(asked)} values asked (at least {min(LEAST, len(asked))})"
+                yield f"{name} is judged at {values} only, of {len(asked)} values asked (at least {due})"
         shapes, due = len({c.extents for c in self._taken}), min(LEAST, len(self._given))
         if shapes < due:
             yield f"{shapes} shapes are judged (at least {due})"

@@ -17,7 +17,9 @@ from oracle.fixtures.strides import restored
 from oracle.harness.memory import is_poison
 from oracle.harness.process import Worker
 from oracle.harness.report import NUMBERS, Finding
+from oracle.routines import cases
 from oracle.routines.base import Call, Contract
+from oracle.routines.domain import EVERYTHING, Domain
 from oracle.verdict.compare import Status, Verdict
 
 CAUSES = {
@@ -59,13 +61,15 @@ class Answer:
 
 
 class Session:
-    """Calls of one kernel of one contract; ``arch`` and ``numerics`` say what is admitted."""
+    """Calls of one kernel of one contract; ``arch`` and ``numerics`` say what is admitted, ``domain`` at which extents
+    the kernel may be called."""
 
     def __init__(
-        self, worker: Worker, contract: Contract, *, device: str, arch: str, numerics: str | None, folder: Path
-    ) -> None:
+        self, worker: Worker, contract: Contract, *, device: str, arch: str, numerics: str | None, folder: Path,
+        domain: Domain = EVERYTHING,
+    ) -> None:  # fmt: skip
         self.worker, self.contract, self.device = worker, contract, device
-        self.arch, self.numerics, self.folder = arch, numerics, folder
+        self.arch, self.numerics, self.folder, self.domain = arch, numerics, folder, domain
         self.kernel_seconds, self.judged = 0.0, False
 
     def call(
@@ -117,6 +121,10 @@ class Session:
         return Answer(
             found, facts, guards, changed, seconds, self._undeclared(facts, due), late=late, disturbed=disturbed
         )
+
+    def takes(self, case: str, **extents: int) -> bool:
+        """Whether the kernel may be called with the extents of a case, some of them replaced."""
+        return self.domain.holds({**dict(cases.parse(case).extents), **extents})
 
     def judge(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> Verdict:
         """The verdict on the numbers of an answer."""

@@ -29,6 +29,7 @@ from oracle.harness.soak import drawn
 from oracle.routines import cases, get, profiles
 from oracle.routines.base import Call
 from oracle.routines.cases import Case
+from oracle.routines.domain import EVERYTHING
 from oracle.routines.domain import parse as parse_domain
 from oracle.routines.edges import edge_cases
 from oracle.verdict.compare import Status, Verdict
@@ -123,7 +124,9 @@ def validate(
         tempfile.TemporaryDirectory(prefix="fp8-oracle-") as folder,
         Worker(name, adapter=None if adapter is None else importable(adapter), device=device, limit=limit) as worker,
     ):
-        session = Session(worker, found, device=device, arch=arch, numerics=numerics, folder=Path(folder))
+        session = Session(
+            worker, found, device=device, arch=arch, numerics=numerics, folder=Path(folder), domain=stated or EVERYTHING
+        )
         chosen = _cases(contract, profile, run_seed, case)
         reach = Reach(contract, stated, lambda probe: _refused(session.call(*_asked(probe))), move=case is None)
         soaks = profile == "soak" and case is None
@@ -141,7 +144,8 @@ def validate(
             coverage = reach.coverage()
             if coverage.complaints:
                 why = "; ".join(coverage.complaints)
-                findings.append(Finding("-", COVERAGE, Verdict(Status.UNTESTED, f"too little is reached: {why}", reason=why)))
+                verdict = Verdict(Status.UNTESTED, f"too little is reached: {why}", reason=why)
+                findings.append(Finding("-", COVERAGE, verdict))
         noted: dict[tuple[str, str], list[str]] = {}
         for note in notes:
             noted.setdefault((note.watch, note.text), []).append(note.case)

@@ -273,6 +273,8 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
     for count in (1, 4, 8, 16, 31, 32, 33, 64, 128):
         if count >= rows or calls.hung:
             break
+        if not session.takes(case, m=count):
+            continue
         cut = {**inputs, role["a"]: inputs[role["a"]][:count].contiguous()}
         scale = inputs[role["a_scale"]]
         if scale.numel() > 1 and scale.shape[0] == rows:

@@ -134,7 +134,8 @@ def _limits(contract: str, listed: list[Case], seed: int) -> Iterator[Case]:
 
 def _ordinary(listed: list[Case]) -> list[Case]:
     """The cases of ordinary data without options; all of them where there are none."""
-    return [case for case in listed if not case.options and case.family in ("randn", case.grammar.families[0])] or listed
+    usual = [case for case in listed if case.family in ("randn", case.grammar.families[0]) and not case.options]
+    return usual or listed
 
 
 def _smallest(contract: str) -> Case:

@@ -90,7 +90,7 @@ def cases(
         assume(whole.holds(extents))
         parts = {name: draw(st.sampled_from(found)) for name, found in asked.items()}
         chosen = {key: draw(st.sampled_from(("", *of))) for key, of in grammar.options.items()} if options else {}
-        made = replace(
+        made: Case = replace(
             base, extents=tuple(extents.items()), options=tuple((k, v) for k, v in chosen.items() if v),
             seed=draw(st.integers(0, SEEDS - 1)), **parts,
         )  # fmt: skip
@@ -98,8 +98,8 @@ def cases(
         note(str(made))
         return made
 
-    found: SearchStrategy[Case] = drawn()
-    return found
+    strategy: SearchStrategy[Case] = drawn()
+    return strategy
 
 
 def calls(contract: str, **asked: Any) -> SearchStrategy[Call]:

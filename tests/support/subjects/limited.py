@@ -10,12 +10,13 @@ from torch import Tensor
 from tests.support.subjects.right import _product, gemm
 
 Gemm = Callable[..., Tensor]
+BF16 = torch.bfloat16
 
 
 def taking(admits: Callable[[Tensor, Tensor, torch.dtype], bool]) -> Gemm:
     """A right kernel that refuses all other calls; ``admits`` is asked with ``a``, ``b`` and the output dtype."""
 
-    def kernel(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    def kernel(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16) -> Tensor:
         if not admits(a, b, out_dtype):
             raise NotImplementedError("another shape, dtype or data")
         return gemm(a, a_scale, b, b_scale, out_dtype)
@@ -36,20 +37,21 @@ short = taking(lambda a, b, dtype: a.shape[0] <= 64 and a.shape[1] >= 128)
 small = taking(lambda a, b, dtype: a.numel() + b.numel() <= 1 << 16)
 """A condition on two extents together, which cannot be learned extent by extent."""
 without_nan = taking(lambda a, b, dtype: not bool(torch.isnan(a.float()).any()))
-raising = taking(lambda a, b, dtype: a.shape[0] % 4 == 0)
 
 
-def raises_for_m(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
+def raises_for_m(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16
+) -> Tensor:
     """An error, no refusal, unless M % 4 == 0."""
     if a.shape[0] % 4:
         raise RuntimeError("misaligned address")
-    return gemm(a, a_scale, b, b_scale)
+    return gemm(a, a_scale, b, b_scale, out_dtype)
 
 
 def wrong_where(wrong: Callable[[Tensor, Tensor], bool]) -> Gemm:
     """A kernel that loses the last element of K where ``wrong`` says so, asked with ``a`` and ``b``."""
 
-    def kernel(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    def kernel(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16) -> Tensor:
         if wrong(a, b):
             a = a.clone()
             a[:, -1] = 0
@@ -71,34 +73,34 @@ n_tail_of_one = wrong_where(lambda a, b: b.shape[0] % 128 == 1)
 n_tail_of_127 = wrong_where(lambda a, b: b.shape[0] % 128 == 127)
 
 
-def saturates(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def saturates(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16) -> Tensor:
     """Clamps to the largest value of the output dtype."""
     most = torch.finfo(out_dtype).max
     return _product(a, a_scale, b, b_scale).clamp(-most, most).to(out_dtype)
 
 
 def saturates_bf16(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16
 ) -> Tensor:
     """The same for bfloat16 alone."""
     return (saturates if out_dtype == torch.bfloat16 else gemm)(a, a_scale, b, b_scale, out_dtype)
 
 
-def flushes(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def flushes(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16) -> Tensor:
     """Subnormal results become 0."""
     out = gemm(a, a_scale, b, b_scale, out_dtype)
     return torch.where(out.abs().double() < torch.finfo(out_dtype).tiny, torch.zeros_like(out), out)
 
 
 def flushes_bf16(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16
 ) -> Tensor:
     """The same for bfloat16 alone."""
     return (flushes if out_dtype == torch.bfloat16 else gemm)(a, a_scale, b, b_scale, out_dtype)
 
 
 def dead_experts(
-    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype = BF16
 ) -> Tensor:
     """Scales below 1e-20 are read as 0."""
     a_scale, b_scale = (torch.where(scale < 1e-20, torch.zeros_like(scale), scale) for scale in (a_scale, b_scale))
