@@ -67,12 +67,12 @@ def large_offsets(
         shape = list(answer.outputs[wrong[0]].shape)
         yield Finding(case, LARGE, failed(f"{wrong[0]} has shape {shape} for {rows} rows"))
         return
-    other = torch.cat([_apart(t, length) for t in answer.outputs.values()]).unique()
+    other = torch.unique(torch.cat([_apart(t, length) for t in answer.outputs.values()]))
     if len(other) > MOST:
         yield Note(case, LARGE, f"{len(other)} rows have other bits than the same data elsewhere; {MOST} are judged")
         other = other[torch.linspace(0, len(other) - 1, MOST, device="cpu").long()]
     near = _rows(rows, {operand.shape[1], _columns(session, inputs)})
-    near = torch.cat([torch.arange(min(length, rows), device="cpu"), near, other]).unique()
+    near = torch.unique(torch.cat([torch.arange(min(length, rows), device="cpu"), near, other]))
     part = Answer({name: take_rows(t, near) for name, t in answer.outputs.items()})
     verdict = session.judge({**large, **{name: take_rows(large[name], near) for name in names}}, options, part)
     yield Finding(case, LARGE, verdict)

@@ -289,7 +289,7 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
 
     smallest = minimise(session.contract, _asked(case)[0], fails)
     answer = session.call(smallest.inputs, options)
-    if not answer.outputs:
+    if not answer.outputs or session.judge(smallest.inputs, options, answer).status is not Status.FAILED:
         return None
     note = f"{wrong.case}, minimised to {extents(session.contract, smallest.inputs)}"
     found = (case.contract, smallest.inputs, answer.output, options, session.arch, session.numerics, kernel, note)

@@ -70,17 +70,17 @@ class Calls:
 
     def ask(
         self, watch: str, what: str, inputs: Inputs, options: Options, *, taken: bool = False,
-        proved: Callable[[Answer], bool] = lambda answer: False, **how: Any,
+        follows: Callable[[Answer], bool] = lambda answer: False, **how: Any,
     ) -> tuple[Answer, Verdict]:  # fmt: skip
         """The answer to one call, and its verdict; a failure or refusal is kept as a finding of this ``watch``.
 
         ``what`` says in a finding which call it was; a verdict that was reached before is not reported again.
         ``taken``: a call with these shapes, dtypes and options was taken before, so that a refusal is a failure.
-        ``proved``: whether an answer without a problem is right because of what was judged before. ``how`` goes to
-        :meth:`Session.call`.
+        ``follows``: whether the verdict on an answer without a problem follows from one that was reached before. ``how``
+        goes to :meth:`Session.call`.
         """
         answer, before = self.session.call(inputs, options, **how), len(self._judged)
-        verdict = self.verdict(inputs, options, answer, proved)
+        verdict = self.verdict(inputs, options, answer, follows)
         known = answer.problem is None and len(self._judged) == before
         if taken and verdict.status is Status.UNSUPPORTED:
             verdict = failed(f"refused, though other data of these shapes were taken: {verdict.reason}")
@@ -91,7 +91,7 @@ class Calls:
 
     def verdict(
         self, inputs: Inputs, options: Options, answer: Answer,
-        proved: Callable[[Answer], bool] = lambda answer: False,
+        follows: Callable[[Answer], bool] = lambda answer: False,
     ) -> Verdict:  # fmt: skip
         """The verdict on an answer to these inputs and options."""
         if answer.problem is not None:
@@ -99,7 +99,7 @@ class Calls:
         for had, chosen, known, verdict in self._judged:
             if chosen == options and _the_same(had, inputs) and _identical(known, answer):
                 return verdict
-        if proved(answer):
+        if follows(answer):
             return passed("every bit follows from an answer that was judged")
         verdict = self.session.judge(inputs, options, answer)
         self._judged.append((inputs, options, answer, verdict))
@@ -255,8 +255,8 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
     """A row alone, and in the first rows up to each dispatch threshold, against the row in the whole batch.
 
     The sets of a product say for each row by itself which outputs are right, and an alternative that holds the whole
-    output holds its first rows: rows with the bits that they have in a right batch are proved by them. Other bits are
-    judged, and are a note (a failure when required).
+    output holds its first rows: rows with the bits that they have in a right batch are proved by them, and what is
+    wrong with them in a wrong one is said there. Other bits are judged, and are a note (a failure when required).
     """
     session, case = calls.session, calls.case
     operands = _given(session, inputs)
@@ -266,7 +266,7 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
     rows = inputs[role["a"]].shape[0]
     if rows < 2:
         return
-    base, whole = calls.ask(RERUN, "called again", inputs, options, taken=True)
+    base, _ = calls.ask(RERUN, "called again", inputs, options, taken=True)
     if base.problem is not None:
         return
     differing = []
@@ -283,8 +283,7 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
         def same(answer: Answer, count: int = count) -> bool:
             return bool(same_bits(answer.outputs["out"], base.outputs["out"][:count]).all())
 
-        what, right = f"the first {count} of {rows} rows as a batch", not whole.status.is_failure
-        answer, _ = calls.ask(SMALLER, what, cut, options, proved=same if right else lambda answer: False)
+        answer, _ = calls.ask(SMALLER, f"the first {count} of {rows} rows as a batch", cut, options, follows=same)
         if answer.problem is None and not same(answer):
             differing.append(count)
     text = f"rows have other bits in batches of {', '.join(map(str, differing))} than in one of {rows}"

@@ -106,6 +106,7 @@ class Server:
         options = {name: _option(value) for name, value in request["options"].items()}
         outputs, mode = self._fresh(request), request["mode"]
         beside = None if request["beside"] is None else self._placed(request, request["beside"])
+        named: Mapping[str, Tensor]
         outside: list[str] = []
         disturbed = False
         allocations = Poisoning(int(request["poison"]))

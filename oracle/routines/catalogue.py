@@ -41,6 +41,8 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
     Behaviour("different bits on rerun (race)", "TransformerEngine 2986, DeepGEMM 392", "rerun determinism"),
     Behaviour("previous call's data reused", "aprender 2765", "stale state"),
     Behaviour("memory between calls shared by threads", "FlashInfer 0.6.18.post1 on an H200", "threads"),
+    Behaviour("a captured call replays what it was captured with", "SageAttention 392, DeepGEMM PR 451", "CUDA graph"),
+    Behaviour("work on another stream than the caller's, not joined", "fvdb-core PR 587", "stream order"),
     Behaviour("kernel chosen by M gives different bits for the same row", "vllm PR 37718", "batch invariance"),
     Behaviour("strides of an operand ignored", "pytorch 195751", "non-contiguous inputs"),
     Behaviour("result of another dtype, shape or device", "FlashInfer 0.6.18 on an H200", "result as declared"),
