@@ -431,7 +431,9 @@ def _reordered(call: Call, stream: data.Stream) -> Iterator[tuple[str, Tensor]]:
     parts = _draw(stream, 2, min(steps, 6) + 1)
     split = Split(parts, unit, interleaved=bool(_draw(stream, 0, 2)))
     if all(schedule.into(split).why_not(p.product, out_dtype=call.out_dtype) is None for p in call.parts):
-        yield split.suffix, run(replace(call, schedule=schedule.into(split)))
+        made = run(replace(call, schedule=schedule.into(split)))
+        assert isinstance(made, Tensor)
+        yield f"{schedule.name}{split.suffix}", made
     cuts = [_draw(stream, 1, steps) * unit for _ in range(3)]
     width = 8 * _draw(stream, 1, 8)
 

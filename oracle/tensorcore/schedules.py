@@ -330,10 +330,14 @@ def _inside(name: str, inst: str, seen_in: str) -> Schedule:
 _SEEN_SM90 = {
     "sm90.promote128": "DeepGEMM's dense, contiguous and masked products; FlashInfer "
     "fp8_blockscale_gemm_sm90; vLLM cutlass_scaled_mm with block scales; torch F.scaled_mm 1x128 x 128x128",
-    "sm90.promote128.scale_after": "torch._scaled_mm with use_fast_accum=False, per tensor and row-wise "
+    "sm90.promote128.scale_after": "torch._scaled_mm with use_fast_accum=False, row-wise "
     "(captured with unit scales: the order of the scales is not shown)",
-    "sm90.chain": "torch._scaled_mm with use_fast_accum=True, per tensor and row-wise (captured with unit "
+    "sm90.promote128.scale_after.product": "torch._scaled_mm with use_fast_accum=False, per tensor: 960 calls on an "
+    "H200, from K = 7168 with float32 output also split in 2 to 6 parts",
+    "sm90.chain": "torch._scaled_mm with use_fast_accum=True, row-wise (captured with unit "
     "scales: the order is not shown); reported for vLLM cutlass_scaled_mm per tensor, token, channel",
+    "sm90.chain.product": "torch._scaled_mm with use_fast_accum=True, per tensor: 960 calls on an H200, from K = 7168 "
+    "also split in 2 to 6 parts",
     "sm90.chain.row_then_col": "vLLM cutlass_scaled_mm per token and channel with bias, captured at M = 16 "
     "(its small-M kernels exchange the operands, so the row scale comes first); torch._scaled_grouped_mm",
 }

@@ -191,12 +191,14 @@ class TestClasses:
     """Which classes an undeclared kernel may belong to."""
 
     def test_one_name_for_each_accumulator(self) -> None:
-        assert wider_classes(BLOCK_NUMERICS["sm90"]) == ("ieee32.any", "sm90.mma_sync.promote128")
-        assert wider_classes(ROW_NUMERICS["sm90"]) == (
-            "ieee32.any", "sm90.promote128.scale_after", "sm90.mma_sync.chain",
-        )  # fmt: skip
-        assert wider_classes(BLOCK_NUMERICS["sm100"]) == ("ieee32.any", "sm100.promote128")
-        assert wider_classes(ROW_NUMERICS["sm89"][:3]) == ("ieee32.any",)
+        block, other = "sm90.promote128", "sm90.mma_sync.promote128"
+        assert wider_classes(BLOCK_NUMERICS["sm90"]) == ("ieee32.any", other, f"{block}.split", f"{other}.split")
+        accumulators = ["sm90.chain", "sm90.promote128.scale_after", "sm90.mma_sync.chain"]
+        splits = [f"{name}.split" for name in accumulators]
+        assert wider_classes(ROW_NUMERICS["sm90"]) == ("ieee32.any", *accumulators[1:], *splits)
+        # block scales of sm100 enter inside the instruction, whose chain is not split
+        assert wider_classes(BLOCK_NUMERICS["sm100"]) == ("ieee32.any", "sm100.promote128", "sm100.promote128.split")
+        assert wider_classes(ROW_NUMERICS["sm89"][:3]) == ("ieee32.any", "sm89.chain.split")
         assert wider_classes(BLOCK_NUMERICS["cpu"]) == ()
 
 
