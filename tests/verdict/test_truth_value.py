@@ -13,11 +13,11 @@ import oracle
 from oracle.errors import NonconformanceError
 from oracle.numbers.formats import BF16, decode
 from oracle.report.record import _verdict
-from oracle.routines import cases
+from oracle.routines import cases, get
 from oracle.verdict.compare import Error, Status, Verdict, measured, sqnr
 from oracle.verdict.sets import worst_of
 
-GEMM = cases.parse("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=128,k=256/family=randn/seed=1")
+GEMM = cases.parse("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=9,n=64,k=256/family=randn/seed=1")
 QUANT = cases.parse("per_token_group_quant_fp8/bf16-e4m3/1x128/m=3,k=384/family=randn/seed=1")
 
 
@@ -84,7 +84,7 @@ class TestError:
         assert passed.error == measured(decode(out).flatten(), decode(exact).flatten(), BF16)
         wrong = exact.clone()
         wrong.view(torch.int16)[3, 4] += 5
-        failed = oracle.judge("fp8_gemm_nt", inputs, wrong, **options)
+        failed = get("fp8_gemm_nt").judge(inputs, wrong, **options)  # without an explanation
         assert failed.error is not None and failed.error.ulps == 5.0 and 20 < failed.error.sqnr < math.inf
         record = json.loads(json.dumps(failed.to_json()))
         assert record["error"] == {"ulps": 5.0, "sqnr": failed.error.sqnr} and _verdict(record).error == failed.error
