@@ -14,11 +14,11 @@ from torch import Tensor
 import oracle
 from oracle.cli import parser
 from oracle.fixtures import files as fixtures
+from oracle.numbers import recipes
+from oracle.numbers.quantize import quantize
 from oracle.report import ledger, outcome
 from oracle.report.files import to_junit
 from oracle.report.outcome import Outcome, Report
-from oracle.numbers import recipes
-from oracle.numbers.quantize import quantize
 from oracle.routines import cases, registered
 from oracle.verdict.compare import Status, Verdict
 from tests.support.commandline import CASE, Cli, only_case, provide

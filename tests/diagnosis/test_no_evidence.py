@@ -1,4 +1,4 @@
-"""An output that holds no evidence is explained by nothing; NaN is evidence only where a fault predicts exactly these."""
+"""An output that holds no evidence is explained by nothing; NaN counts where a fault predicts exactly these."""
 
 from __future__ import annotations
 
