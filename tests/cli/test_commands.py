@@ -14,6 +14,8 @@ from torch import Tensor
 import oracle
 from oracle.cli import parser
 from oracle.fixtures import files as fixtures
+from oracle.numbers import recipes
+from oracle.numbers.quantize import quantize
 from oracle.report import ledger, outcome
 from oracle.report.files import to_junit
 from oracle.report.outcome import Outcome, Report
@@ -67,6 +69,31 @@ class TestJudge:
         assert "the rectangle of row 3 and columns" in record["outputs"]["out.mine"]["summary"]
         assert record["outputs"]["out.mine"]["explained_by"] == ["sign of A lost"]
         assert cli("judge", file, "--contract", "fp8_gemm_nt", "--output", "out").status == 0
+
+    def test_a_declared_recipe(self, file: Path, cli: Cli) -> None:
+        """Another library's recipe is named with the option that declares it, and is right by its own."""
+        x = torch.zeros(2, 256, dtype=torch.bfloat16)
+        x[0, :5], x[1] = 3.0, torch.arange(256) / 7
+        made = quantize(x, recipes.get("lmdeploy_1x128"))
+        fixtures.write_tensors(file, {"x": x, "out.q": made.codes, "out.scale": made.scale})
+        asked = ("judge", file, "--contract", "per_token_group_quant_fp8")
+        undeclared = cli(*asked)
+        assert undeclared.status == 1 and "--recipe lmdeploy_1x128" in undeclared.out
+        assert cli(*asked, "--recipe", "lmdeploy_1x128").status == 0
+        for wrong, said in (
+            (("--recipe", "lmdeploy"), "no recipe 'lmdeploy'"),
+            (("--recipe", "lmdeploy_1x128", "--numerics", "vllm_group"), "a quantiser declares one of them"),
+            (("--recipe", "vllm_tensor"), "recipe vllm_tensor has MxK"),
+        ):
+            ran = cli(*asked, *wrong)
+            assert ran.status == 2 and said in ran.err and ran.err.count("\n") == 1
+        ran = cli("judge", file, "--contract", "moe_fp8", "--recipe", "vllm_group")
+        assert ran.status == 2
+
+    def test_a_recipe_of_a_product(self, call: dict[str, Tensor], file: Path, cli: Cli) -> None:
+        fixtures.write_tensors(file, call)
+        ran = cli("judge", file, "--contract", "fp8_gemm_nt", "--recipe", "vllm_group")
+        assert ran.status == 2 and "fp8_gemm_nt publishes no codes and scale" in ran.err
 
     def test_other_names(self, call: dict[str, Tensor], file: Path, cli: Cli) -> None:
         fixtures.write_tensors(file, {"x": call.pop("a"), "y": call.pop("b").view(torch.uint8).T.contiguous(), **call})

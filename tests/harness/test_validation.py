@@ -116,6 +116,7 @@ CAUGHT = (
     ("forgets_row_of_small_batch", SMALLER, "the first 16 of 33 rows as a batch: 192 of 3072 elements outside"),
     ("refuses_small_batch", SMALLER, "the first 4 of 33 rows as a batch: CRASHED: raised: RuntimeError: no tile"),
     ("nothing", "every element written", "every element"),
+    ("nothing", NUMBERS, "nothing was written: every specified element holds what was there before"),
     ("row_major_scale", NUMBERS, "outside the bound"),
     ("wrong_names", LOAD, "pass an adapter"),
     ("not_callable", LOAD, "not callable"),

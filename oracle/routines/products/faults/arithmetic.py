@@ -254,7 +254,7 @@ def _narrower(bits: int) -> Callable[[Schedule], Schedule]:
     return change
 
 
-RESCALED = 1 << 22  # products of a call that the definition of an instruction computes in a fraction of a second
+RESCALED = 1 << 24  # products of a call that the definition of an instruction computes in two seconds
 ONE_CHAIN = "no partial sum exceeds the accumulator"
 fault("no promotion: one chain over K", ARITHMETIC, seen="DeepGEMM 37",
       schedule=lambda s: replace(s, name=f"{s.name} without promotion", interval=None, promotion=Promotion.NONE),
