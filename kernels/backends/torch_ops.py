@@ -66,17 +66,20 @@ def scaled_mm(
 ) -> Tensor:
     """``torch._scaled_mm`` on operands in the layout it wants; old torch's ``(output, amax)`` is unwrapped.
 
-    It reads row pitches, but has no kernel for one that is no multiple of 16, and it assumes that a bias is dense.
+    It reads row pitches, but has no kernel for one that is no multiple of 16, and it assumes that a bias is dense. On a
+    CPU with AVX512-BF16 it stores subnormal bfloat16 results as 0 (VCVTNEPS2BF16 flushes them), so that the cast is made
+    here.
     """
+    stored = torch.float32 if a.device.type == "cpu" and out_dtype == torch.bfloat16 else out_dtype
     y = torch._scaled_mm(
         pitched(a),
         pitched(b.t()).t(),
-        out_dtype=out_dtype,
+        out_dtype=stored,
         scale_a=scale_a,
         scale_b=scale_b,
         bias=None if bias is None else bias.contiguous(),
     )
-    return y[0] if isinstance(y, tuple) else y
+    return (y[0] if isinstance(y, tuple) else y).to(out_dtype)
 
 
 @no_autocast_no_grad

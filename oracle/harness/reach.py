@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from oracle.routines import profiles
 from oracle.routines.cases import Case, grammars
 from oracle.routines.domain import Domain, Extents, learned
 from oracle.routines.edges import domain_of, valid
@@ -89,6 +90,7 @@ class Reach:
         self._refused: dict[Case, str] = {}
         self._domains: dict[Kind, Domain] = {}
         self._closed: dict[Kind, str] = {}
+        self._why: dict[Kind, str] = {}
         self._broken: dict[str, None] = {}
         self._lost: list[tuple[Case, str]] = []
         self._moved = 0
@@ -110,13 +112,22 @@ class Reach:
             self._asked[case] = None
             if case in self._taken or case in self._refused:
                 continue
-            yield case
-            if case in self._refused and self.move:
-                waiting.append(case)
+            if (known := self._domains.get(kind_of(case))) is not None and not known.holds(dict(case.extents)):
+                self._refused[case] = self._why[kind_of(case)]  # as its like was: it need not be called
+            else:
+                yield case
+            if case not in self._refused or not self.move:
+                continue
+            if self._domain(case) is None:
+                waiting.append(case)  # until something of its kind is taken
+            else:
+                yield from self._moved_now(case)
             if len(waiting) >= BATCH:
-                yield from self._all_moved(waiting)
+                for case in waiting:
+                    yield from self._moved_now(case)
                 waiting = []
-        yield from self._all_moved(waiting)
+        for case in waiting:
+            yield from self._moved_now(case)
 
     def saw(self, case: Case, refused: str | None) -> None:
         """The outcome of one call: the reason for which it was refused, or None."""
@@ -137,32 +148,32 @@ class Reach:
         found = _shaped(case, self._within.nearest(dict(case.extents), case.grammar.free))
         return found if found is not None and valid(found) else None
 
-    def _all_moved(self, waiting: list[Case]) -> Iterator[Case]:
-        for case in waiting:
-            for target in self._targets(case):
-                if target not in self._taken and target not in self._refused:
-                    yield target
-                if target in self._taken:
-                    self._moved += 1
-                    break
-            else:
-                self._lost.append((case, self._refused[case]))
+    def _moved_now(self, case: Case) -> Iterator[Case]:
+        for target in self._targets(case):
+            if target not in self._taken and target not in self._refused:
+                yield target
+            if target in self._taken:
+                self._moved += 1
+                return
+        self._lost.append((case, self._refused[case]))
 
     def _targets(self, case: Case) -> Iterator[Case]:
         """Calls in the place of a refused one, the nearest first."""
-        kind = kind_of(case)
+        kind, outside = kind_of(case), ""
         domain = self._domain(case)
         if domain is not None:
             near = _shaped(case, domain.nearest(dict(case.extents), case.grammar.free))
             if near is not None and valid(near):
                 yield near
-                if near in self._refused and (self.stated is not None or domain.conditions):
-                    self._broken[f"{_extents(near)} is refused inside the domain {domain}"] = None
+                outside = f"{_extents(near)} is refused inside the domain {domain or 'of every shape'}"
         siblings = sorted((c for c in self._taken if kind_of(c) == kind), key=lambda other: _apart(case, other))
         for other in siblings[:1]:
             same = replace(case, extents=other.extents)
+            if outside:
+                self._broken[outside] = None
             yield same
-            if same in self._refused:
+            if same in self._refused:  # then it is not the shape
+                self._broken.pop(outside, None)
                 at = f"{_extents(same)} is taken with family={other.family} and refused with family={same.family}"
                 self._broken[at] = None
         if siblings:
@@ -187,7 +198,9 @@ class Reach:
             return self.stated if taken else None
         if kind in self._domains or kind in self._closed:
             return self._domains.get(kind)
-        base = next((c for c in self._taken if kind_of(c) == kind), None) or self._first(case)
+        taken_ones = [c for c in self._taken if kind_of(c) == kind]
+        base = min(taken_ones, key=_volume) if taken_ones else self._first(case)
+        self._why.setdefault(kind, self._refused[case])
         if base is None:
             self._closed[kind] = self._refused[case]
             return None
@@ -196,7 +209,7 @@ class Reach:
             if known.holds(dict(base.extents)) and near is not None and valid(near) and self._admits(near):
                 self._domains[kind] = known
                 return known
-        asked = [c for c in self._asked if c.grammar.free]
+        asked = [*self._asked, *profiles.cases(self.contract, "quick")]
         largest = {name: max((c[name] for c in asked), default=base[name]) for name in base.grammar.free}
         extents, free = dict(base.extents), base.grammar.free
 
@@ -279,6 +292,10 @@ def _shaped(case: Case, extents: Extents | None) -> Case | None:
 
 def _aligned(case: Case, extents: Extents) -> Case:
     return replace(case, extents=tuple((name, extents.get(name, extent)) for name, extent in case.extents))
+
+
+def _volume(case: Case) -> int:
+    return math.prod(extent for _, extent in case.extents)
 
 
 def _apart(case: Case, other: Case) -> float:

@@ -142,7 +142,7 @@ def validate(
             untried = Verdict(Status.UNTESTED, why, reason=why)
             findings += [Finding("-", watch, untried) for watch in require if watch not in said]
             coverage = reach.coverage()
-            if coverage.complaints:
+            if coverage.complaints and not any(f.fails for f in findings):  # a run that found faults may end early
                 why = "; ".join(coverage.complaints)
                 verdict = Verdict(Status.UNTESTED, f"too little is reached: {why}", reason=why)
                 findings.append(Finding("-", COVERAGE, verdict))

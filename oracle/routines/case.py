@@ -49,6 +49,8 @@ class Grammar:
         every one of ``shapes`` with every single option and family.
     shapes : extents of the listed ids, where ``listed`` reads them.
     fixed : extents are those of the listed ids only; no others are drawn.
+    domain : conditions on the extents that the routine documents beside what its contract checks
+        (:mod:`oracle.routines.domain`); no case beside the listed ones leaves it.
     edge_families : families of :data:`oracle.routines.data.EDGE_FAMILIES` that :mod:`oracle.routines.edges` takes.
     extra : further ids, without the contract's name, on which faults show that the profile's data hide.
     extra_options : options that a fault needs and no id carries; tried on every case that admits them.
@@ -67,6 +69,7 @@ class Grammar:
     extra: tuple[str, ...] = ()
     extra_options: tuple[Mapping[str, object], ...] = ()
     edge_families: tuple[str, ...] = ()
+    domain: str = ""
 
     @property
     def free(self) -> tuple[str, ...]:

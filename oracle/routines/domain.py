@@ -58,9 +58,13 @@ class Condition:
 
 @dataclass(frozen=True)
 class Domain:
-    """Conditions that all must hold; ``str`` gives the text that :func:`parse` reads. Without any, everything is."""
+    """Conditions that all must hold; ``str`` gives the text that :func:`parse` reads. Without any it holds everything,
+    and is false."""
 
     conditions: tuple[Condition, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.conditions)
 
     def __str__(self) -> str:
         return ", ".join(condition.text for condition in self.conditions)

@@ -29,7 +29,7 @@ from oracle.routines.base import Call
 from oracle.routines.case import Case
 from oracle.routines.cases import grammars
 from oracle.routines.data import EDGE_FAMILIES, Stream
-from oracle.routines.domain import EVERYTHING, Domain, Extents, learned
+from oracle.routines.domain import EVERYTHING, Domain, Extents, learned, parse
 from oracle.routines.family import get
 
 TILE = 128
@@ -56,11 +56,13 @@ def edge_cases(contract: str, seed: int) -> list[Case]:
 
 @cache
 def domain_of(contract: str) -> Domain:
-    """The extents that the contract itself takes, by its own check of calls near its smallest case."""
+    """The extents that the contract itself takes: what its grammar says, and its own check of calls near its smallest
+    case."""
     base = _smallest(contract)
+    said = parse(base.grammar.domain, base.grammar.extents) if base.grammar.domain else EVERYTHING
 
     def admits(extents: Extents) -> bool:
-        return valid(replace(base, extents=tuple(extents.items())))
+        return said.holds(extents) and valid(replace(base, extents=tuple(extents.items())))
 
     largest = {name: 2 * TILE for name in base.grammar.free}
     extents = {name: extent if name not in base.grammar.free else _whole(extent) for name, extent in base.extents}

@@ -7,9 +7,11 @@ code with and without them), the rerun checks (timed inside the run, guards and 
 and the pipe, the start of the worker. Required: poison, guard zones, snapshots and rerun checks below 30% of the run.
 Both sides run warm: engines are compiled before the clock starts, so that the run is short and the shares are large.
 ``pytest tests/benchmarks/test_bench_harness.py --benchmark-enable --benchmark-only`` has the shares in ``extra_info``
-of the run; ``python -m tests.benchmarks.test_bench_harness`` prints them as a table. Nothing here asserts a
-time; the bits of a bare call are compared with those of the watched one. Not covered: kernels on a GPU, and the watch
-of threads, which calls for a fixed time once a run (left out, since it would only make the shares smaller).
+of the run; ``python -m tests.benchmarks.test_bench_harness`` prints them as a table. A second pair compares what a run
+tries by default (drawn data and shapes, edges, a kernel with a domain) with the published cases alone, as seconds for one
+judged case: required below 1.5. Nothing here asserts a time; the bits of a bare call are compared with those of the
+watched one. Not covered: kernels on a GPU, and the watch of threads, which calls for a fixed time once a run (left out,
+since it would only make the shares smaller).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from oracle.harness.memory import Guarded
 from oracle.harness.process import Worker
 from oracle.harness.session import Answer, Session
 from oracle.harness.validation import validate
-from oracle.routines import get
+from oracle.routines import get, profiles
 from oracle.routines.catalogue import agree
 from tests.support.subjects.right import gemm_out
 
@@ -46,6 +48,8 @@ FEW = [
 ROUNDS = 5  # of every replayed call; the fastest counts
 OWN, TOTAL = ("poison and guard zones", "snapshots of inputs", "rerun checks"), "the harness' own"
 REQUIRED = 0.30  # share of TOTAL, the sum of OWN
+TRIED, PUBLISHED = "by default", "published cases alone"
+REQUIRED_TRIED = 1.5  # seconds for a judged case by default, in those of the published cases alone
 
 
 @dataclass
@@ -253,8 +257,54 @@ class TestCost:
             assert bool(agree(plainly(request, inputs), answer.outputs["out"]).all())
 
 
+RUNS: Mapping[str, tuple[str, str | None]] = {  # kernel, and which of its cases
+    PUBLISHED: (KERNEL, "published"),
+    TRIED: (KERNEL, None),
+    f"{TRIED}, moved into a learned domain": ("tests.support.subjects.limited:cutlass", None),
+}
+
+
+def tried(kernel: str, which: str | None, few: list[str] | None = None) -> float:
+    """Seconds for one judged case, without the start of the worker."""
+    given = [str(case) for case in profiles.cases(GEMM, "quick")] if which else None
+    run = Run()
+    start = Worker._start
+
+    def started(self: Worker) -> dict[str, Any]:
+        with run.timed("start"):
+            return start(self)
+
+    with patch.object(Worker, "_start", started):
+        report = validate(kernel, GEMM, seed=0, case=few or given)
+    assert report.conforms, [f.verdict.summary for f in report.failures]
+    return (report.seconds - run.seconds["start"]) / report.judged
+
+
+@pytest.mark.benchmark(group="validate: seconds for a judged case")
+class TestTried:
+    """What a run tries by default beside the published cases alone."""
+
+    @pytest.mark.parametrize("name", RUNS)
+    def test_tried(self, benchmark: Any, name: str) -> None:
+        """``extra_info`` has the seconds for one judged case; two cases when benchmarks are off."""
+        few = None if benchmark.enabled else FEW
+        kernel = RUNS[name][0] if benchmark.enabled else KERNEL
+        each = benchmark.pedantic(tried, args=(kernel, RUNS[name][1], few), rounds=1, warmup_rounds=1)
+        benchmark.extra_info.update({"required": f"below {REQUIRED_TRIED} of {PUBLISHED}", "seconds for a case": each})
+
+
+def ratios(rounds: int = 3) -> dict[str, float]:
+    """Seconds for a judged case, the least of some rounds in turn."""
+    found = [{name: tried(*how) for name, how in RUNS.items()} for _ in range(rounds + 1)][1:]
+    return {name: min(one[name] for one in found) for name in RUNS}
+
+
 def main() -> None:
-    """One table: seconds and shares of one run."""
+    """Two tables: seconds and shares of one run, and seconds for a judged case."""
+    each = ratios()
+    for name, seconds in each.items():
+        print(f"  {name:45s} {seconds * 1e3:6.1f} ms a case {seconds / each[PUBLISHED]:5.2f}")
+    print(f"required: below {REQUIRED_TRIED}")
     watched(None)
     run = watched(None)
     parts = shares(run)

@@ -92,6 +92,12 @@ OPERANDS = {
     "subnormal": ["5ccf4dab190dc43f", "5ccf4dab190dc43f", "cfabc7d9bacf1692", "cfabc7d9bacf1692"],
     "ties": ["95bd7b43c67e388c", "26b6b516bceca524", "bb14ef7ce4779294", "731c139106178bfe"],
     "wide": ["eb718722911f4350", "eb718722911f4350", "1dd2288affa83712", "1dd2288affa83712"],
+    # of EDGE_FAMILIES
+    "large": ["eb718722911f4350", "eb718722911f4350", "1dd2288affa83712", "1dd2288affa83712"],
+    "overflow": ["343766a57af93c02", "fca50c01f51ce8c2", "43580a8fbab0e115", "320b26494a2957be"],
+    "small": ["eb718722911f4350", "eb718722911f4350", "1dd2288affa83712", "1dd2288affa83712"],
+    "underflow": ["cfb981a63b7150bc", "cfb981a63b7150bc", "995654b4a7bd0ae2", "995654b4a7bd0ae2"],
+    "underflow16": ["cfb981a63b7150bc", "cfb981a63b7150bc", "995654b4a7bd0ae2", "995654b4a7bd0ae2"],
     "zeros": ["53c23880ea86fa24", "b0bdc8762ad5ef6a", "fdd741022c0fb8a5", "5bf39f1c2cdd0aa5"],
 }
 ACTIVATIONS = {
@@ -103,6 +109,13 @@ ACTIVATIONS = {
     "range": ["464b7232f4d92287", "2c97d79db94d1526", "7b5de210fb275b9d"],
     "special": ["5036ebc8969a07c3", "e027133766024fc3", "8035da4d3ed4cbf8"],
     "ties": ["228e02c83bfed3f4", "476530bb992aa4fe", "81727caf949185b2"],
+}
+EDGES = {
+    "large": ["90f50edaa842c01d", "3d6816270f91dfbc", "eb9d113c52120228"],
+    "overflow": ["b854bca646c8471f", "3f506b04d53f0254", "9e2cf72346710af0"],
+    "small": ["d3a09f2352feaf85", "8708265f3848e836", "f665cdc7207a1fdb"],
+    "underflow": ["a095fdfa81d3e184", "70d42ed6a19e411e", "6a498b1858609207"],
+    "underflow16": ["6c88c56e8c66c11e", "8e5721e2ca68ff9b", "d83096294d1d84a9"],
 }
 SCALES = {
     "exact": "dac077505e8549aa",
@@ -124,7 +137,7 @@ class TestSameEverywhere:
         """The first words of the stream, so that a change of the generator itself is told from one of a family."""
         assert [hex(int(word)) for word in data.Stream("pinned").words(3)] == WORDS
 
-    @pytest.mark.parametrize("family", sorted(data.OPERAND_FAMILIES))
+    @pytest.mark.parametrize("family", sorted([*data.OPERAND_FAMILIES, *data.EDGE_FAMILIES]))
     def test_operands(self, family: str) -> None:
         found = [
             digest(data.operand("pinned", family, 5, 300, dtype=dtype, side=side))
@@ -144,6 +157,10 @@ class TestSameEverywhere:
     @pytest.mark.parametrize("family", sorted({"randn", *data.SCALE_RULES}))
     def test_scales(self, family: str) -> None:
         assert digest(data.scales("pinned", family, (5, 7))) == SCALES[family]
+
+    @pytest.mark.parametrize("family", sorted(data.EDGE_FAMILIES))
+    def test_scales_of_edges(self, family: str) -> None:
+        assert [digest(data.scales("pinned", family, shape)) for shape in ((5, 7), (1, 9), (1,))] == EDGES[family]
 
     def test_two_cases_share_no_tensor(self) -> None:
         small = EXAMPLE.replace("k=2688", "k=256")

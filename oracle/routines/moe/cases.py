@@ -242,13 +242,14 @@ GRAMMARS: Mapping[str, Grammar] = {
         ("t", "e", "h", "i", "k"), ("e4m3xe4m3-bf16", "bf16xe4m3-bf16"), ("1x128:128x128", "tensor:tensor"),
         (*QUANTISED, *(family for family in data.ACTIVATION_FAMILIES if family not in QUANTISED)), _experts,
         _experts_options, {"rounding": ("PRODUCT", "NONE"), "limit": ("0.5", "7"), "first": ("2",), "on_input": ("1",)},
+        domain="h % 128 == 0, i % 128 == 0",  # the layer quantises both in whole groups
         listed=_layer_ids, extra_options=({"limit": 0.05}, {"first_expert": 1}, {"apply_router_weight_on_input": True}),
     ),
     "apply_fi_trtllm_fp8_per_tensor_moe": Grammar(
         ("t", "g", "e", "h", "i"), ("bf16xe4m3-bf16",), ("tensor:tensor",),
         ("randn", "codes", "outlier", "amax", "ties", "special", "nan"), _tensor_experts, _tensor_experts_options,
         {"rank": ("1", "2"), "logits": ("bf16", "f16", "ties", "far"), "weight": ("f32", "bf16")},
-        listed=_tensor_layer_ids,
+        listed=_tensor_layer_ids, domain="h % 32 == 0",  # the kernel's row order takes whole blocks of 32 rows
     ),
     "silu_and_mul": Grammar(
         ("m", "i"), ("bf16", "f16", "f32"), ("-",), tuple(data.ACTIVATION_FAMILIES), _gate_and_up,

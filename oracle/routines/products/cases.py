@@ -308,10 +308,12 @@ GRAMMARS: Mapping[str, Grammar] = {
         _MNK, (*_OUT, "bf16xe4m3-bf16", "bf16xbf16-bf16"), ("1x128:128x128", "1x128:1x128"), _FAMILIES,
         _flashinfer_product, out_dtype, listed=_dense_ids,
         extra=_extra("1x128:128x128", *_overflow("1x128:128x128", 1)), edge_families=_EDGES,
+        domain="k % 128 == 0, n % 64 == 0",  # FlashInfer's page of the routine
     ),
     **{
         name: Grammar(
-            _MNK, ("bf16xe4m3-bf16",), ("1x128:128x128",), _FINITE, _flashinfer_product, out_dtype, listed=_dense_ids
+            _MNK, ("bf16xe4m3-bf16",), ("1x128:128x128",), _FINITE, _flashinfer_product, out_dtype, listed=_dense_ids,
+            domain="k % 128 == 0, n % 64 == 0",
         )
         for name in (
             "flashinfer_fp8_blockscale_gemm",
