@@ -128,13 +128,14 @@ def validate(
             worker, found, device=device, arch=arch, numerics=numerics, folder=Path(folder), domain=stated or EVERYTHING
         )
         chosen = _cases(contract, profile, run_seed, case)
-        reach = Reach(contract, stated, lambda probe: _refused(session.call(*_asked(probe))), move=case is None)
+        probed: list[Finding] = []
+        reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None)
         soaks = profile == "soak" and case is None
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
         items = list(_run(session, chosen, watching, reach))
-        findings = [item for item in items if isinstance(item, Finding)]
+        findings = [item for item in items if isinstance(item, Finding)] + probed
         notes = [item for item in items if isinstance(item, watches.Note)]
         if not any(f.watch == LOAD for f in findings):  # a required watch without a finding or note did not run
             said = {f.watch for f in findings} | {note.watch for note in notes}
@@ -218,12 +219,23 @@ def _run(
             watching.cases -= 1
             calls = watches.Calls(session, str(case))
             yield from _watched(calls, case, inputs, options, answer, finding.verdict, watching)
+            watching.cases = 0 if calls.hung else watching.cases
 
 
 def _refused(answer: Answer) -> str | None:
     """Why the kernel does not take a call, in its words; None when it takes it."""
     problem = answer.problem
     return problem.reason or problem.summary if problem is not None and problem.status is Status.UNSUPPORTED else None
+
+
+def _probe(session: Session, case: Case, found: list[Finding]) -> str | None:
+    """Why the kernel refuses a case that asks for its domain; what is wrong with an answer is found."""
+    inputs, options = _asked(case)
+    answer = session.call(inputs, options)
+    watched = (*watches.memory(session, str(case), answer), *watches.row_major(session, str(case), answer))
+    seen = (session.numbers(str(case), inputs, options, answer), *watched)
+    found += [finding for finding in seen if isinstance(finding, Finding) and finding.fails]
+    return _refused(answer)
 
 
 def _asked(case: Case) -> tuple[Mapping[str, Tensor], dict[str, object]]:

@@ -76,8 +76,8 @@ class Calls:
 
         ``what`` says in a finding which call it was; a verdict that was reached before is not reported again.
         ``taken``: a call with these shapes, dtypes and options was taken before, so that a refusal is a failure.
-        ``follows``: whether the verdict on an answer without a problem follows from one that was reached before. ``how``
-        goes to :meth:`Session.call`.
+        ``follows``: whether the verdict on an answer without a problem follows from one that was reached before.
+        ``how`` goes to :meth:`Session.call`.
         """
         answer, before = self.session.call(inputs, options, **how), len(self._judged)
         verdict = self.verdict(inputs, options, answer, follows)

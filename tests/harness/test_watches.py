@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from oracle.harness import concurrency, offsets, validation
 from oracle.harness.report import LARGE, THREADS, Finding
 from oracle.harness.session import Answer, Session
 from oracle.harness.validation import validate
-from oracle.harness.watches import DIRTY, DOUBLED, FLIPPED, PERMUTED, PITCHED, RERUN, STALE
+from oracle.harness.watches import DIRTY, DOUBLED, FLIPPED, PERMUTED, PITCHED, RERUN, SMALLER, STALE
+from oracle.routines.cases import Case, parse
 from oracle.verdict.compare import Status
 from tests.support.in_process import InProcess
 from tests.support.subjects import broken, later
@@ -111,6 +113,21 @@ def test_what_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("in_process")
+def test_a_call_that_asks_for_the_domain_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel does wrong there is a finding, though the case is not among those that are judged."""
+
+    def asking(self: validation.Reach, chosen: Iterator[Case]) -> Iterator[Case]:
+        assert self.ask(parse(CASE[0])) is None
+        yield from chosen
+
+    monkeypatch.setattr(validation.Reach, "cases", asking)
+    few = CASE[0].replace("m=33", "m=5")
+    report = validate("tests.support.subjects.broken:raises", GEMM, case=few, limit=60)
+    assert [(f.case, f.verdict.status) for f in report.failures] == [(CASE[0], Status.CRASHED)]
+    assert validate("tests.support.subjects.right:gemm", GEMM, case=few, limit=60).conforms
+
+
+@pytest.mark.usefixtures("in_process")
 class TestThreads:
     """Every answer of every thread counts, the farthest one is judged."""
 
@@ -138,6 +155,15 @@ class TestLargeCalls:
     def test_a_row_far_from_every_multiple(self) -> None:
         (only,) = self._failures(LATER + "forgets_a_row_of_many")
         assert only.watch == LARGE and "64 of" in only.verdict.summary
+
+    def test_no_rows_outside_a_stated_domain(self) -> None:
+        """Neither few nor many: the kernel raises for them; without the statement it fails."""
+        wanted = {"limit": 60, "require": (LARGE,), "case": CASE[0].replace("m=33", "m=36")}
+        kernel = "tests.support.subjects.limited:raises_for_m"
+        report = validate(kernel, GEMM, domain="m % 4 == 0", **wanted)  # type: ignore[arg-type]
+        assert {f.verdict.summary for f in report.failures} == set() and LARGE in report.watches()
+        report = validate(kernel, GEMM, **wanted)  # type: ignore[arg-type]
+        assert {f.watch for f in report.failures} >= {SMALLER}
 
     def test_a_crash(self) -> None:
         (only,) = self._failures(LATER + "raises_on_many_rows")
