@@ -2,8 +2,9 @@
 
 What the kernel prints is read all the time, and its tail is kept. A worker that hangs is ended, and all it started
 with it (:mod:`oracle.harness.launcher`); for one that dies the reply has the signal or status, and the next request
-starts another. A message that is no reply to the request (:mod:`oracle.harness.protocol`) ends the worker too. While a worker runs, SIGTERM and SIGHUP interrupt this process as SIGINT does, so that nothing is left
-behind; when this process is killed, the launcher ends the worker.
+starts another. A message that is no reply to the request (:mod:`oracle.harness.protocol`) ends the worker too. While a
+worker runs, SIGTERM and SIGHUP interrupt this process as SIGINT does, so that nothing is left behind; when this process
+is killed, the launcher ends the worker.
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ class Session:
         changed = [made.name for made, old in before if made.changed(old)]
         self._last = [(made, made.snapshot()) for made, _ in laid[ends[1] :]]
         late = tuple(self.contract.returns[i] for i in reply.late)
-        problem, disturbed = self._undeclared(facts, due), reply.disturbed
-        seen = (found, facts, tuple(guards), tuple(changed), reply.seconds, problem)
+        undeclared, disturbed = self._undeclared(facts, due), reply.disturbed
+        seen = (found, facts, tuple(guards), tuple(changed), reply.seconds, undeclared)
         return Answer(*seen, late=late, disturbed=disturbed)
 
     def look_back(self) -> None:

@@ -152,7 +152,7 @@ def validate(
         machine["kernel_seconds"] = f"{session.kernel_seconds:.3f}"
         if device.startswith("cuda"):
             machine |= {"device": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
-            machine["memory"] = "shared on the device" if worker.place != "cpu" else "copied to the device by the worker"
+            machine["memory"] = "shared on the device" if worker.place != "cpu" else "copied to it by the worker"
         return Report(
             name,
             contract,

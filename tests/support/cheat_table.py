@@ -3,7 +3,8 @@
     python -m tests.support.cheat_table [--update FILE] [CHEAT ...]
 
 Two runs a cheat, of a few seconds each: ``CASES`` in the default mode, and ``--untrusted`` on the same shapes with a
-fresh seed. With ``--update`` the table replaces what stands between its markers in the file. Status 1 when one conforms untrusted.
+fresh seed. With ``--update`` the table replaces what stands between its markers in the file. Status 1 when one
+conforms untrusted.
 """
 
 from __future__ import annotations
