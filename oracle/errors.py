@@ -57,6 +57,10 @@ class SubjectError(OracleError, LookupError):
     """A subject (``MODULE:CALLABLE``) cannot be imported or does not offer what was asked."""
 
 
+class SandboxError(OracleError, RuntimeError):
+    """This machine offers no means to run a kernel apart from everything else."""
+
+
 class ExtensionError(OracleError, ImportError):
     """What another distribution adds by entry point cannot be loaded, or is no record of its kind."""
 

@@ -32,7 +32,8 @@ from oracle.routines.domain import EXAMPLE
 
 SHOWN = 12  # failures printed in full
 # What `validate` and the verb of that name call alike.
-ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "require", "limit", "seconds", "domain")
+ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "require", "limit", "seconds", "domain",
+         "untrusted")  # fmt: skip
 OUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ADAPTER: dict[str, Any] = {"metavar": "MODULE:CALLABLE", "help": "called as adapter(kernel, inputs, options)"}
 _DEVICE: dict[str, Any] = {"default": "cpu", "help": "cpu (default) or cuda"}
@@ -68,6 +69,11 @@ def add_validate(commands: Commands) -> None:
     )  # fmt: skip
     command.add_argument("--limit", **_LIMIT)
     command.add_argument("--seconds", type=float, metavar="S", help="length of a soak (default: 600)")
+    command.add_argument(
+        "--untrusted", action="store_true",
+        help="run the kernel in a sandbox without the oracle, network or files to write, on data of a fresh seed; "
+        "exit 2 where this machine makes no sandbox",
+    )  # fmt: skip
     command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
     add_json(command, "the report")
 
@@ -110,6 +116,7 @@ def command_of(arguments: argparse.Namespace, seed: int | None) -> str:
     for name in ("contract", "adapter", "device", "arch", "numerics", "profile", "seed", "seconds", "domain"):
         value = seed if name == "seed" else getattr(arguments, name)
         words += [] if value is None else [f"--{name}", str(value)]
+    words += ["--untrusted"] if arguments.untrusted else []
     words += [word for case in arguments.case or [] for word in ("--case", case)]
     return shlex.join([*words, *(word for watch in arguments.require for word in ("--require", watch))])
 

@@ -9,9 +9,7 @@ nobody. The numbers are not judged, and what the watches see is not reported: th
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -72,11 +70,9 @@ def probe(
         raise OptionError(f"limit={limit:g} is no number of seconds; give a positive one")
     name, arch, found = importable(kernel), arch_of(device), get(contract)
     block, b_rows = scales
-    with (
-        tempfile.TemporaryDirectory(prefix="fp8-oracle-") as folder,
-        Worker(name, adapter=None if adapter is None else importable(adapter), device=device, limit=limit) as worker,
-    ):
-        session = Session(worker, found, device=device, arch=arch, numerics=None, folder=Path(folder))
+    called = None if adapter is None else importable(adapter)
+    with Worker(name, adapter=called, device=device, limit=limit) as worker:
+        session = Session(worker, found, device=device, arch=arch, numerics=None)
         shape = Shape(torch.float8_e4m3fn, k, block, b_rows)
         return fingerprint(_asked(session, name), shape, out_dtype=out_dtype, seed=seed)
 

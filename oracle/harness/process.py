@@ -1,7 +1,10 @@
 """A kernel in a worker process: requests with a time limit, and the cause when the process is lost.
 
-What the kernel prints is read all the time, and its tail is kept. A worker that hangs is killed with its whole process
-group; for one that dies the reply has the signal or status, and the next request starts another.
+What the kernel prints is read all the time, and its tail is kept. A worker that hangs is ended, and all it started
+with it (:mod:`oracle.harness.launcher`); for one that dies the reply has the signal or status, and the next request
+starts another. A message that is no reply to the request (:mod:`oracle.harness.protocol`) ends the worker too. While a
+worker runs, SIGTERM and SIGHUP interrupt this process as SIGINT does, so that nothing is left behind; when this process
+is killed, the launcher ends the worker.
 """
 
 from __future__ import annotations
@@ -9,136 +12,227 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from oracle.harness.worker import Reply, failure
+import torch
+
+from oracle.harness import sandbox
+from oracle.harness.memory import Shared, exported
+from oracle.harness.protocol import NONCE, SIZE, GarbledError, Reply, printable, unpack
 
 KEPT = 1 << 16  # bytes of the kernel's own output that are kept
 DRAINED = 1.0  # seconds that the rest of a dead worker's output may take
+ENDED = 5.0  # seconds in which a launcher must have ended everything
 LOADING = 120.0  # seconds in which a process must have started and imported the kernel, on a busy machine too
-FATAL = ("device", "exit", "memory", "uncapturable")  # after these the process is replaced
+FATAL = ("device", "exit", "memory", "uncapturable", "lost", "hang")  # after these the process is replaced
 
 
 class Worker:
-    """One kernel in a worker process; a context manager."""
+    """One kernel in a worker process; a context manager. ``untrusted``: in a sandbox without the oracle."""
 
     def __init__(
-        self, kernel: str, *, adapter: str | None, device: str, limit: float, path: tuple[str, ...] = ()
+        self,
+        kernel: str,
+        *,
+        adapter: str | None,
+        device: str,
+        limit: float,
+        path: tuple[str, ...] = (),
+        untrusted: bool = False,
     ) -> None:
-        folders = [os.getcwd(), *path, *(p for p in sys.path if p)]
-        self._load = {"op": "load", "kernel": kernel, "adapter": adapter, "device": device, "path": folders}
+        self._means = sandbox.required() if untrusted else None
+        self._search = tuple(dict.fromkeys(os.path.abspath(p) for p in (os.getcwd(), *path, *filter(None, sys.path))))
+        apart = sandbox.PLACE if untrusted else ""
+        first, rest = self._search[:1], self._search[1:]
+        self._load = {"op": "load", "kernel": kernel, "adapter": adapter, "device": device, "first": first}
+        self._load |= {"path": rest, "apart": apart}
         self.limit, self.starts = limit, 0
         self._process: subprocess.Popen[bytes] | None = None
         self._drainer: threading.Thread | None = None
-        self._reply = self._request = -1
         self._tail = bytearray()
-        self._buffer = b""
+        self._shared: Shared | None = None
+        self.place = "cpu"
+        """The device on whose memory the tensors of a call lie, this process's and the worker's."""
+        self._told: Shared | None = None  # the memory that the process of now has
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        self._stack.enter_context(interrupted_by_every_end())
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+        self._stack.close()
 
     @property
     def output(self) -> str:
         """The tail of what the kernel printed."""
-        return bytes(self._tail).decode(errors="replace")
+        return printable(bytes(self._tail).decode(errors="replace"))
+
+    def memory(self, size: int) -> Shared:
+        """Memory of at least this many bytes that the worker has too: the same one until a larger one is asked for."""
+        if self._shared is None or self._shared.size < size:
+            if self._shared is not None:
+                self._shared.close()
+            self._shared = Shared(max(size, 0 if self._shared is None else 2 * self._shared.size))
+        return self._shared
 
     def ask(self, request: Mapping[str, Any]) -> Reply:
         """The reply to one request; starts a worker if there is none. A lost worker gives a reply too."""
         if self._process is None:
             loaded = self._start()
-            if not loaded["ok"]:
+            if not loaded.ok:
                 self.stop()
-                return loaded | {"kind": "load"}
+                return replace(loaded, kind="load")
         reply = self._exchange(request, self.limit)
-        if not reply["ok"] and reply["kind"] in (*FATAL, "lost", "hang"):
+        if reply.kind in FATAL:
             self.stop()
         return reply
 
     def stop(self) -> None:
-        """Kill the worker and everything that it started."""
+        """End the worker and everything that it started."""
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):  # already gone, children included
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        assert self._drainer is not None and process.stdout is not None
+        assert self._drainer is not None and process.stdout is not None and process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(ENDED)
+        except subprocess.TimeoutExpired:  # the kernel has stopped it, or a process cannot be killed
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         self._drainer.join(DRAINED)
-        if not self._drainer.is_alive():  # else a process that left the group still holds the other end
+        if not self._drainer.is_alive():  # else a process that escaped still holds the other end
             process.stdout.close()
-        for descriptor in (self._reply, self._request):
-            os.close(descriptor)
+        self._channel.close()
+        os.close(self._status)
+        self._root.cleanup()
 
     def _start(self) -> Reply:
         self.starts += 1
-        take, self._request = os.pipe()
-        self._reply, give = os.pipe()
-        self._buffer = b""
-        path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"MALLOC_PERTURB_": "128", "PYTHONPATH": path}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "oracle.harness.worker", str(take), str(give)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(take, give),
-            start_new_session=True,
-            env=environment,
-        )
-        os.close(take)
-        os.close(give)
-        assert self._process.stdout is not None
-        self._drainer = threading.Thread(target=self._drain, args=(self._process.stdout.fileno(),), daemon=True)
-        self._drainer.start()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._status, status = os.pipe()
+        self._told = None
+        self._root = tempfile.TemporaryDirectory(prefix="fp8-oracle-")
+        with theirs:
+            command = [sys.executable, "-P", "-m", "oracle.harness.worker", str(theirs.fileno())]
+            if self._means is None:
+                path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
+                variables, shown = os.environ | {"PYTHONPATH": path}, []
+            else:
+                variables = sandbox.environment(self._search)
+                shown = sandbox.steps(self._search, str(self._load["kernel"]), str(self._load["device"]))
+            variables = {**variables, "MALLOC_PERTURB_": "128"}
+            plan = sandbox.plan(command, variables, os.getcwd(), self._means, shown, self._root.name)
+            self._process = subprocess.Popen(
+                sandbox.COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(), status),
+                start_new_session=True,
+            )
+            os.close(status)
+            assert self._process.stdout is not None and self._process.stdin is not None
+            self._drainer = threading.Thread(target=self._drain, args=(self._process.stdout.fileno(),), daemon=True)
+            self._drainer.start()
+            with contextlib.suppress(BrokenPipeError):  # what follows finds that the launcher is gone
+                line = json.dumps(plan | {"channel": theirs.fileno(), "status": status}) + "\n"
+                self._process.stdin.write(line.encode())
+                self._process.stdin.flush()
+        if self._load["device"] != "cpu":
+            ours = torch.ones(1 << 21, dtype=torch.uint8, device=str(self._load["device"]))
+            torch.cuda.synchronize()
+            opened = self._exchange({"op": "probe", "handle": exported(ours)}, max(self.limit, LOADING))
+            if opened.kind in FATAL and opened.kind != "device":
+                return opened
+            self.place = str(self._load["device"]) if opened.ok else "cpu"
         return self._exchange(self._load, max(self.limit, LOADING))
 
     def _exchange(self, request: Mapping[str, Any], limit: float) -> Reply:
         assert self._process is not None
+        if select.select([self._channel], [], [], 0)[0] and self._channel.recv(1):
+            return Reply("lost", "the kernel wrote to the channel of the worker; it was killed")
+        nonce, start = secrets.token_bytes(NONCE), time.monotonic()
+        message = json.dumps({**request, "nonce": nonce.hex()}).encode()
+        memory = [self._shared.descriptor] if self._shared is not None and self._told is not self._shared else []
         try:
-            os.write(self._request, (json.dumps(request) + "\n").encode())
-        except BrokenPipeError:
+            socket.send_fds(self._channel, [message], memory)
+        except (BrokenPipeError, ConnectionResetError):
             return self._lost()
-        deadline = time.monotonic() + limit
-        while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
+        self._told = self._shared
+        left = limit
+        ends: tuple[socket.socket | int, ...] = (self._channel, self._status)
+        while not select.select(ends, [], [], max(0.0, left))[0]:
+            left = start + limit - time.monotonic()
             if left <= 0:
-                return failure("hang", f"no answer within {limit:g} s; the worker was killed")
-            ready, _, _ = select.select([self._reply], [], [], min(left, 0.2))
-            if ready:
-                chunk = os.read(self._reply, 1 << 16)
-                if not chunk:
-                    return self._lost()
-                self._buffer += chunk
-            elif self._process.poll() is not None:
-                return self._lost()
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        reply: Reply = json.loads(line)
-        return reply
+                return Reply("hang", f"no answer within {limit:g} s; the worker was killed")
+        try:
+            answer = self._channel.recv(SIZE + 1, socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionResetError):
+            answer = b""
+        if not answer:
+            return self._lost()
+        try:
+            return replace(unpack(answer, nonce), seconds=time.monotonic() - start)
+        except GarbledError as error:
+            return Reply("lost", f"the kernel wrote to the channel of the worker: {error}; it was killed")
 
     def _lost(self) -> Reply:
         assert self._process is not None
-        try:
-            status = self._process.wait(timeout=2.0)
-        except subprocess.TimeoutExpired:
-            return failure("lost", "the worker closed its channel and runs on; it was killed")
+        written = os.read(self._status, 4) if select.select([self._status], [], [], 2.0)[0] else None
+        if written is None:
+            return Reply("lost", "the worker closed its channel and runs on; it was killed")
+        if len(written) < 4:
+            return Reply("lost", f"the worker could not be started, or was ended from outside: {self._last_words()}")
+        status = os.waitstatus_to_exitcode(struct.unpack("i", written)[0])
+        if self._means == "bwrap" and status > 128:
+            status = 128 - status  # how it passes a signal on
         if status >= 0:
-            return failure("lost", f"the kernel ended the process with status {status}")
+            return Reply("lost", f"the kernel ended the process with status {status}")
         name = signal.Signals(-status).name
         causes = {"SIGKILL": " (killed from outside, or out of memory)", "SIGSEGV": " (invalid memory access)"}
-        return failure("lost", f"the worker died by {name}{causes.get(name, '')}")
+        return Reply("lost", f"the worker died by {name}{causes.get(name, '')}")
+
+    def _last_words(self) -> str:
+        assert self._process is not None and self._drainer is not None
+        self._drainer.join(DRAINED)
+        return self.output.strip().rpartition("\n")[2][:500] or "it said nothing"
 
     def _drain(self, descriptor: int) -> None:
         while chunk := os.read(descriptor, 1 << 16):
             self._tail += chunk
             del self._tail[:-KEPT]
+
+
+@contextlib.contextmanager
+def interrupted_by_every_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt here, unless this is no main thread or somebody handles them."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        ends = (signal.SIGTERM, signal.SIGHUP)
+        free = [end for end in ends if signal.getsignal(end) is signal.SIG_DFL]
+        before = {end: signal.signal(end, signal.default_int_handler) for end in free}
+    try:
+        yield
+    finally:
+        for end, handler in before.items():
+            signal.signal(end, handler)

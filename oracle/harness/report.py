@@ -59,6 +59,7 @@ class Report:
     seed: int | None = None
     domain: str | None = None
     coverage: Coverage | None = None
+    untrusted: bool = False
 
     @property
     def failures(self) -> tuple[Finding, ...]:
@@ -101,14 +102,15 @@ class Report:
         names = ("contract", "adapter", "device", "arch", "numerics", *(("profile", "seed", "domain") if whole else ()))
         called = [(name, getattr(self, name)) for name in names]
         flags = [f"--{name} {shlex.quote(str(value))}" for name, value in called if value is not None]
+        flags += ["--untrusted"] if self.untrusted else []
         flags += [f"--require {shlex.quote(finding.watch)}"] if finding.watch in OPTIONAL else []
         flags += [] if whole else [f"--case {quoted(finding.case)}"]
         return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)}"
 
     def to_json(self) -> dict[str, object]:
         names = (
-            "kernel", "adapter", "contract", "numerics", "device", "arch", "profile", "seed", "domain", "conforms",
-            "untested", "exit_code", "judged",
+            "kernel", "adapter", "contract", "numerics", "device", "arch", "profile", "seed", "domain", "untrusted",
+            "conforms", "untested", "exit_code", "judged",
         )  # fmt: skip
         return {
             "schema": SCHEMA,

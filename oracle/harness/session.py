@@ -1,27 +1,33 @@
-"""One kernel under validation: sends cases to the worker and turns its replies into findings."""
+"""One kernel under validation: sends cases to the worker and turns its replies into findings.
+
+The tensors of a call lie in memory of this process. What the worker replies is a claim: shape, dtype, strides and place
+of an output are compared with the call and with that memory before a byte is read, and guard zones, inputs and outputs
+are read here.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, OracleError
-from oracle.fixtures.strides import restored
-from oracle.harness.memory import is_poison
+from oracle.fixtures.strides import TMA_BYTES, padded_memory, restored
+from oracle.harness.memory import GUARD, Guarded, Shared, Wanted, is_poison
 from oracle.harness.process import Worker
+from oracle.harness.protocol import Claim
 from oracle.harness.report import NUMBERS, Finding
 from oracle.routines import cases
 from oracle.routines.base import Call, Contract
 from oracle.routines.domain import EVERYTHING, Domain
 from oracle.verdict.compare import Status, Verdict
 
+ROOM = 1 << 20  # bytes for results, beside 16 times what inputs and outputs take (the widest padding that is kept)
 CAUSES = {
     "load": "cannot be loaded",
     "hang": "hangs",
@@ -65,12 +71,15 @@ class Session:
     the kernel may be called."""
 
     def __init__(
-        self, worker: Worker, contract: Contract, *, device: str, arch: str, numerics: str | None, folder: Path,
+        self, worker: Worker, contract: Contract, *, device: str, arch: str, numerics: str | None,
         domain: Domain = EVERYTHING,
     ) -> None:  # fmt: skip
         self.worker, self.contract, self.device = worker, contract, device
-        self.arch, self.numerics, self.folder, self.domain = arch, numerics, folder, domain
+        self.arch, self.numerics, self.domain = arch, numerics, domain
         self.kernel_seconds, self.judged = 0.0, False
+        self.late: list[str] = []
+        """Outputs that were written after their call had returned."""
+        self._last: list[tuple[Guarded, Tensor]] = []
 
     def call(
         self,
@@ -84,43 +93,62 @@ class Session:
     ) -> Answer:
         """Run the kernel once; ``mode`` is "plain", "threads" (among calls of other threads, half of them on the inputs
         ``beside``) or one of :mod:`oracle.harness.launches`, which needs ``beside`` too."""
-        given, result = self.folder / "inputs.safetensors", self.folder / "outputs.safetensors"
-        other = None if beside is None else self.folder / "beside.safetensors"
-        due = self._out(inputs, options)
-        transposed = [name for name, t in inputs.items() if t.dim() == 2 and t.stride(0) == 1 and t.stride(1) != 1]
-        for tensors, path in ((inputs, given), (beside, other)):
-            if tensors is not None and path is not None:  # dense, transposed ones by their transpose
-                views = {n: t.view(torch.uint8).t() if n in transposed else t for n, t in tensors.items()}
-                dense = {n: view.contiguous().view(tensors[n].dtype) for n, view in views.items()}
-                safetensors.torch.save_file(dense, path)
+        self.look_back()
+        due, lead = self._out(inputs, options), lead or {}
+        wanted = [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in inputs.items()]
+        wanted += [Wanted.copy(name, t, lead=lead.get(name, 0)) for name, t in (beside or {}).items()]
+        wanted += [Wanted.fresh(name, shape, getattr(torch, dtype)) for name, (shape, dtype) in due.items()]
+        ends = (len(inputs), len(inputs) + len(beside or {}), len(wanted))
+        size = sum(one.size for one in wanted)
+        shared = self.worker.memory(size + ROOM + TMA_BYTES * size)
+        laid = shared.lay_out(wanted, poison, self.worker.place)
+        before = [(made, made.snapshot()) for made, _ in laid[: ends[0]]]
         request = {
             "op": "call",
-            "inputs": str(given),
-            "output": str(result),
-            "transposed": transposed,
+            "slots": [{"name": made.name, **spec} for made, spec in laid],
+            "inputs": list(range(ends[0])),
+            "beside": list(range(ends[0], ends[1])),
+            "outputs": list(range(ends[1], ends[2])),
+            "room": shared.room,
             "poison": poison,
-            "lead": dict(lead or {}),
             "mode": mode,
-            "beside": None if other is None else str(other),
             "names": list(self.contract.returns),
             "options": {n: str(value) if isinstance(value, torch.dtype) else value for n, value in options.items()},
-            "out": due,
         }
         reply = self.worker.ask(request)
-        if not reply["ok"]:
-            kind, said = reply["kind"], reply["error"]
-            refused = Verdict(Status.UNSUPPORTED, f"the kernel does not offer this call: {said}", reason=said)
-            offered = kind not in ("unsupported", "uncapturable")
-            problem = crashed(f"{CAUSES[kind]}: {said}") if offered else refused
-            return Answer(problem=problem, hopeless=kind in ("load", "signature"), hung=kind == "hang")
-        self.kernel_seconds += float(reply["seconds"])
-        facts, made = reply["outputs"], safetensors.torch.load_file(result)
-        found = {name: restored(made[name], facts[name]["stride"], made.get(f"memory.{name}")) for name in facts}
-        guards, changed, seconds = tuple(reply["guards"]), tuple(reply["changed"]), float(reply["seconds"])
-        late, disturbed = tuple(reply["late"]), bool(reply["disturbed"])
-        return Answer(
-            found, facts, guards, changed, seconds, self._undeclared(facts, due), late=late, disturbed=disturbed
-        )
+        if not reply.ok:
+            said = f"the kernel does not offer this call: {reply.text}"
+            refused = Verdict(Status.UNSUPPORTED, said, reason=reply.text)
+            offered = reply.kind not in ("unsupported", "uncapturable")
+            problem = crashed(f"{CAUSES[reply.kind]}: {reply.text}") if offered else refused
+            return Answer(problem=problem, hopeless=reply.kind in ("load", "signature"), hung=reply.kind == "hang")
+        self.kernel_seconds += reply.seconds
+        claims = dict(zip(self.contract.returns, reply.outputs, strict=False))
+        if len(claims) != len(self.contract.returns) or len(reply.outputs) != len(claims):
+            return Answer(problem=crashed(f"{CAUSES['lost']}: a reply with {len(reply.outputs)} outputs"))
+        facts = {
+            name: {"dtype": str(c.dtype), "shape": list(c.shape), "stride": list(c.stride), "device": c.device}
+            for name, c in claims.items()
+        }
+        found = {}
+        for name, claim in claims.items():
+            made = read(claim, shared, [made for made, _ in laid])
+            if made is None:
+                said = f"{name} {list(claim.shape)} with strides {list(claim.stride)}"
+                return Answer(problem=crashed(f"{CAUSES['result']}: {said} does not lie in the memory of the call"))
+            found[name] = made
+        guards = [*(damage for made, _ in laid if (damage := made.damage())), *reply.text.splitlines()]
+        changed = [made.name for made, old in before if made.changed(old)]
+        self._last = [(made, made.snapshot()) for made, _ in laid[ends[1] :]]
+        late = tuple(self.contract.returns[i] for i in reply.late)
+        undeclared, disturbed = self._undeclared(facts, due), reply.disturbed
+        seen = (found, facts, tuple(guards), tuple(changed), reply.seconds, undeclared)
+        return Answer(*seen, late=late, disturbed=disturbed)
+
+    def look_back(self) -> None:
+        """Note in ``late`` the outputs of the last call that have changed since it was answered."""
+        self.late += [made.name for made, old in self._last if made.changed(old)]
+        self._last = []
 
     def takes(self, case: str, **extents: int) -> bool:
         """Whether the kernel may be called with the extents of a case, some of them replaced."""
@@ -182,6 +210,34 @@ class Session:
             return {}
         fixed = {name: due for name, due in self.contract.outputs(call).items() if due.shape is not None}
         return {n: (list(due.shape or ()), str(due.dtypes[0]).removeprefix("torch.")) for n, due in fixed.items()}
+
+
+def read(claim: Claim, shared: Shared, slots: Sequence[Guarded]) -> Tensor | None:
+    """The output of a claim, copied out of memory of this process; None when it does not lie where it is said to."""
+    size, count = claim.dtype.itemsize, math.prod(claim.shape)
+    reach = 1 + sum((n - 1) * s for n, s in zip(claim.shape, claim.stride, strict=True)) if count else 0
+    if claim.slot >= len(slots) or claim.offset % size or max(count, reach) * size > shared.size:
+        return None
+    if claim.slot >= 0:  # an output of the call, or a part of one
+        inside, start = slots[claim.slot].inside(), claim.offset - GUARD
+        if start < 0 or start + reach * size > inside.numel():
+            return None
+        view = inside[start : start + (inside.numel() - start) // size * size].cpu().clone().view(claim.dtype)
+        view = view.as_strided(claim.shape, claim.stride)
+        return _plain(restored(view.contiguous(), claim.stride, padded_memory(view)))
+    if claim.offset < shared.room or claim.offset + claim.length * size > shared.size:
+        return None
+    if claim.length < (reach if claim.padded else count):
+        return None
+    elements = shared.bytes[claim.offset : claim.offset + claim.length * size].clone().view(claim.dtype)
+    if claim.padded:
+        return _plain(restored(torch.zeros(claim.shape, dtype=claim.dtype), claim.stride, elements))
+    return _plain(restored(elements[:count].reshape(claim.shape), claim.stride))
+
+
+def _plain(x: Tensor) -> Tensor:
+    """A bool of other bytes than 0 and 1 as torch reads it nowhere else: true."""
+    return x if x.dtype != torch.bool else x.view(torch.uint8) != 0
 
 
 def failed(what: str) -> Verdict:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import platform
 import secrets
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from oracle.diagnosis.minimise import extents, minimise
 from oracle.diagnosis.mutation import poisoned
 from oracle.errors import CaseError, DeviceError, OptionError, SubjectError
 from oracle.fixtures.failing_case import FailingCase, write
-from oracle.harness import offsets, watches
+from oracle.harness import mixtures, offsets, watches
 from oracle.harness.process import Worker
 from oracle.harness.reach import Reach
 from oracle.harness.report import BATCH, COVERAGE, LARGE, LOAD, NUMBERS, OPTIONAL, THREADS, Finding, Report
@@ -60,6 +59,7 @@ def validate(
     seconds: float | None = None,
     save: Path | None = None,
     domain: str | None = None,
+    untrusted: bool = False,
 ) -> Report:
     """Run ``kernel`` over the cases of ``contract`` in a worker process, judge it and watch it.
 
@@ -90,6 +90,8 @@ def validate(
     save : minimise the first case with wrong numbers and write it to this safetensors file.
     domain : the extents that the kernel takes, as ``"m % 4 == 0, n % 128 == 0"`` (:mod:`oracle.routines.domain`): no
         other call is made. By default learned from what the kernel refuses.
+    untrusted : run the kernel in a sandbox, where it cannot import the oracle, write outside of a private folder, or
+        reach the network (:mod:`oracle.harness.sandbox`).
 
     Returns
     -------
@@ -120,13 +122,9 @@ def validate(
     if numerics is None and arch == "cpu" and found.numerics and "cpu" not in found.numerics:
         raise OptionError(f"{contract} has no model of {arch}; name arch= or numerics=")
     name, start = importable(kernel), time.perf_counter()
-    with (
-        tempfile.TemporaryDirectory(prefix="fp8-oracle-") as folder,
-        Worker(name, adapter=None if adapter is None else importable(adapter), device=device, limit=limit) as worker,
-    ):
-        session = Session(
-            worker, found, device=device, arch=arch, numerics=numerics, folder=Path(folder), domain=stated or EVERYTHING
-        )
+    called = None if adapter is None else importable(adapter)
+    with Worker(name, adapter=called, device=device, limit=limit, untrusted=untrusted) as worker:
+        session = Session(worker, found, device=device, arch=arch, numerics=numerics, domain=stated or EVERYTHING)
         chosen = _cases(contract, profile, run_seed, case)
         probed: list[Finding] = []
         reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None)
@@ -135,7 +133,7 @@ def validate(
         large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
         items = list(_run(session, chosen, watching, reach))
-        findings = [item for item in items if isinstance(item, Finding)] + probed
+        findings = [*(item for item in items if isinstance(item, Finding)), *probed, *mixtures.late(session)]
         notes = [item for item in items if isinstance(item, watches.Note)]
         if not any(f.watch == LOAD for f in findings):  # a required watch without a finding or note did not run
             said = {f.watch for f in findings} | {note.watch for note in notes}
@@ -155,6 +153,7 @@ def validate(
         machine["kernel_seconds"] = f"{session.kernel_seconds:.3f}"
         if device.startswith("cuda"):
             machine |= {"device": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+            machine["memory"] = "shared on the device" if worker.place != "cpu" else "copied to it by the worker"
         return Report(
             name,
             contract,
@@ -173,6 +172,7 @@ def validate(
             run_seed if case is None else None,
             domain,
             reach.coverage(),
+            untrusted,
         )
 
 
@@ -253,6 +253,7 @@ def _watched(
     calls.know(inputs, options, answer, verdict)
     for watch in (
         watches.repeats(calls, inputs, options, other),
+        mixtures.mixed(calls, inputs, options, other[0]),
         watches.strided(calls, inputs, options),
         watches.metamorphic(calls, inputs, options),
         watches.batch(calls, inputs, options, required=BATCH in required),

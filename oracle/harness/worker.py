@@ -1,39 +1,39 @@
-"""The process that runs a foreign kernel: ``python -m oracle.harness.worker REQUESTS REPLIES``.
+"""The process that runs a foreign kernel: ``python -m oracle.harness.worker CHANNEL``.
 
-Reads one JSON request a line from one file descriptor and writes one JSON reply a line to another; tensors are passed
-in safetensors files. Standard output and error are the kernel's. The worker judges nothing: it replies what the kernel
-returned and what happened to the memory around it. What the kernel raises is caught and reported; what else it does to
-the process is found by the parent (:mod:`oracle.harness.process`).
+Takes one JSON request a message from a socket and sends one message of fixed form back
+(:mod:`oracle.harness.protocol`). Tensors lie in memory that the parent owns (:mod:`oracle.harness.memory`); standard
+output and error are the kernel's. The worker judges nothing: it calls the kernel and says where the result lies. What
+the kernel raises is caught and reported; what else it does to the process is found by the parent
+(:mod:`oracle.harness.process`), and so is what it does to shared memory.
+
+The files of the worker (``oracle.harness.sandbox.WORKER``) need nothing but torch and each other. Once they are loaded,
+``apart`` takes them off the module table and off the path: the kernel runs where ``oracle`` cannot be imported.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import json
+import mmap
 import os
+import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from oracle.fixtures.strides import padded_memory
 from oracle.harness import launches
 from oracle.harness.concurrency import Made, bytes_of, run_concurrently
-from oracle.harness.memory import GUARD, Guarded, Poisoning, guarded, placed
-
-Reply = dict[str, Any]
-
-
-def failure(kind: str, error: str) -> Reply:
-    """The reply to a request that has no result."""
-    return {"ok": False, "kind": kind, "error": error}
+from oracle.harness.memory import ALIGNED, GUARD, Guarded, Poisoning, carried, guarded, imported, opened
+from oracle.harness.protocol import AXES, DTYPES, REQUEST, Claim, Reply, pack
 
 
 class Refused(Exception):
@@ -48,15 +48,18 @@ class Mismatch(Refused):
     kind = "signature"
 
 
-def main(requests: int, replies: int) -> None:
+def main(channel: socket.socket) -> None:
     """Serve until the requests end."""
     server = Server()
-    with os.fdopen(requests, "r", encoding="utf-8") as incoming:
-        for line in incoming:
-            reply = server.answer(json.loads(line))
-            if os.getpid() != server.owner:
-                os._exit(0)  # importing the kernel forked
-            os.write(replies, (json.dumps(reply) + "\n").encode())
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, REQUEST, 1)
+        if not message:
+            return
+        request = json.loads(message)
+        reply = server.answer(request, *descriptors)
+        if os.getpid() != server.owner:
+            os._exit(0)  # importing the kernel forked
+        channel.send(pack(bytes.fromhex(request["nonce"]), reply))
 
 
 class Server:
@@ -67,100 +70,114 @@ class Server:
         self.adapter: Callable[..., Any] | None = None
         self.device = "cpu"
         self.owner = os.getpid()
+        self.shared: mmap.mmap | None = None
 
-    def answer(self, request: Mapping[str, Any]) -> Reply:
-        """One reply; everything that the kernel raises becomes its text."""
+    def answer(self, request: Mapping[str, Any], memory: int | None = None) -> Reply:
+        """One reply; everything that the kernel raises becomes its text. ``memory`` replaces the shared memory."""
+        if memory is not None:
+            self.shared = mmap.mmap(memory, os.fstat(memory).st_size)
+            os.close(memory)
         try:
-            return self.load(request) if request["op"] == "load" else self.call(request)
+            return {"probe": self.probe, "load": self.load, "call": self.call}[request["op"]](request)
         except Refused as error:
-            return failure(error.kind, str(error))
+            return Reply(error.kind, str(error))
         except launches.Uncapturable as error:
-            return failure("uncapturable", str(error))
+            return Reply("uncapturable", str(error))
         except MemoryError as error:
-            return failure("memory", f"out of memory: {error or 'MemoryError'}")
+            return Reply("memory", f"out of memory: {error or 'MemoryError'}")
         except NotImplementedError as error:
-            return failure("unsupported", _text(error))
+            return Reply("unsupported", _text(error))
         except BaseException as error:  # foreign code may raise anything, KeyboardInterrupt and SystemExit included
             if type(error).__name__ == "OutOfMemoryError":
-                return failure("memory", _text(error))
+                return Reply("memory", _text(error))
             if isinstance(error, SystemExit):
-                return failure("exit", f"the kernel called exit({error.code})")
+                return Reply("exit", f"the kernel called exit({error.code})")
             device = "CUDA" in str(error) or type(error).__name__ == "AcceleratorError"
-            return failure("device" if device else "raised", _text(error))
+            return Reply("device" if device else "raised", _text(error))
+
+    def probe(self, request: Mapping[str, Any]) -> Reply:
+        """Whether this process can open memory of the parent on the GPU; asked before the kernel is imported."""
+        return Reply("ok" if bool((imported(request["handle"]) == 1).all()) else "device")
 
     def load(self, request: Mapping[str, Any]) -> Reply:
         """Import the kernel and its adapter."""
-        for folder in request["path"]:
-            if folder not in sys.path:
-                sys.path.append(folder)
+        if request["apart"]:
+            apart(request["apart"])
+        sys.path[:] = [*request["first"], *(folder for folder in sys.path if folder not in request["first"])]
+        sys.path += [folder for folder in request["path"] if folder not in sys.path]
         self.device = request["device"]
         self.kernel = _import(request["kernel"])
         self.adapter = _import(request["adapter"]) if request["adapter"] else None
-        return {"ok": True, "takes_out": self.adapter is None and takes(self.kernel, "out")}
+        return Reply("ok")
 
     def call(self, request: Mapping[str, Any]) -> Reply:
-        """One call between guard zones; the result goes to ``request["output"]``."""
-        assert self.kernel is not None
-        inputs = self._placed(request, request["inputs"])
-        before = {name: g.inside().clone() for name, g in inputs.items()}
+        """One call between guard zones; a result that does not lie in an output of the parent goes into the room."""
+        assert self.kernel is not None and self.shared is not None
+        laid = {index: opened(s["name"], s, self.shared) for index, s in enumerate(request["slots"])}
+        here = self.device == "cpu"
+        slots = {i: g if here or g.buffer.is_cuda else carried(g, self.device) for i, g in laid.items()}
+        inputs, beside, outputs = (
+            {slots[i].name: slots[i] for i in request[part]} for part in ("inputs", "beside", "outputs")
+        )
         options = {name: _option(value) for name, value in request["options"].items()}
-        outputs, mode = self._fresh(request), request["mode"]
-        beside = None if request["beside"] is None else self._placed(request, request["beside"])
+        mode, poison = request["mode"], int(request["poison"])
+        given = {g.buffer.untyped_storage().data_ptr(): i for i, g in slots.items()}
+        allocations, outside, disturbed = Poisoning(poison), list[str](), False
         named: Mapping[str, Tensor]
-        outside: list[str] = []
-        disturbed = False
-        allocations = Poisoning(int(request["poison"]))
 
-        def read(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            watched = {g.buffer.untyped_storage().data_ptr(): g for g in (*outputs.values(), *allocations.made)}
-            return _stored(named, watched)
+        def read(named: Mapping[str, Tensor]) -> dict[str, _Seen]:
+            """What lies in the outputs now; on a GPU a copy, which the current stream makes."""
+            own = {g.buffer.untyped_storage().data_ptr(): g for g in (*slots.values(), *allocations.made)}
+            return {name: _seen(name, x, given, own) for name, x in named.items()}
 
-        start = time.perf_counter()
         with contextlib.nullcontext() if mode in launches.UNPOISONED else allocations:
             if mode == "plain":
                 named = self._invoke(inputs, options, outputs, request)
                 if self.device != "cpu":  # a user waits for the stream of the call, and for no other
                     torch.cuda.current_stream().synchronize()
-                seconds = time.perf_counter() - start
                 seen = read(named)
             elif mode == "threads":
-                assert beside is not None
-                named, outside, disturbed = self._concurrently(inputs, beside, options, request)
-                seconds, seen = time.perf_counter() - start, read(named)
+                found, outside, disturbed = self._concurrently(inputs, beside, options, request)
+                named, seen = found, read(found)
             else:
-                assert beside is not None
-                fresh, theirs = self._fresh(request), {name: g.inside().clone() for name, g in beside.items()}
-                call = self._launched(inputs, before, theirs, options, outputs, request)
-                other = self._launched(beside, theirs, before, options, fresh, request)
-                named, seen = launches.launch(mode, call, other, read, poison=int(request["poison"]))
-                seconds, outside = time.perf_counter() - start, [d for g in fresh.values() if (d := g.damage())]
-            late: list[str] = []
+                fresh = self._fresh(request)
+                own, theirs = ({n: g.inside().clone() for n, g in part.items()} for part in (inputs, beside))
+                call = self._launched(inputs, own, theirs, options, outputs, request)
+                other = self._launched(beside, theirs, own, options, fresh, request)
+                named, seen = launches.launch(mode, call, other, read, poison=poison)
+                outside = [d for g in fresh.values() if (d := g.damage())]
+            late: list[int] = []
             if self.device != "cpu":
                 torch.cuda.synchronize()
                 after = {} if mode == "threads" else read(named)
-                late = [name for name, x in after.items() if not torch.equal(bytes_of(x), bytes_of(seen[name]))]
-        damaged = outside + [d for g in (*inputs.values(), *outputs.values(), *allocations.made) if (d := g.damage())]
-        changed = [name for name, g in inputs.items() if not torch.equal(g.inside(), before[name])]
-        facts = {
-            name: {"dtype": str(t.dtype), "shape": list(t.shape), "stride": list(t.stride()), "device": str(t.device)}
-            for name, t in named.items()
-        }
-        safetensors.torch.save_file(seen, request["output"])
-        seen_by = {"late": late, "disturbed": disturbed}
-        return {"ok": True, "outputs": facts, "guards": damaged, "changed": changed, "seconds": seconds, **seen_by}
+                late = [i for i, name in enumerate(after) if not torch.equal(after[name].source, seen[name].source)]
+        for index, g in laid.items():
+            if g is not slots[index]:  # for the parent to look at
+                g.buffer.copy_(slots[index].buffer)
+        damaged = outside + [d for g in allocations.made if (d := g.damage())]
+        claims, at = [], request["room"]
+        for name, one in seen.items():
+            claim, at = (one.claim, at) if one.claim.slot >= 0 else self._kept(name, one, at)
+            claims.append(claim)
+        return Reply("ok", "\n".join(damaged), tuple(claims), tuple(late), disturbed)
 
-    def _placed(self, request: Mapping[str, Any], path: str) -> dict[str, Guarded]:
-        """The inputs in a file, on the device between guard zones."""
-        tensors = safetensors.torch.load_file(path)
-        for name in request["transposed"]:
-            tensors[name] = tensors[name].view(torch.uint8).t().view(tensors[name].dtype)
-        poison, lead = int(request["poison"]), request["lead"]
-        return {n: placed(n, t, self.device, poison=poison, lead=int(lead.get(n, 0))) for n, t in tensors.items()}
+    def _kept(self, name: str, seen: _Seen, at: int) -> tuple[Claim, int]:
+        """A result copied into the room at this byte; its claim, and where the room goes on."""
+        assert self.shared is not None
+        source = seen.source
+        if at + source.numel() > len(self.shared):
+            raise Refused(f"the result {name} takes {source.numel()} bytes, more than any output of these inputs")
+        if source.numel():
+            torch.frombuffer(self.shared, dtype=torch.uint8, count=source.numel(), offset=at).copy_(source)
+        return replace(seen.claim, offset=at), at + -(-source.numel() // ALIGNED) * ALIGNED
 
     def _fresh(self, request: Mapping[str, Any]) -> dict[str, Guarded]:
-        """New poisoned outputs between guard zones."""
-        poison, due = int(request["poison"]), request["out"].items()
-        return {n: guarded(n, shape, getattr(torch, dtype), self.device, poison=poison) for n, (shape, dtype) in due}
+        """New poisoned outputs between guard zones, in memory of this process."""
+        due = [request["slots"][i] for i in request["outputs"]]
+        return {
+            s["name"]: guarded(s["name"], s["shape"], _option(s["dtype"]), self.device, poison=int(request["poison"]))  # type: ignore[arg-type]
+            for s in due
+        }
 
     def _concurrently(
         self, inputs: Mapping[str, Guarded], beside: Mapping[str, Guarded], options: Mapping[str, object],
@@ -271,25 +288,37 @@ def _named(result: Any, outputs: Mapping[str, Guarded], names: list[str]) -> dic
     for name, value in zip(names, result, strict=True):
         if not isinstance(value, Tensor):
             raise Refused(f"the result {name} is a {type(value).__name__}, not a tensor")
+        if type(value) not in (Tensor, torch.nn.Parameter):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise Refused(f"the result {name} is a {kind}, which computes what is read; return a plain torch.Tensor")
         if value.layout != torch.strided or value.device.type == "meta":
             raise Refused(f"the result {name} is {value.layout} on {value.device}, no dense tensor with data")
-    return dict(zip(names, result, strict=True))
+    plain = [value.detach().resolve_conj().resolve_neg() for value in result]
+    return dict(zip(names, plain, strict=True))
 
 
-def _stored(named: Mapping[str, Tensor], watched: Mapping[int, Guarded]) -> dict[str, Tensor]:
-    """The logical elements of every output, and the memory of those with padding, guard zones left out."""
-    found = {name: _plain(t) for name, t in named.items()}
-    for name, t in named.items():
-        owner = watched.get(t.untyped_storage().data_ptr())
-        end = None if owner is None else GUARD + owner.inside().numel()
-        memory = padded_memory(t.detach(), end=end)
-        if memory is not None:
-            found[f"memory.{name}"] = _plain(memory)
-    return found
+@dataclass(frozen=True)
+class _Seen:
+    """An output as it was at one time: what is said of it, and its bytes (with the padding where it has some)."""
+
+    claim: Claim
+    source: Tensor
 
 
-def _plain(x: Tensor) -> Tensor:
-    return x.detach().cpu().contiguous().clone()
+def _seen(name: str, x: Tensor, given: Mapping[int, int], own: Mapping[int, Guarded]) -> _Seen:
+    """An output: on the CPU one of those ``given`` by the parent is left where it lies, for the parent to read."""
+    if x.dtype not in DTYPES or x.dim() > AXES:
+        raise Refused(f"the result {name} has dtype {x.dtype} and {x.dim()} axes")
+    device = x.device.type if x.device.type in ("cpu", "cuda") else "another device"
+    claim = Claim(x.dtype, tuple(x.shape), x.stride(), device)
+    storage = x.untyped_storage().data_ptr()
+    if device == "cpu" and storage in given:
+        claim = replace(claim, slot=given[storage], offset=int(x.storage_offset()) * x.element_size())
+        return _Seen(claim, torch.empty(0, dtype=torch.uint8))
+    owner = own.get(storage)
+    memory = padded_memory(x, end=None if owner is None else GUARD + owner.inside().numel())
+    source = bytes_of((x if memory is None else memory).cpu())
+    return _Seen(replace(claim, length=source.numel() // x.element_size(), padded=memory is not None), source)
 
 
 def _option(value: object) -> object:
@@ -303,5 +332,19 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:500]}"
 
 
+def apart(folder: str) -> None:
+    """Take the files of the worker off the path and off the module table.
+
+    Raises Refused: the kernel could still import an ``oracle``.
+    """
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    for name in [name for name in sys.modules if name == "oracle" or name.startswith("oracle.")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    if (found := importlib.util.find_spec("oracle")) is not None:
+        where = found.origin or list(found.submodule_search_locations or ())
+        raise Refused(f"the oracle is visible to the kernel, at {where}; validate from a folder that does not hold it")
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(socket.socket(fileno=int(sys.argv[1])))

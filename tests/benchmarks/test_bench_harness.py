@@ -2,9 +2,9 @@
 
     share = seconds of a part / seconds of the whole run
 
-Parts: poison and guard zones, and the snapshots of the inputs (the recorded calls replayed through the worker's own
-code with and without them), the rerun checks (timed inside the run, guards and process boundary included), the files
-and the pipe, the start of the worker. Required: poison, guard zones, snapshots and rerun checks below 30% of the run.
+Parts: poison and guard zones, and the snapshots of the inputs (the recorded calls replayed in one process with and
+without them), the rerun checks (timed inside the run, guards and process boundary included), the shared memory and the
+channel, the start of the worker. Required: poison, guard zones, snapshots and rerun checks below 30% of the run.
 Both sides run warm: engines are compiled before the clock starts, so that the run is short and the shares are large.
 ``pytest tests/benchmarks/test_bench_harness.py --benchmark-enable --benchmark-only`` has the shares in ``extra_info``
 of the run; ``python -m tests.benchmarks.test_bench_harness`` prints them as a table. A second pair compares what a run
@@ -16,27 +16,26 @@ since it would only make the shares smaller).
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from oracle.harness import watches, worker
+from oracle.harness import memory, watches, worker
 from oracle.harness.memory import Guarded
 from oracle.harness.process import Worker
+from oracle.harness.protocol import Reply
 from oracle.harness.session import Answer, Session
 from oracle.harness.validation import validate
 from oracle.routines import get, profiles
 from oracle.routines.catalogue import agree
+from tests.support.in_process import InProcess
 from tests.support.subjects.right import gemm_out
 
 GEMM = "fp8_gemm_nt"
@@ -56,7 +55,7 @@ REQUIRED_TRIED = 1.5  # seconds for a judged case by default, in those of the pu
 class Run:
     """One watched run: its calls, what of them was judged, and where its seconds went."""
 
-    calls: list[tuple[dict[str, Any], Mapping[str, Tensor], Mapping[str, object], Answer]] = field(default_factory=list)
+    calls: list[tuple[Mapping[str, Tensor], Mapping[str, object], dict[str, Any], Answer]] = field(default_factory=list)
     judged: list[tuple[Mapping[str, Tensor], Mapping[str, object], Answer]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -70,22 +69,18 @@ class Run:
 
 
 def watched(case: list[str] | None) -> Run:
-    """``validate --profile quick``, recorded: every request with its inputs, and the seconds of its parts."""
-    run, requests = Run(), []
-    ask, start, call, judge, repeats = Worker.ask, Worker._start, Session.call, Session.judge, watches.repeats
+    """``validate --profile quick``, recorded: every call with its answer, and the seconds of its parts."""
+    run = Run()
+    start, call, judge, repeats = Worker._start, Session.call, Session.judge, watches.repeats
 
-    def asked(self: Worker, request: Mapping[str, Any]) -> dict[str, Any]:
-        requests.append(dict(request))
-        return ask(self, request)
-
-    def started(self: Worker) -> dict[str, Any]:
+    def started(self: Worker) -> Reply:
         with run.timed("start of the worker"):
             return start(self)
 
     def called(self: Session, inputs: Mapping[str, Tensor], options: Mapping[str, object], **how: Any) -> Answer:
         with run.timed("calls"):
             answer = call(self, inputs, options, **how)
-        run.calls.append((requests[-1], inputs, options, answer))
+        run.calls.append((inputs, options, how, answer))
         return answer
 
     def judging(self: Session, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> Any:
@@ -99,7 +94,6 @@ def watched(case: list[str] | None) -> Run:
 
     with ExitStack() as stack:
         for where, name, instead in (
-            (Worker, "ask", asked),
             (Worker, "_start", started),
             (Session, "call", called),
             (Session, "judge", judging),
@@ -117,23 +111,6 @@ def watched(case: list[str] | None) -> Run:
 # --- the same calls with less around them -------------------------------------------------------------------
 
 
-@dataclass
-class Plain:
-    """A tensor without guard zones, snapshot or poison."""
-
-    tensor: Tensor
-
-    @property
-    def buffer(self) -> Tensor:
-        return self.tensor
-
-    def inside(self) -> Tensor:
-        return self.tensor.new_empty(0)
-
-    def damage(self) -> None:
-        return None
-
-
 class Off:
     """No poison in what Python allocates."""
 
@@ -149,23 +126,23 @@ class Off:
         pass
 
 
-def _plainly(name: str, shape: list[int], dtype: torch.dtype, device: str, *, poison: int) -> Plain:
-    return Plain(torch.empty(shape, dtype=dtype, device=device))
-
-
 @contextmanager
 def without_snapshots() -> Iterator[None]:
-    """The worker's code, its buffers guarded and poisoned, its inputs never compared."""
-    with patch.object(Guarded, "inside", lambda self: self.buffer[:0]):
+    """Buffers guarded and poisoned, inputs never compared."""
+    with (
+        patch.object(Guarded, "snapshot", lambda self: self.buffer[:0]),
+        patch.object(Guarded, "changed", lambda self, before: False),
+    ):
         yield
 
 
 @contextmanager
 def without_anything() -> Iterator[None]:
-    """The worker's code on plain tensors."""
+    """No poison, no guard zone looked at, no snapshot."""
     with (
-        patch.object(worker, "placed", lambda name, source, *_, **__: Plain(source)),
-        patch.object(worker, "guarded", _plainly),
+        without_snapshots(),
+        patch.object(memory, "fill", lambda *_: None),
+        patch.object(Guarded, "damage", lambda self: None),
         patch.object(worker, "Poisoning", Off),
     ):
         yield
@@ -180,38 +157,30 @@ def _fastest(run: Callable[[], object]) -> float:
     return best
 
 
-def _stored(request: Mapping[str, Any], inputs: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
-    """The request with its inputs in files of this process, as the session wrote them."""
-    given = {
-        name: (t.view(torch.uint8).t().contiguous().view(t.dtype) if name in request["transposed"] else t.contiguous())
-        for name, t in inputs.items()
-    }
-    safetensors.torch.save_file(given, folder / "in.safetensors")
-    return {**request, "inputs": str(folder / "in.safetensors"), "output": str(folder / "out.safetensors")}
-
-
 def ablated(run: Run) -> dict[str, float]:
     """Seconds of poison with guard zones and of snapshots, over every call of the run."""
-    server, total = worker.Server(), {"full": 0.0, "without snapshots": 0.0, "without anything": 0.0}
-    assert server.load({"path": [], "device": "cpu", "kernel": KERNEL, "adapter": None})["ok"]
-    with tempfile.TemporaryDirectory() as folder:
-        for request, inputs, _, _ in run.calls:
-            stored = _stored(request, inputs, Path(folder))
-            total["full"] += _fastest(lambda stored=stored: server.call(stored))  # type: ignore[misc]
+    total = {"full": 0.0, "without snapshots": 0.0, "without anything": 0.0}
+    with InProcess(KERNEL, adapter=None, device="cpu", limit=60) as here:
+        session = Session(here, get(GEMM), device="cpu", arch="cpu", numerics=None)  # type: ignore[arg-type]
+        for inputs, options, how, _ in run.calls:
+
+            def again(called: tuple[Any, ...] = (inputs, options), how: dict[str, Any] = how) -> object:
+                return session.call(*called, **how)
+
+            total["full"] += _fastest(again)
             with without_snapshots():
-                total["without snapshots"] += _fastest(lambda stored=stored: server.call(stored))  # type: ignore[misc]
+                total["without snapshots"] += _fastest(again)
             with without_anything():
-                total["without anything"] += _fastest(lambda stored=stored: server.call(stored))  # type: ignore[misc]
+                total["without anything"] += _fastest(again)
     return {
         "poison and guard zones": total["without snapshots"] - total["without anything"],
         "snapshots of inputs": total["full"] - total["without snapshots"],
     }
 
 
-def plainly(request: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Tensor:
+def plainly(inputs: Mapping[str, Tensor], answer: Answer) -> Tensor:
     """One call in this process, on plain tensors."""
-    shape, dtype = request["out"]["out"]
-    out = torch.empty(shape, dtype=getattr(torch, dtype))
+    out = torch.empty_like(answer.outputs["out"])
     gemm_out(**inputs, out=out)
     return out
 
@@ -219,8 +188,8 @@ def plainly(request: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Tensor:
 def bare(run: Run) -> float:
     """Seconds of the same calls and the same judgements with nothing around them: what a careless run would cost."""
     found, start = get(GEMM), time.perf_counter()
-    for request, inputs, _, _ in run.calls:
-        plainly(request, inputs)
+    for inputs, _, _, answer in run.calls:
+        plainly(inputs, answer)
     for inputs, options, answer in run.judged:
         found.judge(inputs, answer.outputs["out"], arch="cpu", numerics=None, **options)
     return time.perf_counter() - start
@@ -230,8 +199,8 @@ def shares(run: Run) -> dict[str, float]:
     """Every part as a share of the run; differences of two measurements may come out a little below zero."""
     whole, seconds = run.seconds["run"], dict(run.seconds)
     seconds |= ablated(run)
-    seconds["files and pipe"] = seconds["calls"] - seconds["kernel, inside"] - seconds["start of the worker"]
-    seconds["files and pipe"] -= seconds["poison and guard zones"] + seconds["snapshots of inputs"]
+    seconds["shared memory and channel"] = seconds["calls"] - seconds["kernel, inside"] - seconds["start of the worker"]
+    seconds["shared memory and channel"] -= seconds["poison and guard zones"] + seconds["snapshots of inputs"]
     seconds["bare and judged"] = bare(run)
     seconds["beyond bare and judged"] = whole - seconds["bare and judged"]
     seconds[TOTAL] = sum(seconds[name] for name in OWN)
@@ -253,8 +222,8 @@ class TestCost:
         """The same calls and judgements without it, and the same bits."""
         run = watched(None if benchmark.enabled else FEW)
         benchmark.pedantic(bare, args=(run,), rounds=3, warmup_rounds=1)
-        for request, inputs, _, answer in run.calls:
-            assert bool(agree(plainly(request, inputs), answer.outputs["out"]).all())
+        for inputs, _, _, answer in run.calls:
+            assert bool(agree(plainly(inputs, answer), answer.outputs["out"]).all())
 
 
 RUNS: Mapping[str, tuple[str, str | None]] = {  # kernel, and which of its cases

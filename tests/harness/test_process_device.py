@@ -1,0 +1,39 @@
+"""Shared memory on a GPU: the parent's own reading of guard zones, inputs and outputs, with CUDA IPC and without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from oracle.harness.process import Worker
+from oracle.harness.session import Session
+from oracle.harness.validation import arch_of, validate
+from oracle.routines import cases, get
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
+
+GEMM = "fp8_gemm_nt"
+CASE = f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=33,n=192,k=384/family=exact/seed=1"
+KERNELS = "tests.support.subjects.on_device:"
+
+
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+def test_every_way(place: str) -> None:
+    """A right kernel, one that writes behind its output, one that changes an input; each as it should be."""
+    case = cases.parse(CASE)
+    for name, guards, changed in (("right", False, ()), ("beyond", True, ()), ("in_place", False, ("a_scale",))):
+        with Worker(KERNELS + name, adapter=None, device="cuda", limit=120) as worker:
+            session = Session(worker, get(GEMM), device="cuda", arch=arch_of("cuda"), numerics=None)
+            session.call(case.inputs(), case.call_options())
+            assert worker.place == "cuda", "the driver of this machine shares no memory"
+            worker.place = place
+            answer = session.call(case.inputs(), case.call_options())
+            assert answer.problem is None and bool(answer.guards) is guards and answer.changed == changed
+            assert not session.judge(case.inputs(), case.call_options(), answer).status.is_failure
+
+
+@pytest.mark.parametrize("untrusted", [False, True])
+def test_a_whole_run(untrusted: bool) -> None:
+    """Every watch, in the default mode and in the sandbox."""
+    report = validate(KERNELS + "right", GEMM, device="cuda", case=CASE.replace("exact", "randn"), untrusted=untrusted)
+    assert [f.verdict.summary for f in report.failures] == [] and report.conforms, report.printed
