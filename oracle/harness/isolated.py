@@ -257,7 +257,10 @@ def _start_workers(control: socket.socket, printing: int, points: Sequence[Entry
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for descriptor in (1, 2):
         os.dup2(printing, descriptor)
-    os.close(printing)
+    for name in os.listdir("/proc/self/fd"):  # files of the run are no business of a subject
+        if int(name) not in (0, 1, 2, control.fileno()):
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(int(name))
     sys.stdout, sys.stderr = (open(n, "w", buffering=1, errors="backslashreplace", closefd=False) for n in (1, 2))  # noqa: SIM115
     while True:
         word, descriptors, *_ = socket.recv_fds(control, 1, 1)
@@ -355,7 +358,7 @@ def _plain(x: Any, name: str) -> Tensor:
     if not isinstance(x, Tensor):
         raise InputError(f"{name} is a {type(x).__name__}, not a torch.Tensor")
     found = plain(x, name)
-    if found.is_nested or found.layout != torch.strided or found.device.type == "meta" or found.is_quantized:
+    if found.is_nested or found.layout != torch.strided or found.device.type == "meta":
         raise LayoutError(f"{name} is {found.dtype}, {found.layout} on {found.device}; return a dense tensor with data")
     return found
 

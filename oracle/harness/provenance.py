@@ -113,8 +113,8 @@ class Watch:
         ours = Path(__file__).resolve().parents[1]
         loose = {n: o for n, o in origins.items() if o and not _within(o, (*_installed(), ours))}
         files = set(loose.values())
-        for package in {target.partition(":")[0], *loose}:
-            files.update(_sources(package.partition(".")[0]))
+        for package in {name.partition(".")[0] for name in (target.partition(":")[0], *loose)}:
+            files.update(_sources(package))
         folders = {path.parent for path in files}
         read = {Path(name) for name in self._files}
         files |= {p for p in read if p.is_file() and p.suffix != ".pyc" and _within(p, folders)}
