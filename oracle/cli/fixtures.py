@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from oracle.cli.common import Commands, add_command, console, repeated, verdict_line, say
+from oracle.cli.common import Commands, add_command, console, repeated, say, verdict_line
 from oracle.fixtures import captures, checksums, golden, golden_export
 from oracle.fixtures import files as fixtures
 from oracle.harness import recording

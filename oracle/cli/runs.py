@@ -68,7 +68,8 @@ def add_verify(commands: Commands) -> None:
     command.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=said)
     said = "append every outcome to this file as soon as it is known"
     command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
-    command.add_argument("--resume", action="store_true", help="continue --record; what the same code has judged is not run again")
+    said = "continue --record; what the same code has judged is not run again"
+    command.add_argument("--resume", action="store_true", help=said)
     said = "keep the judged outputs as a captures folder, for `fixtures adopt`"
     command.add_argument("--keep", type=Path, metavar="DIR", help=said)
     _add_output_arguments(command)

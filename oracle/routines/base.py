@@ -530,7 +530,7 @@ def plain(tensor: Tensor, name: str) -> Tensor:
     Raises
     ------
     InputError
-        The tensor is of a subclass that holds no memory of its own (a fake or a distributed one), or its memory is gone.
+        The tensor is of a subclass without memory of its own (a fake or a distributed one), or its memory is gone.
     DtypeError
         It is one of torch's quantised tensors.
     """
