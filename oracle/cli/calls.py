@@ -268,9 +268,11 @@ def _identify(arguments: argparse.Namespace) -> int:
     names = [name for name in sorted(tensors) if name.startswith("out") and fnmatchcase(name, arguments.output)]
     if not names:
         raise FixtureError(f"{arguments.file}: no output matches {arguments.output!r}; it holds {', '.join(tensors)}")
-    for name in names:
+    ranked = {
+        name: oracle.identify(arguments.contract, inputs, tensors[name], arch=arguments.arch, **call) for name in names
+    }
+    for name, matches in ranked.items():
         say(name)
-        matches = oracle.identify(arguments.contract, inputs, tensors[name], arch=arguments.arch, **call)
         for match in matches[: arguments.top]:
             print(f"  {100 * match.equal:9.4f}% of {match.compared} elements  {match.schedule}")
     return 0
