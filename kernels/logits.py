@@ -16,6 +16,7 @@ from kernels.platform import get_num_sms
 from kernels.routes import route
 
 
+@checks.verb
 def fp8_mqa_logits(
     q: Tensor,
     kv: tuple[Tensor, Tensor],
@@ -79,6 +80,7 @@ def fp8_mqa_logits(
     return found
 
 
+@checks.verb
 def fp8_paged_mqa_logits(
     q: Tensor,
     kv_cache: Tensor,
@@ -149,6 +151,7 @@ def fp8_paged_mqa_logits(
     return found
 
 
+@checks.verb
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms: int | None = None) -> Tensor:
     """The split of the paged kernel's work over multiprocessors: ``[num_sms + 1, 2]`` int32.
 

@@ -38,6 +38,7 @@ UNLOADED = torch.finfo(FP8).min
 """A weight scale that no checkpoint has set (vLLM's sentinel)."""
 
 
+@checks.verb
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
     """Smallest power of two >= \\|x\\| that UE8M0 can hold, by exponent bits.
 
@@ -61,6 +62,7 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
     return eager.ceil_to_ue8m0(checks.dtype("x", checks.tensor("x", x), torch.float32))
 
 
+@checks.verb
 def scaled_fp8_quant(
     x: Tensor,
     scale: Tensor | None = None,
@@ -125,6 +127,7 @@ def scaled_fp8_quant(
     return _pad_rows(q, num_token_padding, 0.0), s
 
 
+@checks.verb
 def per_token_group_quant_fp8(
     x: Tensor,
     group_size: int,
@@ -190,6 +193,7 @@ def per_token_group_quant_fp8(
     return q, scale
 
 
+@checks.verb
 def per_token_group_quant_fp8_packed(
     x: Tensor, group_size: int = BLOCK, *, eps: float = GROUP_EPS
 ) -> tuple[Tensor, Tensor]:
@@ -218,6 +222,7 @@ def per_token_group_quant_fp8_packed(
     return q, scale
 
 
+@checks.verb
 def per_block_cast_to_fp8(
     x: Tensor, block_size: Sequence[int] = (BLOCK, BLOCK), use_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -237,9 +242,11 @@ def per_block_cast_to_fp8(
     """
     _matrix(x)
     rows, cols = (checks.positive("block_size", v) for v in checks.integers("block_size", block_size, 2))
+    rows, cols = min(rows, x.shape[0]), min(cols, x.shape[1])  # a larger block holds the same values
     return eager.cast_blocks(x, rows, cols, CAST_FLOOR, use_ue8m0)
 
 
+@checks.verb
 def per_token_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, group: int = BLOCK) -> tuple[Tensor, Tensor]:
     """DeepGEMM's activation cast: one scale per row and ``group`` of K (ragged K padded with zeros for the amax).
 
@@ -254,9 +261,11 @@ def per_token_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, group: int = BLOCK
         ``q [M, K]`` E4M3, ``scale [M, ceil(K / group)]`` float32.
     """
     _matrix(x)
-    return eager.cast_blocks(x, 1, checks.positive("group", group), CAST_FLOOR, use_ue8m0)
+    group = min(checks.positive("group", group), x.shape[1])  # a larger group holds the same values
+    return eager.cast_blocks(x, 1, group, CAST_FLOOR, use_ue8m0)
 
 
+@checks.verb
 def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False) -> tuple[Tensor, Tensor]:
     """DeepGEMM's cast along M: one scale per column and 128 rows.
 
@@ -275,6 +284,7 @@ def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False) -> tuple[Tensor,
     return eager.cast_blocks(x, BLOCK, 1, CAST_FLOOR, use_ue8m0)
 
 
+@checks.verb
 def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
     """The activation quantiser inside FlashInfer's SM90 block-scaled kernel, with IEEE division.
 
@@ -299,6 +309,7 @@ def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
     return q, torch.nn.functional.pad(scale.t(), (0, -x.shape[0] % 4)).contiguous()
 
 
+@checks.verb
 def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     """The weight quantiser inside FlashInfer's SM90 block-scaled kernel, as specified (every row is scanned).
 
@@ -319,6 +330,7 @@ def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     return eager.flashinfer_blocks(w, BLOCK)
 
 
+@checks.verb
 def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
     """``float16(q * inv_scale)``: dequantise through float16, as vLLM does (whose name ``inv_scale`` is).
 
@@ -349,6 +361,7 @@ def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
     return (q.to(torch.float32) * factor).to(torch.float16)
 
 
+@checks.verb
 def all_close_1d(x: Tensor) -> bool:
     """Whether all entries of a vector are close to the first (rtol 1e-5, atol 1e-8; NaN is close to nothing).
 
@@ -360,6 +373,7 @@ def all_close_1d(x: Tensor) -> bool:
     return bool(torch.isclose(x, x[:1].expand_as(x)).all())
 
 
+@checks.verb
 def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) -> Tensor:
     """Repeat each shard's scalar over its rows.
 
@@ -380,6 +394,7 @@ def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) 
     return weight_scale.repeat_interleave(repeats, output_size=sum(widths)).unsqueeze(1)
 
 
+@checks.verb
 def requantize_with_max_scale(
     weight: Tensor, weight_scale: Tensor, logical_widths: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
@@ -416,6 +431,7 @@ def requantize_with_max_scale(
     return top, torch.cat(shards)
 
 
+@checks.verb
 def normalize_e4m3fn_to_e4m3fnuz(
     weight: Tensor, weight_scale: Tensor, input_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
