@@ -6,6 +6,7 @@ trace through ``torch.compile``. Checks of values are with their verbs.
 
 from __future__ import annotations
 
+import os
 import types
 import typing
 from collections.abc import Callable
@@ -107,12 +108,23 @@ def _memory(name: str, x: Tensor) -> None:
         raise LayoutError(f"{name} must be a strided tensor, got layout {x.layout}; call .to_dense() first")
     if x.is_neg() or x.is_quantized:
         raise LayoutError(f"{name} is a negative view, or quantised by torch; pass a tensor of its values in memory")
+    if type(x) is not Tensor and _is_fake(x) and _fake_mode() is None:
+        raise InputError(f"{name} is a {type(x).__name__} outside of its mode, and has no values; pass a plain tensor")
     if x.nbytes <= (has := x.untyped_storage().nbytes()):
         return
     # It repeats elements, or reaches beyond its storage.
     last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     if has < (needs := (last + 1) * x.element_size()):
         raise InputError(f"{name} {list(x.shape)} needs {needs} bytes and its storage has {has}: its memory was freed")
+
+
+def _is_fake(x: Tensor) -> bool:
+    return hasattr(x, "fake_mode")
+
+
+def _fake_mode() -> object:
+    """The fake mode that is active, None without one."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
 
 
 def tensor(name: str, x: object) -> Tensor:
@@ -192,6 +204,16 @@ def positive(name: str, value: object) -> int:
     return int(value) if isinstance(value, int) else value  # type: ignore[return-value]  # SymInt acts as int
 
 
+def room(name: str, value: int, size: int) -> int:
+    """Return ``value``, which asks for ``size`` bytes, when this machine has them."""
+    if torch.compiler.is_compiling():
+        return value
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > have:
+        raise OptionError(f"{name}={value} asks for {size} bytes, and this machine has {have}; pass a smaller one")
+    return value
+
+
 def scalar(name: str, value: object) -> None:
     """None, or a tensor that holds one float32 value."""
     if value is None:
@@ -213,9 +235,9 @@ def integers(name: str, value: object, count: int | None = None) -> list[int]:
 
 
 def concrete(name: str, x: Tensor) -> Tensor:
-    """Return ``x`` when it has values; a routine that reads them cannot take a meta tensor."""
-    if x.device.type == "meta":
-        raise DeviceError(f"{name} is on the meta device and has no values to look at")
+    """Return ``x`` when it has values; a routine that reads them cannot take a meta or a fake tensor."""
+    if x.device.type == "meta" or type(x) is not Tensor and _is_fake(x):
+        raise DeviceError(f"{name} is on the meta device, or fake, and has no values to look at")
     return x
 
 

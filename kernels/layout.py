@@ -186,6 +186,7 @@ def align_fp8_moe_weights_for_fi(
     padded = align(inner, multiple)
     if padded == inner:
         return w13, w2, inner
+    checks.room("multiple", multiple, experts * padded * (halves * w13.shape[2] + w2.shape[1]) * w13.element_size())
     tall = w13.new_zeros(experts, halves, padded, w13.shape[2], dtype=torch.uint8) if w13.dtype == FP8 else None
     tall = w13.new_zeros(experts, halves, padded, w13.shape[2]) if tall is None else tall.view(FP8)
     tall[:, :, :inner] = w13.reshape(experts, halves, inner, w13.shape[2])

@@ -45,7 +45,8 @@ class FlashinferMoeBackend(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> FlashinferMoeBackend:
-        raise OptionError(f"{value!r:.80} is no kernel family; there are {', '.join(family.value for family in cls)}")
+        said = "a tensor" if isinstance(value, Tensor) else f"{value!r:.80}"
+        raise OptionError(f"{said} is no kernel family; there are {', '.join(family.value for family in cls)}")
 
 
 @checks.verb

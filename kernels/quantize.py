@@ -111,7 +111,8 @@ def scaled_fp8_quant(
             "scale_ub bounds dynamic per-token scales only; pass use_per_token_if_dynamic=True and no scale"
         )
     if num_token_padding is not None:
-        checks.positive("num_token_padding", num_token_padding)
+        rows = checks.positive("num_token_padding", num_token_padding)
+        checks.room("num_token_padding", rows, rows * x.shape[1])
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.scaled_fp8_quant
         q, s = op(x, scale, num_token_padding, scale_ub, use_per_token_if_dynamic)
@@ -474,6 +475,7 @@ def _pad_rows(t: Tensor, rows: int | None, fill: float) -> Tensor:
 def _shards(weight_scale: Tensor, logical_widths: Sequence[int]) -> list[int]:
     checks.dtype("weight_scale", checks.rank("weight_scale", weight_scale, 1), torch.float32)
     widths = [checks.positive("logical_widths", w) for w in checks.integers("logical_widths", logical_widths)]
+    checks.room("logical_widths", sum(widths), 4 * sum(widths))
     if not widths or len(widths) != weight_scale.shape[0]:
         raise ShapeError(f"weight_scale has {weight_scale.shape[0]} entries for {len(widths)} shards")
     return widths

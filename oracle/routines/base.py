@@ -462,7 +462,7 @@ class Contract(ABC):
     def _check_names(self, inputs: Mapping[str, Tensor]) -> None:
         known = [spec.name for spec in self.inputs]
         missing = [s.name for s in self.inputs if not s.optional and s.name not in inputs]
-        unexpected = [name for name in inputs if name not in known]
+        unexpected = [str(name) for name in inputs if name not in known]
         if missing or unexpected:
             what = f"missing {', '.join(missing)}" if missing else f"unexpected {', '.join(unexpected)}"
             raise InputError(f"{self.name}: {what}; it takes {', '.join(known)}")
@@ -541,6 +541,8 @@ def plain(tensor: Tensor, name: str) -> Tensor:
     with torch._C.DisableTorchFunctionSubclass():
         if tensor.device.type != "meta":
             _check_storage(name, tensor)
+        if tensor.is_neg() and tensor.element_size() == 1:
+            raise LayoutError(f"{name} is {tensor.dtype} yet to be negated, which torch cannot do; pass its own codes")
         return tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
 
 
