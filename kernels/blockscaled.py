@@ -24,6 +24,7 @@ from kernels.routes import cached, dtype_name, lookup, route, routed, store
 from kernels.support import BLOCK, SWITCH_M
 
 
+@checks.verb
 def fp8_gemm_nt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -138,6 +139,7 @@ def packed_scales(
     return left, layout.transform_sf_into_required_layout(b_scale, n, k, (1, BLOCK, BLOCK), is_sfa=False)
 
 
+@checks.verb
 def fp8_blockscale_gemm_sm90(
     input: Tensor,
     weight: Tensor,
@@ -213,6 +215,7 @@ def fp8_blockscale_gemm_sm90(
     return run.blockscale_sm90(input, input_scale, weight, weight_scale, out)  # type: ignore[no-any-return]
 
 
+@checks.verb
 def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``.
 
@@ -223,6 +226,7 @@ def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: 
     return fp8_blockscale_gemm_sm90(input, weight, None, weight_scale)
 
 
+@checks.verb
 def deepgemm_blockscale_linear(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
@@ -285,6 +289,7 @@ def _quantiser(backend: ModuleType, e8m0: bool) -> Callable[[Tensor, None, Alloc
     return lambda x, _, __: backend.quant_group(x, BLOCK, GROUP_EPS, e8m0, "tma")
 
 
+@checks.verb
 def dynamic_flashinfer_deepgemm_blockscale_gemm(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
@@ -370,11 +375,13 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
     apply_input_quant = False
     """The input arrives in bf16; quantisation is part of the product."""
 
+    @checks.verb
     def __init__(self, use_deep_gemm_e8m0: bool | None = None) -> None:
         self.use_deep_gemm_e8m0 = (
             machines.is_deep_gemm_e8m0_used() if use_deep_gemm_e8m0 is None else use_deep_gemm_e8m0
         )
 
+    @checks.verb
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """Convert ``layer.weight [N, K]`` and ``weight_scale_inv`` (or ``weight_scale``) to what the kernels take.
 
@@ -392,6 +399,7 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
         layer.weight = torch.nn.Parameter(codes.contiguous(), requires_grad=False)
         setattr(layer, name, torch.nn.Parameter(ready.contiguous(), requires_grad=False))
 
+    @checks.verb
     def apply_block_scaled_mm(self, A: Tensor, B: Tensor, As: Tensor | None, Bs: Tensor) -> Tensor:
         """``A [M, K]`` bf16 against ``B [N, K]`` with ``Bs [N/128, K/128]``; ``As`` must be None."""
         if As is not None:

@@ -9,6 +9,7 @@ from kernels import checks
 from kernels.errors import ShapeError
 
 
+@checks.verb
 def calc_diff(x: Tensor, y: Tensor) -> Tensor:
     """``1 - 2<x,y> / (<x,x> + <y,y>)`` in float64: 0 for equal tensors, 2 for opposite ones, NaN when either has one.
 

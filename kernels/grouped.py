@@ -22,11 +22,13 @@ ALIGNMENT = 128
 """Row alignment of each expert's run without DeepGEMM."""
 
 
+@checks.verb
 def get_mk_alignment_for_contiguous_layout() -> int:
     """Row alignment of each expert's run: that of the installed DeepGEMM, else 128."""
     return deep_gemm.alignment() if machines.is_deep_gemm_supported() else ALIGNMENT
 
 
+@checks.verb
 def m_grouped_fp8_gemm_nt_contiguous(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -81,6 +83,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     run.grouped_contiguous(x, xs, w, ws, out, m_indices.contiguous(), disable_ue8m0_cast)
 
 
+@checks.verb
 def fp8_m_grouped_gemm_nt_masked(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -132,6 +135,7 @@ def fp8_m_grouped_gemm_nt_masked(
     run.grouped_masked(x, xs, w, ws, out, masked_m.contiguous(), min(expected_m, m), disable_ue8m0_cast)
 
 
+@checks.verb
 def scaled_grouped_mm(
     a: Tensor,
     b: Tensor,

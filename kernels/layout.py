@@ -23,6 +23,7 @@ TMA_LANES = 4
 """float32 or int32 values in the 16 bytes to which TMA aligns a leading stride."""
 
 
+@checks.verb
 def ceil_div(x: int, y: int) -> int:
     """``ceil(x / y)`` for ``x >= 0`` and ``y > 0``.
 
@@ -36,6 +37,7 @@ def ceil_div(x: int, y: int) -> int:
     return -(-x // y)
 
 
+@checks.verb
 def align(x: int, y: int) -> int:
     """The smallest multiple of ``y`` that is >= ``x``."""
     return ceil_div(x, y) * y
@@ -51,6 +53,7 @@ def pad_k(x: Tensor, multiple: int = 128) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing))
 
 
+@checks.verb
 def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
     """MN-major scales: strides ``(1, align(M, 4))``, logical shape unchanged, pad lanes 0.
 
@@ -72,6 +75,7 @@ def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
     return column_major(scale, TMA_LANES)
 
 
+@checks.verb
 def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool = True) -> Tensor:
     """Four UE8M0 exponents an int32 along K (the first in the lowest byte), MN-major, TMA-aligned.
 
@@ -108,6 +112,7 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool =
     return eager.pack_ue8m0(scale)
 
 
+@checks.verb
 def transform_sf_into_required_layout(
     sf: Tensor,
     mn: int,
@@ -150,6 +155,7 @@ def transform_sf_into_required_layout(
     return get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)
 
 
+@checks.verb
 def align_fp8_moe_weights_for_fi(
     w13: Tensor, w2: Tensor, is_act_and_mul: bool, multiple: int = 16
 ) -> tuple[Tensor, Tensor, int]:
@@ -180,12 +186,14 @@ def align_fp8_moe_weights_for_fi(
     padded = align(inner, multiple)
     if padded == inner:
         return w13, w2, inner
+    checks.room("multiple", multiple, experts * padded * (halves * w13.shape[2] + w2.shape[1]) * w13.element_size())
     tall = w13.new_zeros(experts, halves, padded, w13.shape[2], dtype=torch.uint8) if w13.dtype == FP8 else None
     tall = w13.new_zeros(experts, halves, padded, w13.shape[2]) if tall is None else tall.view(FP8)
     tall[:, :, :inner] = w13.reshape(experts, halves, inner, w13.shape[2])
     return tall.view(experts, halves * padded, w13.shape[2]), pad_k(w2, multiple), padded
 
 
+@checks.verb
 def swap_w13_to_w31(x: Tensor) -> Tensor:
     """Exchange the halves of dimension -2 (gate and up) of every expert; its own inverse.
 
@@ -202,6 +210,7 @@ def swap_w13_to_w31(x: Tensor) -> Tensor:
     return torch.cat([second, first], dim=-2)
 
 
+@checks.verb
 def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
     """Interleave the rows of the two halves: ``0, N/2, 1, N/2+1, ...`` (``[N, K]``, N even)."""
     n = checks.nonempty("w", checks.rank("w", w, 2), 1).shape[0]
@@ -210,12 +219,14 @@ def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
     return take(w, gated_rows(n))
 
 
+@checks.verb
 def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     """Permute rows within blocks of 32 (16 when the tile is no multiple of 128) for the transposed MMA output."""
     n = checks.rank("w", w, 2).shape[0]
     return take(w, shuffled_rows(n, epilogue_tile_m))
 
 
+@checks.verb
 def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
     gemm1: Tensor, gemm2: Tensor, is_gated_activation: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -257,6 +268,7 @@ def inverse_rows(rows: Tensor) -> Tensor:
     return torch.argsort(rows)
 
 
+@checks.verb
 def swizzle_scale(scale: Tensor, tile: str = "128x4") -> Tensor:
     """One-byte block scales in the tiles that block-scaled MMA instructions read (cuBLAS; ``8x4``: TensorRT-LLM).
 
@@ -287,6 +299,7 @@ def swizzle_scale(scale: Tensor, tile: str = "128x4") -> Tensor:
     return tiles.view(scale.dtype)
 
 
+@checks.verb
 def calculate_tile_tokens_dim(num_tokens: int, top_k: int, num_experts: int) -> int:
     """``int((T * top_k // E) * 1.3)`` up to the next power of two, clamped to [8, 64]."""
     for name, value in (("num_tokens", num_tokens), ("top_k", top_k)):

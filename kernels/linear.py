@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels import checks
 from kernels import platform as machines
 from kernels.checks import FP8
-from kernels.errors import DtypeError, OptionError, ShapeError
+from kernels.errors import DeviceError, DtypeError, OptionError, ShapeError
 from kernels.quantize import scaled_fp8_quant
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK
@@ -27,13 +27,19 @@ OUTPUT_PADDING = 17
 _identity: dict[torch.device, Tensor] = {}
 
 
+@checks.verb
 def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
     """The float32 ``[1]`` one on ``device`` that unit-scale products pass as a scale; cached for each device.
 
     Not cached where later calls could not use it: under a fake mode it has no value, and inside a graph capture it has
     one only when the graph is replayed.
     """
-    key = torch.device(device)
+    try:
+        key = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(f"{device!r:.80} is no device ({error!s:.200}); pass one as cpu or cuda:0") from None
+    if key.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(f"{key}: torch sees no such device here")
     if (found := _identity.get(key)) is not None:
         return found
     with torch.inference_mode(False):
@@ -43,6 +49,7 @@ def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
     return made
 
 
+@checks.verb
 def cutlass_scaled_mm(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
@@ -98,6 +105,7 @@ def cutlass_scaled_mm(
     return run.linear(a, b, scale_a.reshape(-1, 1), scale_b.reshape(1, -1), bias, out_dtype)  # type: ignore[no-any-return]
 
 
+@checks.verb
 def cutlass_w8a8_scaled_mm(
     *,
     qinput: Tensor,
@@ -115,6 +123,7 @@ def cutlass_w8a8_scaled_mm(
     return y.narrow(0, 0, math.prod(target[:-1])).view(target)
 
 
+@checks.verb
 def torch_per_tensor_w8a8_scaled_mm(
     *,
     qinput: Tensor,
@@ -143,6 +152,7 @@ def torch_per_tensor_w8a8_scaled_mm(
     return _torch_linear("tensorwise", qinput, weight, scale_a, scale_b, bias, out_dtype, target)
 
 
+@checks.verb
 def rocm_per_tensor_w8a8_scaled_mm(
     *,
     qinput: Tensor,
@@ -160,6 +170,7 @@ def rocm_per_tensor_w8a8_scaled_mm(
     )  # fmt: skip
 
 
+@checks.verb
 def torch_per_token_w8a8_scaled_mm(
     *,
     qinput: Tensor,
@@ -179,6 +190,7 @@ def torch_per_token_w8a8_scaled_mm(
     return _torch_linear("rowwise", qinput, weight, left, right, bias, out_dtype, target)
 
 
+@checks.verb
 def torch_channelwise_w8a8_scaled_mm(
     *,
     qinput: Tensor,
@@ -209,6 +221,7 @@ TORCH_ROUTINES: dict[str, Callable[..., Tensor]] = {
 """The torch routines by kernel."""
 
 
+@checks.verb
 def dispatch_w8a8_scaled_mm(
     cutlass_fp8_supported: bool,
     per_tensor_weights: bool,
@@ -246,6 +259,7 @@ class Fp8LinearOp:
         shapes).
     """
 
+    @checks.verb
     def __init__(
         self,
         *,
@@ -262,6 +276,7 @@ class Fp8LinearOp:
         pad = not cutlass_supported if pad_output is None else pad_output
         self.output_padding: int | None = OUTPUT_PADDING if pad else None
 
+    @checks.verb
     def apply(
         self,
         input: Tensor,

@@ -11,11 +11,15 @@ from torch import Tensor
 
 from kernels import checks
 from kernels.checks import FP8
-from kernels.errors import InputError, LayoutError, ShapeError, ValueRangeError
+from kernels.errors import InputError, LayoutError, OptionError, ShapeError, ValueRangeError
 from kernels.platform import get_num_sms
 from kernels.routes import route
 
+MOST_SMS = 1 << 16
+"""Above every device's multiprocessors (an H200 has 132), so that a schedule is never larger than its work."""
 
+
+@checks.verb
 def fp8_mqa_logits(
     q: Tensor,
     kv: tuple[Tensor, Tensor],
@@ -79,6 +83,7 @@ def fp8_mqa_logits(
     return found
 
 
+@checks.verb
 def fp8_paged_mqa_logits(
     q: Tensor,
     kv_cache: Tensor,
@@ -130,6 +135,7 @@ def fp8_paged_mqa_logits(
     if schedule_metadata.shape[1] != 2 or schedule_metadata.shape[0] < 2:
         raise ShapeError(f"schedule_metadata must be [num_sms + 1, 2], got {list(schedule_metadata.shape)}")
     checks.positive("max_model_len", max_model_len)
+    checks.room("max_model_len", max_model_len, 4 * batch * next_n * max_model_len)
     device = checks.same_device(
         q=q, kv_cache=kv_cache, weights=weights, context_lens=context_lens, block_tables=block_tables,
         schedule_metadata=schedule_metadata,
@@ -149,6 +155,7 @@ def fp8_paged_mqa_logits(
     return found
 
 
+@checks.verb
 def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms: int | None = None) -> Tensor:
     """The split of the paged kernel's work over multiprocessors: ``[num_sms + 1, 2]`` int32.
 
@@ -165,6 +172,8 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms
     checks.concrete("context_lens", checks.nonempty("context_lens", lens, *range(lens.dim())))
     checks.positive("block_size", block_size)
     sms = get_num_sms() if num_sms is None else checks.positive("num_sms", num_sms)
+    if sms > MOST_SMS:
+        raise OptionError(f"num_sms={sms}: no device has more than {MOST_SMS} multiprocessors")
     run = route("paged_metadata", lens.device, ("block_size", block_size))
     schedule: Tensor = run.paged_metadata(lens if lens.dim() == 2 else lens.unsqueeze(1), block_size, sms)
     return schedule

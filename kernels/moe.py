@@ -43,7 +43,13 @@ class FlashinferMoeBackend(Enum):
     TENSORRT_LLM = "TensorRT-LLM"
     CUTEDSL = "CUTEDSL"
 
+    @classmethod
+    def _missing_(cls, value: object) -> FlashinferMoeBackend:
+        said = "a tensor" if isinstance(value, Tensor) else f"{value!r:.80}"
+        raise OptionError(f"{said} is no kernel family; there are {', '.join(family.value for family in cls)}")
 
+
+@checks.verb
 def get_flashinfer_moe_backend(
     machine: machines.Machine | None = None, config: Config | None = None
 ) -> FlashinferMoeBackend:
@@ -69,11 +75,13 @@ def get_flashinfer_moe_backend(
     )
 
 
+@checks.verb
 def is_flashinfer_supporting_global_sf(backend: FlashinferMoeBackend | None) -> bool:
     """Whether the family takes a global scale: all three do; None does not."""
     return isinstance(backend, FlashinferMoeBackend)
 
 
+@checks.verb
 def make_fp8_moe_alpha_scales_for_fi(
     w13_scale: Tensor, w13_input_scale: Tensor, w2_scale: Tensor, w2_input_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -98,6 +106,7 @@ def make_fp8_moe_alpha_scales_for_fi(
     return a * b, c * d
 
 
+@checks.verb
 def register_scales_for_trtllm_fp8_per_tensor_moe(
     layer: torch.nn.Module, w13_scale: Tensor, w13_input_scale: Tensor, w2_scale: Tensor, w2_input_scale: Tensor
 ) -> None:
@@ -112,6 +121,7 @@ def register_scales_for_trtllm_fp8_per_tensor_moe(
     layer.w13_input_scale_scalar = w13_input_scale.reshape(-1)
 
 
+@checks.verb
 def prepare_fp8_moe_layer_for_fi(
     layer: torch.nn.Module,
     w13: Tensor,
@@ -195,6 +205,7 @@ class PrepareFinalize:
     use_deepseek_fp8_block_scale: bool = False
 
 
+@checks.verb
 def select_cutlass_fp8_gemm_impl(
     moe: MoeConfig | None,
     quant_config: object,
@@ -217,6 +228,7 @@ def select_cutlass_fp8_gemm_impl(
     )
 
 
+@checks.verb
 def build_flashinfer_fp8_cutlass_moe_prepare_finalize(
     moe: MoeConfig | None, use_deepseek_fp8_block_scale: bool = False
 ) -> PrepareFinalize:
@@ -224,6 +236,7 @@ def build_flashinfer_fp8_cutlass_moe_prepare_finalize(
     return PrepareFinalize(moe is not None and moe.dp_size > 1, use_deepseek_fp8_block_scale)
 
 
+@checks.verb
 def apply_fi_trtllm_fp8_per_tensor_moe(
     layer: torch.nn.Module,
     hidden_states: Tensor,

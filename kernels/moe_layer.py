@@ -26,6 +26,7 @@ from kernels.quantize import per_token_group_quant_fp8, scaled_fp8_quant
 from kernels.support import BLOCK
 
 
+@checks.verb
 def route_llama4(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """Top-k on the logits; weights are the sigmoid of the chosen logits and multiply the expert's input.
 
@@ -44,6 +45,7 @@ def route_llama4(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return chosen.sigmoid(), ids
 
 
+@checks.verb
 def route_deepseek_v3(
     logits: Tensor,
     bias: Tensor | None,
@@ -88,6 +90,7 @@ def route_deepseek_v3(
     return weights * routed_scaling_factor, ids
 
 
+@checks.verb
 def route_softmax(logits: Tensor, top_k: int, *, renormalize: bool = False) -> tuple[Tensor, Tensor]:
     """Softmax over all experts, then top-k; with ``renormalize`` the chosen weights sum to 1.
 
@@ -116,6 +119,7 @@ def silu_and_mul(x: Tensor, limit: float | None = None, *, round_silu: bool = Fa
     return ((active.to(x.dtype).to(torch.float32) if round_silu else active) * up).to(x.dtype)
 
 
+@checks.verb
 def moe_block_scaled(
     x: Tensor,
     w13: Tensor,
@@ -165,6 +169,7 @@ def moe_block_scaled(
     return _combine(x, y, topk_weights, target, weight_on_input)
 
 
+@checks.verb
 def moe_per_token(
     x: Tensor,
     w13: Tensor,

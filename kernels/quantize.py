@@ -38,6 +38,7 @@ UNLOADED = torch.finfo(FP8).min
 """A weight scale that no checkpoint has set (vLLM's sentinel)."""
 
 
+@checks.verb
 def ceil_to_ue8m0(x: Tensor) -> Tensor:
     """Smallest power of two >= \\|x\\| that UE8M0 can hold, by exponent bits.
 
@@ -61,6 +62,7 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
     return eager.ceil_to_ue8m0(checks.dtype("x", checks.tensor("x", x), torch.float32))
 
 
+@checks.verb
 def scaled_fp8_quant(
     x: Tensor,
     scale: Tensor | None = None,
@@ -109,7 +111,8 @@ def scaled_fp8_quant(
             "scale_ub bounds dynamic per-token scales only; pass use_per_token_if_dynamic=True and no scale"
         )
     if num_token_padding is not None:
-        checks.positive("num_token_padding", num_token_padding)
+        rows = checks.positive("num_token_padding", num_token_padding)
+        checks.room("num_token_padding", rows, rows * x.shape[1])
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.scaled_fp8_quant
         q, s = op(x, scale, num_token_padding, scale_ub, use_per_token_if_dynamic)
@@ -125,6 +128,7 @@ def scaled_fp8_quant(
     return _pad_rows(q, num_token_padding, 0.0), s
 
 
+@checks.verb
 def per_token_group_quant_fp8(
     x: Tensor,
     group_size: int,
@@ -190,6 +194,7 @@ def per_token_group_quant_fp8(
     return q, scale
 
 
+@checks.verb
 def per_token_group_quant_fp8_packed(
     x: Tensor, group_size: int = BLOCK, *, eps: float = GROUP_EPS
 ) -> tuple[Tensor, Tensor]:
@@ -218,6 +223,7 @@ def per_token_group_quant_fp8_packed(
     return q, scale
 
 
+@checks.verb
 def per_block_cast_to_fp8(
     x: Tensor, block_size: Sequence[int] = (BLOCK, BLOCK), use_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -237,9 +243,11 @@ def per_block_cast_to_fp8(
     """
     _matrix(x)
     rows, cols = (checks.positive("block_size", v) for v in checks.integers("block_size", block_size, 2))
+    rows, cols = min(rows, x.shape[0]), min(cols, x.shape[1])  # a larger block holds the same values
     return eager.cast_blocks(x, rows, cols, CAST_FLOOR, use_ue8m0)
 
 
+@checks.verb
 def per_token_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, group: int = BLOCK) -> tuple[Tensor, Tensor]:
     """DeepGEMM's activation cast: one scale per row and ``group`` of K (ragged K padded with zeros for the amax).
 
@@ -254,9 +262,11 @@ def per_token_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, group: int = BLOCK
         ``q [M, K]`` E4M3, ``scale [M, ceil(K / group)]`` float32.
     """
     _matrix(x)
-    return eager.cast_blocks(x, 1, checks.positive("group", group), CAST_FLOOR, use_ue8m0)
+    group = min(checks.positive("group", group), x.shape[1])  # a larger group holds the same values
+    return eager.cast_blocks(x, 1, group, CAST_FLOOR, use_ue8m0)
 
 
+@checks.verb
 def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False) -> tuple[Tensor, Tensor]:
     """DeepGEMM's cast along M: one scale per column and 128 rows.
 
@@ -275,6 +285,7 @@ def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False) -> tuple[Tensor,
     return eager.cast_blocks(x, BLOCK, 1, CAST_FLOOR, use_ue8m0)
 
 
+@checks.verb
 def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
     """The activation quantiser inside FlashInfer's SM90 block-scaled kernel, with IEEE division.
 
@@ -299,6 +310,7 @@ def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
     return q, torch.nn.functional.pad(scale.t(), (0, -x.shape[0] % 4)).contiguous()
 
 
+@checks.verb
 def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     """The weight quantiser inside FlashInfer's SM90 block-scaled kernel, as specified (every row is scanned).
 
@@ -319,6 +331,7 @@ def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     return eager.flashinfer_blocks(w, BLOCK)
 
 
+@checks.verb
 def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
     """``float16(q * inv_scale)``: dequantise through float16, as vLLM does (whose name ``inv_scale`` is).
 
@@ -349,6 +362,7 @@ def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
     return (q.to(torch.float32) * factor).to(torch.float16)
 
 
+@checks.verb
 def all_close_1d(x: Tensor) -> bool:
     """Whether all entries of a vector are close to the first (rtol 1e-5, atol 1e-8; NaN is close to nothing).
 
@@ -360,6 +374,7 @@ def all_close_1d(x: Tensor) -> bool:
     return bool(torch.isclose(x, x[:1].expand_as(x)).all())
 
 
+@checks.verb
 def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) -> Tensor:
     """Repeat each shard's scalar over its rows.
 
@@ -380,6 +395,7 @@ def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) 
     return weight_scale.repeat_interleave(repeats, output_size=sum(widths)).unsqueeze(1)
 
 
+@checks.verb
 def requantize_with_max_scale(
     weight: Tensor, weight_scale: Tensor, logical_widths: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
@@ -416,6 +432,7 @@ def requantize_with_max_scale(
     return top, torch.cat(shards)
 
 
+@checks.verb
 def normalize_e4m3fn_to_e4m3fnuz(
     weight: Tensor, weight_scale: Tensor, input_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -458,6 +475,7 @@ def _pad_rows(t: Tensor, rows: int | None, fill: float) -> Tensor:
 def _shards(weight_scale: Tensor, logical_widths: Sequence[int]) -> list[int]:
     checks.dtype("weight_scale", checks.rank("weight_scale", weight_scale, 1), torch.float32)
     widths = [checks.positive("logical_widths", w) for w in checks.integers("logical_widths", logical_widths)]
+    checks.room("logical_widths", sum(widths), 4 * sum(widths))
     if not widths or len(widths) != weight_scale.shape[0]:
         raise ShapeError(f"weight_scale has {weight_scale.shape[0]} entries for {len(widths)} shards")
     return widths

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from oracle.cli import calls, examples, fixtures, kernels, runs, selftest, settings, tool
+from oracle.cli.common import say
 from oracle.errors import OptionError, OracleError
 
 COMMANDS = (
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _status(argv)
     except OracleError as error:
-        print(f"fp8-oracle: error: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"fp8-oracle: error: {' '.join(str(error).split())}", stderr=True)
         return 2
     except KeyboardInterrupt:
         print("fp8-oracle: interrupted", file=sys.stderr)
@@ -45,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()  # the reader has closed the pipe, as `head` does
         return 141
     except MemoryError as error:
-        print(f"fp8-oracle: error: not enough memory: {error or 'for this question'}", file=sys.stderr)
+        say(f"fp8-oracle: error: not enough memory: {error or 'for this question'}", stderr=True)
         return 2
     except UnicodeEncodeError as error:
         print(f"fp8-oracle: error: {error.object[:80]!r} is no Unicode text ({error.reason})", file=sys.stderr)
         return 2
     except OSError as error:
         what = "the output cannot be written" if error.filename is None else error.filename
-        print(f"fp8-oracle: error: {what}: {error.strerror or error}", file=sys.stderr)
+        say(f"fp8-oracle: error: {what}: {error.strerror or error}", stderr=True)
         if error.errno == errno.ENOSPC:
             _drop_output()
         return 2

@@ -24,6 +24,7 @@ from oracle.cli.common import (
     declared,
     pairs,
     repeated,
+    say,
     verdict_line,
     whole,
     write_json,
@@ -258,7 +259,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     outputs = {"out": found} if isinstance(found, Tensor) else {f"out.{name}": t for name, t in found.items()}
     fixtures.write_tensors(arguments.write, outputs)
     for name, tensor in outputs.items():
-        print(f"{arguments.write}: {name} {list(tensor.shape)} {tensor.dtype}, bits of {arguments.numerics}")
+        say(f"{arguments.write}: {name} {list(tensor.shape)} {tensor.dtype}, bits of {arguments.numerics}")
     return 0
 
 
@@ -267,9 +268,11 @@ def _identify(arguments: argparse.Namespace) -> int:
     names = [name for name in sorted(tensors) if name.startswith("out") and fnmatchcase(name, arguments.output)]
     if not names:
         raise FixtureError(f"{arguments.file}: no output matches {arguments.output!r}; it holds {', '.join(tensors)}")
-    for name in names:
-        print(name)
-        matches = oracle.identify(arguments.contract, inputs, tensors[name], arch=arguments.arch, **call)
+    ranked = {
+        name: oracle.identify(arguments.contract, inputs, tensors[name], arch=arguments.arch, **call) for name in names
+    }
+    for name, matches in ranked.items():
+        say(name)
         for match in matches[: arguments.top]:
             print(f"  {100 * match.equal:9.4f}% of {match.compared} elements  {match.schedule}")
     return 0

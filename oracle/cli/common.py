@@ -6,16 +6,18 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
 from oracle.numbers import recipes
 from oracle.report.console import STYLES
+from oracle.report.outcome import printable
 from oracle.routines import get
 from oracle.verdict.compare import Verdict
 
@@ -25,7 +27,14 @@ PIPE_WIDTH = 160  # columns of a table that does not go to a terminal
 
 
 class _Console(Console):
-    """A console that raises on a closed pipe, which :func:`oracle.cli.main` handles; rich would exit with status 1."""
+    """A console that shows control characters of others as ``?``, and raises on a closed pipe.
+
+    :func:`oracle.cli.main` handles that; rich would exit with status 1.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)  # control: rich's own
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -36,6 +45,11 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str, *, stderr: bool = False) -> None:
+    """Print lines that may quote a file or a kernel."""
+    print(printable(text), file=sys.stderr if stderr else sys.stdout)
 
 
 def add_command(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from oracle.cli.common import Commands, add_command, console, repeated, verdict_line
+from oracle.cli.common import Commands, add_command, console, repeated, say, verdict_line
 from oracle.fixtures import captures, checksums, golden, golden_export
 from oracle.fixtures import files as fixtures
 from oracle.harness import recording
@@ -69,19 +69,19 @@ def add(commands: Commands) -> None:
 def _check(arguments: argparse.Namespace) -> int:
     folder = fixtures.folder(arguments.fixtures)
     for line in captures.check(folder / "captures"):
-        print(line)
+        say(line)
     print(f"{ledger.FILE}: {len(ledger.load(folder / ledger.FILE))} known failures")
     golden.check_files(folder / golden.FOLDER)
     print(checksums.check(folder))
     for line in golden.check(folder / golden.FOLDER):
-        print(line)
+        say(line)
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
     folder = fixtures.folder(arguments.fixtures) / golden.FOLDER
     for entry in golden.load(folder)["cases"]:
-        print(f"{entry['id']}\t{entry['judged']}\t{entry['file'] or 'digests'}")
+        say(f"{entry['id']}\t{entry['judged']}\t{entry['file'] or 'digests'}")
     return 0
 
 
@@ -94,7 +94,7 @@ def _rewrite(arguments: argparse.Namespace) -> int:
         take = captures.rebuild if arguments.action == "import" else recording.adopt
         lines = take(folder / "captures", arguments.recorded)
     for line in lines:
-        print(line)
+        say(line)
     checksums.write(folder)
     return 0
 
@@ -108,7 +108,7 @@ def _seal(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     goldens, target = fixtures.folder(arguments.fixtures) / golden.FOLDER, arguments.target
     for line in golden_export.export(goldens, target, everything=arguments.all, contracts=arguments.contract):
-        print(line)
+        say(line)
     return 0
 
 

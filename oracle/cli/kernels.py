@@ -20,6 +20,7 @@ from oracle.cli.common import (
     console,
     declared,
     repeated,
+    say,
     verdict_line,
     whole,
     write_json,
@@ -157,5 +158,5 @@ def _fingerprint(arguments: argparse.Namespace) -> int:
     asked = {name: getattr(arguments, name) for name in ("adapter", "device", "k", "seed", "limit")}
     out_dtype = OUT_DTYPES[arguments.out_dtype]
     for line in probe(arguments.kernel, arguments.contract, out_dtype=out_dtype, **asked).lines():
-        print(line)
+        say(line)
     return 0

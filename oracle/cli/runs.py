@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 import time
@@ -20,13 +21,15 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, write_json, write_text
-from oracle.errors import CaseError, OptionError
+from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, say, write_json, write_text
+from oracle.errors import CaseError, OptionError, SubjectError
 from oracle.fixtures import files as fixtures
 from oracle.harness import provenance, recording, runner, subjects
+from oracle.harness.isolated import Host
 from oracle.harness.recording import CaptureWriter
 from oracle.harness.runner import Filter, Item
 from oracle.harness.subjects import Provider
+from oracle.harness.validation import LIMIT
 from oracle.report import changes, history, ledger, record
 from oracle.report import console as words
 from oracle.report.files import to_json, to_junit, to_markdown
@@ -61,9 +64,12 @@ def add_verify(commands: Commands) -> None:
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
     said = "CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)"
     command.add_argument("--threads", type=int, metavar="N", help=said)
+    said = "seconds that a subject may take for one case (default: %(default)g)"
+    command.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=said)
     said = "append every outcome to this file as soon as it is known"
     command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
-    command.add_argument("--resume", action="store_true", help="continue --record; what it holds is not run again")
+    said = "continue --record; what the same code has judged is not run again"
+    command.add_argument("--resume", action="store_true", help=said)
     said = "keep the judged outputs as a captures folder, for `fixtures adopt`"
     command.add_argument("--keep", type=Path, metavar="DIR", help=said)
     _add_output_arguments(command)
@@ -139,7 +145,7 @@ def _read(path: Path) -> Report:
     """The report in a record or JSON file; what is wrong with the file goes to the standard error."""
     report, notes = record.read_report(path)
     for note in notes:
-        print(f"fp8-oracle: {note}", file=sys.stderr)
+        say(f"fp8-oracle: {note}", stderr=True)
     return report
 
 
@@ -163,17 +169,39 @@ def _verify(arguments: argparse.Namespace) -> int:
         case = str(cases.parse(case))  # as every id is spelled
     wanted = Filter(arguments.contract, arguments.subject, case, configured, arguments.arch)
     folder = None if arguments.fixtures == "none" else fixtures.folder(arguments.fixtures)
-    providers = subjects.providers() + [subjects.provider(target) for target in arguments.provider]
-    items = _items(wanted, folder, arguments.profile, providers, writer)
-    if arguments.list:
-        for item in items:
-            print(f"{item.id}\t{item.subject}")
-        return 0
     given = arguments.threads
     if given is not None and given < 1:
         raise OptionError(f"--threads {given}: at least 1")
-    if given is not None or wanted.id is None:  # a profile's cases are so small that several threads would wait
-        torch.set_num_threads(min(given or 1, os.cpu_count() or 1))
+    if not 0 < arguments.limit < math.inf:
+        raise OptionError(f"--limit {arguments.limit:g}: give a positive number of seconds")
+    # a profile's cases are so small that several threads would wait
+    threads = min(given or 1, os.cpu_count() or 1) if given is not None or wanted.id is None else None
+    points = subjects.points(arguments.provider)
+    # The host comes first: its processes must inherit nothing that was computed here.
+    with Host(points, limit=arguments.limit, threads=threads) as host:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        providers = host.providers()
+        named = providers[len(points) - len(arguments.provider) :]
+        for problem in (p.problem for p in named if p.problem is not None):
+            raise SubjectError(problem)
+        items = _items(wanted, folder, arguments.profile, providers, writer)
+        if arguments.list:
+            for item in items:
+                say(f"{item.id}\t{item.subject}")
+            return 0
+        return _run(arguments, wanted, folder, providers, items, writer)
+
+
+def _run(
+    arguments: argparse.Namespace,
+    wanted: Filter,
+    folder: Path | None,
+    providers: Sequence[Provider],
+    items: Sequence[Item],
+    writer: CaptureWriter | None,
+) -> int:
+    """Judge the items, and report; the exit status."""
     entries = ledger.load(folder / ledger.FILE) if folder is not None else []
     screen = _screen(arguments)
     asked_for = {
@@ -190,7 +218,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     about = Run(started, provenance.machine(), provenance.versions(providers), selection, len(items))
     recorder = None if arguments.record is None else record.start(arguments.record, about, resume=arguments.resume)
     for note in () if recorder is None else recorder.notes:
-        print(f"fp8-oracle: {note}", file=sys.stderr)
+        say(f"fp8-oracle: {note}", stderr=True)
     keys = [record.key_of(item.id, item.subject, item.arch, item.stamp, about) for item in items]
     # An id without a slash is no case but a fact about this machine, which is found again.
     finished = {} if recorder is None else recorder.finished

@@ -22,7 +22,7 @@ import shtab
 import torch
 from rich.table import Table
 
-from oracle.cli.common import Commands, add_command, console, pairs, repeated
+from oracle.cli.common import Commands, add_command, console, pairs, repeated, say
 from oracle.cli.examples import GEMM
 from oracle.errors import FixtureError, OptionError, SubjectError
 from oracle.fixtures import captures
@@ -199,7 +199,7 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.markdown or arguments.update is not None:
         raise OptionError("--markdown and --update print the coverage table; add --coverage")
     for line in _lines(arguments):
-        print(line)
+        say(line)
     return 0
 
 

@@ -1,10 +1,10 @@
 """Runs what is to be judged, one item at a time: live subjects over cases, and captured outputs.
 
 The id, contract, subject and arch of an item are known before anything is computed; ``--list`` prints them. A live
-subject gets copies of the inputs; what it raises is its verdict (CRASHED; UNSUPPORTED for ``NotImplementedError``) and
-does not end the run. A contract that nothing judges is UNTESTED.
+subject gets copies of the inputs; whatever it raises is its verdict (CRASHED; UNSUPPORTED for ``NotImplementedError``)
+and does not end the run. A contract that nothing judges is UNTESTED.
 
-Not covered: isolation in a worker process, guard zones, rerun determinism.
+Not covered: subjects that end, hang or damage their process (:mod:`oracle.harness.isolated`), guard zones, reruns.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from oracle.diagnosis.explain import explain_verdict
 from oracle.errors import OracleError
 from oracle.fixtures import captures
-from oracle.fixtures import strides as memory
+from oracle.harness import subjects as registry
+from oracle.harness.isolated import Crash, Isolated
 from oracle.harness.subjects import Provider, Subject
 from oracle.report.outcome import Outcome
 from oracle.routines import profiles
@@ -34,8 +33,6 @@ from oracle.verdict.compare import Status, Verdict
 Outputs = Tensor | dict[str, Tensor]
 Keep = Callable[[Subject, Case, Mapping[str, Tensor], Outputs], None]
 """Called with what was judged: a subject, its case, the inputs and the output."""
-
-LONGEST_MESSAGE = 400  # characters of a subject's own error message that a report keeps
 
 
 @dataclass(frozen=True)
@@ -149,24 +146,20 @@ def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
     contract.check(inputs, call)
     # A subject is foreign code and may raise anything; that must not end the run.
     try:
-        given = {name: tensor.to(subject.device, copy=True) for name, tensor in inputs.items()}
-        output = subject.run(given, dict(call))
-        if subject.device != "cpu":
-            torch.cuda.synchronize()
-            output = {n: _on_host(t) for n, t in output.items()} if isinstance(output, Mapping) else _on_host(output)
+        run = subject.run if isinstance(subject, Isolated) else partial(registry.called, subject)
+        output = run(inputs, call)
     except NotImplementedError as error:
-        return _without_numbers(Status.UNSUPPORTED, _one_line(error))
-    except Exception as error:
-        return _without_numbers(Status.CRASHED, f"{type(error).__name__}: {_one_line(error)}")
+        return _without_numbers(Status.UNSUPPORTED, registry.one_line(error))
+    except Crash as error:
+        return _without_numbers(Status.CRASHED, str(error))
+    except BaseException as error:
+        if type(error) is KeyboardInterrupt:
+            raise  # the user's
+        return _without_numbers(Status.CRASHED, registry.described(error))
     verdict = judge_outputs(contract, inputs, output, arch=subject.arch, numerics=subject.numerics, call=call)
     if keep is not None and verdict.status is not Status.CRASHED:
         keep(subject, case, inputs, output)
     return verdict
-
-
-def _on_host(x: Any) -> Any:
-    """A tensor on the CPU, laid out as it was; anything else is left for the contract to refuse."""
-    return memory.on_host(x) if isinstance(x, Tensor) else x
 
 
 def _judge_capture(capture: captures.Capture) -> Verdict:
@@ -187,9 +180,3 @@ def _fixed(subject: Subject, status: Status, reason: str) -> Item:
 
 def _without_numbers(status: Status, reason: str) -> Verdict:
     return Verdict(status, f"{status}: {reason}", reason=reason)
-
-
-def _one_line(error: Exception) -> str:
-    """The message in one line of at most ``LONGEST_MESSAGE`` characters."""
-    said = " ".join(str(error).split()) or "no message"
-    return said if len(said) <= LONGEST_MESSAGE else f"{said[:LONGEST_MESSAGE]}..."

@@ -6,16 +6,19 @@ oracle never imports what it judges; an installed distribution registers itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from oracle.errors import SubjectError
+from oracle.fixtures import strides as memory
 
 GROUP = "fp8_oracle.subjects"
+LONGEST_MESSAGE = 400  # characters of a subject's own error message that a report keeps
 
 
 class Subject(Protocol):
@@ -42,40 +45,90 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Provider:
-    """One entry point: its subjects, or the reason why there are none."""
+    """One entry point: its subjects, or the reason why there are none.
+
+    ``code`` is a digest of the code that loading it reached, empty where nobody took one.
+    """
 
     name: str
     target: str
     subjects: tuple[Subject, ...] = ()
     problem: str | None = None
+    code: str = ""
+
+
+def points(targets: Sequence[str] = ()) -> list[EntryPoint]:
+    """Every registered entry point, then the functions ``MODULE:CALLABLE`` that no distribution has registered.
+
+    Raises SubjectError: a target is not of that form.
+    """
+    unique = {(point.name, point.value): point for point in entry_points(group=GROUP)}
+    for target in targets:
+        module, colon, name = target.partition(":")
+        if not (module and colon and name):
+            raise SubjectError(f"{target!r} is no provider of subjects; name a function as MODULE:CALLABLE")
+    return [point for _, point in sorted(unique.items())] + [EntryPoint(t.partition(":")[2], t, GROUP) for t in targets]
 
 
 def providers() -> list[Provider]:
-    """Every registered entry point, loaded; a broken one carries its problem instead of subjects."""
-    unique = {(point.name, point.value): point for point in entry_points(group=GROUP)}
-    return [_load(point) for _, point in sorted(unique.items())]
+    """Every registered entry point, loaded in this process; a broken one carries its problem instead of subjects."""
+    return [load(point) for point in points()]
 
 
 def provider(target: str) -> Provider:
-    """The subjects of ``MODULE:CALLABLE``, a function that no distribution has registered.
+    """The subjects of ``MODULE:CALLABLE``, loaded in this process.
 
     Raises SubjectError: it cannot be loaded, or ``target`` is not of that form.
     """
-    module, colon, name = target.partition(":")
-    if not (module and colon and name):
-        raise SubjectError(f"{target!r} is no provider of subjects; name a function as MODULE:CALLABLE")
-    loaded = _load(EntryPoint(name, target, GROUP))
+    loaded = load(points([target])[-1])
     if loaded.problem is not None:
         raise SubjectError(loaded.problem)
     return loaded
 
 
-def _load(point: EntryPoint) -> Provider:
-    # Third-party code may raise anything while it loads; that is the problem that is reported.
+def load(point: EntryPoint) -> Provider:
+    """The provider behind an entry point; whatever it raises while it loads is its problem."""
     try:
-        subjects = tuple(point.load()())
-    except Exception as error:
-        why = f"{type(error).__name__}: {error}; `fp8-oracle doctor` says which package was found"
-        problem = f"subjects {point.name!r} ({point.value}) cannot be loaded: {why}"
-        return Provider(point.name, point.value, problem=problem)
-    return Provider(point.name, point.value, subjects)
+        found = tuple(point.load()())
+    except BaseException as error:
+        if type(error) is KeyboardInterrupt:
+            raise  # the user's
+        return broken(point, described(error))
+    return Provider(point.name, point.value, found)
+
+
+def broken(point: EntryPoint, why: str) -> Provider:
+    """The provider of an entry point that gives no subjects."""
+    said = f"{why}; `fp8-oracle doctor` says which package was found"
+    return Provider(
+        point.name, point.value, problem=f"subjects {point.name!r} ({point.value}) cannot be loaded: {said}"
+    )
+
+
+def called(subject: Subject, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Any:
+    """What a subject returns for copies of the inputs on its device; tensors come back on the CPU, as laid out."""
+    given = {name: tensor.to(subject.device, copy=True) for name, tensor in inputs.items()}
+    output: Any = subject.run(given, dict(options))
+    if subject.device != "cpu":
+        torch.cuda.synchronize()
+        output = {n: _on_host(t) for n, t in output.items()} if isinstance(output, Mapping) else _on_host(output)
+    return output
+
+
+def one_line(error: BaseException) -> str:
+    """What foreign code raised, in one line of at most ``LONGEST_MESSAGE`` characters."""
+    try:
+        said = " ".join(str(error).split()) or "no message"
+    except BaseException:  # a message of foreign code is foreign code
+        said = "its message cannot be read"
+    return said if len(said) <= LONGEST_MESSAGE else f"{said[:LONGEST_MESSAGE]}..."
+
+
+def described(error: BaseException) -> str:
+    """The kind of an error, and its message in one line."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+def _on_host(x: Any) -> Any:
+    """A tensor on the CPU, laid out as it was; anything else is left for the contract to refuse."""
+    return memory.on_host(x) if isinstance(x, Tensor) else x

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import isfinite
 
 from rich.console import Console
 from rich.text import Text
@@ -217,7 +218,7 @@ def _side(o: Outcome) -> dict[str, object]:
         "status": o.word,
         "arch": o.arch,
         "outside": o.verdict.outside,
-        "margin": margin if abs(margin) != float("inf") else repr(margin),
+        "margin": margin if isfinite(margin) else repr(margin),
         "matches": o.verdict.matches,
         "explained_by": list(o.verdict.explained_by),
     }

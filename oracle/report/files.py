@@ -15,13 +15,12 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from oracle.report.outcome import Cause, Outcome, Report, causes
+from oracle.report.outcome import Cause, Outcome, Report, causes, printable
 from oracle.verdict.compare import Status
 
 LIMIT = 60_000
 QUOTED = 600  # characters of one message in Markdown
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_NOT_XML = re.compile(r"[\ufffe\uffff]")  # beside what is not printable
 
 
 def to_json(report: Report) -> str:
@@ -73,7 +72,7 @@ def _test_case(outcome: Outcome, classname: str) -> ET.Element:
 
 
 def _clean(text: str) -> str:
-    return _NOT_XML.sub("?", text)
+    return _NOT_XML.sub("?", printable(text))
 
 
 # --- Markdown -----------------------------------------------------------------------------------------------
@@ -95,7 +94,7 @@ def to_markdown(report: Report) -> str:
             head += [text for cause in chosen for text in _cause(cause)]
     facts = ", ".join(f"{name} {value}" for name, value in sorted({**report.machine, **report.versions}.items()))
     fold = ("<details><summary>machine and versions</summary>", "", _line(facts, longest=4000), "", "</details>", "")
-    return _CONTROL.sub("?", _within([*head, "", *_table(report), "", *fold]))
+    return printable(_within([*head, "", *_table(report), "", *fold]))
 
 
 def _cause(cause: Cause) -> Iterator[str]:

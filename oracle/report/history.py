@@ -11,19 +11,20 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.errors import FixtureError
+from oracle.errors import FixtureError, OracleError
 from oracle.report.markup import badge, page, scrolling, table, theme_button
-from oracle.report.outcome import Report
+from oracle.report.outcome import Report, printable
 
 VERSION = 1
 _TABLES = """
@@ -74,30 +75,38 @@ def add(path: Path, report: Report, *, label: str = "") -> tuple[int, bool]:
     Raises FixtureError: the file is no history, is of another version, or cannot be written.
     """
     digest = hashlib.sha256(json.dumps(report.to_json(), sort_keys=True).encode()).hexdigest()
-    with closing(_open(path, create=True)) as base, base:
+    facts = (report.started, label, int(report.ok), report.unfinished, report.seconds)
+    texts = (json.dumps(report.machine), json.dumps(report.versions), json.dumps(report.counts()))
+    outcomes = [
+        (
+            o.id, o.contract, o.subject, o.arch, str(o.status), int(o.known is not None), int(o.fails),
+            o.verdict.outside, o.verdict.total, o.verdict.margin, o.verdict.matches, o.seconds,
+        )
+        for o in report.outcomes
+    ]  # fmt: skip
+    with _opened(path, create=True) as base:
         known = base.execute("SELECT id FROM runs WHERE digest = ?", (digest,)).fetchone()
         if known is not None:
-            return int(known[0]), False
+            return _natural(known[0]), False
         row = base.execute(
             "INSERT INTO runs (digest, started, label, ok, unfinished, seconds, machine, versions, counts)"
-            " VALUES (?,?,?,?,?,?,?,?,?)",
-            (
-                digest, report.started, label, int(report.ok), report.unfinished, report.seconds,
-                json.dumps(report.machine), json.dumps(report.versions), json.dumps(report.counts()),
-            ),
-        )  # fmt: skip
+            f" VALUES ({_places(9)})",
+            _storable((digest, *facts, *texts)),
+        )
         number = int(row.lastrowid or 0)
         base.executemany(
-            "INSERT INTO outcomes VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
-            [
-                (
-                    number, o.id, o.contract, o.subject, o.arch, str(o.status), int(o.known is not None), int(o.fails),
-                    o.verdict.outside, o.verdict.total, o.verdict.margin, o.verdict.matches, o.seconds,
-                )
-                for o in report.outcomes
-            ],
-        )  # fmt: skip
+            f"INSERT INTO outcomes VALUES ({_places(13)})", [_storable((number, *outcome)) for outcome in outcomes]
+        )
     return number, True
+
+
+def _places(count: int) -> str:
+    return ",".join("?" * count)
+
+
+def _storable(row: Sequence[object]) -> tuple[object, ...]:
+    """A row as SQLite takes it: text that is text; NaN would become NULL, and is none of the numbers."""
+    return tuple(printable(x) if isinstance(x, str) else x for x in row)
 
 
 def points(
@@ -115,32 +124,79 @@ def points(
             MAX(CASE WHEN status IN ('PASSED', 'MISTRUSTED') THEN margin END)
         FROM runs LEFT JOIN outcomes ON outcomes.run = runs.id {where}
         GROUP BY runs.id ORDER BY runs.id"""
-    with closing(_open(path, create=False)) as base:
-        rows = base.execute(query, list(asked.values())).fetchall()
-    found = [
-        Point(number, started, label, bool(ok), passed, failing, known, margin, seconds,
-              str(json.loads(versions).get("fp8-oracle", "")))
-        for number, started, label, ok, seconds, versions, passed, failing, known, margin in rows
-    ]  # fmt: skip
+    with _opened(path, create=False) as base:
+        found = [_point(row) for row in base.execute(query, list(asked.values()))]
     return found if last is None else found[-last:]
 
 
-def _open(path: Path, *, create: bool) -> sqlite3.Connection:
-    if not create and not path.is_file():
+@contextmanager
+def _opened(path: Path, *, create: bool) -> Iterator[sqlite3.Connection]:
+    """A history in one transaction, which an error undoes; a file that is made for nothing is removed.
+
+    Raises FixtureError: the file is no history, whatever SQLite or a value in it says.
+    """
+    present = path.exists()
+    if not present and not create:
         raise FixtureError(f"{path}: no such history; make one with `fp8-oracle history add RECORD --db {path}`")
+    if present and not path.is_file():
+        raise FixtureError(f"{path}: is no file; name another one")
     try:
-        base = sqlite3.connect(path)
-        version = base.execute("PRAGMA user_version").fetchone()[0]
-        empty = not base.execute("SELECT name FROM sqlite_master").fetchall()
-        if version == 0 and empty and create:
-            base.executescript(f"{_TABLES} PRAGMA user_version = {VERSION};")
-            version = VERSION
-    except sqlite3.Error as error:
+        with closing(sqlite3.connect(path)) as base, base:
+            _prepare(base, path, create=create)
+            yield base
+    # The last three: a value that is no text, number or JSON of ours, and one beyond what a machine type holds.
+    except (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, OracleError):
+            raise
         raise FixtureError(f"{path}: cannot be used as a history ({error}); name another file") from None
+    finally:
+        if not present and path.is_file() and not path.stat().st_size:
+            path.unlink()
+
+
+def _prepare(base: sqlite3.Connection, path: Path, *, create: bool) -> None:
+    """Make the tables in a new file; refuse a file of another layout or version."""
+    version = base.execute("PRAGMA user_version").fetchone()[0]
+    tables = dict(base.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'").fetchall())
+    if version == 0 and not tables and create:
+        base.execute("BEGIN")
+        for statement in _TABLES.split(";")[:-1]:
+            base.execute(statement)
+        base.execute(f"PRAGMA user_version = {VERSION}")
+        return
     if version != VERSION:
-        base.close()
         raise FixtureError(f"{path}: is no history of version {VERSION} (it says {version}); name another file")
-    return base
+    due = [" ".join(statement.split()) for statement in _TABLES.split(";")[:-1]]
+    if sorted(" ".join(str(sql).split()) for sql in tables.values()) != sorted(due):
+        raise FixtureError(f"{path}: has other tables than a history of version {VERSION}; name another file")
+
+
+def _point(row: Sequence[Any]) -> Point:
+    """A row of the query; TypeError or ValueError where a value is of another type, which SQLite does not prevent."""
+    number, started, label, ok, seconds, versions, passed, failing, known, margin = row
+    read = json.loads(_text(versions))
+    version = read.get("fp8-oracle", "") if isinstance(read, dict) else ""
+    counts = (_natural(passed), _natural(failing), _natural(known), None if margin is None else _number(margin))
+    named = (_natural(number), _text(started), _text(label), bool(_natural(ok)))
+    return Point(*named, *counts, _number(seconds), str(version))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is no text")
+    return value
+
+
+def _natural(value: object) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise TypeError(f"{value!r:.60} is no count")
+    return value
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float) or not value >= 0:
+        raise TypeError(f"{value!r:.60} is no number from 0")
+    return float(value)
 
 
 # --- showing it ---------------------------------------------------------------------------------------------

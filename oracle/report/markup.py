@@ -5,16 +5,14 @@ A page is one file that needs nothing else: styles and script are inline, and a 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
-from oracle.report.outcome import KNOWN
+from oracle.report.outcome import KNOWN, printable
 
 # Whatever a report quotes, the browser loads nothing: no script, style, font or picture from anywhere else.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 LONGEST = 1200  # characters of one message
 # Colour class and sign of every status word, so that nothing is said by colour alone.
@@ -39,7 +37,7 @@ def page(title: str, body: str) -> str:
     """
     assets = files("oracle.report") / "assets"
     style, script = ((assets / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    title, body = (_CONTROL.sub("?", text) for text in (title, body))
+    title, body = printable(title), printable(body)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'

@@ -23,6 +23,15 @@ PASSING = (Status.PASSED, Status.MISTRUSTED)
 KNOWN = "KNOWN FAILURE"
 
 
+# Control characters but tab and line feed, what reorders a line, and halves of surrogate pairs, which are no text.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """``text`` with ``?`` for every character that a terminal or a page would obey instead of showing it."""
+    return _CONTROL.sub("?", text)
+
+
 def quoted(text: str) -> str:
     """``text`` as one word of a shell, always in quotes."""
     word = shlex.quote(text)

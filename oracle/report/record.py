@@ -27,12 +27,14 @@ from typing import Any, BinaryIO
 
 from oracle.errors import FixtureError, OptionError
 from oracle.fixtures.files import read_bytes
+from oracle.report import schema
 from oracle.report.outcome import SCHEMA as REPORT
 from oracle.report.outcome import Outcome, Report
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Error, Status, Verdict, Worst
 
 SCHEMA = "fp8-oracle.record/1"
+LARGEST = 1 << 30  # bytes of a record; a full run writes a hundredth of that
 _NUMBERS = ("actual", "low", "high", "expected", "ratio")
 
 
@@ -124,6 +126,17 @@ def start(path: Path, run: Run, *, resume: bool) -> Recorder:
     if path.exists() and path.stat().st_size and not resume:
         raise OptionError(f"{path} exists; --resume continues it, or name another file")
     stream = _locked(path)
+    try:
+        recorder = _continued(stream, path, run)
+    except BaseException:
+        stream.close()
+        raise
+    recorder._line(run.to_json())
+    return recorder
+
+
+def _continued(stream: BinaryIO, path: Path, run: Run) -> Recorder:
+    """A recorder at the end of what the file holds."""
     finished: Mapping[str, Outcome] = {}
     notes: tuple[str, ...] = ()
     if path.stat().st_size:
@@ -138,9 +151,7 @@ def start(path: Path, run: Run, *, resume: bool) -> Recorder:
             notes = (*notes, f"{stale} recorded outcomes are of other versions ({', '.join(moved)}) and are run again")
         stream.truncate(length)
         stream.seek(length)
-    recorder = Recorder(run, stream, finished, notes)
-    recorder._line(run.to_json())
-    return recorder
+    return Recorder(run, stream, finished, notes)
 
 
 def read(path: str | Path) -> Record:
@@ -163,16 +174,16 @@ def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
     Raises FixtureError: the file is neither.
     """
     path = Path(path)
-    content = read_bytes(path)
+    content = read_bytes(path, most=LARGEST)
     try:
-        whole = json.loads(content)
-    except (ValueError, RecursionError):
+        whole = schema.loads(content)
+    except ValueError:
         whole = None
     if isinstance(whole, dict) and whole.get("schema") == REPORT:
         try:
             return report_from_json(whole), ()
-        except (KeyError, TypeError, ValueError) as error:
-            raise FixtureError(f"{path}: not a sound {REPORT} file ({error!r})") from None
+        except ValueError as error:
+            raise FixtureError(f"{path}: not a sound {REPORT} file: {error}") from None
     record = read(path)
     return record.report(), record.notes
 
@@ -183,24 +194,50 @@ def key_of(outcome_id: str, subject: str, arch: str, stamp: str, run: Run) -> st
 
 
 def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
-    """The inverse of :meth:`oracle.report.outcome.Outcome.to_json`."""
-    names = (record["id"], record["contract"], record["subject"], record["arch"])
-    verdict = _verdict(record["verdict"])
-    return Recorded(*names, verdict, record["seconds"], record["known_failure"], command=record["repro"])
+    """The inverse of :meth:`oracle.report.outcome.Outcome.to_json`; ValueError says what is wrong with ``record``."""
+    return _outcome(_sound(_as_now(record), "outcome"))
 
 
 def report_from_json(record: Mapping[str, Any]) -> Report:
-    """The inverse of :meth:`oracle.report.outcome.Report.to_json`; fields that older files lack are empty."""
-    outcomes, complaints = tuple(map(outcome_from_json, record["outcomes"])), tuple(record["complaints"])
-    later = (record.get("versions", {}), record.get("started", ""), record.get("unfinished", 0))
-    return Report(outcomes, complaints, record["machine"], record["seconds"], *later)
+    """The inverse of :meth:`oracle.report.outcome.Report.to_json`; fields that older files lack are empty.
+
+    Raises ValueError: what is wrong with ``record``.
+    """
+    whole = {"versions": {}, "started": "", "unfinished": 0, **record}
+    if isinstance(whole.get("outcomes"), list):
+        whole["outcomes"] = [_as_now(outcome) for outcome in whole["outcomes"]]
+    whole = _sound(whole)
+    outcomes, complaints = tuple(map(_outcome, whole["outcomes"])), tuple(whole["complaints"])
+    later = (whole["versions"], whole["started"], whole["unfinished"])
+    return Report(outcomes, complaints, whole["machine"], float(whole["seconds"]), *later)
 
 
 # --- reading ------------------------------------------------------------------------------------------------
 
 
+def _sound(value: Any, name: str | None = None) -> Any:
+    """``value``; ValueError when it is not as ``schema.json`` says."""
+    if (why := schema.problem(value, name)) is not None:
+        raise ValueError(why)
+    return value
+
+
+def _as_now(outcome: Any) -> Any:
+    """An outcome with the evidence and the error that older files lack; anything else as it is."""
+    if not isinstance(outcome, dict) or not isinstance(outcome.get("verdict"), dict):
+        return outcome
+    return {**outcome, "verdict": {"evidence": None, "error": None, **outcome["verdict"]}}
+
+
+def _outcome(record: Mapping[str, Any]) -> Outcome:
+    """An outcome of a checked record; ValueError where its parts contradict each other."""
+    names = (record["id"], record["contract"], record["subject"], record["arch"])
+    verdict = _verdict(record["verdict"])
+    return Recorded(*names, verdict, float(record["seconds"]), record["known_failure"], command=record["repro"])
+
+
 def _verdict(record: Mapping[str, Any]) -> Verdict:
-    worst, seen, error = record["worst"], record.get("evidence"), record.get("error")
+    worst, seen, error = record["worst"], record["evidence"], record["error"]
     if worst is not None:
         worst = Worst(**{**worst, "index": tuple(worst["index"]), **{n: float(worst[n]) for n in _NUMBERS}})
     read = {
@@ -208,10 +245,24 @@ def _verdict(record: Mapping[str, Any]) -> Verdict:
         "worst": worst,
         "explained_by": tuple(record["explained_by"]),
         "margin": float(record["margin"]),
-        "evidence": None if seen is None else heatmap.from_json(seen),
+        "evidence": None if seen is None else _evidence(seen),
         "error": None if error is None else Error(**{name: float(x) for name, x in error.items()}),
     }
     return Verdict(**{**record, **read})
+
+
+def _evidence(record: Mapping[str, Any]) -> heatmap.Evidence:
+    """What a report draws; ValueError where it cannot be drawn."""
+    seen = heatmap.from_json(dict(record))
+    width = sum(seen.fields)
+    if len({len(row) for row in seen.levels}) != 1:
+        raise ValueError("evidence.levels has rows of different lengths")
+    if not 1 <= width <= 64 or any(int(bits, 16) >> width for e in seen.elements for bits in (e.bits, e.expected_bits)):
+        raise ValueError(f"evidence.fields are {list(seen.fields)}, which the bits of its elements do not fit")
+    for e in seen.elements:
+        if len(e.index) != len(seen.shape) or any(i >= n for i, n in zip(e.index, seen.shape, strict=True)):
+            raise ValueError(f"evidence.elements has the index {list(e.index)}, the shape is {list(seen.shape)}")
+    return seen
 
 
 _Parsed = tuple[list[Run], dict[str, tuple[str, Outcome]], Mapping[str, Any] | None, tuple[str, ...], int]
@@ -220,32 +271,33 @@ _Parsed = tuple[list[Run], dict[str, tuple[str, Outcome]], Mapping[str, Any] | N
 def _parse(path: Path) -> _Parsed:
     """Runs, ``key -> (versions, outcome)`` (the last one of a key counts), the ``end`` line if it is the last line,
     notes, and the length in bytes without a last line that was cut short."""
-    content = read_bytes(path)
+    content = read_bytes(path, most=LARGEST)
     *pieces, torn = content.split(b"\n")
     runs: list[Run] = []
     outcomes: dict[str, tuple[str, Outcome]] = {}
     line: Any = None
     for number, piece in enumerate(pieces, 1):
         try:
-            line = json.loads(piece)
-        except (ValueError, RecursionError):
+            line = schema.loads(piece)
+        except ValueError:
             line = None
         if not isinstance(line, dict) or "kind" not in line:
             raise FixtureError(f"{path}:{number}: no line of a record; the file is damaged or is something else")
+        if line["kind"] == "run" and line.get("schema") != SCHEMA:
+            raise FixtureError(f"{path}: schema is {line.get('schema')!r}, this version reads {SCHEMA!r}")
         try:
+            if line["kind"] == "outcome":
+                line = {**line, "outcome": _as_now(line.get("outcome"))}
+            elif line["kind"] not in ("run", "end"):
+                raise ValueError(f"unknown kind {line['kind']!r}")
+            _sound(line, str(line["kind"]) + " line")
             if line["kind"] == "run":
-                if line["schema"] != SCHEMA:
-                    raise FixtureError(f"{path}: schema is {line['schema']!r}, this version reads {SCHEMA!r}")
                 runs.append(Run(**{k: v for k, v in line.items() if k not in ("kind", "schema")}))
             elif line["kind"] == "outcome":
                 outcomes.pop(line["key"], None)
-                outcomes[line["key"]] = (line["versions"], outcome_from_json(line["outcome"]))
-            elif line["kind"] != "end":
-                raise ValueError(f"unknown kind {line['kind']!r}")
-        except FixtureError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise FixtureError(f"{path}:{number}: no sound line of a record ({error!r})") from None
+                outcomes[line["key"]] = (line["versions"], _outcome(line["outcome"]))
+        except ValueError as error:
+            raise FixtureError(f"{path}:{number}: no sound line of a record: {error}") from None
     notes = (f"{path}: the last line was cut short ({len(torn)} bytes) and is left out",) if torn else ()
     ended = line if line is not None and line["kind"] == "end" else None
     return runs, outcomes, ended, notes, len(content) - len(torn)

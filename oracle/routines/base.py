@@ -462,7 +462,7 @@ class Contract(ABC):
     def _check_names(self, inputs: Mapping[str, Tensor]) -> None:
         known = [spec.name for spec in self.inputs]
         missing = [s.name for s in self.inputs if not s.optional and s.name not in inputs]
-        unexpected = [name for name in inputs if name not in known]
+        unexpected = [str(name) for name in inputs if name not in known]
         if missing or unexpected:
             what = f"missing {', '.join(missing)}" if missing else f"unexpected {', '.join(unexpected)}"
             raise InputError(f"{self.name}: {what}; it takes {', '.join(known)}")
@@ -530,14 +530,30 @@ def plain(tensor: Tensor, name: str) -> Tensor:
     Raises
     ------
     InputError
-        The tensor is of a subclass that holds no memory of its own (a fake or a distributed one).
+        The tensor is of a subclass without memory of its own (a fake or a distributed one), or its memory is gone.
+    DtypeError
+        It is one of torch's quantised tensors.
     """
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise InputError(f"{name} is a {type(tensor).__name__}, which has no values of its own; pass a plain tensor")
     if tensor.is_nested or tensor.layout != torch.strided:
         return tensor  # refused by the contract, under its name there
     with torch._C.DisableTorchFunctionSubclass():
+        if tensor.device.type != "meta":
+            _check_storage(name, tensor)
+        if tensor.is_neg() and tensor.element_size() == 1:
+            raise LayoutError(f"{name} is {tensor.dtype} yet to be negated, which torch cannot do; pass its own codes")
         return tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
+
+
+def _check_storage(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor whose memory was freed or cut, which torch would read all the same."""
+    if tensor.is_quantized:
+        raise DtypeError(f"{name} is quantised by torch ({tensor.dtype}); pass its codes and its scale")
+    last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    needs, has = (last + 1) * tensor.element_size() if tensor.numel() else 0, tensor.untyped_storage().nbytes()
+    if has < needs:
+        raise InputError(f"{name} needs {needs} bytes of memory and its storage has {has}; it was freed or resized")
 
 
 def _check_memory(name: str, tensor: Tensor) -> None:

@@ -91,8 +91,8 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
     out_dtype : torch.dtype, float32 tells most; bfloat16 and float16 also show the store's rounding.
 
     Raises ShapeError: the kernel returns another shape than ``[E, E]``; NumericsError: a single product does not come
-    back as it is: this is no scaled product of ``a`` and ``b``, and the probes would read a constant as one sum over
-    all of K.
+    back as it is (this is no scaled product of ``a`` and ``b``, and the probes would read a constant as one sum over
+    all of K), an answer holds a NaN, or the answers are those of no sum.
     """
     seen: list[tuple[ScaledProduct, Tensor]] = []
 
@@ -100,6 +100,11 @@ def fingerprint(kernel: Kernel, shape: Shape, *, out_dtype: torch.dtype, seed: i
         out = kernel(product.a, product.b, product.a_scale, product.b_scale, out_dtype)
         if tuple(out.shape) != (shape.edge, shape.edge):
             raise ShapeError(f"the kernel returned {list(out.shape)} for a probe of [{shape.edge}, {shape.edge}]")
+        if (nan := torch.nonzero(torch.isnan(out))).numel():
+            raise NumericsError(
+                f"the probes do not answer: element {tuple(nan[0].tolist())} is nan where every operand is finite; "
+                "the kernel is no scaled product of its operands"
+            )
         seen.append((product, out.cpu()))
         return seen[-1][1]
 
@@ -154,7 +159,13 @@ def _partial_sums(diagonal: Diagonal, shape: Shape) -> dict[int, int]:
         partners = range(start, min(start + shape.edge, shape.k))
         product, one = probes.masks(shape, partners)
         counts = diagonal(product)[: len(partners)] / one
-        sizes |= {j: shape.k - round(float(c)) for j, c in zip(partners, counts, strict=True)}
+        for j, count in zip(partners, counts.tolist(), strict=True):
+            if not 0 <= count <= shape.k:
+                raise NumericsError(
+                    f"the probes do not answer: {count:g} of {shape.k} products lie outside the sum of those at 0 and "
+                    f"{j}; the kernel is no scaled product of its operands"
+                )
+            sizes[j] = max(1, shape.k - round(count))  # the output's rounding may count one too many
     return sizes
 
 

@@ -289,7 +289,7 @@ class TestVerify:
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("oracle.harness.subjects.providers", interrupted)
+        monkeypatch.setattr("oracle.harness.subjects.points", interrupted)
         ran = cli("verify")
         assert (ran.status, ran.err) == (130, "fp8-oracle: interrupted\n")
 

@@ -41,7 +41,7 @@ def run_of(**change: object) -> Run:
 def five_cases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every profile is five small cases; the counting subject starts at none."""
     monkeypatch.setattr("oracle.routines.profiles.cases", lambda contract, profile: [*map(cases.parse, CASES)])
-    record_subjects.calls.clear()
+    record_subjects.calls.set(0)
     yield
 
 
@@ -84,7 +84,7 @@ class TestResume:
         whole = record.read(path).report()
         kept = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(b"".join(kept[:3]) + kept[3][:40])
-        record_subjects.calls.clear()
+        record_subjects.calls.set(0)
         ran = cli("verify", "--contract", "fp8_gemm_nt", "--fixtures", "none", "--record", path, "--resume")
         assert ran.status == 0
         assert "cut short (40 bytes)" in ran.err

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import signal
 import time
 
 from example_subjects import Example, Inputs, Options, _right
 from torch import Tensor
 
-calls: list[int] = []
+
+class Counter:
+    """A count that forked processes share."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, 8)
+
+    def __len__(self) -> int:
+        return int.from_bytes(self.memory[:8], "little")
+
+    def set(self, count: int) -> None:
+        self.memory[:8] = count.to_bytes(8, "little")
+
+
+calls = Counter()
+user = os.getpid()  # who runs `verify`
 
 
 def _counted(inputs: Inputs, options: Options) -> Tensor:
-    calls.append(len(calls))
+    calls.set(len(calls) + 1)
     return _right(inputs, options)
 
 
 def _interrupted(inputs: Inputs, options: Options) -> Tensor:
+    """The user's interrupt, in the middle of the third call."""
     if len(calls) == 2:
-        raise KeyboardInterrupt
+        os.kill(user, signal.SIGINT)
+        time.sleep(60)
     return _counted(inputs, options)
 
 
