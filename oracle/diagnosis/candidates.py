@@ -325,7 +325,7 @@ class FailingOutput:
         """
         tensors = self.output, self.right, self.bad, self.specified if considered is None else considered
         output, right, bad, specified = tensors if grid is None else (x[grid] for x in tensors)
-        nan, found = (torch.isnan(decode(x)) & ~torch.isnan(decode(right)) for x in (predicted.value, output))
+        nan, found = (torch.isnan(x) & ~torch.isnan(right) for x in (predicted.value, output))
         exactly = bool((nan & specified == found & specified).all())
         unknown = nan & ~found if exactly else nan
         unknown = torch.zeros_like(specified) if predicted.placement else unknown & specified

@@ -7,8 +7,8 @@ A code ``S E F`` (sign, exponent field, fraction field) of a format with ``f`` f
     (-1)^S * 2^(1 - b) * (F / 2^f)            E = 0
 
 except for the codes that the record gives to infinity and NaN. :func:`decode_scalar` is this definition in
-exact integers; :func:`decode` is its vectorised twin (a table made by the definition up to 8 bits, integer
-bit arithmetic above), with the same bits on every device.
+exact integers; :func:`decode` is its vectorised twin (a table made by the definition up to 8 bits and by integer bit
+arithmetic up to 16, that arithmetic above), with the same bits on every device.
 
 Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2); Noune et al., arXiv 2206.02915 (FNUZ); OCP
 Microscaling Formats 1.0 (E8M0, E2M1); IEEE 754-2019 (binary16, binary32); bfloat16 is binary32 cut to 16 bits.
@@ -274,10 +274,10 @@ def decode(codes: Tensor, fmt: Format | None = None) -> Tensor:
     integer is no code of the format.
     """
     fmt, stored = _stored(codes, fmt)
-    if fmt.bits > 8:
+    if fmt.bits > 16:
         return in_blocks(partial(_from_bits, fmt=fmt), stored, dtype=torch.float64)
-    table = _table(fmt, stored.device)
-    return in_blocks(lambda part: torch.index_select(table, 0, part.int()), stored, dtype=torch.float64)
+    table, mask = _table(fmt, stored.device), fmt.code_mask
+    return in_blocks(lambda part: torch.index_select(table, 0, part.int() & mask), stored, dtype=torch.float64)
 
 
 def codes_of(x: Tensor, fmt: Format | None = None) -> Tensor:
@@ -329,8 +329,8 @@ def same_bits(x: Tensor, y: Tensor) -> Tensor:
 
     Any NaN equals any NaN (hardware does not agree on payloads); -0 differs from +0.
     """
-    nan = torch.isnan(decode(x)) & torch.isnan(decode(y))
-    return (codes_of(x) == codes_of(y)) | nan
+    p, q = codes_of(x), codes_of(y)
+    return (p == q) | (is_nan(p, of_dtype(x.dtype)) & is_nan(q, of_dtype(y.dtype)))
 
 
 # Up to 32768 elements torch starts no second thread for an operation. Waiting for threads after every short
@@ -396,5 +396,7 @@ def _from_bits(codes: Tensor, *, fmt: Format) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _table(fmt: Format, device: torch.device) -> Tensor:
+    if fmt.bits > 8:
+        return _from_bits(torch.arange(fmt.code_mask + 1, device=device), fmt=fmt)
     values = [decode_scalar(code, fmt) for code in range(fmt.code_mask + 1)]
     return torch.tensor(values, dtype=torch.float64, device=device)
