@@ -346,12 +346,12 @@ def _near_underflow16(stream: Stream, shape: tuple[int, ...]) -> Tensor:
 
 
 def _small_scales(stream: Stream, shape: tuple[int, ...]) -> Tensor:
-    """From 1e-38 to 1, the first rows near 1e-23; alone, near 1e-14."""
+    """From 1e-38 to 1, the last row near 1e-23; alone, near 1e-14."""
     return _spread(stream, shape, sign=-1)
 
 
 def _large_scales(stream: Stream, shape: tuple[int, ...]) -> Tensor:
-    """From 1 to 1e38, the first rows near 1e23; alone, near 1e14. Small and large ones do not meet in one call: the
+    """From 1 to 1e38, the last row near 1e23; alone, near 1e14. Small and large ones do not meet in one call: the
     error that float32 may make of the small ones would hide them."""
     return _spread(stream, shape, sign=1)
 
@@ -368,7 +368,7 @@ def _spread(stream: Stream, shape: tuple[int, ...], *, sign: int) -> Tensor:
     lead = (*shape[:-1], 1) if np.prod(shape[:-1]) > 1 else shape
     far, near = stream.integers(0, 127, lead), stream.integers(0, 24, lead)
     exponent = np.where(stream.integers(0, 4, lead) == 0, far, near)
-    exponent[(slice(None), 0) if lead[0] == 1 else 0] = -DEAD
+    exponent[(slice(None), -1) if lead[0] == 1 else -1] = -DEAD  # of the last block of N, which is short
     return _with_fraction(np.broadcast_to(sign * exponent, shape), fraction)
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Sixty wrong kernels of ``fp8_gemm_nt`` in plain torch, each right but for one line.
 
 ``CATALOGUED`` are wrong in ways that the catalogue of faults names; ``OTHERS`` in ways that it does not. Every one is
