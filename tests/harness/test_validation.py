@@ -13,6 +13,7 @@ import torch
 import oracle
 from oracle.errors import CaseError, OptionError, SubjectError
 from oracle.fixtures.failing_case import read
+from oracle.harness import validation
 from oracle.harness.memory import GUARD, Poisoning, guarded, is_poison, placed
 from oracle.harness.report import LOAD, NUMBERS
 from oracle.harness.soak import HEIGHTS, drawn
@@ -21,6 +22,7 @@ from oracle.harness.watches import SMALLER
 from oracle.routines import cases, profiles
 from oracle.verdict.compare import Status
 from tests.support.commandline import Cli
+from tests.support.in_process import InProcess
 from tests.support.subjects import broken, right
 
 GEMM = "fp8_gemm_nt"
@@ -98,29 +100,43 @@ CAUGHT = (
 )
 
 
+NEED_PROCESS = ("dies", "killed", "exits", "not_callable", "absent")
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker process, which takes most of the time of a validation of one case."""
+    monkeypatch.setattr(validation, "Worker", InProcess)
+
+
 class TestBrokenKernels:
     """Each is caught for its own reason, and the run survives."""
 
     @pytest.mark.parametrize(("kernel", "watch", "words"), CAUGHT, ids=[c[0] for c in CAUGHT])
-    def test_caught(self, kernel: str, watch: str, words: str) -> None:
+    def test_caught(self, monkeypatch: pytest.MonkeyPatch, kernel: str, watch: str, words: str) -> None:
         """The watch, and what it says."""
+        if kernel not in NEED_PROCESS:
+            monkeypatch.setattr(validation, "Worker", InProcess)
         which = FEW[1:] if kernel == "random" else FEW[:1]  # bfloat16 hides most of what another order changes
         report = validate(f"tests.support.subjects.broken:{kernel}", GEMM, case=which, limit=60)
         caught = [f for f in report.failures if f.watch == watch]
         assert any(words in f.verdict.summary for f in caught), [(f.watch, f.verdict.summary) for f in report.failures]
         assert report.exit_code == (2 if watch == LOAD else 1)
 
+    @pytest.mark.usefixtures("in_process")
     def test_only_its_own_watch(self) -> None:
         """Wrong memory with right numbers fails no numbers."""
         for kernel in ("out_of_bounds", "overwrites_input", "transposed_memory", "refuses_small_batch"):
             report = validate(f"tests.support.subjects.broken:{kernel}", GEMM, case=FEW[:1], limit=60)
             assert {f.watch for f in report.failures} == {dict((c[0], c[1]) for c in CAUGHT)[kernel]}
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_wrong_shape_does_not_end_the_run(self) -> None:
         """The next case is judged as well, by the same worker, and nothing else is said of the first."""
         report = validate("tests.support.subjects.broken:fewer_rows", GEMM, case=FEW, limit=60)
         assert [f.watch for f in report.failures] == [NUMBERS] * 2 and report.workers == 1
 
+    @pytest.mark.usefixtures("in_process")
     def test_rows_with_space_between_them(self) -> None:
         """A note: code that asks for strides reads them. Dense rows have none (the twin)."""
         padded = validate("tests.support.subjects.broken:padded_rows", GEMM, case=FEW[:1], limit=60)
@@ -138,6 +154,7 @@ class TestBrokenKernels:
         report = validate("no_such_module:kernel", GEMM, case=FEW)
         assert report.exit_code == 2 and "No module named" in report.failures[0].verdict.summary
 
+    @pytest.mark.usefixtures("in_process")
     def test_the_fault_is_named_and_minimised(self, tmp_path: Path) -> None:
         """From the output alone; the saved file explains itself and is still the same fault."""
         path = tmp_path / "case.safetensors"
@@ -149,6 +166,7 @@ class TestBrokenKernels:
         verdict = oracle.judge(case.contract, case.inputs, case.output, arch=case.arch, **case.options)
         assert verdict.explained_by == wrong.verdict.explained_by
 
+    @pytest.mark.usefixtures("in_process")
     def test_batch_invariance_can_be_required(self) -> None:
         """A note by default, a failure when required."""
         case = FEW[0].replace("bf16", "f32")
@@ -159,6 +177,7 @@ class TestBrokenKernels:
         )
         assert [f.watch for f in strict.failures] == ["batch invariance"]
 
+    @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize(
         ("kernel", "words"),
         [("shares_scratch", "called from several threads at once: "),
@@ -176,6 +195,7 @@ class TestBrokenKernels:
         assert right_one.conforms and "threads" in right_one.watches()
         assert not any("threads" in note for note in right_one.notes)
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_raise_in_another_thread_fails(self) -> None:
         """Whether the watch is required or not."""
         report = validate("tests.support.subjects.broken:refuses_other_threads", GEMM, case=FEW[:1], limit=60)
@@ -183,6 +203,7 @@ class TestBrokenKernels:
         words = "several threads at once: CRASHED: raised: RuntimeError: the handle is in use"
         assert only.watch == "threads" and words in only.verdict.summary
 
+    @pytest.mark.usefixtures("in_process")
     def test_what_is_required_is_tried(self) -> None:
         """No case that the watch takes: a failure that says so; without the demand nothing."""
         exact = FEW[0].replace("randn", "exact")
@@ -192,6 +213,7 @@ class TestBrokenKernels:
             assert report.failures[0].watch == watch and "not tried" in report.failures[0].verdict.summary
         assert validate(right.gemm, GEMM, case=exact, limit=60).conforms
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_slow_kernel_is_not_called_from_threads(self) -> None:
         """Four calls at once may take four times as long: that is no hang."""
         strict = validate("tests.support.subjects.right:slow", GEMM, case=FEW[:1], limit=1.2, require=("threads",))
@@ -200,6 +222,7 @@ class TestBrokenKernels:
         plain = validate("tests.support.subjects.right:slow", GEMM, case=FEW[:1], limit=1.2)
         assert plain.conforms and any("threads: not tried: a call takes" in note for note in plain.notes)
 
+    @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize("kernel", ["row_major_scale", "random"])
     def test_a_kernel_that_fails_alone_is_not_reported_for_threads(self, kernel: str) -> None:
         """Numbers that are wrong alone say nothing of threads; other bits that are right are a note at most."""
@@ -216,6 +239,7 @@ SELDOM = ("whole_tiles", "many_rows", "long_k", "wide", "tail", "reads_e5m2_as_e
 class TestReach:
     """The quick profile and a soak meet what kernels switch on."""
 
+    @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize("kernel", SELDOM)
     def test_quick_meets_it(self, kernel: str) -> None:
         """On few cases of many: the rest of the kernel is right."""
@@ -260,6 +284,7 @@ GROUP = "per_token_group_quant_fp8/bf16-e4m3/1x128/m=5,k=384/columns=tma/family=
 COLUMNS = "get_col_major_tma_aligned_tensor/f32/-/m=31,c=7,g=3/family=randn/seed=1"
 
 
+@pytest.mark.usefixtures("in_process")
 class TestEveryKindOfOutput:
     """A scalar, integers, padded columns, float64: the reference of the contract conforms to it."""
 
