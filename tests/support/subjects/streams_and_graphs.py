@@ -57,6 +57,13 @@ def unjoined(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor
         current.wait_stream(side)
 
 
+def unjoined_own(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """The same, in a tensor of its own."""
+    out = torch.empty(a.shape[0], b.shape[0], dtype=out_dtype, device=a.device)
+    unjoined(a, a_scale, b, b_scale, out)
+    return out
+
+
 def unforked(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
     """It does not wait for the caller's stream; during a capture it stays on it."""
     if torch.cuda.is_current_stream_capturing():
