@@ -67,8 +67,7 @@ def scaled_mm(
     """``torch._scaled_mm`` on operands in the layout it wants; old torch's ``(output, amax)`` is unwrapped.
 
     It reads row pitches, but has no kernel for one that is no multiple of 16, and it assumes that a bias is dense. On a
-    CPU with AVX512-BF16 it stores subnormal bfloat16 results as 0 (VCVTNEPS2BF16 flushes them), so that the cast is made
-    here.
+    CPU with AVX512-BF16 it stores subnormal bfloat16 results as 0 (VCVTNEPS2BF16 flushes), so the cast is made here.
     """
     stored = torch.float32 if a.device.type == "cpu" and out_dtype == torch.bfloat16 else out_dtype
     y = torch._scaled_mm(

@@ -7,11 +7,11 @@ without them), the rerun checks (timed inside the run, guards and process bounda
 channel, the start of the worker. Required: poison, guard zones, snapshots and rerun checks below 30% of the run.
 Both sides run warm: engines are compiled before the clock starts, so that the run is short and the shares are large.
 ``pytest tests/benchmarks/test_bench_harness.py --benchmark-enable --benchmark-only`` has the shares in ``extra_info``
-of the run; ``python -m tests.benchmarks.test_bench_harness`` prints them as a table. A second pair compares what a run
-tries by default (drawn data and shapes, edges, a kernel with a domain) with the published cases alone, as seconds for one
-judged case: required below 1.5. Nothing here asserts a time; the bits of a bare call are compared with those of the
-watched one. Not covered: kernels on a GPU, and the watch of threads, which calls for a fixed time once a run (left out,
-since it would only make the shares smaller).
+of the run; ``python -m tests.benchmarks.test_bench_harness`` prints them as a table. A second group compares what a
+run tries by default (drawn data and shapes, edges, a kernel with a domain) with the published cases alone, as seconds
+for one judged case: required below 1.5. Nothing here asserts a time; the bits of a bare call are compared with those of
+the watched one. Not covered: kernels on a GPU, and the watch of threads, which calls for a fixed time once a run (left
+out, since it would only make the shares smaller).
 """
 
 from __future__ import annotations
