@@ -1,4 +1,4 @@
-"""For all tests: deterministic hypothesis, the fixtures folder, the command line in process, ``needs_shared``.
+"""For all tests: repeatable hypothesis, the fixtures folder, the command line in process, ``needs_shared``, ``--full``.
 
 ``@pytest.mark.needs_shared("captures/x.safetensors")`` is for a test that reads recorded data from outside the
 repository (``FP8_ORACLE_SHARED``, default ``../shared``). Without the data the test is skipped, and the last lines of
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.commandline import Cli, Ran
+from tests.support.full import left_out
 from tests.support.paths import FIXTURES, ROOT, SHARED
 
 # The tensors here are small: threads of one process, or of two test workers on two cores, only wait for each other.
@@ -31,6 +32,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 WAY_OUT = "set FP8_ORACLE_SHARED to the folder that holds captures/ and vectors/"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="also what repeats a check on more cases (support/full.py)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--full"):
+        return
+    if out := left_out(items, config.args):
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=[*out])
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,77 @@
+"""Tests that repeat, on more cases or through more processes, what others of their kind show.
+
+They run with ``--full`` (``tox run -e full``), or when one is named on the command line. ``KEPT`` says, for a test
+with parameters, how many of its instances every run takes, evenly spread; ``REPEATED`` names, for a single test, those
+of its file that show the same sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+KEPT = {
+    "bounds/test_arches.py::TestAdversary::test_attained": 12,
+    "bounds/test_arches.py::TestAdversary::test_never_crossed_with_scales": 8,
+    "bounds/test_bounds.py::TestSoundness::test_residue": 20,
+    "benchmarks/test_bench_harness.py::TestTried::test_tried": 1,
+    "cli/test_commands.py::TestOtherCommands::test_a_kernel_that_cannot_be_probed": 2,
+    "diagnosis/test_least_squares.py::TestNamed::test_while_the_known_scales_show": 1,
+    "diagnosis/test_least_squares.py::TestNothingElse::test_scales_wrong_elsewhere": 1,
+    "diagnosis/test_localise.py::TestAnotherGroup::test_named": 2,
+    "diagnosis/test_localise.py::TestMovedRows::test_swapped_and_duplicated": 1,
+    "diagnosis/test_localise.py::TestOneBlock::test_scales": 2,
+    "diagnosis/test_localise.py::TestTiles::test_moved_and_swapped": 1,
+    "diagnosis/test_localise.py::test_garbage_has_no_place": 1,
+    "harness/test_probing.py::TestBadKernels::test_named": 5,
+    "harness/test_probing.py::TestSameAnswers::test_as_in_this_process": 2,
+    "harness/test_validation.py::TestEveryKindOfOutput::test_conforms": 2,
+    "harness/test_validation.py::TestInterpretedKernels::test_caught_and_named": 1,
+    "harness/test_validation.py::TestRightKernels::test_conforms": 3,
+    "kernels/test_differential.py::TestByName::test_validated_in_a_worker": 1,
+    "kernels/test_import.py::test_no_gpu_library_is_imported": 1,
+    "numbers/test_quantize_bands.py::test_no_temporary_of_the_whole": 1,
+    "project/test_ambient.py::TestDefaults::test_same_answers": 16,
+    "project/test_ambient.py::TestTensors::test_same_answers": 2,
+    "project/test_ambient.py::TestTensors::test_strides": 2,
+    "project/test_extensions.py::TestSabotage::test_a_broken_entry_point": 1,
+}
+REPEATED = {
+    "cli/test_commands.py::TestCapturesAndLedger::test_all_captures": "TestCapturesAndLedger::test_known",
+    "cli/test_hostile.py::TestStreams::test_an_old_alphabet": "TestStreams::test_head",
+    "diagnosis/test_diagnose.py::TestExplainAFile::test_by_place": "TestWhere::test_moved_rows",
+    "diagnosis/test_least_squares.py::TestNamed::test_where_garbage_hides_them": "TestNamed::test_while_the_known",
+    "harness/test_validation.py::TestReach::test_a_soak_draws_everything": "TestReach::test_a_soak_ends",
+    "kernels/test_moe_input.py::TestJudged::test_random": "TestJudged",
+    "project/test_docs.py::TestPages::test_executed_pages": "TestPages::test_up_to_date",
+    "project/test_walk.py::TestTheFigure::test_is_true": "Test",
+}
+
+
+def left_out(items: Sequence[pytest.Item], named: Sequence[str]) -> set[pytest.Item]:
+    """The items that a run without ``--full`` leaves out; ``named`` are the arguments of the command line.
+
+    Raises pytest.UsageError: a file was collected whole, and a name here, or a test that stands for one, is not in it.
+    """
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not item.config.getoption("keyword") and not any("::" in name for name in named):
+            tests.setdefault(_name(item), []).append(item)
+    files = {name.partition("::")[0] for name in tests}
+    shown = [f"{name.partition('::')[0]}::{other}" for name, other in REPEATED.items()]
+    for wanted in (*KEPT, *REPEATED, *shown):
+        others = (test for test in tests if test not in REPEATED or test == wanted)
+        if wanted.partition("::")[0] in files and not any(test.startswith(wanted) for test in others):
+            raise pytest.UsageError(f"tests/support/full.py names {wanted}, and no such test was collected")
+    out = {item for name in REPEATED for item in tests.get(name, [])}
+    for name, kept in KEPT.items():
+        instances = tests.get(name, [])
+        taken = {i * len(instances) // kept for i in range(min(kept, len(instances)))}
+        out |= {item for i, item in enumerate(instances) if i not in taken}
+    return out
+
+
+def _name(item: pytest.Item) -> str:
+    """``bounds/test_arches.py::TestAdversary::test_attained``, without parameters."""
+    return item.nodeid.removeprefix("tests/").partition("[")[0]
