@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch see
 @pytest.mark.parametrize("kernel", ["right", "returns", "joined"])
 def test_right_kernels(kernel: str) -> None:
     """Nothing fails; each way of launching it has a finding."""
-    report = validate(fKERNELS + "{kernel}", GEMM, device="cuda", case=CASE, limit=60)
+    report = validate(KERNELS + kernel, GEMM, device="cuda", case=CASE, limit=60)
     assert report.conforms, [(f.watch, f.verdict.summary) for f in report.failures]
     assert report.watches()[GRAPH] == (4, 0) and report.watches()[JOINED] == (2, 0) and SIDE in report.watches()
 
@@ -38,7 +38,7 @@ WRONG = (
 @pytest.mark.parametrize(("kernel", "watch", "words"), WRONG, ids=[w[0] for w in WRONG])
 def test_sabotaged_kernels(kernel: str, watch: str, words: str) -> None:
     """Each by its watch; plain calls of those that are wrong in graphs are right."""
-    report = validate(fKERNELS + "{kernel}", GEMM, device="cuda", case=CASE, limit=60)
+    report = validate(KERNELS + kernel, GEMM, device="cuda", case=CASE, limit=60)
     said = [f.verdict.summary for f in report.failures if f.watch == watch]
     assert report.exit_code == 1 and any(words in what for what in said), said
     assert watch == JOINED or {f.watch for f in report.failures} == {GRAPH}
