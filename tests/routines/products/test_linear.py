@@ -18,7 +18,7 @@ from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
-from oracle.routines.base import get
+from oracle.routines import get
 from oracle.tensorcore.predict import predict_product
 from oracle.truth import layout
 from oracle.truth.gemm import ScaledProduct, exact
