@@ -66,6 +66,7 @@ class Worker:
         self._shared: Shared | None = None
         self.place = "cpu"
         """The device on whose memory the tensors of a call lie, this process's and the worker's."""
+        self._probed = True  # whether a process is asked first if it can open memory of this one on the GPU
         self._told: Shared | None = None  # the memory that the process of now has
         self._stack = contextlib.ExitStack()
 
@@ -158,12 +159,14 @@ class Worker:
                 line = json.dumps(plan | {"channel": theirs.fileno(), "status": status}) + "\n"
                 self._process.stdin.write(line.encode())
                 self._process.stdin.flush()
-        if self._load["device"] != "cpu":
+        if self._load["device"] != "cpu" and self._probed:
             ours = torch.ones(1 << 21, dtype=torch.uint8, device=str(self._load["device"]))
             torch.cuda.synchronize()
             opened = self._exchange({"op": "probe", "handle": exported(ours)}, max(self.limit, LOADING))
-            if opened.kind in FATAL and opened.kind != "device":
-                return opened
+            if opened.kind in FATAL and opened.kind != "device":  # before the kernel is imported: the driver's fault
+                self._probed = False
+                self.stop()
+                return self._start()
             self.place = str(self._load["device"]) if opened.ok else "cpu"
         return self._exchange(self._load, max(self.limit, LOADING))
 

@@ -279,7 +279,7 @@ def _flashinfer_threads(inputs: Inputs, options: Options) -> Tensor:
     _only(options.get("out_dtype") == torch.bfloat16 and x.shape[0] > 1, "bf16 out, several rows")
     call, turned = _flashinfer(), x.flip(0)
     mine, other = (lambda x=x: Made({"out": call(x, weight, None, weight_scale)}) for x in (x, turned))
-    outputs, _ = run_concurrently(mine, other, x.device.type)
+    outputs, _, _ = run_concurrently(mine, other, x.device.type)
     return outputs["out"]
 
 
