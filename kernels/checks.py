@@ -162,13 +162,20 @@ def shape(name: str, x: Tensor, expected: tuple[int, ...], meaning: str) -> Tens
 
 def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
     """Return ``x`` when a kernel can write it: dtype, shape, and no two elements at one address."""
-    t = shape(name, dtype(name, tensor(name, x), *dtypes), expected, meaning)
+    t = writable(name, shape(name, dtype(name, tensor(name, x), *dtypes), expected, meaning))
     reach = 0
     for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
         if stride <= reach:
             raise LayoutError(f"{name} has elements that share memory (strides {t.stride()}); pass a tensor of its own")
         reach += stride * (size - 1)
     return t
+
+
+def writable(name: str, x: Tensor) -> Tensor:
+    """Return ``x`` when torch lets it be written here."""
+    if not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled():
+        raise LayoutError(f"{name} was made in inference mode and cannot be written outside of it; pass another tensor")
+    return x
 
 
 def same_device(**tensors: Tensor | None) -> torch.device:

@@ -179,7 +179,7 @@ def per_token_group_quant_fp8(
     if column_major_scales and x.dim() < 2:
         raise ShapeError("column_major_scales needs at least two dimensions; unsqueeze x")
     if out is not None:
-        checks.dtype("out", checks.tensor("out", out), FP8)
+        checks.writable("out", checks.dtype("out", checks.tensor("out", out), FP8))
         checks.shape("out", out, tuple(x.shape), "the shape of x")
         checks.same_device(x=x, out=out)
         if not out.is_contiguous():

@@ -189,6 +189,6 @@ def _values_of(output: Tensor | Mapping[str, Tensor]) -> Tensor | Mapping[str, T
 def _name(what: str, value: object) -> None:
     """Refuse an arch or numerics that is no name."""
     if value is not None and not isinstance(value, str):
-        raise NumericsError(f"{what}={value!r} is a {type(value).__name__}; pass its name as a str")
+        raise NumericsError(f"{what} is a {type(value).__name__}; pass its name as a str")
     if value == "":
         raise NumericsError(f"{what} is empty; pass its name, or leave it out")

@@ -450,6 +450,8 @@ class Contract(ABC):
         for name, value in options.items():
             if name not in known:
                 raise OptionError(f"{self.name} has no option {name!r}; its options: {', '.join(known) or 'none'}")
+            if isinstance(value, Tensor):  # whose values, and so its words, may be gone
+                raise OptionError(f"{self.name}: {name} is a {type(value).__name__}; an option is a plain value")
             choices = known[name].choices
             try:
                 admitted = choices is None or value in choices
@@ -488,7 +490,8 @@ def registered() -> Mapping[str, Contract]:
 def get(name: str) -> Contract:
     """The contract of this name; ContractError lists what exists."""
     if not isinstance(name, str) or name not in _REGISTRY:
-        raise ContractError(f"no contract {name!r}; there are: {', '.join(sorted(_REGISTRY))}")
+        said = repr(name) if isinstance(name, str) else f"named by a {type(name).__name__}"
+        raise ContractError(f"no contract {said}; there are: {', '.join(sorted(_REGISTRY))}")
     return _REGISTRY[name]
 
 
