@@ -41,21 +41,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def main(plan: dict[str, Any]) -> int:
     """Run the worker of this plan; 0 when it was run, whatever became of it."""
-    signal.signal(signal.SIGTERM, _stop)
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell)  # a handler that raised could cut off the end of the descendants
+    signal.signal(signal.SIGTERM, lambda *_: None)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if plan["sandbox"] is None:
-        supervise(lambda: _exec(plan), plan)
+        supervise(lambda: _exec(plan), plan, until=(0, told))
         return 0
     try:
         _unshare()
     except OSError as error:
         print(f"cannot start: {error}", file=sys.stderr)
         return UNUSABLE
-    return supervise(lambda: _inside(plan), plan | {"status": -1})
+    return supervise(lambda: _inside(plan), plan | {"status": -1}, until=(0, told))
 
 
-def supervise(run: Callable[[], object], plan: dict[str, Any], *, lifeline: bool = True) -> int:
-    """Start ``run`` in a child, wait for its end or that of the lifeline, end every descendant; its exit status."""
+def supervise(run: Callable[[], object], plan: dict[str, Any], *, until: tuple[int, ...] = ()) -> int:
+    """Start ``run`` in a child, wait for its end or for one of these descriptors, end every descendant; its status."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = os.fork()
     if child == 0:
@@ -69,15 +72,12 @@ def supervise(run: Callable[[], object], plan: dict[str, Any], *, lifeline: bool
             os._exit(UNUSABLE)
     if plan["channel"] >= 0:
         os.close(plan["channel"])  # it ends with the worker and what the worker started
-    watched = [os.pidfd_open(child), *([0] if lifeline else [])]
-    try:
-        select.select(watched, [], [])
-    finally:
-        os.kill(child, signal.SIGKILL)  # a child that has ended is not yet waited for
-        _, status = os.waitpid(child, 0)
-        end_descendants()
-        if plan["status"] >= 0:
-            os.write(plan["status"], struct.pack("i", status))
+    select.select([os.pidfd_open(child), *until], [], [])
+    os.kill(child, signal.SIGKILL)  # a child that has ended is not yet waited for
+    _, status = os.waitpid(child, 0)
+    end_descendants()
+    if plan["status"] >= 0:
+        os.write(plan["status"], struct.pack("i", status))
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
@@ -91,10 +91,6 @@ def end_descendants() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
-
-
-def _stop(*_: object) -> NoReturn:
-    raise SystemExit(0)
 
 
 def _exec(plan: dict[str, Any]) -> NoReturn:
@@ -128,7 +124,7 @@ def _inside(plan: dict[str, Any]) -> NoReturn:
     _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
-    supervise(lambda: _exec(plan), plan, lifeline=False)
+    supervise(lambda: _exec(plan), plan)
     os._exit(0)
 
 
