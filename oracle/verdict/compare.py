@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -259,7 +260,7 @@ def verdict(
 
 
 def _worst(flat: int, value: Tensor, admissible: Admissible, ratio: Tensor, output: str) -> Worst:
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, dtype=torch.int64, device="cpu"), value.shape))
+    index = tuple(int(i) for i in np.unravel_index(flat, value.shape))
     tensors = (value, admissible.low, admissible.high, admissible.expected, ratio)
     actual, low, high, expected, by = (float(x[index]) for x in tensors)
     return Worst(index, actual, low, high, expected, by, output)

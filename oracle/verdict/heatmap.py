@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -228,7 +229,7 @@ def _matrix(x: Tensor) -> Tensor:
 
 
 def _index(flat: int, like: Tensor) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, dtype=torch.int64, device="cpu"), like.shape))
+    return tuple(int(i) for i in np.unravel_index(flat, like.shape))
 
 
 def _element_of(piece: Piece, at: int, index: tuple[int, ...], steps: int, fmt: Format) -> Element:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -222,7 +223,7 @@ def _farthest(value: Tensor, low: Tensor, high: Tensor, expected: Tensor, bad: T
 
 
 def _index(flat: int, like: Tensor) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, dtype=torch.int64, device="cpu"), like.shape))
+    return tuple(int(i) for i in np.unravel_index(flat, like.shape))
 
 
 def _ratio(actual: float, low: float, high: float, expected: float) -> float:
