@@ -278,7 +278,8 @@ def _start_workers(control: socket.socket, printing: int, points: Sequence[Entry
                 _serve(socket.socket(fileno=descriptors[0]), points, threads)
         os.close(descriptors[0])
         watch = os.pidfd_open(worker)
-        select.select([watch, control], [], [])
+        ends: tuple[int | socket.socket, ...] = (watch, control)
+        select.select(ends, [], [])
         for kill in (os.killpg, os.kill):  # the second one where it has no session yet
             with contextlib.suppress(ProcessLookupError):
                 kill(worker, signal.SIGKILL)
@@ -388,7 +389,7 @@ def _send(wire: socket.socket, record: Mapping[str, object], tensors: Mapping[st
         for name, t in tensors.items()
     ]
     header = json.dumps({**record, "tensors": listed}).encode()
-    for part in (len(header).to_bytes(8, "little") + header, *(run.numpy().data for run in runs.values())):
+    for part in (len(header).to_bytes(8, "little") + header, *(memoryview(run.numpy()) for run in runs.values())):
         wire.settimeout(_left(deadline))
         wire.sendall(part)
 

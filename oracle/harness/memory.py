@@ -197,7 +197,7 @@ def exported(buffer: Tensor) -> list[object]:
 
 def imported(handle: Sequence[Any]) -> Tensor:
     """The buffer behind a handle of another process, over the same memory of the GPU."""
-    torch.cuda.init()  # opening a handle without a context ends the process
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # opening a handle without a context ends the process
     parts = [bytes.fromhex(part["hex"]) if isinstance(part, dict) else part for part in handle]
     storage = torch.UntypedStorage._new_shared_cuda(*parts)
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -75,7 +75,7 @@ def large_offsets(
     other = torch.unique(torch.cat([_apart(t, length) for t in answer.outputs.values()]))
     if len(other) > MOST:
         yield Note(case, LARGE, f"{len(other)} rows have other bits than the same data elsewhere; {MOST} are judged")
-        other = other[torch.linspace(0, len(other) - 1, MOST, device="cpu").long()]
+        other = other[torch.arange(MOST, device="cpu") * len(other) // MOST]
     near = _rows(rows, {operand.shape[1], _columns(session, inputs)})
     near = torch.unique(torch.cat([torch.arange(min(length, rows), device="cpu"), near, other]))
     part = Answer({name: take_rows(t, near) for name, t in answer.outputs.items()})

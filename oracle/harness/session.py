@@ -231,7 +231,7 @@ def read(claim: Claim, shared: Shared, slots: Sequence[Guarded]) -> Tensor | Non
         return None
     elements = shared.bytes[claim.offset : claim.offset + claim.length * size].clone().view(claim.dtype)
     if claim.padded:
-        return _plain(restored(torch.zeros(claim.shape, dtype=claim.dtype), claim.stride, elements))
+        return _plain(restored(torch.zeros(claim.shape, dtype=claim.dtype, device="cpu"), claim.stride, elements))
     return _plain(restored(elements[:count].reshape(claim.shape), claim.stride))
 
 

@@ -91,7 +91,7 @@ def validate(
     domain : the extents that the kernel takes, as ``"m % 4 == 0, n % 128 == 0"`` (:mod:`oracle.routines.domain`): no
         other call is made. By default learned from what the kernel refuses.
     untrusted : run the kernel in a sandbox, where it cannot import the oracle, write outside of a private folder, or
-        reach the network (:mod:`oracle.harness.sandbox`).
+        reach the network (:mod:`oracle.harness.sandbox`). On the CPU alone: CUDA does not start there.
 
     Returns
     -------
@@ -105,6 +105,11 @@ def validate(
         The question is wrong (contract, case, device, profile); never for a wrong kernel.
     """
     found = get(contract)
+    if untrusted and device != "cpu":
+        raise OptionError(
+            f"untrusted runs a kernel on the CPU alone, not on {device}: CUDA does not start inside the sandbox "
+            "(error 304 on an H100); validate a kernel that you trust without it"
+        )
     if profile not in PROFILES:
         raise CaseError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
     for what, value in (("limit", limit), ("seconds", seconds)):

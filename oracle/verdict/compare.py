@@ -211,10 +211,13 @@ def measured(value: Tensor, expected: Tensor, fmt: Format) -> Error | None:
 
 
 def sqnr(signal: float, noise: float) -> float:
-    """``10 log10(signal / noise)`` of two energies: infinite without noise, minus infinity without signal."""
+    """``10 log10(signal / noise)`` of two energies, to a thousandth: infinite without noise, -infinity without signal.
+
+    A thousandth of a decibel is far above what the order of the float64 sums of the energies can change.
+    """
     if noise == 0.0:
         return math.inf
-    return 10.0 * math.log10(signal / noise) if signal else -math.inf
+    return round(10.0 * math.log10(signal / noise), 3) if signal else -math.inf
 
 
 def verdict(

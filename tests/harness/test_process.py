@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from oracle.errors import SandboxError
+from oracle.errors import OptionError, SandboxError
 from oracle.harness import sandbox
 from oracle.harness.memory import GUARD, Shared, Wanted, opened
 from oracle.harness.process import Worker, interrupted_by_every_end
@@ -283,3 +283,8 @@ class TestCheats:
         rows = [line.split(" | ") for line in lines if line.startswith("| `")]
         assert [row[0].strip("| `") for row in rows] == list(CHEATS)
         assert all(row[3].removesuffix(" |") != "conforms" for row in rows)
+
+
+def test_the_sandbox_is_for_the_cpu() -> None:
+    with pytest.raises(OptionError, match="on the CPU alone, not on cuda"):
+        validate("torch:matmul", "fp8_gemm_nt", device="cuda", untrusted=True)

@@ -296,6 +296,6 @@ class TestVectors:
             from_codes(wide, E2M1)
         with pytest.raises(DtypeError, match="codes_of"):
             from_codes(torch.zeros(1, device=device), FP32)
-        for tensor in (wide, torch.zeros(2, dtype=torch.float4_e2m1fn_x2, device=device)):
+        for tensor in (wide, torch.zeros(2, dtype=torch.float4_e2m1fn_x2).to(device)):
             with pytest.raises(DtypeError, match="one value per element"):
                 codes_of(tensor)

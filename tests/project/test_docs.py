@@ -40,7 +40,8 @@ what it printed where it was
 
 def pages_of(root: Path, *folders: str) -> list[str]:
     """The pages of some folders of ``docs``, by the names that the generator takes."""
-    return sorted(str(p.relative_to(root / "docs")) for folder in folders for p in (root / "docs" / folder).glob("*.md"))
+    docs = root / "docs"
+    return sorted(str(page.relative_to(docs)) for folder in folders for page in (docs / folder).glob("*.md"))
 
 
 def generate(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
