@@ -389,7 +389,8 @@ def _send(wire: socket.socket, record: Mapping[str, object], tensors: Mapping[st
         for name, t in tensors.items()
     ]
     header = json.dumps({**record, "tensors": listed}).encode()
-    for part in (len(header).to_bytes(8, "little") + header, *(memoryview(run.numpy()) for run in runs.values())):
+    content: list[Any] = [run.numpy() for run in runs.values()]  # buffers, sent without a copy
+    for part in (len(header).to_bytes(8, "little") + header, *content):
         wire.settimeout(_left(deadline))
         wire.sendall(part)
 

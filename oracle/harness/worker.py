@@ -314,7 +314,7 @@ def _seen(name: str, x: Tensor, given: Mapping[int, int], own: Mapping[int, Guar
     storage = x.untyped_storage().data_ptr()
     if device == "cpu" and storage in given:
         claim = replace(claim, slot=given[storage], offset=int(x.storage_offset()) * x.element_size())
-        return _Seen(claim, torch.empty(0, dtype=torch.uint8))
+        return _Seen(claim, torch.empty(0, dtype=torch.uint8, device="cpu"))
     owner = own.get(storage)
     memory = padded_memory(x, end=None if owner is None else GUARD + owner.inside().numel())
     source = bytes_of((x if memory is None else memory).cpu())
