@@ -96,8 +96,9 @@ def _tails(contract: str, listed: list[Case], seed: int) -> Iterator[Case]:
         blocks = 1 + next(words) % 2 if again or residue == 72 else 0 if residue in TWICE else next(words) % 3
         shapes.append({deep: TILE * blocks + residue})
         for place, name in enumerate(name for name in free if name != deep):
-            whole = TILE * (next(words) % 5 == 0)
-            shapes[-1][name] = whole + OTHERS[(at + place * 5) % len(OTHERS)]
+            rest = OTHERS[(at + place * 5) % len(OTHERS)]
+            whole = next(words) % 5 == 0 or (name == "n" and rest in (1, 127))  # a tail of N behind a whole tile
+            shapes[-1][name] = TILE * whole + rest
     shapes += [{name: 1 + next(words) % LARGEST for name in free} for _ in range(DRAWN)]
     usual = [case for case in ordinary if case.dtypes == case.grammar.dtypes[0]] or ordinary
     schemes = list({case.scheme: case for case in reversed(usual)}.values())

@@ -16,8 +16,13 @@ from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Split, get
 from oracle.truth.gemm import ScaledProduct
 
-RECORD: dict[str, Any] = json.loads((FIXTURES / "splits" / "h200.json").read_text())
-CALLS = [dict(zip(RECORD["columns"], row, strict=True)) for row in RECORD["calls"]]
+
+def calls(name: str) -> list[dict[str, Any]]:
+    record = json.loads((FIXTURES / "splits" / f"{name}.json").read_text())
+    return [dict(zip(record["columns"], row, strict=True)) for row in record["calls"]]
+
+
+CALLS = calls("h200")
 SMALL = [c for c in CALLS if c["m"] == 16 and c["n"] == 256 and c["kind"] == "all codes" and "split" in c["schedule"]]
 
 
@@ -33,6 +38,28 @@ def test_every_recorded_call_is_identified() -> None:
     assert {c["schedule"].rpartition(".")[2] for c in CALLS if "split" in c["schedule"]} == {
         "split2", "split3", "split4", "split6"
     }  # fmt: skip
+
+
+def test_another_gpu_splits_otherwise() -> None:
+    """An H100 with the same library: all of its 1,288 calls identified, 14 shapes of one mode with fewer parts."""
+    others = calls("h100")
+    assert len(others) == 1288
+    assert all(c["schedule"] for c in others)
+    key = ("m", "n", "k", "kind", "fast", "dtype")
+    there = {tuple(c[k] for k in key): c for c in CALLS}
+    pairs = [(c, there[tuple(c[k] for k in key)]) for c in others]
+    assert all(a["sha256"] == b["sha256"] for a, b in pairs if a["schedule"] == b["schedule"])
+    moved = {a["schedule"].rpartition(".")[2] for a, b in pairs if a["schedule"] != b["schedule"]}
+    assert moved == {"split2", "split5"}
+
+
+def test_the_bits_of_an_h100_split_in_five() -> None:
+    (made,) = (
+        c for c in calls("h100") if c["schedule"] == "sm90.chain.product.split5" and c["m"] == 16
+        and c["dtype"] == "float32" and c["kind"] == "all codes"
+    )  # fmt: skip
+    assert same_as_recorded(made, made["schedule"])
+    assert not same_as_recorded(made, "sm90.chain.product.split6")
 
 
 @pytest.mark.parametrize("made", SMALL, ids=lambda c: f"{c['k']}-{c['dtype']}-{'fast' if c['fast'] else 'promoted'}")
