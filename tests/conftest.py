@@ -8,6 +8,7 @@ the run count what was skipped and say how to run it. Where ``FP8_ORACLE_SHARED`
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ from hypothesis import HealthCheck, settings
 from tests.support.commandline import Cli, Ran
 from tests.support.full import left_out
 from tests.support.paths import FIXTURES, ROOT, SHARED
+
+# A run in the background ignores these, and some tests send them.
+for ignored in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL)
 
 # The tensors here are small: threads of one process, or of two test workers on two cores, only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

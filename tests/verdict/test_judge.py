@@ -400,7 +400,7 @@ class TestCalls:
         for options in ({"numerics": 3}, {"numerics": ["sm90.promote128"]}, {"arch": ["sm90"]}, {"arch": 90}):
             with pytest.raises(errors.NumericsError, match=r"as a str"):
                 judge(inputs, out, **options)
-        with pytest.raises(errors.NumericsError, match="numerics=3"):
+        with pytest.raises(errors.NumericsError, match="numerics is a int"):
             oracle.predict("fp8_gemm_nt", inputs, numerics=3)  # type: ignore[arg-type]
         with pytest.raises(errors.NumericsError, match="arch=90"):
             oracle.identify("fp8_gemm_nt", inputs, out, arch=90)  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ class TestError:
         moved = torch.tensor([1.0 + 3 * 2.0**-7, 2.0, -4.0, math.nan], dtype=torch.float64)
         error = measured(moved, due, BF16)
         assert error is not None and error.ulps == 3.0
-        assert math.isclose(error.sqnr, 10 * math.log10(21 / (3 * 2.0**-7) ** 2))
+        assert math.isclose(error.sqnr, 10 * math.log10(21 / (3 * 2.0**-7) ** 2), abs_tol=5e-4)
         assert measured(due[:3] * math.inf, due[:3], BF16) == Error(math.inf, -math.inf)
         assert measured(due[:0], due[:0], BF16) is None
         tiny = torch.tensor([2.0**-133], dtype=torch.float64)  # the ulp of 0 and of subnormals
