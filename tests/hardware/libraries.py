@@ -279,8 +279,8 @@ def _flashinfer_threads(inputs: Inputs, options: Options) -> Tensor:
     _only(options.get("out_dtype") == torch.bfloat16 and x.shape[0] > 1, "bf16 out, several rows")
     call, turned = _flashinfer(), x.flip(0)
     mine, other = (lambda x=x: Made({"out": call(x, weight, None, weight_scale)}) for x in (x, turned))
-    outputs, _, _ = run_concurrently(mine, other, x.device.type)
-    return outputs["out"]
+    outputs, _, turned_one = run_concurrently(mine, other, x.device.type)
+    return outputs["out"].flip(0) if turned_one else outputs["out"]
 
 
 def _pitched(x: Tensor) -> Tensor:
