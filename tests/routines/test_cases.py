@@ -111,9 +111,9 @@ ACTIVATIONS = {
     "ties": ["228e02c83bfed3f4", "476530bb992aa4fe", "81727caf949185b2"],
 }
 EDGES = {
-    "large": ["9e84e972aba6d4bb", "10df9e34b8ec53e7", "eb9d113c52120228"],
+    "large": ["ae1c2e0f94c1be53", "47673a5de1e887bb", "eb9d113c52120228"],
     "overflow": ["b854bca646c8471f", "3f506b04d53f0254", "9e2cf72346710af0"],
-    "small": ["69a2c3b1774f834b", "c4afd35deff3d9c8", "f665cdc7207a1fdb"],
+    "small": ["c48ef5e39395773d", "a2e30246fc8fe13a", "f665cdc7207a1fdb"],
     "underflow": ["a095fdfa81d3e184", "70d42ed6a19e411e", "6a498b1858609207"],
     "underflow16": ["6c88c56e8c66c11e", "8e5721e2ca68ff9b", "d83096294d1d84a9"],
 }
