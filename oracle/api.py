@@ -54,9 +54,11 @@ def judge(
     output : the tensor of the kernel (its dtype is the output dtype), or a mapping for several outputs. Here and in
         ``inputs`` gradients, subclasses, strides and pending negations change nothing.
     arch : ``"sm90"``, ``"sm89"``, ``"sm100"``, ``"cpu"``...: whose arithmetic is admitted.
-    numerics : a declared schedule (``"sm90.promote128"``), ``"<schedule>.any"`` for its accumulator in unknown order,
-        or ``"ieee32.any"`` for float32 arithmetic in any order; None admits what the contract's kernels use on ``arch``
-        and, for an output that lies in its interval as a whole, float32 in any order.
+    numerics : a declared schedule (``"sm90.promote128"``), one that splits K (``"sm90.chain.split3"``,
+        ``"sm90.chain.interleaved2x64"``, ``"sm90.chain.cut1024+5120"``), ``"<schedule>.split"`` for K split anywhere,
+        ``"<schedule>.any"`` for its accumulator in unknown order, or ``"ieee32.any"`` for float32 arithmetic in any
+        order; None admits what the contract's kernels use on ``arch`` and, for an output that lies in the interval as
+        a whole, float32 in any order or K split anywhere.
 
     Returns
     -------

@@ -24,7 +24,7 @@ classical form that these sharpen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -123,21 +123,15 @@ def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor,
     steps = len(_steps(a, acc))
     relative = 2.0**-acc.out + (2.0**-24 if acc.promotion is None else 0.0)
     largest = torch.maximum(positive, negative) + slack
-    total = largest
-    for _ in range(64):
-        mbar = torch.maximum(top, exponent_floor(total))
-        plus, minus = residues(p, power(mbar - acc.align))
-        held = torch.where(live, floor_power(total).clamp(min=LEAST), floor_power(total))
-        drift = (steps - 1) * power(top - acc.align) + steps * relative * held
-        grown = largest + torch.maximum(plus, minus) + drift
-        if bool((floor_power(grown) <= floor_power(total)).all()):
-            break
-        total = torch.maximum(total, grown)
-    else:  # no fixed point found: claim nothing
-        drift = torch.full_like(largest, torch.inf)
-    drift = torch.where(grown > OVERFLOW, torch.inf, drift)
-    x, zero = p.sum(dim=2), torch.zeros_like(largest)
-    return x, torch.where(live, -(plus + drift), zero) - slack, torch.where(live, minus + drift, zero) + slack
+
+    def once(error: Tensor) -> tuple[Tensor, Tensor]:
+        total = largest + error
+        plus, minus = residues(p, power(torch.maximum(top, exponent_floor(total)) - acc.align))
+        drift = (steps - 1) * power(top - acc.align) + steps * relative * floor_power(total).clamp(min=LEAST)
+        return torch.where(live, -(plus + drift), 0.0), torch.where(live, minus + drift, 0.0)
+
+    low, high = fixed_point(once, largest)
+    return p.sum(dim=2), low - slack, high + slack
 
 
 def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,17 +144,15 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
     ``2**(mbar - t)``, ``mbar = max(mg, floor(log2(R + E)))``, the accumulator's ``2**(mg - t)`` and ``2**-to`` times
     ``pw(R + E)`` (L1 to L4), and an addition ``2**-24 pw(T)``, ``T`` the largest sum of products of one sign and ``E``.
     """
-    steps = _steps(a, acc)
-    sums = torch.stack([a.steps(*k).value @ b.steps(*k).value.T for k in steps], dim=2)
+    steps = [(a.steps(*k), b.steps(*k)) for k in _steps(a, acc)]
     slack = float64_slack(a, b, a.value.shape[1], acc)
-    largest = reach(sums, acc.group) + slack
-    one_sign = torch.maximum(sums.clamp(min=0).sum(dim=2), (-sums).clamp(min=0).sum(dim=2)) + slack
+    x, largest, one_sign = partial_sums(steps, acc.group, slack)
+
     def once(error: Tensor) -> tuple[Tensor, Tensor]:
         held = largest + error
         high = (len(steps) - 1) * 2.0**-24 * floor_power(one_sign + error)
         low = -high
-        for k in steps:
-            sa, sb = a.steps(*k), b.steps(*k)
+        for sa, sb in steps:
             p = sa.value[:, None, :] * sb.value[None, :, :]
             top = (sa.exponent[:, None, :] + sb.exponent[None, :, :]).amax(dim=2)
             live = top > NONE // 2
@@ -172,7 +164,19 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
         return low, high
 
     low, high = fixed_point(once, largest, one_sign)
-    return sums.sum(dim=2), low - slack, high + slack
+    return x, low - slack, high + slack
+
+
+def partial_sums(
+    steps: Sequence[tuple[Operand, Operand]], group: int, slack: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The exact sum, the largest one of any chain of ``steps`` (:func:`reach`), and that of products of one sign.
+
+    The last two include ``slack``.
+    """
+    sums = torch.stack([sa.value @ sb.value.T for sa, sb in steps], dim=2)
+    one_sign = torch.maximum(sums.clamp(min=0).sum(dim=2), (-sums).clamp(min=0).sum(dim=2)) + slack
+    return sums.sum(dim=2), reach(sums, group) + slack, one_sign
 
 
 def fixed_point(once: Callable[[Tensor], tuple[Tensor, Tensor]], *held: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,8 +38,8 @@ from oracle.bounds.chain import (
     fixed_point,
     float64_slack,
     floor_power,
+    partial_sums,
     power,
-    reach,
     residue,
     residue_step,
     residues,
@@ -83,10 +83,8 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
     """
     width = acc.length if acc.kind is Sum.FUSED_THEN_ADD else acc.group
     steps = [(a.steps(k, k + width), b.steps(k, k + width)) for k in range(0, a.value.shape[1], width)]
-    sums = torch.stack([sa.value @ sb.value.T for sa, sb in steps], dim=2)
     slack = float64_slack(a, b, a.value.shape[1], acc)
-    largest = reach(sums, width) + slack
-    one_sign = torch.maximum(sums.clamp(min=0).sum(dim=2), (-sums).clamp(min=0).sum(dim=2)) + slack
+    x, largest, one_sign = partial_sums(steps, width, slack)
 
     def once(error: Tensor) -> tuple[Tensor, Tensor]:
         held = largest + error
@@ -102,7 +100,7 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
         return low, high
 
     low, high = fixed_point(once, largest, one_sign)
-    return sums.sum(dim=2), low - slack, high + slack
+    return x, low - slack, high + slack
 
 
 def scaled_groups(

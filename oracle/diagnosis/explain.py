@@ -53,8 +53,7 @@ from oracle.routines.base import Beyond, Call, Contract, Output, by_name
 from oracle.routines.catalogue import Family, Fault, Stage, agree, faults_of, run
 from oracle.routines.products.roles import quantised
 from oracle.tensorcore.identify import subset
-from oracle.tensorcore.schedules import Schedule
-from oracle.tensorcore.schedules import get as get_schedule
+from oracle.tensorcore.schedules import Schedule, of_class
 from oracle.truth.gemm import rounded
 from oracle.verdict.compare import Status, Verdict, compare
 from oracle.verdict.pattern import describe, ranges
@@ -161,8 +160,8 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
     flat = output.reshape(-1, output.shape[-1])
     names = contract.arithmetics(base, numerics)
     outside = torch.ones_like(flat, dtype=torch.bool) if refuted else _outside(base.parts, flat, names[0])
-    real = dict.fromkeys(name.removesuffix(".any") for name in names if name != IEEE32)
-    schedules: list[Schedule | None] = [get_schedule(name) for name in real]
+    real = dict.fromkeys(of_class(name) for name in names if name != IEEE32)
+    schedules: list[Schedule | None] = [*real]
     if not schedules or (numerics is None and not refuted):
         schedules.append(None)  # exact sums, for float32 in any order
     failures = [FailingOutput(replace(base, schedule=schedule), flat, outside) for schedule in schedules]

@@ -281,7 +281,7 @@ def _start_workers(control: socket.socket, printing: int, points: Sequence[Entry
         ends: tuple[int | socket.socket, ...] = (watch, control)
         select.select(ends, [], [])
         for kill in (os.killpg, os.kill):  # the second one where it has no session yet
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it has ended, as both are to make sure
                 kill(worker, signal.SIGKILL)
         status = os.waitpid(worker, 0)[1]
         os.close(watch)

@@ -17,20 +17,21 @@ from torch import Tensor
 from oracle.errors import OracleError
 from oracle.harness.report import Finding
 from oracle.harness.session import Session, failed
-from oracle.harness.watches import Calls, Inputs, Options
+from oracle.harness.watches import Calls, Inputs, Note, Options
 
 MIXED = "operands changed behind their first rows"
 
 
-def mixed(calls: Calls, inputs: Inputs, options: Options, other: Inputs) -> Iterator[Finding]:
+def mixed(calls: Calls, inputs: Inputs, options: Options, other: Inputs) -> Iterator[Finding | Note]:
     """The numbers of a call whose operands begin like ``inputs`` and end like ``other``.
 
-    Integers (offsets, sizes, indices) stay as they are; nothing where the contract does not take the mixture.
+    Integers (offsets, sizes, indices) stay as they are. A note says where the contract does not take the mixture.
     """
     second = {name: _mixture(x, other[name]) for name, x in inputs.items()}
     try:
         calls.session.contract.check(second, options)
-    except OracleError:
+    except OracleError as error:
+        yield Note(calls.case, MIXED, f"not tried, the mixture is no valid call: {error}")
         return
     _, verdict = calls.ask(MIXED, "the last half of every operand replaced", second, options, taken=True)
     if not verdict.status.is_failure:

@@ -112,12 +112,12 @@ class Worker:
         if process is None:
             return
         assert self._drainer is not None and process.stdout is not None and process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError):  # the worker has ended, and a request was still in the buffer
             process.stdin.close()
         try:
             process.wait(ENDED)
         except subprocess.TimeoutExpired:  # the kernel has stopped it, or a process cannot be killed
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it ended after the time was over
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._drainer.join(DRAINED)

@@ -177,7 +177,7 @@ def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
     content = read_bytes(path, most=LARGEST)
     try:
         whole = schema.loads(content)
-    except ValueError:
+    except ValueError:  # several lines, as a record has: ``read`` below refuses what is no record either
         whole = None
     if isinstance(whole, dict) and whole.get("schema") == REPORT:
         try:
@@ -279,7 +279,7 @@ def _parse(path: Path) -> _Parsed:
     for number, piece in enumerate(pieces, 1):
         try:
             line = schema.loads(piece)
-        except ValueError:
+        except ValueError:  # refused below, as every line that is no mapping
             line = None
         if not isinstance(line, dict) or "kind" not in line:
             raise FixtureError(f"{path}:{number}: no line of a record; the file is damaged or is something else")

@@ -15,18 +15,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oracle.bounds import Accumulator, admissible, of_schedule
+from oracle.bounds import admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import NumericsError
-from oracle.tensorcore.identify import find_split, subset
+from oracle.tensorcore.identify import find_split
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule, is_class, schedules
 from oracle.truth.gemm import ScaledProduct, rounded
 from oracle.verdict.compare import compare
-from oracle.verdict.products import Part, interval_of, reproducing
+from oracle.verdict.products import Part, accumulators, interval_of, reproducing, samples
 
-ROWS, COLUMNS = 8, 64  # of each part: what an interval is tried on first
 WHOLE = 1 << 26  # products up to which an interval is computed for the whole output
 
 
@@ -64,14 +63,12 @@ def tightest_class(parts: Sequence[Part], output: Tensor, arch: str) -> Class:
     for candidates in (fitting, _splits(parts, output, fitting), _float16(fitting)):
         if (found := reproducing(parts, output, candidates)) is not None:
             return Class(found.name, True, total)
-    first: dict[Accumulator, str] = {}
-    for schedule in fitting:
-        first.setdefault(replace(of_schedule(schedule), name=""), schedule.name)
+    first = accumulators(fitting)
     plain = [acc for acc in first if not acc.scales_inside]
     names = [*first.values(), *(first[acc] + SPLIT for acc in plain), IEEE32]
     names += [first[acc] + ANY for acc in plain if acc.kind is Sum.FUSED]
     small = sum(p.product.M * p.product.N * p.product.K for p in parts) <= WHOLE
-    sample = [_sample(part, output) for part in parts]
+    sample = list(samples(parts, output))
     widths = sorted((width, name) for name in names if (width := _width(sample, name)) is not None)
     whole = [(part.product, part.of(output)) for part in parts]
     for _, name in widths:
@@ -95,15 +92,6 @@ def _float16(fitting: Sequence[Schedule]) -> Iterator[Schedule]:
     for schedule in fitting:
         if schedule.instruction.float16_out and schedule.promotion is Promotion.NONE:
             yield replace(schedule, name=f"{schedule.name} with a float16 accumulator", accumulator=torch.float16)
-
-
-def _sample(part: Part, output: Tensor) -> tuple[ScaledProduct, Tensor]:
-    p, own = part.product, part.of(output)
-    rows, columns = (
-        torch.arange(min(extent, most), device=own.device) * extent // min(extent, most)
-        for extent, most in ((p.M, ROWS), (p.N, COLUMNS))
-    )
-    return subset(p, rows, columns), own[rows][:, columns]
 
 
 def _width(pairs: Sequence[tuple[ScaledProduct, Tensor]], name: str) -> float | None:

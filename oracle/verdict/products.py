@@ -153,11 +153,17 @@ def wider_classes(numerics: Sequence[str]) -> tuple[str, ...]:
     """
     if numerics[0] == IEEE32:
         return ()
-    first: dict[Accumulator, str] = {}
-    for name in numerics:
-        first.setdefault(replace(of_schedule(of_class(name)), name=""), name.removesuffix(ANY).removesuffix(SPLIT))
+    first = accumulators(map(of_class, numerics))
     splits = [name + SPLIT for acc, name in first.items() if not acc.scales_inside and acc.split is None]
     return tuple(name for name in (IEEE32, *first.values(), *splits) if name != numerics[0])
+
+
+def accumulators(schedules: Iterable[Schedule]) -> dict[Accumulator, str]:
+    """Each accumulator of ``schedules`` once, with the name of the first schedule that has it."""
+    first: dict[Accumulator, str] = {}
+    for schedule in schedules:
+        first.setdefault(replace(of_schedule(schedule), name=""), schedule.name)
+    return first
 
 
 def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
@@ -217,14 +223,14 @@ def reproducing(parts: Sequence[Part], output: Tensor, schedules: Iterable[Sched
     for schedule in schedules:
         if any(schedule.why_not(part.product, out_dtype=dtype) for part in parts):
             continue
-        pieces = chain(_samples(parts, output), _bands(parts, output))
+        pieces = chain(samples(parts, output), _bands(parts, output))
         pairs = ((predict_product(product, schedule, out_dtype=dtype), wanted) for product, wanted in pieces)
         if all(bool(same_bits(predicted, wanted).all()) for predicted, wanted in pairs):
             return schedule
     return None
 
 
-def _samples(parts: Sequence[Part], output: Tensor) -> Iterator[tuple[ScaledProduct, Tensor]]:
+def samples(parts: Sequence[Part], output: Tensor) -> Iterator[tuple[ScaledProduct, Tensor]]:
     """A few rows and columns of every part."""
     for part in parts:
         rows, columns = (

@@ -210,7 +210,7 @@ def test_databases(tmp_path: Path) -> None:
                         changed.execute(f"UPDATE OR IGNORE {table} SET {column} = ?", (rng.choice(values),))
                     else:
                         changed.execute(rng.choice(changes))
-                except sqlite3.Error:
+                except sqlite3.Error:  # this change is refused by the database itself; the other ones are made
                     continue
             changed.commit()
             changed.close()

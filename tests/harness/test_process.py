@@ -33,7 +33,9 @@ from tests.support.subjects.cheats import CHEATS
 GEMM = "fp8_gemm_nt"
 EXACT = [f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=33,n=192,k=384/family=exact/seed=1"]  # no watch but numbers and memory
 CHEAT = "tests.support.subjects.cheats:"
-NEEDS_SANDBOX = pytest.mark.skipif(sandbox.means() is None, reason="no sandbox here: neither bwrap nor user namespaces")
+NEEDS_SANDBOX = pytest.mark.skipif(
+    sandbox.means() is None, reason=f"no sandbox here: {sandbox.why_not('bwrap')}; {sandbox.why_not('namespaces')}"
+)
 CLAIM = Claim(torch.bfloat16, (3, 4), (4, 1))
 
 

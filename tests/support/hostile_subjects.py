@@ -70,7 +70,7 @@ def writes_to_every_file(inputs: Inputs, options: Options) -> Tensor:
     for descriptor in range(3, 64):
         try:
             os.write(descriptor, b"\xff" * 64)
-        except OSError:
+        except OSError:  # not open, or not for writing
             continue
     return _right(inputs, options)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import mmaemu
 import pytest
 import torch
 from hardware.split_k import call, digest, operands
@@ -76,7 +77,6 @@ def test_the_bits_of_split_calls_on_an_h200(made: dict[str, Any]) -> None:
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_a_second_emulator_has_the_same_bits(fast: bool, parts: int) -> None:
     """``mmaemu`` (Apache-2.0), written elsewhere, fitted on an H100 PCIe: 7 tiles in up to 3 parts."""
-    mmaemu = pytest.importorskip("mmaemu", reason="mmaemu is in the dev extra")
     p = operands(16, 32, 896, "all codes", "cpu")
     theirs = mmaemu.scaled_mm(
         p.a, p.b.t(), p.a_scale.reshape(()), p.b_scale.reshape(()), out_dtype=torch.float32, use_fast_accum=fast,

@@ -96,6 +96,13 @@ class TestRightOutputsPass:
         verdict = judge(inputs, hopper(inputs), numerics="sm90.promote128.any")
         assert verdict.status is Status.PASSED and "weak" in verdict.summary
 
+    @pytest.mark.parametrize("declared", ["sm90.promote128.any", "sm90.promote128.split"])
+    def test_a_wrong_output_under_a_declared_class_is_explained(self, declared: str) -> None:
+        inputs = gemm_inputs(n=128)
+        verdict = judge(inputs, hopper({**inputs, "a_scale": inputs["a_scale"].roll(1, 0)}), numerics=declared)
+        assert verdict.status is Status.FAILED and verdict.explained_by
+        assert judge(inputs, hopper(inputs), numerics=declared).status is Status.PASSED
+
     def test_nan_where_nan_is_due(self) -> None:
         inputs = gemm_inputs(n=128)
         inputs["a"].view(torch.uint8)[2, 5] = 0x7F
