@@ -40,6 +40,7 @@ from oracle.routines import Contract, cases, data, get, profiles, registered
 from oracle.routines.base import Call, Output, by_name
 from oracle.routines.cases import Case
 from oracle.routines.catalogue import Fault, agree, faults_of, run
+from oracle.tensorcore.logits import LOGITS
 from oracle.tensorcore.predict import predict_product, store
 from oracle.tensorcore.schedules import Split
 from oracle.tensorcore.schedules import get as get_schedule
@@ -47,7 +48,7 @@ from oracle.truth.gemm import ScaledProduct, exact, rounded
 from oracle.verdict.compare import Verdict
 
 AFTER = "sm90.promote128.scale_after"
-ARCHES = ("sm90", "sm89", "sm100", "sm120", "cpu")  # of right variants
+HOPELESS = 200
 
 
 class Fate(StrEnum):
@@ -342,27 +343,34 @@ def _draw(stream: data.Stream, low: int, high: int) -> int:
     return int(stream.integers(low, high, (1,))[0])
 
 
-def right_variants(count: int, *, seed: int, contracts: Sequence[str] | None = None) -> Iterator[Variant]:
-    """``count`` random outputs of right kernels, the same ones for the same seed."""
-    names = [n for n in (contracts or contracts_with_cases()) if get(n).roles]
-    if not names:
-        raise OptionError(f"{', '.join(contracts or ())}: no legal variants are known; name a product of FP8 operands")
-    stream, made = data.Stream(f"legal/seed={seed}"), 0
+def right_variants(
+    count: int, *, seed: int, contracts: Sequence[str] | None = None, arch: str | None = None
+) -> Iterator[Variant]:
+    """``count`` random outputs of right kernels, of products unless ``contracts`` says otherwise; the same ones for the
+    same arguments. ``arch``: whose arithmetic, one that each contract has numerics for; None draws one for each case.
+
+    Raises OptionError: ``HOPELESS`` cases in a row fit no numerics of the arch.
+    """
+    names = contracts or [n for n in contracts_with_cases() if get(n).roles]
+    stream, made, empty = data.Stream(f"legal/seed={seed}"), 0, 0
     while made < count:
         name = names[_draw(stream, 0, len(names))]
-        for variant in _variants(_random_case(name, stream), stream):
+        empty += 1
+        for variant in _variants(_random_case(name, stream), stream, arch):
             yield variant
-            made += 1
+            made, empty = made + 1, 0
             if made == count:
                 return
+        if empty == HOPELESS:
+            raise OptionError(f"{', '.join(names)}: no case fits any numerics of {arch}; try `list numerics`")
 
 
 def _random_case(contract: str, stream: data.Stream) -> Case:
-    """A case of the quick profile or an extra one with other extents, family and seed."""
+    """A case of the quick profile or an extra one with another seed, and of a product with other extents."""
     known = listed(contract, "quick")
     base = known[_draw(stream, 0, len(known))]
     dims = []
-    for name, extent in base.extents:
+    for name, extent in base.extents if get(contract).roles else ():
         if name == "m":
             extent = _draw(stream, 1, 70) if extent % 128 else extent
         elif name == "n":
@@ -372,14 +380,14 @@ def _random_case(contract: str, stream: data.Stream) -> Case:
         dims.append((name, extent))
     seed = _draw(stream, 0, 1 << 30)
     try:
-        return cases.parse(str(replace(base, extents=tuple(dims), seed=seed)))
+        return cases.parse(str(replace(base, extents=tuple(dims) or base.extents, seed=seed)))
     except OracleError:
         return replace(base, seed=seed)
 
 
-def _variants(case: Case, stream: data.Stream) -> Iterator[Variant]:
+def _variants(case: Case, stream: data.Stream, only: str | None) -> Iterator[Variant]:
     contract, options = get(case.contract), case.call_options()
-    call = Call(contract, case.inputs(), options, out_dtype=case.out_dtype)
+    call = Call(contract, case.inputs(), options, out_dtype=case.out_dtype if "-" in case.dtypes else torch.bfloat16)
     try:
         call = replace(call, inputs=poisoned(call.checked()))
     except OracleError:
@@ -389,15 +397,18 @@ def _variants(case: Case, stream: data.Stream) -> Iterator[Variant]:
         verdict = contract.judge(call.inputs, output, arch=arch, numerics=declared, **options)
         return Variant(str(case), arch, how, declared, verdict)
 
-    for recipe in call.operands.recipes:
+    arches = [only] if only is not None else [*contract.numerics] or ["sm90"]
+    arch = arches[_draw(stream, 0, len(arches))]
+    operands = call.optional_operands
+    for recipe in operands.recipes if operands is not None else ():
         if not recipe.approximate:
             out = run(call, with_recipe(recipe, contract.name))
             for declared in (None, recipe.name):
-                yield judged(out, "sm90", recipe.name, declared)
-    if call.operands.recipes or not call.operands.given:
+                yield judged(out, arch, recipe.name, declared)
+    if operands is None or operands.recipes or not operands.given:
+        for how, output in _whole(replace(call, arch=arch)):
+            yield judged(output, arch, how)
         return  # quantised inside: not every schedule has an interval through a quantiser
-    arches = [arch for arch in ARCHES if arch in contract.numerics]
-    arch = arches[_draw(stream, 0, len(arches))]
     try:
         names = contract.arithmetics(replace(call, arch=arch))
     except OracleError:
@@ -416,6 +427,21 @@ def _variants(case: Case, stream: data.Stream) -> Iterator[Variant]:
         yield judged(out, arch, chosen, declared)
     for how, output in _reordered(replace(call, schedule=get_schedule(chosen)), stream):
         yield judged(output, arch, how)
+
+
+def _whole(call: Call) -> Iterator[tuple[str, Output]]:
+    """The results of a routine by its definition, with each value of an option that None leaves open; those of every
+    arithmetic of the arch that has a definition of the bits."""
+    yield "the definition", call.contract.kernel(call)
+    for name in call.contract.arithmetics(call) if call.contract.numerics else ():
+        if name in LOGITS:
+            yield name, call.contract.predict(call.inputs, numerics=name, **call.options)
+    for spec in call.contract.options:
+        if call.options.get(spec.name) is None and spec.default is None:
+            for value in spec.choices or ():
+                if value is not None and spec.name != "out_dtype":
+                    options = {**call.options, spec.name: value}
+                    yield f"{spec.name}={value}", call.contract.kernel(replace(call, options=options))
 
 
 def _reordered(call: Call, stream: data.Stream) -> Iterator[tuple[str, Tensor]]:

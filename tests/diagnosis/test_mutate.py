@@ -20,13 +20,15 @@ from oracle.diagnosis.mutation import (
     right_variants,
     trials,
 )
-from oracle.routines import cases, get
+from oracle.errors import OptionError
+from oracle.routines import cases, get, registered
 from oracle.routines.catalogue import Call, Family, Fault, Stage, faults_of
 from oracle.routines.catalogue import get as get_fault
 from oracle.routines.products.contract import block_scaled
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import quantum_of
 from oracle.verdict.products import interval_of
+from tests.support import legal
 from tests.support.commandline import Cli
 
 FAST = (
@@ -121,6 +123,25 @@ class TestLegalVariants:
         variants = list(right_variants(120, seed=20))
         assert [v for v in variants if v.false_alarm] == []
         assert any(v.declared is not None for v in variants) and len({v.computed_by for v in variants}) > 5
+
+    def test_of_every_contract_and_arch(self) -> None:
+        """What ``python -m tests.support.legal`` counts: every contract with cases, on every arch that it names."""
+        asked = list(legal.wanted())
+        assert {name for name, _, _ in asked} == set(registered()) & set(cases.grammars())
+        assert ("fp8_gemm_nt", "sm100", 40) in asked and ("moe_fp8", "sm89", 10) in asked
+        for name, arch in (("silu_and_mul", "sm90"), ("fp8_mqa_logits", "sm90"), ("get_num_sms", "sm90")):
+            assert (found := legal.count(name, arch, 3, seed=1)).variants == 3 and not found.alarms
+
+    def test_a_wrong_output_is_an_alarm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The sabotaged twin: a definition that negates its output."""
+        right = type(get("silu_and_mul")).kernel
+        wrong = lambda *given: {name: -x for name, x in right(*given).items()}  # noqa: E731
+        monkeypatch.setattr(type(get("silu_and_mul")), "kernel", wrong)
+        assert len(legal.count("silu_and_mul", "sm90", 3, seed=1).alarms) == 3
+
+    def test_no_case_fits(self) -> None:
+        with pytest.raises(OptionError, match="no case fits any numerics of sm70"):
+            list(right_variants(1, seed=1, contracts=["fp8_gemm_nt"], arch="sm70"))
 
 
 class TestNothingRounds:

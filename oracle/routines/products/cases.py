@@ -9,6 +9,7 @@ Every dtype of a grammar has a case. Profile ``full`` repeats the families at th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -277,6 +278,7 @@ _FINITE = tuple(family for family in _FAMILIES if "nan" not in family)
 _EDGES = tuple(data.EDGE_FAMILIES)
 _OUT = ("e4m3xe4m3-bf16", "e4m3xe4m3-f16", "e4m3xe4m3-f32")
 _E5M2 = ("e5m2xe4m3-bf16", "e4m3xe5m2-bf16", "e5m2xe5m2-bf16")
+_FNUZ = "e4m3fnuzxe4m3fnuz-bf16"
 _ROWS = ("tensor:tensor", "token:channel", "tensor:channel", "token:tensor")
 _MNK, _MNKG = ("m", "n", "k"), ("m", "n", "k", "g")
 
@@ -325,7 +327,10 @@ GRAMMARS: Mapping[str, Grammar] = {
         (*_ROWS, "1x128:128x128"), _product, (*_OUT, *_E5M2), tail=True, of="token:channel"
     ),
     "cutlass_w8a8_scaled_mm": _scaled_mm(_ROWS, _torch_product, of="token:channel"),
-    "rocm_per_tensor_w8a8_scaled_mm": _scaled_mm(("tensor:tensor",), _torch_product),
+    "rocm_per_tensor_w8a8_scaled_mm": replace(
+        _scaled_mm(("tensor:tensor",), _torch_product, (*_OUT, _FNUZ)),
+        extra=tuple(f"{_FNUZ}/tensor:tensor/m=33,n=64,k=200/family={f}/seed=1" for f in ("randn", "codes", "exact")),
+    ),
     "torch_per_tensor_w8a8_scaled_mm": _scaled_mm(
         ("tensor:tensor",), _torch_product, of="tensor:tensor", seeds=(1, 2, 3, 4)
     ),
