@@ -430,18 +430,23 @@ def _variants(case: Case, stream: data.Stream, only: str | None) -> Iterator[Var
 
 
 def _whole(call: Call) -> Iterator[tuple[str, Output]]:
-    """The results of a routine by its definition, with each value of an option that None leaves open; those of every
-    arithmetic of the arch that has a definition of the bits."""
-    yield "the definition", call.contract.kernel(call)
-    for name in call.contract.arithmetics(call) if call.contract.numerics else ():
-        if name in LOGITS:
-            yield name, call.contract.predict(call.inputs, numerics=name, **call.options)
-    for spec in call.contract.options:
-        if call.options.get(spec.name) is None and spec.default is None:
+    """The results of a routine by its definition, also with each value of an option that None leaves open; of logits by
+    every arithmetic of the arch, their heads in both orders."""
+    contract, options = call.contract, call.options
+    if contract.numerics and set(LOGITS) & {name for names in contract.numerics.values() for name in names}:
+        yield "the definition", contract.expected(call)
+        q, weights = call.inputs["q"].flip(-2), call.inputs["weights"].flip(-1)
+        backwards = {**call.inputs, "q": q, "weights": weights}
+        for name in set(contract.arithmetics(call)) & set(LOGITS):
+            for how, inputs in (("", call.inputs), (", heads backwards", backwards)):
+                yield name + how, contract.predict(inputs, numerics=name, **options)
+        return
+    yield "the definition", contract.kernel(call)
+    for spec in contract.options:
+        if options.get(spec.name) is None and spec.default is None and spec.name != "out_dtype":
             for value in spec.choices or ():
-                if value is not None and spec.name != "out_dtype":
-                    options = {**call.options, spec.name: value}
-                    yield f"{spec.name}={value}", call.contract.kernel(replace(call, options=options))
+                if value is not None:
+                    yield f"{spec.name}={value}", contract.kernel(replace(call, options={**options, spec.name: value}))
 
 
 def _reordered(call: Call, stream: data.Stream) -> Iterator[tuple[str, Tensor]]:
