@@ -12,6 +12,7 @@ from oracle.errors import CaseError
 from oracle.routines import data
 from oracle.routines.case import DTYPES, Case, Grammar, given_scale, out_dtype, seeds
 
+DEAD = 2.0**-76  # block scales of dead experts lie near 1e-23 (FlashInfer issue 2595, vLLM issue 31394)
 FAR = 30.0  # logits of this spread have sigmoids from 2**-100 to 1
 QUANTISED = ("randn", "codes", "zeros", "outlier")  # families of experts whose input is quantised already
 WEIGHT_FAMILIES = ("codes", "zeros")  # those of a high-precision input that name the weights' data as well
@@ -48,12 +49,15 @@ def _experts(case: Case) -> dict[str, Tensor]:
         return data.operand(case.label(name), family, e * rows, cols, dtype=of_b, side="b").reshape(e, rows, cols)
 
     steps = 1 << 24 if wide else 256  # every significand of float32, or bfloat16 values only
+    w2_scale = scales("w2_scale", h, i)
+    if case.option("dead") == "1":
+        w2_scale[::2] *= DEAD
     inputs = {
         **(_wide_tokens(case, blocks) if wide else _quantised_tokens(case)),
         "w13": weight("w13", 2 * i, h),
         "w13_scale": scales("w13_scale", 2 * i, h),
         "w2": weight("w2", h, i),
-        "w2_scale": scales("w2_scale", h, i),
+        "w2_scale": w2_scale,
         "topk_ids": _chosen(case, t, e, k),
         "topk_weights": torch.from_numpy(case.stream("topk_weights").integers(1, steps + 1, (t, k)) / steps).float(),
     }
@@ -173,6 +177,7 @@ EXPERT_OPTIONS = (
     (EXPERT_FAMILY_SHAPE, "rounding=PRODUCT"),
     (EXPERT_FAMILY_SHAPE, "first=2"),  # experts of other ranks on both sides
     (EXPERT_FAMILY_SHAPE, "limit=7"),
+    ("t=9,e=3,h=256,i=128,k=1", "dead=1"),
     ("t=9,e=3,h=256,i=128,k=1", "on_input=1"),
     ("t=9,e=3,h=256,i=128,k=1", "rounding=PRODUCT,limit=0.5,first=2,on_input=1"),
 )
@@ -241,7 +246,8 @@ GRAMMARS: Mapping[str, Grammar] = {
     "moe_fp8": Grammar(
         ("t", "e", "h", "i", "k"), ("e4m3xe4m3-bf16", "bf16xe4m3-bf16"), ("1x128:128x128", "tensor:tensor"),
         (*QUANTISED, *(family for family in data.ACTIVATION_FAMILIES if family not in QUANTISED)), _experts,
-        _experts_options, {"rounding": ("PRODUCT", "NONE"), "limit": ("0.5", "7"), "first": ("2",), "on_input": ("1",)},
+        _experts_options, {"rounding": ("PRODUCT", "NONE"), "limit": ("0.5", "7"), "first": ("2",), "on_input": ("1",),
+        "dead": ("1",)},
         domain="h % 128 == 0, i % 128 == 0",  # the layer quantises both in whole groups
         listed=_layer_ids, extra_options=({"limit": 0.05}, {"first_expert": 1}, {"apply_router_weight_on_input": True}),
     ),

@@ -20,6 +20,7 @@ from oracle.errors import InputError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes
 from oracle.numbers.formats import BF16, E4M3FN, decode
 from oracle.numbers.quantize import quantize
+from oracle.routines import cases
 from oracle.routines.base import get
 from oracle.routines.moe import contract as contracts
 from oracle.routines.moe.moe_ranges import SILU_ARGMIN, SILU_MIN, act_span, silu_span
@@ -413,6 +414,19 @@ class TestLayer:
         out = kernel(inputs)
         poisoned = {**inputs, "w2": inputs["w2"].view(torch.uint8).index_fill(0, torch.tensor([1]), 0x7F).view(E4M3)}
         assert judge(poisoned, out).status is Status.PASSED
+
+    def test_a_clamp_of_the_scales_of_dead_experts_fails(self) -> None:
+        """Only the case with dead experts sees it: the twin without them passes."""
+        seen = {}
+        for option in ("dead", "on_input"):
+            case = cases.parse(
+                f"moe_fp8/bf16xe4m3-bf16/1x128:128x128/t=9,e=3,h=256,i=128,k=1/{option}=1/family=randn/seed=1"
+            )
+            inputs, options = case.inputs(), {**case.call_options(), "out_dtype": torch.bfloat16}
+            clamped = {**inputs, "w2_scale": inputs["w2_scale"].clamp(min=1e-12)}
+            out = get("moe_fp8").reference(clamped, **options)
+            seen[option] = judge(inputs, out, **options).status
+        assert seen == {"dead": Status.FAILED, "on_input": Status.PASSED}
 
     def test_padded_intermediate_is_neutral_in_place_and_not_as_published(self) -> None:
         """w13 -> silu and mul -> w2, 250 padded to 256: the right placement is judged equal, the published is not."""
