@@ -14,9 +14,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 verify: $(VENV)/.installed
 	$(VENV)/bin/fp8-oracle verify --html verify.html
 
-test: $(VENV)/.installed
+$(VENV)/bin/tox:
+	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q -c constraints.txt tox
-	$(VENV)/bin/python -m tox run
+
+test: $(VENV)/bin/tox
+	$(VENV)/bin/tox run
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks build dist *.egg-info

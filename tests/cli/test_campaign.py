@@ -1,7 +1,7 @@
 """A campaign of hostile input against every reader and every public callable: one typed line, or a right answer.
 
 Each kind of input is drawn from a seeded generator, so a number names an input for ever. ``FP8_ORACLE_CAMPAIGN`` is the
-size of the campaign as a fraction of its full size, which is 1; CI runs a hundredth. By hand:
+size of the campaign as a fraction of its full size, which is 1; CI runs a tenth, any other run a hundredth. All of it:
 
     FP8_ORACLE_CAMPAIGN=1 python -m pytest tests/cli/test_campaign.py -q -s
 """
