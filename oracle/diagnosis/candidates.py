@@ -53,14 +53,14 @@ LISTED = 0.5  # an explanation that covers less than half of the failing element
 WHOLE = 1 << 28  # products of one candidate up to which all of the output is predicted
 SAMPLE = (96, 192)  # rows and columns of a larger one
 PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
+FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
+GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread over rows in no regular step
+HOPELESS = 0.125  # share of what fails there; of 12 rows a fault of half of them explains so few once in 300 draws
 CHANCE = 0.25  # share of right results beyond a buffer above which the candidate is contradicted there
 DEVIATIONS = 5.0  # independent values correlate by more standard errors once in a million
 BEFORE_STORE = (Stage.READ, Stage.PRODUCT, Stage.SCHEDULE, Stage.SUM)
 EXACT_SUMS = "exact sums"
 Grid = tuple[Tensor, Tensor]
-Sums = tuple[Grid, tuple[Tensor, ...], Tensor | None]
-"""Rows and columns, float32 sums there (and the ends of their interval), the right result by exact sums if needed."""
-
 
 @dataclass(frozen=True)
 class Explanation:
@@ -177,6 +177,30 @@ class Prediction:
             actual = decode(output)
             same = same | (self.low <= actual) & (actual <= self.high)
         return same if self.open is None else same & ~self.open
+
+    def changed(self, right: Tensor) -> Tensor:
+        """Elements that are not what its arithmetic gives without the fault."""
+        return ~same_bits(self.value, right if self.unfaulted is None else self.unfaulted)
+
+
+@dataclass(frozen=True)
+class View:
+    """Some elements of an output, alike in shape: their bits, the right ones, whether they fail, whether a candidate
+    speaks of them."""
+
+    output: Tensor
+    right: Tensor
+    bad: Tensor
+    specified: Tensor
+
+    @cached_property
+    def failing(self) -> Tensor:
+        """The elements that fail and that a candidate speaks of."""
+        return self.bad & self.specified
+
+
+Sums = tuple[View, tuple[Tensor, ...], Tensor | None]
+"""Some elements, float32 sums there (and the ends of their interval), the right result by exact sums if needed."""
 
 
 class FailingOutput:
@@ -307,40 +331,35 @@ class FailingOutput:
         expected = rounded(product, value, self.output.dtype)
         sets = admissible(value, expected, interval)
         predicted = Prediction(expected, sets.low, sets.high, sets.open, placement=True)
-        return self.weigh((), predicted, grid, self.bad).complete
+        return self.weigh((), predicted, self.at(grid, self.bad)).complete
 
     # --- counting -----------------------------------------------------------------------------------------------
 
-    def weigh(
-        self,
-        faults: tuple[Fault, ...],
-        predicted: Prediction,
-        grid: Grid | None = None,
-        considered: Tensor | None = None,
-    ) -> Explanation:
+    def at(self, grid: Grid, considered: Tensor | None = None) -> View:
+        """What a candidate for these rows and columns is compared with; ``considered`` as for :meth:`weigh`."""
+        specified = self.specified if considered is None else considered
+        return View(self.output[grid], self.right[grid], self.bad[grid], specified[grid])
+
+    def weigh(self, faults: tuple[Fault, ...], predicted: Prediction, view: View | None = None) -> Explanation:
         """How many elements a prediction explains and contradicts, of those that it speaks of.
 
-        ``grid``: the rows and columns that it predicts (None: all); ``considered`` ``[R, N]``: the elements that it
-        speaks of (None: all that are specified).
+        ``view``: the elements that it predicts (None: the whole output), and which of them it speaks of.
         """
-        tensors = self.output, self.right, self.bad, self.specified if considered is None else considered
-        output, right, bad, specified = tensors if grid is None else (x[grid] for x in tensors)
-        nan, found = (torch.isnan(x) & ~torch.isnan(right) for x in (predicted.value, output))
-        exactly = bool((nan & specified == found & specified).all())
-        unknown = nan & ~found if exactly else nan
-        unknown = torch.zeros_like(specified) if predicted.placement else unknown & specified
-        right_there = unknown & ~bad
-        known = specified & ~unknown
-        if int(right_there.sum()) > CHANCE * int(unknown.sum()):
-            known |= right_there
+        seen = View(self.output, self.right, self.bad, self.specified) if view is None else view
+        output, right, bad, specified = seen.output, seen.right, seen.bad, seen.specified
+        known, nan = specified, torch.isnan(predicted.value)
+        if not predicted.placement and bool(nan.any()):
+            nan, found = nan & ~torch.isnan(right), torch.isnan(output) & ~torch.isnan(right)
+            exactly = bool((nan & specified == found & specified).all())
+            unknown = (nan & ~found if exactly else nan) & specified
+            right_there = unknown & ~bad
+            known = specified & ~unknown
+            if int(right_there.sum()) > CHANCE * int(unknown.sum()):
+                known |= right_there
         agrees = predicted.agrees(output)
-        changed = ~same_bits(predicted.value, right if predicted.unfaulted is None else predicted.unfaulted)
-        said = agrees if predicted.placement else agrees & changed
-        contradicted = known & ~agrees
-        explained, failing = int((bad & known & said).sum()), int((bad & known).sum())
-        # A race may leave any part of what it changes right, so it is recognised by where it fails.
-        race = all(f.race for f in faults) and bool((specified & same_bits(predicted.value, right)).any())
-        rest_is_right = bool(contradicted.any()) and not bool((contradicted & ~same_bits(output, right)).any())
+        said = agrees if predicted.placement else agrees & predicted.changed(right)
+        contradicted, failed = known & ~agrees, bad & known
+        explained, failing = int((failed & said).sum()), int(failed.sum())
         return Explanation(
             " and ".join(fault.name for fault in faults),
             self.numerics,
@@ -349,19 +368,37 @@ class FailingOutput:
             int(known.sum()),
             int(contradicted.sum()),
             "; ".join(fault.met_in for fault in faults),
-            local=rest_is_right and explained == failing > 0 and (race or varied(predicted.value[bad & known])),
+            local=explained == failing > 0 and self._acts_there(faults, predicted, seen, contradicted, failed),
         )
+
+    def _acts_there(
+        self, faults: tuple[Fault, ...], predicted: Prediction, seen: View, contradicted: Tensor, failed: Tensor
+    ) -> bool:
+        """Whether a candidate that reproduces all that ``failed`` acts in that region alone."""
+        if not bool(contradicted.any()) or bool((contradicted & ~same_bits(seen.output, seen.right)).any()):
+            return False
+        # A race may leave any part of what it changes right, so it is recognised by where it fails.
+        race = all(f.race for f in faults) and bool((seen.specified & same_bits(predicted.value, seen.right)).any())
+        return race or varied(predicted.value[failed])
 
 
 class Sample:
-    """Some rows and columns of each part of a large output, failing ones among them, on which faults are computed."""
+    """Some rows of each part of an output, and some columns, on which faults are computed."""
 
-    def __init__(self, failure: FailingOutput, size: tuple[int, int]) -> None:
-        self.failure = failure
+    def __init__(self, failure: FailingOutput, rows: Sequence[Tensor], columns: Tensor) -> None:
+        self.failure, self.rows, self.columns = failure, rows, columns
         self.unfaulted: dict[int, Tensor] = {}
         self.right_sums: dict[int, tuple[Tensor, ...]] = {}
-        self.columns = _half_failing(failure.bad.any(dim=0), size[1])
-        self.rows = [_half_failing(part.of(failure.bad).any(dim=1), size[0]) for part in failure.call.parts]
+        self.views = [
+            failure.at((rows_of_output(part, own)[:, None], columns[None, :]))
+            for part, own in zip(failure.call.parts, rows, strict=True)
+        ]
+
+    @classmethod
+    def half_failing(cls, failure: FailingOutput, size: tuple[int, int]) -> Sample:
+        """Rows and columns of which up to half fail, at most ``size`` of them."""
+        rows = [_half_failing(part.of(failure.bad).any(dim=1), size[0]) for part in failure.call.parts]
+        return cls(failure, rows, _half_failing(failure.bad.any(dim=0), size[1]))
 
     def attempt(self, faults: tuple[Fault, ...]) -> Explanation | None:
         """What the kernel with these faults explains of the sample; None for faults that regroup the rows."""
@@ -370,11 +407,19 @@ class Sample:
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
         results by exact sums where the mutant leaves the schedule."""
+        return self.sums_of(products(self.failure.call, faults), faults)
+
+    def sums_of(
+        self, computed: Sequence[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]
+    ) -> list[Sums] | None:
+        """:meth:`sums` of the products that the kernel with these faults computes."""
         call, found, late = self.failure.call, list[Sums](), not touches(faults, *BEFORE_STORE)
-        for i, (part, schedule) in enumerate(products(call, faults)[: len(call.parts)]):
+        for i, (part, schedule) in enumerate(computed[: len(call.parts)]):
             original, rows = call.parts[i], self.rows[i]
             if part.product.M != original.product.M:
                 return None
+            if not len(rows):
+                continue
             accs = self.right_sums.get(i) if late else None
             if accs is None:
                 accs = self.failure.sums(None, subset(part.product, rows, self.columns), schedule, faults)
@@ -384,18 +429,78 @@ class Sample:
             if fallen and i not in self.unfaulted:
                 product = subset(original.product, rows, self.columns)
                 self.unfaulted[i] = stored(call, accumulated(call, product, None, ()), ())
-            own = self.unfaulted[i] if fallen else None
-            found.append(((rows_of_output(original, rows)[:, None], self.columns[None, :]), accs, own))
+            found.append((self.views[i], accs, self.unfaulted[i] if fallen else None))
         return found
 
     def weigh(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> Explanation | None:
         """The explanation that these sums give once stored."""
-        total: Explanation | None = None
-        for grid, accs, unfaulted in pieces or ():
+        return self.weigh_stored(faults, self.stored(faults, pieces))
+
+    def covers(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> bool:
+        """Whether the share of :meth:`weigh` is above ``LISTED``; most often no agrees so rarely that none is counted.
+
+        What is explained agrees, and what fails is known where the prediction is not NaN.
+        """
+        predictions = self.stored(faults, pieces)
+        agreeing = sum(int((view.failing & p.agrees(view.output)).sum()) for view, p in predictions)
+        known = sum(int((view.failing & ~torch.isnan(p.value)).sum()) for view, p in predictions)
+        if agreeing <= LISTED * known:
+            return False
+        found = self.weigh_stored(faults, predictions)
+        return found is not None and found.share > LISTED
+
+    def stored(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> list[tuple[View, Prediction]]:
+        """What these sums predict."""
+        found = []
+        for view, accs, unfaulted in pieces or ():
             values = (stored(self.failure.call, acc, faults) for acc in accs)
-            one = self.failure.weigh(faults, Prediction.between(*values, unfaulted=unfaulted), grid)
+            found.append((view, Prediction.between(*values, unfaulted=unfaulted)))
+        return found
+
+    def weigh_stored(
+        self, faults: tuple[Fault, ...], predictions: Sequence[tuple[View, Prediction]]
+    ) -> Explanation | None:
+        """The explanation that these predictions give together."""
+        total: Explanation | None = None
+        for view, predicted in predictions:
+            one = self.failure.weigh(faults, predicted, view)
             total = one if total is None else _joined(total, one)
         return total
+
+
+class FailingRows:
+    """Some failing rows of an output, which refuse most faults that all of it would refuse.
+
+    A fault is kept that acts in the failing elements alone, all of which it explains, or that explains more than it
+    contradicts: of the failing elements that it predicts more than half, since it contradicts those that it does not
+    explain. So at most half is too little where the sample has all failing rows, and ``HOPELESS`` elsewhere. Not
+    refused here: what predicts NaN, regroups rows, or changes what comes after the sum (which may depend on all of it).
+    """
+
+    def __init__(self, failure: FailingOutput) -> None:
+        self.failure = failure
+        at = torch.nonzero(failure.bad.any(dim=1))[:, 0]
+        self.enough = LISTED if len(at) <= FEW_ROWS else HOPELESS
+        spread = torch.frac(torch.arange(1, len(at) + 1, dtype=torch.float64, device="cpu") * GOLDEN).argsort()
+        chosen = torch.zeros(len(failure.bad), dtype=torch.bool, device=at.device)
+        chosen[at[spread[:FEW_ROWS].to(at.device)]] = True
+        rows = [torch.nonzero(part.of(chosen[:, None])[:, 0])[:, 0] for part in failure.call.parts]
+        columns = torch.arange(failure.bad.shape[1], device=at.device)
+        self.sample = Sample(failure, rows, columns) if len(failure.bad) > 2 * int(chosen.sum()) else None
+
+    def refuse(self, fault: Fault) -> bool:
+        """Whether so little of what fails in these rows is explained that the fault is none of those that are kept."""
+        call, faults = self.failure.call, (fault,)
+        if self.sample is None or not set(fault.changes) <= set(BEFORE_STORE):
+            return False
+        computed = products(call, faults)
+        if len(computed) != len(call.parts) or not all(map(_same_place, (part for part, _ in computed), call.parts)):
+            return False
+        predictions = self.sample.stored(faults, self.sample.sums_of(computed, faults))
+        if any(bool(torch.isnan(predicted.value).any()) for _, predicted in predictions):
+            return False
+        found = self.sample.weigh_stored(faults, predictions)
+        return found is not None and found.share <= self.enough
 
 
 def correlates(output: Tensor, wanted: Tensor, where: Tensor) -> bool:
@@ -461,6 +566,15 @@ def varied(values: Tensor) -> bool:
 def evenly(at: Tensor, most: int) -> Tensor:
     """At most ``most`` of the entries of ``at``, evenly spaced."""
     return at[:: max(1, -(-len(at) // most))]
+
+
+def _same_place(part: Part, own: Part) -> bool:
+    """Whether both fill the same elements of the output."""
+    if (part.product.M, part.product.N) != (own.product.M, own.product.N):
+        return False
+    if part.rows is None or own.rows is None:
+        return part.rows is own.rows
+    return torch.equal(part.rows, own.rows)
 
 
 def rows_of_output(part: Part, rows: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ from oracle.diagnosis.candidates import (
     SAMPLE,
     Explanation,
     FailingOutput,
+    FailingRows,
     Sample,
     other_groups,
     ranked,
@@ -201,9 +202,12 @@ def _outside(parts: Sequence[Part], output: Tensor, name: str) -> Tensor:
 
 def _single_faults(failure: FailingOutput, faults: Sequence[Fault]) -> tuple[Explanation, ...]:
     """Explanations of at least one failing element that contradict less than they explain, best first."""
-    sample = None if failure.small else Sample(failure, SAMPLE)
+    sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
+    few = FailingRows(failure) if failure.small else None
     found = []
     for fault in _applicable(failure, faults):
+        if few is not None and few.refuse(fault):
+            continue
         last_stage_only = set(fault.changes) <= {Stage.WRITE}
         whole = sample is None or last_stage_only
         explanation = failure.attempt((fault,)) if whole else sample.attempt((fault,)) if sample is not None else None
@@ -233,15 +237,15 @@ def _pairs_and_scales(
 def _pairs(failure: FailingOutput, faults: Sequence[Fault]) -> list[Explanation]:
     """Pairs of a fault and a wrong store: a few elements first, then what explains those."""
     stores = [fault for fault in faults if set(fault.changes) == {Stage.STORE}]
-    few, sample = Sample(failure, PAIR_SAMPLE), None if failure.small else Sample(failure, SAMPLE)
+    few = Sample.half_failing(failure, PAIR_SAMPLE)
+    sample = None if failure.small else Sample.half_failing(failure, SAMPLE)
     found = []
     for first in faults:
         if set(first.changes) & {Stage.STORE, Stage.WRITE}:
             continue
         pieces = few.sums((first,))
         for second in stores:
-            guess = few.weigh((first, second), pieces)
-            if guess is not None and guess.share > LISTED:
+            if few.covers((first, second), pieces):
                 whole = failure.attempt((first, second)) if sample is None else sample.attempt((first, second))
                 if whole is not None and whole.explained > whole.contradicted:
                     found.append(whole)
