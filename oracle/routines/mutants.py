@@ -44,6 +44,9 @@ def products(call: Call, faults: tuple[Fault, ...]) -> list[tuple[Part, Schedule
     if touches(faults, Stage.READ):
         parts = replace(call, inputs=fold(call, faults, Stage.READ, dict(call.inputs))).parts
     changed = [replace(part, product=fold(call, faults, Stage.PRODUCT, part.product)) for part in parts]
+    for part, own in zip(changed, call.parts, strict=False):
+        part.product.left.learn(own.product.left)
+        part.product.right.learn(own.product.right)
     schedule = fold(call, faults, Stage.SCHEDULE, call.schedule)
     return [(part, _fitting(part.product, schedule)) for part in changed]
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
-from oracle.numbers.formats import by_name
+from oracle.numbers.formats import by_name, in_blocks
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.tensorcore.fused import ABSENT, Operand, accumulate, block_scaled, exponent, float32_scale, fma32, operand
 from oracle.tensorcore.instructions import NAN_FLOAT16, NAN_FLOAT32, Instruction, Sum
@@ -102,8 +102,18 @@ def store(acc: Tensor, out_dtype: torch.dtype) -> Tensor:
     """Float32 accumulators rounded to nearest even into the output dtype, NaNs canonical."""
     if out_dtype == torch.float32:
         return canonical_nan(acc.clone())
+    if out_dtype == torch.bfloat16:
+        return in_blocks(_bfloat16_bits, acc, dtype=torch.int16).view(torch.bfloat16)
     out = to_dtype(acc.to(torch.float64), out_dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
     return canonical_nan(out)
+
+
+def _bfloat16_bits(acc: Tensor) -> Tensor:
+    """:func:`store` into bfloat16, the upper half of a float32: half of the lower half's range is added, and one less
+    where the last bit that stays is even."""
+    bits = acc.view(torch.int32)
+    code = (bits >> 16).bitwise_and_(1).add_(0x7FFF).add_(bits).bitwise_right_shift_(16).to(torch.int16)
+    return code.masked_fill_(torch.isnan(acc), NAN_FLOAT16)
 
 
 def canonical_nan(x: Tensor) -> Tensor:

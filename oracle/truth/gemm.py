@@ -119,6 +119,13 @@ class Decoded:
             known["scales"] = self.scales if scales is None else self.scales[scales]
         return part
 
+    def learn(self, other: Decoded) -> None:
+        """Take over what ``other`` has kept of codes, and of scales, that are the same tensor here."""
+        known, theirs = vars(self), vars(other)
+        of_codes = ("_value", "_exponent", "finite_rows", "finite", "facts") if self.codes is other.codes else ()
+        of_scale = ("scales",) if self.scale is other.scale else ()
+        known |= {name: theirs[name] for name in (*of_codes, *of_scale) if name in theirs}
+
     @property
     def _kept(self) -> bool:
         return self.codes.numel() <= KEPT or "_value" in vars(self)

@@ -32,8 +32,8 @@ import json, sys, torch
 torch.set_default_device("meta")
 torch.set_default_dtype(torch.float64)
 with torch.inference_mode():
-    from tests.support.answers import NAMES, answers, smallest
-    found = {name: answers(name, *smallest(name)) for name in NAMES}
+    from tests.support.answers import answers, smallest
+    found = {name: answers(name, *smallest(name)) for name in sys.argv[1:]}
 torch.set_default_device("cpu")
 print(json.dumps(found))
 """
@@ -45,12 +45,13 @@ def usual(name: str) -> Answers:
 
 
 @pytest.fixture(scope="module")
-def hostile() -> dict[str, Answers]:
-    """All answers of a process with other defaults."""
+def hostile(request: pytest.FixtureRequest) -> dict[str, Answers]:
+    """All answers that this run asks for, of a process with other defaults."""
+    asked = [item for item in request.session.items if "hostile" in getattr(item, "fixturenames", ())]
+    names = [item.callspec.params["name"] for item in asked if isinstance(item, pytest.Function)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), *sys.path) if p)}
-    done = subprocess.run(
-        [sys.executable, "-c", HOSTILE], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600
-    )
+    command = [sys.executable, "-c", HOSTILE, *names]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
