@@ -26,6 +26,10 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
 # The tensors here are small: threads of one process, or of two test workers on two cores, only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Processes that tests start read each other's bytecode from where numba keeps its cache too, instead of compiling all
+# of the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 collect_ignore = ["support"]  # another project's suite; test_pytest_plugin.py runs it
 
 settings.register_profile(

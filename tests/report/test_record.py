@@ -134,9 +134,17 @@ class TestResume:
 class TestKilled:
     """A real process, really killed."""
 
+    FIVE_CASES = f"""
+import sys
+from oracle.cli import main
+from oracle.routines import cases, profiles
+profiles.cases = lambda contract, profile: [*map(cases.parse, {CASES})]
+sys.exit(main())
+"""
+
     def command(self, path: Path) -> list[str]:
         return [
-            *(sys.executable, "-m", "oracle", "verify", "--contract", "fp8_gemm_nt", "--subject", "slow", "-q"),
+            *(sys.executable, "-c", self.FIVE_CASES, "verify", "--contract", "fp8_gemm_nt", "--subject", "slow", "-q"),
             *("--fixtures", "none", "--record", str(path), "--resume"),
         ]
 
@@ -166,13 +174,13 @@ class TestKilled:
             _, said = started.communicate(timeout=60)
         return started.returncode, said
 
-    def test_killed_and_resumed(self, tmp_path: Path) -> None:
+    def test_killed_and_resumed(self, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         path, environment = tmp_path / "run.jsonl", self.environment(tmp_path)
         assert self.stopped(path, environment, signal.SIGKILL) == (-9, "")
         done = [line["key"] for line in lines(path) if line["kind"] == "outcome"]
         assert len(done) >= 3
-        resumed = subprocess.run(self.command(path), env=environment, check=False, capture_output=True)
-        assert resumed.returncode == 0, resumed.stderr
+        provide(monkeypatch, "slow")
+        assert verify(cli, path, "--subject", "slow", "--resume") == 0
         keys = [line["key"] for line in lines(path) if line["kind"] == "outcome"]
         assert keys[: len(done)] == done
         assert len(keys) == len(set(keys)) > len(done)
