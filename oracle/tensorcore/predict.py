@@ -108,11 +108,14 @@ def store(acc: Tensor, out_dtype: torch.dtype) -> Tensor:
     return canonical_nan(out)
 
 
+BELOW_HALF = 0x7FFF  # of the lower half of a float32, what rounds up to an odd code but leaves a tie at an even one
+
+
 def _bfloat16_bits(acc: Tensor) -> Tensor:
     """:func:`store` into bfloat16, the upper half of a float32: half of the lower half's range is added, and one less
     where the last bit that stays is even."""
     bits = acc.view(torch.int32)
-    code = (bits >> 16).bitwise_and_(1).add_(0x7FFF).add_(bits).bitwise_right_shift_(16).to(torch.int16)
+    code = (bits >> 16).bitwise_and_(1).add_(BELOW_HALF).add_(bits).bitwise_right_shift_(16).to(torch.int16)
     return code.masked_fill_(torch.isnan(acc), NAN_FLOAT16)
 
 

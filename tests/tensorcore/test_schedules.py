@@ -12,10 +12,12 @@ import torch
 from tensorcore_scalar import aligned_sum, exponent, rounded
 
 from oracle.errors import NumericsError, ShapeError
-from oracle.numbers.formats import by_name, decode
+from oracle.numbers.formats import by_name, codes_of, decode
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.tensorcore import predict
 from oracle.tensorcore.fused import fma32
 from oracle.tensorcore.logits import predict_logits
-from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.predict import canonical_nan, predict_product, store
 from oracle.tensorcore.schedules import get, schedules
 from oracle.truth.gemm import ScaledProduct
 
@@ -110,6 +112,17 @@ class TestScalesInside:
 
 class TestStore:
     """Epilogue, bias, output formats and special values."""
+
+    @pytest.mark.parametrize("added", [0x7FFF, 0x8000])
+    def test_bfloat16_is_the_rounding(self, monkeypatch: pytest.MonkeyPatch, added: int) -> None:
+        """Every upper half with the lower halves around its ties, NaN and infinities included; half of the range added
+        also to an even code rounds ties away and is caught."""
+        upper = torch.arange(1 << 16)[:, None] << 16
+        acc = (upper | torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])).to(torch.int32).view(torch.float32)
+        nearest = to_dtype(acc.double(), torch.bfloat16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+        monkeypatch.setattr(predict, "BELOW_HALF", added)
+        same = torch.equal(codes_of(store(acc, torch.bfloat16)), codes_of(canonical_nan(nearest)))
+        assert same == (added == 0x7FFF)
 
     def test_bias_is_one_fused_multiply_add(self) -> None:
         random = torch.Generator().manual_seed(3)

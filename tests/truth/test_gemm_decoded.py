@@ -133,6 +133,22 @@ class TestFacts:
         assert torch.equal(side.number(), torch.tensor([[0.0, 1.0], [2.0**-6, 0.0]], dtype=torch.float64))
 
 
+class TestLearned:
+    """A record takes over what another has kept of the same tensors, and of no others."""
+
+    @pytest.mark.parametrize("same", [True, False])
+    def test_facts(self, same: bool) -> None:
+        product = block_scaled("codes", 3, 4, 256, seed=5)
+        whole = product.left
+        kept = whole.facts, whole.finite, whole.scales
+        other = product.a if same else product.a.clone()
+        part = gemm.Decoded(other, product.a_scale * 2)
+        part.learn(whole)
+        assert ("facts" in vars(part), "finite" in vars(part), "scales" in vars(part)) == (same, same, False)
+        assert (part.facts, part.finite) == kept[:2]
+        assert torch.equal(part.scales, 2 * kept[2])
+
+
 class TestLarge:
     """Values of an operand above ``KEPT`` elements are dropped after each use, and the results are the same."""
 

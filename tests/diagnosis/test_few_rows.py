@@ -1,0 +1,95 @@
+"""A few failing rows refuse only faults that the whole output refuses too, and the share of a pair is not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from oracle.diagnosis import candidates, explain
+from oracle.diagnosis.candidates import LISTED, PAIR_SAMPLE, FailingOutput, FailingRows, Sample
+from oracle.routines.base import Beyond
+from oracle.routines.catalogue import Stage, faults_of
+from tests.support.mutants import mutant
+
+CALL = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=40,n=64,k=384/family=randn/seed=5"
+PREVIOUS = "A scale of the previous row"
+
+
+def one(right: Tensor, wrong: Tensor) -> Tensor:
+    out = right.clone()
+    out[3, 5] *= 2
+    return out
+
+
+def a_row(right: Tensor, wrong: Tensor) -> Tensor:
+    out = right.clone()
+    out[17] = wrong[17]
+    return out
+
+
+def whole(right: Tensor, wrong: Tensor) -> Tensor:
+    return wrong.clone()
+
+
+def failing(make: Callable[[Tensor, Tensor], Tensor], *, exact: bool) -> FailingOutput:
+    """An output made of the right one and that of a fault, compared with its schedule or with exact sums."""
+    call, wrong = mutant(CALL, PREVIOUS)
+    assert isinstance(wrong, Tensor)
+    right = call.contract.kernel(call, ())["out"]
+    call = replace(call, beyond=Beyond.UNKNOWN, schedule=None if exact else call.schedule)
+    out = make(right, wrong)
+    return FailingOutput(call, out, out != right)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("make", [one, a_row, whole])
+def test_explanations_are_those_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[Tensor, Tensor], Tensor], exact: bool
+) -> None:
+    """Most faults are refused on the rows; asked on the whole output, none of them is an explanation."""
+    failure, faults = failing(make, exact=exact), faults_of("fp8_gemm_nt")
+    rows = FailingRows(failure)
+    refused = [fault for fault in faults if fault.applies(failure.call) is None and rows.refuse(fault)]
+    assert len(refused) > 30
+    monkeypatch.setattr(FailingRows, "refuse", lambda self, fault: False)
+    assert explain._single_faults(failure, refused) == ()
+
+
+def test_a_row_explained_by_everything_is_refused_by_nothing_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault itself is kept; a bound that nothing meets refuses it, and the whole output would not."""
+    failure = failing(whole, exact=False)
+    (fault,) = (fault for fault in faults_of("fp8_gemm_nt") if fault.name == PREVIOUS)
+    assert not FailingRows(failure).refuse(fault)
+    assert [e.name for e in explain._single_faults(failure, [fault])] == [PREVIOUS]
+    monkeypatch.setattr(candidates, "HOPELESS", 1.0)
+    assert explain._single_faults(failure, [fault]) == ()
+
+
+def test_what_predicts_nan_is_asked_on_the_whole() -> None:
+    """Scales from beyond a buffer leave elements unknown, which a few rows do not count as the whole output does."""
+    failure = failing(whole, exact=False)
+    faults = [fault for fault in faults_of("fp8_gemm_nt") if fault.applies(failure.call) is None]
+    unknown = [f for f in faults if bool(torch.isnan(failure.predict((f,)).value).any(dim=1).all())]
+    assert unknown and not any(FailingRows(failure).refuse(fault) for fault in unknown)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_pair_is_covered_where_its_share_is(exact: bool) -> None:
+    """The short way and the counts agree, for pairs that explain all, some and nothing."""
+    failure = failing(whole, exact=exact)
+    few = Sample.half_failing(failure, PAIR_SAMPLE)
+    faults = [fault for fault in faults_of("fp8_gemm_nt") if fault.applies(failure.call) is None]
+    stores = [fault for fault in faults if set(fault.changes) == {Stage.STORE}]
+    answers = set()
+    for first in (fault for fault in faults if fault.name.startswith("A scale")):
+        pieces = few.sums((first,))
+        for second in stores:
+            found = few.weigh((first, second), pieces)
+            covered = found is not None and found.share > LISTED
+            assert few.covers((first, second), pieces) == covered
+            answers.add(covered)
+    assert answers == {True, False}
