@@ -7,20 +7,20 @@ shape, ``[M, K/128]`` and ``[N/128, K/128]``, in any strides; they are converted
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from kernels import checks, layout
+from kernels import checks, context, layout
 from kernels import platform as machines
-from kernels.backends._host import Allocate, allocator, is_other_device
-from kernels.backends.eager import flashinfer_blocks
+from kernels.backends._host import allocator, is_other_device
+from kernels.backends.declaration import Backend, Quantiser
 from kernels.checks import FP8
 from kernels.config import current_config
 from kernels.errors import DtypeError, InputError, OptionError, ShapeError
+from kernels.formulas import flashinfer_blocks
 from kernels.quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
-from kernels.routes import cached, dtype_name, lookup, route, routed, store
+from kernels.routes import cached, dtype_name, route
 from kernels.support import BLOCK, SWITCH_M
 
 
@@ -78,7 +78,7 @@ def _product(
     run.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
 
 
-def _gemm(device: str, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> tuple[ModuleType, bool]:
+def _gemm(device: str, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> tuple[Backend, bool]:
     """The backend of a product, and whether it takes packed scales only."""
     dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
     backend = route("fp8_gemm_nt", torch.device(device), ("n", n), ("k", k), *dtypes)
@@ -148,7 +148,7 @@ def fp8_blockscale_gemm_sm90(
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     *,
-    check: bool = False,
+    check: bool | None = None,
 ) -> Tensor:
     """FlashInfer's SM90 block-scaled product, with the shipped kernel's silent errors corrected or refused.
 
@@ -157,8 +157,8 @@ def fp8_blockscale_gemm_sm90(
     outputs and weight scales per token are refused.
 
     One error remains: on a GPU the kernel quantises a bf16 input by itself, and a group of 128 whose amax lies above
-    2^126 or, but for 0, below 2^-119 becomes NaN in part or as a whole. ``check`` finds such groups at the cost of a
-    synchronisation; an E4M3 input avoids them.
+    2^126 or, but for 0, below 2^-119 becomes NaN in part or as a whole. ``check`` finds such groups; an E4M3 input
+    avoids them.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def fp8_blockscale_gemm_sm90(
     out, out_dtype
         ``[M, N]`` bf16 to write into; bfloat16.
     check
-        Refuse a bf16 input with such a group (this waits for a GPU; skipped while a graph is captured).
+        Refuse a bf16 input with such a group; see :func:`kernels.checks.values`.
 
     Raises
     ------
@@ -205,14 +205,25 @@ def fp8_blockscale_gemm_sm90(
     if torch.compiler.is_compiling():
         made: Tensor = torch.ops.fp8_kernels.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale, check)
         return made if out is None else out.copy_(made)
-    run, chosen = routed("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
+    run = route("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
     if m == 0:
         return torch.empty(0, n, dtype=kind, device=device) if out is None else out
-    if check and chosen.backend == "flashinfer" and input.dtype != FP8 and not checks.capturing(device):
-        run.refuse_lost(input)
+    if input.dtype != FP8 and run.lost_groups is not None and checks.wanted(check, device):
+        lost = run.lost_groups(input)
+        checks.values("input", check, ~lost.any(), lambda: _lost_group(input, lost))
     if weight_scale is None:
         weight, weight_scale = flashinfer_blocks(weight, BLOCK)
-    return run.blockscale_sm90(input, input_scale, weight, weight_scale, out)  # type: ignore[no-any-return]
+    return run.blockscale_sm90(input, input_scale, weight, weight_scale, out)
+
+
+def _lost_group(x: Tensor, lost: Tensor) -> str:
+    row, group = (int(i) for i in lost.nonzero()[0])
+    columns = slice(BLOCK * group, BLOCK * (group + 1))
+    return (
+        f"row {row}, columns {columns.start} to {columns.stop - 1} of input have amax {float(x[row, columns].abs().max())}; "
+        "the kernel's quantiser makes NaN of a group above 2^126 or, but for 0, below 2^-119. Quantise with "
+        "per_token_group_quant_fp8 and pass its codes and scale, or scale the input"
+    )
 
 
 @checks.verb
@@ -222,7 +233,8 @@ def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: 
     The same limit applies: no group of 128 with an amax above 2^126 or, but for 0, below 2^-119.
     """
     if torch.compiler.is_compiling():
-        return torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)  # type: ignore[no-any-return]
+        made: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)
+        return made
     return fp8_blockscale_gemm_sm90(input, weight, None, weight_scale)
 
 
@@ -233,12 +245,13 @@ def deepgemm_blockscale_linear(
     """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16."""
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.deepgemm_blockscale_linear
-        return op(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)  # type: ignore[no-any-return]
+        made: Tensor = op(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+        return made
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
     _check_linear(input, weight, weight_scale, *checks.WIDE)
     linear = cached(_quantise_then_gemm, input.device.type, input.dtype, *weight.shape, use_deep_gemm_e8m0)
-    return linear(input, weight, weight_scale)  # type: ignore[no-any-return]
+    return linear(input, weight, weight_scale)
 
 
 def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: torch.dtype) -> None:
@@ -281,12 +294,11 @@ def _quantise_then_gemm(device: str, dtype: torch.dtype, n: int, k: int, e8m0: b
     return linear
 
 
-def _quantiser(backend: ModuleType, e8m0: bool) -> Callable[[Tensor, None, Allocate], tuple[Tensor, Tensor]]:
+def _quantiser(backend: Backend, e8m0: bool) -> Quantiser:
     """The backend's 1x128 quantiser; the prepared one where it has that."""
-    prepare = getattr(backend, "group_quantiser", None)
-    if prepare is not None:
-        return prepare(BLOCK, GROUP_EPS, e8m0, "tma")  # type: ignore[no-any-return]
-    return lambda x, _, __: backend.quant_group(x, BLOCK, GROUP_EPS, e8m0, "tma")
+    if backend.group_quantiser is not None:
+        return backend.group_quantiser(BLOCK, GROUP_EPS, e8m0, "tma")
+    return lambda x, out, _: backend.quant_group(x, BLOCK, GROUP_EPS, e8m0, "tma", out)
 
 
 @checks.verb
@@ -328,11 +340,12 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
         _switched, x.dtype, k, x.device, x.layout, w.dtype, w.shape, w.device, w.layout,
         s.dtype, s.shape, s.device, s.layout, (m > 0) + (m >= SWITCH_M), use_deep_gemm_e8m0,
     )  # fmt: skip
-    linear = lookup(key)
+    decisions = context.current().decisions
+    linear: LinearFn | None = decisions.get(key)
     if linear is None:
         _check_switch(x, w, s)
-        linear = store(key, _switched(x.device.type, m, w.shape[0], w.shape[1], use_deep_gemm_e8m0))
-    return linear(x, w, s)  # type: ignore[no-any-return]
+        linear = decisions.keep(key, _switched(x.device.type, m, w.shape[0], w.shape[1], use_deep_gemm_e8m0))
+    return linear(x, w, s)
 
 
 def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
@@ -341,26 +354,28 @@ def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
 
 
 def _switched(device: str, m: int, n: int, k: int, e8m0: bool) -> LinearFn:
-    """FlashInfer's product, which quantises its input itself, where the plan chooses it, else quantise, then GEMM."""
-    if m == 0:
-        return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)  # type: ignore[no-any-return]
+    """A product that quantises its input itself, where the plan chooses one, else quantise, then GEMM."""
     small = m < SWITCH_M and not current_config().batch_invariant
-    rows = SWITCH_M - 1 if small else SWITCH_M
-    run, chosen = routed("dynamic_blockscale", torch.device(device), ("m", rows), ("n", n), ("k", k))
-    if chosen.backend == "flashinfer" or (chosen.backend == "eager" and small):
-        product = run.blockscale_sm90
-        return lambda input, weight, weight_scale: product(input, None, weight, weight_scale)
-    return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)  # type: ignore[no-any-return]
+    if m > 0:
+        rows = SWITCH_M - 1 if small else SWITCH_M
+        run = route("dynamic_blockscale", torch.device(device), ("m", rows), ("n", n), ("k", k))
+        if small and run.declares("blockscale_sm90"):
+            product = run.blockscale_sm90
+            return lambda input, weight, weight_scale: product(input, None, weight, weight_scale, None)
+    return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)
 
 
 def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:
     def small(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
-        return torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(x, w, s)  # type: ignore[no-any-return]
+        made: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(x, w, s)
+        return made
 
     def large(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
-        return torch.ops.fp8_kernels.deepgemm_blockscale_linear(x, w, s, group_size, e8m0)  # type: ignore[no-any-return]
+        made: Tensor = torch.ops.fp8_kernels.deepgemm_blockscale_linear(x, w, s, group_size, e8m0)
+        return made
 
-    return torch.cond(input.shape[0] < SWITCH_M, small, large, (input, weight, weight_scale))  # type: ignore[no-any-return]
+    made: Tensor = torch.cond(input.shape[0] < SWITCH_M, small, large, (input, weight, weight_scale))
+    return made
 
 
 class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
@@ -393,9 +408,12 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
         n, k = _matrix("weight", weight)
         _weight_scale(weight, scale, n, k)
         codes, ready = weight.detach(), scale.detach()
-        if self.use_deep_gemm_e8m0 and not torch.equal(ceil_to_ue8m0(ready), ready):
+        if self.use_deep_gemm_e8m0:
             per_row = ready.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
-            codes, ready = per_block_cast_to_fp8(codes.to(torch.float32) * per_row, use_ue8m0=True)
+            cast, powers = per_block_cast_to_fp8(codes.to(torch.float32) * per_row, use_ue8m0=True)
+            done = (ceil_to_ue8m0(ready) == ready).all()
+            codes = torch.where(done, codes.view(torch.uint8), cast.view(torch.uint8)).view(FP8)
+            ready = torch.where(done, ready, powers)
         layer.weight = torch.nn.Parameter(codes.contiguous(), requires_grad=False)
         setattr(layer, name, torch.nn.Parameter(ready.contiguous(), requires_grad=False))
 

@@ -17,7 +17,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from kernels.errors import DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
+from kernels.config import current_config
+from kernels.errors import DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -261,6 +262,41 @@ def nonempty(name: str, x: Tensor, *dims: int) -> Tensor:
         if x.shape[d] == 0:
             raise ShapeError(f"{name} has an empty dimension {d}: shape {list(x.shape)}")
     return x
+
+
+def wanted(check: bool | None, device: torch.device) -> bool:
+    """Whether a call looks at values: as ``check`` says; by default at a CPU's, and at a GPU's where a switch asks."""
+    return device.type == "cpu" or current_config().check_values if check is None else check
+
+
+def values(name: str, check: bool | None, good: Tensor, explain: Callable[[], str]) -> None:
+    """Refuse values for which ``good``, one bool, is False.
+
+    A ``check`` of None checks what lies on the CPU, and never waits for a GPU: there it looks at values only where
+    ``FP8_KERNELS_CHECK`` is set, and hands the device a flag that fails the next synchronisation. True waits for the
+    GPU, and says which value it is; while a graph is captured it hands over the flag, which is read at every replay.
+    False looks at nothing.
+
+    Raises
+    ------
+    ValueRangeError
+        With what ``explain`` says.
+    """
+    if good.device.type == "cuda" and (check is None or torch.cuda.is_current_stream_capturing()):
+        torch._assert_async(good, f"{name} has values outside of its contract; call with check=True to see which")
+    elif not bool(good):
+        raise ValueRangeError(explain())
+
+
+def within(name: str, check: bool | None, low: Tensor, high: Tensor, ends: tuple[int, int], said: str) -> None:
+    """Values from the least of ``low`` to the largest of ``high``, within ``ends``; see :func:`values`."""
+    first, last = low.min(), high.max()
+    values(
+        name,
+        check,
+        (first >= ends[0]) & (last <= ends[1]),
+        lambda: f"{name} runs from {first.item()} to {last.item()}; it must stay within {said}",
+    )
 
 
 def capturing(device: torch.device) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels import checks
 from kernels import platform as machines
 from kernels.checks import FP8
+from kernels.context import Memo
 from kernels.errors import DeviceError, DtypeError, OptionError, ShapeError
 from kernels.quantize import scaled_fp8_quant
 from kernels.routes import dtype_name, route
@@ -24,7 +25,7 @@ from kernels.support import BLOCK
 
 OUTPUT_PADDING = 17
 """Least number of rows passed to ``torch._scaled_mm``, which is faster with more than 16."""
-_identity: dict[torch.device, Tensor] = {}
+_identity: Memo[torch.device, Tensor] = Memo()
 
 
 @checks.verb
@@ -45,7 +46,7 @@ def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
     with torch.inference_mode(False):
         made = torch.ones(1, dtype=torch.float32, device=key)
     if type(made) is Tensor and not checks.capturing(key):
-        _identity[key] = made
+        _identity.keep(key, made)
     return made
 
 
@@ -87,7 +88,8 @@ def cutlass_scaled_mm(
     device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
     checks.out_dtype(out_dtype)
     if torch.compiler.is_compiling():
-        return torch.ops.fp8_kernels.cutlass_scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)  # type: ignore[no-any-return]
+        made: Tensor = torch.ops.fp8_kernels.cutlass_scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
+        return made
     run = route(
         "block_linear" if kind_a == "block" else "linear",
         device,
@@ -101,8 +103,8 @@ def cutlass_scaled_mm(
     if m == 0:
         return torch.empty(0, n, dtype=out_dtype, device=device)
     if kind_a == "block":
-        return run.block_linear(a, b, scale_a, scale_b, bias, out_dtype)  # type: ignore[no-any-return]
-    return run.linear(a, b, scale_a.reshape(-1, 1), scale_b.reshape(1, -1), bias, out_dtype)  # type: ignore[no-any-return]
+        return run.block_linear(a, b, scale_a, scale_b, bias, out_dtype)
+    return run.linear(a, b, scale_a.reshape(-1, 1), scale_b.reshape(1, -1), bias, out_dtype)
 
 
 @checks.verb
@@ -404,8 +406,8 @@ def _torch_linear(
     device = checks.same_device(qinput=a, weight=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
     rows = math.prod(target[:-1])
     if torch.compiler.is_compiling():
-        y = torch.ops.fp8_kernels.torch_scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, mode)
-        return y.narrow(0, 0, rows).view(target)  # type: ignore[no-any-return]  # an operator is untyped
+        y: Tensor = torch.ops.fp8_kernels.torch_scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, mode)
+        return y.narrow(0, 0, rows).view(target)
     run = route(
         "torch_linear",
         device,
@@ -422,4 +424,4 @@ def _torch_linear(
         y = run.unfused(a, b, scale_a, scale_b, bias, out_dtype, one)
     else:
         y = run.scaled_mm(a, b, scale_a.contiguous(), scale_b.contiguous(), bias, out_dtype)
-    return y.narrow(0, 0, rows).view(target)  # type: ignore[no-any-return]  # a backend module is untyped
+    return y.narrow(0, 0, rows).view(target)

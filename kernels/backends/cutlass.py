@@ -9,14 +9,17 @@ Not covered: int8, FP4, zero points.
 
 from __future__ import annotations
 
+import _ctypes
+import ctypes
 import functools
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kernels import support
 from kernels.backends._host import dense, on_its_device
+from kernels.backends.declaration import Backend
 from kernels.config import current_config
 from kernels.errors import MissingPackageError, NoBackendError
 
@@ -24,13 +27,11 @@ if TYPE_CHECKING:
     from kernels.plan import Problem
     from kernels.platform import Machine
 
+log = logging.getLogger(__name__)
 FP8_MAX = 448.0
 SWAP_ROWS = 64
 """Up to this many rows ``cutlass_moe_mm`` exchanges its operands."""
 
-
-why_not = functools.partial(support.why_not, "cutlass")
-"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -53,7 +54,10 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 
 @functools.cache
 def operators() -> Any:
-    """``torch.ops._C`` with vLLM's operators registered.
+    """``torch.ops._C`` with vLLM's operators registered, by vLLM itself or from its libraries.
+
+    Loading registers them for the whole process, and is logged. It is all or nothing: when one library does not load,
+    those loaded before it are unloaded, and their operators with them.
 
     Raises
     ------
@@ -64,15 +68,21 @@ def operators() -> Any:
 
     if hasattr(torch.ops._C, "cutlass_scaled_mm"):
         return torch.ops._C
-    failures: dict[str, str] = {}
-    for path in vllm_libraries(current_config()):
-        try:
-            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch is untyped here
-        except (OSError, RuntimeError) as error:
-            failures[path.name] = str(error).splitlines()[0]
-    if not hasattr(torch.ops._C, "cutlass_scaled_mm"):
-        reasons = failures or {"vllm": "no compiled operators found"}
-        raise MissingPackageError("vLLM's CUTLASS operators; install vLLM for this torch", reasons)
+    paths = vllm_libraries(current_config())
+    handles: list[ctypes.CDLL] = []
+    try:
+        with torch._ops.dl_open_guard():
+            for path in paths:
+                handles.append(ctypes.CDLL(str(path)))
+        if not hasattr(torch.ops._C, "cutlass_scaled_mm"):
+            raise OSError("no library registers cutlass_scaled_mm" if paths else "no compiled operators found")
+    except (OSError, RuntimeError) as error:
+        for handle in reversed(handles):
+            _ctypes.dlclose(handle._handle)
+        name = paths[len(handles)].name if len(handles) < len(paths) else "vllm"
+        reasons = {name: str(error).splitlines()[0]}
+        raise MissingPackageError("vLLM's CUTLASS operators; install vLLM for this torch", reasons) from error
+    log.info("registered vLLM's operators for this process from %s", ", ".join(map(str, paths)))
     return torch.ops._C
 
 
@@ -187,3 +197,16 @@ def m_major(scale: Tensor, lead: int) -> Tensor:
 def columns(x: Tensor) -> Tensor:
     """``x`` itself when its transpose is dense on 16 bytes, else a column-major copy (the kernel reads no pitch)."""
     return dense(x.t()).t()
+
+
+def missing(p: Problem, machine: Machine) -> str | None:
+    """Of vLLM's two libraries one may be absent, and its operators with it."""
+    name = kernel(p, machine)
+    return None if hasattr(operators(), name) else f"the loaded libraries of vLLM have no {name}; load both of them"
+
+
+BACKEND = Backend(
+    name="cutlass", kernel=kernel, steps=steps, missing=missing,
+    quant_token=quant_token, quant_group=quant_group, quant_group_packed=quant_group_packed,
+    linear=linear, block_linear=block_linear, grouped_scaled=grouped_scaled,
+)  # fmt: skip
