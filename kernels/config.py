@@ -113,8 +113,12 @@ class Config:
         return cls(**given)
 
 
+@context.constant
 def current_config() -> Config:
-    """The switches of this process, read at first use, or those of the block around the caller."""
+    """The switches of this process, read at first use, or those of the block around the caller.
+
+    A compiled graph keeps those of the moment when it was traced.
+    """
     return context.current().config.get(Config.from_environment)
 
 

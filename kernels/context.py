@@ -11,7 +11,9 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import torch
 
 if TYPE_CHECKING:
     from kernels.config import Config
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+P = ParamSpec("P")
+R = TypeVar("R")
 MOST = 4096
 """Entries of a memo. A model has some hundred classes of problems; a memo that overflows is emptied, and refills."""
 
@@ -64,6 +68,13 @@ class Context:
     def __init__(self, machine: Once[Machine], config: Once[Config], observed: list[Plan] | None = None) -> None:
         self.machine, self.config, self.observed = machine, config, observed
         self.decisions: Memo[tuple[object, ...], Any] = Memo()
+
+
+def constant(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, whose result ``torch.compile`` takes for a constant of the graph: it cannot trace a context."""
+    mark: Any = torch.compiler.assume_constant_result
+    made: Callable[P, R] = mark(function)
+    return made
 
 
 _variable: ContextVar[Context] = ContextVar("fp8_kernels", default=Context(Once(), Once()))

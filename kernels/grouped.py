@@ -13,6 +13,7 @@ from kernels import checks
 from kernels import platform as machines
 from kernels.blockscaled import _pair
 from kernels.checks import FP8
+from kernels.context import constant
 from kernels.errors import NoBackendError, ShapeError
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK
@@ -20,6 +21,11 @@ from kernels.support import BLOCK
 @checks.verb
 def get_mk_alignment_for_contiguous_layout() -> int:
     """Row alignment of each expert's run: that of the library that serves the product here, else 128."""
+    return _alignment()
+
+
+@constant
+def _alignment() -> int:
     try:
         return route("grouped_contiguous", torch.device(machines.current_machine().device)).alignment()
     except NoBackendError:

@@ -210,8 +210,9 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split("."))
 
 
+@context.constant
 def current_machine() -> Machine:
-    """This machine, detected at first use, or that of the block around the caller."""
+    """This machine, detected at first use, or that of the block around the caller; a compiled graph keeps it."""
     return context.current().machine.get(Machine.detect)
 
 

@@ -139,8 +139,8 @@ def aligned_gemm_nt(
         b = addressable(b)
     if b_scale.stride() != (b_scale.shape[1], 1):
         b_scale = _weight_scale(b_scale)
-    compiled = compiled_gemm(current_config().fast_paths)
-    if compiled is not None:
+    compiled = compiled_gemm()
+    if compiled is not None and current_config().fast_paths:
         compiled(a, a_scale, b, b_scale, out, None, None, None, None, "", disable_ue8m0_cast)
         return
     function, name = symbol("fp8_gemm_nt")
@@ -151,9 +151,9 @@ def aligned_gemm_nt(
 
 
 @functools.cache
-def compiled_gemm(fast: bool) -> Callable[..., None] | None:
+def compiled_gemm() -> Callable[..., None] | None:
     """The compiled function behind ``fp8_gemm_nt`` of a known release, else None (:mod:`kernels.fast.deep_gemm`)."""
-    return direct.compiled_gemm(library()) if fast else None
+    return direct.compiled_gemm(library())
 
 
 @on_its_device

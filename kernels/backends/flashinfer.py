@@ -94,8 +94,7 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tenso
         target = out
     else:
         target = allocate((m, n), (n, 1), torch.bfloat16)
-    config = current_config()
-    runner = _runner(config.fast_paths and not config.flashinfer_observed)
+    runner = _fast_runner()
     if runner is None:
         with ONE_CALL:
             library("flashinfer.gemm").fp8_blockscale_gemm_sm90(a, b, scale, b_scale, target)
@@ -116,10 +115,15 @@ that a size is valid only until the next query.
 Not covered: calls of FlashInfer in other threads that bypass this module."""
 
 
+def _fast_runner() -> Runner | None:
+    """The runner of a known release that nobody observes, else None (:mod:`kernels.fast.flashinfer`)."""
+    config = current_config()
+    return _runner() if config.fast_paths and not config.flashinfer_observed else None
+
+
 @functools.cache
-def _runner(fast: bool) -> Runner | None:
-    """The runner of a known release, else None (:mod:`kernels.fast.flashinfer`)."""
-    return direct.runner(library(), lambda: library("flashinfer.gemm.gemm_base")) if fast else None
+def _runner() -> Runner | None:
+    return direct.runner(library(), lambda: library("flashinfer.gemm.gemm_base"))
 
 
 def kernel_scale(scale: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.library import opcheck
 from torch.utils._pytree import tree_leaves, tree_map
 
 import kernels
-from kernels import quantize, routes
+from kernels import context, quantize
 from kernels.config import Config, use_config
 
 OPS = torch.ops.fp8_kernels
@@ -232,7 +232,7 @@ def test_no_verb_decides_inside_a_graph(make, verb: str) -> None:
 
     call = graphs_of(make)[verb]
     expected = tree_map(lambda t: t.clone(), call())
-    routes._cache.clear()
+    context.current().decisions.clear()
     found = torch.compile(call, fullgraph=True, backend=keep)()
     for y, z in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         assert y.dtype is z.dtype and torch.equal(y.flatten().view(torch.uint8), z.flatten().view(torch.uint8))
