@@ -218,9 +218,9 @@ def fp8_blockscale_gemm_sm90(
 
 def _lost_group(x: Tensor, lost: Tensor) -> str:
     row, group = (int(i) for i in lost.nonzero()[0])
-    columns = slice(BLOCK * group, BLOCK * (group + 1))
+    first, last = BLOCK * group, BLOCK * (group + 1) - 1
     return (
-        f"row {row}, columns {columns.start} to {columns.stop - 1} of input have amax {float(x[row, columns].abs().max())}; "
+        f"row {row}, columns {first} to {last} of input have amax {float(x[row, first : last + 1].abs().max())}; "
         "the kernel's quantiser makes NaN of a group above 2^126 or, but for 0, below 2^-119. Quantise with "
         "per_token_group_quant_fp8 and pass its codes and scale, or scale the input"
     )

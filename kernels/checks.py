@@ -209,7 +209,8 @@ def positive(name: str, value: object) -> int:
         raise OptionError(f"{name} must be a positive integer, got {value!r}")
     if value < 1:
         raise OptionError(f"{name} must be a positive integer, got {value}")
-    return int(value) if isinstance(value, int) else value  # type: ignore[return-value]  # SymInt acts as int
+    whole: Any = value  # a SymInt acts as int
+    return int(whole) if isinstance(whole, int) else whole
 
 
 def room(name: str, value: int, size: int) -> int:

@@ -77,7 +77,8 @@ def constant(function: Callable[P, R]) -> Callable[P, R]:
     return made
 
 
-_variable: ContextVar[Context] = ContextVar("fp8_kernels", default=Context(Once(), Once()))
+_PROCESS = Context(Once(), Once())
+_variable: ContextVar[Context] = ContextVar("fp8_kernels", default=_PROCESS)
 current = _variable.get
 """The context of the caller."""
 
@@ -88,7 +89,8 @@ def use(
 ) -> Iterator[None]:
     """Within the block, a context with what is given and the rest of the current one; its decisions are new."""
     now = current()
-    token = _variable.set(Context(machine or now.machine, config or now.config, now.observed if observed is None else observed))
+    plans = now.observed if observed is None else observed
+    token = _variable.set(Context(machine or now.machine, config or now.config, plans))
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Formulas of the quantisers in plain torch, on any device: rounding, saturation, scales, the casts of published libraries.
+"""Formulas of the quantisers in plain torch, on any device: rounding, saturation, scales, published casts.
 
 Computed in float32 with true division (by a device tensor: torch on CUDA turns a division by a Python number into a
 multiplication by its rounded reciprocal). A NaN makes the amax NaN, hence the scale and all codes of its group; an

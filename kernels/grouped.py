@@ -18,6 +18,7 @@ from kernels.errors import NoBackendError, ShapeError
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK
 
+
 @checks.verb
 def get_mk_alignment_for_contiguous_layout() -> int:
     """Row alignment of each expert's run: that of the library that serves the product here, else 128."""

@@ -182,7 +182,8 @@ class Machine:
             arch, vendor = f"sm{capability[0]}{capability[1]}", "nvidia"
         sms = int(properties.multi_processor_count)
         return cls(
-            vendor, arch, capability, versions["cuda"], versions["rocm"], version(torch.__version__), sms, installed, True
+            vendor, arch, capability, versions["cuda"], versions["rocm"], version(torch.__version__), sms, installed,
+            live=True,
         )
 
     def with_package(self, name: str, why_not: str | None = None, version: str | None = "1.0") -> Machine:

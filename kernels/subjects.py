@@ -166,10 +166,10 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "align_fp8_moe_weights_for_fi": ("layout", calls.padded_weights),
     "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": ("layout", calls.rotated_weights),
     "transform_sf_into_required_layout": ("layout", calls.required_layout),
-    "convert_to_channelwise": ("cast", calls.tensor(calls.with_widths(quantize.convert_to_channelwise))),  # type: ignore[arg-type]
+    "convert_to_channelwise": ("cast", calls.tensor(calls.with_widths(quantize.convert_to_channelwise))),
     "requantize_with_max_scale": (
         "cast",
-        calls.named(calls.with_widths(quantize.requantize_with_max_scale), "max_scale", "weight"),  # type: ignore[arg-type]
+        calls.named(calls.with_widths(quantize.requantize_with_max_scale), "max_scale", "weight"),
     ),
     "normalize_e4m3fn_to_e4m3fnuz": (
         "cast",

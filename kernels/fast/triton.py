@@ -43,7 +43,7 @@ def observed() -> bool:
 
 
 def settings() -> tuple[object, object]:
-    """What else Triton compiles into a kernel, where the process sets it; the environment counts at the first launch."""
+    """What else Triton compiles into a kernel, as the process sets it; from the environment it is read once."""
     runtime, compilation = _knobs()
     return runtime.debug, compilation.__dict__.get("instrumentation_mode")
 

@@ -51,7 +51,8 @@ def make() -> SimpleNamespace:
 @pytest.fixture(scope="session")
 def rowwise_refused() -> str | None:
     """Why this machine's torch has no row-wise product for CPU tensors, or None."""
-    return torch_ops.BACKEND.why_not(Problem("torch_linear", device="cpu", kernel="rowwise"), current_machine(), Config())
+    rowwise = Problem("torch_linear", device="cpu", kernel="rowwise")
+    return torch_ops.BACKEND.why_not(rowwise, current_machine(), Config())
 
 
 @pytest.fixture

@@ -230,7 +230,8 @@ def test_what_is_not_declared_is_known_before_the_call() -> None:
     problem, machine = Problem("linear", n=128, k=128), Machine.described("sm90")
     whole = backend_of("cutlass")
     assert whole.why_not(problem, machine, BARE) is None
-    why = dataclasses.replace(whole, linear=Backend(name="", kernel=whole.kernel).linear).why_not(problem, machine, BARE)
+    part = dataclasses.replace(whole, linear=Backend(name="empty", kernel=whole.kernel).linear)
+    why = part.why_not(problem, machine, BARE)
     assert isinstance(why, Unsupported) and "linear" in why
 
 
