@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kernels import checks, context, layout
 from kernels import platform as machines
@@ -59,10 +60,57 @@ def fp8_gemm_nt(
     w, ws = _pair("b", b)
     if c is not None or not _fast_path_ok(x, xs, w, ws, out):
         _check_gemm(x, xs, w, ws, out, c)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         torch.ops.fp8_kernels.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
         return
     _product(x, xs, w, ws, out, c, disable_ue8m0_cast)
+
+
+@checks.verb
+def prepare_fp8_gemm_nt(
+    b: tuple[Tensor, Tensor], *, disable_ue8m0_cast: bool = True
+) -> Callable[[tuple[Tensor, Tensor], Tensor], None]:
+    """:func:`fp8_gemm_nt` for one weight, checked and decided once: a plan that the caller keeps.
+
+    Parameters
+    ----------
+    b
+        ``(b [N, K] E4M3, b_scale [ceil(N/128), ceil(K/128)] float32)``; kept, not copied.
+
+    Returns
+    -------
+    Callable
+        ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It looks at their dtypes, shapes and
+        devices, and takes their memory for what it is. Machine and configuration are those of now.
+    """
+    w, ws = _pair("b", b)
+    n, k = _matrix("b", w)
+    kb = -(-k // BLOCK)
+    _scale("b_scale", ws, (-(-n // BLOCK), kb), "[ceil(N/128), ceil(K/128)]")
+    device = checks.same_device(b=w, b_scale=ws)
+    backend, packs = _gemm(device, n, k, torch.bfloat16, None)
+    product = _product if packs else backend.fp8_gemm_nt
+
+    def run(a: tuple[Tensor, Tensor], out: Tensor) -> None:
+        x, xs = a
+        m, columns = x.shape
+        if (
+            m > 0
+            and columns == k
+            and xs.shape == (m, kb)
+            and out.shape == (m, n)
+            and x.dtype is FP8
+            and xs.dtype is torch.float32
+            and out.dtype is torch.bfloat16
+            and x.device == xs.device == out.device == device
+            and out.is_contiguous()
+            and not is_compiling()
+        ):
+            product(x, xs, w, ws, out, None, disable_ue8m0_cast)
+        else:
+            fp8_gemm_nt(a, b, out, disable_ue8m0_cast=disable_ue8m0_cast)
+
+    return run
 
 
 def _product(
@@ -70,7 +118,7 @@ def _product(
 ) -> None:
     """:func:`fp8_gemm_nt` of checked operands."""
     (m, k), n = x.shape, w.shape[0]
-    run, packs = cached(_gemm, x.device.type, n, k, out.dtype, None if c is None else c.dtype)
+    run, packs = cached(_gemm, x.device, n, k, out.dtype, None if c is None else c.dtype)
     if m == 0:
         return
     if packs:
@@ -78,11 +126,11 @@ def _product(
     run.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
 
 
-def _gemm(device: str, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> tuple[Backend, bool]:
+def _gemm(device: torch.device, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> tuple[Backend, bool]:
     """The backend of a product, and whether it takes packed scales only."""
     dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
-    backend = route("fp8_gemm_nt", torch.device(device), ("n", n), ("k", k), *dtypes)
-    return backend, device == "cuda" and machines.current_machine().sm == 100
+    backend = route("fp8_gemm_nt", device, ("n", n), ("k", k), *dtypes)
+    return backend, device.type == "cuda" and machines.current_machine().sm == 100
 
 
 def _fast_path_ok(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) -> bool:
@@ -99,9 +147,7 @@ def _fast_path_ok(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) -> 
     kb = -(-rows[1] // BLOCK)
     if xs.shape != (rows[0], kb) or ws.shape != (-(-cols[0] // BLOCK), kb) or out.shape != (rows[0], cols[0]):
         return False
-    one_device = x.device == xs.device == w.device == ws.device == out.device
-    strided = x.layout is xs.layout is w.layout is ws.layout is out.layout is torch.strided
-    return one_device and strided and out.is_contiguous()
+    return x.device == xs.device == w.device == ws.device == out.device and out.is_contiguous()
 
 
 def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None) -> None:
@@ -202,7 +248,7 @@ def fp8_blockscale_gemm_sm90(
             f"out_dtype={dtype_name(kind)}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast"
         )
     device = checks.same_device(input=input, weight=weight, input_scale=input_scale, weight_scale=weight_scale, out=out)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         made: Tensor = torch.ops.fp8_kernels.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale, check)
         return made if out is None else out.copy_(made)
     run = route("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
@@ -232,7 +278,7 @@ def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: 
 
     The same limit applies: no group of 128 with an amax above 2^126 or, but for 0, below 2^-119.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         made: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)
         return made
     return fp8_blockscale_gemm_sm90(input, weight, None, weight_scale)
@@ -243,14 +289,14 @@ def deepgemm_blockscale_linear(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
     """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         op = torch.ops.fp8_kernels.deepgemm_blockscale_linear
         made: Tensor = op(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
         return made
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
     _check_linear(input, weight, weight_scale, *checks.WIDE)
-    linear = cached(_quantise_then_gemm, input.device.type, input.dtype, *weight.shape, use_deep_gemm_e8m0)
+    linear = cached(_quantise_then_gemm, input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0)
     return linear(input, weight, weight_scale)
 
 
@@ -268,10 +314,10 @@ LinearFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(wide input, weight codes, weight scale) -> output``."""
 
 
-def _quantise_then_gemm(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> LinearFn:
+def _quantise_then_gemm(device: torch.device, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> LinearFn:
     """Quantise, then GEMM, each on the backend that its plan chooses."""
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
-    quantise = _quantiser(route("quant_group", torch.device(device), *key), e8m0)
+    quantise = _quantiser(route("quant_group", device, *key), e8m0)
     backend, sm100 = _gemm(device, n, k, torch.bfloat16, None)
     product = _product if sm100 else backend.aligned_gemm_nt
 
@@ -327,7 +373,7 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     """
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; both kernels scale in groups of {BLOCK}")
-    if torch.compiler.is_compiling():
+    if is_compiling():
         _check_switch(input, weight, weight_scale)
         compiled = deepgemm_blockscale_linear if current_config().batch_invariant else _switch
         return compiled(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
@@ -344,8 +390,39 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     linear: LinearFn | None = decisions.get(key)
     if linear is None:
         _check_switch(x, w, s)
-        linear = decisions.keep(key, _switched(x.device.type, m, w.shape[0], w.shape[1], use_deep_gemm_e8m0))
+        linear = decisions.keep(key, _switched(x.device, m, w.shape[0], w.shape[1], use_deep_gemm_e8m0))
     return linear(x, w, s)
+
+
+@checks.verb
+def prepare_blockscale_linear(
+    weight: Tensor, weight_scale: Tensor, *, use_deep_gemm_e8m0: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """:func:`dynamic_flashinfer_deepgemm_blockscale_gemm` for one weight, checked and decided once.
+
+    Parameters
+    ----------
+    weight, weight_scale
+        ``[N, K]`` E4M3 and ``[ceil(N/128), K/128]`` float32; kept, not copied.
+
+    Returns
+    -------
+    Callable
+        ``run(input)`` for ``input [M, K]`` bf16, a strided tensor. It looks at dtype, shape and device, and takes the
+        memory for what it is. Machine and configuration are those of now.
+    """
+    device, (n, k), e8m0 = weight.device, weight.shape, use_deep_gemm_e8m0
+    _check_switch(torch.empty(0, k, dtype=torch.bfloat16, device=device), weight, weight_scale)
+    few, many = (_switched(device, m, n, k, e8m0) for m in (SWITCH_M - 1, SWITCH_M))
+
+    def run(input: Tensor) -> Tensor:
+        if input.dim() == 2 and not is_compiling():
+            m, columns = input.shape
+            if columns == k and m > 0 and input.dtype is torch.bfloat16 and input.device == device:
+                return (few if m < SWITCH_M else many)(input, weight, weight_scale)
+        return dynamic_flashinfer_deepgemm_blockscale_gemm(input, weight, weight_scale, BLOCK, e8m0)
+
+    return run
 
 
 def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
@@ -353,12 +430,12 @@ def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
     checks.multiple("N", weight.shape[0], 64, "pad the weight rows")
 
 
-def _switched(device: str, m: int, n: int, k: int, e8m0: bool) -> LinearFn:
+def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool) -> LinearFn:
     """A product that quantises its input itself, where the plan chooses one, else quantise, then GEMM."""
     small = m < SWITCH_M and not current_config().batch_invariant
     if m > 0:
         rows = SWITCH_M - 1 if small else SWITCH_M
-        run = route("dynamic_blockscale", torch.device(device), ("m", rows), ("n", n), ("k", k))
+        run = route("dynamic_blockscale", device, ("m", rows), ("n", n), ("k", k))
         if small and run.declares("blockscale_sm90"):
             product = run.blockscale_sm90
             return lambda input, weight, weight_scale: product(input, None, weight, weight_scale, None)

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kernels.config import current_config
 from kernels.errors import DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError
@@ -31,6 +32,7 @@ INTEGER = (int, torch.SymInt)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+CPU, STRIDED = torch.device("cpu"), torch.strided
 LONGEST = 1 << 63
 """The first integer beyond those that torch and a kernel count with."""
 
@@ -46,17 +48,18 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
     InputError, LayoutError, OptionError
         An argument is of another kind; a tensor's memory was freed, or its values are yet to be negated.
     """
-    names = tuple(signature(function).parameters)
-    kinds: dict[str, tuple[object, ...]] = {}
+    kinds: dict[str, tuple[Any, ...]] = {}
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling():
+        nonlocal kinds
+        if is_compiling():
             return function(*args, **kwargs)
-        if not kinds:  # at the first call, when every name of the module is known
-            kinds.update({name: _kinds(hint) for name, hint in typing.get_type_hints(function).items()})
-        for name, value in zip(names, args, strict=False):
-            _check(name, value, kinds.get(name, (object,)))
+        if not kinds:  # at the first call, when every name of the module is known; in the order of the parameters
+            hints = typing.get_type_hints(function)
+            kinds = {name: _kinds(hints.get(name, object)) for name in signature(function).parameters}
+        for (name, kind), value in zip(kinds.items(), args, strict=False):
+            _check(name, value, kind)
         for name, value in kwargs.items():
             _check(name, value, kinds.get(name, (object,)))
         return function(*args, **kwargs)
@@ -72,7 +75,7 @@ def _kinds(hint: Any) -> tuple[object, ...]:
 
 def _check(name: str, value: object, kinds: tuple[Any, ...]) -> None:
     if isinstance(value, Tensor):
-        if Tensor in kinds or object in kinds:
+        if kinds[0] is Tensor or Tensor in kinds or object in kinds:
             _memory(name, value)
             return
     elif isinstance(value, tuple) and tuple in kinds:
@@ -105,7 +108,7 @@ def _memory(name: str, x: Tensor) -> None:
     InputError
         Its memory was freed.
     """
-    if x.layout != torch.strided or x.is_nested:
+    if x.layout is not STRIDED or x.is_nested:
         raise LayoutError(f"{name} must be a strided tensor, got layout {x.layout}; call .to_dense() first")
     if x.is_neg() or x.is_quantized:
         raise LayoutError(f"{name} is a negative view, or quantised by torch; pass a tensor of its values in memory")
@@ -174,7 +177,7 @@ def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtype
 
 def writable(name: str, x: Tensor) -> Tensor:
     """Return ``x`` when torch lets it be written here."""
-    if not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled():
+    if not is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled():
         raise LayoutError(f"{name} was made in inference mode and cannot be written outside of it; pass another tensor")
     return x
 
@@ -215,7 +218,7 @@ def positive(name: str, value: object) -> int:
 
 def room(name: str, value: int, size: int) -> int:
     """Return ``value``, which asks for ``size`` bytes, when this machine has them."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return value
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > have:
@@ -267,7 +270,7 @@ def nonempty(name: str, x: Tensor, *dims: int) -> Tensor:
 
 def wanted(check: bool | None, device: torch.device) -> bool:
     """Whether a call looks at values: as ``check`` says; by default at a CPU's, and at a GPU's where a switch asks."""
-    return device.type == "cpu" or current_config().check_values if check is None else check
+    return device == CPU or current_config().check_values if check is None else check
 
 
 def values(name: str, check: bool | None, good: Tensor, explain: Callable[[], str]) -> None:

@@ -119,7 +119,8 @@ def current_config() -> Config:
 
     A compiled graph keeps those of the moment when it was traced.
     """
-    return context.current().config.get(Config.from_environment)
+    once = context.current().config
+    return once.value or once.get(Config.from_environment)
 
 
 @contextmanager

@@ -48,16 +48,15 @@ class Once(Generic[V]):
     """A value that is given, or made once at first use, whatever the number of threads."""
 
     def __init__(self, value: V | None = None) -> None:
-        self._value = value
+        self.value = value
         self._lock = threading.RLock()
 
     def get(self, make: Callable[[], V]) -> V:
         """The value, made by ``make`` when there is none yet."""
-        if self._value is None:
-            with self._lock:
-                if self._value is None:
-                    self._value = make()
-        return self._value
+        with self._lock:
+            if self.value is None:
+                self.value = make()
+            return self.value
 
 
 class Context:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kernels import checks
 from kernels import platform as machines
@@ -75,7 +76,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
         "m_indices", checks.dtype("m_indices", checks.tensor("m_indices", m_indices), torch.int32), (m,), "[M]"
     )
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, m_indices=m_indices)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         torch.ops.fp8_kernels.m_grouped_fp8_gemm_nt_contiguous(x, xs, w, ws, out, m_indices, disable_ue8m0_cast, check)
         return
     run = route(
@@ -126,7 +127,7 @@ def fp8_m_grouped_gemm_nt_masked(
     checks.shape("masked_m", checks.dtype("masked_m", checks.tensor("masked_m", masked_m), torch.int32), (g,), "[G]")
     checks.positive("expected_m", expected_m)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, masked_m=masked_m)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         op = torch.ops.fp8_kernels.fp8_m_grouped_gemm_nt_masked
         op(x, xs, w, ws, out, masked_m, expected_m, disable_ue8m0_cast, check)
         return
@@ -176,7 +177,7 @@ def scaled_grouped_mm(
     checks.shape("offsets", checks.dtype("offsets", checks.tensor("offsets", offsets), torch.int32), (groups,), "[G]")
     checks.out_dtype(out_dtype)
     device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offsets=offsets)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         made: Tensor = torch.ops.fp8_kernels.scaled_grouped_mm(a, b, scale_a, scale_b, offsets, out_dtype, check)
         return made
     run = route(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kernels import checks
 from kernels import platform as machines
@@ -87,7 +88,7 @@ def cutlass_scaled_mm(
     _bias(bias, n)
     device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
     checks.out_dtype(out_dtype)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         made: Tensor = torch.ops.fp8_kernels.cutlass_scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
         return made
     run = route(
@@ -316,7 +317,7 @@ class Fp8LinearOp:
                 raise OptionError("an E4M3 input needs input_scale and out_dtype")
             quantised, scale = flat, input_scale
         else:
-            padding = None if torch.compiler.is_compiling() else self.output_padding
+            padding = None if is_compiling() else self.output_padding
             bound = input_scale_ub if input_scale is None and per_token else None
             quantised, scale = scaled_fp8_quant(
                 flat, input_scale, num_token_padding=padding, scale_ub=bound, use_per_token_if_dynamic=per_token
@@ -405,7 +406,7 @@ def _torch_linear(
     _bias(bias, n)
     device = checks.same_device(qinput=a, weight=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
     rows = math.prod(target[:-1])
-    if torch.compiler.is_compiling():
+    if is_compiling():
         y: Tensor = torch.ops.fp8_kernels.torch_scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, mode)
         return y.narrow(0, 0, rows).view(target)
     run = route(

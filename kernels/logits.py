@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kernels import checks
 from kernels.checks import FP8
@@ -66,7 +67,7 @@ def fp8_mqa_logits(
     device = checks.same_device(
         q=q, k=k, k_scale=k_scale, weights=weights, cu_seqlen_ks=cu_seqlen_ks, cu_seqlen_ke=cu_seqlen_ke
     )
-    if torch.compiler.is_compiling():
+    if is_compiling():
         op = torch.ops.fp8_kernels.fp8_mqa_logits
         made: Tensor = op(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits, check)
         return made
@@ -137,7 +138,7 @@ def fp8_paged_mqa_logits(
         q=q, kv_cache=kv_cache, weights=weights, context_lens=context_lens, block_tables=block_tables,
         schedule_metadata=schedule_metadata,
     )  # fmt: skip
-    if torch.compiler.is_compiling():
+    if is_compiling():
         op = torch.ops.fp8_kernels.fp8_paged_mqa_logits
         operands = q, kv_cache, weights, context_lens, block_tables, schedule_metadata
         made: Tensor = op(*operands, max_model_len, clean_logits, check)

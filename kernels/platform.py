@@ -214,7 +214,8 @@ def version(text: str) -> tuple[int, ...]:
 @context.constant
 def current_machine() -> Machine:
     """This machine, detected at first use, or that of the block around the caller; a compiled graph keeps it."""
-    return context.current().machine.get(Machine.detect)
+    once = context.current().machine
+    return once.value or once.get(Machine.detect)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kernels import checks, formulas
 from kernels.checks import FP8, WIDE
@@ -112,7 +113,7 @@ def scaled_fp8_quant(
     if num_token_padding is not None:
         rows = checks.positive("num_token_padding", num_token_padding)
         checks.room("num_token_padding", rows, rows * x.shape[1])
-    if torch.compiler.is_compiling():
+    if is_compiling():
         op = torch.ops.fp8_kernels.scaled_fp8_quant
         q, s = op(x, scale, num_token_padding, scale_ub, use_per_token_if_dynamic)
         return q, s if scale is None else scale
@@ -184,7 +185,7 @@ def per_token_group_quant_fp8(
         if not out.is_contiguous():
             raise LayoutError(f"out must be contiguous, got strides {out.stride()}")
     layout = "row" if not column_major_scales else "tma" if tma_aligned_scales else "col"
-    if torch.compiler.is_compiling():
+    if is_compiling():
         q, scale = torch.ops.fp8_kernels.per_token_group_quant_fp8(x, group_size, eps, layout, use_ue8m0)
         return (q if out is None else out.copy_(q)), scale
     key = (("group_size", group_size), ("a_dtype", dtype_name(x.dtype)), ("ue8m0", use_ue8m0))
@@ -214,7 +215,7 @@ def per_token_group_quant_fp8_packed(
     checks.positive("group_size", group_size)
     checks.multiple("K", x.shape[1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[1]}")
     _eps(eps)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         q, scale = torch.ops.fp8_kernels.per_token_group_quant_fp8_packed(x, group_size, eps)
         return q, scale
     key = (("group_size", group_size), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[1]))

@@ -52,7 +52,7 @@ def explain() -> Iterator[list[Plan]]:
 
 def route(op: str, device: torch.device, *key: tuple[str, object]) -> Backend:
     """The backend that serves ``op`` for the given fields of :class:`~kernels.plan.Problem`."""
-    return cached(_decide, op, device.type, *key)
+    return cached(_decide, op, device, *key)
 
 
 def cached(make: Callable[..., T], *key: object) -> T:
@@ -62,8 +62,8 @@ def cached(make: Callable[..., T], *key: object) -> T:
     return decisions.keep(whole, make(*key)) if found is None else found
 
 
-def _decide(op: str, device: str, *key: tuple[str, Any]) -> Backend:
-    chosen, now = plan(Problem(op, device=device, **dict(key))), context.current()
+def _decide(op: str, device: torch.device, *key: tuple[str, Any]) -> Backend:
+    chosen, now = plan(Problem(op, device=device.type, **dict(key))), context.current()
     if now.observed is not None:
         now.observed.append(chosen)
     if current_config().log_decisions:

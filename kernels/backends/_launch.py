@@ -25,6 +25,7 @@ from kernels.fast.triton import Start
 
 ALIGNMENT = 16
 """Bytes of a pointer, and the divisor of an integer, on which Triton specialises."""
+HIP = torch.version.hip is not None
 EXACT = {"enable_fp_fusion": False}
 """Options of every launch: products and sums are never fused into one rounding, whatever Triton's default is."""
 
@@ -49,10 +50,10 @@ class Launch:
     def __call__(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> None:
         """Start ``programs`` programs on the current stream of the first pointer's device."""
         device = pointers[0].device
-        if device.type != "cuda" or torch.version.hip is not None or not current_config().fast_paths:
+        index, bits, dtypes = device.index, 0, []
+        if index is None or HIP or not current_config().fast_paths:  # without an index: the interpreter's CPU
             self._by_triton(programs, pointers, integers)
             return
-        index, bits, dtypes = device.index, 0, []
         if index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self(programs, pointers, integers)

@@ -88,7 +88,7 @@ def test_quantise_then_gemm(current: list[int], make, monkeypatch: pytest.Monkey
     allocate = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
     quantised = make.codes(4, 128), torch.ones(4, 1)
     monkeypatch.setattr(blockscaled, "_quantiser", lambda backend, e8m0: lambda x, out, allocate: quantised)
-    linear = blockscaled._quantise_then_gemm("cpu", torch.bfloat16, 128, 128, False)
+    linear = blockscaled._quantise_then_gemm(torch.device("cpu"), torch.bfloat16, 128, 128, False)
     monkeypatch.setattr(blockscaled, "allocator", lambda device: seen.append(current[-1]) or allocate)
     x = torch.zeros(4, 128).bfloat16().as_subclass(Elsewhere)
     assert linear(x, make.codes(128, 128), torch.ones(1, 1)).shape == (4, 128)
