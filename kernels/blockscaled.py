@@ -7,6 +7,8 @@ shape, ``[M, K/128]`` and ``[N/128, K/128]``, in any strides; they are converted
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -25,7 +27,45 @@ from kernels.routes import cached, dtype_name, route
 from kernels.support import BLOCK, SWITCH_M
 
 
-@checks.verb
+class _Known(NamedTuple):
+    """A weight with its scale that a verb has checked, and how to multiply by it. Neither is kept alive.
+
+    Only a weight that is the same object, in the same memory and shape, is known: that takes a microsecond to see, and
+    a check takes four.
+    """
+
+    weight: ReferenceType[Tensor]
+    scale: ReferenceType[Tensor]
+    memory: tuple[int, int]
+    shapes: tuple[torch.Size, torch.Size]
+    run: Any
+
+    @classmethod
+    def keep(cls, key: object, weight: Tensor, scale: Tensor, run: Any) -> None:
+        """Remember a pair in this context, unless a mode gave it no memory."""
+        if type(weight) in PLAIN and type(scale) in PLAIN:
+            memory = weight.data_ptr(), scale.data_ptr()
+            made = cls(ref(weight), ref(scale), memory, (weight.shape, scale.shape), run)
+            context.current().weights.keep((key, id(weight), id(scale)), made)
+
+    @classmethod
+    def find(cls, key: object, weight: object, scale: object) -> Any:
+        """What :meth:`keep` was given for this pair, or None."""
+        known: _Known | None = context.current().weights.get((key, id(weight), id(scale)))
+        if known is None:
+            return None
+        w, s = known.weight(), known.scale()
+        if w is None or s is None or w is not weight or s is not scale:
+            return None
+        if (w.data_ptr(), s.data_ptr()) != known.memory or w.dtype is not FP8 or s.dtype is not torch.float32:
+            return None
+        return known.run if w.shape == known.shapes[0] and s.shape == known.shapes[1] else None
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Classes of tensors that own memory."""
+
+
 def fp8_gemm_nt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -56,14 +96,29 @@ def fp8_gemm_nt(
     MissingPackageError, NoBackendError
         DeepGEMM is needed and absent, or does not serve the problem.
     """
-    x, xs = _pair("a", a)
-    w, ws = _pair("b", b)
-    if c is not None or not _fast_path_ok(x, xs, w, ws, out):
-        _check_gemm(x, xs, w, ws, out, c)
+    if not is_compiling() and c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2:
+        run = _Known.find("fp8_gemm_nt", *b)
+        if run is not None and type(a[0]) is type(a[1]) is type(out) is Tensor:
+            for tensor in (*a, out):
+                checks.memory("a, a_scale or out", tensor)
+            if run(*a, *b, out, disable_ue8m0_cast):
+                return
+    _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
+
+
+@checks.verb
+def _fp8_gemm_nt(
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor, *, c: Tensor | None, disable_ue8m0_cast: bool
+) -> None:
+    """:func:`fp8_gemm_nt` with every check."""
+    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    _check_gemm(x, xs, w, ws, out, c)
     if is_compiling():
         torch.ops.fp8_kernels.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
         return
     _product(x, xs, w, ws, out, c, disable_ue8m0_cast)
+    if c is None:
+        _Known.keep("fp8_gemm_nt", w, ws, cached(_gemm_run, w.device, *w.shape))
 
 
 @checks.verb
@@ -85,30 +140,38 @@ def prepare_fp8_gemm_nt(
     """
     w, ws = _pair("b", b)
     n, k = _matrix("b", w)
-    kb = -(-k // BLOCK)
-    _scale("b_scale", ws, (-(-n // BLOCK), kb), "[ceil(N/128), ceil(K/128)]")
-    device = checks.same_device(b=w, b_scale=ws)
-    backend, packs = _gemm(device, n, k, torch.bfloat16, None)
-    product = _product if packs else backend.fp8_gemm_nt
+    _scale("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]")
+    product = _gemm_run(checks.same_device(b=w, b_scale=ws), n, k)
 
     def run(a: tuple[Tensor, Tensor], out: Tensor) -> None:
         x, xs = a
-        m, columns = x.shape
-        if (
-            m > 0
-            and columns == k
-            and xs.shape == (m, kb)
-            and out.shape == (m, n)
-            and x.dtype is FP8
-            and xs.dtype is torch.float32
-            and out.dtype is torch.bfloat16
-            and x.device == xs.device == out.device == device
-            and out.is_contiguous()
-            and not is_compiling()
-        ):
-            product(x, xs, w, ws, out, None, disable_ue8m0_cast)
-        else:
+        if is_compiling() or not product(x, xs, w, ws, out, disable_ue8m0_cast):
             fp8_gemm_nt(a, b, out, disable_ue8m0_cast=disable_ue8m0_cast)
+
+    return run
+
+
+def _gemm_run(device: torch.device, n: int, k: int) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, bool], bool]:
+    """The product of checked weights: whether the other operands fit the common call, and then it is done."""
+    kb = -(-k // BLOCK)
+    backend, packs = _gemm(device, n, k, torch.bfloat16, None)
+    product = _product if packs else backend.fp8_gemm_nt
+
+    def run(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, disable_ue8m0_cast: bool) -> bool:
+        m = x.shape[0] if x.dim() == 2 else 0
+        if (
+            m == 0
+            or x.shape[1] != k
+            or xs.shape != (m, kb)
+            or out.shape != (m, n)
+            or not (x.dtype is FP8 and xs.dtype is torch.float32 and out.dtype is torch.bfloat16)
+            or not x.device == xs.device == out.device == device
+            or not out.is_contiguous()
+            or out.is_inference()
+        ):
+            return False
+        product(x, xs, w, ws, out, None, disable_ue8m0_cast)
+        return True
 
     return run
 
@@ -131,23 +194,6 @@ def _gemm(device: torch.device, n: int, k: int, out: torch.dtype, c: torch.dtype
     dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
     backend = route("fp8_gemm_nt", device, ("n", n), ("k", k), *dtypes)
     return backend, device.type == "cuda" and machines.current_machine().sm == 100
-
-
-def _fast_path_ok(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) -> bool:
-    """Cheap check of the common call; failures go to :func:`_check_gemm`, which names the mistake."""
-    if not (isinstance(xs, Tensor) and isinstance(ws, Tensor) and isinstance(out, Tensor)):
-        return False
-    if not (isinstance(x, Tensor) and isinstance(w, Tensor)):
-        return False
-    rows, cols = x.shape, w.shape
-    if not (x.dtype is w.dtype is FP8 and xs.dtype is ws.dtype is torch.float32 and out.dtype is torch.bfloat16):
-        return False
-    if len(rows) != 2 or len(cols) != 2 or rows[1] != cols[1] or rows[1] == 0 or cols[0] == 0:
-        return False
-    kb = -(-rows[1] // BLOCK)
-    if xs.shape != (rows[0], kb) or ws.shape != (-(-cols[0] // BLOCK), kb) or out.shape != (rows[0], cols[0]):
-        return False
-    return x.device == xs.device == w.device == ws.device == out.device and out.is_contiguous()
 
 
 def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None) -> None:
@@ -347,7 +393,6 @@ def _quantiser(backend: Backend, e8m0: bool) -> Quantiser:
     return lambda x, out, _: backend.quant_group(x, BLOCK, GROUP_EPS, e8m0, "tma", out)
 
 
-@checks.verb
 def dynamic_flashinfer_deepgemm_blockscale_gemm(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
@@ -371,27 +416,51 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     Tensor
         ``[M, N]`` bf16.
     """
+    if not is_compiling() and type(input) is Tensor and len(shape := input.shape) == 2:
+        run = _Known.find((shape[0] < SWITCH_M, use_deep_gemm_e8m0 is True), weight, weight_scale)
+        if run is not None and group_size is BLOCK and type(use_deep_gemm_e8m0) is bool:
+            checks.memory("input", input)
+            y: Tensor | None = run(input, weight, weight_scale)
+            if y is not None:
+                return y
+    return _dynamic(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+
+
+@checks.verb
+def _dynamic(
+    input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool
+) -> Tensor:
+    """:func:`dynamic_flashinfer_deepgemm_blockscale_gemm` with every check."""
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; both kernels scale in groups of {BLOCK}")
+    _check_switch(input, weight, weight_scale)
     if is_compiling():
-        _check_switch(input, weight, weight_scale)
         compiled = deepgemm_blockscale_linear if current_config().batch_invariant else _switch
         return compiled(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
-    x, w, s = input, weight, weight_scale
-    if not (isinstance(x, Tensor) and isinstance(w, Tensor) and isinstance(s, Tensor)) or x.dim() != 2:
-        _check_switch(x, w, s)
-    m, k = x.shape
-    # Cache key: every attribute that validation and the plan read.
-    key = (
-        _switched, x.dtype, k, x.device, x.layout, w.dtype, w.shape, w.device, w.layout,
-        s.dtype, s.shape, s.device, s.layout, (m > 0) + (m >= SWITCH_M), use_deep_gemm_e8m0,
-    )  # fmt: skip
-    decisions = context.current().decisions
-    linear: LinearFn | None = decisions.get(key)
-    if linear is None:
-        _check_switch(x, w, s)
-        linear = decisions.keep(key, _switched(x.device, m, w.shape[0], w.shape[1], use_deep_gemm_e8m0))
-    return linear(x, w, s)
+    m, (n, k) = input.shape[0], weight.shape
+    if m == 0:
+        return _switched(input.device, 0, n, k, use_deep_gemm_e8m0)(input, weight, weight_scale)
+    few = m < SWITCH_M
+    run = cached(_linear_run, input.device, few, n, k, use_deep_gemm_e8m0)
+    _Known.keep((few, use_deep_gemm_e8m0), weight, weight_scale, run)
+    y = run(input, weight, weight_scale)
+    assert y is not None, "its operands are checked"
+    return y
+
+
+def _linear_run(
+    device: torch.device, few: bool, n: int, k: int, e8m0: bool
+) -> Callable[[Tensor, Tensor, Tensor], Tensor | None]:
+    """The product of checked weights and few or many rows; None when the input is not one that it takes."""
+    linear = _switched(device, SWITCH_M - 1 if few else SWITCH_M, n, k, e8m0)
+
+    def run(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor | None:
+        m, columns = input.shape
+        if m == 0 or columns != k or input.dtype is not torch.bfloat16 or input.device != device:
+            return None
+        return linear(input, weight, weight_scale)
+
+    return run
 
 
 @checks.verb
@@ -413,13 +482,13 @@ def prepare_blockscale_linear(
     """
     device, (n, k), e8m0 = weight.device, weight.shape, use_deep_gemm_e8m0
     _check_switch(torch.empty(0, k, dtype=torch.bfloat16, device=device), weight, weight_scale)
-    few, many = (_switched(device, m, n, k, e8m0) for m in (SWITCH_M - 1, SWITCH_M))
+    many, few = (_linear_run(device, few, n, k, e8m0) for few in (False, True))
 
     def run(input: Tensor) -> Tensor:
-        if input.dim() == 2 and not is_compiling():
-            m, columns = input.shape
-            if columns == k and m > 0 and input.dtype is torch.bfloat16 and input.device == device:
-                return (few if m < SWITCH_M else many)(input, weight, weight_scale)
+        if not is_compiling() and input.dim() == 2:
+            y = (few if input.shape[0] < SWITCH_M else many)(input, weight, weight_scale)
+            if y is not None:
+                return y
         return dynamic_flashinfer_deepgemm_blockscale_gemm(input, weight, weight_scale, BLOCK, e8m0)
 
     return run

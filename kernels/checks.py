@@ -76,12 +76,12 @@ def _kinds(hint: Any) -> tuple[object, ...]:
 def _check(name: str, value: object, kinds: tuple[Any, ...]) -> None:
     if isinstance(value, Tensor):
         if kinds[0] is Tensor or Tensor in kinds or object in kinds:
-            _memory(name, value)
+            memory(name, value)
             return
     elif isinstance(value, tuple) and tuple in kinds:
         for inner in value:
             if isinstance(inner, Tensor):
-                _memory(name, inner)
+                memory(name, inner)
         return
     elif value is True or value is False:
         if bool in kinds or object in kinds:
@@ -98,7 +98,7 @@ def _check(name: str, value: object, kinds: tuple[Any, ...]) -> None:
     raise OptionError(f"{name} must be {wanted}, got {said}")
 
 
-def _memory(name: str, x: Tensor) -> None:
+def memory(name: str, x: Tensor) -> None:
     """Refuse a tensor whose memory does not hold its values; a kernel would read what it is not.
 
     Raises

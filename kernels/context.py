@@ -60,13 +60,17 @@ class Once(Generic[V]):
 
 
 class Context:
-    """A machine, a configuration, the decisions made for them, and the plans of an observer (None without one)."""
+    """A machine, a configuration, what is decided for them, and the plans of an observer (None without one).
 
-    __slots__ = ("config", "decisions", "machine", "observed")
+    Decisions belong to classes of problems, ``weights`` to tensors that were met (:mod:`kernels.blockscaled`).
+    """
+
+    __slots__ = ("config", "decisions", "machine", "observed", "weights")
 
     def __init__(self, machine: Once[Machine], config: Once[Config], observed: list[Plan] | None = None) -> None:
         self.machine, self.config, self.observed = machine, config, observed
         self.decisions: Memo[tuple[object, ...], Any] = Memo()
+        self.weights: Memo[tuple[object, ...], Any] = Memo()
 
 
 def constant(function: Callable[P, R]) -> Callable[P, R]:
