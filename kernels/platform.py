@@ -358,7 +358,8 @@ def _find_deep_gemm(missing: Package) -> Package:
 def vllm_libraries(config: Config) -> tuple[Path, ...]:
     """Paths of vLLM's compiled operators: the configured ones, else those beside the package, without importing it."""
     if config.vllm_ops_library:
-        return tuple(p for p in map(Path, config.vllm_ops_library.split(os.pathsep)) if p.is_file())
+        named = tuple(map(Path, config.vllm_ops_library.split(os.pathsep)))
+        return named if any(path.is_file() for path in named) else ()
     names = ("_C_stable_libtorch.abi3.so", "_C.abi3.so")
     return tuple(root / name for root in _vllm_roots() for name in names if (root / name).is_file())
 

@@ -9,7 +9,6 @@ Not covered: int8, FP4, zero points.
 
 from __future__ import annotations
 
-import _ctypes
 import ctypes
 import functools
 import logging
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from kernels.platform import Machine
 
 log = logging.getLogger(__name__)
+ELF = b"\x7fELF"
+"""How a shared library begins."""
 FP8_MAX = 448.0
 SWAP_ROWS = 64
 """Up to this many rows ``cutlass_moe_mm`` exchanges its operands."""
@@ -52,38 +53,44 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     return ("a_scale to M-major", *pad)
 
 
-@functools.cache
 def operators() -> Any:
     """``torch.ops._C`` with vLLM's operators registered, by vLLM itself or from its libraries.
 
-    Loading registers them for the whole process, and is logged. It is all or nothing: when one library does not load,
-    those loaded before it are unloaded, and their operators with them.
+    Loading registers them for the whole process, and is logged. It cannot be undone (the symbols of these libraries are
+    unique, and stay mapped after ``dlclose``): so a file that is no library is refused before any other is loaded, and
+    where one of several does not load, its operators alone are missing.
 
     Raises
     ------
     MissingPackageError
         The libraries are not there or do not load; every failure is listed.
     """
+    return _loaded()[0]
+
+
+@functools.cache
+def _loaded() -> tuple[Any, dict[str, str]]:
+    """The operators, and why which library did not load."""
     from kernels.platform import vllm_libraries
 
+    failures: dict[str, str] = {}
     if hasattr(torch.ops._C, "cutlass_scaled_mm"):
-        return torch.ops._C
+        return torch.ops._C, failures
     paths = vllm_libraries(current_config())
-    handles: list[ctypes.CDLL] = []
-    try:
-        with torch._ops.dl_open_guard():
-            for path in paths:
-                handles.append(ctypes.CDLL(str(path)))
-        if not hasattr(torch.ops._C, "cutlass_scaled_mm"):
-            raise OSError("no library registers cutlass_scaled_mm" if paths else "no compiled operators found")
-    except (OSError, RuntimeError) as error:
-        for handle in reversed(handles):
-            _ctypes.dlclose(handle._handle)
-        name = paths[len(handles)].name if len(handles) < len(paths) else "vllm"
-        reasons = {name: str(error).splitlines()[0]}
-        raise MissingPackageError("vLLM's CUTLASS operators; install vLLM for this torch", reasons) from error
-    log.info("registered vLLM's operators for this process from %s", ", ".join(map(str, paths)))
-    return torch.ops._C
+    for path in paths:
+        if not (path.is_file() and path.open("rb").read(len(ELF)) == ELF):
+            raise MissingPackageError("vLLM's CUTLASS operators", {str(path): "it is no library; none was loaded"})
+    with torch._ops.dl_open_guard():
+        for path in paths:
+            try:
+                ctypes.CDLL(str(path))
+                log.info("vLLM's operators are registered for this process from %s", path)
+            except OSError as error:
+                failures[path.name] = str(error).splitlines()[0]
+    if not hasattr(torch.ops._C, "cutlass_scaled_mm"):
+        reasons = failures or {"vllm": "no compiled operators found"}
+        raise MissingPackageError("vLLM's CUTLASS operators; install vLLM for this torch", reasons)
+    return torch.ops._C, failures
 
 
 @on_its_device
@@ -202,7 +209,10 @@ def columns(x: Tensor) -> Tensor:
 def missing(p: Problem, machine: Machine) -> str | None:
     """Of vLLM's two libraries one may be absent, and its operators with it."""
     name = kernel(p, machine)
-    return None if hasattr(operators(), name) else f"the loaded libraries of vLLM have no {name}; load both of them"
+    if hasattr(operators(), name):
+        return None
+    failures = "".join(f"; {library}: {why}" for library, why in _loaded()[1].items())
+    return f"the loaded libraries of vLLM have no {name}; load both of them{failures}"
 
 
 BACKEND = Backend(

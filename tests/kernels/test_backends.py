@@ -15,8 +15,8 @@ from kernels import blockscaled
 from kernels.backends import cutlass, deep_gemm, flashinfer, sgl_kernel, torch_ops
 from kernels.backends import eager as plain
 from kernels.config import Config, use_config
-from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError, ValueRangeError
-from kernels.plan import Problem
+from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError, Unavailable, ValueRangeError
+from kernels.plan import Problem, plan
 from kernels.platform import Machine
 
 FP8 = torch.float8_e4m3fn
@@ -254,12 +254,49 @@ class TestCutlass:
         ready = torch.rand(2, 8).t()
         assert cutlass.m_major(ready, 8) is ready
 
-    def test_missing_operators(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        if hasattr(torch.ops._C, "cutlass_scaled_mm"):
-            pytest.skip("vLLM's operators are loaded in this process")
-        cutlass.operators.cache_clear()
+    def test_missing_operators(self, unloaded) -> None:
         with pytest.raises(MissingPackageError, match="install vLLM"):
             cutlass.operators()
+
+    def test_no_library_is_loaded_beside_a_file_that_is_none(self, unloaded, tmp_path, monkeypatch) -> None:
+        """Loading cannot be undone, so the mistake is seen before; two libraries are loaded, and said (the twin)."""
+        good, other, text = (tmp_path / name for name in ("a.so", "b.so", "c.so"))
+        for path in (good, other):
+            path.write_bytes(cutlass.ELF + b"...")
+        text.write_text("no library")
+        opened: list[str] = []
+        monkeypatch.setattr(cutlass.ctypes, "CDLL", opened.append)
+        for wrong in (text, tmp_path / "absent.so"):
+            with use_config(Config(vllm_ops_library=f"{good}:{wrong}")), pytest.raises(MissingPackageError) as caught:
+                cutlass.operators()
+            assert wrong.name in str(caught.value) and opened == []
+        with use_config(Config(vllm_ops_library=f"{good}:{other}")), pytest.raises(MissingPackageError):
+            cutlass.operators()  # these two register nothing
+        assert opened == [str(good), str(other)]
+
+    def test_an_operator_that_is_missing_is_known_before_the_call(self, monkeypatch) -> None:
+        """Of vLLM's two libraries one is there: the plan says which operator is not, and takes the next backend."""
+        machine = dataclasses.replace(Machine.described("sm90").with_package("triton", "no triton"), live=True)
+        half = types.SimpleNamespace(cutlass_scaled_mm=1)
+        whole = types.SimpleNamespace(cutlass_scaled_mm=1, dynamic_per_token_scaled_fp8_quant=1)
+        for found, backend in ((whole, "cutlass"), (half, "eager")):
+            monkeypatch.setattr(cutlass, "operators", lambda found=found: found)
+            monkeypatch.setattr(cutlass, "_loaded", lambda: (None, {"b.so": "cannot open"}))
+            monkeypatch.setattr(sgl_kernel, "library", lambda: types.SimpleNamespace())
+            made = plan(Problem("quant_token"), machine, Config())
+            assert made.backend == backend
+        why = dict(made.reasons)["cutlass"]
+        assert isinstance(why, Unavailable) and "no dynamic_per_token_scaled_fp8_quant" in why and "b.so" in why
+        with pytest.raises(MissingPackageError):
+            plan(Problem("quant_token"), machine, Config(backend="cutlass"))
+
+    @pytest.fixture
+    def unloaded(self) -> Iterator[None]:
+        if hasattr(torch.ops._C, "cutlass_scaled_mm"):
+            pytest.skip("vLLM's operators are loaded in this process")
+        cutlass._loaded.cache_clear()
+        yield
+        cutlass._loaded.cache_clear()
 
 
 class TestFlashInfer:
