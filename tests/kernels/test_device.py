@@ -14,7 +14,8 @@ from kernels import blockscaled
 from kernels.backends import _host, cutlass, deep_gemm, flashinfer, sgl_kernel
 
 HELPERS = {
-    "operators", "lost_groups", "kernel_scale", "m_major", "columns", "addressable", "writable", "context_lens",  # torch alone
+    "operators", "lost_groups", "kernel_scale", "m_major", "columns", "addressable", "writable",  # torch alone
+    "context_lens",
     "blockscale_sm90", "fp8_gemm_nt", "aligned_gemm_nt",  # see below: two look by themselves, the third's callers do
 }  # fmt: skip
 
