@@ -116,6 +116,11 @@ def routine_table() -> str:
     return str(import_module("kernels.plan").markdown_table())
 
 
+def environment() -> str:
+    """The variables that the production layer reads."""
+    return str(import_module("kernels.config").environment_table())
+
+
 def capture(identity: str) -> str:
     """The verdict on a captured output, in the words of ``verify``, with the known failure that it is."""
     folder = fixtures.folder()
@@ -256,6 +261,7 @@ def case_parts(identity: str) -> str:
 BLOCKS: dict[str, Callable[..., str]] = {
     "api": api, "module": module, "contracts": contract_list, "schedules": schedule_table,
     "instructions": instruction_table, "faults": fault_catalogue, "routines": routine_table, "capture": capture,
+    "environment": environment,
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
     "validations": validations, "measurements": measurements, "statuses": statuses,
     "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,

@@ -15,6 +15,8 @@ from kernels.blockscaled import (
     flashinfer_fp8_blockscale_gemm,
     fp8_blockscale_gemm_sm90,
     fp8_gemm_nt,
+    prepare_blockscale_linear,
+    prepare_fp8_gemm_nt,
 )
 from kernels.calc import calc_diff
 from kernels.grouped import (
@@ -87,6 +89,7 @@ from kernels.quantize import (
     requantize_with_max_scale,
     scaled_fp8_quant,
 )
+from kernels.routes import explain
 
 NAMESPACE = _ops.NAMESPACE
 """Namespace of the custom operators: ``torch.ops.fp8_kernels``."""
@@ -114,6 +117,7 @@ __all__ = [
     "deepgemm_blockscale_linear",
     "dispatch_w8a8_scaled_mm",
     "dynamic_flashinfer_deepgemm_blockscale_gemm",
+    "explain",
     "flashinfer_fp8_blockscale_gemm",
     "flashinfer_quantize_128x128",
     "flashinfer_quantize_1x128",
@@ -141,6 +145,8 @@ __all__ = [
     "per_token_cast_to_fp8",
     "per_token_group_quant_fp8",
     "per_token_group_quant_fp8_packed",
+    "prepare_blockscale_linear",
+    "prepare_fp8_gemm_nt",
     "prepare_fp8_moe_layer_for_fi",
     "register_scales_for_trtllm_fp8_per_tensor_moe",
     "reorder_rows_for_gated_act_gemm",

@@ -7,24 +7,65 @@ shape, ``[M, K/128]`` and ``[N/128, K/128]``, in any strides; they are converted
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from kernels import checks, layout
+from kernels import checks, context, layout
 from kernels import platform as machines
-from kernels.backends._host import Allocate, allocator, is_other_device
-from kernels.backends.eager import flashinfer_blocks
+from kernels.backends._host import allocator, is_other_device
+from kernels.backends.declaration import Backend, Quantiser
 from kernels.checks import FP8
 from kernels.config import current_config
 from kernels.errors import DtypeError, InputError, OptionError, ShapeError
+from kernels.formulas import flashinfer_blocks
 from kernels.quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
-from kernels.routes import cached, dtype_name, lookup, route, routed, store
+from kernels.routes import cached, dtype_name, route
 from kernels.support import BLOCK, SWITCH_M
 
 
-@checks.verb
+class _Known(NamedTuple):
+    """A weight with its scale that a verb has checked, and how to multiply by it. Neither is kept alive.
+
+    Only a weight that is the same object, in the same memory and shape, is known: that takes a microsecond to see, and
+    a check takes four.
+    """
+
+    weight: ReferenceType[Tensor]
+    scale: ReferenceType[Tensor]
+    memory: tuple[int, int]
+    shapes: tuple[torch.Size, torch.Size]
+    run: Any
+
+    @classmethod
+    def keep(cls, key: object, weight: Tensor, scale: Tensor, run: Any) -> None:
+        """Remember a pair in this context, unless a mode gave it no memory."""
+        if type(weight) in PLAIN and type(scale) in PLAIN:
+            memory = weight.data_ptr(), scale.data_ptr()
+            made = cls(ref(weight), ref(scale), memory, (weight.shape, scale.shape), run)
+            context.current().weights.keep((key, id(weight), id(scale)), made)
+
+    @classmethod
+    def find(cls, key: object, weight: object, scale: object) -> Any:
+        """What :meth:`keep` was given for this pair, or None."""
+        known: _Known | None = context.current().weights.get((key, id(weight), id(scale)))
+        if known is None:
+            return None
+        w, s = known.weight(), known.scale()
+        if w is None or s is None or w is not weight or s is not scale:
+            return None
+        if (w.data_ptr(), s.data_ptr()) != known.memory or w.dtype is not FP8 or s.dtype is not torch.float32:
+            return None
+        return known.run if w.shape == known.shapes[0] and s.shape == known.shapes[1] else None
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Classes of tensors that own memory."""
+
+
 def fp8_gemm_nt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
@@ -55,14 +96,84 @@ def fp8_gemm_nt(
     MissingPackageError, NoBackendError
         DeepGEMM is needed and absent, or does not serve the problem.
     """
-    x, xs = _pair("a", a)
-    w, ws = _pair("b", b)
-    if c is not None or not _fast_path_ok(x, xs, w, ws, out):
-        _check_gemm(x, xs, w, ws, out, c)
-    if torch.compiler.is_compiling():
+    if not is_compiling() and c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2:
+        run = _Known.find("fp8_gemm_nt", *b)
+        if run is not None and type(a[0]) is type(a[1]) is type(out) is Tensor:
+            for tensor in (*a, out):
+                checks.memory("a, a_scale or out", tensor)
+            if run(*a, *b, out, disable_ue8m0_cast):
+                return
+    _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
+
+
+@checks.verb
+def _fp8_gemm_nt(
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor, *, c: Tensor | None, disable_ue8m0_cast: bool
+) -> None:
+    """:func:`fp8_gemm_nt` with every check."""
+    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    _check_gemm(x, xs, w, ws, out, c)
+    if is_compiling():
         torch.ops.fp8_kernels.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
         return
     _product(x, xs, w, ws, out, c, disable_ue8m0_cast)
+    if c is None:
+        _Known.keep("fp8_gemm_nt", w, ws, cached(_gemm_run, w.device, *w.shape))
+
+
+@checks.verb
+def prepare_fp8_gemm_nt(
+    b: tuple[Tensor, Tensor], *, disable_ue8m0_cast: bool = True
+) -> Callable[[tuple[Tensor, Tensor], Tensor], None]:
+    """:func:`fp8_gemm_nt` for one weight, checked and decided once: a plan that the caller keeps.
+
+    Parameters
+    ----------
+    b
+        ``(b [N, K] E4M3, b_scale [ceil(N/128), ceil(K/128)] float32)``; kept, not copied.
+
+    Returns
+    -------
+    Callable
+        ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It looks at their dtypes, shapes and
+        devices, and takes their memory for what it is. Machine and configuration are those of now.
+    """
+    w, ws = _pair("b", b)
+    n, k = _matrix("b", w)
+    _scale("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]")
+    product = _gemm_run(checks.same_device(b=w, b_scale=ws), n, k)
+
+    def run(a: tuple[Tensor, Tensor], out: Tensor) -> None:
+        x, xs = a
+        if is_compiling() or not product(x, xs, w, ws, out, disable_ue8m0_cast):
+            fp8_gemm_nt(a, b, out, disable_ue8m0_cast=disable_ue8m0_cast)
+
+    return run
+
+
+def _gemm_run(device: torch.device, n: int, k: int) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, bool], bool]:
+    """The product of checked weights: whether the other operands fit the common call, and then it is done."""
+    kb = -(-k // BLOCK)
+    backend, packs = _gemm(device, n, k, torch.bfloat16, None)
+    product = _product if packs else backend.fp8_gemm_nt
+
+    def run(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, disable_ue8m0_cast: bool) -> bool:
+        m = x.shape[0] if x.dim() == 2 else 0
+        if (
+            m == 0
+            or x.shape[1] != k
+            or xs.shape != (m, kb)
+            or out.shape != (m, n)
+            or not (x.dtype is FP8 and xs.dtype is torch.float32 and out.dtype is torch.bfloat16)
+            or not x.device == xs.device == out.device == device
+            or not out.is_contiguous()
+            or out.is_inference()
+        ):
+            return False
+        product(x, xs, w, ws, out, None, disable_ue8m0_cast)
+        return True
+
+    return run
 
 
 def _product(
@@ -70,7 +181,7 @@ def _product(
 ) -> None:
     """:func:`fp8_gemm_nt` of checked operands."""
     (m, k), n = x.shape, w.shape[0]
-    run, packs = cached(_gemm, x.device.type, n, k, out.dtype, None if c is None else c.dtype)
+    run, packs = cached(_gemm, x.device, n, k, out.dtype, None if c is None else c.dtype)
     if m == 0:
         return
     if packs:
@@ -78,30 +189,11 @@ def _product(
     run.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
 
 
-def _gemm(device: str, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> tuple[ModuleType, bool]:
+def _gemm(device: torch.device, n: int, k: int, out: torch.dtype, c: torch.dtype | None) -> tuple[Backend, bool]:
     """The backend of a product, and whether it takes packed scales only."""
     dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
-    backend = route("fp8_gemm_nt", torch.device(device), ("n", n), ("k", k), *dtypes)
-    return backend, device == "cuda" and machines.current_machine().sm == 100
-
-
-def _fast_path_ok(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor) -> bool:
-    """Cheap check of the common call; failures go to :func:`_check_gemm`, which names the mistake."""
-    if not (isinstance(xs, Tensor) and isinstance(ws, Tensor) and isinstance(out, Tensor)):
-        return False
-    if not (isinstance(x, Tensor) and isinstance(w, Tensor)):
-        return False
-    rows, cols = x.shape, w.shape
-    if not (x.dtype is w.dtype is FP8 and xs.dtype is ws.dtype is torch.float32 and out.dtype is torch.bfloat16):
-        return False
-    if len(rows) != 2 or len(cols) != 2 or rows[1] != cols[1] or rows[1] == 0 or cols[0] == 0:
-        return False
-    kb = -(-rows[1] // BLOCK)
-    if xs.shape != (rows[0], kb) or ws.shape != (-(-cols[0] // BLOCK), kb) or out.shape != (rows[0], cols[0]):
-        return False
-    one_device = x.device == xs.device == w.device == ws.device == out.device
-    strided = x.layout is xs.layout is w.layout is ws.layout is out.layout is torch.strided
-    return one_device and strided and out.is_contiguous()
+    backend = route("fp8_gemm_nt", device, ("n", n), ("k", k), *dtypes)
+    return backend, device.type == "cuda" and machines.current_machine().sm == 100
 
 
 def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None) -> None:
@@ -148,7 +240,7 @@ def fp8_blockscale_gemm_sm90(
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     *,
-    check: bool = False,
+    check: bool | None = None,
 ) -> Tensor:
     """FlashInfer's SM90 block-scaled product, with the shipped kernel's silent errors corrected or refused.
 
@@ -157,8 +249,8 @@ def fp8_blockscale_gemm_sm90(
     outputs and weight scales per token are refused.
 
     One error remains: on a GPU the kernel quantises a bf16 input by itself, and a group of 128 whose amax lies above
-    2^126 or, but for 0, below 2^-119 becomes NaN in part or as a whole. ``check`` finds such groups at the cost of a
-    synchronisation; an E4M3 input avoids them.
+    2^126 or, but for 0, below 2^-119 becomes NaN in part or as a whole. ``check`` finds such groups; an E4M3 input
+    avoids them.
 
     Parameters
     ----------
@@ -173,7 +265,7 @@ def fp8_blockscale_gemm_sm90(
     out, out_dtype
         ``[M, N]`` bf16 to write into; bfloat16.
     check
-        Refuse a bf16 input with such a group (this waits for a GPU; skipped while a graph is captured).
+        Refuse a bf16 input with such a group; see :func:`kernels.checks.values`.
 
     Raises
     ------
@@ -202,17 +294,28 @@ def fp8_blockscale_gemm_sm90(
             f"out_dtype={dtype_name(kind)}: the kernel writes bf16 bits whatever it is told; ask for bfloat16 and cast"
         )
     device = checks.same_device(input=input, weight=weight, input_scale=input_scale, weight_scale=weight_scale, out=out)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         made: Tensor = torch.ops.fp8_kernels.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale, check)
         return made if out is None else out.copy_(made)
-    run, chosen = routed("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
+    run = route("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
     if m == 0:
         return torch.empty(0, n, dtype=kind, device=device) if out is None else out
-    if check and chosen.backend == "flashinfer" and input.dtype != FP8 and not checks.capturing(device):
-        run.refuse_lost(input)
+    if input.dtype != FP8 and run.lost_groups is not None and checks.wanted(check, device):
+        lost = run.lost_groups(input)
+        checks.values("input", check, ~lost.any(), lambda: _lost_group(input, lost))
     if weight_scale is None:
         weight, weight_scale = flashinfer_blocks(weight, BLOCK)
-    return run.blockscale_sm90(input, input_scale, weight, weight_scale, out)  # type: ignore[no-any-return]
+    return run.blockscale_sm90(input, input_scale, weight, weight_scale, out)
+
+
+def _lost_group(x: Tensor, lost: Tensor) -> str:
+    row, group = (int(i) for i in lost.nonzero()[0])
+    first, last = BLOCK * group, BLOCK * (group + 1) - 1
+    return (
+        f"row {row}, columns {first} to {last} of input have amax {float(x[row, first : last + 1].abs().max())}; "
+        "the kernel's quantiser makes NaN of a group above 2^126 or, but for 0, below 2^-119. Quantise with "
+        "per_token_group_quant_fp8 and pass its codes and scale, or scale the input"
+    )
 
 
 @checks.verb
@@ -221,8 +324,9 @@ def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: 
 
     The same limit applies: no group of 128 with an amax above 2^126 or, but for 0, below 2^-119.
     """
-    if torch.compiler.is_compiling():
-        return torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)  # type: ignore[no-any-return]
+    if is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)
+        return made
     return fp8_blockscale_gemm_sm90(input, weight, None, weight_scale)
 
 
@@ -231,14 +335,15 @@ def deepgemm_blockscale_linear(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
     """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         op = torch.ops.fp8_kernels.deepgemm_blockscale_linear
-        return op(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)  # type: ignore[no-any-return]
+        made: Tensor = op(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+        return made
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
     _check_linear(input, weight, weight_scale, *checks.WIDE)
-    linear = cached(_quantise_then_gemm, input.device.type, input.dtype, *weight.shape, use_deep_gemm_e8m0)
-    return linear(input, weight, weight_scale)  # type: ignore[no-any-return]
+    linear = cached(_quantise_then_gemm, input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0)
+    return linear(input, weight, weight_scale)
 
 
 def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: torch.dtype) -> None:
@@ -255,10 +360,10 @@ LinearFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(wide input, weight codes, weight scale) -> output``."""
 
 
-def _quantise_then_gemm(device: str, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> LinearFn:
+def _quantise_then_gemm(device: torch.device, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> LinearFn:
     """Quantise, then GEMM, each on the backend that its plan chooses."""
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
-    quantise = _quantiser(route("quant_group", torch.device(device), *key), e8m0)
+    quantise = _quantiser(route("quant_group", device, *key), e8m0)
     backend, sm100 = _gemm(device, n, k, torch.bfloat16, None)
     product = _product if sm100 else backend.aligned_gemm_nt
 
@@ -281,15 +386,13 @@ def _quantise_then_gemm(device: str, dtype: torch.dtype, n: int, k: int, e8m0: b
     return linear
 
 
-def _quantiser(backend: ModuleType, e8m0: bool) -> Callable[[Tensor, None, Allocate], tuple[Tensor, Tensor]]:
+def _quantiser(backend: Backend, e8m0: bool) -> Quantiser:
     """The backend's 1x128 quantiser; the prepared one where it has that."""
-    prepare = getattr(backend, "group_quantiser", None)
-    if prepare is not None:
-        return prepare(BLOCK, GROUP_EPS, e8m0, "tma")  # type: ignore[no-any-return]
-    return lambda x, _, __: backend.quant_group(x, BLOCK, GROUP_EPS, e8m0, "tma")
+    if backend.group_quantiser is not None:
+        return backend.group_quantiser(BLOCK, GROUP_EPS, e8m0, "tma")
+    return lambda x, out, _: backend.quant_group(x, BLOCK, GROUP_EPS, e8m0, "tma", out)
 
 
-@checks.verb
 def dynamic_flashinfer_deepgemm_blockscale_gemm(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
@@ -313,26 +416,82 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     Tensor
         ``[M, N]`` bf16.
     """
+    if not is_compiling() and type(input) is Tensor and len(shape := input.shape) == 2:
+        run = _Known.find((shape[0] < SWITCH_M, use_deep_gemm_e8m0 is True), weight, weight_scale)
+        if run is not None and group_size is BLOCK and type(use_deep_gemm_e8m0) is bool:
+            checks.memory("input", input)
+            y: Tensor | None = run(input, weight, weight_scale)
+            if y is not None:
+                return y
+    return _dynamic(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+
+
+@checks.verb
+def _dynamic(
+    input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool
+) -> Tensor:
+    """:func:`dynamic_flashinfer_deepgemm_blockscale_gemm` with every check."""
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; both kernels scale in groups of {BLOCK}")
-    if torch.compiler.is_compiling():
-        _check_switch(input, weight, weight_scale)
+    _check_switch(input, weight, weight_scale)
+    if is_compiling():
         compiled = deepgemm_blockscale_linear if current_config().batch_invariant else _switch
         return compiled(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
-    x, w, s = input, weight, weight_scale
-    if not (isinstance(x, Tensor) and isinstance(w, Tensor) and isinstance(s, Tensor)) or x.dim() != 2:
-        _check_switch(x, w, s)
-    m, k = x.shape
-    # Cache key: every attribute that validation and the plan read.
-    key = (
-        _switched, x.dtype, k, x.device, x.layout, w.dtype, w.shape, w.device, w.layout,
-        s.dtype, s.shape, s.device, s.layout, (m > 0) + (m >= SWITCH_M), use_deep_gemm_e8m0,
-    )  # fmt: skip
-    linear = lookup(key)
-    if linear is None:
-        _check_switch(x, w, s)
-        linear = store(key, _switched(x.device.type, m, w.shape[0], w.shape[1], use_deep_gemm_e8m0))
-    return linear(x, w, s)  # type: ignore[no-any-return]
+    m, (n, k) = input.shape[0], weight.shape
+    if m == 0:
+        return _switched(input.device, 0, n, k, use_deep_gemm_e8m0)(input, weight, weight_scale)
+    few = m < SWITCH_M
+    run = cached(_linear_run, input.device, few, n, k, use_deep_gemm_e8m0)
+    _Known.keep((few, use_deep_gemm_e8m0), weight, weight_scale, run)
+    y = run(input, weight, weight_scale)
+    assert y is not None, "its operands are checked"
+    return y
+
+
+def _linear_run(
+    device: torch.device, few: bool, n: int, k: int, e8m0: bool
+) -> Callable[[Tensor, Tensor, Tensor], Tensor | None]:
+    """The product of checked weights and few or many rows; None when the input is not one that it takes."""
+    linear = _switched(device, SWITCH_M - 1 if few else SWITCH_M, n, k, e8m0)
+
+    def run(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor | None:
+        m, columns = input.shape
+        if m == 0 or columns != k or input.dtype is not torch.bfloat16 or input.device != device:
+            return None
+        return linear(input, weight, weight_scale)
+
+    return run
+
+
+@checks.verb
+def prepare_blockscale_linear(
+    weight: Tensor, weight_scale: Tensor, *, use_deep_gemm_e8m0: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """:func:`dynamic_flashinfer_deepgemm_blockscale_gemm` for one weight, checked and decided once.
+
+    Parameters
+    ----------
+    weight, weight_scale
+        ``[N, K]`` E4M3 and ``[ceil(N/128), K/128]`` float32; kept, not copied.
+
+    Returns
+    -------
+    Callable
+        ``run(input)`` for ``input [M, K]`` bf16, a strided tensor. It looks at dtype, shape and device, and takes the
+        memory for what it is. Machine and configuration are those of now.
+    """
+    device, (n, k), e8m0 = weight.device, weight.shape, use_deep_gemm_e8m0
+    _check_switch(torch.empty(0, k, dtype=torch.bfloat16, device=device), weight, weight_scale)
+    many, few = (_linear_run(device, few, n, k, e8m0) for few in (False, True))
+
+    def run(input: Tensor) -> Tensor:
+        if not is_compiling() and input.dim() == 2:
+            y = (few if input.shape[0] < SWITCH_M else many)(input, weight, weight_scale)
+            if y is not None:
+                return y
+        return dynamic_flashinfer_deepgemm_blockscale_gemm(input, weight, weight_scale, BLOCK, e8m0)
+
+    return run
 
 
 def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
@@ -340,27 +499,29 @@ def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
     checks.multiple("N", weight.shape[0], 64, "pad the weight rows")
 
 
-def _switched(device: str, m: int, n: int, k: int, e8m0: bool) -> LinearFn:
-    """FlashInfer's product, which quantises its input itself, where the plan chooses it, else quantise, then GEMM."""
-    if m == 0:
-        return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)  # type: ignore[no-any-return]
+def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool) -> LinearFn:
+    """A product that quantises its input itself, where the plan chooses one, else quantise, then GEMM."""
     small = m < SWITCH_M and not current_config().batch_invariant
-    rows = SWITCH_M - 1 if small else SWITCH_M
-    run, chosen = routed("dynamic_blockscale", torch.device(device), ("m", rows), ("n", n), ("k", k))
-    if chosen.backend == "flashinfer" or (chosen.backend == "eager" and small):
-        product = run.blockscale_sm90
-        return lambda input, weight, weight_scale: product(input, None, weight, weight_scale)
-    return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)  # type: ignore[no-any-return]
+    if m > 0:
+        rows = SWITCH_M - 1 if small else SWITCH_M
+        run = route("dynamic_blockscale", device, ("m", rows), ("n", n), ("k", k))
+        if small and run.declares("blockscale_sm90"):
+            product = run.blockscale_sm90
+            return lambda input, weight, weight_scale: product(input, None, weight, weight_scale, None)
+    return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)
 
 
 def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:
     def small(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
-        return torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(x, w, s)  # type: ignore[no-any-return]
+        made: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(x, w, s)
+        return made
 
     def large(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
-        return torch.ops.fp8_kernels.deepgemm_blockscale_linear(x, w, s, group_size, e8m0)  # type: ignore[no-any-return]
+        made: Tensor = torch.ops.fp8_kernels.deepgemm_blockscale_linear(x, w, s, group_size, e8m0)
+        return made
 
-    return torch.cond(input.shape[0] < SWITCH_M, small, large, (input, weight, weight_scale))  # type: ignore[no-any-return]
+    made: Tensor = torch.cond(input.shape[0] < SWITCH_M, small, large, (input, weight, weight_scale))
+    return made
 
 
 class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
@@ -393,9 +554,12 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
         n, k = _matrix("weight", weight)
         _weight_scale(weight, scale, n, k)
         codes, ready = weight.detach(), scale.detach()
-        if self.use_deep_gemm_e8m0 and not torch.equal(ceil_to_ue8m0(ready), ready):
+        if self.use_deep_gemm_e8m0:
             per_row = ready.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
-            codes, ready = per_block_cast_to_fp8(codes.to(torch.float32) * per_row, use_ue8m0=True)
+            cast, powers = per_block_cast_to_fp8(codes.to(torch.float32) * per_row, use_ue8m0=True)
+            done = (ceil_to_ue8m0(ready) == ready).all()
+            codes = torch.where(done, codes.view(torch.uint8), cast.view(torch.uint8)).view(FP8)
+            ready = torch.where(done, ready, powers)
         layer.weight = torch.nn.Parameter(codes.contiguous(), requires_grad=False)
         setattr(layer, name, torch.nn.Parameter(ready.contiguous(), requires_grad=False))
 

@@ -8,6 +8,7 @@ contract.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,14 +16,15 @@ from torch import Tensor
 from kernels import blockscaled, checks, grouped, layout, linear, logits, moe, moe_layer, platform
 from kernels.errors import OptionError
 
+T = TypeVar("T")
 Inputs = Mapping[str, Tensor]
-Options = Mapping[str, object]
+Options = Mapping[str, Any]
 Outputs = Tensor | dict[str, Tensor]
 Runner = Callable[[Inputs, Options], Outputs]
 """A routine on the inputs and options of its contract."""
 
 
-def with_out_dtype(verb: Callable[..., Tensor]) -> Runner:
+def with_out_dtype(verb: Callable[..., Tensor]) -> Callable[[Inputs, Options], Tensor]:
     """torch's linear routines, which take their inputs by the contract's names; bf16 where no dtype is asked for."""
 
     def run(inputs: Inputs, options: Options) -> Tensor:
@@ -105,7 +107,7 @@ def masked(inputs: Inputs, options: Options) -> Tensor:
     rows = inputs["masked_m"].to(torch.int32)
     expected = options.get("expected_m", a.shape[1])
     left, right = (a, inputs["a_scale"]), (b, inputs["b_scale"])
-    grouped.fp8_m_grouped_gemm_nt_masked(left, right, out, rows, expected)  # type: ignore[arg-type]  # checked there
+    grouped.fp8_m_grouped_gemm_nt_masked(left, right, out, rows, expected)
     return out
 
 
@@ -131,7 +133,7 @@ def paged_logits(inputs: Inputs, options: Options) -> Tensor:
     tables = inputs["block_tables"].to(torch.int32)
     longest = options.get("max_model_len", tables.shape[1] * cache.shape[1])
     return logits.fp8_paged_mqa_logits(
-        inputs["q"], cache, inputs["weights"], lens, tables, schedule, longest,  # type: ignore[arg-type]  # checked there
+        inputs["q"], cache, inputs["weights"], lens, tables, schedule, longest,
         bool(options.get("clean_logits", True)),
     )  # fmt: skip
 
@@ -166,10 +168,10 @@ def named(verb: Callable[..., tuple[Tensor | None, ...]], *names: str) -> Runner
     return run
 
 
-def with_widths(verb: Callable[..., object]) -> Callable[..., object]:
+def with_widths(verb: Callable[..., T]) -> Callable[..., T]:
     """The contract's integer tensor ``logical_widths`` as the list that engines pass."""
 
-    def call(logical_widths: Tensor, **rest: object) -> object:
+    def call(logical_widths: Tensor, **rest: object) -> T:
         return verb(logical_widths=logical_widths.tolist(), **rest)
 
     return call
@@ -211,18 +213,19 @@ def linear_op(inputs: Inputs, options: Options) -> Tensor:
         cutlass_supported=bool(options.get("cutlass_fp8_supported", False)),
         use_per_token_if_dynamic=bool(options.get("use_per_token_if_dynamic", False)),
     )
-    return layer.apply(**inputs, out_dtype=options.get("out_dtype"))  # type: ignore[arg-type]  # checked there
+    given: dict[str, Any] = {**inputs, "out_dtype": options.get("out_dtype")}
+    return layer.apply(**given)
 
 
 def w8a8(inputs: Inputs, options: Options) -> Tensor:
     """The CUTLASS linear routine."""
-    return with_out_dtype(linear.cutlass_w8a8_scaled_mm)(inputs, {"out_dtype": out_dtype_of(options)})  # type: ignore[return-value]
+    return with_out_dtype(linear.cutlass_w8a8_scaled_mm)(inputs, {"out_dtype": out_dtype_of(options)})
 
 
 def paged_metadata(inputs: Inputs, options: Options) -> Tensor:
     """The schedule of the paged kernel, for an H100's 132 multiprocessors unless told otherwise."""
     given = {"block_size": 64, "num_sms": 132, **options}
-    return logits.get_paged_mqa_logits_metadata(inputs["context_lens"].to(torch.int32), **given)  # type: ignore[arg-type]
+    return logits.get_paged_mqa_logits_metadata(inputs["context_lens"].to(torch.int32), **given)
 
 
 # --- mixture of experts; layers are plain modules made for one call ------------------------------------------------
@@ -269,12 +272,11 @@ def prepared_layer(inputs: Inputs, options: Options) -> dict[str, Tensor]:
 def required_layout(inputs: Inputs, options: Options) -> Tensor:
     """Scales in the layout of the ``target`` architecture."""
     machine = platform.Machine.described(str(options.get("target", "sm90")))
-    rows, mn, k = (options.get(n) for n in ("gran_mn", "mn", "k"))
     groups = inputs["scale"].shape[0] if inputs["scale"].dim() == 3 else None
-    recipe = (1 if rows is None else rows, 128, 128)
+    recipe = options.get("gran_mn", 1), 128, 128
     return layout.transform_sf_into_required_layout(
-        inputs["scale"], mn, k, recipe, groups, machine=machine  # type: ignore[arg-type]  # checked there
-    )  # fmt: skip
+        inputs["scale"], options["mn"], options["k"], recipe, groups, machine=machine
+    )
 
 
 def routing(inputs: Inputs, options: Options) -> dict[str, Tensor]:
@@ -283,16 +285,16 @@ def routing(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     renormalize, factor = bool(options.get("renormalize", False)), options.get("routed_scaling_factor", 1.0)
     if router == "deepseek_v3":
         weights, ids = moe_layer.route_deepseek_v3(
-            inputs["logits"], inputs.get("bias"), top_k,  # type: ignore[arg-type]  # checked there
-            n_group=options.get("num_expert_group", 1), topk_group=options.get("topk_group", 1),  # type: ignore[arg-type]
-            renormalize=renormalize, routed_scaling_factor=factor,  # type: ignore[arg-type]
+            inputs["logits"], inputs.get("bias"), top_k,
+            n_group=options.get("num_expert_group", 1), topk_group=options.get("topk_group", 1),
+            renormalize=renormalize, routed_scaling_factor=factor,
         )  # fmt: skip
     elif inputs.get("bias") is not None or factor != 1.0 or (router == "llama4" and renormalize):
         raise OptionError(f"{router} routing takes no bias, no scaling factor and, for llama4, no renormalisation")
     elif router == "llama4":
-        weights, ids = moe_layer.route_llama4(inputs["logits"], top_k)  # type: ignore[arg-type]  # checked there
+        weights, ids = moe_layer.route_llama4(inputs["logits"], top_k)
     else:
-        weights, ids = moe_layer.route_softmax(inputs["logits"], top_k, renormalize=renormalize)  # type: ignore[arg-type]
+        weights, ids = moe_layer.route_softmax(inputs["logits"], top_k, renormalize=renormalize)
     return {"topk_weights": weights, "topk_ids": ids}
 
 
@@ -307,7 +309,7 @@ def moe_layer_of(inputs: Inputs, options: Options) -> Tensor:
     names = ("x", "w13", "w13_scale", "w2", "w2_scale", "topk_weights", "topk_ids")
     return moe_layer.moe_block_scaled(
         *(inputs[n] for n in names),
-        limit=options.get("limit"),  # type: ignore[arg-type]  # a number or None
+        limit=options.get("limit"),
         expert_offset=int(str(options.get("first_expert", 0))),
         weight_on_input=bool(options.get("apply_router_weight_on_input", False)),
         round_silu=rounding == "EACH",

@@ -16,8 +16,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from kernels.errors import DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError
+from kernels.config import current_config
+from kernels.errors import DeviceError, DtypeError, InputError, LayoutError, OptionError, ShapeError, ValueRangeError
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -30,6 +32,7 @@ INTEGER = (int, torch.SymInt)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+CPU, STRIDED = torch.device("cpu"), torch.strided
 LONGEST = 1 << 63
 """The first integer beyond those that torch and a kernel count with."""
 
@@ -45,17 +48,18 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
     InputError, LayoutError, OptionError
         An argument is of another kind; a tensor's memory was freed, or its values are yet to be negated.
     """
-    names = tuple(signature(function).parameters)
-    kinds: dict[str, tuple[object, ...]] = {}
+    kinds: dict[str, tuple[Any, ...]] = {}
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling():
+        nonlocal kinds
+        if is_compiling():
             return function(*args, **kwargs)
-        if not kinds:  # at the first call, when every name of the module is known
-            kinds.update({name: _kinds(hint) for name, hint in typing.get_type_hints(function).items()})
-        for name, value in zip(names, args, strict=False):
-            _check(name, value, kinds.get(name, (object,)))
+        if not kinds:  # at the first call, when every name of the module is known; in the order of the parameters
+            hints = typing.get_type_hints(function)
+            kinds = {name: _kinds(hints.get(name, object)) for name in signature(function).parameters}
+        for (name, kind), value in zip(kinds.items(), args, strict=False):
+            _check(name, value, kind)
         for name, value in kwargs.items():
             _check(name, value, kinds.get(name, (object,)))
         return function(*args, **kwargs)
@@ -71,13 +75,13 @@ def _kinds(hint: Any) -> tuple[object, ...]:
 
 def _check(name: str, value: object, kinds: tuple[Any, ...]) -> None:
     if isinstance(value, Tensor):
-        if Tensor in kinds or object in kinds:
-            _memory(name, value)
+        if kinds[0] is Tensor or Tensor in kinds or object in kinds:
+            memory(name, value)
             return
     elif isinstance(value, tuple) and tuple in kinds:
         for inner in value:
             if isinstance(inner, Tensor):
-                _memory(name, inner)
+                memory(name, inner)
         return
     elif value is True or value is False:
         if bool in kinds or object in kinds:
@@ -94,7 +98,7 @@ def _check(name: str, value: object, kinds: tuple[Any, ...]) -> None:
     raise OptionError(f"{name} must be {wanted}, got {said}")
 
 
-def _memory(name: str, x: Tensor) -> None:
+def memory(name: str, x: Tensor) -> None:
     """Refuse a tensor whose memory does not hold its values; a kernel would read what it is not.
 
     Raises
@@ -104,7 +108,7 @@ def _memory(name: str, x: Tensor) -> None:
     InputError
         Its memory was freed.
     """
-    if x.layout != torch.strided or x.is_nested:
+    if x.layout is not STRIDED or x.is_nested:
         raise LayoutError(f"{name} must be a strided tensor, got layout {x.layout}; call .to_dense() first")
     if x.is_neg() or x.is_quantized:
         raise LayoutError(f"{name} is a negative view, or quantised by torch; pass a tensor of its values in memory")
@@ -173,7 +177,7 @@ def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtype
 
 def writable(name: str, x: Tensor) -> Tensor:
     """Return ``x`` when torch lets it be written here."""
-    if not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled():
+    if not is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled():
         raise LayoutError(f"{name} was made in inference mode and cannot be written outside of it; pass another tensor")
     return x
 
@@ -208,12 +212,13 @@ def positive(name: str, value: object) -> int:
         raise OptionError(f"{name} must be a positive integer, got {value!r}")
     if value < 1:
         raise OptionError(f"{name} must be a positive integer, got {value}")
-    return int(value) if isinstance(value, int) else value  # type: ignore[return-value]  # SymInt acts as int
+    whole: Any = value  # a SymInt acts as int
+    return int(whole) if isinstance(whole, int) else whole
 
 
 def room(name: str, value: int, size: int) -> int:
     """Return ``value``, which asks for ``size`` bytes, when this machine has them."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return value
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > have:
@@ -261,6 +266,41 @@ def nonempty(name: str, x: Tensor, *dims: int) -> Tensor:
         if x.shape[d] == 0:
             raise ShapeError(f"{name} has an empty dimension {d}: shape {list(x.shape)}")
     return x
+
+
+def wanted(check: bool | None, device: torch.device) -> bool:
+    """Whether a call looks at values: as ``check`` says; by default at a CPU's, and at a GPU's where a switch asks."""
+    return device == CPU or current_config().check_values if check is None else check
+
+
+def values(name: str, check: bool | None, good: Tensor, explain: Callable[[], str]) -> None:
+    """Refuse values for which ``good``, one bool, is False.
+
+    A ``check`` of None checks what lies on the CPU, and never waits for a GPU: there it looks at values only where
+    ``FP8_KERNELS_CHECK`` is set, and hands the device a flag that fails the next synchronisation. True waits for the
+    GPU, and says which value it is; while a graph is captured it hands over the flag, which is read at every replay.
+    False looks at nothing.
+
+    Raises
+    ------
+    ValueRangeError
+        With what ``explain`` says.
+    """
+    if good.device.type == "cuda" and (check is None or torch.cuda.is_current_stream_capturing()):
+        torch._assert_async(good, f"{name} has values outside of its contract; call with check=True to see which")
+    elif not bool(good):
+        raise ValueRangeError(explain())
+
+
+def within(name: str, check: bool | None, low: Tensor, high: Tensor, ends: tuple[int, int], said: str) -> None:
+    """Values from the least of ``low`` to the largest of ``high``, within ``ends``; see :func:`values`."""
+    first, last = low.min(), high.max()
+    values(
+        name,
+        check,
+        (first >= ends[0]) & (last <= ends[1]),
+        lambda: f"{name} runs from {first.item()} to {last.item()}; it must stay within {said}",
+    )
 
 
 def capturing(device: torch.device) -> bool:

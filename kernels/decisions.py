@@ -8,6 +8,7 @@ and numbers the answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -55,7 +56,8 @@ def _machine(arch: int, package: int = 1, cuda: str = "13.0") -> platform.Machin
 
 
 def _config(**switches: int) -> Config:
-    return Config(**{name: bool(value) for name, value in switches.items()})  # type: ignore[arg-type]  # switches are bool
+    given: dict[str, Any] = {name: bool(value) for name, value in switches.items()}
+    return Config(**given)
 
 
 def _deep_gemm(arch: int, package: int, **switches: int) -> int:

@@ -45,6 +45,30 @@ class ConfigError(KernelError, ValueError):
     """An environment switch has an invalid value."""
 
 
+class Reason(str):
+    """Why a backend does not serve a problem; the class says of what kind the reason is."""
+
+    __slots__ = ()
+
+
+class Unsupported(Reason):
+    """The backend has no kernel for this problem on this machine."""
+
+    __slots__ = ()
+
+
+class SwitchedOff(Reason):
+    """A switch of the configuration excludes the backend, or another one is asked for."""
+
+    __slots__ = ()
+
+
+class Unavailable(Reason):
+    """A package, or an operator of its release, is not installed or does not load."""
+
+    __slots__ = ()
+
+
 class NoBackendError(KernelError, NotImplementedError):
     """No backend can serve a problem. ``reasons`` maps every backend that was considered to why it was rejected."""
 

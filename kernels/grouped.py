@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kernels import checks
 from kernels import platform as machines
-from kernels.backends import deep_gemm
 from kernels.blockscaled import _pair
 from kernels.checks import FP8
-from kernels.errors import ShapeError, ValueRangeError
+from kernels.context import constant
+from kernels.errors import NoBackendError, ShapeError
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK
-
-ALIGNMENT = 128
-"""Row alignment of each expert's run without DeepGEMM."""
 
 
 @checks.verb
 def get_mk_alignment_for_contiguous_layout() -> int:
-    """Row alignment of each expert's run: that of the installed DeepGEMM, else 128."""
-    return deep_gemm.alignment() if machines.is_deep_gemm_supported() else ALIGNMENT
+    """Row alignment of each expert's run: that of the library that serves the product here, else 128."""
+    return _alignment()
+
+
+@constant
+def _alignment() -> int:
+    try:
+        return route("grouped_contiguous", torch.device(machines.current_machine().device)).alignment()
+    except NoBackendError:
+        return BLOCK
 
 
 @checks.verb
@@ -36,7 +42,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     m_indices: Tensor,
     *,
     disable_ue8m0_cast: bool = True,
-    check: bool = True,
+    check: bool | None = None,
 ) -> None:
     """``out[i] = a[i] @ b[m_indices[i]].T`` with block scales; rows with index -1 are padding.
 
@@ -52,7 +58,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
     m_indices
         ``[M]`` int32: the expert of each row, or -1.
     check
-        Verify the values of ``m_indices`` (this waits for a GPU; skipped while a graph is captured).
+        Verify the values of ``m_indices``; see :func:`kernels.checks.values`.
 
     Raises
     ------
@@ -70,7 +76,7 @@ def m_grouped_fp8_gemm_nt_contiguous(
         "m_indices", checks.dtype("m_indices", checks.tensor("m_indices", m_indices), torch.int32), (m,), "[M]"
     )
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, m_indices=m_indices)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         torch.ops.fp8_kernels.m_grouped_fp8_gemm_nt_contiguous(x, xs, w, ws, out, m_indices, disable_ue8m0_cast, check)
         return
     run = route(
@@ -78,8 +84,8 @@ def m_grouped_fp8_gemm_nt_contiguous(
     )
     if m == 0:
         return
-    if check and not checks.capturing(device):
-        _check_indices(m_indices, groups, get_mk_alignment_for_contiguous_layout() if device.type == "cuda" else 1)
+    if checks.wanted(check, device):
+        _check_indices(check, m_indices, groups, run.alignment() if device.type == "cuda" else 1)
     run.grouped_contiguous(x, xs, w, ws, out, m_indices.contiguous(), disable_ue8m0_cast)
 
 
@@ -92,7 +98,7 @@ def fp8_m_grouped_gemm_nt_masked(
     expected_m: int,
     *,
     disable_ue8m0_cast: bool = True,
-    check: bool = True,
+    check: bool | None = None,
 ) -> None:
     """``out[g, :masked_m[g]] = a[g, :masked_m[g]] @ b[g].T`` with block scales.
 
@@ -109,7 +115,7 @@ def fp8_m_grouped_gemm_nt_masked(
     expected_m
         A hint: the typical number of rows per group, at least 1.
     check
-        Verify the values of ``masked_m`` (this waits for a GPU; skipped while a graph is captured).
+        Verify the values of ``masked_m``; see :func:`kernels.checks.values`.
     """
     (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
     g, m, k = checks.dtype("a", checks.rank("a", x, 3), FP8).shape
@@ -121,17 +127,15 @@ def fp8_m_grouped_gemm_nt_masked(
     checks.shape("masked_m", checks.dtype("masked_m", checks.tensor("masked_m", masked_m), torch.int32), (g,), "[G]")
     checks.positive("expected_m", expected_m)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, masked_m=masked_m)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         op = torch.ops.fp8_kernels.fp8_m_grouped_gemm_nt_masked
         op(x, xs, w, ws, out, masked_m, expected_m, disable_ue8m0_cast, check)
         return
     run = route("grouped_masked", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out.dtype)))
     if m == 0:
         return
-    if check and not checks.capturing(device):
-        low, high = masked_m.min().item(), masked_m.max().item()
-        if low < 0 or high > m:
-            raise ValueRangeError(f"masked_m runs from {low} to {high}; it must stay within [0, {m}]")
+    if checks.wanted(check, device):
+        checks.within("masked_m", check, masked_m, masked_m, (0, m), f"[0, {m}]")
     run.grouped_masked(x, xs, w, ws, out, masked_m.contiguous(), min(expected_m, m), disable_ue8m0_cast)
 
 
@@ -144,7 +148,7 @@ def scaled_grouped_mm(
     offsets: Tensor,
     out_dtype: torch.dtype = torch.bfloat16,
     *,
-    check: bool = True,
+    check: bool | None = None,
 ) -> Tensor:
     """Per group ``(a_g @ b_g.T) * scale_a * scale_b``: scales per token and per channel, no alignment of the runs.
 
@@ -173,37 +177,42 @@ def scaled_grouped_mm(
     checks.shape("offsets", checks.dtype("offsets", checks.tensor("offsets", offsets), torch.int32), (groups,), "[G]")
     checks.out_dtype(out_dtype)
     device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offsets=offsets)
-    if torch.compiler.is_compiling():
-        op = torch.ops.fp8_kernels.scaled_grouped_mm
-        return op(a, b, scale_a, scale_b, offsets, out_dtype, check)  # type: ignore[no-any-return]
+    if is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.scaled_grouped_mm(a, b, scale_a, scale_b, offsets, out_dtype, check)
+        return made
     run = route(
         "grouped_scaled", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(out_dtype)),
         ("a_scale", "token"), ("b_scale", "channel"),
     )  # fmt: skip
     if m == 0:
         return torch.empty(0, n, dtype=out_dtype, device=device)
-    if check and not checks.capturing(device):
-        ends = [0, *offsets.tolist()]
-        if any(x > y for x, y in zip(ends, ends[1:], strict=False)) or ends[-1] > m:
-            raise ValueRangeError(f"offsets {ends[1:]} must be non-decreasing from 0 to at most M={m}")
-    return run.grouped_scaled(a, b, scale_a, scale_b, offsets, out_dtype)  # type: ignore[no-any-return]
+    if checks.wanted(check, device):
+        ends = torch.nn.functional.pad(offsets, (1, 0))
+        checks.values(
+            "offsets",
+            check,
+            (ends[1:] >= ends[:-1]).all() & (ends[-1] <= m),
+            lambda: f"offsets {offsets.tolist()} must be non-decreasing from 0 to at most M={m}",
+        )
+    return run.grouped_scaled(a, b, scale_a, scale_b, offsets, out_dtype)
 
 
-def _check_indices(m_indices: Tensor, groups: int, alignment: int) -> None:
-    low, high = m_indices.min().item(), m_indices.max().item()
-    if low < -1 or high >= groups:
-        raise ValueRangeError(f"m_indices runs from {low} to {high}; it must stay within [-1, {groups})")
+def _check_indices(check: bool | None, m_indices: Tensor, groups: int, alignment: int) -> None:
+    checks.within("m_indices", check, m_indices, m_indices, (-1, groups - 1), f"[-1, {groups})")
     if alignment == 1:
         return
     padded = torch.nn.functional.pad(m_indices, (0, -m_indices.shape[0] % alignment), value=-1).view(-1, alignment)
     # Within a tile: one expert, then padding only, because the kernel uses the expert of the tile's first row.
-    mixed = (padded != padded[:, :1]) & (padded != -1)
-    if bool(mixed.any()):
-        tile = int(mixed.any(dim=1).nonzero()[0])
-        raise ValueRangeError(
+    mixed = ((padded != padded[:, :1]) & (padded != -1)).any(dim=1)
+
+    def explain() -> str:
+        tile = int(mixed.nonzero()[0])
+        return (
             f"rows {tile * alignment}..{tile * alignment + alignment - 1} belong to two experts; "
             f"start each expert's rows at a multiple of {alignment} and fill with -1"
         )
+
+    checks.values("m_indices", check, ~mixed.any(), explain)
 
 
 def _weight(w: Tensor, ws: Tensor, k: int) -> tuple[int, int]:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from kernels import checks
 from kernels import platform as machines
-from kernels.backends import eager
 from kernels.backends._host import column_major, take
 from kernels.checks import FP8
-from kernels.errors import OptionError, ShapeError, ValueRangeError
+from kernels.errors import OptionError, ShapeError
+from kernels.formulas import pack_ue8m0
 
 TMA_LANES = 4
 """float32 or int32 values in the 16 bytes to which TMA aligns a leading stride."""
@@ -76,7 +76,7 @@ def get_col_major_tma_aligned_tensor(scale: Tensor) -> Tensor:
 
 
 @checks.verb
-def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool = True) -> Tensor:
+def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool | None = None) -> Tensor:
     """Four UE8M0 exponents an int32 along K (the first in the lowest byte), MN-major, TMA-aligned.
 
     Parameters
@@ -84,8 +84,8 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool =
     scale
         ``[M, C]`` or ``[G, M, C]`` float32, exact powers of two from ``2**-127`` to ``2**127``.
     check
-        Verify that they are (this waits for a GPU; switch it off for scales that a UE8M0 quantiser computed, and
-        inside a graph capture).
+        Verify that they are; see :func:`kernels.checks.values`. By default a GPU's scales are verified too, without
+        waiting; switch it off for scales that a UE8M0 quantiser computed.
 
     Returns
     -------
@@ -99,17 +99,18 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool =
     """
     checks.dtype("scale", checks.rank("scale", scale, 2, 3), torch.float32)
     checks.nonempty("scale", scale, -1)
-    if check:
+    if check is not False:
         bits = checks.concrete("scale", scale).contiguous().view(torch.int32)
         whole = ((bits & 0x7FFFFF) == 0) & (bits > 0) & (bits < 0x7F800000)
         good = whole | (bits == 0x00400000)  # 2**-127 is a float32 subnormal
-        if not bool(good.all()):
-            worst = scale.contiguous()[~good].flatten()[0].item()
-            raise ValueRangeError(
-                f"scale {worst!r} is no power of two in [2**-127, 2**127]; quantise with use_ue8m0=True "
-                "(rounding a finished scale changes every value)"
-            )
-    return eager.pack_ue8m0(scale)
+        checks.values(
+            "scale",
+            check,
+            good.all(),
+            lambda: f"scale {scale.contiguous()[~good].flatten()[0].item()!r} is no power of two in [2**-127, 2**127]; "
+            "quantise with use_ue8m0=True (rounding a finished scale changes every value)",
+        )
+    return pack_ue8m0(scale)
 
 
 @checks.verb
@@ -216,14 +217,14 @@ def reorder_rows_for_gated_act_gemm(w: Tensor) -> Tensor:
     n = checks.nonempty("w", checks.rank("w", w, 2), 1).shape[0]
     if n % 2:
         raise ShapeError(f"w has {n} rows; gated weights have an even number")
-    return take(w, gated_rows(n))
+    return take(w, gated_rows(n, w.device))
 
 
 @checks.verb
 def shuffle_matrix_a(w: Tensor, epilogue_tile_m: int = 128) -> Tensor:
     """Permute rows within blocks of 32 (16 when the tile is no multiple of 128) for the transposed MMA output."""
     n = checks.rank("w", w, 2).shape[0]
-    return take(w, shuffled_rows(n, epilogue_tile_m))
+    return take(w, shuffled_rows(n, epilogue_tile_m, w.device))
 
 
 @checks.verb
@@ -243,24 +244,24 @@ def rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
         New tensors of the same shapes.
     """
     n1, n2 = checks.rank("gemm1", gemm1, 3).shape[1], checks.rank("gemm2", gemm2, 3).shape[1]
-    rows = shuffled_rows(n1, 128)
+    rows = shuffled_rows(n1, 128, gemm1.device)
     if is_gated_activation:
-        rows = gated_rows(n1)[rows]
-    return take(gemm1, rows, 1), take(gemm2, shuffled_rows(n2, 128), 1)
+        rows = gated_rows(n1, gemm1.device)[rows]
+    return take(gemm1, rows, 1), take(gemm2, shuffled_rows(n2, 128, gemm2.device), 1)
 
 
-def gated_rows(n: int) -> Tensor:
+def gated_rows(n: int, device: torch.device | str = "cpu") -> Tensor:
     """Source row of each destination row of :func:`reorder_rows_for_gated_act_gemm`."""
     if n % 2:
         raise ShapeError(f"{n} rows; gated weights have an even number")
-    return torch.arange(n, device="cpu").view(2, n // 2).t().flatten()
+    return torch.arange(n, device=device).view(2, n // 2).t().flatten()
 
 
-def shuffled_rows(n: int, epilogue_tile_m: int = 128) -> Tensor:
+def shuffled_rows(n: int, epilogue_tile_m: int = 128, device: torch.device | str = "cpu") -> Tensor:
     """Source row of each destination row of :func:`shuffle_matrix_a`."""
     block = 32 if checks.positive("epilogue_tile_m", epilogue_tile_m) % 128 == 0 else 16
     checks.multiple("rows", n, block, "pad the weight rows")
-    return torch.arange(n, device="cpu").view(-1, 8, block // 8).transpose(1, 2).flatten()
+    return torch.arange(n, device=device).view(-1, 8, block // 8).transpose(1, 2).flatten()
 
 
 def inverse_rows(rows: Tensor) -> Tensor:

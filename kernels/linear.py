@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kernels import checks
 from kernels import platform as machines
 from kernels.checks import FP8
+from kernels.context import Memo
 from kernels.errors import DeviceError, DtypeError, OptionError, ShapeError
 from kernels.quantize import scaled_fp8_quant
 from kernels.routes import dtype_name, route
@@ -24,7 +26,7 @@ from kernels.support import BLOCK
 
 OUTPUT_PADDING = 17
 """Least number of rows passed to ``torch._scaled_mm``, which is faster with more than 16."""
-_identity: dict[torch.device, Tensor] = {}
+_identity: Memo[torch.device, Tensor] = Memo()
 
 
 @checks.verb
@@ -45,7 +47,7 @@ def maybe_create_device_identity(device: torch.device | str = "cpu") -> Tensor:
     with torch.inference_mode(False):
         made = torch.ones(1, dtype=torch.float32, device=key)
     if type(made) is Tensor and not checks.capturing(key):
-        _identity[key] = made
+        _identity.keep(key, made)
     return made
 
 
@@ -86,8 +88,9 @@ def cutlass_scaled_mm(
     _bias(bias, n)
     device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
     checks.out_dtype(out_dtype)
-    if torch.compiler.is_compiling():
-        return torch.ops.fp8_kernels.cutlass_scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)  # type: ignore[no-any-return]
+    if is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.cutlass_scaled_mm(a, b, scale_a, scale_b, out_dtype, bias)
+        return made
     run = route(
         "block_linear" if kind_a == "block" else "linear",
         device,
@@ -101,8 +104,8 @@ def cutlass_scaled_mm(
     if m == 0:
         return torch.empty(0, n, dtype=out_dtype, device=device)
     if kind_a == "block":
-        return run.block_linear(a, b, scale_a, scale_b, bias, out_dtype)  # type: ignore[no-any-return]
-    return run.linear(a, b, scale_a.reshape(-1, 1), scale_b.reshape(1, -1), bias, out_dtype)  # type: ignore[no-any-return]
+        return run.block_linear(a, b, scale_a, scale_b, bias, out_dtype)
+    return run.linear(a, b, scale_a.reshape(-1, 1), scale_b.reshape(1, -1), bias, out_dtype)
 
 
 @checks.verb
@@ -314,7 +317,7 @@ class Fp8LinearOp:
                 raise OptionError("an E4M3 input needs input_scale and out_dtype")
             quantised, scale = flat, input_scale
         else:
-            padding = None if torch.compiler.is_compiling() else self.output_padding
+            padding = None if is_compiling() else self.output_padding
             bound = input_scale_ub if input_scale is None and per_token else None
             quantised, scale = scaled_fp8_quant(
                 flat, input_scale, num_token_padding=padding, scale_ub=bound, use_per_token_if_dynamic=per_token
@@ -403,9 +406,9 @@ def _torch_linear(
     _bias(bias, n)
     device = checks.same_device(qinput=a, weight=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
     rows = math.prod(target[:-1])
-    if torch.compiler.is_compiling():
-        y = torch.ops.fp8_kernels.torch_scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, mode)
-        return y.narrow(0, 0, rows).view(target)  # type: ignore[no-any-return]  # an operator is untyped
+    if is_compiling():
+        y: Tensor = torch.ops.fp8_kernels.torch_scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, mode)
+        return y.narrow(0, 0, rows).view(target)
     run = route(
         "torch_linear",
         device,
@@ -422,4 +425,4 @@ def _torch_linear(
         y = run.unfused(a, b, scale_a, scale_b, bias, out_dtype, one)
     else:
         y = run.scaled_mm(a, b, scale_a.contiguous(), scale_b.contiguous(), bias, out_dtype)
-    return y.narrow(0, 0, rows).view(target)  # type: ignore[no-any-return]  # a backend module is untyped
+    return y.narrow(0, 0, rows).view(target)

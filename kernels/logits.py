@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kernels import checks
 from kernels.checks import FP8
-from kernels.errors import InputError, LayoutError, OptionError, ShapeError, ValueRangeError
+from kernels.errors import InputError, LayoutError, OptionError, ShapeError
 from kernels.platform import get_num_sms
 from kernels.routes import route
 
@@ -28,7 +29,7 @@ def fp8_mqa_logits(
     cu_seqlen_ke: Tensor,
     clean_logits: bool = True,
     *,
-    check: bool = True,
+    check: bool | None = None,
 ) -> Tensor:
     """Logits over a contiguous key sequence.
 
@@ -45,7 +46,7 @@ def fp8_mqa_logits(
     clean_logits
         Write -inf outside the window; else those values are unspecified.
     check
-        Verify the windows (this waits for a GPU; skipped while a graph is captured).
+        Verify the windows; see :func:`kernels.checks.values`.
 
     Returns
     -------
@@ -66,21 +67,18 @@ def fp8_mqa_logits(
     device = checks.same_device(
         q=q, k=k, k_scale=k_scale, weights=weights, cu_seqlen_ks=cu_seqlen_ks, cu_seqlen_ke=cu_seqlen_ke
     )
-    if torch.compiler.is_compiling():
+    if is_compiling():
         op = torch.ops.fp8_kernels.fp8_mqa_logits
         made: Tensor = op(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, clean_logits, check)
         return made
     run = route("mqa_logits", device, ("heads", heads), ("head_dim", depth))
     if m == 0:
         return torch.empty(0, n, dtype=torch.float32, device=device)
-    if check and not checks.capturing(device):
-        low, high = cu_seqlen_ks.min().item(), cu_seqlen_ke.max().item()
-        if low < 0 or high > n:
-            raise ValueRangeError(f"windows run from {low} to {high}; they must stay within [0, N={n}]")
-    found: Tensor = run.mqa_logits(
+    if checks.wanted(check, device):
+        checks.within("windows", check, cu_seqlen_ks, cu_seqlen_ke, (0, n), f"[0, N={n}]")
+    return run.mqa_logits(
         q, k, k_scale.contiguous(), weights, cu_seqlen_ks.contiguous(), cu_seqlen_ke.contiguous(), clean_logits
     )
-    return found
 
 
 @checks.verb
@@ -94,7 +92,7 @@ def fp8_paged_mqa_logits(
     max_model_len: int,
     clean_logits: bool = True,
     *,
-    check: bool = True,
+    check: bool | None = None,
 ) -> Tensor:
     """Logits over a paged key cache.
 
@@ -140,19 +138,19 @@ def fp8_paged_mqa_logits(
         q=q, kv_cache=kv_cache, weights=weights, context_lens=context_lens, block_tables=block_tables,
         schedule_metadata=schedule_metadata,
     )  # fmt: skip
-    if torch.compiler.is_compiling():
+    if is_compiling():
         op = torch.ops.fp8_kernels.fp8_paged_mqa_logits
         operands = q, kv_cache, weights, context_lens, block_tables, schedule_metadata
-        return op(*operands, max_model_len, clean_logits, check)  # type: ignore[no-any-return]
+        made: Tensor = op(*operands, max_model_len, clean_logits, check)
+        return made
     run = route("paged_mqa_logits", device, ("heads", heads), ("head_dim", depth), ("block_size", size))
     if batch == 0:
         return torch.empty(0, max_model_len, dtype=torch.float32, device=device)
-    if check and not checks.capturing(device):
-        _check_pages(lens, block_tables, blocks, size, max_model_len)
-    found: Tensor = run.paged_mqa_logits(
+    if checks.wanted(check, device):
+        _check_pages(check, lens, block_tables, blocks, size, max_model_len)
+    return run.paged_mqa_logits(
         q, kv_cache, weights, lens, block_tables.contiguous(), schedule_metadata, max_model_len, clean_logits
     )
-    return found
 
 
 @checks.verb
@@ -175,8 +173,7 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms
     if sms > MOST_SMS:
         raise OptionError(f"num_sms={sms}: no device has more than {MOST_SMS} multiprocessors")
     run = route("paged_metadata", lens.device, ("block_size", block_size))
-    schedule: Tensor = run.paged_metadata(lens if lens.dim() == 2 else lens.unsqueeze(1), block_size, sms)
-    return schedule
+    return run.paged_metadata(lens if lens.dim() == 2 else lens.unsqueeze(1), block_size, sms)
 
 
 def _lens(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
@@ -188,15 +185,17 @@ def _lens(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
     return lens.unsqueeze(1) + steps
 
 
-def _check_pages(lens: Tensor, tables: Tensor, blocks: int, size: int, longest: int) -> None:
-    low, high = lens.min().item(), lens.max().item()
-    if low < 0 or high > min(longest, tables.shape[1] * size):
-        room = f"max_model_len={longest} and {tables.shape[1]} pages of {size}"
-        raise ValueRangeError(f"context lengths run from {low} to {high}; they must fit {room}")
+def _check_pages(check: bool | None, lens: Tensor, tables: Tensor, blocks: int, size: int, longest: int) -> None:
+    room = f"[0, {min(longest, tables.shape[1] * size)}]: max_model_len={longest} and {tables.shape[1]} pages of {size}"
+    checks.within("context_lens", check, lens, lens, (0, min(longest, tables.shape[1] * size)), room)
     used = torch.arange(tables.shape[1], device=tables.device) * size < lens.amax(dim=1, keepdim=True)
     wrong = used & ((tables < 0) | (tables >= blocks))
-    if bool(wrong.any()):
-        raise ValueRangeError(f"block_tables names page {tables[wrong][0].item()} of a cache with {blocks} pages")
+    checks.values(
+        "block_tables",
+        check,
+        ~wrong.any(),
+        lambda: f"block_tables names page {tables[wrong][0].item()} of a cache with {blocks} pages",
+    )
 
 
 def _expect(name: str, t: object, dtype: torch.dtype, expected: tuple[int, ...], meaning: str) -> None:

@@ -317,4 +317,4 @@ def apply_fi_trtllm_fp8_per_tensor_moe(
         "use_routing_scales_on_input": apply_router_weight_on_input,
         "routing_method_type": LLAMA4,
     }
-    return run.moe_trtllm(**arguments)  # type: ignore[no-any-return]  # a backend module is untyped
+    return run.moe_trtllm(**arguments)

@@ -12,12 +12,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Protocol, cast
+from typing import Any
 
 import torch
 
+from kernels.backends.declaration import Backend
 from kernels.config import Config, current_config
-from kernels.errors import MissingPackageError, NoBackendError, OptionError
+from kernels.errors import (
+    ConfigError,
+    MissingPackageError,
+    NoBackendError,
+    OptionError,
+    Reason,
+    SwitchedOff,
+    Unavailable,
+)
 from kernels.platform import ARCHES, Machine, current_machine
 
 TABLE: Mapping[str, tuple[str, ...]] = {
@@ -52,7 +61,7 @@ MODULES: Mapping[str, str] = {
     "flashinfer": "kernels.backends.flashinfer",
     "eager": "kernels.backends.eager",
 }
-ROUTINES: Mapping[str, tuple[str, Mapping[str, object]]] = {
+ROUTINES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     # public routine: (operation, a representative problem) for the table of the documentation
     "scaled_fp8_quant": ("quant_tensor", {}),
     "scaled_fp8_quant (per token)": ("quant_token", {}),
@@ -136,61 +145,71 @@ class Plan:
     """The decision: backend, kernel, preparation of the operands, and why earlier backends were rejected."""
 
     problem: Problem
+    arch: str
     backend: str
     kernel: str
     steps: tuple[str, ...]
-    reasons: tuple[tuple[str, str], ...]
+    reasons: tuple[tuple[str, Reason], ...]
+
+    def __str__(self) -> str:
+        """The choice, its steps, and every rejected backend, a line each."""
+        lines = [f"{self.problem} on {self.arch}: {self.backend} -> {self.kernel}"]
+        lines += [f"  step: {step}" for step in self.steps]
+        return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in self.reasons])
 
 
-class Backend(Protocol):
-    """What a plan needs from a backend module; all pure."""
-
-    def why_not(self, p: Problem, machine: Machine, config: Config) -> str | None:
-        """Why this backend cannot serve the problem, or None."""
-
-    def kernel(self, p: Problem, machine: Machine) -> str:
-        """The name of the library routine it would call."""
-
-    def steps(self, p: Problem, machine: Machine) -> tuple[str, ...]:
-        """What is done to the operands before the call."""
+def backend_of(name: str) -> Backend:
+    """What a backend declares (importing its module loads no library)."""
+    declared: Backend = importlib.import_module(MODULES[name]).BACKEND
+    return declared
 
 
-def backend_module(name: str) -> Backend:
-    """The module of a backend (importing it loads no library)."""
-    return cast(Backend, importlib.import_module(MODULES[name]))
+def plan(problem: Problem, machine: Machine | None = None, config: Config | None = None) -> Plan:
+    """Choose a backend: the first of the row that serves the problem, or the one that the configuration forces.
 
-
-def plan(
-    problem: Problem, machine: Machine | None = None, config: Config | None = None, *, only: str | None = None
-) -> Plan:
-    """Choose a backend; with ``only``, that one or none, for the operations that list it.
+    On the running machine the libraries of a candidate are loaded, to learn whether its routine is there.
 
     Raises
     ------
     MissingPackageError
-        Nothing can serve the problem, and an uninstalled package is among the reasons.
+        Nothing can serve the problem, and what is not installed is among the reasons.
     NoBackendError
         Nothing can serve the problem; ``reasons`` holds every backend's reason.
-    OptionError
-        The operation is unknown.
+    OptionError, ConfigError
+        The operation, or the backend that the configuration forces, is unknown.
     """
     machine, config = machine or current_machine(), config or current_config()
     if problem.op not in TABLE:
         raise OptionError(f"unknown operation {problem.op!r}; known: {', '.join(TABLE)}")
-    reasons: dict[str, str] = {}
+    forced = _forced(config.backend).get(problem.op)
+    reasons: dict[str, Reason] = {}
     for name in TABLE[problem.op]:
-        if only in TABLE[problem.op] and name != only:
-            reasons[name] = f"only {only} is asked for"
+        if forced is not None and name != forced:
+            reasons[name] = SwitchedOff(f"only {forced} is asked for")
             continue
-        module = backend_module(name)
-        why = module.why_not(problem, machine, config)
+        backend = backend_of(name)
+        why = backend.why_not(problem, machine, config)
+        if why is None and machine.live:
+            why = backend.lacks(problem, machine)
         if why is None:
-            return Plan(
-                problem, name, module.kernel(problem, machine), module.steps(problem, machine), tuple(reasons.items())
-            )
+            kernel, steps = backend.kernel(problem, machine), backend.steps(problem, machine)
+            return Plan(problem, machine.arch, name, kernel, steps, tuple(reasons.items()))
         reasons[name] = why
-    kind = MissingPackageError if any("not installed" in why for why in reasons.values()) else NoBackendError
-    raise kind(f"{problem} on {machine.arch}", reasons)
+    absent = any(isinstance(why, Unavailable) for why in reasons.values())
+    raise (MissingPackageError if absent else NoBackendError)(f"{problem} on {machine.arch}", reasons)
+
+
+def _forced(text: str) -> dict[str, str]:
+    """The backend of each operation that ``FP8_KERNELS_BACKEND`` names; without an operation, of all that list it."""
+    forced: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        op, name = part.split("=", 1) if "=" in part else ("", part)
+        if name not in MODULES:
+            raise ConfigError(f"unknown backend {name!r} in {text!r}; known: {', '.join(MODULES)}")
+        if op and name not in TABLE.get(op, ()):
+            raise ConfigError(f"{part!r} in {text!r}: {name} is not listed for {op!r}; `plan` shows the operations")
+        forced |= {row: name for row in TABLE if row == op or (not op and name in TABLE[row])}
+    return forced
 
 
 def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
@@ -212,7 +231,7 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
         The operation, the architecture or a field is unknown, or a field does not admit a value.
     """
     machine = current_machine() if arch is None else _described(arch, dims)
-    representative: Mapping[str, object] = {}
+    representative: Mapping[str, Any] = {}
     if op not in TABLE:
         matches = [row for name, row in ROUTINES.items() if name.split(" ")[0] == op]
         if not matches:
@@ -222,21 +241,17 @@ def describe(*, op: str, arch: str | None = None, **dims: object) -> str:
     unknown = sorted(set(dims) - names)
     if unknown:
         raise OptionError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(names))}")
-    given = {**representative, **{k: v for k, v in dims.items() if v is not None}}
+    given: dict[str, Any] = {**representative, **{k: v for k, v in dims.items() if v is not None}}
     for name, value in given.items():
         _check_field(name, value)
-    problem = Problem(op, **{"device": machine.device, **given})  # type: ignore[arg-type]  # names checked above
+    problem = Problem(op, **{"device": machine.device, **given})
     try:
         chosen = plan(problem, machine)
     except NoBackendError as error:
         lines = [f"{problem} on {machine.arch}: {NO_BACKEND}"]
         return "\n".join(lines + [f"  rejected {name}: {why}" for name, why in error.reasons.items()])
-    lines = [f"{problem} on {machine.arch}: {chosen.backend} -> {chosen.kernel}"]
-    lines += [f"  step: {step}" for step in chosen.steps]
-    lines += [f"  rejected {name}: {why}" for name, why in chosen.reasons]
     after = TABLE[op][TABLE[op].index(chosen.backend) + 1 :]
-    lines += [f"  not asked: {name}" for name in after]
-    return "\n".join(lines)
+    return "\n".join([str(chosen), *(f"  not asked: {name}" for name in after if name not in dict(chosen.reasons))])
 
 
 def _check_field(name: str, value: object) -> None:
@@ -262,7 +277,7 @@ def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
         cells = []
         for arch in arches:
             machine = Machine.described(arch)
-            problem = Problem(op, **{"device": machine.device, **dims})  # type: ignore[arg-type]  # literals above
+            problem = Problem(op, **{"device": machine.device, **dims})
             try:
                 cells.append(plan(problem, machine, default).backend)
             except NoBackendError:
@@ -271,8 +286,9 @@ def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _described(arch: str, dims: dict[str, object]) -> Machine:
+def _described(arch: str, dims: dict[str, Any]) -> Machine:
     if arch not in ARCHES:
         raise OptionError(f"unknown architecture {arch!r}; known: {', '.join(ARCHES)}")
-    versions = {key: str(dims.pop(key)) for key in ("cuda", "rocm", "torch_version") if dims.get(key) is not None}
-    return Machine.described(arch, **versions)  # type: ignore[arg-type]  # three string options
+    named = ("cuda", "rocm", "torch_version")
+    versions: dict[str, Any] = {key: str(dims.pop(key)) for key in named if dims.get(key) is not None}
+    return Machine.described(arch, **versions)

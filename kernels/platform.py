@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from kernels import checks
+from kernels import checks, context
 from kernels.config import Config, current_config
 from kernels.errors import DeviceError, OptionError
 from kernels.support import BLOCK, CUTLASS, DEEP_GEMM_SM, E4M3_GFX, E8M0_SWITCH, PACKAGES, ROWWISE_ROCM, built
@@ -84,6 +84,8 @@ class Machine:
         Multiprocessors; 0 on a CPU, and where a described machine does not say.
     packages
         One record for each of :data:`PACKAGES`.
+    live
+        Whether this is the running machine, whose libraries a plan may load to ask what they lack.
     """
 
     vendor: str
@@ -94,6 +96,7 @@ class Machine:
     torch: tuple[int, ...]
     sms: int = 0
     packages: tuple[Package, ...] = field(default_factory=tuple)
+    live: bool = False
 
     @cached_property
     def sm(self) -> int:
@@ -170,7 +173,7 @@ class Machine:
             "rocm": version(torch.version.hip) if torch.version.hip else None,
         }
         if not torch.cuda.is_available():
-            return cls("cpu", "cpu", None, None, None, version(torch.__version__), 0, installed)
+            return cls("cpu", "cpu", None, None, None, version(torch.__version__), 0, installed, True)
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         capability = (properties.major, properties.minor)
         if torch.version.hip:
@@ -179,13 +182,14 @@ class Machine:
             arch, vendor = f"sm{capability[0]}{capability[1]}", "nvidia"
         sms = int(properties.multi_processor_count)
         return cls(
-            vendor, arch, capability, versions["cuda"], versions["rocm"], version(torch.__version__), sms, installed
+            vendor, arch, capability, versions["cuda"], versions["rocm"], version(torch.__version__), sms, installed,
+            live=True,
         )
 
     def with_package(self, name: str, why_not: str | None = None, version: str | None = "1.0") -> Machine:
         """The same machine with one package present, or absent for a reason."""
         rest = tuple(p for p in self.packages if p.name != name)
-        return replace(self, packages=(*rest, Package(name, None if why_not else version, why_not)))
+        return replace(self, packages=(*rest, Package(name, None if why_not else version, why_not)), live=False)
 
 
 def capability_of(arch: str) -> tuple[int, int] | None:
@@ -207,26 +211,18 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split("."))
 
 
-_current: Machine | None = None
-
-
+@context.constant
 def current_machine() -> Machine:
-    """This machine, detected at first use."""
-    global _current
-    if _current is None:
-        _current = Machine.detect()
-    return _current
+    """This machine, detected at first use, or that of the block around the caller; a compiled graph keeps it."""
+    once = context.current().machine
+    return once.value or once.get(Machine.detect)
 
 
 @contextmanager
 def use_machine(machine: Machine | None) -> Iterator[None]:
     """Replace the current machine within the block (None: detect it again)."""
-    global _current
-    before, _current = _current, machine
-    try:
+    with context.use(machine=context.Once(machine)):
         yield
-    finally:
-        _current = before
 
 
 # --- support predicates, under the names that engines use ------------------------------------------------------
@@ -362,7 +358,8 @@ def _find_deep_gemm(missing: Package) -> Package:
 def vllm_libraries(config: Config) -> tuple[Path, ...]:
     """Paths of vLLM's compiled operators: the configured ones, else those beside the package, without importing it."""
     if config.vllm_ops_library:
-        return tuple(p for p in map(Path, config.vllm_ops_library.split(os.pathsep)) if p.is_file())
+        named = tuple(map(Path, config.vllm_ops_library.split(os.pathsep)))
+        return named if any(path.is_file() for path in named) else ()
     names = ("_C_stable_libtorch.abi3.so", "_C.abi3.so")
     return tuple(root / name for root in _vllm_roots() for name in names if (root / name).is_file())
 

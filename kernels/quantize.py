@@ -20,9 +20,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from kernels import checks
-from kernels.backends import eager
+from kernels import checks, formulas
 from kernels.checks import FP8, WIDE
 from kernels.errors import InputError, LayoutError, OptionError, ShapeError
 from kernels.routes import dtype_name, route
@@ -59,7 +59,7 @@ def ceil_to_ue8m0(x: Tensor) -> Tensor:
     DtypeError
         ``x`` is not float32.
     """
-    return eager.ceil_to_ue8m0(checks.dtype("x", checks.tensor("x", x), torch.float32))
+    return formulas.ceil_to_ue8m0(checks.dtype("x", checks.tensor("x", x), torch.float32))
 
 
 @checks.verb
@@ -113,7 +113,7 @@ def scaled_fp8_quant(
     if num_token_padding is not None:
         rows = checks.positive("num_token_padding", num_token_padding)
         checks.room("num_token_padding", rows, rows * x.shape[1])
-    if torch.compiler.is_compiling():
+    if is_compiling():
         op = torch.ops.fp8_kernels.scaled_fp8_quant
         q, s = op(x, scale, num_token_padding, scale_ub, use_per_token_if_dynamic)
         return q, s if scale is None else scale
@@ -185,7 +185,7 @@ def per_token_group_quant_fp8(
         if not out.is_contiguous():
             raise LayoutError(f"out must be contiguous, got strides {out.stride()}")
     layout = "row" if not column_major_scales else "tma" if tma_aligned_scales else "col"
-    if torch.compiler.is_compiling():
+    if is_compiling():
         q, scale = torch.ops.fp8_kernels.per_token_group_quant_fp8(x, group_size, eps, layout, use_ue8m0)
         return (q if out is None else out.copy_(q)), scale
     key = (("group_size", group_size), ("a_dtype", dtype_name(x.dtype)), ("ue8m0", use_ue8m0))
@@ -215,8 +215,9 @@ def per_token_group_quant_fp8_packed(
     checks.positive("group_size", group_size)
     checks.multiple("K", x.shape[1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[1]}")
     _eps(eps)
-    if torch.compiler.is_compiling():
-        return torch.ops.fp8_kernels.per_token_group_quant_fp8_packed(x, group_size, eps)  # type: ignore[no-any-return]
+    if is_compiling():
+        q, scale = torch.ops.fp8_kernels.per_token_group_quant_fp8_packed(x, group_size, eps)
+        return q, scale
     key = (("group_size", group_size), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[1]))
     run = route("quant_group_packed", x.device, *key)
     q, scale = run.quant_group_packed(x, group_size, eps)
@@ -244,7 +245,7 @@ def per_block_cast_to_fp8(
     _matrix(x)
     rows, cols = (checks.positive("block_size", v) for v in checks.integers("block_size", block_size, 2))
     rows, cols = min(rows, x.shape[0]), min(cols, x.shape[1])  # a larger block holds the same values
-    return eager.cast_blocks(x, rows, cols, CAST_FLOOR, use_ue8m0)
+    return formulas.cast_blocks(x, rows, cols, CAST_FLOOR, use_ue8m0)
 
 
 @checks.verb
@@ -263,7 +264,7 @@ def per_token_cast_to_fp8(x: Tensor, use_ue8m0: bool = False, group: int = BLOCK
     """
     _matrix(x)
     group = min(checks.positive("group", group), x.shape[1])  # a larger group holds the same values
-    return eager.cast_blocks(x, 1, group, CAST_FLOOR, use_ue8m0)
+    return formulas.cast_blocks(x, 1, group, CAST_FLOOR, use_ue8m0)
 
 
 @checks.verb
@@ -282,7 +283,7 @@ def per_channel_cast_to_fp8(x: Tensor, use_ue8m0: bool = False) -> tuple[Tensor,
     """
     _matrix(x)
     checks.multiple("M", x.shape[0], BLOCK, "pad the rows to whole blocks of 128")
-    return eager.cast_blocks(x, BLOCK, 1, CAST_FLOOR, use_ue8m0)
+    return formulas.cast_blocks(x, BLOCK, 1, CAST_FLOOR, use_ue8m0)
 
 
 @checks.verb
@@ -306,7 +307,7 @@ def flashinfer_quantize_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     _matrix(x)
     checks.multiple("K", x.shape[1], BLOCK, "the kernel has no K tail; pad K to a multiple of 128")
-    q, scale = eager.flashinfer_blocks(x, 1)
+    q, scale = formulas.flashinfer_blocks(x, 1)
     return q, torch.nn.functional.pad(scale.t(), (0, -x.shape[0] % 4)).contiguous()
 
 
@@ -328,7 +329,7 @@ def flashinfer_quantize_128x128(w: Tensor) -> tuple[Tensor, Tensor]:
     """
     _matrix(w, "w")
     checks.multiple("K", w.shape[1], BLOCK, "the kernel has no K tail; pad K to a multiple of 128")
-    return eager.flashinfer_blocks(w, BLOCK)
+    return formulas.flashinfer_blocks(w, BLOCK)
 
 
 @checks.verb
@@ -356,7 +357,7 @@ def per_tensor_dequantize(q: Tensor, inv_scale: float | Tensor) -> Tensor:
         checks.same_device(q=q, inv_scale=inv_scale)
         factor = inv_scale.reshape(())
     elif isinstance(inv_scale, int | float) and not isinstance(inv_scale, bool):
-        factor = torch.tensor(inv_scale, dtype=torch.float32, device=q.device)
+        factor = torch.full((), inv_scale, dtype=torch.float32, device=q.device)
     else:
         raise InputError(f"inv_scale must be a float or a tensor of one float32, got {type(inv_scale).__name__}")
     return (q.to(torch.float32) * factor).to(torch.float16)
@@ -391,8 +392,7 @@ def convert_to_channelwise(weight_scale: Tensor, logical_widths: Sequence[int]) 
         ``[sum(widths), 1]`` float32.
     """
     widths = _shards(weight_scale, logical_widths)
-    repeats = torch.tensor(widths, dtype=torch.int64, device=weight_scale.device)
-    return weight_scale.repeat_interleave(repeats, output_size=sum(widths)).unsqueeze(1)
+    return torch.cat([one.expand(rows) for one, rows in zip(weight_scale, widths, strict=True)]).unsqueeze(1)
 
 
 @checks.verb
@@ -423,13 +423,12 @@ def requantize_with_max_scale(
     if sum(widths) != weight.shape[0]:
         raise ShapeError(f"logical_widths sum to {sum(widths)} but weight has {weight.shape[0]} rows")
     top = checks.concrete("weight_scale", weight_scale).max()
-    if not bool(weight_scale[-1] > UNLOADED):
-        return top, weight
     shards = [
-        eager.quant_static(per_tensor_dequantize(part, own), top)
+        formulas.divide_and_saturate(per_tensor_dequantize(part, own), top).view(torch.uint8)
         for part, own in zip(torch.split(weight, widths), weight_scale.unbind(), strict=True)
     ]
-    return top, torch.cat(shards)
+    whole = torch.where(weight_scale[-1] > UNLOADED, torch.cat(shards), weight.view(torch.uint8))
+    return top, whole.view(FP8)
 
 
 @checks.verb

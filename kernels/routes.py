@@ -1,27 +1,29 @@
-"""The backend module that a plan chooses, cached per class of problems.
+"""The backend that a plan chooses, kept per class of problems.
 
-The cache belongs to one machine and one configuration and is cleared when either is replaced. A verb passes only what
-its decision depends on, so that a changing number of tokens does not grow the cache.
+What is kept belongs to one context, that is one machine and one configuration. A verb passes only what its decision
+depends on, so that a changing number of tokens adds nothing.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 
-from kernels import config as config_module
-from kernels import platform as platform_module
+from kernels import context
+from kernels.backends.declaration import Backend
+from kernels.config import current_config, use_config
 from kernels.errors import OptionError
-from kernels.plan import MODULES, Plan, Problem, plan
+from kernels.plan import MODULES, Plan, Problem, backend_of, plan
 
-_cache: dict[tuple[object, ...], Any] = {}
-_owner: tuple[object, object] = (None, None)
-_only: str | None = None
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+"""Decisions, at level INFO, where ``FP8_KERNELS_LOG`` asks for them."""
 
 
 @contextmanager
@@ -30,54 +32,51 @@ def only(backend: str) -> Iterator[None]:
 
     Where it cannot serve a problem, the plan's error says why.
     """
-    global _only
     if backend not in MODULES:
         raise OptionError(f"unknown backend {backend!r}; known: {', '.join(MODULES)}")
-    before, _only = _only, backend
-    _cache.clear()
-    try:
+    with use_config(replace(current_config(), backend=backend)):
         yield
-    finally:
-        _only = before
-        _cache.clear()
 
 
-def route(op: str, device: torch.device, *key: tuple[str, object]) -> ModuleType:
-    """The backend module that serves ``op`` for the given fields of :class:`~kernels.plan.Problem`."""
-    return routed(op, device, *key)[0]
+@contextmanager
+def explain() -> Iterator[list[Plan]]:
+    """The decisions of the calls in the block, each once, in the order in which they are made.
+
+    ``with kernels.explain() as plans: layer(x)``, then ``print(*plans, sep="\\\\n")``: which backend serves the layer,
+    and why no earlier one does. Decisions are made anew for the block; those kept outside are left alone.
+    """
+    plans: list[Plan] = []
+    with context.use(observed=plans):
+        yield plans
 
 
-def routed(op: str, device: torch.device, *key: tuple[str, object]) -> tuple[ModuleType, Plan]:
-    """As :func:`route`, with the plan."""
-    return cached(_decide, op, device.type, *key)  # type: ignore[no-any-return]
+def route(op: str, device: torch.device, *key: tuple[str, object]) -> Backend:
+    """The backend that serves ``op`` for the given fields of :class:`~kernels.plan.Problem`."""
+    return cached(_decide, op, device, *key)
 
 
-def cached(make: Callable[..., Any], *key: object) -> Any:
-    """``make(*key)``, computed once for this machine and configuration."""
-    found = lookup((make, *key))
-    return store((make, *key), make(*key)) if found is None else found
+def cached(make: Callable[..., T], *key: object) -> T:
+    """``make(*key)``, computed once in this context."""
+    decisions, whole = context.current().decisions, (make, *key)
+    found: T | None = decisions.get(whole)
+    return decisions.keep(whole, make(*key)) if found is None else found
 
 
-def lookup(key: tuple[object, ...]) -> Any:
-    """The value stored under ``key`` for this machine and configuration, or None."""
-    global _owner
-    machine, config = platform_module.current_machine(), config_module.current_config()
-    if _owner[0] is not machine or _owner[1] is not config:
-        _cache.clear()
-        _owner = (machine, config)
-    return _cache.get(key)
+def _decide(op: str, device: torch.device, *key: tuple[str, Any]) -> Backend:
+    chosen, now = plan(Problem(op, device=device.type, **dict(key))), context.current()
+    if now.observed is not None:
+        now.observed.append(chosen)
+    if current_config().log_decisions:
+        _log_once(str(chosen))
+    return backend_of(chosen.backend)
 
 
-def store(key: tuple[object, ...], value: Any) -> Any:
-    """Store ``value`` under ``key`` until the machine or the configuration is replaced."""
-    _cache[key] = value
-    return value
-
-
-def _decide(op: str, device: str, *key: tuple[str, object]) -> tuple[ModuleType, Plan]:
-    problem = Problem(op, device=device, **dict(key))  # type: ignore[arg-type]  # fields named by the verbs
-    chosen = plan(problem, platform_module.current_machine(), config_module.current_config(), only=_only)
-    return importlib.import_module(MODULES[chosen.backend]), chosen
+@functools.lru_cache(maxsize=context.MOST)
+def _log_once(text: str) -> None:
+    if not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
+    log.info(text)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

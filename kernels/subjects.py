@@ -18,7 +18,7 @@ from kernels.calls import Inputs, Options, Outputs, Runner
 from kernels.config import current_config
 from kernels.decisions import DECISIONS, RECORDS
 from kernels.errors import DtypeError, OptionError
-from kernels.plan import TABLE, Problem, backend_module
+from kernels.plan import TABLE, Problem, backend_of
 
 NUMERICS = {
     # (backend, operation) on sm90: how the kernel accumulates
@@ -95,7 +95,7 @@ def subjects() -> list[Subject]:
     for contract, (op, runner) in CONTRACTS.items():
         for device in devices:
             for backend in TABLE[op]:
-                why = backend_module(backend).why_not(_typical(op, contract, device), machine, current_config())
+                why = backend_of(backend).why_not(_typical(op, contract, device), machine, current_config())
                 if device == "cpu" and why is not None and len(TABLE[op]) > 1:
                     continue  # GPU libraries are no candidates for CPU tensors
                 arch = "cpu" if device == "cpu" else machine.arch
@@ -166,10 +166,10 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "align_fp8_moe_weights_for_fi": ("layout", calls.padded_weights),
     "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": ("layout", calls.rotated_weights),
     "transform_sf_into_required_layout": ("layout", calls.required_layout),
-    "convert_to_channelwise": ("cast", calls.tensor(calls.with_widths(quantize.convert_to_channelwise))),  # type: ignore[arg-type]
+    "convert_to_channelwise": ("cast", calls.tensor(calls.with_widths(quantize.convert_to_channelwise))),
     "requantize_with_max_scale": (
         "cast",
-        calls.named(calls.with_widths(quantize.requantize_with_max_scale), "max_scale", "weight"),  # type: ignore[arg-type]
+        calls.named(calls.with_widths(quantize.requantize_with_max_scale), "max_scale", "weight"),
     ),
     "normalize_e4m3fn_to_e4m3fnuz": (
         "cast",

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kernels.config import Config
+from kernels.errors import Reason, SwitchedOff, Unavailable, Unsupported
+
 if TYPE_CHECKING:
-    from kernels.config import Config
     from kernels.plan import Problem
     from kernels.platform import Machine
 
@@ -249,8 +252,15 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
 }  # fmt: skip
 
 
-def why_not(backend: str, p: Problem, machine: Machine, config: Config) -> str | None:
-    """The reason of the first row of a backend that fails, None when every row holds."""
+SWITCHES = frozenset(f.name for f in fields(Config))
+"""Fields of a row that are switches."""
+
+
+def why_not(backend: str, p: Problem, machine: Machine, config: Config) -> Reason | None:
+    """The reason of the first row of a backend that fails, None when every row holds.
+
+    Its class follows from the field: a package is unavailable, a switch is off, anything else is unsupported.
+    """
     values = _values(p, machine, config)
     for need in NEEDS[backend]:
         if need.ops and p.op not in need.ops or any(values[name] != value for name, value in need.when.items()):
@@ -261,7 +271,8 @@ def why_not(backend: str, p: Problem, machine: Machine, config: Config) -> str |
         *others, last = need.bound if isinstance(need.bound, tuple) else ("",)
         choices = f"{', '.join(map(str, others))} or {last}" if others else last
         described = {"field": need.field, "FIELD": need.field.upper(), "value": value, "bound": need.bound}
-        return need.reason.format(**{**values, **described, "choices": choices})
+        kind = Unavailable if need.field in PACKAGES else SwitchedOff if need.field in SWITCHES else Unsupported
+        return kind(need.reason.format(**{**values, **described, "choices": choices}))
     return None
 
 

@@ -9,14 +9,16 @@ Not covered: int8, FP4, zero points.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kernels import support
 from kernels.backends._host import dense, on_its_device
+from kernels.backends.declaration import Backend
 from kernels.config import current_config
 from kernels.errors import MissingPackageError, NoBackendError
 
@@ -24,13 +26,13 @@ if TYPE_CHECKING:
     from kernels.plan import Problem
     from kernels.platform import Machine
 
+log = logging.getLogger(__name__)
+ELF = b"\x7fELF"
+"""How a shared library begins."""
 FP8_MAX = 448.0
 SWAP_ROWS = 64
 """Up to this many rows ``cutlass_moe_mm`` exchanges its operands."""
 
-
-why_not = functools.partial(support.why_not, "cutlass")
-"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -51,29 +53,44 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     return ("a_scale to M-major", *pad)
 
 
-@functools.cache
 def operators() -> Any:
-    """``torch.ops._C`` with vLLM's operators registered.
+    """``torch.ops._C`` with vLLM's operators registered, by vLLM itself or from its libraries.
+
+    Loading registers them for the whole process, and is logged. It cannot be undone (the symbols of these libraries are
+    unique, and stay mapped after ``dlclose``): so a file that is no library is refused before any other is loaded, and
+    where one of several does not load, its operators alone are missing.
 
     Raises
     ------
     MissingPackageError
         The libraries are not there or do not load; every failure is listed.
     """
+    return _loaded()[0]
+
+
+@functools.cache
+def _loaded() -> tuple[Any, dict[str, str]]:
+    """The operators, and why which library did not load."""
     from kernels.platform import vllm_libraries
 
-    if hasattr(torch.ops._C, "cutlass_scaled_mm"):
-        return torch.ops._C
     failures: dict[str, str] = {}
-    for path in vllm_libraries(current_config()):
-        try:
-            torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]  # torch is untyped here
-        except (OSError, RuntimeError) as error:
-            failures[path.name] = str(error).splitlines()[0]
+    if hasattr(torch.ops._C, "cutlass_scaled_mm"):
+        return torch.ops._C, failures
+    paths = vllm_libraries(current_config())
+    for path in paths:
+        if not (path.is_file() and path.open("rb").read(len(ELF)) == ELF):
+            raise MissingPackageError("vLLM's CUTLASS operators", {str(path): "it is no library; none was loaded"})
+    with torch._ops.dl_open_guard():
+        for path in paths:
+            try:
+                ctypes.CDLL(str(path))
+                log.info("vLLM's operators are registered for this process from %s", path)
+            except OSError as error:
+                failures[path.name] = str(error).splitlines()[0]
     if not hasattr(torch.ops._C, "cutlass_scaled_mm"):
         reasons = failures or {"vllm": "no compiled operators found"}
         raise MissingPackageError("vLLM's CUTLASS operators; install vLLM for this torch", reasons)
-    return torch.ops._C
+    return torch.ops._C, failures
 
 
 @on_its_device
@@ -187,3 +204,19 @@ def m_major(scale: Tensor, lead: int) -> Tensor:
 def columns(x: Tensor) -> Tensor:
     """``x`` itself when its transpose is dense on 16 bytes, else a column-major copy (the kernel reads no pitch)."""
     return dense(x.t()).t()
+
+
+def missing(p: Problem, machine: Machine) -> str | None:
+    """Of vLLM's two libraries one may be absent, and its operators with it."""
+    name = kernel(p, machine)
+    if hasattr(operators(), name):
+        return None
+    failures = "".join(f"; {library}: {why}" for library, why in _loaded()[1].items())
+    return f"the loaded libraries of vLLM have no {name}; load both of them{failures}"
+
+
+BACKEND = Backend(
+    name="cutlass", kernel=kernel, steps=steps, missing=missing,
+    quant_token=quant_token, quant_group=quant_group, quant_group_packed=quant_group_packed,
+    linear=linear, block_linear=block_linear, grouped_scaled=grouped_scaled,
+)  # fmt: skip

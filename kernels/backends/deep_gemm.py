@@ -1,6 +1,7 @@
 """DeepGEMM: block-scaled dense and grouped products and indexer logits on sm90 and sm100.
 
-The library is imported at the first call, under any of its import names. Differences between releases are handled
+The library is imported when a plan first considers it, under any of its import names. Where it keeps the kernels that
+it compiles is its own affair: it reads ``DG_JIT_CACHE_DIR``. Differences between releases are handled
 here: renamed symbols, alignment getters, one- or two-dimensional context lengths, the ``disable_ue8m0_cast`` option.
 DeepGEMM itself converts activation scales to its layout (MN-major, TMA-aligned) unless they have it already; operands
 that TMA cannot address are copied first.
@@ -20,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernels import support
 from kernels.backends._host import ALIGNMENT, is_other_device, on_its_device, packed
+from kernels.backends.declaration import Backend
 from kernels.config import current_config
 from kernels.errors import MissingPackageError
+from kernels.fast import deep_gemm as direct
 from kernels.support import GEMMS
 
 if TYPE_CHECKING:
@@ -49,21 +51,20 @@ LEGACY = frozenset(
     {"gemm_fp8_fp8_bf16_nt", "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous", "m_grouped_gemm_fp8_fp8_bf16_nt_masked"}
 )
 """Names in the first release, whose kernels take TMA-aligned scales and have no UE8M0 option."""
-COMPILED = ("0.1.4.post1",)
-"""Releases of sgl-deep-gemm whose compiled functions have known parameters."""
 MASKED_TILE = 128
 """Each group of a masked product is padded to a multiple of this many rows: the kernel stores whole tiles of up to 128
 rows, so that a shorter group overwrites the next one (seen on an H200 with 17 rows a group)."""
 
 
-why_not = functools.partial(support.why_not, "deep_gemm")
-"""The first failing row of :data:`kernels.support.NEEDS`."""
-
 
 def kernel(p: Problem, machine: Machine) -> str:
     """The library's routine."""
-    name = {"dynamic_blockscale": "fp8_gemm_nt"}.get(p.op, p.op)
-    return SYMBOLS[name][0]
+    return SYMBOLS[routine(p)][0]
+
+
+def routine(p: Problem) -> str:
+    """The key of :data:`SYMBOLS` for a problem."""
+    return {"dynamic_blockscale": "fp8_gemm_nt"}.get(p.op, p.op)
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
@@ -91,7 +92,6 @@ def library() -> ModuleType:
     MissingPackageError
         No import name works; every failure is listed.
     """
-    current_config().export_jit_cache()
     reasons: dict[str, str] = {}
     for name in IMPORT_NAMES:
         try:
@@ -139,9 +139,9 @@ def aligned_gemm_nt(
         b = addressable(b)
     if b_scale.stride() != (b_scale.shape[1], 1):
         b_scale = _weight_scale(b_scale)
-    direct = compiled_gemm()
-    if direct is not None:
-        direct(a, a_scale, b, b_scale, out, None, None, None, None, "", disable_ue8m0_cast)
+    compiled = compiled_gemm()
+    if compiled is not None and current_config().fast_paths:
+        compiled(a, a_scale, b, b_scale, out, None, None, None, None, "", disable_ue8m0_cast)
         return
     function, name = symbol("fp8_gemm_nt")
     if name in LEGACY:
@@ -152,15 +152,8 @@ def aligned_gemm_nt(
 
 @functools.cache
 def compiled_gemm() -> Callable[..., None] | None:
-    """The compiled function behind ``fp8_gemm_nt`` where its parameters are known, else None.
-
-    ``(a, a_scale, b, b_scale, out, c, recipe, recipe_a, recipe_b, compiled_dims, disable_ue8m0_cast)``: the defaults of
-    the public function are None and an empty text. A direct call saves the unpacking of two pairs in Python.
-    """
-    module = library()
-    if module.__name__ != "deep_gemm" or getattr(module, "__version__", None) not in COMPILED:
-        return None
-    return module._C.fp8_fp4_gemm_nt  # type: ignore[no-any-return]  # an untyped library
+    """The compiled function behind ``fp8_gemm_nt`` of a known release, else None (:mod:`kernels.fast.deep_gemm`)."""
+    return direct.compiled_gemm(library())
 
 
 @on_its_device
@@ -298,3 +291,17 @@ def _weight_scale(scale: Tensor) -> Tensor:
 def _legacy_scale(scale: Tensor) -> Tensor:
     ready: Tensor = library().get_col_major_tma_aligned_tensor(scale)
     return ready
+
+
+def missing(p: Problem, machine: Machine) -> str | None:
+    """A release may lack a routine under every name."""
+    symbol(routine(p))
+    return None
+
+
+BACKEND = Backend(
+    name="deep_gemm", kernel=kernel, steps=steps, missing=missing,
+    fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=aligned_gemm_nt,
+    grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked, alignment=alignment,
+    mqa_logits=mqa_logits, paged_mqa_logits=paged_mqa_logits, paged_metadata=paged_metadata,
+)  # fmt: skip

@@ -3,23 +3,20 @@
 GEMMs widen the codes to float32, which is exact, and accumulate in float32 (any order inside a K block, blocks
 ascending). They serve CPU tensors; on a GPU they are never chosen, and a missing library is an error there.
 
-Quantisers and layout changes serve every device. Quantisers compute in float32 with true division (by a device
-tensor: torch on CUDA turns a division by a Python number into a multiplication by its rounded reciprocal), and their
-payloads are contiguous whatever the strides of the input. A NaN makes the amax NaN, hence the scale and all codes of
-its group; an infinity gives an infinite scale, the code 0 for finite members and NaN for infinite ones.
+Quantisers serve every device (:mod:`kernels.formulas`); their payloads are contiguous whatever the input's strides.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kernels import support
 from kernels.backends._host import column_major, no_autocast_no_grad, take
-from kernels.checks import FP8, FP8_MAX
+from kernels.backends.declaration import Backend
+from kernels.checks import FP8
+from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from kernels.support import BLOCK
 
 if TYPE_CHECKING:
@@ -29,46 +26,13 @@ if TYPE_CHECKING:
 SPLIT_KV = 256
 """Cached tokens in one unit of work of the paged kernel's schedule."""
 
-why_not = partial(support.why_not, "eager")
-"""The first failing row of :data:`kernels.support.NEEDS`."""
-
 
 def kernel(p: Problem, machine: Machine) -> str:
     """The name of what runs."""
     return "plain torch, float32"
 
 
-def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
-    """No preparation of the operands."""
-    return ()
-
-
-# --- quantisers and layout, on every device ----------------------------------------------------------------------
-
-
-def fp8_max(like: Tensor) -> Tensor:
-    """448 as a float32 scalar on the device of ``like``, so that dividing by it is a true division."""
-    return torch.full((), FP8_MAX, dtype=torch.float32, device=like.device)
-
-
-def saturate(x: Tensor) -> Tensor:
-    """Float32 values to E4M3 codes: clamp to +-448 (NaN stays NaN), then round to nearest, ties to even."""
-    return x.clamp(-FP8_MAX, FP8_MAX).to(FP8)
-
-
-def divide_and_saturate(x: Tensor, scale: Tensor) -> Tensor:
-    """``sat(x / scale)`` in float32; a scale of 0 (zeros, or an amax that underflows) gives the code 0."""
-    wide = x.to(torch.float32)
-    return saturate(torch.where(scale == 0, torch.zeros_like(wide), wide / scale))
-
-
-def ceil_to_ue8m0(x: Tensor) -> Tensor:
-    """See :func:`kernels.quantize.ceil_to_ue8m0`."""
-    bits = x.abs().view(torch.int32)
-    up = (bits + 0x7FFFFF) & 0x7F800000
-    up = torch.where(bits > 0x7F800000, bits, up)  # NaN keeps its payload
-    tiny = torch.where(bits <= 0x00400000, 0x00400000, 0x00800000).to(torch.int32)  # 2**-127 or 2**-126
-    return torch.where(bits <= 0x00800000, tiny, up).view(torch.float32)
+# --- quantisers, on every device ---------------------------------------------------------------------------------
 
 
 @no_autocast_no_grad
@@ -122,43 +86,6 @@ def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tenso
     return q, pack_ue8m0(scale)
 
 
-def pack_ue8m0(scale: Tensor) -> Tensor:
-    """Exponent bytes of powers of two, four an int32 along the last axis (lowest first), column-major, aligned."""
-    exponents = (scale.contiguous().view(torch.int32) >> 23) & 0xFF
-    padded = torch.nn.functional.pad(exponents, (0, -scale.shape[-1] % 4))
-    words = padded.to(torch.uint8).view(torch.int32)
-    return column_major(words, 4)
-
-
-def cast_blocks(x: Tensor, rows: int, cols: int, floor: float, ue8m0: bool) -> tuple[Tensor, Tensor]:
-    """DeepGEMM's cast over ``rows x cols`` blocks: ``scale = max(amax, floor) / 448``, ``q = sat(x * (1/scale))``."""
-    m, n = x.shape
-    padded = torch.nn.functional.pad(x, (0, -n % cols, 0, -m % rows))
-    view = padded.view(padded.shape[0] // rows, rows, padded.shape[1] // cols, cols)
-    amax = view.abs().amax(dim=(1, 3), keepdim=True).to(torch.float32).clamp(min=floor)
-    scale = amax / fp8_max(x)
-    if ue8m0:
-        scale = ceil_to_ue8m0(scale)
-    codes = saturate(view.to(torch.float32) * scale.reciprocal())
-    return codes.view(padded.shape)[:m, :n].contiguous(), scale.view(view.shape[0], view.shape[2])
-
-
-def flashinfer_blocks(x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """FlashInfer's formula over ``rows x 128`` blocks: ``inv = 448/amax`` (1 for zeros), ``scale = 1/inv``.
-
-    NaN is left out of the amax (the device's bf16 ``max`` drops it) and keeps its NaN code. Where 448/amax overflows,
-    ``inv`` is the largest finite value of the dtype of ``x``, so that a zero beside tiny values gives no 0 * inf.
-    """
-    m, k = x.shape
-    padded = torch.nn.functional.pad(x.to(torch.float32), (0, 0, 0, -m % rows))
-    view = padded.view(padded.shape[0] // rows, rows, k // BLOCK, BLOCK)
-    magnitude = view.abs()
-    amax = torch.where(magnitude.isnan(), torch.zeros_like(magnitude), magnitude).amax(dim=(1, 3), keepdim=True)
-    inv = torch.where(amax == 0, torch.ones_like(amax), fp8_max(x) / amax).clamp(max=torch.finfo(x.dtype).max)
-    codes = saturate(view * inv).view(padded.shape)[:m].contiguous()
-    return codes, inv.reciprocal().view(view.shape[0], view.shape[2])
-
-
 # --- products, on CPU tensors ----------------------------------------------------------------------------------------
 
 
@@ -205,10 +132,6 @@ def fp8_gemm_nt(
     """Dense product into ``out``; ``c`` is added in float32 before the cast."""
     acc = block_product(a, a_scale, b, b_scale)
     out.copy_(acc if c is None else acc + c.to(torch.float32))
-
-
-aligned_gemm_nt = fp8_gemm_nt
-"""Plain torch needs no alignment; see :func:`kernels.backends.deep_gemm.aligned_gemm_nt`."""
 
 
 @no_autocast_no_grad
@@ -368,3 +291,19 @@ def paged_metadata(lens: Tensor, block_size: int, num_sms: int) -> Tensor:
     sequence = torch.searchsorted(ends, starts, right=True)
     before = torch.cat([ends.new_zeros(1), ends])[sequence]
     return torch.stack([sequence, starts - before], dim=1).to(torch.int32).to(lens.device)
+
+
+def alignment() -> int:
+    """Rows to which a run is aligned; plain torch takes any, and is prepared as the kernels are."""
+    return BLOCK
+
+
+BACKEND = Backend(
+    name="eager", kernel=kernel,
+    quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
+    quant_group_packed=quant_group_packed,
+    linear=linear, block_linear=block_linear, fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=fp8_gemm_nt,
+    blockscale_sm90=blockscale_sm90, grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked,
+    alignment=alignment, grouped_scaled=grouped_scaled, moe_trtllm=moe_trtllm,
+    mqa_logits=mqa_logits, paged_mqa_logits=paged_mqa_logits, paged_metadata=paged_metadata,
+)  # fmt: skip

@@ -8,7 +8,7 @@ converted to ``[K/128, align(M, 4)]`` unless it has that layout, bf16 weights ar
 One fault remains in the common call. The kernel quantises bf16 activations with an approximate 448/amax that flushes
 subnormals (measured on an H200): a group of 128 whose amax lies above ``HIGH`` or, but for 0, at or below ``LOW``
 becomes NaN, as a whole or in its zeros. Only the device knows whether an input has such a group: a check waits for it
-(:func:`refuse_lost`, on demand), and quantising before the call costs a launch. A network's activations lie far
+(:func:`lost_groups`, on demand), and quantising before the call costs a launch. A network's activations lie far
 inside that range.
 
 Not covered: FP4, the sm100 block-scaled products, all-to-all communication.
@@ -19,25 +19,23 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kernels import support
 from kernels.backends._host import ALIGNMENT, allocator, dense, is_other_device, on_its_device
+from kernels.backends.declaration import Backend
 from kernels.config import current_config
-from kernels.errors import MissingPackageError, ValueRangeError
+from kernels.errors import MissingPackageError
+from kernels.fast import flashinfer as direct
+from kernels.fast.flashinfer import Runner
 
 if TYPE_CHECKING:
     from kernels.plan import Problem
     from kernels.platform import Machine
 
-
-why_not = functools.partial(support.why_not, "flashinfer")
-"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -63,20 +61,13 @@ HIGH = 2.0**126
 """Largest amax that the quantiser keeps: above it the approximate reciprocal is flushed to 0, and 0 * inf is NaN."""
 
 
-def refuse_lost(x: Tensor) -> None:
-    """ValueRangeError names the first group of a bf16 ``x [M, K]`` that the kernel's quantiser may turn into NaN.
+def lost_groups(x: Tensor) -> Tensor:
+    """The groups of a bf16 ``x [M, K]`` that the kernel's quantiser may turn into NaN, bool ``[M, K/128]``.
 
-    Waits for the device. Groups with an infinity are skipped and NaN is left out of the amax: both give NaN anyway.
+    Groups with an infinity are left out, and NaN is left out of the amax: both give NaN anyway.
     """
     amax = x.abs().nan_to_num(nan=0.0, posinf=torch.inf).view(x.shape[0], -1, 128).amax(dim=-1)
-    lost = (torch.isfinite(amax) & (amax > HIGH)) | ((amax > 0) & (amax <= LOW))
-    if bool(lost.any()):
-        row, group = (int(i) for i in lost.nonzero()[0])
-        raise ValueRangeError(
-            f"row {row}, columns {128 * group} to {128 * group + 127} of input have amax {float(amax[row, group])}; "
-            "FlashInfer's quantiser makes NaN of a group above 2^126 or, but for 0, below 2^-119. Quantise with "
-            "per_token_group_quant_fp8 and pass its codes and scale, or scale the input"
-        )
+    return (torch.isfinite(amax) & (amax > HIGH)) | ((amax > 0) & (amax <= LOW))
 
 
 @functools.cache
@@ -98,10 +89,12 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tenso
     scale = None if a_scale is None else kernel_scale(a_scale)
     b_scale = b_scale if b_scale.is_contiguous() else b_scale.contiguous()
     (m, k), n = a.shape, b.shape[0]
-    direct = out is not None and out.is_contiguous() and out.data_ptr() % ALIGNMENT == 0
     allocate = allocator(a.device)
-    target: Tensor = out if direct else allocate((m, n), (n, 1), torch.bfloat16)  # type: ignore[assignment]
-    runner = _runner(current_config().flashinfer_observed)
+    if out is not None and out.is_contiguous() and out.data_ptr() % ALIGNMENT == 0:
+        target = out
+    else:
+        target = allocate((m, n), (n, 1), torch.bfloat16)
+    runner = _fast_runner()
     if runner is None:
         with ONE_CALL:
             library("flashinfer.gemm").fp8_blockscale_gemm_sm90(a, b, scale, b_scale, target)
@@ -110,7 +103,7 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tenso
             workspace = allocate((runner.workspace(m, n, k),), (1,), torch.uint8)
             runner.configure(workspace)
             runner.run(a, b, target, scale, b_scale)
-    return target if out is None or direct else out.copy_(target)
+    return target if out is None or target is out else out.copy_(target)
 
 
 ONE_CALL = threading.Lock()
@@ -120,25 +113,17 @@ wrong on an H200). The runner also stores the largest M that it was queried with
 that a size is valid only until the next query.
 
 Not covered: calls of FlashInfer in other threads that bypass this module."""
-RUNNER_RELEASES = ("0.6.18", "0.6.18.post1")
-"""Releases whose public function only adds checks, which this layer makes itself, to the calls of the runner."""
 
 
-class _Runner(NamedTuple):
-    """The calls of FlashInfer's runner, without its Python checks, which cost as much time as a small kernel."""
-
-    workspace: Callable[[int, int, int], int]
-    configure: Callable[[Tensor], None]
-    run: Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], None]
+def _fast_runner() -> Runner | None:
+    """The runner of a known release that nobody observes, else None (:mod:`kernels.fast.flashinfer`)."""
+    config = current_config()
+    return _runner() if config.fast_paths and not config.flashinfer_observed else None
 
 
 @functools.cache
-def _runner(observed: bool) -> _Runner | None:
-    """The runner where the release is known and FlashInfer's logging and tracing are off, else None."""
-    if observed or getattr(library(), "__version__", None) not in RUNNER_RELEASES:
-        return None
-    found = library("flashinfer.gemm.gemm_base").get_fp8_blockscale_gemm_runner_sm90()
-    return _Runner(found.get_workspace_size, found.configure_workspace, found.run_gemm)
+def _runner() -> Runner | None:
+    return direct.runner(library(), lambda: library("flashinfer.gemm.gemm_base"))
 
 
 def kernel_scale(scale: Tensor) -> Tensor:
@@ -154,14 +139,16 @@ def kernel_scale(scale: Tensor) -> Tensor:
 def moe_trtllm(**arguments: Any) -> Tensor:
     """``trtllm_fp8_per_tensor_scale_moe`` with the arguments as published."""
     result = library("flashinfer.fused_moe").trtllm_fp8_per_tensor_scale_moe(**arguments)
-    return result[0] if isinstance(result, list) else result  # type: ignore[no-any-return]  # untyped library
+    made: Tensor = result[0] if isinstance(result, list) else result
+    return made
 
 
 @on_its_device
 def moe_cutlass(**arguments: Any) -> Tensor:
     """``cutlass_fused_moe`` with the arguments as published."""
     result = library("flashinfer.fused_moe").cutlass_fused_moe(**arguments)
-    return result[0] if isinstance(result, list | tuple) else result  # type: ignore[no-any-return]  # untyped library
+    made: Tensor = result[0] if isinstance(result, list | tuple) else result
+    return made
 
 
 def _owns(scale: Tensor, elements: int) -> bool:
@@ -172,3 +159,16 @@ def _padded(scale: Tensor, lead: int) -> Tensor:
     ready = scale.new_zeros(scale.shape[1], lead)
     ready[:, : scale.shape[0]] = scale.t()
     return ready
+
+
+def missing(p: Problem, machine: Machine) -> str | None:
+    """A release may lack a routine."""
+    module = library("flashinfer.fused_moe" if p.op.startswith("moe") else "flashinfer.gemm")
+    name = kernel(p, machine)
+    return None if hasattr(module, name) else f"this release has no {name}; install a newer one"
+
+
+BACKEND = Backend(
+    name="flashinfer", kernel=kernel, steps=steps, missing=missing,
+    blockscale_sm90=blockscale_sm90, lost_groups=lost_groups, moe_trtllm=moe_trtllm, moe_cutlass=moe_cutlass,
+)  # fmt: skip

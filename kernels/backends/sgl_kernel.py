@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernels import support
 from kernels.backends._host import dense, on_its_device
+from kernels.backends.declaration import Backend
 from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError
 from kernels.support import SGL_WORD
 
@@ -42,9 +42,6 @@ ELEMENTS = 1 << 31
 GROUP_QUANT = ("sgl_per_token_group_quant_8bit", "sgl_per_token_group_quant_fp8")
 """The quantiser's names, newest first."""
 
-
-why_not = functools.partial(support.why_not, "sgl_kernel")
-"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -104,7 +101,7 @@ def linear(
 ) -> Tensor:
     """``[M, N]``: one chain over K, scales per token and channel, bias of the output dtype."""
     m, n = a.shape[0], b.shape[1]
-    return routine("fp8_scaled_mm")(  # type: ignore[no-any-return]  # a compiled operator is untyped
+    made: Tensor = routine("fp8_scaled_mm")(
         dense(a),
         dense(b.t()).t(),
         scale_a.reshape(-1).expand(m).contiguous(),
@@ -112,6 +109,7 @@ def linear(
         out_dtype,
         None if bias is None else bias.contiguous(),
     )
+    return made
 
 
 @on_its_device
@@ -122,9 +120,10 @@ def block_linear(
 
     The library pads M to a multiple of 4 by itself and crops the result.
     """
-    return routine("fp8_blockwise_scaled_mm")(  # type: ignore[no-any-return]  # a compiled operator is untyped
+    made: Tensor = routine("fp8_blockwise_scaled_mm")(
         dense(a), dense(b.t()).t(), scale_a.t().contiguous().t(), scale_b.t().contiguous().t(), out_dtype
     )
+    return made
 
 
 @on_its_device
@@ -175,3 +174,16 @@ def _quantise(x: Tensor, q: Tensor, scale: Tensor, group: int, eps: float, *, ue
     chosen = {"enable_v2": False} if "enable_v2" in inspect.signature(run).parameters else {}
     given = x.reshape(-1, x.shape[-1])
     run(dense(given), q.view(given.shape), scale, group, eps, -FP8_MAX, FP8_MAX, ue8m0, **chosen)
+
+
+def missing(p: Problem, machine: Machine) -> str | None:
+    """A release may lack a routine."""
+    name = kernel(p, machine)
+    routine(*GROUP_QUANT if name in GROUP_QUANT else (name,))
+    return None
+
+
+BACKEND = Backend(
+    name="sgl_kernel", kernel=kernel, steps=steps, missing=missing,
+    quant_group=quant_group, quant_group_packed=quant_group_packed, linear=linear, block_linear=block_linear,
+)  # fmt: skip

@@ -10,14 +10,13 @@ Not covered: fast accumulation (``use_fast_accum`` stays off: one chain over K l
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kernels import support
 from kernels.backends._host import dense, no_autocast_no_grad, pitched
+from kernels.backends.declaration import Backend
 from kernels.platform import Machine, current_machine
 from kernels.support import ROWWISE_CPU, rowwise_cublas
 
@@ -28,9 +27,6 @@ SCALE_MULTIPLE = 4
 """The block-scaled product takes scales for a multiple of 4 rows and a multiple of 4 blocks of K: torch checks the
 weight's, and cuBLASLt has no kernel for other numbers of rows (both seen with torch 2.11)."""
 
-
-why_not = partial(support.why_not, "torch")
-"""The first failing row of :data:`kernels.support.NEEDS`."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -157,3 +153,9 @@ def grouped_scaled(
         out_dtype=out_dtype,
     )
     return y
+
+
+BACKEND = Backend(
+    name="torch", kernel=kernel, steps=steps,
+    linear=linear, block_linear=block_linear, scaled_mm=scaled_mm, unfused=unfused, grouped_scaled=grouped_scaled,
+)  # fmt: skip

@@ -10,16 +10,15 @@ from __future__ import annotations
 import functools
 import importlib
 import struct
-from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kernels import support
-from kernels.backends._host import Allocate, allocator, column_major, on_its_device
+from kernels.backends._host import allocator, column_major, on_its_device
 from kernels.backends._launch import Launch
+from kernels.backends.declaration import Allocate, Backend, Quantiser
 from kernels.errors import MissingPackageError
 
 if TYPE_CHECKING:
@@ -32,20 +31,12 @@ LINEAR = 4096
 """Elements of one program of the per-tensor kernels."""
 
 
-why_not = functools.partial(support.why_not, "triton")
-"""The first failing row of :data:`kernels.support.NEEDS`."""
-
 
 def kernel(p: Problem, machine: Machine) -> str:
     """The kernel that runs."""
     return {"quant_group": "group_kernel", "quant_group_packed": "packed_kernel", "quant_token": "token_kernel"}.get(
         p.op, "tensor_kernel"
     )
-
-
-def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
-    """No preparation of the operands: the kernels take row strides."""
-    return ()
 
 
 @functools.cache
@@ -116,10 +107,6 @@ def quant_group(
 def group_quantiser(group: int, eps: float, ue8m0: bool, layout: str) -> Quantiser:
     """:func:`quant_group` for matrices, prepared: what does not depend on the matrix is done once."""
     return _group_quantiser(group, eps, ue8m0, layout, library()[1])
-
-
-Quantiser = Callable[[Tensor, Tensor | None, Allocate], tuple[Tensor, Tensor]]
-"""``(matrix, payload to write into or None, allocator) -> (payload, scales)``."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -198,3 +185,16 @@ def _power_of_two(n: int) -> int:
 
 def _tile(group: int) -> int:
     return max(1, TILE * 128 // _power_of_two(group))
+
+
+def missing(p: Problem, machine: Machine) -> str | None:
+    """Triton may be installed and not load."""
+    library()
+    return None
+
+
+BACKEND = Backend(
+    name="triton", kernel=kernel, missing=missing,
+    quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
+    group_quantiser=group_quantiser, quant_group_packed=quant_group_packed,
+)  # fmt: skip

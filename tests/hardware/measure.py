@@ -28,6 +28,7 @@ FAMILIES: dict[str, tuple[Callable[[Notes, str], None], ...]] = {
     "layouts": (probes.masked_stores, probes.row_pitch),
     "threads": (probes.threads,),
     "overhead": (timings.overhead,),
+    "fast": (timings.fast_paths,),
     "linear": (timings.end_to_end,),
     "bandwidth": (timings.bandwidth,),
     "graphs": (timings.graphs, timings.compiled),

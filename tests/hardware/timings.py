@@ -15,8 +15,9 @@ from benchmarks import test_bench_cuda as bench
 from hardware.notes import Notes
 from torch import Tensor
 
-from kernels import blockscaled, linear, quantize
+from kernels import blockscaled, linear, plan, quantize
 from kernels.backends import _host, cutlass, flashinfer
+from kernels.config import Config, use_config
 from oracle.routines import cases, data
 
 ROUNDS = 25
@@ -97,6 +98,8 @@ def overhead(notes: Notes, device: str) -> None:
         dense: dict[str, Callable[[], object]] = {
             "layer": lambda: blockscaled.fp8_gemm_nt((t["a"], scale), (t["b"], t["b_scale"]), out)
         }
+        kept = blockscaled.prepare_fp8_gemm_nt((t["b"], t["b_scale"]))
+        dense["kept plan"] = lambda: kept((t["a"], scale), out)
         if device == "cuda":
             bare = importlib.import_module("deep_gemm").fp8_gemm_nt
             dense["bare"] = lambda: bare(
@@ -106,11 +109,13 @@ def overhead(notes: Notes, device: str) -> None:
     x = activation(64, 512, device)
     with notes.attempt("timing: overhead of the M switch"):
         switch = blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm
+        kept_linear = blockscaled.prepare_blockscale_linear(t["b"], t["b_scale"])
         operator = torch.ops.fp8_kernels.dynamic_flashinfer_deepgemm_blockscale_gemm
         calls = {
             m: {
                 "layer": lambda m=m: switch(x[:m], t["b"], t["b_scale"]),
                 "operator": lambda m=m: operator(x[:m], t["b"], t["b_scale"], 128, False),
+                "kept plan": lambda m=m: kept_linear(x[:m]),
             }
             for m in (16, 64)
         }
@@ -131,6 +136,35 @@ def overhead(notes: Notes, device: str) -> None:
             notes.time(f"host_us.switch M={m}", host_microseconds(candidates, device))
 
 
+def fast_paths(notes: Notes, device: str) -> None:
+    """Host time of each way past a library's public function (``kernels/fast``), and of the public way."""
+    t, x = product(16, 512, 512, device), activation(64, 512, device)
+    scale, out = _host.column_major(t["a_scale"], 4), torch.empty(16, 512, dtype=torch.bfloat16, device=device)
+    backend, where = "deep_gemm" if device == "cuda" else "eager", out.device
+    gemm = plan.backend_of(backend).aligned_gemm_nt
+    quantise = plan.backend_of("triton" if device == "cuda" else "eager")
+    small = plan.backend_of("flashinfer" if device == "cuda" else "eager").blockscale_sm90
+    ways: dict[str, Callable[[], object]] = {
+        "deep_gemm": lambda: gemm(t["a"], scale, t["b"], t["b_scale"], out, None, True),
+        "flashinfer": lambda: small(x[:16], None, t["b"], t["b_scale"], None),
+        "triton": lambda: quantise.quant_group(x, 128, 1e-10, False, "tma", None),
+        "torch": lambda: _host.allocator(where)((64, 512), (512, 1), torch.bfloat16),
+    }
+
+    def public(call: Callable[[], object]) -> object:
+        with use_config(Config(fast_paths=False)):
+            return call()
+
+    def known(call: Callable[[], object]) -> object:
+        with use_config(Config()):
+            return call()
+
+    for library, call in ways.items():
+        with notes.attempt(f"timing: fast path of {library}"):
+            both = {"fast": lambda call=call: known(call), "public": lambda call=call: public(call)}
+            notes.time(f"host_us.fast {library}", host_microseconds(both, device))
+
+
 def end_to_end(notes: Notes, device: str) -> None:
     """bf16-to-bf16 block-scaled linear: the layer against the bare sequence of library calls."""
     n, k = (4096, 7168) if device == "cuda" else (256, 512)
@@ -139,8 +173,10 @@ def end_to_end(notes: Notes, device: str) -> None:
     for m in (16, 64, 512, 4096) if device == "cuda" else (16, 64):
         with notes.attempt(f"timing: linear M={m}"):
             x = activation(m, k, device)
+            kept = blockscaled.prepare_blockscale_linear(b, bs)
             calls: dict[str, Callable[[int], object]] = {
-                "layer": lambda _, x=x: blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm(x, b, bs)
+                "layer": lambda _, x=x: blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm(x, b, bs),
+                "kept plan": lambda _, x=x, kept=kept: kept(x),
             }
             if device == "cuda":
                 calls["bare"] = _bare_linear(x, b, bs)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.backends import deep_gemm, flashinfer, torch_ops
 from kernels.config import Config
+from kernels.fast import flashinfer as fast_flashinfer
 from kernels.plan import Problem
 from kernels.platform import current_machine
 
@@ -50,7 +51,8 @@ def make() -> SimpleNamespace:
 @pytest.fixture(scope="session")
 def rowwise_refused() -> str | None:
     """Why this machine's torch has no row-wise product for CPU tensors, or None."""
-    return torch_ops.why_not(Problem("torch_linear", device="cpu", kernel="rowwise"), current_machine(), Config())
+    rowwise = Problem("torch_linear", device="cpu", kernel="rowwise")
+    return torch_ops.BACKEND.why_not(rowwise, current_machine(), Config())
 
 
 @pytest.fixture
@@ -58,7 +60,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     """An empty module in place of DeepGEMM."""
     module = types.ModuleType("deep_gemm")
     monkeypatch.setitem(sys.modules, "deep_gemm", module)
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "unused")
     caches = (deep_gemm.library, deep_gemm.symbol, deep_gemm.compiled_gemm, deep_gemm.takes_2d_lens)
     for cache in caches:
         cache.cache_clear()
@@ -103,7 +104,7 @@ def flashinfer_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str]
         out.fill_(2.0)
 
     def release(version: str) -> list[tuple[Tensor | None, ...]]:
-        known = version in flashinfer.RUNNER_RELEASES
+        known = version in fast_flashinfer.RELEASES
 
         def public(x: Tensor, w: Tensor, xs: Tensor | None, ws: Tensor, out: Tensor) -> None:
             assert not known

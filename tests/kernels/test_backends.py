@@ -1,6 +1,7 @@
 """Backends against stand-ins for their libraries: what is handed over, in which layout, across releases."""
 
 import contextlib
+import dataclasses
 import sys
 import threading
 import time
@@ -13,9 +14,9 @@ import torch
 from kernels import blockscaled
 from kernels.backends import cutlass, deep_gemm, flashinfer, sgl_kernel, torch_ops
 from kernels.backends import eager as plain
-from kernels.config import Config
-from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError, ValueRangeError
-from kernels.plan import Problem
+from kernels.config import Config, use_config
+from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError, Unavailable, ValueRangeError
+from kernels.plan import Problem, plan
 from kernels.platform import Machine
 
 FP8 = torch.float8_e4m3fn
@@ -91,7 +92,6 @@ class TestDeepGemmDrift:
     def test_absent_library_names_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in deep_gemm.IMPORT_NAMES:
             monkeypatch.setitem(sys.modules, name, None)
-        monkeypatch.setenv("DG_JIT_CACHE_DIR", "unused")
         deep_gemm.library.cache_clear()
         with pytest.raises(MissingPackageError, match="sgl-deep-gemm"):
             deep_gemm.library()
@@ -254,12 +254,49 @@ class TestCutlass:
         ready = torch.rand(2, 8).t()
         assert cutlass.m_major(ready, 8) is ready
 
-    def test_missing_operators(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        if hasattr(torch.ops._C, "cutlass_scaled_mm"):
-            pytest.skip("vLLM's operators are loaded in this process")
-        cutlass.operators.cache_clear()
+    def test_missing_operators(self, unloaded) -> None:
         with pytest.raises(MissingPackageError, match="install vLLM"):
             cutlass.operators()
+
+    def test_no_library_is_loaded_beside_a_file_that_is_none(self, unloaded, tmp_path, monkeypatch) -> None:
+        """Loading cannot be undone, so the mistake is seen before; two libraries are loaded, and said (the twin)."""
+        good, other, text = (tmp_path / name for name in ("a.so", "b.so", "c.so"))
+        for path in (good, other):
+            path.write_bytes(cutlass.ELF + b"...")
+        text.write_text("no library")
+        opened: list[str] = []
+        monkeypatch.setattr(cutlass.ctypes, "CDLL", opened.append)
+        for wrong in (text, tmp_path / "absent.so"):
+            with use_config(Config(vllm_ops_library=f"{good}:{wrong}")), pytest.raises(MissingPackageError) as caught:
+                cutlass.operators()
+            assert wrong.name in str(caught.value) and opened == []
+        with use_config(Config(vllm_ops_library=f"{good}:{other}")), pytest.raises(MissingPackageError):
+            cutlass.operators()  # these two register nothing
+        assert opened == [str(good), str(other)]
+
+    def test_an_operator_that_is_missing_is_known_before_the_call(self, monkeypatch) -> None:
+        """Of vLLM's two libraries one is there: the plan says which operator is not, and takes the next backend."""
+        machine = dataclasses.replace(Machine.described("sm90").with_package("triton", "no triton"), live=True)
+        half = types.SimpleNamespace(cutlass_scaled_mm=1)
+        whole = types.SimpleNamespace(cutlass_scaled_mm=1, dynamic_per_token_scaled_fp8_quant=1)
+        for found, backend in ((whole, "cutlass"), (half, "eager")):
+            monkeypatch.setattr(cutlass, "operators", lambda found=found: found)
+            monkeypatch.setattr(cutlass, "_loaded", lambda: (None, {"b.so": "cannot open"}))
+            monkeypatch.setattr(sgl_kernel, "library", lambda: types.SimpleNamespace())
+            made = plan(Problem("quant_token"), machine, Config())
+            assert made.backend == backend
+        why = dict(made.reasons)["cutlass"]
+        assert isinstance(why, Unavailable) and "no dynamic_per_token_scaled_fp8_quant" in why and "b.so" in why
+        with pytest.raises(MissingPackageError):
+            plan(Problem("quant_token"), machine, Config(backend="cutlass"))
+
+    @pytest.fixture
+    def unloaded(self) -> Iterator[None]:
+        if hasattr(torch.ops._C, "cutlass_scaled_mm"):
+            pytest.skip("vLLM's operators are loaded in this process")
+        cutlass._loaded.cache_clear()
+        yield
+        cutlass._loaded.cache_clear()
 
 
 class TestFlashInfer:
@@ -280,8 +317,9 @@ class TestFlashInfer:
         """Who asked FlashInfer to log or to trace its calls sees them."""
         flashinfer_calls("0.6.18.post1")
         for value, direct in (("0", True), ("", True), ("1", False)):
-            observed = Config.from_environment({switch: value}).flashinfer_observed
-            assert (flashinfer._runner(observed) is not None) is direct
+            assert Config.from_environment({switch: value}).flashinfer_observed is not direct
+            with use_config(Config.from_environment({switch: value})):
+                assert (flashinfer._fast_runner() is not None) is direct
 
     def test_the_workspace_is_that_of_this_moment(self, flashinfer_calls, make, monkeypatch) -> None:
         """The runner lays it out by the most rows it was ever asked for: a size from before is too small."""
@@ -293,9 +331,9 @@ class TestFlashInfer:
                 flashinfer.blockscale_sm90(torch.zeros(m, 256).bfloat16(), None, weight, scale)
 
         calls()
-        runner = flashinfer._runner(False)
+        runner = flashinfer._fast_runner()
         remembered = runner._replace(workspace=lambda m, n, k: m * k + m * (k // 128) * 4)
-        monkeypatch.setattr(flashinfer, "_runner", lambda observed: remembered)
+        monkeypatch.setattr(flashinfer, "_fast_runner", lambda: remembered)
         with pytest.raises(AssertionError, match="beyond the workspace"):  # the twin: sizes that forget
             calls()
 
@@ -303,7 +341,7 @@ class TestFlashInfer:
     def test_threads_do_not_share_a_workspace(self, flashinfer_calls, make, monkeypatch, locked: bool) -> None:
         """One runner keeps the last workspace given; without the lock another thread's is used."""
         flashinfer_calls("0.6.18.post1")
-        runner, wrong, start = flashinfer._runner(False), [], threading.Barrier(4)
+        runner, wrong, start = flashinfer._fast_runner(), [], threading.Barrier(4)
         given, last, asked = threading.local(), [], []
 
         def size(m: int, n: int, k: int) -> int:
@@ -320,7 +358,7 @@ class TestFlashInfer:
             wrong.append(last[0] is not given.mine or asked[0] != threading.get_ident())
 
         watched = runner._replace(workspace=size, configure=configure, run=run)
-        monkeypatch.setattr(flashinfer, "_runner", lambda observed: watched)
+        monkeypatch.setattr(flashinfer, "_fast_runner", lambda: watched)
         if not locked:
             monkeypatch.setattr(flashinfer, "ONE_CALL", contextlib.nullcontext())
         operands = torch.zeros(4, 128).bfloat16(), None, make.codes(64, 128), torch.ones(1, 1)
@@ -356,25 +394,35 @@ class TestFlashInfer:
         x = torch.zeros(3, 384).bfloat16()
         x[1] = 1.0
         x[2, 130] = value
+        lost = flashinfer.lost_groups(x)
+        assert lost.sum() == refused and lost[2, 1] == refused
         if refused:
-            with pytest.raises(ValueRangeError, match=r"row 2, columns 128 to 255 .* per_token_group_quant_fp8"):
-                flashinfer.refuse_lost(x)
-        else:
-            flashinfer.refuse_lost(x)
+            said = blockscaled._lost_group(x, lost)
+            assert said.startswith("row 2, columns 128 to 255 ") and "per_token_group_quant_fp8" in said
 
-    @pytest.mark.parametrize(("check", "backend"), [(True, "flashinfer"), (False, "flashinfer"), (True, "eager")])
-    def test_values_are_looked_at_on_demand_only(self, monkeypatch, make, check: bool, backend: str) -> None:
+    @pytest.mark.parametrize("loses", [True, False])
+    @pytest.mark.parametrize("check", [True, False])
+    def test_values_are_looked_at_on_demand_only(self, monkeypatch, make, check: bool, loses: bool) -> None:
         looked = []
-        fake = types.SimpleNamespace(refuse_lost=looked.append, blockscale_sm90=lambda *operands: operands[0])
-        plan = types.SimpleNamespace(backend=backend)
-        monkeypatch.setattr(blockscaled, "routed", lambda *problem: (fake, plan))
+
+        def lost(x: torch.Tensor) -> torch.Tensor:
+            looked.append(x)
+            return flashinfer.lost_groups(x)
+
+        fake = dataclasses.replace(
+            plain.BACKEND, lost_groups=lost if loses else None, blockscale_sm90=lambda *operands: operands[0]
+        )
+        monkeypatch.setattr(blockscaled, "route", lambda *problem: fake)
         x = torch.full((2, 128), 2.0**127).bfloat16()
-        blockscaled.fp8_blockscale_gemm_sm90(x, make.codes(64, 128), None, torch.ones(1, 1), check=check)
-        assert len(looked) == (check and backend == "flashinfer")
+        operands = make.codes(64, 128), None, torch.ones(1, 1)
+        refused = pytest.raises(ValueRangeError, match="row 0") if check and loses else contextlib.nullcontext()
+        with refused:
+            blockscaled.fp8_blockscale_gemm_sm90(x, *operands, check=check)
+        assert len(looked) == (check and loses)
         blockscaled.fp8_blockscale_gemm_sm90(
             make.codes(2, 128), make.codes(64, 128), torch.ones(2, 1), torch.ones(1, 1), check=check
         )
-        assert len(looked) == (check and backend == "flashinfer"), "E4M3 is not quantised inside"
+        assert len(looked) == (check and loses), "E4M3 is not quantised inside"
 
     def test_the_plan_says_so(self) -> None:
         wide, coded = (Problem("blockscale_sm90", m=8, n=64, k=128, a_dtype=d) for d in ("bfloat16", "float8_e4m3fn"))

@@ -26,7 +26,7 @@ from kernels.platform import current_machine
 FP8 = torch.float8_e4m3fn
 Call = tuple[Callable[..., Any], dict[str, Any]]
 # what an older torch refuses for every operand is no right call of it; see test_linear.TestRowwiseOnTheCpu
-ROWWISE_REFUSED = torch_ops.why_not(
+ROWWISE_REFUSED = torch_ops.BACKEND.why_not(
     Problem("torch_linear", device="cpu", kernel="rowwise"), current_machine(), Config()
 )
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import blockscaled as bs
-from kernels import quantize, routes
+from kernels import context, quantize, routes
 from kernels.config import Config, use_config
 from kernels.errors import DeviceError, DtypeError, InputError, LayoutError, NoBackendError, OptionError, ShapeError
 
@@ -190,6 +190,60 @@ class TestWhatIsRemembered:
             bs.dynamic_flashinfer_deepgemm_blockscale_gemm(**right)
         with pytest.raises(error):
             bs.dynamic_flashinfer_deepgemm_blockscale_gemm(**{**right, name: change(right[name])})
+
+    @pytest.mark.parametrize("verb", ["linear", "gemm"])
+    @pytest.mark.parametrize(
+        ("change", "error"),
+        [
+            (lambda w, s: w.t_(), ShapeError),
+            (lambda w, s: s.t_(), ShapeError),
+            (lambda w, s: setattr(w, "data", w.data.view(torch.float8_e5m2)), DtypeError),
+            (lambda w, s: w.untyped_storage().resize_(0), InputError),
+            (lambda w, s: s.untyped_storage().resize_(0), InputError),
+        ],
+        ids=["weight transposed", "scale transposed", "another dtype", "weight freed", "scale freed"],
+    )
+    def test_a_weight_that_changed_in_place_is_another(self, make, verb: str, change, error: type[Exception]) -> None:
+        """Though the object is the one that was met; new values in the same memory are read (the twin)."""
+        x, w, s = torch.randn(40, 256).bfloat16(), make.codes(384, 256), make.scales(3, 2)
+        out = torch.zeros(40, 384, dtype=torch.bfloat16)
+        q, xs = quantize.per_token_group_quant_fp8(x, 128)
+
+        def call() -> torch.Tensor:
+            if verb == "linear":
+                return bs.dynamic_flashinfer_deepgemm_blockscale_gemm(x, w, s)
+            bs.fp8_gemm_nt((q, xs), (w, s), out)
+            return out.clone()
+
+        first = call()
+        assert len(context.current().weights) and torch.equal(call(), first)
+        w.copy_(make.codes(384, 256, seed=1))
+        assert not torch.equal(call(), first)
+        change(w, s)
+        with pytest.raises(error):
+            call()
+
+    def test_a_kept_plan_gives_the_bits_and_the_errors_of_the_verb(self, make) -> None:
+        w, s = make.codes(384, 256), make.scales(3, 2)
+        linear, gemm = bs.prepare_blockscale_linear(w, s), bs.prepare_fp8_gemm_nt((w, s))
+        for m in (0, 1, 31, 32, 40):
+            x, out = torch.randn(m, 256).bfloat16(), torch.zeros(m, 384, dtype=torch.bfloat16)
+            right = bs.dynamic_flashinfer_deepgemm_blockscale_gemm(x, w, s)
+            assert torch.equal(linear(x), right)
+            q, xs = quantize.per_token_group_quant_fp8(x, 128)
+            gemm((q, xs), out)
+            assert torch.equal(out, bs.deepgemm_blockscale_linear(x, w, s))
+            for wrong, error in ((x.float(), DtypeError), (x[:, :128], ShapeError), (x.to("meta"), DeviceError)):
+                with pytest.raises(error):
+                    linear(wrong)
+            with pytest.raises(ShapeError):
+                gemm((q, xs), out[:, :64])
+            with pytest.raises(DtypeError):
+                gemm((q.view(torch.uint8), xs), out)
+        with pytest.raises(ShapeError, match="b_scale"):
+            bs.prepare_fp8_gemm_nt((w, s[:2]))
+        with pytest.raises(ShapeError, match="weight_scale"):
+            bs.prepare_blockscale_linear(w, s[:2])
 
     def test_the_option_is_part_of_it(self, make) -> None:
         x, w, s = torch.randn(40, 256).bfloat16(), make.codes(384, 256), make.scales(3, 2)

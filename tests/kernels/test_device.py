@@ -14,7 +14,8 @@ from kernels import blockscaled
 from kernels.backends import _host, cutlass, deep_gemm, flashinfer, sgl_kernel
 
 HELPERS = {
-    "refuse_lost", "kernel_scale", "m_major", "columns", "addressable", "writable", "context_lens",  # torch alone
+    "operators", "lost_groups", "kernel_scale", "m_major", "columns", "addressable", "writable",  # torch alone
+    "context_lens",
     "blockscale_sm90", "fp8_gemm_nt", "aligned_gemm_nt",  # see below: two look by themselves, the third's callers do
 }  # fmt: skip
 
@@ -88,7 +89,7 @@ def test_quantise_then_gemm(current: list[int], make, monkeypatch: pytest.Monkey
     allocate = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
     quantised = make.codes(4, 128), torch.ones(4, 1)
     monkeypatch.setattr(blockscaled, "_quantiser", lambda backend, e8m0: lambda x, out, allocate: quantised)
-    linear = blockscaled._quantise_then_gemm("cpu", torch.bfloat16, 128, 128, False)
+    linear = blockscaled._quantise_then_gemm(torch.device("cpu"), torch.bfloat16, 128, 128, False)
     monkeypatch.setattr(blockscaled, "allocator", lambda device: seen.append(current[-1]) or allocate)
     x = torch.zeros(4, 128).bfloat16().as_subclass(Elsewhere)
     assert linear(x, make.codes(128, 128), torch.ones(1, 1)).shape == (4, 128)

@@ -6,6 +6,7 @@ Every case of the quick profile passes; and each sabotage of a piece of the laye
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,7 +83,8 @@ def kernel(change: Change) -> Sabotage:
 
     def sabotage(monkeypatch: pytest.MonkeyPatch) -> None:
         right = eager.moe_trtllm
-        monkeypatch.setattr(eager, "moe_trtllm", lambda **arguments: right(**(arguments | change(arguments))))
+        wrong = replace(eager.BACKEND, moe_trtllm=lambda **arguments: right(**(arguments | change(arguments))))
+        monkeypatch.setattr(eager, "BACKEND", wrong)
 
     return sabotage
 
@@ -317,7 +319,7 @@ class TestRuns:
             return right(**(named | change(named)))
 
         assert run(self.CASE).status is Status.PASSED
-        monkeypatch.setattr(eager, "grouped_scaled", wrong)
+        monkeypatch.setattr(eager, "BACKEND", replace(eager.BACKEND, grouped_scaled=wrong))
         assert run(self.CASE).status is Status.FAILED
 
     def test_rows_of_nobody_may_hold_anything(self) -> None:

@@ -57,10 +57,10 @@ class TestContiguous:
     def test_a_tile_holds_one_expert(self, tiles: list[list[int]], good: bool) -> None:
         indices = torch.tensor(tiles, dtype=torch.int32).flatten()
         if good:
-            grouped._check_indices(indices, G, 4)
+            grouped._check_indices(True, indices, G, 4)
         else:
             with pytest.raises(ValueRangeError, match="two experts"):
-                grouped._check_indices(indices, G, 4)
+                grouped._check_indices(True, indices, G, 4)
 
     def test_alignment(self) -> None:
         assert grouped.get_mk_alignment_for_contiguous_layout() == 128

@@ -1,10 +1,17 @@
-"""Importing the layer imports no GPU library."""
+"""Importing the layer imports no GPU library, and no verb imports a backend."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import kernels
+from kernels.plan import MODULES
+
+PACKAGE = Path(kernels.__file__).parent
 
 LIBRARIES = ("deep_gemm", "flashinfer", "vllm", "triton", "sgl_kernel", "oracle")
 SCRIPT = """
@@ -30,6 +37,31 @@ def added(extra: str = "") -> set[str]:
 )
 def test_no_gpu_library_is_imported(use: str) -> None:
     assert not added(use) & set(LIBRARIES)
+
+
+def backends_of(source: str) -> set[str]:
+    """Backends that a module imports: files of ``kernels/backends`` that end with a declaration."""
+    named: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kernels.backends"):
+            named |= {(node.module or "").rpartition(".")[2], *(alias.name for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            paths = [alias.name for alias in node.names]
+            named |= {path.rpartition(".")[2] for path in paths if path.startswith("kernels.backends.")}
+    return named & {module.rpartition(".")[2] for module in MODULES.values()}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
+def test_no_module_imports_a_backend(path: Path) -> None:
+    """They are reached through a plan alone, by name."""
+    assert backends_of(path.read_text()) == set()
+
+
+def test_an_import_of_a_backend_is_seen() -> None:
+    """The twin."""
+    for line in ("from kernels.backends import eager", "import kernels.backends.cutlass as c",
+                 "def f():\n    from kernels.backends.deep_gemm import library"):  # fmt: skip
+        assert len(backends_of(line)) == 1
 
 
 def test_the_check_sees_an_import() -> None:

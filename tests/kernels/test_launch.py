@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kernels.backends import _launch
+from kernels.fast import triton as fast
 
 GRID = ("gridX", "gridY", "gridZ", "stream", "function")
 HANDED_ON = ("packed_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook")
@@ -19,8 +19,6 @@ LAUNCH_ARGUMENTS = {
     "3.5.1": (*GRID, "launch_cooperative_grid", "launch_pdl", "global_scratch", "profile_scratch", *HANDED_ON),
     "3.6.0": (*GRID, "launch_cooperative_grid", "launch_pdl", "global_scratch", "profile_scratch", *HANDED_ON),
 }
-RUN_ARGUMENTS = (*GRID, *HANDED_ON)
-"""Positional parameters of the launcher itself; as JITFunction.run of both releases calls it."""
 NO_HOOKS: dict[str, object] = dict.fromkeys(HANDED_ON[1:])
 VALUES: dict[str, object] = {
     **dict(zip(GRID, (3, 1, 1, 7, "function"), strict=True)),
@@ -53,7 +51,8 @@ def launcher(scratch: int = 0, profile: int = 0) -> Any:
 
 
 def start(run: Any) -> None:
-    made = _launch.starter(ready(run))
+    made = fast.starter(ready(run))
+    assert made is not None
     made.call(*(VALUES[name] for name in GRID[:4]), *made.fixed, *PARAMETERS)
 
 
@@ -61,6 +60,10 @@ def with_triton(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     module = ModuleType("triton")
     module.__version__ = release  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triton", module)
+
+
+def test_the_table_has_every_release() -> None:
+    assert set(LAUNCH_ARGUMENTS) == set(fast.RELEASES)
 
 
 @pytest.mark.parametrize("release", LAUNCH_ARGUMENTS)
@@ -75,17 +78,15 @@ def test_a_known_release_is_started_past_its_launcher(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("release", "scratch", "profile"),
-    [("3.4.0", 0, 0), ("3.7.0", 0, 0), ("3.60.0", 0, 0), ("3.6.0", 64, 0), ("3.6.0", 0, 8)],
+    [("3.4.0", 0, 0), ("3.6.1", 0, 0), ("3.7.0", 0, 0), ("3.60.0", 0, 0), ("3.6.0", 64, 0), ("3.6.0", 0, 8)],
 )
-def test_elsewhere_the_launcher_starts_it(
+def test_elsewhere_triton_starts_it(
     monkeypatch: pytest.MonkeyPatch, release: str, scratch: int, profile: int
 ) -> None:
     """Of a release that was not read, and where scratch memory is to be allocated."""
     with_triton(monkeypatch, release)
     run = launcher(scratch, profile)
-    start(run)
-    assert run.launch == []
-    assert list(run) == [(*(VALUES[name] for name in RUN_ARGUMENTS), *PARAMETERS)]
+    assert fast.starter(ready(run)) is None and run.launch == [] and list(run) == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
@@ -95,8 +96,8 @@ class TestInstalled:
     @pytest.fixture(autouse=True)
     def no_hooks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of profilers; a release may hold an empty chain of them, which the compiled ``launch`` would call."""
-        runtime = _launch.triton_runtime()
-        assert _launch._quiet(runtime.launch_enter_hook) and _launch._quiet(runtime.launch_exit_hook)
+        runtime = fast._knobs()[0]
+        assert not fast.observed()
         monkeypatch.setattr(runtime, "launch_enter_hook", None)
         monkeypatch.setattr(runtime, "launch_exit_hook", None)
 
@@ -116,7 +117,8 @@ class TestInstalled:
         """Triton's own start of a compiled kernel, and ours."""
         kernel, started = self.kernel()
         kernel[(3, 1, 1)](*PARAMETERS, stream=VALUES["stream"])
-        made = _launch.starter(kernel)
+        made = fast.starter(kernel)
+        assert made is not None
         made.call(*(VALUES[name] for name in GRID[:4]), *made.fixed, *PARAMETERS)
         assert len(started) == 2 and started[0] == started[1]
 
@@ -125,7 +127,7 @@ class TestInstalled:
         import triton
 
         if triton.__version__ not in LAUNCH_ARGUMENTS:
-            assert not triton.__version__.startswith(_launch.LAUNCHERS), "read this release and enter it in the table"
+            assert triton.__version__ not in fast.RELEASES, "read this release and enter it in the table"
             pytest.skip(f"Triton {triton.__version__} is started by its launcher")
         kernel, started = self.kernel()
         kernel[(3, 1, 1)](*PARAMETERS, stream=VALUES["stream"])

@@ -170,8 +170,8 @@ class TestRowwiseOnAGpu:
         fused = any_dtype or out_dtype is torch.bfloat16
         with use_machine(machine):
             y = torch_ops.linear(a, b.t(), *scales, None, out_dtype)
-            made = plan(Problem("linear", **given), machine, Config(), only="torch")
-            bare = torch_ops.why_not(Problem("torch_linear", kernel="rowwise", **given), machine, Config())
+            made = plan(Problem("linear", **given), machine, Config(backend="torch"))
+            bare = torch_ops.BACKEND.why_not(Problem("torch_linear", kernel="rowwise", **given), machine, Config())
         assert y.dtype is out_dtype and seen == [(4, out_dtype) if fused else (1, torch.float32)]
         assert made.kernel == f"torch._scaled_mm ({'rowwise' if fused else 'unfused'})"
         assert bare is None if fused else "use torch_channelwise_w8a8_scaled_mm" in bare

@@ -8,6 +8,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.backends import _host
+from kernels.config import Config, use_config
+from kernels.fast import torch as fast
 
 CUDA = torch.device("cuda:0")
 
@@ -33,7 +35,7 @@ def shortest(monkeypatch: pytest.MonkeyPatch) -> object:
     def made(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=dtype)
 
-    monkeypatch.setattr(_host, "EMPTY_STRIDED_CUDA", made)
+    monkeypatch.setattr(fast, "EMPTY", made)
     return made
 
 
@@ -42,13 +44,15 @@ def test_taken_on_a_gpu(shortest: object) -> None:
 
 
 def test_not_taken_elsewhere(shortest: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU, a listening mode, and a torch without the entry."""
+    """The CPU, a listening mode, the switch, and a torch that is not known."""
     assert _host.allocator(torch.device("cpu")) is not shortest
     for mode in (Listening(), Below()):
         with mode:
             assert _host.allocator(CUDA) is not shortest
-    monkeypatch.setattr(_host, "EMPTY_STRIDED_CUDA", None)
-    assert _host.allocator(CUDA) is not None
+    with use_config(Config(fast_paths=False)):
+        assert _host.allocator(CUDA) is not shortest
+    monkeypatch.setattr(fast, "EMPTY", None)
+    assert _host.allocator(CUDA) is not shortest
 
 
 def test_torch_gives_what_was_asked_for() -> None:
@@ -56,6 +60,8 @@ def test_torch_gives_what_was_asked_for() -> None:
     assert (made.shape, made.stride(), made.dtype) == ((3, 4), (1, 5), torch.float8_e4m3fn)
 
 
-def test_this_torch_has_the_entry() -> None:
-    """The releases that are tested; without it everything is as right, and slower."""
-    assert _host._inductor_entry() is not None
+def test_only_known_releases_are_bypassed() -> None:
+    """Of any other neither entry is taken, though it may have them; without it everything is as right, and slower."""
+    assert (fast.EMPTY is not None) == (fast.STREAM is not None) == fast.KNOWN
+    assert (torch.__version__.startswith(fast.RELEASES) and torch.version.cuda is not None) == fast.KNOWN
+    assert fast._entry("_dynamo", "guards", "_empty_strided_cuda") is not None and fast._entry("no", "entry") is None

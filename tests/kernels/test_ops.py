@@ -10,12 +10,14 @@ from torch.library import opcheck
 from torch.utils._pytree import tree_leaves, tree_map
 
 import kernels
-from kernels import quantize, routes
+from kernels import context, quantize
 from kernels.config import Config, use_config
+from kernels.errors import OptionError
 
 OPS = torch.ops.fp8_kernels
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-M, N, K = 6, 192, 256
+M, N, K = 6, 256, 256
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +52,8 @@ def calls(make) -> dict[str, tuple[object, ...]]:
     one, out = torch.ones(1), torch.empty(M, N, dtype=torch.bfloat16)
     three, rows = make.codes(2, N, K), torch.tensor([0, 0, 1, 1, -1, -1], dtype=torch.int32)
     scales, cube = make.scales(2, 2, 2), make.codes(2, 3, K)
-    counts = torch.tensor([3, 1], dtype=torch.int32)
-    q, k = make.codes(M, 2, 32), make.codes(5, 32)
+    counts, lens = torch.tensor([3, 1], dtype=torch.int32), torch.tensor([5, 70], dtype=torch.int32)
+    q, k = make.codes(M, 32, 32), make.codes(5, 32)
     ks, ke = torch.zeros(M, dtype=torch.int32), torch.full((M,), 4, dtype=torch.int32)
     return {
         "scaled_fp8_quant dynamic": (x, None, None, None, False),
@@ -93,17 +95,17 @@ def calls(make) -> dict[str, tuple[object, ...]]:
             True,
         ),
         "fp8_paged_mqa_logits": (
-            make.codes(2, 1, 2, 32),
+            make.codes(2, 1, 32, 32),
             torch.zeros(3, 64, 1, 36, dtype=torch.uint8),
-            torch.randn(2, 2),
-            torch.tensor([5, 70], dtype=torch.int32),
+            torch.randn(2, 32),
+            lens,
             torch.tensor([[0, 0], [1, 2]], dtype=torch.int32),
-            torch.zeros(5, 2, dtype=torch.int32),
+            kernels.get_paged_mqa_logits_metadata(lens, 64, 132),
             100,
             True,
             False,
         ),
-        "fp8_mqa_logits": (q, k, make.scales(5), torch.randn(M, 2), ks, ke, True, False),
+        "fp8_mqa_logits": (q, k, make.scales(5), torch.randn(M, 32), ks, ke, True, False),
     }
 
 
@@ -116,9 +118,59 @@ def names() -> list[str]:
     return list(calls(NOTHING))
 
 
+def operator_of(name: str) -> torch._ops.OpOverload:
+    return getattr(OPS, name.split(" ")[0]).default
+
+
+def placed(make, name: str, device: str) -> tuple[object, ...]:
+    return tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, calls(make)[name])
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", names())
-def test_opcheck(make, name: str) -> None:
-    opcheck(getattr(OPS, name.split(" ")[0]).default, calls(make)[name], test_utils=CHECKS)
+def test_opcheck(make, name: str, device: str) -> None:
+    opcheck(operator_of(name), placed(make, name, device), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("name", names())
+def test_gradients_and_vmap_are_refused(make, name: str) -> None:
+    """With a sentence that names the operator; without a gradient, and without them enabled, it runs (the twins)."""
+    op, operands = operator_of(name), calls(make)[name]
+    floats = [isinstance(t, torch.Tensor) and t.is_floating_point() for t in operands]
+    wanted = [t.clone().requires_grad_() if wide else t for t, wide in zip(operands, floats, strict=True)]
+    with pytest.raises(OptionError, match=f"fp8_kernels::{name.split(' ')[0]} has no gradient"):
+        op(*wanted)
+    with torch.no_grad():
+        op(*wanted)
+    op(*operands)
+    first, *rest = operands
+    with pytest.raises(OptionError, match="has no vmap"):
+        torch.vmap(lambda x: op(x, *rest))(first.unsqueeze(0))
+
+
+def test_a_compiled_layer_refuses_gradients(make) -> None:
+    weight, scale = make.codes(N, K), make.scales(2, 2)
+    compiled = torch.compile(lambda x: kernels.deepgemm_blockscale_linear(x, weight, scale), backend="aot_eager")
+    x = torch.randn(M, K).bfloat16()
+    with pytest.raises(Exception, match="has no gradient"):
+        compiled(x.clone().requires_grad_())
+    assert torch.equal(compiled(x), kernels.deepgemm_blockscale_linear(x, weight, scale))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", names())
+def test_autocast_changes_no_bit(make, name: str, device: str) -> None:
+    operands = placed(make, name, device)
+
+    def run() -> object:
+        made = operator_of(name)(*operands)
+        return operands[4] if made is None else made  # the output that it writes into
+
+    expected = tree_map(lambda t: t.clone(), run())
+    with torch.autocast(device, torch.bfloat16):
+        found = run()
+    for y, z in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        assert y.dtype is z.dtype and torch.equal(y.flatten().view(torch.uint8), z.flatten().view(torch.uint8))
 
 
 def test_every_operator_is_checked() -> None:
@@ -232,7 +284,7 @@ def test_no_verb_decides_inside_a_graph(make, verb: str) -> None:
 
     call = graphs_of(make)[verb]
     expected = tree_map(lambda t: t.clone(), call())
-    routes._cache.clear()
+    context.current().decisions.clear()
     found = torch.compile(call, fullgraph=True, backend=keep)()
     for y, z in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         assert y.dtype is z.dtype and torch.equal(y.flatten().view(torch.uint8), z.flatten().view(torch.uint8))

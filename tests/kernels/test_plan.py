@@ -1,12 +1,16 @@
 """Decisions: the first backend without a reason, every reason kept, never a silent fallback."""
 
+import dataclasses
+
 import pytest
 
 from kernels import routes
+from kernels.backends.declaration import Backend
 from kernels.config import Config
-from kernels.errors import MissingPackageError, NoBackendError, OptionError
-from kernels.plan import MODULES, ROUTINES, TABLE, Problem, backend_module, describe, markdown_table, plan
+from kernels.errors import MissingPackageError, NoBackendError, OptionError, Unsupported
+from kernels.plan import MODULES, ROUTINES, TABLE, Problem, backend_of, describe, markdown_table, plan
 from kernels.platform import ARCHES, Machine, use_machine
+from kernels.support import NEEDS
 
 BARE = Config()
 
@@ -126,7 +130,7 @@ class TestMissing:
         products = [op for op in TABLE if "eager" in TABLE[op] and not op.startswith(("quant", "cast", "layout"))]
         machine = Machine.described("sm90", packages={})
         for op in products:
-            why = backend_module("eager").why_not(Problem(op), machine, BARE)
+            why = backend_of("eager").why_not(Problem(op), machine, BARE)
             assert why is not None and "CPU" in why
 
 
@@ -183,8 +187,8 @@ class TestRoutes:
 
         cpu = torch.device("cpu")
         with routes.only("eager"):
-            assert routes.routed("linear", cpu, ("n", 16), ("k", 16))[1].backend == "eager"
-        assert routes.routed("linear", cpu, ("n", 16), ("k", 16))[1].backend == "torch"
+            assert routes.route("linear", cpu, ("n", 16), ("k", 16)).name == "eager"
+        assert routes.route("linear", cpu, ("n", 16), ("k", 16)).name == "torch"
         with routes.only("cutlass"), pytest.raises(NoBackendError, match="CPU"):
             routes.route("linear", cpu, ("n", 16), ("k", 16))
         with pytest.raises(OptionError, match="unknown backend"), routes.only("cublas"):
@@ -194,15 +198,15 @@ class TestRoutes:
         import torch
 
         with use_machine(Machine.described("sm90")):
-            assert routes.routed("fp8_gemm_nt", torch.device("cuda"), ("n", 128), ("k", 128))[1].backend == "deep_gemm"
+            assert routes.route("fp8_gemm_nt", torch.device("cuda"), ("n", 128), ("k", 128)).name == "deep_gemm"
         with use_machine(Machine.described("sm89")), pytest.raises(NoBackendError):
             routes.route("fp8_gemm_nt", torch.device("cuda"), ("n", 128), ("k", 128))
 
 
-def test_every_backend_module_is_pure() -> None:
+def test_every_backend_of_is_pure() -> None:
     """Asking for reasons, kernels and steps loads no library and touches no tensor."""
     for name in MODULES:
-        module = backend_module(name)
+        module = backend_of(name)
         for op, row in TABLE.items():
             if name in row:
                 problem, machine = Problem(op), Machine.described("sm90")
@@ -210,29 +214,25 @@ def test_every_backend_module_is_pure() -> None:
                 assert isinstance(module.steps(problem, machine), tuple)
 
 
-def test_backends_of_one_operation_are_interchangeable() -> None:
-    """Every backend of a row offers the operation's function with the same parameters as plain torch."""
-    import inspect
-
-    functions = {
-        "quant_tensor": ("quant_static", "quant_tensor"),
-        "torch_linear": (),
-        "dynamic_blockscale": (),
-        "moe_cutlass": (),
-        "cast": (),
-        "layout": (),
-    }
-    tensor = {(backend, f"quant_{how}") for backend in ("cutlass", "sgl_kernel") for how in ("tensor", "static")}
-    rejected = tensor | {("sgl_kernel", "quant_token")}  # operators that promise something else are never chosen
+def test_every_row_is_declared() -> None:
+    """A backend stands in the rows of the operations that it declares, and of those that its rows refuse by name."""
     for op, row in TABLE.items():
-        for name in functions.get(op, (op,)):
-            expected = list(inspect.signature(getattr(backend_module("eager"), name)).parameters)
-            for backend in row:
-                if backend != "eager" and (backend, name) not in rejected and op != "moe_trtllm":
-                    assert list(inspect.signature(getattr(backend_module(backend), name)).parameters) == expected, (
-                        op,
-                        backend,
-                    )
+        for name in row:
+            refused = {(need.field, need.relation) for need in NEEDS[name] if op in need.ops} >= {("op", "none")}
+            assert backend_of(name).declares(op) or refused or name == "eager" and op == "moe_cutlass", (op, name)
+        for name in set(MODULES) - set(row) - {"torch", "flashinfer", "eager"}:
+            assert op in ("cast", "layout", "dynamic_blockscale") or not backend_of(name).declares(op), (op, name)
+    assert not Backend(name="empty", kernel=lambda p, machine: "").declares("linear")
+
+
+def test_what_is_not_declared_is_known_before_the_call() -> None:
+    """A backend without the function is refused by its declaration; with it, it is chosen (the twin)."""
+    problem, machine = Problem("linear", n=128, k=128), Machine.described("sm90")
+    whole = backend_of("cutlass")
+    assert whole.why_not(problem, machine, BARE) is None
+    part = dataclasses.replace(whole, linear=Backend(name="empty", kernel=whole.kernel).linear)
+    why = part.why_not(problem, machine, BARE)
+    assert isinstance(why, Unsupported) and "linear" in why
 
 
 class TestSglKernel:
@@ -304,5 +304,5 @@ class TestSglKernel:
         """Extents, dtypes and scales that its kernels read wrongly, or refuse at run time."""
         problem = Problem(op, **{"n": 4096, "k": 4096, **dims})  # type: ignore[arg-type]  # fields of a problem
         machine = self.machine("sm90")
-        assert backend_module("sgl_kernel").why_not(problem, machine, BARE) is not None
-        assert backend_module("sgl_kernel").why_not(Problem(op, n=4096, k=4096), machine, BARE) is None
+        assert backend_of("sgl_kernel").why_not(problem, machine, BARE) is not None
+        assert backend_of("sgl_kernel").why_not(Problem(op, n=4096, k=4096), machine, BARE) is None

@@ -1,5 +1,6 @@
 """The machine, the switches, and the questions engines ask of them."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,7 +189,6 @@ class TestConfig:
     def test_defaults(self) -> None:
         config = Config.from_environment({"HOME": "/home/x"})
         assert config.use_deep_gemm and not config.use_deep_gemm_e8m0_hopper and not config.batch_invariant
-        assert config.deep_gemm_cache == "/home/x/.cache/vllm/deep_gemm"
 
     def test_every_switch_is_read(self) -> None:
         config = Config.from_environment(
@@ -201,13 +201,17 @@ class TestConfig:
                 "VLLM_BATCH_INVARIANT": "1",
                 "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0",
                 "VLLM_USE_DEEP_GEMM_TMA_ALIGNED_SCALES": "0",
-                "VLLM_CACHE_ROOT": "/c",
-                "DG_JIT_CACHE_DIR": "/j",
+                "FLASHINFER_LOGLEVEL": "3",
+                "FP8_KERNELS_BACKEND": "linear=torch",
+                "FP8_KERNELS_LOG": "1",
+                "FP8_KERNELS_CHECK": "1",
+                "FP8_KERNELS_FAST_PATHS": "0",
                 "FP8_KERNELS_VLLM_OPS": "/v.so",
             }
         )
-        assert config == Config(False, False, True, False, True, "throughput", False, True, "/c", "/j", "/v.so")
-        assert config.deep_gemm_cache == "/j"
+        assert config == Config(
+            False, False, True, False, True, "throughput", False, True, "/v.so", True, "linear=torch", True, True, False
+        )
 
     @pytest.mark.parametrize("value", ["yes", "true", "1.0"])
     def test_a_boolean_must_be_an_integer(self, value: str) -> None:
@@ -218,15 +222,10 @@ class TestConfig:
         with pytest.raises(ConfigError, match="throughput, latency, masked_gemm"):
             Config.from_environment({"VLLM_FLASHINFER_MOE_BACKEND": "fastest"})
 
-    def test_jit_cache_is_exported_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("DG_JIT_CACHE_DIR", "/mine")
-        Config(cache_root="/other").export_jit_cache()
-        import os
-
-        assert os.environ["DG_JIT_CACHE_DIR"] == "/mine"
-        monkeypatch.delenv("DG_JIT_CACHE_DIR")
-        Config(cache_root="/other").export_jit_cache()
-        assert os.environ.pop("DG_JIT_CACHE_DIR") == "/other/deep_gemm"
+    def test_nothing_is_written_into_the_environment(self) -> None:
+        before = dict(os.environ)
+        Config.from_environment()
+        assert dict(os.environ) == before
 
     def test_override_ends_with_the_block(self) -> None:
         before = current_config()

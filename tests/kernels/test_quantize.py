@@ -235,7 +235,7 @@ class TestCasts:
         """Where the shipped kernel gives NaN: zeros beside tiny values, subnormals, beyond 2^126."""
         x = torch.zeros(128, 128).bfloat16()
         x[5, 9], x[5, 10] = amax, -amax / 2
-        codes, scale = q.eager.flashinfer_blocks(x, rows)
+        codes, scale = q.formulas.flashinfer_blocks(x, rows)
         value = codes.double() * scale.double().repeat_interleave(rows, 0)
         assert not codes.float().isnan().any()
         assert ((value - x.double()).abs() <= amax / 16).all() and value[5, 9] != 0
@@ -258,7 +258,7 @@ class TestShards:
         assert torch.equal(fused[3:].view(torch.uint8), w[3:].view(torch.uint8))
         assert torch.equal(fused[:3].float(), (w[:3].float() * 0.25).to(FP8).float())
         _, same = q.requantize_with_max_scale(w, torch.tensor([0.5, torch.finfo(FP8).min]), [3, 5])
-        assert same is w
+        assert torch.equal(same.view(torch.uint8), w.view(torch.uint8))
 
     def test_dequantise_goes_through_float16(self) -> None:
         codes = torch.tensor([448.0, 1.0, -448.0]).to(FP8)

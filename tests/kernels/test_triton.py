@@ -18,7 +18,11 @@ import triton.language as tl  # noqa: E402  # only where Triton is installed
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from kernels import context  # noqa: E402
 from kernels.backends import _launch, _triton_kernels, triton_quant  # noqa: E402
+from kernels.config import Config, use_config  # noqa: E402
+from kernels.fast import torch as fast_torch  # noqa: E402
+from kernels.fast import triton as fast  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 
@@ -176,7 +180,7 @@ class Pointer(torch.Tensor):
 def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU 0, current, with stream 7."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(fast_torch, "STREAM", lambda device: 7)
     monkeypatch.setattr(torch.version, "hip", None)
 
 
@@ -198,12 +202,12 @@ def test_a_profiler_sees_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.knobs import HookChain
 
     chain: Any = HookChain()
-    monkeypatch.setattr(_launch.triton_runtime(), "launch_enter_hook", chain)
+    monkeypatch.setattr(fast._knobs()[0], "launch_enter_hook", chain)
     calls = [(pointer(), 48, 7), (pointer(), 48, 7)]
     assert started(monkeypatch, *calls).direct == 1  # nobody listens yet
     chain.add(print)
     assert started(monkeypatch, *calls).direct == 0
-    monkeypatch.setattr(_launch.triton_runtime(), "launch_enter_hook", print)
+    monkeypatch.setattr(fast._knobs()[0], "launch_enter_hook", print)
     assert started(monkeypatch, *calls).direct == 0
 
 
@@ -239,11 +243,42 @@ def test_every_pointer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     at_hand(monkeypatch)
-    monkeypatch.setattr(_launch, "CACHED", 8)
+    monkeypatch.setattr(context, "MOST", 8)
     start = _launch.Launch(Recorder(), {"BLOCK": 32})
     for rows in range(16, 16 * 40, 16):
         start(3, (pointer(),), (rows,))
         assert len(start._met) <= 8
+
+
+def test_every_dtype_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every pointer, not of the first alone: a kernel for float32 scales never gets packed ones."""
+    at_hand(monkeypatch)
+    kernel = Recorder()
+    start = _launch.Launch(kernel, {"BLOCK": 32})
+    for scale in [pointer(0, torch.float32)] * 3 + [pointer(0, torch.int32)] * 3:
+        start(3, (pointer(), scale), (48,))
+    assert kernel.compiled == 2 and kernel.direct == 4
+
+
+def test_modes_of_triton_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel compiled without debug assertions is not started where they are on."""
+    at_hand(monkeypatch)
+    kernel = Recorder()
+    start = _launch.Launch(kernel, {"BLOCK": 32})
+    for debug in (False, True, True, False):
+        monkeypatch.setattr(fast._knobs()[0], "debug", debug)
+        start(3, (pointer(),), (48,))
+    assert kernel.compiled == 2 and kernel.direct == 2
+
+
+def test_other_releases_and_the_switch_take_the_public_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton does every launch of a release that was not checked, and of all where fast paths are off."""
+    calls = [(pointer(), 48, 7)] * 3
+    with use_config(Config(fast_paths=False)):
+        assert (made := started(monkeypatch, *calls)).compiled == 3 and made.direct == 0
+    assert started(monkeypatch, *calls).direct == 2  # the twin
+    monkeypatch.setattr(triton, "__version__", "9.9.9")
+    assert (made := started(monkeypatch, *calls)).compiled == 3 and made.direct == 0
 
 
 def test_classes_are_those_of_triton() -> None:

@@ -1,0 +1,133 @@
+"""What a backend declares: its name, and a function for each operation that it has.
+
+A backend module ends with ``BACKEND = Backend(name="...", kernel=..., linear=linear, ...)``. The type checker compares
+each function with the signature here; an operation that is not named is not there, and a plan knows it
+(:meth:`Backend.why_not`) before any call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernels import support
+from kernels.errors import MissingPackageError, Reason, Unavailable, Unsupported
+
+if TYPE_CHECKING:
+    from kernels.config import Config
+    from kernels.plan import Problem
+    from kernels.platform import Machine
+
+Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+"""From shape, strides and dtype to an uninitialised tensor."""
+Pair = tuple[Tensor, Tensor]
+"""Codes and scales."""
+Quantiser = Callable[[Tensor, Tensor | None, Allocate], Pair]
+"""``(matrix, payload to write into or None, allocator) -> (payload, scales)``."""
+Linear = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype], Tensor]
+"""``(a, b, scale_a, scale_b, bias, out_dtype)``."""
+Gemm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], None]
+"""``(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)``."""
+
+
+def _absent(*operands: Any, **options: Any) -> Any:
+    raise AssertionError("a plan chose a backend for an operation that it does not declare")
+
+
+def _no_steps(p: Problem, machine: Machine) -> tuple[str, ...]:
+    return ()
+
+
+def _complete(p: Problem, machine: Machine) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backend:
+    """One library.
+
+    Attributes
+    ----------
+    name
+        As in :data:`kernels.plan.TABLE` and :data:`kernels.support.NEEDS`.
+    kernel, steps
+        The library's routine for a problem, and what is done to the operands before it is called; both pure.
+    missing
+        What the installed release lacks for a problem, or None. It may load the library, so it is asked on the running
+        machine only, after everything else holds; MissingPackageError is an answer too.
+    """
+
+    name: str
+    kernel: Callable[[Problem, Machine], str]
+    steps: Callable[[Problem, Machine], tuple[str, ...]] = _no_steps
+    missing: Callable[[Problem, Machine], str | None] = _complete
+
+    quant_static: Callable[[Tensor, Tensor], Tensor] = _absent  # (x, scale)
+    quant_tensor: Callable[[Tensor], Pair] = _absent
+    quant_token: Callable[[Tensor, Tensor | None], Pair] = _absent  # (x, scale_ub)
+    quant_group: Callable[[Tensor, int, float, bool, str, Tensor | None], Pair] = _absent
+    """``(x, group, eps, ue8m0, layout, out)``; layout row, col or tma."""
+    group_quantiser: Callable[[int, float, bool, str], Quantiser] | None = None
+    """:attr:`quant_group` for matrices, prepared: ``(group, eps, ue8m0, layout)``; only where it is worth it."""
+    quant_group_packed: Callable[[Tensor, int, float], Pair] = _absent  # (x, group, eps)
+    linear: Linear = _absent
+    block_linear: Linear = _absent
+    scaled_mm: Linear = _absent
+    unfused: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype, Tensor], Tensor] = _absent
+    """As :attr:`scaled_mm`, then a float32 one on the device."""
+    fp8_gemm_nt: Gemm = _absent
+    aligned_gemm_nt: Gemm = _absent
+    """:attr:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes."""
+    blockscale_sm90: Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor | None], Tensor] = _absent
+    """``(a, a_scale or None for a bf16 a, b, b_scale, out)``."""
+    lost_groups: Callable[[Tensor], Tensor] | None = None
+    """Where :attr:`blockscale_sm90` turns finite groups of a bf16 ``a`` into NaN: which, bool ``[M, K/128]``."""
+    grouped_contiguous: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None] = _absent
+    """``(a, a_scale, b, b_scale, out, m_indices, disable_ue8m0_cast)``."""
+    grouped_masked: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, bool], None] = _absent
+    """``(a, a_scale, b, b_scale, out, masked_m, expected_m, disable_ue8m0_cast)``."""
+    alignment: Callable[[], int] = _absent
+    """Rows to which each expert's run of :attr:`grouped_contiguous` is aligned."""
+    grouped_scaled: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor] = _absent
+    """``(a, b, scale_a, scale_b, offsets, out_dtype)``."""
+    moe_trtllm: Callable[..., Tensor] = _absent
+    moe_cutlass: Callable[..., Tensor] = _absent
+    mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = _absent
+    """``(q, k, k_scale, weights, ks, ke, clean)``."""
+    paged_mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, bool], Tensor] = _absent
+    """``(q, cache, weights, lens, tables, schedule, longest, clean)``."""
+    paged_metadata: Callable[[Tensor, int, int], Tensor] = _absent  # (lens, block_size, num_sms)
+
+    def declares(self, op: str) -> bool:
+        """Whether it has the functions of an operation of the plan."""
+        ways = FUNCTIONS.get(op, ((op,),))
+        return any(all(getattr(self, name) is not _absent for name in way) for way in ways)
+
+    def why_not(self, p: Problem, machine: Machine, config: Config) -> Reason | None:
+        """Why it does not serve the problem, by the first row that fails and by what it declares; pure."""
+        why = support.why_not(self.name, p, machine, config)
+        return why or (None if self.declares(p.op) else Unsupported(f"it has no {p.op}"))
+
+    def lacks(self, p: Problem, machine: Machine) -> Reason | None:
+        """What the installed release lacks for a problem that :meth:`why_not` lets pass; may load the library."""
+        try:
+            why = self.missing(p, machine)
+        except MissingPackageError as error:
+            why = "; ".join(error.reasons.values())
+        return None if why is None else Unavailable(why)
+
+
+FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    # operation: the functions it needs, in each way that serves it; one function of its own name where none is listed
+    "quant_tensor": (("quant_static", "quant_tensor"),),
+    "cast": ((),),  # plain torch on every device; nothing is dispatched
+    "layout": ((),),
+    "torch_linear": (("scaled_mm", "unfused"),),
+    "fp8_gemm_nt": (("fp8_gemm_nt", "aligned_gemm_nt"),),
+    "dynamic_blockscale": (("blockscale_sm90",), ("aligned_gemm_nt",)),  # in one kernel, or after a quantiser
+    "grouped_contiguous": (("grouped_contiguous", "alignment"),),
+}

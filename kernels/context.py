@@ -1,0 +1,100 @@
+"""What a call depends on beside its operands: the machine, the configuration, and the decisions made for both.
+
+One :class:`Context` serves the process until a block replaces it (:func:`kernels.config.use_config`,
+:func:`kernels.platform.use_machine`). It is a context variable: a block is seen by its own thread and task only, and a
+new thread starts with the process's. Whatever is kept between calls is a :class:`Memo` or a :class:`Once`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from kernels.config import Config
+    from kernels.plan import Plan
+    from kernels.platform import Machine
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+P = ParamSpec("P")
+R = TypeVar("R")
+MOST = 4096
+"""Entries of a memo. A model has some hundred classes of problems; a memo that overflows is emptied, and refills."""
+
+
+class Memo(dict[K, V], Generic[K, V]):
+    """A dictionary that threads share: reads need no lock, :meth:`keep` takes one and never exceeds :data:`MOST`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def keep(self, key: K, value: V) -> V:
+        """Store ``value``; of two threads that made one, the last stays."""
+        with self._lock:
+            if len(self) >= MOST:
+                self.clear()
+            self[key] = value
+        return value
+
+
+class Once(Generic[V]):
+    """A value that is given, or made once at first use, whatever the number of threads."""
+
+    def __init__(self, value: V | None = None) -> None:
+        self.value = value
+        self._lock = threading.RLock()
+
+    def get(self, make: Callable[[], V]) -> V:
+        """The value, made by ``make`` when there is none yet."""
+        with self._lock:
+            if self.value is None:
+                self.value = make()
+            return self.value
+
+
+class Context:
+    """A machine, a configuration, what is decided for them, and the plans of an observer (None without one).
+
+    Decisions belong to classes of problems, ``weights`` to tensors that were met (:mod:`kernels.blockscaled`).
+    """
+
+    __slots__ = ("config", "decisions", "machine", "observed", "weights")
+
+    def __init__(self, machine: Once[Machine], config: Once[Config], observed: list[Plan] | None = None) -> None:
+        self.machine, self.config, self.observed = machine, config, observed
+        self.decisions: Memo[tuple[object, ...], Any] = Memo()
+        self.weights: Memo[tuple[object, ...], Any] = Memo()
+
+
+def constant(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, whose result ``torch.compile`` takes for a constant of the graph: it cannot trace a context."""
+    mark: Any = torch.compiler.assume_constant_result
+    made: Callable[P, R] = mark(function)
+    return made
+
+
+_PROCESS = Context(Once(), Once())
+_variable: ContextVar[Context] = ContextVar("fp8_kernels", default=_PROCESS)
+current = _variable.get
+"""The context of the caller."""
+
+
+@contextmanager
+def use(
+    machine: Once[Machine] | None = None, config: Once[Config] | None = None, observed: list[Plan] | None = None
+) -> Iterator[None]:
+    """Within the block, a context with what is given and the rest of the current one; its decisions are new."""
+    now = current()
+    plans = now.observed if observed is None else observed
+    token = _variable.set(Context(machine or now.machine, config or now.config, plans))
+    try:
+        yield
+    finally:
+        _variable.reset(token)

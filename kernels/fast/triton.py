@@ -1,0 +1,59 @@
+"""The compiled start function of a Triton kernel, without Triton's own dispatch of every launch.
+
+Releases    triton 3.5.1 and 3.6.0.
+Checked     ``triton/backends/nvidia/driver.py`` of both wheels was read: the launcher only allocates scratch memory
+            before it calls this function, so that a kernel without scratch memory may be started by it. A test holds
+            the order of the arguments against the table of each release, and against the launcher of the installed one.
+            On the device the quantisers give the bits of plain torch, eager and in a captured graph.
+Public way  {public_us} us a launch more (``tests/hardware/measure.py``, family ``fast``).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+RELEASES = ("3.5.1", "3.6.0")
+
+
+class Start(NamedTuple):
+    """How to start a compiled kernel: ``call(programs, 1, 1, stream, *fixed, *parameters)``."""
+
+    call: Callable[..., None]
+    fixed: tuple[object, ...]
+
+
+def starter(ready: Any) -> Start | None:
+    """How to start ``ready``, what a launch returned; None for a release or a kernel that only Triton starts."""
+    if importlib.import_module("triton").__version__ not in RELEASES:
+        return None
+    run, function, metadata = ready.run, ready.function, ready.packed_metadata
+    if run.global_scratch_size or run.profile_scratch_size:
+        return None
+    modes = run.launch_cooperative_grid, run.launch_pdl
+    return Start(run.launch, (function, *modes, None, None, metadata, None, None, None))
+
+
+def observed() -> bool:
+    """Whether a profiler is attached, which sees the launches of Triton's own dispatch only."""
+    runtime = _knobs()[0]
+    return not (_quiet(runtime.launch_enter_hook) and _quiet(runtime.launch_exit_hook))
+
+
+def settings() -> tuple[object, object]:
+    """What else Triton compiles into a kernel, as the process sets it; from the environment it is read once."""
+    runtime, compilation = _knobs()
+    return runtime.debug, compilation.__dict__.get("instrumentation_mode")
+
+
+def _quiet(hook: Any) -> bool:
+    """No hook, or an empty chain of hooks."""
+    return hook is None or not getattr(hook, "calls", True)
+
+
+@functools.cache
+def _knobs() -> tuple[Any, Any]:
+    knobs = importlib.import_module("triton").knobs
+    return knobs.runtime, knobs.compilation

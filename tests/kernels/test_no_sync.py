@@ -1,0 +1,307 @@
+"""No call waits for a GPU, by default: each runs under torch's sync debug mode, and is captured into a CUDA graph.
+
+On a CPU the calls only run, so that the table below stays right.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+import kernels
+from kernels import moe_layer
+from kernels.config import Config, use_config
+from kernels.errors import NoBackendError, ValueRangeError
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+FP8 = torch.float8_e4m3fn
+M, N, K, HEADS = 40, 256, 256, 32
+RETURNS_PYTHON = {
+    # what a caller asks for as a number, a record, an object or a bool (which is a value: it has to be waited for)
+    "FlashInferFp8DeepGEMMDynamicBlockScaledKernel", "FlashinferMoeBackend", "Fp8LinearOp", "NAMESPACE", "align",
+    "all_close_1d", "build_flashinfer_fp8_cutlass_moe_prepare_finalize", "calculate_tile_tokens_dim", "ceil_div",
+    "cutlass_block_fp8_supported", "cutlass_fp8_supported", "cutlass_group_gemm_supported", "dispatch_w8a8_scaled_mm",
+    "explain", "get_flashinfer_moe_backend", "get_mk_alignment_for_contiguous_layout", "get_num_sms",
+    "is_deep_gemm_e8m0_used", "is_deep_gemm_supported", "is_flashinfer_supporting_global_sf",
+    "select_cutlass_fp8_gemm_impl", "should_use_deepgemm_for_fp8_linear", "sparse_cutlass_supported",
+    "use_rowwise_torch_scaled_mm",
+}  # fmt: skip
+NOT_CAPTURED = {"maybe_create_device_identity"}  # gives what it made before the capture
+NEEDS_SM100 = {"apply_fi_trtllm_fp8_per_tensor_moe"}
+
+
+@functools.cache
+def calls() -> dict[str, Callable[[], object]]:
+    """Every verb on operands of this device that were made before; ``name`` or ``name how``."""
+
+    def made(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+    def integers(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    def scales(*shape: int) -> Tensor:
+        return torch.full(shape, 0.5, device=DEVICE)
+
+    x, a, b, one = made(M, K), made(M, K, dtype=FP8), made(N, K, dtype=FP8, seed=1), scales(1)
+    sa, sb, token, channel = scales(M, 2), scales(2, 2), scales(M, 1), scales(N, 1)
+    out = torch.zeros(M, N, dtype=torch.bfloat16, device=DEVICE)
+    three, threes = made(2, N, K, dtype=FP8), scales(2, 2, 2)
+    tile = kernels.get_mk_alignment_for_contiguous_layout()
+    rows = torch.arange(2 * tile, device=DEVICE, dtype=torch.int32) // tile
+    tall, tall_scale, tall_out = made(2 * tile, K, dtype=FP8), scales(2 * tile, 2), out.new_zeros(2 * tile, N)
+    cube, cube_out, counts = made(2, 128, K, dtype=FP8), out.new_zeros(2, 128, N), integers(3, 128)
+    q, keys, key_scale = made(M, HEADS, 128, dtype=FP8), made(64, 128, dtype=FP8), scales(64)
+    weights, low, high = scales(M, HEADS), integers(*[0] * M), integers(*[64] * M)
+    cache = torch.zeros(3, 64, 1, 132, dtype=torch.uint8, device=DEVICE)
+    lens, tables = integers(5, 70), torch.tensor([[0, 0], [1, 2]], dtype=torch.int32, device=DEVICE)
+    schedule = kernels.get_paged_mqa_logits_metadata(lens, 64, 132)
+    layer, small = kernels.Fp8LinearOp(use_per_token_if_dynamic=True), made(16, K)
+    ids, routed = torch.tensor([[0, 1]] * M, device=DEVICE), scales(M, 2)
+    w13, w2 = made(2, 2 * N, K, dtype=FP8), made(2, K, N, dtype=FP8)
+    kept = functools.cache(lambda: (kernels.prepare_blockscale_linear(b, sb), kernels.prepare_fp8_gemm_nt((b, sb))))
+    wide, ends = made(N, K, seed=2), integers(10, M)
+    block_layer = kernels.FlashInferFp8DeepGEMMDynamicBlockScaledKernel(use_deep_gemm_e8m0=True)
+    moe = torch.nn.Module()
+    torch_linear = {"qinput": a, "weight": b.t(), "out_dtype": torch.bfloat16}
+    named = {"w13_scale": scales(2), "w13_input_scale": one, "w2_scale": scales(2), "w2_input_scale": one}
+
+    def into(verb: Callable[..., None], target: Tensor, *operands: object) -> Tensor:
+        verb(*operands[:2], target, *operands[2:])
+        return target
+
+    def loaded() -> Tensor:
+        module = torch.nn.Module()
+        module.weight, module.weight_scale_inv = (torch.nn.Parameter(t, requires_grad=False) for t in (b, sb * 0.3))
+        block_layer.process_weights_after_loading(module)
+        return module.weight.detach()
+
+    def trtllm() -> Tensor:
+        module = torch.nn.Module()
+        first, second, _ = kernels.prepare_fp8_moe_layer_for_fi(module, w13, w2, **named, is_trtllm=True)
+        for name, value in {"w13_weight": first, "w2_weight": second, "routing_method_type": 3}.items():
+            setattr(module, name, value)
+        return kernels.apply_fi_trtllm_fp8_per_tensor_moe(module, x, weights[:, :2], None, 1, None, None, 2, True)
+
+    k = kernels
+    return {
+        "scaled_fp8_quant": lambda: k.scaled_fp8_quant(x, num_token_padding=50),
+        "scaled_fp8_quant static": lambda: k.scaled_fp8_quant(x, one),
+        "scaled_fp8_quant token": lambda: k.scaled_fp8_quant(x, scale_ub=one, use_per_token_if_dynamic=True),
+        "per_token_group_quant_fp8": lambda: k.per_token_group_quant_fp8(x, 128),
+        "per_token_group_quant_fp8 tma": lambda: k.per_token_group_quant_fp8(
+            x, 128, column_major_scales=True, tma_aligned_scales=True, use_ue8m0=True
+        ),
+        "per_token_group_quant_fp8_packed": lambda: k.per_token_group_quant_fp8_packed(x),
+        "per_block_cast_to_fp8": lambda: k.per_block_cast_to_fp8(x),
+        "per_token_cast_to_fp8": lambda: k.per_token_cast_to_fp8(x, use_ue8m0=True),
+        "per_channel_cast_to_fp8": lambda: k.per_channel_cast_to_fp8(tall_out),
+        "flashinfer_quantize_1x128": lambda: k.flashinfer_quantize_1x128(x),
+        "flashinfer_quantize_128x128": lambda: k.flashinfer_quantize_128x128(x),
+        "ceil_to_ue8m0": lambda: k.ceil_to_ue8m0(sa),
+        "per_tensor_dequantize": lambda: (k.per_tensor_dequantize(a, one), k.per_tensor_dequantize(a, 0.5)),
+        "convert_to_channelwise": lambda: k.convert_to_channelwise(scales(2), [3, 5]),
+        "requantize_with_max_scale": lambda: k.requantize_with_max_scale(b, scales(2), [100, N - 100]),
+        "normalize_e4m3fn_to_e4m3fnuz": lambda: k.normalize_e4m3fn_to_e4m3fnuz(b, one, one)[1:],
+        "calc_diff": lambda: k.calc_diff(x, x),
+        "maybe_create_device_identity": lambda: k.maybe_create_device_identity(x.device),
+        "cutlass_scaled_mm": lambda: k.cutlass_scaled_mm(a, b.t(), one, one, torch.bfloat16),
+        "cutlass_scaled_mm token": lambda: k.cutlass_scaled_mm(a, b.t(), token, channel, torch.bfloat16),
+        "cutlass_scaled_mm block": lambda: k.cutlass_scaled_mm(a, b.t(), sa, sb.t(), torch.bfloat16),
+        "cutlass_w8a8_scaled_mm": lambda: k.cutlass_w8a8_scaled_mm(**torch_linear, scale_a=one, scale_b=one),
+        "torch_per_tensor_w8a8_scaled_mm": lambda: k.torch_per_tensor_w8a8_scaled_mm(
+            **torch_linear, scale_a=one, scale_b=one
+        ),
+        "rocm_per_tensor_w8a8_scaled_mm": lambda: k.rocm_per_tensor_w8a8_scaled_mm(
+            **torch_linear, scale_a=one, scale_b=one
+        ),
+        "torch_per_token_w8a8_scaled_mm": lambda: k.torch_per_token_w8a8_scaled_mm(
+            **torch_linear, scale_a=token, scale_b=channel
+        ),
+        "torch_channelwise_w8a8_scaled_mm": lambda: k.torch_channelwise_w8a8_scaled_mm(
+            **torch_linear, scale_a=token, scale_b=channel
+        ),
+        "Fp8LinearOp apply": lambda: layer.apply(x, b.t(), channel),
+        "fp8_gemm_nt": lambda: into(k.fp8_gemm_nt, out, (a, sa), (b, sb)),
+        "prepare_fp8_gemm_nt run": lambda: into(lambda left, _, y: kept()[1](left, y), out, (a, sa), None),
+        "prepare_fp8_gemm_nt": lambda: k.prepare_fp8_gemm_nt((b, sb)) and None,
+        "fp8_blockscale_gemm_sm90": lambda: k.fp8_blockscale_gemm_sm90(x, b, None, sb),
+        "fp8_blockscale_gemm_sm90 quantised": lambda: k.fp8_blockscale_gemm_sm90(a, b, sa, sb),
+        "fp8_blockscale_gemm_sm90 wide": lambda: k.fp8_blockscale_gemm_sm90(x, wide),
+        "flashinfer_fp8_blockscale_gemm": lambda: k.flashinfer_fp8_blockscale_gemm(x, b, sb),
+        "deepgemm_blockscale_linear": lambda: k.deepgemm_blockscale_linear(x, b, sb),
+        "dynamic_flashinfer_deepgemm_blockscale_gemm": lambda: k.dynamic_flashinfer_deepgemm_blockscale_gemm(x, b, sb),
+        "dynamic_flashinfer_deepgemm_blockscale_gemm few": lambda: k.dynamic_flashinfer_deepgemm_blockscale_gemm(
+            small, b, sb
+        ),
+        "prepare_blockscale_linear run": lambda: (kept()[0](x), kept()[0](small)),
+        "prepare_blockscale_linear": lambda: k.prepare_blockscale_linear(b, sb) and None,
+        "FlashInferFp8DeepGEMMDynamicBlockScaledKernel load": loaded,
+        "m_grouped_fp8_gemm_nt_contiguous": lambda: into(
+            k.m_grouped_fp8_gemm_nt_contiguous, tall_out, (tall, tall_scale), (three, threes), rows
+        ),
+        "fp8_m_grouped_gemm_nt_masked": lambda: into(
+            k.fp8_m_grouped_gemm_nt_masked, cube_out, (cube, scales(2, 128, 2)), (three, threes), counts, 64
+        ),
+        "scaled_grouped_mm": lambda: k.scaled_grouped_mm(a, three, token, scales(2, N), ends),
+        "fp8_mqa_logits": lambda: k.fp8_mqa_logits(q, (keys, key_scale), weights, low, high),
+        "fp8_paged_mqa_logits": lambda: k.fp8_paged_mqa_logits(
+            q[:2].unsqueeze(1), cache, weights[:2], lens, tables, schedule, 128
+        ),
+        "get_paged_mqa_logits_metadata": lambda: k.get_paged_mqa_logits_metadata(lens, 64, 132),
+        "get_col_major_tma_aligned_tensor": lambda: k.get_col_major_tma_aligned_tensor(sa),
+        "get_mn_major_tma_aligned_packed_ue8m0_tensor": lambda: k.get_mn_major_tma_aligned_packed_ue8m0_tensor(sa),
+        "transform_sf_into_required_layout": lambda: k.transform_sf_into_required_layout(
+            sb, N, K, (1, 128, 128), is_sfa=False
+        ),
+        "align_fp8_moe_weights_for_fi": lambda: k.align_fp8_moe_weights_for_fi(
+            w13[:, : 2 * 40], w2[:, :, :40].contiguous(), True
+        )[:2],
+        "swap_w13_to_w31": lambda: k.swap_w13_to_w31(w13),
+        "reorder_rows_for_gated_act_gemm": lambda: k.reorder_rows_for_gated_act_gemm(b),
+        "shuffle_matrix_a": lambda: k.shuffle_matrix_a(b, 128),
+        "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": lambda: k.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
+            w13, w2
+        ),
+        "swizzle_scale": lambda: k.swizzle_scale(b),
+        "make_fp8_moe_alpha_scales_for_fi": lambda: k.make_fp8_moe_alpha_scales_for_fi(**named),
+        "register_scales_for_trtllm_fp8_per_tensor_moe": lambda: k.register_scales_for_trtllm_fp8_per_tensor_moe(
+            moe, **named
+        ),
+        "prepare_fp8_moe_layer_for_fi": lambda: k.prepare_fp8_moe_layer_for_fi(
+            moe, w13, w2, **named, is_trtllm=True
+        ),
+        "apply_fi_trtllm_fp8_per_tensor_moe": trtllm,
+        "moe_layer blocks": lambda: moe_layer.moe_block_scaled(
+            x, w13, scales(2, 4, 2), w2, scales(2, 2, 2), routed, ids
+        ),
+        "moe_layer tokens": lambda: moe_layer.moe_per_token(
+            x, w13, scales(2, 2 * N), w2, scales(2, K), routed, ids, expert_offset=1, weight_on_input=True
+        ),
+        "moe_layer llama4": lambda: moe_layer.route_llama4(sa, 1),
+        "moe_layer softmax": lambda: moe_layer.route_softmax(sa, 1, renormalize=True),
+        "moe_layer deepseek": lambda: moe_layer.route_deepseek_v3(
+            weights, key_scale[:HEADS], 2, n_group=4, topk_group=2
+        ),
+    }
+
+
+@pytest.fixture
+def no_sync() -> Iterator[Callable[[], None]]:
+    """Switches torch's sync debug mode to raise, until the test ends."""
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    if GPU:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def bits(found: object) -> list[Tensor]:
+    return [t.flatten().view(torch.uint8) for t in tree_leaves(found) if isinstance(t, Tensor)]
+
+
+@pytest.mark.parametrize("name", list(calls()))
+def test_no_call_waits(name: str, no_sync: Callable[[], None]) -> None:
+    """After a first one, which may compile; and what a graph replays has the bits of the call."""
+    call = calls()[name]
+    if GPU and name in NEEDS_SM100:
+        with pytest.raises(NoBackendError):
+            call()
+        return
+    expected = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, call())
+    if not GPU:
+        return
+    call()
+    torch.cuda.synchronize()
+    no_sync()
+    found = call()
+    torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(y, z) for y, z in zip(bits(found), bits(expected), strict=True))
+    with use_config(Config(fast_paths=False)):
+        assert all(torch.equal(y, z) for y, z in zip(bits(call()), bits(expected), strict=True)), "the public way"
+    if name in NOT_CAPTURED:
+        return
+    with torch.cuda.stream(torch.cuda.Stream()):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for t in tree_leaves(captured):
+        if isinstance(t, Tensor) and t.data_ptr() not in {u.data_ptr() for u in tree_leaves(found)}:
+            t.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, z) for y, z in zip(bits(captured), bits(expected), strict=True))
+
+
+def test_every_verb_is_called() -> None:
+    called = {name.split(" ")[0] for name in calls()} - {"moe_layer"}
+    assert called | RETURNS_PYTHON == set(kernels.__all__)
+    assert called & RETURNS_PYTHON == {"Fp8LinearOp", "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"}
+
+
+WRONG = {
+    # calls with a value outside of the contract
+    "m_indices": lambda check: kernels.m_grouped_fp8_gemm_nt_contiguous(
+        (torch.zeros(128, 128, device=DEVICE).to(FP8), torch.ones(128, 1, device=DEVICE)),
+        (torch.zeros(2, 128, 128, device=DEVICE).to(FP8), torch.ones(2, 1, 1, device=DEVICE)),
+        torch.zeros(128, 128, device=DEVICE, dtype=torch.bfloat16),
+        torch.full((128,), 2, dtype=torch.int32, device=DEVICE),
+        check=check,
+    ),
+    "scale": lambda check: kernels.get_mn_major_tma_aligned_packed_ue8m0_tensor(
+        torch.full((4, 4), 0.3, device=DEVICE), check=check
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+@pytest.mark.parametrize("check", [None, True, False])
+def test_values_are_checked_where_that_waits_for_nothing(name: str, check: bool | None) -> None:
+    """On a CPU by default and on demand; on a GPU on demand, which the debug mode sees (the twin)."""
+    if check is None and GPU:
+        pytest.skip("the flag of a GPU ends its process: see the next test")
+    if check is not False:
+        with pytest.raises(ValueRangeError, match=name):
+            WRONG[name](check)
+    elif name == "scale":
+        WRONG[name](check)
+
+
+@pytest.mark.skipif(not GPU, reason="there is no CUDA device")
+@pytest.mark.parametrize(("switch", "status"), [("1", 3), ("0", 0)])
+def test_a_flag_fails_the_next_synchronisation(switch: str, status: int) -> None:
+    """Where the switch asks for it, and not before; without it (the twin) the call goes through."""
+    program = f"""
+import os, sys
+os.environ["FP8_KERNELS_CHECK"] = "{switch}"
+import torch
+from kernels import checks
+torch.cuda.set_sync_debug_mode("error")
+x = torch.full((4,), 7, dtype=torch.int32, device="cuda")
+if checks.wanted(None, x.device):
+    checks.within("x", None, x, x, (0, 3), "[0, 3]")
+torch.cuda.set_sync_debug_mode("default")
+try:
+    torch.cuda.synchronize()
+except RuntimeError:
+    os._exit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == status
+
+
+def test_the_switch_asks_for_checks_on_a_gpu() -> None:
+    from kernels import checks
+
+    gpu, cpu = torch.device("cuda:0"), torch.device("cpu")
+    assert not checks.wanted(None, gpu) and checks.wanted(None, cpu)
+    assert checks.wanted(True, gpu) and not checks.wanted(False, cpu)
+    with use_config(Config(check_values=True)):
+        assert checks.wanted(None, gpu) and not checks.wanted(False, gpu)
