@@ -193,7 +193,7 @@ def _gemm(device: torch.device, n: int, k: int, out: torch.dtype, c: torch.dtype
     """The backend of a product, and whether it takes packed scales only."""
     dtypes = (("out_dtype", dtype_name(out)), ("c", None if c is None else dtype_name(c)))
     backend = route("fp8_gemm_nt", device, ("n", n), ("k", k), *dtypes)
-    return backend, device.type == "cuda" and machines.current_machine().sm == 100
+    return backend, backend.name == "deep_gemm" and machines.current_machine().sm == 100
 
 
 def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None) -> None:

@@ -31,6 +31,9 @@ NUMERICS = {
     ("deep_gemm", "grouped_contiguous"): "sm90.promote128",
     ("deep_gemm", "grouped_masked"): "sm90.promote128",
     ("deep_gemm", "mqa_logits"): "sm90.mqa_logits",
+    ("triton_gemm", "fp8_gemm_nt"): "sm90.promote128",
+    ("triton_gemm", "grouped_contiguous"): "sm90.promote128",
+    ("triton_gemm", "grouped_masked"): "sm90.promote128",
     ("flashinfer", "blockscale_sm90"): "sm90.promote128",
 }
 SUMS = frozenset(op for _, op in NUMERICS) | {

@@ -33,6 +33,8 @@ E4M3_SM = 89
 """The first capability that converts to E4M3 and multiplies it."""
 E4M3_GFX = (9, 4)
 """The same for AMD: gfx942."""
+F16_SM = 80
+"""The first capability with asynchronous copies, and float16 tensor cores that sum in float32."""
 DEEP_GEMM_SM = (90, 100)
 E8M0_SWITCH: Mapping[int, str] = {90: "use_deep_gemm_e8m0_hopper", 100: "use_deep_gemm_e8m0"}
 """The switch that gives DeepGEMM UE8M0 scales, by capability."""
@@ -137,6 +139,14 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("triton", "none"),
         _need("sm", ">=", E4M3_SM, f"E4M3 conversion {E4M3}"),
         _need("group_size", "in", range(4097), "group_size={value} is beyond one tile of 4096"),
+    ),
+    "triton_gemm": (
+        *NVIDIA,
+        _need("triton", "none"),
+        _need("sm", ">=", F16_SM, f"needs sm{F16_SM} or newer; this is {{arch}}"),
+        _need("out_dtype", "in", (*OUT_16, "float32")),
+        _need("bias", "none", None, NO_BLOCK_BIAS),
+        _need("c", "none", None, "it has no further summand"),
     ),
     "cutlass": (
         *NVIDIA,
