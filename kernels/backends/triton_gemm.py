@@ -101,20 +101,26 @@ def library() -> tuple[ModuleType, bool]:
 
 @functools.lru_cache(maxsize=1024)
 def tile_for(m: int, n: int, groups: int, multiprocessors: int, sm: int) -> Tile:
-    """The first of :data:`TILES` of which there are enough for ``groups`` outputs ``[m, n]``."""
-    fits = (tile for tile, least, sms in TILES if sm in sms and tile.of(m, n) * groups >= least * multiprocessors)
-    return next(fits)
+    """The first of :data:`TILES` with enough of it for ``groups`` outputs ``[m, n]``, no half of a pair without rows."""
+    return next(
+        tile
+        for tile, least, sms in TILES
+        if sm in sms and tile.rows < m + ROWS and tile.of(m, n) * groups >= least * multiprocessors
+    )
 
 
 @functools.lru_cache(maxsize=256)
 def _prepared(tile: Tile, mode: int, even: bool, sm: int, native: bool) -> Launch:
-    bytes_of_stage = (tile.rows + tile.columns) * BLOCK
-    stages = min(tile.stages, (SHARED.get(sm, 99) * 1024 - SPARE) // bytes_of_stage)
     constants = {
-        "MODE": mode, "BM": ROWS, "BN": tile.columns, "PAIR": tile.pair, "WIDTH": tile.width, "STAGES": stages,
-        "EVEN": even, "DECODE": sm < E4M3_SM or not native,  # the interpreter loads no E4M3
-    }  # fmt: skip
+        "MODE": mode, "BM": ROWS, "BN": tile.columns, "PAIR": tile.pair, "WIDTH": tile.width,
+        "STAGES": _stages(tile, sm), "EVEN": even, "DECODE": sm < E4M3_SM or not native,
+    }  # fmt: skip  # the interpreter loads no E4M3
     return Launch(library()[0].gemm_kernel, constants, num_warps=WARPS)
+
+
+def _stages(tile: Tile, sm: int) -> int:
+    """The tile's, or as many as fit the shared memory."""
+    return min(tile.stages, (SHARED.get(sm, 99) * 1024 - SPARE) // ((tile.rows + tile.columns) * BLOCK))
 
 
 def product(mode: int, a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out: Tensor, rows: Tensor, tile: Tile) -> None:

@@ -1,0 +1,138 @@
+"""The layer's own Triton product: judged under the interpreter, compiled for every architecture, its tiles chosen."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.backends import triton_gemm
+from kernels.backends.triton_gemm import DENSE, TILES, Tile, tile_for
+from kernels.platform import Machine, use_machine
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def checks() -> dict[str, bool]:
+    """Results of ``interpreted_gemm.py``: the interpreter must be chosen before Triton is imported."""
+    pytest.importorskip("triton", reason="Triton is not installed (no build for this platform)")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE.parents[1])}
+    command = [sys.executable, str(HERE / "interpreted_gemm.py")]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    found: dict[str, bool] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_oracle_passes_every_mode_and_tail(checks: dict[str, bool]) -> None:
+    """Dense, contiguous, masked; tails of M, N and K; row pitches; every code; rows of nobody left alone."""
+    wrong = [name for name, good in checks.items() if not good and not name.startswith("sabotaged")]
+    assert not wrong and len(checks) == 16
+
+
+def test_every_fault_is_seen(checks: dict[str, bool]) -> None:
+    """Sabotaged twins: the kernel with one expression replaced."""
+    faults = {name: good for name, good in checks.items() if name.startswith("sabotaged")}
+    assert len(faults) == 8 and not any(faults.values())
+
+
+INSTRUCTIONS = {
+    80: "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    90: "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3",
+    100: "tcgen05.mma.cta_group::1.kind::f8f6f4",
+    120: "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
+}
+"""By capability: what the products become; the oracle's schedules are named after them."""
+
+
+def ptx_of(sm: int) -> str:
+    """What the kernel becomes in its smallest tile, extents and strides multiples of 16."""
+    triton = pytest.importorskip("triton", reason="Triton is not installed (no build for this platform)")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from kernels.backends import _launch
+
+    start = triton_gemm._prepared(TILES[-1][0], DENSE, True, sm, True)
+    names, code = start.kernel.arg_names, "*u8" if sm < 89 else "*fp8e4nv"
+    types = {"a": code, "b": code, "sa": "*fp32", "sb": "*fp32", "out": "*bf16", "rows": "*bf16"}
+    signature = {n: "constexpr" if n in start.constants else types.get(n, "i32") for n in names}
+    constants = {(names.index(n),): value for n, value in start.constants.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in start.constants}
+    source = ASTSource(start.kernel, signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": start.num_warps, **_launch.EXACT}
+    ptx: str = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options).asm["ptx"]
+    return ptx
+
+
+@pytest.mark.parametrize("sm", INSTRUCTIONS)
+def test_compiles_with_the_tensor_cores_of(sm: int) -> None:
+    """The matrix instruction; one rounding of ``scale * part + sum``, one of the product of scales; copies ahead."""
+    ptx = ptx_of(sm)
+    assert INSTRUCTIONS[sm] in ptx and "cp.async" in ptx
+    assert set(re.findall(r"\b(fma|mul|add|sub)\.(?:\w+\.)*f32", ptx)) == {"fma", "mul"}
+
+
+class TestTiles:
+    """Large tiles where there are enough of them; what does not fit an architecture is not taken."""
+
+    @pytest.mark.parametrize(
+        ("m", "rows", "columns"), [(1, 64, 32), (64, 64, 32), (128, 64, 64), (512, 64, 128), (1024, 128, 128)]
+    )
+    def test_on_an_h200(self, m: int, rows: int, columns: int) -> None:
+        tile = tile_for(m, 4096, 1, 132, 90)
+        assert (tile.rows, tile.columns) == (rows, columns)
+
+    @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 103, 120])
+    def test_fit_the_shared_memory(self, sm: int) -> None:
+        """Of every architecture, with two blocks in flight at least; sabotaged twin: one stage more than there is."""
+        for tile, _, capabilities in TILES:
+            if sm in capabilities:
+                stages = triton_gemm._stages(tile, sm)
+                space = triton_gemm.SHARED.get(sm, 99) * 1024
+                used = (tile.rows + tile.columns) * 128
+                assert 2 <= stages <= tile.stages and stages * used < space
+                assert stages == tile.stages or (stages + 1) * used > space - triton_gemm.SPARE
+
+    def test_groups_count(self) -> None:
+        """Eight groups of 64 rows are as good as one of 512, and of 128 rows as one of 1024; none is half empty."""
+        assert tile_for(64, 4096, 8, 132, 90) == tile_for(512, 4096, 1, 132, 90)
+        assert tile_for(128, 4096, 8, 132, 90) == tile_for(1024, 4096, 1, 132, 90)
+        assert not any(tile_for(64, 1 << 20, groups, 132, 90).pair for groups in (1, 64))
+
+    def test_columns_lie_in_one_row_of_weight_scales(self) -> None:
+        assert all(128 % tile.columns == 0 and triton_gemm.alignment() % tile.rows == 0 for tile, *_ in TILES)
+
+
+def test_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program a tile and group; strides as given; rows that are not dense are copied, codes before sm89 are bytes."""
+    seen: list[tuple[Any, ...]] = []
+
+    class Start:
+        constants = {"DECODE": True}
+
+        def __call__(self, *arguments: object) -> None:
+            seen.append(arguments)
+
+    monkeypatch.setattr(triton_gemm, "library", lambda: (None, True))
+    monkeypatch.setattr(triton_gemm, "_prepared", lambda *key: Start())
+    x = torch.zeros(70, 512, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    w, out = torch.zeros(3, 96, 256, dtype=torch.uint8).view(torch.float8_e4m3fn), torch.zeros(70, 96)
+    scale, weights = torch.ones(2, 72)[:, :70].t(), torch.ones(3, 1, 2)
+    with use_machine(Machine.described("sm80", sms=108)):
+        triton_gemm.fp8_gemm_nt(x[:, :256], scale, w[0], weights[0], out, None, True)
+        triton_gemm.grouped_contiguous(x[:, ::2], scale, w, weights, out, torch.zeros(70, dtype=torch.int32), True)
+        grid = x[:, :256].expand(3, 70, 256)
+        triton_gemm.grouped_masked(grid, scale.expand(3, 70, 2), w, weights, out, torch.ones(3).int(), 70, True)
+    (dense, operands, integers), contiguous, masked = seen
+    assert (dense, contiguous[0], masked[0]) == (6, 6, 18)
+    assert operands[0].dtype == torch.uint8 and operands[0].data_ptr() == x.data_ptr()
+    assert integers == (70, 96, 256, 512, 256, 0, 1, 72, 2, 2, 1)
+    assert contiguous[1][0].data_ptr() != x.data_ptr() and contiguous[2][3] == 256
+    assert masked[1][0].is_contiguous() and masked[2][3:7] == (256, 256, 0, 1)
