@@ -101,7 +101,7 @@ def library() -> tuple[ModuleType, bool]:
 
 @functools.lru_cache(maxsize=1024)
 def tile_for(m: int, n: int, groups: int, multiprocessors: int, sm: int) -> Tile:
-    """The first of :data:`TILES` with enough of it for ``groups`` outputs ``[m, n]``, no half of a pair without rows."""
+    """The first of :data:`TILES` with enough of it for ``groups`` outputs ``[m, n]``; no half of a pair stays empty."""
     return next(
         tile
         for tile, least, sms in TILES

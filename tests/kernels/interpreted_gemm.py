@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from torch import Tensor
 from triton.runtime import interpreter
 
 from kernels.backends import triton_gemm
@@ -30,7 +29,7 @@ LEFT = 7.0
 """What stands in the output before the call, and in the rows that are left alone after it."""
 FAULTS = {
     "a lost K tail": ("blocks = tl.cdiv(k, 128)", "blocks = k // 128"),
-    "the weight scale of the next block": ("sb_at + block * sb_block", "sb_at + tl.minimum(block + 1, blocks - 1) * sb_block"),
+    "the weight scale of the next block": ("sb_at + block * sb_block", "sb_at + (block + 1) % blocks * sb_block"),
     "the weight scale of the next rows": ("col0 // 128 * sb_row", "(col0 // 128 + 1) % tl.cdiv(n, 128) * sb_row"),
     "the activation scale of the row above": ("sa + x_row * sa_row", "sa + tl.maximum(x_row - 1, 0) * sa_row"),
     "the exponents' bias forgotten": ("* 256.0", "* 128.0"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.backends import triton_gemm
-from kernels.backends.triton_gemm import DENSE, TILES, Tile, tile_for
+from kernels.backends.triton_gemm import DENSE, TILES, tile_for
 from kernels.platform import Machine, use_machine
 
 HERE = Path(__file__).resolve().parent
@@ -111,7 +111,7 @@ class TestTiles:
 
 
 def test_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One program a tile and group; strides as given; rows that are not dense are copied, codes before sm89 are bytes."""
+    """One program a tile and group; strides as given; rows that are not dense are copied; codes are bytes on sm80."""
     seen: list[tuple[Any, ...]] = []
 
     class Start:
