@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from kernels import checks, context, layout
 from kernels import platform as machines
 from kernels.backends._host import allocator, is_other_device
-from kernels.backends.declaration import Backend, Quantiser
+from kernels.backends.declaration import Backend, Pair, Quantiser
 from kernels.checks import FP8
 from kernels.config import current_config
 from kernels.errors import DtypeError, InputError, OptionError, ShapeError
@@ -239,18 +239,12 @@ def fp8_blockscale_gemm_sm90(
     weight_scale: Tensor | None = None,
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    *,
-    check: bool | None = None,
 ) -> Tensor:
     """FlashInfer's SM90 block-scaled product, with the shipped kernel's silent errors corrected or refused.
 
-    Three dtype pairs: bf16 + bf16 (both quantised), bf16 + E4M3 (the input quantised inside), E4M3 + E4M3. A scale of
-    any strides is converted to ``[K/128, align(M, 4)]``; bf16 weights are quantised here with a full scan; float16
-    outputs and weight scales per token are refused.
-
-    One error remains: on a GPU the kernel quantises a bf16 input by itself, and a group of 128 whose amax lies above
-    2^126 or, but for 0, below 2^-119 becomes NaN in part or as a whole. ``check`` finds such groups; an E4M3 input
-    avoids them.
+    Three dtype pairs: bf16 + bf16 (both quantised), bf16 + E4M3 (the input quantised), E4M3 + E4M3. A scale of any
+    strides is converted to ``[K/128, align(M, 4)]``; bf16 operands are quantised here, by FlashInfer's formula with
+    true division and a full scan, whatever their values; float16 outputs and weight scales per token are refused.
 
     Parameters
     ----------
@@ -264,15 +258,11 @@ def fp8_blockscale_gemm_sm90(
         ``[ceil(N/128), K/128]`` float32; with an E4M3 weight, and only then.
     out, out_dtype
         ``[M, N]`` bf16 to write into; bfloat16.
-    check
-        Refuse a bf16 input with such a group; see :func:`kernels.checks.values`.
 
     Raises
     ------
     ShapeError, DtypeError, DeviceError, InputError, OptionError
         An operand does not fit the contract.
-    ValueRangeError
-        ``check`` found such a group.
     """
     m, k = _matrix("input", input, FP8, torch.bfloat16)
     n, k_w = _matrix("weight", weight, FP8, torch.bfloat16)
@@ -295,35 +285,34 @@ def fp8_blockscale_gemm_sm90(
         )
     device = checks.same_device(input=input, weight=weight, input_scale=input_scale, weight_scale=weight_scale, out=out)
     if is_compiling():
-        made: Tensor = torch.ops.fp8_kernels.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale, check)
+        made: Tensor = torch.ops.fp8_kernels.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale)
         return made if out is None else out.copy_(made)
     run = route("blockscale_sm90", device, ("n", n), ("k", k), ("a_dtype", dtype_name(input.dtype)))
     if m == 0:
         return torch.empty(0, n, dtype=kind, device=device) if out is None else out
-    if input.dtype != FP8 and run.lost_groups is not None and checks.wanted(check, device):
-        lost = run.lost_groups(input)
-        checks.values("input", check, ~lost.any(), lambda: _lost_group(input, lost))
+    if input_scale is None:
+        input, input_scale = cached(_reciprocal, device)(input)
     if weight_scale is None:
         weight, weight_scale = flashinfer_blocks(weight, BLOCK)
     return run.blockscale_sm90(input, input_scale, weight, weight_scale, out)
 
 
-def _lost_group(x: Tensor, lost: Tensor) -> str:
-    row, group = (int(i) for i in lost.nonzero()[0])
-    first, last = BLOCK * group, BLOCK * (group + 1) - 1
-    return (
-        f"row {row}, columns {first} to {last} of input have amax {float(x[row, first : last + 1].abs().max())}; "
-        "the kernel's quantiser makes NaN of a group above 2^126 or, but for 0, below 2^-119. Quantise with "
-        "per_token_group_quant_fp8 and pass its codes and scale, or scale the input"
-    )
+def _reciprocal(device: torch.device) -> Callable[[Tensor], Pair]:
+    """FlashInfer's formula for bf16 inputs; its own kernel loses groups (:mod:`kernels.backends.flashinfer`)."""
+    quantise = route("quant_reciprocal", device, ("a_dtype", "bfloat16")).quant_reciprocal
+
+    def run(x: Tensor) -> Pair:
+        if is_other_device(x.device):
+            with torch.cuda.device(x.device):
+                return run(x)
+        return quantise(x, None, allocator(x.device))
+
+    return run
 
 
 @checks.verb
 def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``.
-
-    The same limit applies: no group of 128 with an amax above 2^126 or, but for 0, below 2^-119.
-    """
+    """:func:`fp8_blockscale_gemm_sm90` for a bf16 input and a quantised weight; a custom op under ``torch.compile``."""
     if is_compiling():
         made: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(input, weight, weight_scale)
         return made
@@ -400,9 +389,9 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
 
     Under ``torch.compile`` the switch is a ``torch.cond``, so that a graph with a dynamic row count has both branches.
 
-    Below 32 rows FlashInfer quantises the input, and a group of 128 whose amax lies above 2^126 or, but for 0, below
-    2^-119 becomes NaN (:func:`fp8_blockscale_gemm_sm90`); DeepGEMM's path has no such limit. Batch-invariant mode or
-    ``VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0`` select that path for every M.
+    Below 32 rows the input is quantised by FlashInfer's formula, else by that of :func:`per_token_group_quant_fp8`;
+    both hold every finite value. Batch-invariant mode or ``VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0`` select the latter
+    for every M.
 
     Parameters
     ----------
@@ -500,14 +489,14 @@ def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
 
 
 def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool) -> LinearFn:
-    """A product that quantises its input itself, where the plan chooses one, else quantise, then GEMM."""
+    """FlashInfer's formula and product where the plan chooses them, else the group quantiser and a GEMM."""
     small = m < SWITCH_M and not current_config().batch_invariant
     if m > 0:
         rows = SWITCH_M - 1 if small else SWITCH_M
         run = route("dynamic_blockscale", device, ("m", rows), ("n", n), ("k", k))
         if small and run.declares("blockscale_sm90"):
-            product = run.blockscale_sm90
-            return lambda input, weight, weight_scale: product(input, None, weight, weight_scale, None)
+            product, quantise = run.blockscale_sm90, _reciprocal(device)
+            return lambda input, weight, weight_scale: product(*quantise(input), weight, weight_scale, None)
     return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)
 
 

@@ -174,9 +174,9 @@ def _fp8_gemm_nt(
 
 @_operator(_linear_fake)
 def _fp8_blockscale_gemm_sm90(
-    input: Tensor, weight: Tensor, input_scale: Tensor | None, weight_scale: Tensor | None, check: bool | None
+    input: Tensor, weight: Tensor, input_scale: Tensor | None, weight_scale: Tensor | None
 ) -> Tensor:
-    return blockscaled.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale, check=check)
+    return blockscaled.fp8_blockscale_gemm_sm90(input, weight, input_scale, weight_scale)
 
 
 # --- groups and logits -------------------------------------------------------------------------------------------

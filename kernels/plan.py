@@ -35,6 +35,7 @@ TABLE: Mapping[str, tuple[str, ...]] = {
     "quant_token": ("triton", "cutlass", "sgl_kernel", "eager"),
     "quant_group": ("triton", "cutlass", "sgl_kernel", "eager"),
     "quant_group_packed": ("triton", "cutlass", "sgl_kernel", "eager"),
+    "quant_reciprocal": ("triton", "eager"),
     "cast": ("eager",),
     "layout": ("eager",),
     "linear": ("cutlass", "sgl_kernel", "torch", "eager"),

@@ -67,7 +67,9 @@ SGL_SM: Mapping[str, tuple[int, ...]] = {"linear": (89, 90, 100), "block_linear"
 """Capabilities whose kernels sgl-kernel's sources dispatch to."""
 SGL_WORD = 4
 """Groups to one packed scale of sgl-kernel: K is a multiple of four groups."""
-PLAIN_TORCH_ON_GPU = ("quant_tensor", "quant_token", "quant_group", "quant_group_packed", "cast", "layout")
+PLAIN_TORCH_ON_GPU = (
+    "quant_tensor", "quant_token", "quant_group", "quant_group_packed", "quant_reciprocal", "cast", "layout",
+)  # fmt: skip
 """Operations that plain torch serves on every device."""
 GEMMS = ("fp8_gemm_nt", "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
 """DeepGEMM's products."""

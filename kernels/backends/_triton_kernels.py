@@ -65,12 +65,14 @@ def _quotient(v, scale, NATIVE: tl.constexpr):
 def group_kernel(
     x, q, s, rows, groups, x_stride,
     GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, LEAD: tl.constexpr, UE8M0: tl.constexpr,
-    EPS: tl.constexpr, NATIVE: tl.constexpr,
+    EPS: tl.constexpr, LIMIT: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """One scale per row and group. A program takes BLOCK groups of one row block (row-major) or one column.
 
     The scale is ``[rows, groups]`` (``LEAD`` 0), or transposed ``[groups, lead]`` with zeros past ``rows``, ``lead``
-    being ``rows`` rounded up to a multiple of ``LEAD``. ``EPS`` holds the bits of the smallest amax.
+    being ``rows`` rounded up to a multiple of ``LEAD``. ``EPS`` holds the bits of the smallest amax. Where ``LIMIT`` is
+    not 0, values are multiplied by ``inv = 448/amax`` (1 for zeros; at most the value of these bits), the scale is
+    ``1/inv``, and NaN is left out of the amax.
     """
     pid = tl.program_id(0)
     if LEAD:
@@ -86,11 +88,21 @@ def group_kernel(
     inside = valid[:, None] & (lane < GROUP)[None, :]
     source = row[:, None] * x_stride + col[:, None] * GROUP + lane[None, :]
     v = tl.load(x + source, mask=inside, other=0.0).to(tl.float32)
-    amax = tl.maximum(tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1), EPS)
-    scale = _divide(amax.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32), NATIVE)
-    if UE8M0:
-        scale = _ceil_ue8m0(scale).to(tl.float32, bitcast=True)
-    y = _quotient(v, tl.broadcast_to(scale[:, None], [BLOCK, LANES]), NATIVE)
+    bits = v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    if LIMIT:
+        amax = tl.max(tl.where(bits > 0x7F800000, 0, bits), axis=1)
+        zero = amax == 0
+        top = tl.where(zero, 1.0, amax.to(tl.float32, bitcast=True))
+        inv = _divide(tl.full([BLOCK], 448.0, tl.float32), top, NATIVE)
+        inv = tl.minimum(tl.where(zero, 1.0, inv), tl.full([BLOCK], LIMIT, tl.int32).to(tl.float32, bitcast=True))
+        scale = _divide(tl.full([BLOCK], 1.0, tl.float32), inv, NATIVE)
+        y = v * inv[:, None]
+    else:
+        amax = tl.maximum(tl.max(bits, axis=1), EPS)
+        scale = _divide(amax.to(tl.float32, bitcast=True), tl.full([BLOCK], 448.0, tl.float32), NATIVE)
+        if UE8M0:
+            scale = _ceil_ue8m0(scale).to(tl.float32, bitcast=True)
+        y = _quotient(v, tl.broadcast_to(scale[:, None], [BLOCK, LANES]), NATIVE)
     target = (row[:, None] * groups + col[:, None]) * GROUP + lane[None, :]
     tl.store(q + target, _encode(y, NATIVE), mask=inside)
     if LEAD:

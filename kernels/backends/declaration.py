@@ -74,6 +74,8 @@ class Backend:
     group_quantiser: Callable[[int, float, bool, str], Quantiser] | None = None
     """:attr:`quant_group` for matrices, prepared: ``(group, eps, ue8m0, layout)``; only where it is worth it."""
     quant_group_packed: Callable[[Tensor, int, float], Pair] = _absent  # (x, group, eps)
+    quant_reciprocal: Quantiser = _absent
+    """FlashInfer's formula in groups of 128 (:func:`kernels.formulas.flashinfer_blocks`), the scales TMA-aligned."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent
@@ -82,10 +84,8 @@ class Backend:
     fp8_gemm_nt: Gemm = _absent
     aligned_gemm_nt: Gemm = _absent
     """:attr:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes."""
-    blockscale_sm90: Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor | None], Tensor] = _absent
-    """``(a, a_scale or None for a bf16 a, b, b_scale, out)``."""
-    lost_groups: Callable[[Tensor], Tensor] | None = None
-    """Where :attr:`blockscale_sm90` turns finite groups of a bf16 ``a`` into NaN: which, bool ``[M, K/128]``."""
+    blockscale_sm90: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor] = _absent
+    """``(a, a_scale, b, b_scale, out)``."""
     grouped_contiguous: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None] = _absent
     """``(a, a_scale, b, b_scale, out, m_indices, disable_ue8m0_cast)``."""
     grouped_masked: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, bool], None] = _absent

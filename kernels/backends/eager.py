@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends._host import column_major, no_autocast_no_grad, take
-from kernels.backends.declaration import Backend
+from kernels.backends.declaration import Allocate, Backend
 from kernels.checks import FP8
 from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from kernels.support import BLOCK
@@ -86,6 +86,13 @@ def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tenso
     return q, pack_ue8m0(scale)
 
 
+@no_autocast_no_grad
+def quant_reciprocal(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
+    """Groups of 128 by :func:`kernels.formulas.flashinfer_blocks`, the scales TMA-aligned."""
+    q, scale = flashinfer_blocks(x, 1)
+    return (q if out is None else out.copy_(q)), column_major(scale, 4)
+
+
 # --- products, on CPU tensors ----------------------------------------------------------------------------------------
 
 
@@ -135,10 +142,8 @@ def fp8_gemm_nt(
 
 
 @no_autocast_no_grad
-def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
-    """As the FlashInfer kernel: a bf16 ``a`` is quantised first (448/amax, scale its reciprocal)."""
-    if a_scale is None:
-        a, a_scale = flashinfer_blocks(a, 1)
+def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
+    """``[M, N]`` bf16, as the FlashInfer kernel."""
     y = block_product(a, a_scale, b, b_scale)
     return y.to(torch.bfloat16) if out is None else out.copy_(y)
 
@@ -301,7 +306,7 @@ def alignment() -> int:
 BACKEND = Backend(
     name="eager", kernel=kernel,
     quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
-    quant_group_packed=quant_group_packed,
+    quant_group_packed=quant_group_packed, quant_reciprocal=quant_reciprocal,
     linear=linear, block_linear=block_linear, fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=fp8_gemm_nt,
     blockscale_sm90=blockscale_sm90, grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked,
     alignment=alignment, grouped_scaled=grouped_scaled, moe_trtllm=moe_trtllm,

@@ -5,11 +5,10 @@ unpadded activation scales, float16 outputs, per-token weight scales, bf16 weigh
 converted to ``[K/128, align(M, 4)]`` unless it has that layout, bf16 weights are quantised by
 :func:`kernels.quantize.flashinfer_quantize_128x128` instead of by the kernel, and the other calls raise an error.
 
-One fault remains in the common call. The kernel quantises bf16 activations with an approximate 448/amax that flushes
-subnormals (measured on an H200): a group of 128 whose amax lies above ``HIGH`` or, but for 0, at or below ``LOW``
-becomes NaN, as a whole or in its zeros. Only the device knows whether an input has such a group: a check waits for it
-(:func:`lost_groups`, on demand), and quantising before the call costs a launch. A network's activations lie far
-inside that range.
+Nor is its quantiser of bf16 activations used, which divides approximately and flushes subnormals (measured on an
+H200): a finite group of 128 whose amax lies above 2^126 or, but for 0, below 2^-119 becomes NaN, as a whole or in its
+zeros. The verbs quantise by the same formula with true division (``quant_reciprocal``) and pass codes and scales; the
+library then launches one kernel less.
 
 Not covered: FP4, the sm100 block-scaled products, all-to-all communication.
 """
@@ -50,24 +49,8 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     if p.op.startswith("moe"):
         return ()
     given = p.op != "dynamic_blockscale" and p.a_dtype.startswith("float8")
-    done = ("a_scale to [K/128, align(M, 4)]",) if given else (INSIDE,)
+    done = ("a_scale to [K/128, align(M, 4)]",) if given else ("quantise the input 1x128",)
     return (*done, "quantise the weight 128x128") if not p.b_dtype.startswith("float8") else done
-
-
-INSIDE = "none to the input: the kernel quantises it, and makes NaN of a group of amax above 2^126 or below 2^-119"
-LOW = 448.0 * 2.0**-128
-"""Largest amax for which 448/amax overflows inside the kernel: zeros of the group become NaN."""
-HIGH = 2.0**126
-"""Largest amax that the quantiser keeps: above it the approximate reciprocal is flushed to 0, and 0 * inf is NaN."""
-
-
-def lost_groups(x: Tensor) -> Tensor:
-    """The groups of a bf16 ``x [M, K]`` that the kernel's quantiser may turn into NaN, bool ``[M, K/128]``.
-
-    Groups with an infinity are left out, and NaN is left out of the amax: both give NaN anyway.
-    """
-    amax = x.abs().nan_to_num(nan=0.0, posinf=torch.inf).view(x.shape[0], -1, 128).amax(dim=-1)
-    return (torch.isfinite(amax) & (amax > HIGH)) | ((amax > 0) & (amax <= LOW))
 
 
 @functools.cache
@@ -80,13 +63,13 @@ def library(name: str = "flashinfer") -> ModuleType:
         raise MissingPackageError("FlashInfer; install `flashinfer-python`", {name: why}) from error
 
 
-def blockscale_sm90(a: Tensor, a_scale: Tensor | None, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
-    """``[M, N]`` bf16; ``a`` bf16 (quantised inside) or E4M3 with a logical ``[M, K/128]`` scale; ``b`` E4M3."""
+def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
+    """``[M, N]`` bf16 of E4M3 operands; ``a_scale`` is the logical ``[M, K/128]``."""
     if is_other_device(a.device):
         with torch.cuda.device(a.device):
             return blockscale_sm90(a, a_scale, b, b_scale, out)
     a, b = dense(a), dense(b)
-    scale = None if a_scale is None else kernel_scale(a_scale)
+    scale = kernel_scale(a_scale)
     b_scale = b_scale if b_scale.is_contiguous() else b_scale.contiguous()
     (m, k), n = a.shape, b.shape[0]
     allocate = allocator(a.device)
@@ -170,5 +153,5 @@ def missing(p: Problem, machine: Machine) -> str | None:
 
 BACKEND = Backend(
     name="flashinfer", kernel=kernel, steps=steps, missing=missing,
-    blockscale_sm90=blockscale_sm90, lost_groups=lost_groups, moe_trtllm=moe_trtllm, moe_cutlass=moe_cutlass,
+    blockscale_sm90=blockscale_sm90, moe_trtllm=moe_trtllm, moe_cutlass=moe_cutlass,
 )  # fmt: skip

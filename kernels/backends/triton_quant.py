@@ -20,6 +20,7 @@ from kernels.backends._host import allocator, column_major, on_its_device
 from kernels.backends._launch import Launch
 from kernels.backends.declaration import Allocate, Backend, Quantiser
 from kernels.errors import MissingPackageError
+from kernels.support import BLOCK
 
 if TYPE_CHECKING:
     from kernels.plan import Problem
@@ -106,15 +107,20 @@ def quant_group(
 
 def group_quantiser(group: int, eps: float, ue8m0: bool, layout: str) -> Quantiser:
     """:func:`quant_group` for matrices, prepared: what does not depend on the matrix is done once."""
-    return _group_quantiser(group, eps, ue8m0, layout, library()[1])
+    return _group_quantiser(group, eps, ue8m0, layout, 0.0, library()[1])
+
+
+def quant_reciprocal(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
+    """Groups of 128 by :func:`kernels.formulas.flashinfer_blocks`, the scales TMA-aligned."""
+    return _group_quantiser(BLOCK, 0.0, False, "tma", torch.finfo(x.dtype).max, library()[1])(x, out, allocate)
 
 
 @functools.lru_cache(maxsize=64)
-def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: bool) -> Quantiser:
+def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, limit: float, native: bool) -> Quantiser:
     block, transposed, align = _tile(group), layout != "row", 4 if layout == "tma" else 1
     start = _prepared(
         "group_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block,
-        LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=_bits(eps), NATIVE=native,
+        LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=_bits(eps), LIMIT=_bits(limit), NATIVE=native,
     )  # fmt: skip
 
     def quantise(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
@@ -196,5 +202,5 @@ def missing(p: Problem, machine: Machine) -> str | None:
 BACKEND = Backend(
     name="triton", kernel=kernel, missing=missing,
     quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
-    group_quantiser=group_quantiser, quant_group_packed=quant_group_packed,
+    group_quantiser=group_quantiser, quant_group_packed=quant_group_packed, quant_reciprocal=quant_reciprocal,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from kernels.backends import eager, triton_quant
+from kernels.backends import _host, eager, triton_quant
 
 warnings.simplefilter("ignore")  # the interpreter divides by zero in numpy
 FP8 = torch.float8_e4m3fn
@@ -31,6 +31,16 @@ def hostile(m: int, k: int, dtype: torch.dtype) -> torch.Tensor:
     if m > 6:
         x[1], x[2, 3], x[3, 5], x[4], x[5], x[6, 0] = 0.0, float("nan"), float("inf"), 2.0**-40, -0.0, 3.0e4
     return x.to(dtype)
+
+
+def extreme(dtype: torch.dtype) -> torch.Tensor:
+    """Groups of one value beside zeros: the largest and every binade, subnormal ones too but for bfloat16, whose
+    subnormal values the interpreter reads as 0."""
+    first = -126.0 if dtype == torch.bfloat16 else -149.0
+    values = torch.exp2(torch.arange(first, 128.0)).clamp(max=torch.finfo(dtype).max).to(dtype)
+    x = torch.zeros(len(values) + 1, 128, dtype=dtype)
+    x[:-1, 5], x[-1, 7] = values, -torch.finfo(dtype).max
+    return x
 
 
 def edges() -> torch.Tensor:
@@ -55,6 +65,10 @@ def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor,
                     yield f"strides {layout} {dtype} {shape} {ue8m0}", *(
                         (torch.tensor(m[1].stride(), dtype=torch.int32),) for m in made
                     )  # fmt: skip
+        for x in (hostile(7, 256, dtype), extreme(dtype)):
+            made = [b.quant_reciprocal(x, None, _host.allocator(x.device)) for b in (ours, plain)]
+            yield f"reciprocal {dtype} {tuple(x.shape)}", made[0], made[1]
+            yield f"reciprocal strides {dtype} {tuple(x.shape)}", *((torch.tensor(m[1].stride()).int(),) for m in made)
         x, bound = hostile(7, 256, dtype), torch.tensor([0.7])
         calm = x.nan_to_num(1.0, 2.0, -2.0)
         for made, kind in ((ours.quant_group(x, 128, 1e-10, False, "tma")[1], "group"),
@@ -81,6 +95,9 @@ def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor,
     yield "no rows", ours.quant_group(empty, 128, 1e-10, False), plain.quant_group(empty, 128, 1e-10, False)
     one = torch.ones(1)
     yield "edges", (ours.quant_static(edges(), one),), (edges().clamp(-448, 448).to(FP8),)
+    lower, x = triton_quant._group_quantiser(128, 0.0, False, "tma", 3.0e38, False), extreme(torch.float32)
+    allocate = _host.allocator(x.device)
+    yield "sabotaged: another limit", lower(x, None, allocate), plain.quant_reciprocal(x, None, allocate)
     x = torch.zeros(4, 128)
     yield "sabotaged: another floor", ours.quant_group(x, 128, 1e-10, False), plain.quant_group(x, 128, 1e-9, False)
 

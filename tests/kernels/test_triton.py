@@ -46,16 +46,18 @@ def test_bits_equal_plain_torch(checks: dict[str, bool]) -> None:
 
 
 def test_another_formula_is_seen(checks: dict[str, bool]) -> None:
-    """Sabotaged twin: a different floor gives different bits."""
-    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False]
+    """Sabotaged twins: a different floor, and a different limit of 448/amax, give different bits."""
+    assert [good for name, good in checks.items() if name.startswith("sabotaged")] == [False, False]
 
 
 TILE = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "EPS": 0x2EDBE6FF, "NATIVE": True}  # 1e-10
+BF16_MAX = 0x7F7F0000
 TYPES = {"x": "*bf16", "q": "*fp8e4nv", "s": "*fp32", "bound": "*fp32", "amax": "*i32"}
 KERNELS = {
-    "group": ("group_kernel", TILE | {"LEAD": 0, "UE8M0": False}),
-    "group transposed": ("group_kernel", TILE | {"LEAD": 4, "UE8M0": False}),
-    "group ue8m0": ("group_kernel", TILE | {"LEAD": 1, "UE8M0": True}),
+    "group": ("group_kernel", TILE | {"LEAD": 0, "UE8M0": False, "LIMIT": 0}),
+    "group transposed": ("group_kernel", TILE | {"LEAD": 4, "UE8M0": False, "LIMIT": 0}),
+    "group ue8m0": ("group_kernel", TILE | {"LEAD": 1, "UE8M0": True, "LIMIT": 0}),
+    "reciprocal": ("group_kernel", TILE | {"LEAD": 4, "UE8M0": False, "LIMIT": BF16_MAX}),
     "packed": ("packed_kernel", TILE),
     "token": ("token_kernel", {"BLOCK": 4096, "PARTS": 2, "BOUNDED": True, "NATIVE": True}),
     "tensor": ("tensor_kernel", {"BLOCK": 4096, "STATIC": False, "NATIVE": True}),
@@ -127,6 +129,7 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     triton_quant.quant_token(x, one)
     triton_quant.quant_group(x, 128, 1e-10, False)
     triton_quant.quant_group_packed(x, 128, 1e-10)
+    triton_quant.quant_reciprocal(x, None, lambda shape, strides, dtype: torch.empty(shape, dtype=dtype))
     assert set(seen) == {kernel for kernel, _ in KERNELS.values()} | {"amax_kernel"}
 
 
