@@ -34,6 +34,15 @@ def deep_gemm(kernel: Callable[..., None], inputs: Inputs, options: Options) -> 
     return out
 
 
+def triton_gemm(kernel: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
+    """``kernels.backends.triton_gemm:fp8_gemm_nt``: any shape and output dtype, E4M3, no c."""
+    a, b = inputs["a"], inputs["b"]
+    _offered(a.dtype == b.dtype == torch.float8_e4m3fn and "c" not in inputs, "E4M3 operands and no c")
+    out = torch.empty(a.shape[0], b.shape[0], dtype=options["out_dtype"], device=a.device)
+    kernel(a, inputs["a_scale"], b, inputs["b_scale"], out, None, True)
+    return out
+
+
 def deep_gemm_masked(kernel: Callable[..., None], inputs: Inputs, options: Options) -> Tensor:
     """``fp8_m_grouped_gemm_nt_masked``: as the dense one; M a multiple of 128, since whole tiles are stored."""
     a, b = inputs["a"], inputs["b"]

@@ -146,7 +146,7 @@ def fast_paths(notes: Notes, device: str) -> None:
     small = plan.backend_of("flashinfer" if device == "cuda" else "eager").blockscale_sm90
     ways: dict[str, Callable[[], object]] = {
         "deep_gemm": lambda: gemm(t["a"], scale, t["b"], t["b_scale"], out, None, True),
-        "flashinfer": lambda: small(x[:16], None, t["b"], t["b_scale"], None),
+        "flashinfer": lambda: small(t["a"], scale, t["b"], t["b_scale"], None),
         "triton": lambda: quantise.quant_group(x, 128, 1e-10, False, "tma", None),
         "torch": lambda: _host.allocator(where)((64, 512), (512, 1), torch.bfloat16),
     }
