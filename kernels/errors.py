@@ -41,6 +41,10 @@ class OptionError(KernelError, ValueError):
     """An option is unknown, missing or outside its admitted values."""
 
 
+class CheckpointError(KernelError, ValueError):
+    """A checkpoint lacks a file or a tensor, or is quantised in a way that no layer here reads."""
+
+
 class ConfigError(KernelError, ValueError):
     """An environment switch has an invalid value."""
 

@@ -104,13 +104,15 @@ def route_softmax(logits: Tensor, top_k: int, *, renormalize: bool = False) -> t
     return (weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights), ids
 
 
+@checks.verb
 def silu_and_mul(x: Tensor, limit: float | None = None, *, round_silu: bool = False) -> Tensor:
     """``silu(gate) * up`` of ``x [..., 2I] = [gate, up]`` in float32, rounded once to the dtype of ``x``.
 
     With ``limit`` the gate is clamped from above and the up half on both sides first. With ``round_silu`` the
     activation is rounded to the dtype of ``x`` before it is multiplied, as vLLM's kernel does.
     """
-    if x.shape[-1] % 2:
+    checks.dtype("x", x, *checks.WIDE)
+    if x.dim() < 1 or x.shape[-1] % 2:
         raise ShapeError(f"the last axis of {list(x.shape)} is odd; it holds gate and up")
     gate, up = x.to(torch.float32).chunk(2, dim=-1)
     if limit is not None:
@@ -133,13 +135,14 @@ def moe_block_scaled(
     expert_offset: int = 0,
     weight_on_input: bool = False,
     round_silu: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Block-scaled experts on DeepGEMM's contiguous grouped product.
 
     Parameters
     ----------
     x
-        ``[T, H]`` bf16.
+        ``[T, H]`` bf16, f16 or f32.
     w13, w2
         ``[E, 2I, H]`` (gate rows first) and ``[E, H, I]`` E4M3, with float32 scales per 128x128 block.
     topk_weights, topk_ids
@@ -150,11 +153,13 @@ def moe_block_scaled(
     weight_on_input
         Multiply the input by the routing weight, rounded to its dtype (as vLLM, SGLang and TensorRT-LLM do), instead
         of the output.
+    out_dtype
+        The dtype to which the sum over experts, in float32, is rounded; default: that of ``x``.
 
     Returns
     -------
     Tensor
-        ``[T, H]`` in the dtype of ``x``.
+        ``[T, H]``.
     """
     experts = _experts(x, w13, w2, topk_weights, topk_ids)
     tile = get_mk_alignment_for_contiguous_layout()
@@ -166,7 +171,7 @@ def moe_block_scaled(
     inner = silu_and_mul(_without_padding(hidden, groups), limit, round_silu=round_silu)
     y = torch.empty(rows, w2.shape[1], dtype=torch.bfloat16, device=x.device)
     m_grouped_fp8_gemm_nt_contiguous(_quantise_groups(inner), (w2, w2_scale), y, groups, check=False)
-    return _combine(x, y, topk_weights, target, weight_on_input)
+    return _combine(y, topk_weights, target, weight_on_input, out_dtype or x.dtype)
 
 
 @checks.verb
@@ -183,6 +188,7 @@ def moe_per_token(
     expert_offset: int = 0,
     weight_on_input: bool = False,
     round_silu: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Experts with scales per token and per output channel, on ``scaled_grouped_mm``.
 
@@ -197,7 +203,7 @@ def moe_per_token(
     inner = silu_and_mul(_without_padding(hidden, groups), limit, round_silu=round_silu)
     q, scale = scaled_fp8_quant(inner, use_per_token_if_dynamic=True)
     y = scaled_grouped_mm(q, w2, scale, w2_scale, ends, check=False)
-    return _combine(x, y, topk_weights, target, weight_on_input)
+    return _combine(y, topk_weights, target, weight_on_input, out_dtype or x.dtype)
 
 
 def _logits(logits: Tensor, top_k: int) -> tuple[int, int]:
@@ -208,7 +214,7 @@ def _logits(logits: Tensor, top_k: int) -> tuple[int, int]:
 
 
 def _experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor) -> int:
-    tokens, hidden = checks.dtype("x", checks.rank("x", x, 2), torch.bfloat16).shape
+    tokens, hidden = checks.dtype("x", checks.rank("x", x, 2), *checks.WIDE).shape
     experts, up, h = checks.dtype("w13", checks.rank("w13", w13, 3), FP8).shape
     checks.shape("w2", checks.dtype("w2", checks.rank("w2", w2, 3), FP8), (experts, hidden, up // 2), "[E, H, I]")
     if h != hidden or up % 2:
@@ -264,9 +270,9 @@ def _without_padding(y: Tensor, groups: Tensor) -> Tensor:
     return y.masked_fill((groups < 0).unsqueeze(1), 0.0)
 
 
-def _combine(x: Tensor, y: Tensor, weights: Tensor, target: Tensor, weight_on_input: bool) -> Tensor:
+def _combine(y: Tensor, weights: Tensor, target: Tensor, weight_on_input: bool, dtype: torch.dtype) -> Tensor:
     padded = torch.cat([y, y.new_zeros(1, y.shape[1])])
     parts = padded[target.reshape(-1)].view(*target.shape, -1).to(torch.float32)
     here = (target < y.shape[0]).unsqueeze(-1)
     factor = torch.ones_like(weights) if weight_on_input else weights
-    return torch.where(here, parts * factor.unsqueeze(-1), torch.zeros_like(parts)).sum(dim=1).to(x.dtype)
+    return torch.where(here, parts * factor.unsqueeze(-1), torch.zeros_like(parts)).sum(dim=1).to(dtype)

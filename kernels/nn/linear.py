@@ -1,0 +1,421 @@
+"""A quantised linear layer as a module: ``y = x @ dequantised(weight).T + bias`` with ``x`` quantised on the way.
+
+The scales of the weight decide the product. Per block (128x128): ``x`` is quantised in groups of 128 along K and
+multiplied by :func:`kernels.fp8_gemm_nt`. Per tensor or per channel: ``x`` is quantised per token (or with the static
+scale of the checkpoint) and multiplied by :func:`kernels.cutlass_scaled_mm`.
+
+Roundings: the product is written in the dtype of the output, or in float32 where a block-scaled layer has a bias, which
+is added in float32 before the last rounding. Where the plan's library writes bf16 only (DeepGEMM), the product is rounded
+to bf16 first, as in engines. The kinds per tensor and per channel add the bias in float32 before their one rounding.
+
+NaN and infinity follow the quantisers (:mod:`kernels.quantize`). No gradient flows through the layer.
+
+Not covered: training, communication between ranks (:func:`sum_ranks` is the arithmetic of a sum, not its transport),
+replication of key and value heads over more ranks than there are heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels import platform as machines
+from kernels.blockscaled import (
+    FlashInferFp8DeepGEMMDynamicBlockScaledKernel,
+    deepgemm_blockscale_linear,
+    fp8_gemm_nt,
+)
+from kernels.checks import FP8
+from kernels.errors import CheckpointError, NoBackendError, OptionError, ShapeError
+from kernels.linear import cutlass_scaled_mm
+from kernels.nn.checkpoint import Checkpoint
+from kernels.nn.shards import KINDS, SCALES, Layout, Shard, check, fill, finite, kind_of, lay_out, share, whole
+from kernels.plan import Problem, plan
+from kernels.quantize import per_token_group_quant_fp8, scaled_fp8_quant
+from kernels.routes import cached, dtype_name
+from kernels.support import BLOCK
+
+PARALLEL = (None, "column", "row")
+
+
+class Fp8Module(torch.nn.Module):
+    """A module whose quantised tensors keep their dtypes under ``.half()``, ``.to(dtype)`` and the like."""
+
+    kept: tuple[str, ...] = ()
+    """Names of the parameters that only move."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        own = {id(p) for name in self.kept if (p := self._parameters.get(name)) is not None}
+
+        def moved(t: Tensor) -> Tensor:
+            made = fn(t)
+            if id(t) in own and made.dtype != t.dtype:
+                return t.to(made.device)
+            return made
+
+        return super()._apply(moved, recurse)  # type: ignore[no-untyped-call]  # torch.nn is typed in part
+
+
+class Fp8Linear(Fp8Module):
+    """A linear layer with an E4M3 weight.
+
+    Parameters
+    ----------
+    weight
+        ``[N, K]`` E4M3. Kept as it is where no padding is needed, so that ranks of one process can share it.
+    weight_scale
+        float32, bf16, f16 or E8M0; it multiplies, whatever its name in a checkpoint. One value; ``[N]`` or ``[N, 1]``;
+        or ``[ceil(N/128), ceil(K/128)]``.
+    bias
+        ``[N]`` bf16, f16 or f32.
+    input_scale
+        One float32 value: static activations. Only per tensor and per channel.
+    kind
+        ``tensor``, ``channel`` or ``block``, where the shape of the scale leaves two open.
+    per_token
+        Dynamic activations get a scale for each token, else one for all. Not per block.
+    out_dtype
+        The dtype of the output; default: that of the input.
+    ue8m0
+        Scales that are powers of two, which sm100 needs; default: :func:`kernels.is_deep_gemm_e8m0_used`. A weight
+        with other scales is quantised again when the layer is made.
+    name
+        Named in errors.
+
+    Raises
+    ------
+    DtypeError, ShapeError, OptionError, ValueRangeError
+        An operand does not fit; the message names the layer and the way out.
+    """
+
+    kept = ("weight", "weight_scale", "input_scale")
+    weight: torch.nn.Parameter
+    weight_scale: torch.nn.Parameter
+    bias: torch.nn.Parameter | None
+    input_scale: torch.nn.Parameter | None
+
+    def __init__(
+        self,
+        weight: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None = None,
+        *,
+        input_scale: Tensor | None = None,
+        kind: str | None = None,
+        per_token: bool = True,
+        out_dtype: torch.dtype | None = None,
+        ue8m0: bool | None = None,
+        name: str = "Fp8Linear",
+    ) -> None:
+        checks.tensor(f"the weight of {name}", weight)
+        checks.tensor(f"the scale of {name}", weight_scale)
+        rows, columns = ((0, extent) for extent in checks.rank(f"the weight of {name}", weight, 2).shape)
+        shard = Shard(name, weight, weight_scale, rows, columns)
+        self._place(
+            [shard], kind or kind_of(name, weight, weight_scale), bias, weight.device,
+            input_scale=input_scale, per_token=per_token, out_dtype=out_dtype, ue8m0=ue8m0, name=name,
+        )  # fmt: skip
+
+    @classmethod
+    def from_shards(
+        cls, shards: Sequence[Shard], *, kind: str, bias: Tensor | None = None,
+        device: torch.device | str = "cpu", **options: Any,
+    ) -> Fp8Linear:  # fmt: skip
+        """A layer of several weights below each other (qkv, gate and up), each cut to its own rows.
+
+        Shards per tensor with different scales become one weight per channel, which changes no value. ``options`` are
+        those of the class.
+        """
+        if not shards:
+            raise OptionError("a layer needs at least one shard")
+        layer = cls.__new__(cls)
+        layer._place(list(shards), kind, bias, torch.device(device), **options)
+        return layer
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        folder: str | Path | Checkpoint,
+        *names: str,
+        parallel: str | None = None,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device | str = "cpu",
+        **options: Any,
+    ) -> Fp8Linear:
+        """A layer of a checkpoint; of several names, their rows below each other as one layer.
+
+        Parameters
+        ----------
+        folder
+            The folder with ``config.json``, or a :class:`~kernels.nn.Checkpoint` to load many layers with.
+        names
+            As ``model.layers.3.mlp.down_proj``: the tensors' names without ``.weight``.
+        parallel
+            ``column``: this rank's part of the rows of each weight, its outputs stand beside those of other ranks;
+            ``row``: its part of the columns, its outputs are added (:func:`sum_ranks`), and the bias is rank 0's. A
+            part may begin and end inside a block. None: the whole weight.
+        rank, world
+            The part.
+        options
+            ``out_dtype``, ``ue8m0`` of the class.
+
+        Raises
+        ------
+        CheckpointError
+            A file or a tensor is missing, or the layer is not quantised in a way that is read here.
+        """
+        if parallel not in PARALLEL:
+            raise OptionError(f"parallel={parallel!r}; it is one of {', '.join(map(str, PARALLEL))}")
+        if not names:
+            raise OptionError("name at least one layer, as model.layers.3.mlp.down_proj")
+        source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
+        schemes = [source.scheme(name) for name in names]
+        if len(set(schemes)) > 1:
+            raise CheckpointError(f"{', '.join(names)} are quantised differently ({schemes}); load them one by one")
+        scheme = schemes[0]
+        shards = [_shard(source, name, scheme.scale, parallel, rank, world) for name in names]
+        return cls.from_shards(
+            shards, kind=scheme.kind, bias=_bias(source, shards, parallel, rank), device=device,
+            input_scale=_static(source, names) if scheme.static else None, per_token=scheme.per_token,
+            name=" + ".join(names), **options,
+        )  # fmt: skip
+
+    def _place(
+        self,
+        shards: list[Shard],
+        kind: str,
+        bias: Tensor | None,
+        device: torch.device,
+        *,
+        input_scale: Tensor | None = None,
+        per_token: bool = True,
+        out_dtype: torch.dtype | None = None,
+        ue8m0: bool | None = None,
+        name: str = "Fp8Linear",
+    ) -> None:
+        super().__init__()
+        shards = [check(shard, kind) for shard in shards]
+        if kind == "tensor" and len(shards) > 1:
+            kind = "channel"
+        layout = lay_out(kind, shards)
+        self.name, self.layout = name, layout
+        self.out_features = sum(stop - start for start, stop in layout.pieces)
+        self.in_features = layout.columns
+        self.per_token = per_token
+        self.out_dtype = None if out_dtype is None else checks.out_dtype(out_dtype)
+        self.ue8m0 = kind == "block" and (machines.is_deep_gemm_e8m0_used() if ue8m0 is None else ue8m0)
+        weight, scale = _placed(layout, shards, device)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
+        if self.ue8m0:
+            FlashInferFp8DeepGEMMDynamicBlockScaledKernel(True).process_weights_after_loading(self)
+        if input_scale is not None and kind == "block":
+            raise OptionError(f"{name}: block scales are of dynamic inputs; leave input_scale out")
+        checks.scalar(f"the input_scale of {name}", input_scale)
+        if bias is not None:
+            checks.dtype(f"the bias of {name}", checks.tensor(f"the bias of {name}", bias), *checks.WIDE)
+            checks.shape(f"the bias of {name}", bias, (self.out_features,), "[N]")
+        for key, value in (("bias", bias), ("input_scale", input_scale)):
+            kept = None if value is None else torch.nn.Parameter(value.detach().to(device), requires_grad=False)
+            self.register_parameter(key, kept)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[..., K]`` bf16, f16 or f32 to ``[..., N]`` of the same dtype (or ``out_dtype``), contiguous."""
+        checks.dtype(f"the input of {self.name}", checks.tensor(f"the input of {self.name}", input), *checks.WIDE)
+        if input.dim() < 1 or input.shape[-1] != self.in_features:
+            raise ShapeError(
+                f"the input of {self.name} is {list(input.shape)}; it is [..., K] with K={self.in_features}"
+            )
+        checks.same_device(input=input, weight=self.weight)
+        x, layout = input.reshape(-1, self.in_features), self.layout
+        if layout.width != layout.columns:
+            x = torch.nn.functional.pad(x, (layout.lead, layout.width - layout.lead - layout.columns))
+        kind = self.out_dtype or input.dtype
+        y = self._blocks(x, kind) if layout.kind == "block" else self._scaled(x, kind)
+        return y.view(*input.shape[:-1], self.out_features)
+
+    def _scaled(self, x: Tensor, kind: torch.dtype) -> Tensor:
+        q, scale = scaled_fp8_quant(x, self.input_scale, use_per_token_if_dynamic=self.per_token)
+        bias: Tensor | None = self.bias
+        missing = self.layout.height - self.out_features
+        if bias is not None and missing:
+            bias = torch.nn.functional.pad(bias, (0, missing))
+        y = cutlass_scaled_mm(q, self.weight.t(), scale.reshape(-1, 1), self.weight_scale.t(), kind, bias)
+        return y[:, : self.out_features].contiguous()
+
+    def _blocks(self, x: Tensor, kind: torch.dtype) -> Tensor:
+        wanted = kind if self.bias is None else torch.float32
+        height, width = self.layout.height, self.layout.width
+        if _product_dtype(x.device.type, height, width, wanted) == torch.bfloat16:
+            y = deepgemm_blockscale_linear(x, self.weight, self.weight_scale, BLOCK, self.ue8m0)
+        else:
+            a = per_token_group_quant_fp8(
+                x, BLOCK, column_major_scales=True, tma_aligned_scales=True, use_ue8m0=self.ue8m0
+            )
+            y = torch.empty(x.shape[0], height, dtype=wanted, device=x.device)
+            fp8_gemm_nt(a, (self.weight, self.weight_scale), y, disable_ue8m0_cast=not self.ue8m0)
+        if self.layout.pieces != ((0, height),):
+            y = torch.cat([y[:, start:stop] for start, stop in self.layout.pieces], dim=1)
+        if self.bias is not None:
+            y = y.to(torch.float32) + self.bias.to(torch.float32)
+        return y.to(kind)
+
+    def dequantised(self) -> Tensor:
+        """The weight ``[N, K]`` in float32: each code times its scale, rounded once; padding left out."""
+        scale: Tensor = self.weight_scale
+        if self.layout.kind == "block":
+            scale = scale.repeat_interleave(BLOCK, 0)[: self.layout.height].repeat_interleave(BLOCK, 1)
+        values = self.weight.to(torch.float32) * scale
+        rows = torch.cat([values[start:stop] for start, stop in self.layout.pieces])
+        return rows[:, self.layout.lead : self.layout.lead + self.layout.columns]
+
+    def extra_repr(self) -> str:
+        """The extents and the kind."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self.layout.kind} scales"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}layout"] = _described(self.layout)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """Refuse what ``copy_`` would cast or misplace; take a scale by its name in a checkpoint, too."""
+        layout = state_dict.pop(f"{prefix}layout", None)
+        if layout is not None and not torch.equal(layout.cpu(), _described(self.layout)):
+            raise ShapeError(
+                f"{self.name} has {self.layout.describe()}; the state is that of another slice: {layout.tolist()}"
+            )
+        if layout is None and not self.layout.plain:
+            raise ShapeError(
+                f"{self.name} has {self.layout.describe()}; a state without a layout fits whole weights only"
+            )
+        inverse, key = f"{prefix}weight_scale_inv", f"{prefix}weight_scale"
+        if inverse in state_dict and key not in state_dict:
+            state_dict[key] = state_dict.pop(inverse)
+        if (weight := state_dict.get(f"{prefix}weight")) is not None:
+            checks.dtype(f"the state's weight of {self.name}", weight, FP8)
+        if (scale := state_dict.get(key)) is not None:
+            checks.dtype(f"the state's scale of {self.name}", scale, *SCALES)
+            wide = finite(f"the state's scale of {self.name}", scale.to(torch.float32))
+            if wide.numel() == self.weight_scale.numel() and (self.layout.kind != "block" or wide.dim() == 4):
+                wide = wide.reshape(self.weight_scale.shape)  # [N] and [N, 1]; [N/128, 1, K/128, 1]
+            state_dict[key] = wide
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class Fp8Mlp(torch.nn.Module):
+    """``down(silu(gate(x)) * up(x))`` of a dense layer or of shared experts.
+
+    Parameters
+    ----------
+    gate_up
+        Gate and up below each other.
+    down
+        The projection back.
+    """
+
+    def __init__(self, gate_up: Fp8Linear, down: Fp8Linear) -> None:
+        super().__init__()
+        if gate_up.out_features != 2 * down.in_features:
+            raise ShapeError(
+                f"gate and up give {gate_up.out_features}, twice the {down.in_features} of {down.name} are due"
+            )
+        self.gate_up, self.down = gate_up, down
+
+    @classmethod
+    def from_checkpoint(
+        cls, folder: str | Path | Checkpoint, name: str, *, rank: int = 0, world: int = 1,
+        device: torch.device | str = "cpu", **options: Any,
+    ) -> Fp8Mlp:  # fmt: skip
+        """``NAME.gate_proj``, ``.up_proj`` (column parallel) and ``.down_proj`` (row parallel)."""
+        source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
+        part: Mapping[str, Any] = {"rank": rank, "world": world, "device": device}
+        gate_up = Fp8Linear.from_checkpoint(source, f"{name}.gate_proj", f"{name}.up_proj", parallel="column", **part)
+        return cls(gate_up, Fp8Linear.from_checkpoint(source, f"{name}.down_proj", parallel="row", **part, **options))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[..., H]`` to ``[..., H]``; a rank's part of the sum where the layers are sliced."""
+        from kernels.moe_layer import silu_and_mul
+
+        return self.down(silu_and_mul(self.gate_up(input)))  # type: ignore[no-any-return]  # a module's call is untyped
+
+
+def sum_ranks(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """The outputs of row-parallel ranks added in float32, rank 0 first, and rounded once to ``dtype`` (or theirs)."""
+    if not parts:
+        raise OptionError("there are no parts to add; pass the outputs of all ranks, rank 0 first")
+    total = parts[0].to(torch.float32)
+    for part in parts[1:]:
+        checks.shape("a part", part, tuple(parts[0].shape), "the shape of rank 0's")
+        total = total + part.to(torch.float32)
+    return total.to(dtype or parts[0].dtype)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compiler is untyped
+def _product_dtype(device: str, n: int, k: int, wanted: torch.dtype) -> torch.dtype:
+    """The dtype that the planned block-scaled product writes: the wanted one, else bf16."""
+    return cached(_planned_dtype, device, n, k, wanted)  # type: ignore[no-any-return]
+
+
+def _planned_dtype(device: str, n: int, k: int, wanted: torch.dtype) -> torch.dtype:
+    try:
+        plan(Problem("fp8_gemm_nt", device=device, n=n, k=k, out_dtype=dtype_name(wanted)))
+    except NoBackendError:
+        return torch.bfloat16
+    return wanted
+
+
+def _placed(layout: Layout, shards: list[Shard], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The weight and its scales on the device; a single whole tensor that needs no padding is not copied."""
+    only = shards[0].weight
+    scale = torch.ones(layout.blocks, dtype=torch.float32, device=device)
+    if layout.plain and isinstance(only, Tensor) and tuple(only.shape) == (layout.height, layout.width):
+        weight = only.detach().to(device).contiguous()
+        fill(layout, shards, None, scale)
+        return weight, scale
+    weight = torch.zeros(layout.height, layout.width, dtype=torch.uint8, device=device).view(FP8)
+    fill(layout, shards, weight, scale)
+    return weight, scale
+
+
+def _described(layout: Layout) -> Tensor:
+    spans = [extent for piece in layout.pieces for extent in piece]
+    return torch.tensor([KINDS.index(layout.kind), layout.height, layout.lead, layout.columns, layout.width, *spans])
+
+
+def _shard(source: Checkpoint, name: str, scale: str, parallel: str | None, rank: int, world: int) -> Shard:
+    weight = source.tensor(f"{name}.weight")
+    if len(weight.shape) != 2:
+        raise ShapeError(f"the weight of {name} has shape {list(weight.shape)}; it is [N, K]")
+    rows, columns = ((0, extent) for extent in weight.shape)
+    if parallel == "column":
+        rows = share(name, "rows", rows[1], rank, world)
+    elif parallel == "row":
+        columns = share(name, "columns", columns[1], rank, world)
+    elif (rank, world) != (0, 1):
+        raise OptionError(f"rank={rank} of world={world} without parallel=; say column or row")
+    return Shard(name, weight, source.tensor(f"{name}.{scale}"), rows, columns)
+
+
+def _bias(source: Checkpoint, shards: Sequence[Shard], parallel: str | None, rank: int) -> Tensor | None:
+    having = [shard for shard in shards if f"{shard.name}.bias" in source]
+    if having and len(having) != len(shards):
+        raise CheckpointError(f"only {having[0].name} of {len(shards)} fused layers has a bias; load them one by one")
+    if not having or (parallel == "row" and rank):
+        return None
+    return torch.cat([source.tensor(f"{shard.name}.bias")[(slice(*shard.rows),)] for shard in shards])
+
+
+def _static(source: Checkpoint, names: Sequence[str]) -> Tensor:
+    """The scale of an input that several layers share: the largest of theirs, which clips none of them."""
+    scales = [whole(source.tensor(f"{name}.input_scale")).to(torch.float32).reshape(-1) for name in names]
+    return finite(f"the input_scale of {' + '.join(names)}", torch.cat(scales).max().reshape(1))
+
+
+from_checkpoint = Fp8Linear.from_checkpoint
+"""A linear layer of a checkpoint: :meth:`Fp8Linear.from_checkpoint`."""
