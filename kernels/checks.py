@@ -167,6 +167,8 @@ def shape(name: str, x: Tensor, expected: tuple[int, ...], meaning: str) -> Tens
 def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
     """Return ``x`` when a kernel can write it: dtype, shape, and no two elements at one address."""
     t = writable(name, shape(name, dtype(name, tensor(name, x), *dtypes), expected, meaning))
+    if t.is_contiguous():  # no graph of a changing number of rows can sort symbolic strides
+        return t
     reach = 0
     for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
         if stride <= reach:
