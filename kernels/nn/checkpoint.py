@@ -7,11 +7,10 @@ names. A file is opened when a tensor of it is first asked for, and only the byt
 
 * ``fp8`` (DeepSeek-V3 and others): ``weight_block_size [128, 128]`` with ``weight_scale_inv [N/128, K/128]``, or none
   with one ``weight_scale``; ``activation_scheme`` dynamic, or static with an ``input_scale``; layers left out are in
-  ``modules_to_not_convert`` or ``ignored_layers``. Sources: transformers ``integrations/finegrained_fp8.py`` (``FP8Linear``); vLLM
-  ``quantization/fp8.py`` (``Fp8Config``, ``Fp8LinearMethod.create_weights``). In spite of its name
-  ``weight_scale_inv`` multiplies.
-* ``compressed-tensors`` (llm-compressor): ``config_groups`` with ``targets`` (a class, a name, ``re:`` and a pattern) and
-  ``weights`` of strategy tensor, channel (``weight_scale [N, 1]``) or block (``block_structure``);
+  ``modules_to_not_convert`` or ``ignored_layers``. In spite of its name ``weight_scale_inv`` multiplies. Sources:
+  transformers ``integrations/finegrained_fp8.py``; vLLM ``quantization/fp8.py``.
+* ``compressed-tensors`` (llm-compressor): ``config_groups`` with ``targets`` (a class, a name, ``re:`` and a pattern)
+  and ``weights`` of strategy tensor, channel (``weight_scale [N, 1]``) or block (``block_structure``);
   ``input_activations`` dynamic, or static with an ``input_scale``; ``ignore``. Sources: compressed-tensors
   ``quantization/lifecycle/initialize.py``; vLLM ``schemes/compressed_tensors_w8a8_fp8.py``.
 * ``modelopt``: ``quant_algo`` FP8 (``weight_scale`` and ``input_scale``, one value each), FP8_PER_CHANNEL_PER_TOKEN

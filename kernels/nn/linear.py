@@ -5,8 +5,8 @@ multiplied by :func:`kernels.fp8_gemm_nt`. Per tensor or per channel: ``x`` is q
 scale of the checkpoint) and multiplied by :func:`kernels.cutlass_scaled_mm`.
 
 Roundings: the product is written in the dtype of the output, or in float32 where a block-scaled layer has a bias, which
-is added in float32 before the last rounding. Where the plan's library writes bf16 only (DeepGEMM), the product is rounded
-to bf16 first, as in engines. The kinds per tensor and per channel add the bias in float32 before their one rounding.
+is added in float32 before the last rounding. Where the planned library writes bf16 only (DeepGEMM), it is rounded to bf16
+first, as in engines. The kinds per tensor and per channel add the bias in float32 before their one rounding.
 
 NaN and infinity follow the quantisers (:mod:`kernels.quantize`). No gradient flows through the layer.
 
@@ -99,6 +99,7 @@ class Fp8Linear(Fp8Module):
     bias: torch.nn.Parameter | None
     input_scale: torch.nn.Parameter | None
 
+    @checks.verb
     def __init__(
         self,
         weight: Tensor,
@@ -112,8 +113,7 @@ class Fp8Linear(Fp8Module):
         ue8m0: bool | None = None,
         name: str = "Fp8Linear",
     ) -> None:
-        checks.tensor(f"the weight of {name}", weight)
-        checks.tensor(f"the scale of {name}", weight_scale)
+        checks.same_device(weight=weight, weight_scale=weight_scale, bias=bias, input_scale=input_scale)
         rows, columns = ((0, extent) for extent in checks.rank(f"the weight of {name}", weight, 2).shape)
         shard = Shard(name, weight, weight_scale, rows, columns)
         self._place(
@@ -225,6 +225,7 @@ class Fp8Linear(Fp8Module):
             kept = None if value is None else torch.nn.Parameter(value.detach().to(device), requires_grad=False)
             self.register_parameter(key, kept)
 
+    @checks.verb
     def forward(self, input: Tensor) -> Tensor:
         """``[..., K]`` bf16, f16 or f32 to ``[..., N]`` of the same dtype (or ``out_dtype``), contiguous."""
         checks.dtype(f"the input of {self.name}", checks.tensor(f"the input of {self.name}", input), *checks.WIDE)

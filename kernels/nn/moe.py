@@ -59,6 +59,7 @@ class Fp8Experts(Fp8Module):
     w2: torch.nn.Parameter
     w2_scale: torch.nn.Parameter
 
+    @checks.verb
     def __init__(
         self,
         w13: Tensor,
@@ -94,6 +95,7 @@ class Fp8Experts(Fp8Module):
         for key, value in (("w13", w13), ("w13_scale", w13_scale), ("w2", w2), ("w2_scale", w2_scale)):
             self.register_parameter(key, torch.nn.Parameter(value.detach(), requires_grad=False))
 
+    @checks.verb
     def forward(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """``[..., H]`` bf16, f16 or f32 with ``[..., top_k]`` float32 weights and global ids to ``[..., H]``."""
         checks.dtype(f"the input of {self.name}", checks.tensor(f"the input of {self.name}", input), *checks.WIDE)

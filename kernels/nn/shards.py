@@ -2,8 +2,8 @@
 
 A weight ``[N, K]`` has one scale for all of it (``tensor``), for each row (``channel``) or for each 128x128 block
 (``block``). A kernel counts blocks from the first row and column of what it is given. A piece that starts inside a
-block is therefore placed behind as many rows (columns) of zero codes as lie before it in its first block: the local grid is
-the global one, and every element keeps its scale. Zero codes add exactly zero to a product.
+block is therefore placed behind as many rows (columns) of zero codes as lie before it in its first block: the local
+grid is the global one, and every element keeps its scale. Zero codes add exactly zero to a product.
 
     global columns   0 ........ 128 ........ 256 ........ 384      rank 1 of 2 holds [192, 384)
     local columns               0 0 0 0 x x x|x x x x x x x        64 zeros, then 192 columns; blocks 1 and 2

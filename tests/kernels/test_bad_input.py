@@ -20,6 +20,7 @@ from kernels import moe_layer
 from kernels.backends import torch_ops
 from kernels.config import Config
 from kernels.errors import KernelError, LayoutError
+from kernels.nn import Fp8Linear
 from kernels.plan import Problem
 from kernels.platform import current_machine
 
@@ -60,6 +61,10 @@ def masked(a: Any, a_scale: Any, b: Any, b_scale: Any, out: Any, masked_m: Any, 
 
 def mqa(q: Any, keys: Any, k_scale: Any, weights: Any, ks: Any, ke: Any) -> Tensor:
     return k.fp8_mqa_logits(q, (keys, k_scale), weights, ks, ke)
+
+
+def fp8_linear(x: Any, weight: Any, weight_scale: Any, bias: Any) -> Tensor:
+    return Fp8Linear(weight, weight_scale, bias)(x)
 
 
 def calls() -> dict[str, Call]:
@@ -228,6 +233,8 @@ def calls() -> dict[str, Call]:
                 "topk_ids": ints(0, 1, 1).view(3, 1),
             },
         ),
+        (k.silu_and_mul, {"x": ones(3, 32), "limit": 7.0}),
+        (fp8_linear, {"x": x, "weight": codes(100, 256), "weight_scale": ones(1, 2), "bias": ones(100)}),
         (k.calc_diff, {"x": ones(4), "y": ones(4)}),
     ]
     return {f"{i:02} {function.__name__}": (function, arguments) for i, (function, arguments) in enumerate(table)}

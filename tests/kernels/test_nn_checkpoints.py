@@ -3,10 +3,10 @@
 A checkpoint of 3 layers and 2 experts (:mod:`checkpoints`) is loaded whole and over 2 ranks. What equals what:
 
 * codes and scales: the slices of all ranks are the whole, in every bit;
-* column-parallel outputs beside each other are the whole layer's, in every bit (an element's sum knows no other column);
+* column-parallel outputs beside each other are the whole layer's, in every bit (the sum of one has no other row);
 * row-parallel outputs are those of the whole layer for an input that is zero outside the rank's columns; their sum,
-  rank 0 first, has the same bits where the float32 sums have (one block of K a rank, or exact sums), and otherwise is the
-  same sum in another order, which the contract admits, where no block is cut. A cut block of the input has two scales;
+  rank 0 first, has the same bits where the float32 sums have (one block of K a rank, or exact sums); else it is the
+  same sum in another order, which the contract admits, unless a block is cut: that block of the input has two scales;
 * experts: as rows, for each expert one term.
 """
 

@@ -202,7 +202,7 @@ class TestErrors:
             ({"weight_scale": S.double()}, DtypeError, "float64"),
             ({"weight_scale": -S}, ValueRangeError, "finite and positive"),
             ({"weight_scale": S * torch.nan}, ValueRangeError, r"nan at \[0, 0\], and 6 such values of 6"),
-            ({"weight_scale": [1.0]}, KernelError, "the scale of down"),
+            ({"weight_scale": [1.0]}, KernelError, "weight_scale must be a torch.Tensor, got list"),
             ({"bias": torch.ones(255)}, ShapeError, "the bias of down"),
             ({"bias": torch.ones(256).double()}, DtypeError, "the bias of down"),
             ({"input_scale": torch.ones(1)}, OptionError, "leave input_scale out"),
