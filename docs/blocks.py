@@ -283,7 +283,7 @@ def _documented(name: str) -> str:
         lines += ["", *(f"- `{m.name}`" + ("" if m.value == m.name else f": {m.value}") for m in thing)]
     elif inspect.isclass(thing):
         for key, value in vars(thing).items():
-            if not key.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+            if not key.startswith("_") and (inspect.isfunction(value) or isinstance(value, (property, classmethod))):
                 said, call = inspect.getdoc(value), "" if isinstance(value, property) else "()"
                 lines += ["", f"**`{key}{call}`**: {_markdown(said)}"] if said else []
     return "\n".join(lines)

@@ -4,9 +4,9 @@ The scales of the weight decide the product. Per block (128x128): ``x`` is quant
 multiplied by :func:`kernels.fp8_gemm_nt`. Per tensor or per channel: ``x`` is quantised per token (or with the static
 scale of the checkpoint) and multiplied by :func:`kernels.cutlass_scaled_mm`.
 
-Roundings: the product is written in the dtype of the output, or in float32 where a block-scaled layer has a bias, which
-is added in float32 before the last rounding. Where the planned library writes bf16 only (DeepGEMM), it is rounded to bf16
-first, as in engines. The kinds per tensor and per channel add the bias in float32 before their one rounding.
+Roundings: the product is written in the dtype of the output, or in float32 where a block-scaled layer has a bias; the
+bias is added in float32 before the last rounding. Where the planned library writes bf16 only (DeepGEMM), the product is
+rounded to bf16 first, as in engines. Per tensor and per channel the bias is added in float32 before the one rounding.
 
 NaN and infinity follow the quantisers (:mod:`kernels.quantize`). No gradient flows through the layer.
 

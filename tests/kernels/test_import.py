@@ -2,9 +2,11 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,7 +20,7 @@ SCRIPT = """
 import json, sys
 import torch
 before = set(sys.modules)
-import kernels, kernels.plan, kernels.subjects, kernels.moe_layer
+import kernels, kernels.plan, kernels.subjects, kernels.moe_layer, kernels.nn
 {extra}
 print(json.dumps(sorted({{name.split(".")[0] for name in set(sys.modules) - before}})))
 """
@@ -62,6 +64,28 @@ def test_an_import_of_a_backend_is_seen() -> None:
     for line in ("from kernels.backends import eager", "import kernels.backends.cutlass as c",
                  "def f():\n    from kernels.backends.deep_gemm import library"):  # fmt: skip
         assert len(backends_of(line)) == 1
+
+
+ROUTINES = {
+    "moe_fp8": ("moe_block_scaled", "moe_per_token"),
+    "moe_routing": ("route_deepseek_v3", "route_llama4", "route_softmax"),
+    "output padding": ("Fp8LinearOp",),
+}
+"""Contracts of several routines, or of a part of one."""
+
+
+def missing(readme: str, package: ModuleType) -> list[str]:
+    """Routines that the table of the README has as exposed, and that the package does not export."""
+    exposed = re.findall(r"^\| `([^`]+)` \| yes \|", readme, re.MULTILINE)
+    assert len(exposed) > 60
+    wanted = (name for routine in exposed for name in ROUTINES.get(routine, (routine,)))
+    return [name for name in wanted if name not in package.__all__ or not callable(getattr(package, name, None))]
+
+
+def test_what_the_readme_has_is_exported(root: Path) -> None:
+    readme = (root / "README.md").read_text()
+    assert not missing(readme, kernels)
+    assert missing(readme.replace("| `silu_and_mul` |", "| `gelu_and_mul` |"), kernels) == ["gelu_and_mul"]
 
 
 def test_the_check_sees_an_import() -> None:
