@@ -44,21 +44,44 @@ PARALLEL = (None, "column", "row")
 
 
 class Fp8Module(torch.nn.Module):
-    """A module whose quantised tensors keep their dtypes under ``.half()``, ``.to(dtype)`` and the like."""
+    """A module whose quantised tensors keep their dtypes under ``.half()``, ``.to(dtype)`` and ``load_state_dict``.
+
+    Its state has a ``layout`` beside the tensors: numbers that say which part of a weight lies where.
+    """
 
     kept: tuple[str, ...] = ()
     """Names of the parameters that only move."""
+    name: str
+
+    def placement(self) -> Tensor:
+        """The numbers that another state's must equal."""
+        raise NotImplementedError
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         own = {id(p) for name in self.kept if (p := self._parameters.get(name)) is not None}
 
         def moved(t: Tensor) -> Tensor:
             made = fn(t)
-            if id(t) in own and made.dtype != t.dtype:
-                return t.to(made.device)
-            return made
+            return t.to(made.device) if id(t) in own and made.dtype != t.dtype else made
 
         return super()._apply(moved, recurse)  # type: ignore[no-untyped-call]  # torch.nn is typed in part
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}layout"] = self.placement()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """Refuse what ``copy_`` would cast or misplace."""
+        layout, own = state_dict.pop(f"{prefix}layout", None), self.placement()
+        if layout is not None and not torch.equal(layout.cpu(), own):
+            raise ShapeError(
+                f"{self.name} is laid out as {own.tolist()}; the state is of another slice: {layout.tolist()}"
+            )
+        for name in self.kept:
+            value, mine = state_dict.get(f"{prefix}{name}"), self._parameters.get(name)
+            if value is not None and mine is not None:
+                checks.dtype(f"{name} of the state of {self.name}", value, mine.dtype)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class Fp8Linear(Fp8Module):
@@ -280,29 +303,23 @@ class Fp8Linear(Fp8Module):
         """The extents and the kind."""
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.layout.kind} scales"
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}layout"] = _described(self.layout)
+    def placement(self) -> Tensor:
+        """The kind, the extents and the pieces of :class:`~kernels.nn.shards.Layout`."""
+        lay = self.layout
+        return torch.tensor([KINDS.index(lay.kind), lay.height, lay.lead, lay.columns, lay.width, *sum(lay.pieces, ())])
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        """Refuse what ``copy_`` would cast or misplace; take a scale by its name in a checkpoint, too."""
-        layout = state_dict.pop(f"{prefix}layout", None)
-        if layout is not None and not torch.equal(layout.cpu(), _described(self.layout)):
-            raise ShapeError(
-                f"{self.name} has {self.layout.describe()}; the state is that of another slice: {layout.tolist()}"
-            )
-        if layout is None and not self.layout.plain:
+        """Take a whole weight's scale by its name, dtype and shape in a checkpoint, too."""
+        if f"{prefix}layout" not in state_dict and not self.layout.plain:
             raise ShapeError(
                 f"{self.name} has {self.layout.describe()}; a state without a layout fits whole weights only"
             )
         inverse, key = f"{prefix}weight_scale_inv", f"{prefix}weight_scale"
         if inverse in state_dict and key not in state_dict:
             state_dict[key] = state_dict.pop(inverse)
-        if (weight := state_dict.get(f"{prefix}weight")) is not None:
-            checks.dtype(f"the state's weight of {self.name}", weight, FP8)
         if (scale := state_dict.get(key)) is not None:
-            checks.dtype(f"the state's scale of {self.name}", scale, *SCALES)
-            wide = finite(f"the state's scale of {self.name}", scale.to(torch.float32))
+            checks.dtype(f"weight_scale of the state of {self.name}", scale, *SCALES)
+            wide = finite(f"weight_scale of the state of {self.name}", scale.to(torch.float32))
             if wide.numel() == self.weight_scale.numel() and (self.layout.kind != "block" or wide.dim() == 4):
                 wide = wide.reshape(self.weight_scale.shape)  # [N] and [N, 1]; [N/128, 1, K/128, 1]
             state_dict[key] = wide
@@ -382,11 +399,6 @@ def _placed(layout: Layout, shards: list[Shard], device: torch.device) -> tuple[
     weight = torch.zeros(layout.height, layout.width, dtype=torch.uint8, device=device).view(FP8)
     fill(layout, shards, weight, scale)
     return weight, scale
-
-
-def _described(layout: Layout) -> Tensor:
-    spans = [extent for piece in layout.pieces for extent in piece]
-    return torch.tensor([KINDS.index(layout.kind), layout.height, layout.lead, layout.columns, layout.width, *spans])
 
 
 def _shard(source: Checkpoint, name: str, scale: str, parallel: str | None, rank: int, world: int) -> Shard:

@@ -27,7 +27,7 @@ from kernels.errors import CheckpointError, OptionError, ShapeError
 from kernels.moe_layer import moe_block_scaled, moe_per_token, route_deepseek_v3, route_softmax
 from kernels.nn.checkpoint import Checkpoint
 from kernels.nn.linear import Fp8Mlp, Fp8Module
-from kernels.nn.shards import GEMM_COLUMNS, Layout, Shard, check, fill, lay_out, share
+from kernels.nn.shards import GEMM_COLUMNS, Layout, Shard, check, fill, finite, lay_out, share
 from kernels.support import BLOCK
 
 Router = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -89,7 +89,9 @@ class Fp8Experts(Fp8Module):
             e, n, k = codes.shape
             expected = (e, n // BLOCK, k // BLOCK) if self.kind == "block" else (e, n)
             checks.shape(f"{said}_scale of {name}", scale, expected, f"per {self.kind}")
+            finite(f"{said}_scale of {name}", scale)
         self.name, self.hidden, self.first_expert = name, hidden, first_expert
+        self.span = (0, up // 2)
         self.limit, self.weight_on_input, self.round_silu = limit, weight_on_input, round_silu
         self.out_dtype = None if out_dtype is None else checks.out_dtype(out_dtype)
         for key, value in (("w13", w13), ("w13_scale", w13_scale), ("w2", w2), ("w2_scale", w2_scale)):
@@ -138,7 +140,13 @@ class Fp8Experts(Fp8Module):
         loaded = [_expert(source, f"{name}.{number}", *part) for number in range(first, end)]
         w13, w13_scale = _stacked([up for up, _ in loaded], torch.device(device))
         w2, w2_scale = _stacked([down for _, down in loaded], torch.device(device))
-        return cls(w13, w13_scale, w2, w2_scale, first_expert=first, name=name, **options)
+        layer = cls(w13, w13_scale, w2, w2_scale, first_expert=first, name=name, **options)
+        layer.span = (loaded[0][1][0].lead, loaded[0][1][0].columns)
+        return layer
+
+    def placement(self) -> Tensor:
+        """The first expert, the zeros before the intermediate columns, and the number of these."""
+        return torch.tensor([self.first_expert, *self.span])
 
 
 class Fp8Moe(torch.nn.Module):

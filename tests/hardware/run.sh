@@ -102,7 +102,7 @@ run_tests() {
     step pytest 300 "$python" -m pytest -q -p no:cacheprovider tests/bounds/test_engines.py \
         tests/harness/test_launches_device.py \
         tests/benchmarks/test_bench_cuda.py tests/numbers/test_rounding.py tests/kernels/test_triton.py \
-        -k "device or cuda or gpu or CUDA"
+        tests/kernels/test_nn_device.py -k "device or cuda or gpu or CUDA"
 }
 
 for part in ${3:-verify measure validate tests}; do

@@ -373,8 +373,25 @@ class TestExperts:
         checkpoint, _ = source
         layer, x = nn.Fp8Moe.from_checkpoint(checkpoint, MOE), data(2, 3, 256)
         torch._dynamo.reset()
-        assert torch.equal(torch.compile(layer, fullgraph=True, backend="eager")(x), layer(x))
+        compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
+        for rows in (x, data(40, 1, 256)):
+            assert torch.equal(compiled(rows), layer(rows))
         torch._dynamo.reset()
+
+    def test_state(self, source: tuple[nn.Checkpoint, Made]) -> None:
+        """Saved and loaded; not into the other rank, and not from other dtypes."""
+        checkpoint, _ = source
+        first, again, second = (
+            nn.Fp8Experts.from_checkpoint(checkpoint, f"{MOE}.experts", 2, rank=rank, world=2) for rank in (0, 0, 1)
+        )
+        with torch.no_grad():
+            again.w13_scale.fill_(1.0)
+        again.load_state_dict(first.state_dict())
+        assert torch.equal(again.w13_scale, first.w13_scale)
+        with pytest.raises(ShapeError, match="another slice"):
+            second.load_state_dict(first.state_dict())
+        with pytest.raises(DtypeError, match="w2 of the state of"):
+            again.load_state_dict({**first.state_dict(), "w2": first.w2.float()})
 
     def test_a_cast_keeps_codes_and_scales(self, source: tuple[nn.Checkpoint, Made]) -> None:
         checkpoint, _ = source

@@ -279,6 +279,7 @@ class TestModule:
             ("weight_scale", S.view(torch.int32), DtypeError),
             ("weight_scale", -S, ValueRangeError),
             ("weight_scale", S.t(), RuntimeError),
+            ("weight_scale", S.to(torch.float64), DtypeError),
             ("layout", torch.tensor([2, 192, 64, 320, 384, 0, 192]), ShapeError),
         ],
     )
