@@ -42,9 +42,9 @@ GOOD = (Status.PASSED, Status.MISTRUSTED)
 Made = dict[str, Tensor]
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16, E8M0], ids=["f32", "bf16", "e8m0"])
+@pytest.fixture(scope="module", params=[torch.bfloat16, E8M0], ids=["bf16", "e8m0"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Checkpoint, Made]:
-    """The checkpoint with block scales in each dtype, and what was written."""
+    """The checkpoint with block scales in a short dtype, and what was written; ``source`` has float32."""
     folder = tmp_path_factory.mktemp("model")
     made = cp.deepseek(folder, request.param)
     return nn.Checkpoint(folder), made
@@ -368,15 +368,6 @@ class TestExperts:
         assert layer.shared is None
         weights, ids = layer.router(logits)
         assert ids.tolist() == [[1, 0]] and torch.allclose(weights, logits.softmax(1).flip(1))
-
-    def test_compiled(self, source: tuple[nn.Checkpoint, Made]) -> None:
-        checkpoint, _ = source
-        layer, x = nn.Fp8Moe.from_checkpoint(checkpoint, MOE), data(2, 3, 256)
-        torch._dynamo.reset()
-        compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
-        for rows in (x, data(40, 1, 256)):
-            assert torch.equal(compiled(rows), layer(rows))
-        torch._dynamo.reset()
 
     def test_state(self, source: tuple[nn.Checkpoint, Made]) -> None:
         """Saved and loaded; not into the other rank, and not from other dtypes."""

@@ -302,13 +302,12 @@ class TestModule:
         with pytest.raises(ShapeError, match="without a layout"):
             second.load_state_dict(bare)
 
-    @pytest.mark.parametrize("kind", ["block", "channel"])
-    def test_compiled(self, kind: str) -> None:
-        """One graph, also for another number of tokens, with the same bits."""
-        weight, scale = cp.linear(100, 200, 3, kind)
+    def test_compiled(self) -> None:
+        """One graph, also for another number of tokens, with the same bits. The page for engines compiles a MoE layer."""
+        weight, scale = cp.linear(100, 200, 3, "block")
         layer = nn.Fp8Linear(weight, scale, data(100))
         torch._dynamo.reset()
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+        compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
         for rows in (2, 40):
             assert torch.equal(compiled(data(rows, 3, 200)), layer(data(rows, 3, 200)))
         torch._dynamo.reset()
