@@ -192,7 +192,7 @@ class Checkpoint:
 
 def _fp8(config: Mapping[str, Any], layer: str) -> Scheme:
     for key in ("modules_to_not_convert", "ignored_layers"):
-        _ignored(layer, config.get(key) or (), _inside)
+        _ignored(layer, _names(key, config.get(key)), _inside)
     if config.get("fmt", "e4m3") != "e4m3":
         raise CheckpointError(f"fmt={config['fmt']!r}: weights are E4M3 here")
     scheme = config.get("activation_scheme", "dynamic")
@@ -207,17 +207,20 @@ def _fp8(config: Mapping[str, Any], layer: str) -> Scheme:
 
 
 def _compressed(config: Mapping[str, Any], layer: str) -> Scheme:
-    _ignored(layer, config.get("ignore") or (), _matches)
+    _ignored(layer, _names("ignore", config.get("ignore")), _matches)
     groups = config.get("config_groups")
-    groups = groups if isinstance(groups, dict) else {}
-    found = [group for group in groups.values() if any(_matches(layer, target) for target in group.get("targets", ()))]
-    found = found or [group for group in groups.values() if "Linear" in group.get("targets", ())]
+    if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+        raise CheckpointError(f"config_groups is {groups!r:.80}; it is an object of objects")
+    targets = {name: _names("targets", group.get("targets")) for name, group in groups.items()}
+    found = [group for name, group in groups.items() if any(_matches(layer, target) for target in targets[name])]
+    found = found or [group for name, group in groups.items() if "Linear" in targets[name]]
     if not found:
         raise CheckpointError(
             f"no group of config_groups ({', '.join(groups) or 'none'}) targets {layer}: not quantised"
         )
     group = found[0]
-    weights, inputs = group.get("weights") or {}, group.get("input_activations")
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    weights = weights if isinstance(weights, dict) else {}
     kind, form = weights.get("strategy", "tensor"), group.get("format") or config.get("format")
     if (weights.get("type"), weights.get("num_bits")) != ("float", 8) or kind not in ("tensor", "channel", "block"):
         said = f"weights {weights.get('type')}{weights.get('num_bits')} per {kind} (format {form})"
@@ -232,7 +235,8 @@ def _compressed(config: Mapping[str, Any], layer: str) -> Scheme:
 
 
 def _modelopt(config: Mapping[str, Any], layer: str) -> Scheme:
-    _ignored(layer, config.get("ignore") or config.get("exclude_modules") or (), fnmatchcase)
+    for key in ("ignore", "exclude_modules"):
+        _ignored(layer, _names(key, config.get(key)), fnmatchcase)
     algorithm = str(config.get("quant_algo")).upper()
     if algorithm not in ALGORITHMS:
         raise CheckpointError(f"quant_algo={config.get('quant_algo')!r}; {', '.join(ALGORITHMS)} are read here")
@@ -257,6 +261,14 @@ def _ignored(layer: str, patterns: Sequence[str], match: Callable[[str, str], bo
     for pattern in patterns:
         if match(layer, pattern):
             raise CheckpointError(f"{layer} is not quantised ({pattern!r} excludes it); load it into torch.nn.Linear")
+
+
+def _names(key: str, value: object) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise CheckpointError(f"{key}={value!r:.80}; it is a list of names")
+    return value
 
 
 def _inside(layer: str, pattern: str) -> bool:

@@ -285,10 +285,17 @@ class Fp8Linear(Fp8Module):
             y = torch.empty(x.shape[0], height, dtype=wanted, device=x.device)
             fp8_gemm_nt(a, (self.weight, self.weight_scale), y, disable_ue8m0_cast=not self.ue8m0)
         if self.layout.pieces != ((0, height),):
-            y = torch.cat([y[:, start:stop] for start, stop in self.layout.pieces], dim=1)
+            y = self._without_padding(y)
         if self.bias is not None:
             y = y.to(torch.float32) + self.bias.to(torch.float32)
         return y.to(kind)
+
+    def _without_padding(self, y: Tensor) -> Tensor:
+        real, at = torch.empty(y.shape[0], self.out_features, dtype=y.dtype, device=y.device), 0
+        for start, stop in self.layout.pieces:  # torch.cat refuses f16 under a CPU's autocast
+            real[:, at : at + stop - start] = y[:, start:stop]
+            at += stop - start
+        return real
 
     def dequantised(self) -> Tensor:
         """The weight ``[N, K]`` in float32: each code times its scale, rounded once; padding left out."""

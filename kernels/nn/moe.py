@@ -174,7 +174,8 @@ class Fp8Moe(torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., H]`` to ``[..., H]``; a rank's part of the sum where the experts are split."""
-        logits = torch.nn.functional.linear(input.to(torch.float32), self.gate.to(torch.float32))
+        with torch.autocast(input.device.type, enabled=False):  # it would round the logits
+            logits = torch.nn.functional.linear(input.to(torch.float32), self.gate.to(torch.float32))
         weights, ids = self.router(logits.view(-1, logits.shape[-1]))
         rows = input.reshape(-1, input.shape[-1])
         y: Tensor = self.experts(rows, weights, ids).view(input.shape)

@@ -259,6 +259,8 @@ class TestExperts:
         assert wrong.status is Status.FAILED
         shared = nn.Fp8Mlp.from_checkpoint(checkpoint, f"{MOE}.shared_experts")
         assert torch.equal(layer(x), y + shared(x))
+        with torch.autocast("cpu"):
+            assert torch.equal(layer(x), y + shared(x))
 
     def test_whole_experts_on_each_rank(self, source: tuple[nn.Checkpoint, Made]) -> None:
         """One expert a rank: two float32 terms, the same bits; the other rank's expert contributes nothing."""
@@ -482,6 +484,10 @@ class TestFormats:
             ({"quant_method": "compressed-tensors", "config_groups": {"g": {**cp.GROUP, "input_activations": None}}},
              "weight only|weight\\b.*only"),
             ({"quant_method": "compressed-tensors", "ignore": ["re:("], "config_groups": {}}, "no regular expression"),
+            ({"quant_method": "compressed-tensors", "config_groups": {"g": [1]}}, "config_groups .* of objects"),
+            ({"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": 3}}}, "targets=3"),
+            ({**cp.FP8_BLOCK, "modules_to_not_convert": "lm_head"}, "modules_to_not_convert='lm_head'; .* a list"),
+            ({"quant_method": ["fp8"]}, "quant_method="),
         ],
     )  # fmt: skip
     def test_unknown(self, tmp_path: Path, config: dict[str, Any], said: str) -> None:

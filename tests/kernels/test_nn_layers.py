@@ -102,6 +102,20 @@ class TestLinear:
         layer, x = nn.Fp8Linear(weight, scale), data(384, 5).t()
         assert torch.equal(layer(x), layer(x.contiguous()))
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("kind", ["block", "channel"])
+    def test_surroundings(self, kind: str, dtype: torch.dtype) -> None:
+        """Autocast, gradients and inference mode change nothing; no gradient leaves the layer."""
+        weight, scale = cp.linear(100, 384, 5, kind)
+        layer, x = nn.Fp8Linear(weight, scale, data(100)), data(3, 384, dtype=dtype)
+        y = layer(x)
+        with torch.autocast("cpu"):
+            assert torch.equal(layer(x), y)
+        with torch.inference_mode():
+            assert torch.equal(layer(x), y)
+        traced = layer(x.clone().requires_grad_())
+        assert torch.equal(traced, y) and not traced.requires_grad
+
     def test_out_dtype(self) -> None:
         weight, scale = cp.linear(96, 384, 5, "block")
         x = data(3, 384)
@@ -303,7 +317,7 @@ class TestModule:
             second.load_state_dict(bare)
 
     def test_compiled(self) -> None:
-        """One graph, also for another number of tokens, with the same bits. The page for engines compiles a MoE layer."""
+        """One graph, also for another number of tokens, with the same bits. The page for engines compiles more."""
         weight, scale = cp.linear(100, 200, 3, "block")
         layer = nn.Fp8Linear(weight, scale, data(100))
         torch._dynamo.reset()
