@@ -70,9 +70,8 @@ class Stored:
 
     def __getitem__(self, index: tuple[slice, ...]) -> Tensor:
         """The asked part; no other bytes are read."""
-        if not self.shape:
-            return self.file.get_tensor(self.name)  # type: ignore[no-any-return]  # safetensors is untyped
-        return self.file.get_slice(self.name)[index]  # type: ignore[no-any-return]
+        part: Tensor = self.file.get_slice(self.name)[index] if self.shape else self.file.get_tensor(self.name)
+        return part
 
 
 class Checkpoint:

@@ -25,18 +25,15 @@ from torch import Tensor
 
 from kernels import checks
 from kernels import platform as machines
-from kernels.blockscaled import (
-    FlashInferFp8DeepGEMMDynamicBlockScaledKernel,
-    deepgemm_blockscale_linear,
-    fp8_gemm_nt,
-)
+from kernels.blockscaled import deepgemm_blockscale_linear, fp8_gemm_nt
 from kernels.checks import FP8
 from kernels.errors import CheckpointError, NoBackendError, OptionError, ShapeError
 from kernels.linear import cutlass_scaled_mm
+from kernels.moe_layer import silu_and_mul
 from kernels.nn.checkpoint import Checkpoint
 from kernels.nn.shards import KINDS, SCALES, Layout, Shard, check, fill, finite, kind_of, lay_out, share, whole
 from kernels.plan import Problem, plan
-from kernels.quantize import per_token_group_quant_fp8, scaled_fp8_quant
+from kernels.quantize import ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8, scaled_fp8_quant
 from kernels.routes import cached, dtype_name
 from kernels.support import BLOCK
 
@@ -64,7 +61,8 @@ class Fp8Module(torch.nn.Module):
             made = fn(t)
             return t.to(made.device) if id(t) in own and made.dtype != t.dtype else made
 
-        return super()._apply(moved, recurse)  # type: ignore[no-untyped-call]  # torch.nn is typed in part
+        apply: Any = super()._apply  # torch.nn is typed in part
+        return apply(moved, recurse)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -234,10 +232,10 @@ class Fp8Linear(Fp8Module):
         self.out_dtype = None if out_dtype is None else checks.out_dtype(out_dtype)
         self.ue8m0 = kind == "block" and (machines.is_deep_gemm_e8m0_used() if ue8m0 is None else ue8m0)
         weight, scale = _placed(layout, shards, device)
+        if self.ue8m0 and not torch.equal(ceil_to_ue8m0(scale), scale):
+            weight, scale = per_block_cast_to_fp8(_values(weight, scale, "block"), use_ue8m0=True)
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.weight_scale = torch.nn.Parameter(scale, requires_grad=False)
-        if self.ue8m0:
-            FlashInferFp8DeepGEMMDynamicBlockScaledKernel(True).process_weights_after_loading(self)
         if input_scale is not None and kind == "block":
             raise OptionError(f"{name}: block scales are of dynamic inputs; leave input_scale out")
         checks.scalar(f"the input_scale of {name}", input_scale)
@@ -299,10 +297,7 @@ class Fp8Linear(Fp8Module):
 
     def dequantised(self) -> Tensor:
         """The weight ``[N, K]`` in float32: each code times its scale, rounded once; padding left out."""
-        scale: Tensor = self.weight_scale
-        if self.layout.kind == "block":
-            scale = scale.repeat_interleave(BLOCK, 0)[: self.layout.height].repeat_interleave(BLOCK, 1)
-        values = self.weight.to(torch.float32) * scale
+        values = _values(self.weight, self.weight_scale, self.layout.kind)
         rows = torch.cat([values[start:stop] for start, stop in self.layout.pieces])
         return rows[:, self.layout.lead : self.layout.lead + self.layout.columns]
 
@@ -365,9 +360,8 @@ class Fp8Mlp(torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., H]`` to ``[..., H]``; a rank's part of the sum where the layers are sliced."""
-        from kernels.moe_layer import silu_and_mul
-
-        return self.down(silu_and_mul(self.gate_up(input)))  # type: ignore[no-any-return]  # a module's call is untyped
+        y: Tensor = self.down(silu_and_mul(self.gate_up(input)))
+        return y
 
 
 def sum_ranks(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
@@ -381,18 +375,24 @@ def sum_ranks(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tens
     return total.to(dtype or parts[0].dtype)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch.compiler is untyped
-def _product_dtype(device: str, n: int, k: int, wanted: torch.dtype) -> torch.dtype:
-    """The dtype that the planned block-scaled product writes: the wanted one, else bf16."""
-    return cached(_planned_dtype, device, n, k, wanted)  # type: ignore[no-any-return]
-
-
 def _planned_dtype(device: str, n: int, k: int, wanted: torch.dtype) -> torch.dtype:
     try:
         plan(Problem("fp8_gemm_nt", device=device, n=n, k=k, out_dtype=dtype_name(wanted)))
     except NoBackendError:
         return torch.bfloat16
     return wanted
+
+
+def _kept_dtype(device: str, n: int, k: int, wanted: torch.dtype) -> torch.dtype:
+    kept: torch.dtype = cached(_planned_dtype, device, n, k, wanted)
+    return kept
+
+
+_torch: Any = torch  # torch.compiler has no types
+_product_dtype: Callable[[str, int, int, torch.dtype], torch.dtype] = _torch.compiler.assume_constant_result(
+    _kept_dtype
+)
+"""The dtype that the planned block-scaled product writes: the wanted one, else bf16. A constant to torch.compile."""
 
 
 def _placed(layout: Layout, shards: list[Shard], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -406,6 +406,12 @@ def _placed(layout: Layout, shards: list[Shard], device: torch.device) -> tuple[
     weight = torch.zeros(layout.height, layout.width, dtype=torch.uint8, device=device).view(FP8)
     fill(layout, shards, weight, scale)
     return weight, scale
+
+
+def _values(weight: Tensor, scale: Tensor, kind: str) -> Tensor:
+    if kind == "block":
+        scale = scale.repeat_interleave(BLOCK, 0)[: weight.shape[0]].repeat_interleave(BLOCK, 1)
+    return weight.to(torch.float32) * scale
 
 
 def _shard(source: Checkpoint, name: str, scale: str, parallel: str | None, rank: int, world: int) -> Shard:

@@ -282,7 +282,10 @@ def _expert(source: Checkpoint, name: str, rank: int, world: int) -> tuple[Piece
     up = [check(Shard(*found[key], span, (0, hidden)), kind) for key in ("gate_proj", "up_proj")]
     down = [check(Shard(*found["down_proj"], (0, hidden), span), kind)]
     for shard in up:
-        checks.shape(f"the weight of {shard.name}", shard.weight, (inner, hidden), "[I, H]")  # type: ignore[arg-type]  # has a shape
+        if tuple(shard.weight.shape) != (inner, hidden):
+            raise ShapeError(
+                f"the weight of {shard.name} is {list(shard.weight.shape)}, {name}.down_proj {[hidden, inner]}"
+            )
     above = lay_out(kind, up, rows=step, every=step)
     return (above, up), (lay_out(kind, down, rows=step), down)
 
