@@ -225,7 +225,7 @@ class Fp8Linear(Fp8Module):
         if kind == "tensor" and len(shards) > 1:
             kind = "channel"
         layout = lay_out(kind, shards)
-        self.name, self.layout = name, layout
+        self.name, self.layout, self.gaps = name, layout, not layout.gapless
         self.out_features = sum(stop - start for start, stop in layout.pieces)
         self.in_features = layout.columns
         self.per_token = per_token
@@ -282,7 +282,7 @@ class Fp8Linear(Fp8Module):
             )
             y = torch.empty(x.shape[0], height, dtype=wanted, device=x.device)
             fp8_gemm_nt(a, (self.weight, self.weight_scale), y, disable_ue8m0_cast=not self.ue8m0)
-        if self.layout.pieces != ((0, height),):
+        if self.gaps:
             y = self._without_padding(y)
         if self.bias is not None:
             y = y.to(torch.float32) + self.bias.to(torch.float32)

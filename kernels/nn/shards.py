@@ -88,9 +88,15 @@ class Layout:
         return scales[self.kind]
 
     @property
+    def gapless(self) -> bool:
+        """No padding among the rows."""
+        ends = (0, *(stop for _, stop in self.pieces))
+        return ends == (*(start for start, _ in self.pieces), self.height)
+
+    @property
     def plain(self) -> bool:
-        """One piece without any padding."""
-        return self.pieces == ((0, self.height),) and self.columns == self.width
+        """No padding at all."""
+        return self.gapless and self.columns == self.width
 
     def describe(self) -> str:
         """For messages."""
@@ -195,6 +201,9 @@ def check(shard: Shard, kind: str) -> Shard:
         raise DtypeError(f"the scale of {name} is {dtype_name(shard.scale.dtype)}; it is one of {wanted}{bytes_}")
     if len(shape) != 2 or 0 in shape:
         raise ShapeError(f"the weight of {name} has shape {list(shape)}; it is [N, K], neither of them 0")
+    for said, (start, stop), extent in zip(("rows", "columns"), (shard.rows, shard.columns), shape, strict=True):
+        if not 0 <= start < stop <= extent:
+            raise ShapeError(f"{said} [{start}, {stop}) of {name} are not within its {extent}")
     n, k = shape
     blocks = (ceil_div(n, BLOCK), ceil_div(k, BLOCK))
     fits = {

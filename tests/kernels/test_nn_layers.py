@@ -91,6 +91,16 @@ class TestLinear:
         weight, scale = cp.linear(128, 256, 4, "block")
         assert nn.Fp8Linear(weight, scale).weight.data_ptr() == weight.data_ptr()
 
+    def test_pieces_without_a_gap(self) -> None:
+        """As of DeepSeek-V3's first projections (1536 and 576 rows): the product is the output, without a copy."""
+        parts = {n: cp.linear(n, 128, n, "block") for n in (256, 64)}
+        both = [nn.Shard(str(n), *part, (0, n), (0, 128)) for n, part in parts.items()]
+        layer, x = nn.Fp8Linear.from_shards(both, kind="block"), data(3, 128)
+        assert layer.layout.plain and not layer.gaps
+        for (weight, scale), y in zip(parts.values(), layer(x).split([256, 64], 1), strict=True):
+            assert block_verdict(x, weight, scale, y.contiguous()).status in GOOD
+        assert nn.Fp8Linear.from_shards(both[::-1], kind="block").gaps
+
     @pytest.mark.parametrize("shape", [(0, 384), (384,), (1, 1, 2, 384), (2, 0, 384)])
     @pytest.mark.parametrize("kind", ["block", "channel"])
     def test_axes(self, shape: tuple[int, ...], kind: str) -> None:
@@ -227,6 +237,13 @@ class TestErrors:
     def test_making(self, change: dict[str, Any], kind: type[Exception], said: str) -> None:
         with pytest.raises(kind, match=said):
             nn.Fp8Linear(**{"weight": self.W, "weight_scale": self.S, "name": "down", **change})
+
+    @pytest.mark.parametrize("rows", [(-1, 5), (5, 5), (0, 257)])
+    def test_shards(self, rows: tuple[int, int]) -> None:
+        with pytest.raises(ShapeError, match="rows .* of down are not within its 256"):
+            nn.Fp8Linear.from_shards([nn.Shard("down", self.W, self.S, rows, (0, 384))], kind="block")
+        with pytest.raises(OptionError, match="at least one shard"):
+            nn.Fp8Linear.from_shards([], kind="block")
 
     def test_two_readings_of_one_scale(self) -> None:
         weight, scale = cp.linear(64, 64, 1, "block")
