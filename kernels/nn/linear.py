@@ -249,18 +249,20 @@ class Fp8Linear(Fp8Module):
     @checks.verb
     def forward(self, input: Tensor) -> Tensor:
         """``[..., K]`` bf16, f16 or f32 to ``[..., N]`` of the same dtype (or ``out_dtype``), contiguous."""
-        checks.dtype(f"the input of {self.name}", checks.tensor(f"the input of {self.name}", input), *checks.WIDE)
-        if input.dim() < 1 or input.shape[-1] != self.in_features:
-            raise ShapeError(
-                f"the input of {self.name} is {list(input.shape)}; it is [..., K] with K={self.in_features}"
-            )
-        checks.same_device(input=input, weight=self.weight)
+        fits = input.dim() > 0 and input.shape[-1] == self.in_features
+        if not fits or input.dtype not in checks.WIDE or input.device != self.weight.device:
+            self._refuse(input)
         x, layout = input.reshape(-1, self.in_features), self.layout
         if layout.width != layout.columns:
             x = torch.nn.functional.pad(x, (layout.lead, layout.width - layout.lead - layout.columns))
         kind = self.out_dtype or input.dtype
         y = self._blocks(x, kind) if layout.kind == "block" else self._scaled(x, kind)
         return y.view(*input.shape[:-1], self.out_features)
+
+    def _refuse(self, input: Tensor) -> None:
+        checks.dtype(f"the input of {self.name}", input, *checks.WIDE)
+        checks.same_device(weight=self.weight, input=input)
+        raise ShapeError(f"the input of {self.name} is {list(input.shape)}; it is [..., K] with K={self.in_features}")
 
     def _scaled(self, x: Tensor, kind: torch.dtype) -> Tensor:
         q, scale = scaled_fp8_quant(x, self.input_scale, use_per_token_if_dynamic=self.per_token)
