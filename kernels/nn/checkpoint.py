@@ -70,7 +70,8 @@ class Stored:
 
     def __getitem__(self, index: tuple[slice, ...]) -> Tensor:
         """The asked part; no other bytes are read."""
-        part: Tensor = self.file.get_slice(self.name)[index] if self.shape else self.file.get_tensor(self.name)
+        with torch.device("cpu"):  # else safetensors makes them where the caller's default device is, without values
+            part: Tensor = self.file.get_slice(self.name)[index] if self.shape else self.file.get_tensor(self.name)
         return part
 
 

@@ -146,7 +146,7 @@ class Fp8Experts(Fp8Module):
 
     def placement(self) -> Tensor:
         """The first expert, the zeros before the intermediate columns, and the number of these."""
-        return torch.tensor([self.first_expert, *self.span])
+        return torch.tensor([self.first_expert, *self.span], device="cpu")
 
 
 class Fp8Moe(torch.nn.Module):

@@ -371,6 +371,21 @@ class TestExperts:
         weights, ids = layer.router(logits)
         assert ids.tolist() == [[1, 0]] and torch.allclose(weights, logits.softmax(1).flip(1))
 
+    def test_surroundings(self, source: tuple[nn.Checkpoint, Made]) -> None:
+        """What a default device or dtype says changes nothing, when a layer is loaded and when it is called."""
+        checkpoint, _ = source
+        x, before = data(5, 256), torch.get_default_dtype()
+        layer = nn.Fp8Moe.from_checkpoint(checkpoint, MOE, rank=1, world=2)
+        y, state = layer(x), layer.state_dict()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.device("meta"):
+                again = nn.Fp8Moe.from_checkpoint(nn.Checkpoint(checkpoint.folder), MOE, rank=1, world=2)
+                again.load_state_dict(state)
+                assert torch.equal(again(x), y) and torch.equal(layer(x), y)
+        finally:
+            torch.set_default_dtype(before)
+
     def test_state(self, source: tuple[nn.Checkpoint, Made]) -> None:
         """Saved and loaded; not into the other rank, and not from other dtypes."""
         checkpoint, _ = source
