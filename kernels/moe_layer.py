@@ -272,7 +272,7 @@ def _without_padding(y: Tensor, groups: Tensor) -> Tensor:
 
 def _combine(y: Tensor, weights: Tensor, target: Tensor, weight_on_input: bool, dtype: torch.dtype) -> Tensor:
     padded = torch.cat([y, y.new_zeros(1, y.shape[1])])
-    parts = padded[target.reshape(-1)].view(*target.shape, -1).to(torch.float32)
+    parts = padded[target.reshape(-1)].view(*target.shape, y.shape[1]).to(torch.float32)
     here = (target < y.shape[0]).unsqueeze(-1)
     factor = torch.ones_like(weights) if weight_on_input else weights
     return torch.where(here, parts * factor.unsqueeze(-1), torch.zeros_like(parts)).sum(dim=1).to(dtype)

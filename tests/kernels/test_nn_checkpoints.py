@@ -309,6 +309,16 @@ class TestExperts:
                                           activation_rounding="PRODUCT")  # fmt: skip
             assert judged.status in GOOD, judged.summary
 
+    @pytest.mark.parametrize("shape", [(0, 256), (256,), (1, 2, 3, 256), (2, 0, 256)])
+    @pytest.mark.parametrize("kind", ["block", "channel"])
+    def test_axes(self, tmp_path: Path, shape: tuple[int, ...], kind: str) -> None:
+        cp.write(tmp_path, cp.compressed(kind), cp.tensors(kind, "weight_scale"))
+        layer = nn.Fp8Moe.from_checkpoint(tmp_path, MOE)
+        assert layer(data(*shape)).shape == shape
+        for wrong, error in ((data(3, 128), ShapeError), (torch.zeros(3, 256).double(), DtypeError)):
+            with pytest.raises(error, match="the input of model.layers.2.mlp.experts"):
+                layer(wrong)
+
     @pytest.mark.parametrize("strategy", ["channel", "tensor"])
     def test_scales_per_channel(self, tmp_path: Path, strategy: str) -> None:
         """Experts per channel or per tensor: each channel of a tensor-scaled expert gets its scale."""
