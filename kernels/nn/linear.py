@@ -50,7 +50,7 @@ class Fp8Module(torch.nn.Module):
     """Names of the parameters that only move."""
     name: str
 
-    def placement(self) -> Tensor:
+    def _placement(self) -> Tensor:
         """The numbers that another state's must equal."""
         raise NotImplementedError
 
@@ -66,11 +66,11 @@ class Fp8Module(torch.nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}layout"] = self.placement()
+        destination[f"{prefix}layout"] = self._placement()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Refuse what ``copy_`` would cast or misplace."""
-        layout, own = state_dict.pop(f"{prefix}layout", None), self.placement()
+        layout, own = state_dict.pop(f"{prefix}layout", None), self._placement()
         if layout is not None and not torch.equal(layout.cpu(), own):
             raise ShapeError(
                 f"{self.name} is laid out as {own.tolist()}; the state is of another slice: {layout.tolist()}"
@@ -307,7 +307,7 @@ class Fp8Linear(Fp8Module):
         """The extents and the kind."""
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.layout.kind} scales"
 
-    def placement(self) -> Tensor:
+    def _placement(self) -> Tensor:
         """The kind, the extents and the pieces of :class:`~kernels.nn.shards.Layout`."""
         lay, pieces = self.layout, sum(self.layout.pieces, ())
         numbers = [KINDS.index(lay.kind), lay.height, lay.lead, lay.columns, lay.width, *pieces]

@@ -97,7 +97,7 @@ class Fp8Experts(Fp8Module):
         for key, value in (("w13", w13), ("w13_scale", w13_scale), ("w2", w2), ("w2_scale", w2_scale)):
             self.register_parameter(key, torch.nn.Parameter(value.detach(), requires_grad=False))
 
-    def check_input(self, input: Tensor) -> None:
+    def _check_input(self, input: Tensor) -> None:
         """Refuse what is not ``[..., H]`` of a wide dtype."""
         checks.dtype(f"the input of {self.name}", checks.tensor(f"the input of {self.name}", input), *checks.WIDE)
         if input.dim() < 1 or input.shape[-1] != self.hidden:
@@ -106,7 +106,7 @@ class Fp8Experts(Fp8Module):
     @checks.verb
     def forward(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """``[..., H]`` bf16, f16 or f32 with ``[..., top_k]`` float32 weights and global ids to ``[..., H]``."""
-        self.check_input(input)
+        self._check_input(input)
         x, weights, ids = (t.reshape(-1, t.shape[-1]) for t in (input, topk_weights, topk_ids))
         run = moe_block_scaled if self.kind == "block" else moe_per_token
         y = run(
@@ -148,7 +148,7 @@ class Fp8Experts(Fp8Module):
         layer.span = (loaded[0][1][0].lead, loaded[0][1][0].columns)
         return layer
 
-    def placement(self) -> Tensor:
+    def _placement(self) -> Tensor:
         """The first expert, the zeros before the intermediate columns, and the number of these."""
         return torch.tensor([self.first_expert, *self.span], device="cpu")
 
@@ -178,7 +178,7 @@ class Fp8Moe(torch.nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """``[..., H]`` to ``[..., H]``; a rank's part of the sum where the experts are split."""
-        self.experts.check_input(input)
+        self.experts._check_input(input)
         with torch.autocast(input.device.type, enabled=False):  # it would round the logits
             logits = torch.nn.functional.linear(input.to(torch.float32), self.gate.to(torch.float32))
         weights, ids = self.router(logits.view(-1, logits.shape[-1]))
