@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 import kernels
-from kernels import moe_layer
 from kernels.config import Config, use_config
 from kernels.errors import NoBackendError, ValueRangeError
 
@@ -176,21 +175,16 @@ def calls() -> dict[str, Callable[[], object]]:
         "register_scales_for_trtllm_fp8_per_tensor_moe": lambda: k.register_scales_for_trtllm_fp8_per_tensor_moe(
             moe, **named
         ),
-        "prepare_fp8_moe_layer_for_fi": lambda: k.prepare_fp8_moe_layer_for_fi(
-            moe, w13, w2, **named, is_trtllm=True
-        ),
+        "prepare_fp8_moe_layer_for_fi": lambda: k.prepare_fp8_moe_layer_for_fi(moe, w13, w2, **named, is_trtllm=True),
         "apply_fi_trtllm_fp8_per_tensor_moe": trtllm,
-        "moe_layer blocks": lambda: moe_layer.moe_block_scaled(
-            x, w13, scales(2, 4, 2), w2, scales(2, 2, 2), routed, ids
-        ),
-        "moe_layer tokens": lambda: moe_layer.moe_per_token(
+        "silu_and_mul": lambda: k.silu_and_mul(x, 7.0),
+        "moe_block_scaled": lambda: k.moe_block_scaled(x, w13, scales(2, 4, 2), w2, scales(2, 2, 2), routed, ids),
+        "moe_per_token": lambda: k.moe_per_token(
             x, w13, scales(2, 2 * N), w2, scales(2, K), routed, ids, expert_offset=1, weight_on_input=True
         ),
-        "moe_layer llama4": lambda: moe_layer.route_llama4(sa, 1),
-        "moe_layer softmax": lambda: moe_layer.route_softmax(sa, 1, renormalize=True),
-        "moe_layer deepseek": lambda: moe_layer.route_deepseek_v3(
-            weights, key_scale[:HEADS], 2, n_group=4, topk_group=2
-        ),
+        "route_llama4": lambda: k.route_llama4(sa, 1),
+        "route_softmax": lambda: k.route_softmax(sa, 1, renormalize=True),
+        "route_deepseek_v3": lambda: k.route_deepseek_v3(weights, key_scale[:HEADS], 2, n_group=4, topk_group=2),
     }
 
 
@@ -242,7 +236,7 @@ def test_no_call_waits(name: str, no_sync: Callable[[], None]) -> None:
 
 
 def test_every_verb_is_called() -> None:
-    called = {name.split(" ")[0] for name in calls()} - {"moe_layer"}
+    called = {name.split(" ")[0] for name in calls()}
     assert called | RETURNS_PYTHON == set(kernels.__all__)
     assert called & RETURNS_PYTHON == {"Fp8LinearOp", "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"}
 
