@@ -7,14 +7,12 @@ shape, ``[M, K/128]`` and ``[N/128, K/128]``, in any strides; they are converted
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
-from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks, context, layout
+from kernels import checks, layout
 from kernels import platform as machines
 from kernels.backends._host import allocator, is_other_device
 from kernels.backends.declaration import Backend, Pair, Quantiser
@@ -22,48 +20,10 @@ from kernels.checks import FP8
 from kernels.config import current_config
 from kernels.errors import DtypeError, InputError, OptionError, ShapeError
 from kernels.formulas import flashinfer_blocks
+from kernels.known import Known
 from kernels.quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
 from kernels.routes import cached, dtype_name, route
 from kernels.support import BLOCK, SWITCH_M
-
-
-class _Known(NamedTuple):
-    """A weight with its scale that a verb has checked, and how to multiply by it. Neither is kept alive.
-
-    Only a weight that is the same object, in the same memory and shape, is known: that takes a microsecond to see, and
-    a check takes four.
-    """
-
-    weight: ReferenceType[Tensor]
-    scale: ReferenceType[Tensor]
-    memory: tuple[int, int]
-    shapes: tuple[torch.Size, torch.Size]
-    run: Any
-
-    @classmethod
-    def keep(cls, key: object, weight: Tensor, scale: Tensor, run: Any) -> None:
-        """Remember a pair in this context, unless a mode gave it no memory."""
-        if type(weight) in PLAIN and type(scale) in PLAIN:
-            memory = weight.data_ptr(), scale.data_ptr()
-            made = cls(ref(weight), ref(scale), memory, (weight.shape, scale.shape), run)
-            context.current().weights.keep((key, id(weight), id(scale)), made)
-
-    @classmethod
-    def find(cls, key: object, weight: object, scale: object) -> Any:
-        """What :meth:`keep` was given for this pair, or None."""
-        known: _Known | None = context.current().weights.get((key, id(weight), id(scale)))
-        if known is None:
-            return None
-        w, s = known.weight(), known.scale()
-        if w is None or s is None or w is not weight or s is not scale:
-            return None
-        if (w.data_ptr(), s.data_ptr()) != known.memory or w.dtype is not FP8 or s.dtype is not torch.float32:
-            return None
-        return known.run if w.shape == known.shapes[0] and s.shape == known.shapes[1] else None
-
-
-PLAIN = (Tensor, torch.nn.Parameter)
-"""Classes of tensors that own memory."""
 
 
 def fp8_gemm_nt(
@@ -97,11 +57,10 @@ def fp8_gemm_nt(
         DeepGEMM is needed and absent, or does not serve the problem.
     """
     if not is_compiling() and c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2:
-        run = _Known.find("fp8_gemm_nt", *b)
+        run = Known.find("fp8_gemm_nt", *b)
         if run is not None and type(a[0]) is type(a[1]) is type(out) is Tensor:
-            for tensor in (*a, out):
-                checks.memory("a, a_scale or out", tensor)
-            if run(*a, *b, out, disable_ue8m0_cast):
+            plain = checks.plain(a[0]) and checks.plain(a[1]) and checks.plain(out)
+            if plain and run(*a, *b, out, disable_ue8m0_cast):
                 return
     _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
@@ -118,7 +77,7 @@ def _fp8_gemm_nt(
         return
     _product(x, xs, w, ws, out, c, disable_ue8m0_cast)
     if c is None:
-        _Known.keep("fp8_gemm_nt", w, ws, cached(_gemm_run, w.device, *w.shape))
+        Known.keep("fp8_gemm_nt", w, ws, cached(_gemm_run, w.device, *w.shape))
 
 
 @checks.verb
@@ -406,9 +365,8 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
         ``[M, N]`` bf16.
     """
     if not is_compiling() and type(input) is Tensor and len(shape := input.shape) == 2:
-        run = _Known.find((shape[0] < SWITCH_M, use_deep_gemm_e8m0 is True), weight, weight_scale)
-        if run is not None and group_size is BLOCK and type(use_deep_gemm_e8m0) is bool:
-            checks.memory("input", input)
+        run = Known.find((shape[0] < SWITCH_M, use_deep_gemm_e8m0 is True), weight, weight_scale)
+        if run is not None and group_size is BLOCK and type(use_deep_gemm_e8m0) is bool and checks.plain(input):
             y: Tensor | None = run(input, weight, weight_scale)
             if y is not None:
                 return y
@@ -431,7 +389,7 @@ def _dynamic(
         return _switched(input.device, 0, n, k, use_deep_gemm_e8m0)(input, weight, weight_scale)
     few = m < SWITCH_M
     run = cached(_linear_run, input.device, few, n, k, use_deep_gemm_e8m0)
-    _Known.keep((few, use_deep_gemm_e8m0), weight, weight_scale, run)
+    Known.keep((few, use_deep_gemm_e8m0), weight, weight_scale, run)
     y = run(input, weight, weight_scale)
     assert y is not None, "its operands are checked"
     return y

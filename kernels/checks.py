@@ -98,6 +98,13 @@ def _check(name: str, value: object, kinds: tuple[Any, ...]) -> None:
     raise OptionError(f"{name} must be {wanted}, got {said}")
 
 
+def plain(x: Tensor) -> bool:
+    """Whether a tensor is strided, in memory that holds its values; False too where only :func:`memory` knows."""
+    if x.layout is not STRIDED or x.is_nested or x.is_neg() or x.is_quantized or type(x) is not Tensor and _is_fake(x):
+        return False
+    return x.nbytes <= x.untyped_storage().nbytes()
+
+
 def memory(name: str, x: Tensor) -> None:
     """Refuse a tensor whose memory does not hold its values; a kernel would read what it is not.
 
@@ -108,15 +115,15 @@ def memory(name: str, x: Tensor) -> None:
     InputError
         Its memory was freed.
     """
+    if plain(x):
+        return
     if x.layout is not STRIDED or x.is_nested:
         raise LayoutError(f"{name} must be a strided tensor, got layout {x.layout}; call .to_dense() first")
     if x.is_neg() or x.is_quantized:
         raise LayoutError(f"{name} is a negative view, or quantised by torch; pass a tensor of its values in memory")
     if type(x) is not Tensor and _is_fake(x) and _fake_mode() is None:
         raise InputError(f"{name} is a {type(x).__name__} outside of its mode, and has no values; pass a plain tensor")
-    if x.nbytes <= (has := x.untyped_storage().nbytes()):
-        return
-    # It repeats elements, or reaches beyond its storage.
+    has = x.untyped_storage().nbytes()  # it repeats elements, or reaches beyond its storage
     last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     if has < (needs := (last + 1) * x.element_size()):
         raise InputError(f"{name} {list(x.shape)} needs {needs} bytes and its storage has {has}: its memory was freed")

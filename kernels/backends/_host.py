@@ -127,8 +127,7 @@ def allocator(device: torch.device) -> Allocate:
     if (
         fast.EMPTY is not None
         and device.index is not None  # a GPU: see is_other_device
-        and torch._C._len_torch_function_stack() == 0
-        and torch._C._len_torch_dispatch_stack() == 0
+        and fast.unwatched()
         and current_config().fast_paths
     ):
         return fast.EMPTY

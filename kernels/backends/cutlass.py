@@ -9,7 +9,6 @@ Not covered: int8, FP4, zero points.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 from typing import TYPE_CHECKING, Any
@@ -80,13 +79,13 @@ def _loaded() -> tuple[Any, dict[str, str]]:
     for path in paths:
         if not (path.is_file() and path.open("rb").read(len(ELF)) == ELF):
             raise MissingPackageError("vLLM's CUTLASS operators", {str(path): "it is no library; none was loaded"})
-    with torch._ops.dl_open_guard():
-        for path in paths:
-            try:
-                ctypes.CDLL(str(path))
-                log.info("vLLM's operators are registered for this process from %s", path)
-            except OSError as error:
-                failures[path.name] = str(error).splitlines()[0]
+    load: Any = torch.ops.load_library  # torch is untyped here
+    for path in paths:
+        try:
+            load(str(path))
+            log.info("vLLM's operators are registered for this process from %s", path)
+        except (OSError, RuntimeError) as error:
+            failures[path.name] = str(error).splitlines()[0]
     if not hasattr(torch.ops._C, "cutlass_scaled_mm"):
         reasons = failures or {"vllm": "no compiled operators found"}
         raise MissingPackageError("vLLM's CUTLASS operators; install vLLM for this torch", reasons)

@@ -32,3 +32,8 @@ EMPTY: Allocate | None = _entry("_dynamo", "guards", "_empty_strided_cuda") if K
 """From shape, strides and dtype to a tensor on the current CUDA device."""
 STREAM: Callable[[int], int] | None = _entry("_cuda_getCurrentRawStream") if KNOWN else None
 """The current stream of a device by its index, as a number."""
+
+
+def unwatched() -> bool:
+    """Whether no torch mode is active; asked on known releases only."""
+    return torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0

@@ -268,7 +268,7 @@ class TestCutlass:
             path.write_bytes(cutlass.ELF + b"...")
         text.write_text("no library")
         opened: list[str] = []
-        monkeypatch.setattr(cutlass.ctypes, "CDLL", opened.append)
+        monkeypatch.setattr(torch.ops, "load_library", opened.append)
         for wrong in (text, tmp_path / "absent.so"):
             with use_config(Config(vllm_ops_library=f"{good}:{wrong}")), pytest.raises(MissingPackageError) as caught:
                 cutlass.operators()
