@@ -87,9 +87,9 @@ class TestContexts:
 
         def kept(source: str) -> list[ast.AST]:
             tree = ast.parse(source)
-            named = [n for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign)]
-            empty = [n for n in named if isinstance(n.value, ast.Dict)]
-            return [n for n in empty if isinstance(n.value, ast.Dict) and not n.value.keys] + [n for n in ast.walk(tree) if isinstance(n, ast.Global)]
+            values = [n.value for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign)]
+            empty = [value for value in values if isinstance(value, ast.Dict) and not value.keys]
+            return [*empty, *(n for n in ast.walk(tree) if isinstance(n, ast.Global))]
 
         assert len(kept("_seen: dict[str, int] = {}\ndef f():\n    global x\n    x = 1")) == 2  # the twin
         for path in (ROOT / "kernels").rglob("*.py"):
