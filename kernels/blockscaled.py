@@ -367,7 +367,7 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     if not is_compiling() and type(input) is Tensor and len(shape := input.shape) == 2:
         run = Known.find((shape[0] < SWITCH_M, use_deep_gemm_e8m0 is True), weight, weight_scale)
         if run is not None and group_size is BLOCK and type(use_deep_gemm_e8m0) is bool and checks.plain(input):
-            y: Tensor | None = run(input, weight, weight_scale)
+            y: Tensor | None = run(input, shape, weight, weight_scale)
             if y is not None:
                 return y
     return _dynamic(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
@@ -390,19 +390,19 @@ def _dynamic(
     few = m < SWITCH_M
     run = cached(_linear_run, input.device, few, n, k, use_deep_gemm_e8m0)
     Known.keep((few, use_deep_gemm_e8m0), weight, weight_scale, run)
-    y = run(input, weight, weight_scale)
+    y = run(input, input.shape, weight, weight_scale)
     assert y is not None, "its operands are checked"
     return y
 
 
 def _linear_run(
     device: torch.device, few: bool, n: int, k: int, e8m0: bool
-) -> Callable[[Tensor, Tensor, Tensor], Tensor | None]:
-    """The product of checked weights and few or many rows; None when the input is not one that it takes."""
+) -> Callable[[Tensor, torch.Size, Tensor, Tensor], Tensor | None]:
+    """The product of checked weights for few or many rows, of an input and its shape; None for one that is unfit."""
     linear = _switched(device, SWITCH_M - 1 if few else SWITCH_M, n, k, e8m0)
 
-    def run(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor | None:
-        m, columns = input.shape
+    def run(input: Tensor, shape: torch.Size, weight: Tensor, weight_scale: Tensor) -> Tensor | None:
+        m, columns = shape
         if m == 0 or columns != k or input.dtype is not torch.bfloat16 or input.device != device:
             return None
         return linear(input, weight, weight_scale)
@@ -432,8 +432,8 @@ def prepare_blockscale_linear(
     many, few = (_linear_run(device, few, n, k, e8m0) for few in (False, True))
 
     def run(input: Tensor) -> Tensor:
-        if not is_compiling() and input.dim() == 2:
-            y = (few if input.shape[0] < SWITCH_M else many)(input, weight, weight_scale)
+        if not is_compiling() and len(shape := input.shape) == 2:
+            y = (few if shape[0] < SWITCH_M else many)(input, shape, weight, weight_scale)
             if y is not None:
                 return y
         return dynamic_flashinfer_deepgemm_blockscale_gemm(input, weight, weight_scale, BLOCK, e8m0)

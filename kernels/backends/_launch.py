@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.backends._host import is_other_device
 from kernels.config import current_config
 from kernels.context import Memo
 from kernels.fast import torch as fast_torch
@@ -49,28 +50,28 @@ class Launch:
 
     def __call__(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> None:
         """Start ``programs`` programs on the current stream of the first pointer's device."""
-        device = pointers[0].device
-        index, bits, dtypes = device.index, 0, []
-        if index is None or HIP or not current_config().fast_paths:  # without an index: the interpreter's CPU
-            self._by_triton(programs, pointers, integers)
-            return
-        if index != torch.cuda.current_device():
+        if is_other_device(device := pointers[0].device):
             with torch.cuda.device(device):
-                self(programs, pointers, integers)
+                self.here(programs, pointers, integers)
+        else:
+            self.here(programs, pointers, integers)
+
+    def here(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> None:
+        """As a call, where the first pointer's device is the current one already."""
+        index, bits, dtypes = pointers[0].device.index, 0, []
+        modes = None if index is None or HIP or not current_config().fast_paths else fast_triton.modes()
+        if modes is None or modes[0]:  # without an index: the interpreter's CPU
+            self._by_triton(programs, pointers, integers)
             return
         for pointer in pointers:
             bits |= pointer.data_ptr()
             dtypes.append(pointer.dtype)
         aligned = bits % ALIGNMENT == 0
-        met = (index, aligned, integers, *dtypes, *fast_triton.settings())
+        met = (index, aligned, integers, *dtypes, *modes)
         start = (self._met.get(met) if aligned else None) or self._start(met, programs, pointers, integers)
-        if start is None:
-            return
-        if fast_triton.observed():
-            self._by_triton(programs, pointers, integers)
-            return
-        stream = fast_torch.STREAM(index) if fast_torch.STREAM else torch.cuda.current_stream(device).cuda_stream
-        start.call(programs, 1, 1, stream, *start.fixed, *pointers, *integers, *self._values)
+        if start is not None:
+            stream = fast_torch.STREAM(index) if fast_torch.STREAM else torch.cuda.current_stream(index).cuda_stream
+            start.call(programs, 1, 1, stream, *start.fixed, *pointers, *integers, *self._values)
 
     def _start(
         self, met: tuple[object, ...], programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]

@@ -134,7 +134,7 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, limit: fl
             scale = allocate((rows, groups), (1, rows) if transposed else (groups, 1), torch.float32)
         if rows:
             programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
-            start(programs, (x, q if native else q.view(torch.uint8), scale), (rows, groups, x.stride(0)))
+            start.here(programs, (x, q if native else q.view(torch.uint8), scale), (rows, groups, x.stride(0)))
         return q, scale if lead == rows else scale.as_strided((rows, groups), (1, lead))
 
     return quantise

@@ -37,21 +37,15 @@ def starter(ready: Any) -> Start | None:
     return Start(run.launch, (function, *modes, None, None, metadata, None, None, None))
 
 
-def observed() -> bool:
-    """Whether a profiler is attached, which sees the launches of Triton's own dispatch only."""
-    runtime = _knobs()[0]
-    return not (_quiet(runtime.launch_enter_hook) and _quiet(runtime.launch_exit_hook))
+def modes() -> tuple[bool, object, object]:
+    """Whether a profiler is attached, which sees the launches of Triton's own dispatch only; what else is compiled in.
 
-
-def settings() -> tuple[object, object]:
-    """What else Triton compiles into a kernel, as the process sets it; from the environment it is read once."""
+    That is debugging and instrumentation as the process sets them; from the environment they are read once.
+    """
     runtime, compilation = _knobs()
-    return runtime.debug, compilation.__dict__.get("instrumentation_mode")
-
-
-def _quiet(hook: Any) -> bool:
-    """No hook, or an empty chain of hooks."""
-    return hook is None or not getattr(hook, "calls", True)
+    hooks = runtime.launch_enter_hook, runtime.launch_exit_hook  # a chain of hooks may be empty
+    observed = any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
+    return observed, runtime.debug, compilation.__dict__.get("instrumentation_mode")
 
 
 @functools.cache

@@ -97,7 +97,7 @@ class TestInstalled:
     def no_hooks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of profilers; a release may hold an empty chain of them, which the compiled ``launch`` would call."""
         runtime = fast._knobs()[0]
-        assert not fast.observed()
+        assert not fast.modes()[0]
         monkeypatch.setattr(runtime, "launch_enter_hook", None)
         monkeypatch.setattr(runtime, "launch_exit_hook", None)
 
