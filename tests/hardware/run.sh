@@ -103,6 +103,7 @@ run_tests() {
         tests/harness/test_launches_device.py \
         tests/benchmarks/test_bench_cuda.py tests/numbers/test_rounding.py tests/kernels/test_triton.py \
         tests/kernels/test_nn_device.py -k "device or cuda or gpu or CUDA"
+    step no-sync 200 "$python" -m pytest -q -p no:cacheprovider tests/kernels/test_no_sync.py tests/kernels/test_ops.py
 }
 
 for part in ${3:-verify measure validate tests}; do
