@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import json
 import re
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from importlib import import_module
+from pathlib import Path
 
 import figures
 
@@ -56,9 +58,7 @@ def contract_list() -> str:
             rows.append((name, shape, dtypes, spec.doc + ("; contiguous" if spec.contiguous else "")))
         lines += [_table(("input", "shape", "dtypes", "note"), rows), ""]
         if contract.options:
-            options = [
-                (f"`{o.name}`", f"`{word(o.default)}`", _words(o.choices), o.doc) for o in contract.options
-            ]
+            options = [(f"`{o.name}`", f"`{word(o.default)}`", _words(o.choices), o.doc) for o in contract.options]
             lines += [_table(("option", "default", "values", "note"), options), ""]
         numerics = getattr(contract, "numerics", {})
         usual = "; ".join(f"{arch}: `{names[0]}`" for arch, names in numerics.items())
@@ -119,6 +119,40 @@ def routine_table() -> str:
 def environment() -> str:
     """The variables that the production layer reads."""
     return str(import_module("kernels.config").environment_table())
+
+
+def private_names(folder: str = "") -> str:
+    """Names that begin with an underscore, of other packages, by the file of the production layer that uses them."""
+    home = Path(folder or Path(str(import_module("kernels").__file__)).parent)
+    rows = []
+    for path in sorted(home.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import))
+        foreign = {(a.asname or a.name).partition(".")[0] for node in imports for a in node.names} | {"module"}
+        used = {name for node in ast.walk(tree) for name in _private(node, foreign)}
+        whole = sorted(name for name in used if not any(other.startswith(f"{name}.") for other in used))
+        if whole:
+            rows.append((f"`{path.relative_to(home.parent).as_posix()}`", ", ".join(f"`{name}`" for name in whole)))
+    return _table(("file", "names"), rows)
+
+
+def _private(node: ast.AST, foreign: set[str]) -> Iterable[str]:
+    parts, inner = [], node
+    while isinstance(inner, ast.Attribute):
+        parts, inner = [inner.attr, *parts], inner.value
+    if isinstance(inner, ast.Name) and inner.id in foreign and _hidden(*parts):
+        yield ".".join([inner.id, *parts])
+    if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] != "kernels":
+        yield from (f"{node.module}.{a.name}" for a in node.names if _hidden(*node.module.split("."), a.name))
+    if isinstance(node, ast.Call):  # a name that is looked up by its text
+        texts = (arg.value for arg in node.args if isinstance(arg, ast.Constant))
+        yield from (
+            text for text in texts if isinstance(text, str) and len(text) > 1 and text.isidentifier() and _hidden(text)
+        )
+
+
+def _hidden(*parts: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in parts)
 
 
 def capture(identity: str) -> str:
@@ -261,7 +295,7 @@ def case_parts(identity: str) -> str:
 BLOCKS: dict[str, Callable[..., str]] = {
     "api": api, "module": module, "contracts": contract_list, "schedules": schedule_table,
     "instructions": instruction_table, "faults": fault_catalogue, "routines": routine_table, "capture": capture,
-    "environment": environment,
+    "environment": environment, "private-names": private_names,
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
     "validations": validations, "measurements": measurements, "statuses": statuses,
     "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,

@@ -4,9 +4,11 @@ The scales of the weight decide the product. Per block (128x128): ``x`` is quant
 multiplied by :func:`kernels.fp8_gemm_nt`. Per tensor or per channel: ``x`` is quantised per token (or with the static
 scale of the checkpoint) and multiplied by :func:`kernels.cutlass_scaled_mm`.
 
-Roundings: the product is written in the dtype of the output, or in float32 where a block-scaled layer has a bias; the
-bias is added in float32 before the last rounding. Where the planned library writes bf16 only (DeepGEMM), the product is
-rounded to bf16 first, as in engines. Per tensor and per channel the bias is added in float32 before the one rounding.
+Roundings of a block-scaled layer: the product is written in the dtype of the output and rounded once; with a bias it
+is written in float32, and rounded when the bias is added. On a GPU a bf16 output with a bias keeps the library that the
+plan takes for bf16; where that writes bf16 only (DeepGEMM), the product is rounded to bf16 first, as in engines. So are
+f16 and float32 outputs where no library writes them. Per tensor and per channel the bias is added in float32 before the
+one rounding.
 
 NaN and infinity follow the quantisers (:mod:`kernels.quantize`). No gradient flows through the layer.
 
@@ -27,6 +29,7 @@ from kernels import checks
 from kernels import platform as machines
 from kernels.blockscaled import deepgemm_blockscale_linear, fp8_gemm_nt
 from kernels.checks import FP8
+from kernels.context import constant
 from kernels.errors import CheckpointError, NoBackendError, OptionError, ShapeError
 from kernels.linear import cutlass_scaled_mm
 from kernels.moe_layer import silu_and_mul
@@ -274,9 +277,9 @@ class Fp8Linear(Fp8Module):
         return y[:, : self.out_features].contiguous()
 
     def _blocks(self, x: Tensor, kind: torch.dtype) -> Tensor:
-        wanted = kind if self.bias is None else torch.float32
         height, width = self.layout.height, self.layout.width
-        if _product_dtype(x.device.type, height, width, wanted) == torch.bfloat16:
+        wanted = _product_dtype(x.device.type, height, width, kind, self.bias is not None)
+        if wanted == torch.bfloat16:
             y = deepgemm_blockscale_linear(x, self.weight, self.weight_scale, BLOCK, self.ue8m0)
         else:
             a = per_token_group_quant_fp8(
@@ -378,24 +381,26 @@ def sum_ranks(parts: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tens
     return total.to(dtype or parts[0].dtype)
 
 
-def _planned_dtype(device: str, n: int, k: int, wanted: torch.dtype) -> torch.dtype:
+@constant
+def _product_dtype(device: str, n: int, k: int, kind: torch.dtype, bias: bool) -> torch.dtype:
+    """The dtype in which the product of a block-scaled layer is written, for an output of dtype ``kind``."""
+    return cached(_decided_dtype, device, n, k, kind, bias)
+
+
+def _decided_dtype(device: str, n: int, k: int, kind: torch.dtype, bias: bool) -> torch.dtype:
+    serves = {dtype: _server(device, n, k, dtype) for dtype in (torch.bfloat16, torch.float32, kind)}
+    if kind == torch.bfloat16:
+        wider = bias and serves[torch.float32] == serves[kind]
+        return torch.float32 if wider else kind
+    wanted = torch.float32 if bias else kind
+    return wanted if serves[wanted] else torch.bfloat16
+
+
+def _server(device: str, n: int, k: int, dtype: torch.dtype) -> str | None:
     try:
-        plan(Problem("fp8_gemm_nt", device=device, n=n, k=k, out_dtype=dtype_name(wanted)))
+        return plan(Problem("fp8_gemm_nt", device=device, n=n, k=k, out_dtype=dtype_name(dtype))).backend
     except NoBackendError:
-        return torch.bfloat16
-    return wanted
-
-
-def _kept_dtype(device: str, n: int, k: int, wanted: torch.dtype) -> torch.dtype:
-    kept: torch.dtype = cached(_planned_dtype, device, n, k, wanted)
-    return kept
-
-
-_torch: Any = torch  # torch.compiler has no types
-_product_dtype: Callable[[str, int, int, torch.dtype], torch.dtype] = _torch.compiler.assume_constant_result(
-    _kept_dtype
-)
-"""The dtype that the planned block-scaled product writes: the wanted one, else bf16. A constant to torch.compile."""
+        return None
 
 
 def _placed(layout: Layout, shards: list[Shard], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ FAMILIES: dict[str, tuple[Callable[[Notes, str], None], ...]] = {
     "probes": (probes.division_tables, probes.instruction_probes, probes.own_quantisers),
     "layouts": (probes.masked_stores, probes.row_pitch),
     "threads": (probes.threads,),
-    "overhead": (timings.overhead,),
+    "overhead": (timings.overhead, timings.modules),
     "fast": (timings.fast_paths,),
     "linear": (timings.end_to_end,),
     "bandwidth": (timings.bandwidth,),

@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels import blockscaled, linear, plan, quantize
 from kernels.backends import _host, cutlass, flashinfer
 from kernels.config import Config, use_config
+from kernels.nn import Fp8Linear
 from oracle.routines import cases, data
 
 ROUNDS = 25
@@ -134,6 +135,17 @@ def overhead(notes: Notes, device: str) -> None:
             calls[64]["bare vLLM quantiser and DeepGEMM"] = lambda: linear_bare(0)
         for m, candidates in calls.items():
             notes.time(f"host_us.switch M={m}", host_microseconds(candidates, device))
+
+
+def modules(notes: Notes, device: str) -> None:
+    """Host time of a layer as a module, and of the verb that it calls."""
+    t, x = product(64, 512, 512, device), activation(64, 512, device)
+    layer = Fp8Linear(t["b"], t["b_scale"])
+    calls = {
+        "module": lambda: layer(x),
+        "verb": lambda: blockscaled.deepgemm_blockscale_linear(x, t["b"], t["b_scale"]),
+    }
+    notes.time("host_us.Fp8Linear M=64", host_microseconds(calls, device))
 
 
 def fast_paths(notes: Notes, device: str) -> None:

@@ -65,11 +65,11 @@ class TestLinear:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
     def test_other_dtypes(self, dtype: torch.dtype) -> None:
-        """Where the library writes bf16 only the product is rounded to it first; then the bias, in float32."""
+        """The product is written in float32 where a library writes that, else in bf16; then the bias, in float32."""
         needs("fp8_gemm_nt", n=256, k=512)
         weight, scale = cp.linear(256, 512, 1, "block")
         x, bias = data(5, 512, dtype=dtype), data(256, dtype=dtype)
-        own = nn.Fp8Linear(weight, scale, out_dtype=_product_dtype(DEVICE, 256, 512, torch.float32)).to(DEVICE)
+        own = nn.Fp8Linear(weight, scale, out_dtype=_product_dtype(DEVICE, 256, 512, dtype, True)).to(DEVICE)
         y = nn.Fp8Linear(weight, scale, bias.cpu()).to(DEVICE)(x)
         assert y.dtype == dtype and torch.equal(y, (own(x).float() + bias.float()).to(dtype))
 

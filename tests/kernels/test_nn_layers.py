@@ -14,6 +14,8 @@ from torch import Tensor
 import kernels
 from kernels import nn
 from kernels.errors import DtypeError, KernelError, OptionError, ShapeError, ValueRangeError
+from kernels.nn import linear
+from kernels.platform import Machine, use_machine
 from oracle.routines import get
 from oracle.verdict.compare import Status, Verdict
 
@@ -139,6 +141,25 @@ class TestLinear:
         plain, layer = nn.Fp8Linear(weight, scale, out_dtype=torch.bfloat16)(x), nn.Fp8Linear(weight, scale, bias)
         monkeypatch.setattr("kernels.nn.linear._product_dtype", lambda *_: torch.bfloat16)
         assert torch.equal(layer(x), (plain.float() + bias.float()).half())
+
+    @pytest.mark.parametrize(
+        ("device", "arch", "kind", "bias", "product"),
+        [
+            ("cpu", "cpu", torch.bfloat16, False, torch.bfloat16),
+            ("cpu", "cpu", torch.bfloat16, True, torch.float32),
+            ("cpu", "cpu", torch.float16, False, torch.float16),
+            ("cuda", "sm90", torch.bfloat16, True, torch.bfloat16),  # DeepGEMM's, not the other library's float32
+            ("cuda", "sm90", torch.float16, False, torch.float16),
+            ("cuda", "sm90", torch.float16, True, torch.float32),
+            ("cuda", "sm120", torch.bfloat16, True, torch.float32),  # one library for both
+            ("cuda", "gfx942", torch.float16, True, torch.bfloat16),  # none: the product says why
+        ],
+    )
+    def test_dtype_of_the_product(
+        self, device: str, arch: str, kind: torch.dtype, bias: bool, product: torch.dtype
+    ) -> None:
+        with use_machine(Machine.described(arch)):
+            assert linear._product_dtype(device, 256, 512, kind, bias) == product
 
     def test_powers_of_two(self) -> None:
         """A weight with other scales is quantised again; inputs get scales that are powers of two."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -103,6 +104,17 @@ class TestPages:
 
     def test_what_is_right_is_left_alone(self, pages: tuple[str, str]) -> None:
         assert "right.md (stored)" not in pages[1]
+
+    def test_private_names(self, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Names of others that begin with an underscore, also by their text; not those of the package itself."""
+        monkeypatch.syspath_prepend(root / "docs")
+        blocks = importlib.import_module("blocks")
+        (tmp_path / "own.py").write_text("import torch\nfrom kernels import _x\nself._y\ntorch.mm(_x)\n")
+        assert blocks.private_names(str(tmp_path)).count("\n") == 1
+        (tmp_path / "others.py").write_text(
+            "import torch as t\nfrom a._b import c\nt._C._d\ngetattr(t, '_e')\nt.__version__\n"
+        )
+        assert "`_e`, `a._b.c`, `t._C._d` |" in blocks.private_names(str(tmp_path))
 
     def test_a_tool_that_is_not_here_is_named(self, pages: tuple[str, str]) -> None:
         assert "what it printed where it was" in pages[0]
