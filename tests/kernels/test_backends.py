@@ -1,7 +1,6 @@
 """Backends against stand-ins for their libraries: what is handed over, in which layout, across releases."""
 
 import contextlib
-import dataclasses
 import sys
 import threading
 import time
