@@ -183,12 +183,10 @@ def below_32_rows(notes: Notes) -> None:
 
 def candidates() -> Iterable[Tile]:
     """Tiles that fit the shared memory and registers of sm90."""
+    yield from triton_gemm.TILES
     for columns, pair in ((32, False), (64, False), (128, False), (64, True), (128, True)):
         most = 220_000 // (((64 << pair) + columns) * 128)
-        for stages in sorted({3, 4, 6, min(most, 8)}):
-            for width in (2, 8, 16):
-                if stages <= most:
-                    yield Tile(columns, stages, pair, width)
+        yield from (Tile(columns, stages, pair) for stages in (3, 4, 6, 8) if stages <= most)
 
 
 def tried(tile: Tile) -> str:
