@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 
 from kernels import checks, layout
 from kernels import platform as machines
-from kernels.backends._host import allocator, is_other_device
+from kernels.backends._host import allocator, is_other_device, lane_major
 from kernels.backends.declaration import Backend, Pair, Quantiser
 from kernels.checks import FP8
 from kernels.config import current_config
@@ -250,23 +250,24 @@ def fp8_blockscale_gemm_sm90(
     if m == 0:
         return torch.empty(0, n, dtype=kind, device=device) if out is None else out
     if input_scale is None:
-        input, input_scale = cached(_reciprocal, device)(input)
+        input, input_scale = _quantise_here(cached(_reciprocal, device), input)
+    else:
+        input_scale = lane_major(input_scale)
     if weight_scale is None:
         weight, weight_scale = flashinfer_blocks(weight, BLOCK)
     return run.blockscale_sm90(input, input_scale, weight, weight_scale, out)
 
 
-def _reciprocal(device: torch.device) -> Callable[[Tensor], Pair]:
+def _reciprocal(device: torch.device) -> Quantiser:
     """FlashInfer's formula for bf16 inputs; its own kernel loses groups (:mod:`kernels.backends.flashinfer`)."""
-    quantise = route("quant_reciprocal", device, ("a_dtype", "bfloat16")).quant_reciprocal
+    return route("quant_reciprocal", device, ("a_dtype", "bfloat16")).reciprocal_quantiser(torch.bfloat16)
 
-    def run(x: Tensor) -> Pair:
-        if is_other_device(x.device):
-            with torch.cuda.device(x.device):
-                return run(x)
-        return quantise(x, None, allocator(x.device))
 
-    return run
+def _quantise_here(quantise: Quantiser, x: Tensor) -> Pair:
+    if is_other_device(x.device):
+        with torch.cuda.device(x.device):
+            return quantise(x, None, allocator(x.device))
+    return quantise(x, None, allocator(x.device))
 
 
 @checks.verb
@@ -454,7 +455,7 @@ def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool) -> Linea
         run = route("dynamic_blockscale", device, ("m", rows), ("n", n), ("k", k))
         if small and run.declares("blockscale_sm90"):
             product, quantise = run.blockscale_sm90, _reciprocal(device)
-            return lambda input, weight, weight_scale: product(*quantise(input), weight, weight_scale, None)
+            return lambda x, weight, scale: product(*_quantise_here(quantise, x), weight, scale, None)
     return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)
 
 

@@ -76,6 +76,19 @@ def column_major(scale: Tensor, align: int) -> Tensor:
     return view
 
 
+def lane_major(scale: Tensor) -> Tensor:
+    """A logical ``[M, K/128]`` scale as ``[K/128, align(M, 4)]`` contiguous, in its own memory where that is so."""
+    m, blocks = scale.shape
+    lead = m + (-m % 4)
+    ends = scale.storage_offset() + blocks * lead
+    owned = ends <= scale.untyped_storage().nbytes() // scale.element_size()
+    if blocks > 0 and scale.stride() == (1, lead) and scale.data_ptr() % ALIGNMENT == 0 and owned:
+        return scale.as_strided((blocks, lead), (lead, 1))
+    ready = scale.new_zeros(blocks, lead)
+    ready[:, :m] = scale.t()
+    return ready
+
+
 def is_other_device(device: torch.device) -> bool:
     """Whether the ``device`` of a tensor is a GPU that is not the current one.
 

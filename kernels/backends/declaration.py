@@ -74,8 +74,9 @@ class Backend:
     group_quantiser: Callable[[int, float, bool, str], Quantiser] | None = None
     """:attr:`quant_group` for matrices, prepared: ``(group, eps, ue8m0, layout)``; only where it is worth it."""
     quant_group_packed: Callable[[Tensor, int, float], Pair] = _absent  # (x, group, eps)
-    quant_reciprocal: Quantiser = _absent
-    """FlashInfer's formula in groups of 128 (:func:`kernels.formulas.flashinfer_blocks`), the scales TMA-aligned."""
+    reciprocal_quantiser: Callable[[torch.dtype], Quantiser] = _absent
+    """For inputs of a dtype: groups of 128 by FlashInfer's formula (:func:`kernels.formulas.flashinfer_blocks`), the
+    scale ``[K/128, align(M, 4)]``."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent
@@ -85,7 +86,7 @@ class Backend:
     aligned_gemm_nt: Gemm = _absent
     """:attr:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes."""
     blockscale_sm90: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor] = _absent
-    """``(a, a_scale, b, b_scale, out)``."""
+    """``(a, a_scale [K/128, align(M, 4)], b, b_scale, out)``."""
     grouped_contiguous: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None] = _absent
     """``(a, a_scale, b, b_scale, out, m_indices, disable_ue8m0_cast)``."""
     grouped_masked: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, bool], None] = _absent
@@ -124,6 +125,7 @@ class Backend:
 FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     # operation: the functions it needs, in each way that serves it; one function of its own name where none is listed
     "quant_tensor": (("quant_static", "quant_tensor"),),
+    "quant_reciprocal": (("reciprocal_quantiser",),),
     "cast": ((),),  # plain torch on every device; nothing is dispatched
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),

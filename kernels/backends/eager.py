@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.backends._host import column_major, no_autocast_no_grad, take
-from kernels.backends.declaration import Allocate, Backend
+from kernels.backends._host import column_major, lane_major, no_autocast_no_grad, take
+from kernels.backends.declaration import Allocate, Backend, Quantiser
 from kernels.checks import FP8
 from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from kernels.support import BLOCK
@@ -86,11 +86,15 @@ def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tenso
     return q, pack_ue8m0(scale)
 
 
+def reciprocal_quantiser(dtype: torch.dtype) -> Quantiser:
+    """Groups of 128 by :func:`kernels.formulas.flashinfer_blocks`, the scale ``[K/128, align(M, 4)]``."""
+    return _reciprocal
+
+
 @no_autocast_no_grad
-def quant_reciprocal(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
-    """Groups of 128 by :func:`kernels.formulas.flashinfer_blocks`, the scales TMA-aligned."""
+def _reciprocal(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
     q, scale = flashinfer_blocks(x, 1)
-    return (q if out is None else out.copy_(q)), column_major(scale, 4)
+    return (q if out is None else out.copy_(q)), lane_major(scale)
 
 
 # --- products, on CPU tensors ----------------------------------------------------------------------------------------
@@ -143,8 +147,8 @@ def fp8_gemm_nt(
 
 @no_autocast_no_grad
 def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
-    """``[M, N]`` bf16, as the FlashInfer kernel."""
-    y = block_product(a, a_scale, b, b_scale)
+    """``[M, N]`` bf16, as the FlashInfer kernel: ``a_scale [K/128, align(M, 4)]``."""
+    y = block_product(a, a_scale[:, : a.shape[0]].t(), b, b_scale)
     return y.to(torch.bfloat16) if out is None else out.copy_(y)
 
 
@@ -306,7 +310,7 @@ def alignment() -> int:
 BACKEND = Backend(
     name="eager", kernel=kernel,
     quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
-    quant_group_packed=quant_group_packed, quant_reciprocal=quant_reciprocal,
+    quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
     linear=linear, block_linear=block_linear, fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=fp8_gemm_nt,
     blockscale_sm90=blockscale_sm90, grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked,
     alignment=alignment, grouped_scaled=grouped_scaled, moe_trtllm=moe_trtllm,

@@ -29,7 +29,7 @@ from kernels.backends.declaration import Backend
 from kernels.config import current_config
 from kernels.errors import MissingPackageError
 from kernels.fast import flashinfer as direct
-from kernels.fast.flashinfer import Runner
+from kernels.fast.flashinfer import Run
 
 if TYPE_CHECKING:
     from kernels.plan import Problem
@@ -64,58 +64,40 @@ def library(name: str = "flashinfer") -> ModuleType:
 
 
 def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor | None = None) -> Tensor:
-    """``[M, N]`` bf16 of E4M3 operands; ``a_scale`` is the logical ``[M, K/128]``."""
+    """``[M, N]`` bf16 of E4M3 operands; ``a_scale [K/128, align(M, 4)]`` contiguous."""
     if is_other_device(a.device):
         with torch.cuda.device(a.device):
             return blockscale_sm90(a, a_scale, b, b_scale, out)
     a, b = dense(a), dense(b)
-    scale = kernel_scale(a_scale)
     b_scale = b_scale if b_scale.is_contiguous() else b_scale.contiguous()
-    (m, k), n = a.shape, b.shape[0]
-    allocate = allocator(a.device)
     if out is not None and out.is_contiguous() and out.data_ptr() % ALIGNMENT == 0:
         target = out
     else:
-        target = allocate((m, n), (n, 1), torch.bfloat16)
-    runner = _fast_runner()
-    if runner is None:
-        with ONE_CALL:
-            library("flashinfer.gemm").fp8_blockscale_gemm_sm90(a, b, scale, b_scale, target)
-    else:
-        with ONE_CALL:
-            workspace = allocate((runner.workspace(m, n, k),), (1,), torch.uint8)
-            runner.configure(workspace)
-            runner.run(a, b, target, scale, b_scale)
+        target = allocator(a.device)((a.shape[0], b.shape[0]), (b.shape[0], 1), torch.bfloat16)
+    run = _fast_run()
+    with ONE_CALL:
+        if run is None:
+            library("flashinfer.gemm").fp8_blockscale_gemm_sm90(a, b, a_scale, b_scale, target)
+        else:
+            run(a, b, target, a_scale, b_scale)
     return target if out is None or target is out else out.copy_(target)
 
 
 ONE_CALL = threading.Lock()
-"""Held from the query of the workspace size to the launch. The process has one runner, which stores the workspace:
-without the lock two threads quantise into the same one on different streams (43 of 8000 outputs of four threads were
-wrong on an H200). The runner also stores the largest M that it was queried with and lays the workspace out by that, so
-that a size is valid only until the next query.
+"""Held for a call: the process has one runner, and releases whose source was not read store a workspace in it.
 
 Not covered: calls of FlashInfer in other threads that bypass this module."""
 
 
-def _fast_runner() -> Runner | None:
-    """The runner of a known release that nobody observes, else None (:mod:`kernels.fast.flashinfer`)."""
+def _fast_run() -> Run | None:
+    """The runner's call of a known release that nobody observes, else None (:mod:`kernels.fast.flashinfer`)."""
     config = current_config()
-    return _runner() if config.fast_paths and not config.flashinfer_observed else None
+    return _run() if config.fast_paths and not config.flashinfer_observed else None
 
 
 @functools.cache
-def _runner() -> Runner | None:
-    return direct.runner(library(), lambda: library("flashinfer.gemm.gemm_base"))
-
-
-def kernel_scale(scale: Tensor) -> Tensor:
-    """A logical ``[M, K/128]`` scale as the kernel reads it: ``[K/128, align(M, 4)]`` contiguous."""
-    m, blocks = scale.shape
-    lead = m + (-m % 4)
-    if blocks > 0 and scale.stride() == (1, lead) and scale.data_ptr() % ALIGNMENT == 0 and _owns(scale, blocks * lead):
-        return scale.as_strided((blocks, lead), (lead, 1))
-    return _padded(scale, lead)
+def _run() -> Run | None:
+    return direct.run(library(), lambda: library("flashinfer.gemm.gemm_base"))
 
 
 @on_its_device
@@ -132,16 +114,6 @@ def moe_cutlass(**arguments: Any) -> Tensor:
     result = library("flashinfer.fused_moe").cutlass_fused_moe(**arguments)
     made: Tensor = result[0] if isinstance(result, list | tuple) else result
     return made
-
-
-def _owns(scale: Tensor, elements: int) -> bool:
-    return scale.storage_offset() + elements <= scale.untyped_storage().nbytes() // scale.element_size()
-
-
-def _padded(scale: Tensor, lead: int) -> Tensor:
-    ready = scale.new_zeros(scale.shape[1], lead)
-    ready[:, : scale.shape[0]] = scale.t()
-    return ready
 
 
 def missing(p: Problem, machine: Machine) -> str | None:

@@ -3,8 +3,8 @@
 NVIDIA GPUs from sm80; any M, N and K; bf16, f16 and float32 out. On sm90 the bits are DeepGEMM's
 (:mod:`kernels.backends._triton_gemm` says how it adds).
 
-Tiles come from a table, :data:`TILES`, that ``tests/hardware/gemm_rates.py --tune`` measured on an H200; nothing is
-tuned at run time. Under ``TRITON_INTERPRET=1`` the kernel runs on the CPU, where tests judge it.
+Tiles come from a table, :data:`TILES`, that ``tests/hardware/products.py --tune`` measured on an H200; nothing is tuned
+at run time. Under ``TRITON_INTERPRET=1`` the kernel runs on the CPU, where tests judge it.
 
 Not covered: AMD GPUs; a further summand ``c``; rates on other GPUs than the H200 (they were compiled for, not run).
 """
@@ -63,14 +63,30 @@ class Tile(NamedTuple):
         return -(-m // self.rows) * -(-n // self.columns)
 
 
-TILES: tuple[tuple[Tile, float, range], ...] = (
-    (Tile(128, 3, pair=True, width=16), 1.5, range(90, 91)),
-    (Tile(128, 4, width=2), 1.5, range(E4M3_SM, 1000)),
-    (Tile(64, 8), 0.75, range(F16_SM, 1000)),
-    (Tile(32, 8), 0.0, range(F16_SM, 1000)),
-)
-"""Tiles, the largest first: each is taken where there are at least so many of it for every multiprocessor, on these
-capabilities (elsewhere its sums do not fit the registers)."""
+class Cost(NamedTuple):
+    """Microseconds of a launch with one program on every multiprocessor, and with two (None: they do not fit)."""
+
+    one: float
+    two: float | None
+    sms: range
+
+    def of(self, tiles: int, multiprocessors: int) -> float:
+        """Of so many programs: whole waves, then what is left."""
+        whole = self.one if self.two is None else self.two
+        waves, rest = divmod(tiles, multiprocessors * (1 if self.two is None else 2))
+        return waves * whole + (0.0 if rest == 0 else self.one if rest <= multiprocessors else whole)
+
+
+HOPPER, E4M3, EVERY = range(90, 91), range(E4M3_SM, 1000), range(F16_SM, 1000)
+TILES: Mapping[Tile, Cost] = {
+    Tile(32, 8): Cost(19.2, 23.8, EVERY),
+    Tile(64, 8): Cost(20.9, None, EVERY),
+    Tile(64, 6, width=2): Cost(22.4, 25.7, EVERY),
+    Tile(128, 4, width=2): Cost(30.4, 36.0, E4M3),
+    Tile(64, 4, pair=True, width=2): Cost(30.2, 38.8, E4M3),
+    Tile(128, 3, pair=True, width=16): Cost(45.0, 61.0, HOPPER),
+}
+"""Tiles, their costs on an H200 with K = 7168, and the capabilities whose registers hold their sums."""
 SHARED: Mapping[int, int] = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
 """KiB of shared memory for one block by capability, 99 on the others (CUDA programming guide, compute capabilities)."""
 SPARE = 4096
@@ -101,12 +117,9 @@ def library() -> tuple[ModuleType, bool]:
 
 @functools.lru_cache(maxsize=1024)
 def tile_for(m: int, n: int, groups: int, multiprocessors: int, sm: int) -> Tile:
-    """The first of :data:`TILES` with enough of it for ``groups`` outputs ``[m, n]``; no half of a pair stays empty."""
-    return next(
-        tile
-        for tile, least, sms in TILES
-        if sm in sms and tile.rows < m + ROWS and tile.of(m, n) * groups >= least * multiprocessors
-    )
+    """The tile of :data:`TILES` that costs least for ``groups`` outputs ``[m, n]``."""
+    fits = [tile for tile, cost in TILES.items() if sm in cost.sms]
+    return min(fits, key=lambda tile: TILES[tile].of(tile.of(m, n) * groups, max(multiprocessors, 1)))
 
 
 @functools.lru_cache(maxsize=256)
@@ -187,7 +200,7 @@ def grouped_masked(
 
 def alignment() -> int:
     """Rows to which each expert's run is aligned: those of the largest tile."""
-    return max(tile.rows for tile, *_ in TILES)
+    return max(tile.rows for tile in TILES)
 
 
 def missing(p: Problem, machine: Machine) -> str | None:

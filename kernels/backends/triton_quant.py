@@ -107,20 +107,35 @@ def quant_group(
 
 def group_quantiser(group: int, eps: float, ue8m0: bool, layout: str) -> Quantiser:
     """:func:`quant_group` for matrices, prepared: what does not depend on the matrix is done once."""
-    return _group_quantiser(group, eps, ue8m0, layout, 0.0, library()[1])
+    return _group_quantiser(group, eps, ue8m0, layout, library()[1])
 
 
-def quant_reciprocal(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
-    """Groups of 128 by :func:`kernels.formulas.flashinfer_blocks`, the scales TMA-aligned."""
-    return _group_quantiser(BLOCK, 0.0, False, "tma", torch.finfo(x.dtype).max, library()[1])(x, out, allocate)
+def reciprocal_quantiser(dtype: torch.dtype) -> Quantiser:
+    """Groups of 128 by :func:`kernels.formulas.flashinfer_blocks`, the scale ``[K/128, align(M, 4)]``."""
+    native = library()[1]
+    start = _prepared(
+        "group_kernel", 4, GROUP=BLOCK, LANES=BLOCK, BLOCK=TILE, LEAD=4, UE8M0=False, EPS=0,
+        LIMIT=_bits(torch.finfo(dtype).max), NATIVE=native,
+    )  # fmt: skip
+
+    def quantise(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
+        rows, cols = x.shape
+        groups, lead = cols // BLOCK, rows + -rows % 4
+        x = x if x.stride(1) == 1 else x.contiguous()
+        q = allocate((rows, cols), (cols, 1), torch.float8_e4m3fn) if out is None else out
+        scale = allocate((groups, lead), (lead, 1), torch.float32)
+        start(-(-lead // TILE) * groups, (x, q if native else q.view(torch.uint8), scale), (rows, groups, x.stride(0)))
+        return q, scale
+
+    return quantise
 
 
 @functools.lru_cache(maxsize=64)
-def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, limit: float, native: bool) -> Quantiser:
+def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: bool) -> Quantiser:
     block, transposed, align = _tile(group), layout != "row", 4 if layout == "tma" else 1
     start = _prepared(
         "group_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block,
-        LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=_bits(eps), LIMIT=_bits(limit), NATIVE=native,
+        LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=_bits(eps), LIMIT=0, NATIVE=native,
     )  # fmt: skip
 
     def quantise(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
@@ -202,5 +217,5 @@ def missing(p: Problem, machine: Machine) -> str | None:
 BACKEND = Backend(
     name="triton", kernel=kernel, missing=missing,
     quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
-    group_quantiser=group_quantiser, quant_group_packed=quant_group_packed, quant_reciprocal=quant_reciprocal,
+    group_quantiser=group_quantiser, quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
 )  # fmt: skip

@@ -329,7 +329,8 @@ def _inside(name: str, inst: str, seen_in: str) -> Schedule:
 
 _SEEN_SM90 = {
     "sm90.promote128": "DeepGEMM's dense, contiguous and masked products; FlashInfer "
-    "fp8_blockscale_gemm_sm90; vLLM cutlass_scaled_mm with block scales; torch F.scaled_mm 1x128 x 128x128",
+    "fp8_blockscale_gemm_sm90; vLLM cutlass_scaled_mm with block scales; torch F.scaled_mm 1x128 x 128x128; this "
+    "project's Triton product (tl.dot over 128, then tl.fma)",
     "sm90.promote128.scale_after": "torch._scaled_mm with use_fast_accum=False, row-wise "
     "(captured with unit scales: the order of the scales is not shown)",
     "sm90.promote128.scale_after.product": "torch._scaled_mm with use_fast_accum=False, per tensor: 960 calls on an "

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kernels import subjects as layer
 from kernels.backends import cutlass, deep_gemm, flashinfer
+from kernels.backends._host import lane_major
 from oracle.harness.concurrency import Made, run_concurrently
 
 Inputs = Mapping[str, Tensor]
@@ -268,7 +269,7 @@ def _flashinfer_unpadded(inputs: Inputs, options: Options) -> Tensor:
 def _flashinfer_pitch(inputs: Inputs, options: Options) -> Tensor:
     x, weight, scale, weight_scale = _both_fp8(inputs, options)
     _only(x.shape[0] > 1, "several rows")
-    return _flashinfer()(_pitched(x), weight, flashinfer.kernel_scale(scale), weight_scale)
+    return _flashinfer()(_pitched(x), weight, lane_major(scale), weight_scale)
 
 
 def _flashinfer_threads(inputs: Inputs, options: Options) -> Tensor:
@@ -291,14 +292,14 @@ def _pitched(x: Tensor) -> Tensor:
 
 def _flashinfer_fp16(inputs: Inputs, options: Options) -> Tensor:
     x, weight, scale, weight_scale = _both_fp8(inputs, options, torch.float16)
-    return _flashinfer()(x, weight, flashinfer.kernel_scale(scale), weight_scale, out_dtype=torch.float16)
+    return _flashinfer()(x, weight, lane_major(scale), weight_scale, out_dtype=torch.float16)
 
 
 def _flashinfer_weight_scale(inputs: Inputs, options: Options) -> Tensor:
     x, weight, weight_scale = inputs["input"], inputs["weight"], inputs.get("weight_scale")
     rows = weight_scale is not None and weight_scale.shape[0] == weight.shape[0] > 1
     _only(rows and weight.shape[0] % 64 == 0 and options.get("out_dtype") == torch.bfloat16, "a scale per weight row")
-    scale = flashinfer.kernel_scale(inputs["input_scale"]) if "input_scale" in inputs else None
+    scale = lane_major(inputs["input_scale"]) if "input_scale" in inputs else None
     return _flashinfer()(x, weight, scale, weight_scale)
 
 

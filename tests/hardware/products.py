@@ -45,6 +45,7 @@ SHAPE = 4096, 7168
 OTHERS = ((7168, 2048), (2112, 7168), (24576, 1536), (576, 7168))
 """Of DeepSeek-V3's layers, for tuning."""
 ROWS = (64, 128, 256, 512, 1024, 2048, 4096)
+GROUPS = 8
 ROUNDS = 31
 FLUSHED = 256 << 20
 """Bytes written between two calls: several times the L2 cache of an H200 (50 to 60 MB)."""
@@ -149,6 +150,36 @@ def compare(notes: Notes, folder: Path | None) -> None:
             notes.check(f"products M={m}: bits of DeepGEMM", torch.equal(t["out"], wanted))
 
 
+def grouped(notes: Notes, each: int) -> None:
+    """Both grouped products beside DeepGEMM's: eight experts of so many rows, every row in use."""
+    ours, (n, k), library = plan.backend_of("triton_gemm"), SHAPE, importlib.import_module("deep_gemm")
+    t = [operands(each, n, k) for _ in range(GROUPS)]
+    a, rows, b, sb, out = (torch.stack([x[name] for x in t]) for name in ("a", "rows", "b", "sb", "out"))
+    flat, lead, mine, theirs = a.view(-1, k), rows.view(-1, rows.shape[-1]), out.view(-1, n), torch.empty_like(out)
+    sa = torch.empty_strided(lead.shape, (1, lead.shape[0]), device="cuda").copy_(lead)
+    index = torch.arange(GROUPS, device="cuda", dtype=torch.int32).repeat_interleave(each)
+    counts = torch.full((GROUPS,), each, device="cuda", dtype=torch.int32)
+    wide = rows.transpose(1, 2).contiguous().transpose(1, 2)
+    kinds: dict[str, dict[str, Call]] = {
+        "contiguous": {
+            "layer's Triton": lambda: ours.grouped_contiguous(flat, sa, b, sb, mine, index, True),
+            "bare DeepGEMM": lambda: library.m_grouped_fp8_gemm_nt_contiguous(
+                (flat, sa), (b, sb), theirs.view(-1, n), index, disable_ue8m0_cast=True
+            ),
+        },
+        "masked": {
+            "layer's Triton": lambda: ours.grouped_masked(a, wide, b, sb, out, counts, each, True),
+            "bare DeepGEMM": lambda: library.fp8_m_grouped_gemm_nt_masked(
+                (a, wide), (b, sb), theirs, counts, each, disable_ue8m0_cast=True
+            ),
+        },
+    }
+    for kind, calls in kinds.items():
+        with notes.attempt(f"{kind} products, {GROUPS} x {each} rows"):
+            notes.time(f"device_us.{kind}, {GROUPS} x {each} rows, N={n} K={k}", microseconds(calls))
+            notes.check(f"{kind} products, {GROUPS} x {each} rows: bits of DeepGEMM", torch.equal(out, theirs))
+
+
 def below_32_rows(notes: Notes) -> None:
     """A bf16 input: the layer, which quantises it, beside FlashInfer, which does so itself."""
     n, k = SHAPE
@@ -183,12 +214,10 @@ def below_32_rows(notes: Notes) -> None:
 
 def candidates() -> Iterable[Tile]:
     """Tiles that fit the shared memory and registers of sm90."""
+    yield from triton_gemm.TILES
     for columns, pair in ((32, False), (64, False), (128, False), (64, True), (128, True)):
         most = 220_000 // (((64 << pair) + columns) * 128)
-        for stages in sorted({3, 4, 6, min(most, 8)}):
-            for width in (2, 8, 16):
-                if stages <= most:
-                    yield Tile(columns, stages, pair, width)
+        yield from (Tile(columns, stages, pair) for stages in (3, 4, 6, 8) if stages <= most)
 
 
 def tried(tile: Tile) -> str:
@@ -239,6 +268,8 @@ def main() -> None:
         tune(notes)
     else:
         compare(notes, options.sglang)
+        for each in (128, 512):
+            grouped(notes, each)
         below_32_rows(notes)
     notes.write()
 

@@ -152,13 +152,14 @@ def fast_paths(notes: Notes, device: str) -> None:
     """Host time of each way past a library's public function (``kernels/fast``), and of the public way."""
     t, x = product(16, 512, 512, device), activation(64, 512, device)
     scale, out = _host.column_major(t["a_scale"], 4), torch.empty(16, 512, dtype=torch.bfloat16, device=device)
+    lanes = _host.lane_major(t["a_scale"])
     backend, where = "deep_gemm" if device == "cuda" else "eager", out.device
     gemm = plan.backend_of(backend).aligned_gemm_nt
     quantise = plan.backend_of("triton" if device == "cuda" else "eager")
     small = plan.backend_of("flashinfer" if device == "cuda" else "eager").blockscale_sm90
     ways: dict[str, Callable[[], object]] = {
         "deep_gemm": lambda: gemm(t["a"], scale, t["b"], t["b_scale"], out, None, True),
-        "flashinfer": lambda: small(t["a"], scale, t["b"], t["b_scale"], None),
+        "flashinfer": lambda: small(t["a"], lanes, t["b"], t["b_scale"], None),
         "triton": lambda: quantise.quant_group(x, 128, 1e-10, False, "tma", None),
         "torch": lambda: _host.allocator(where)((64, 512), (512, 1), torch.bfloat16),
     }

@@ -66,7 +66,7 @@ def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor,
                         (torch.tensor(m[1].stride(), dtype=torch.int32),) for m in made
                     )  # fmt: skip
         for x in (hostile(7, 256, dtype), extreme(dtype)):
-            made = [b.quant_reciprocal(x, None, _host.allocator(x.device)) for b in (ours, plain)]
+            made = [b.reciprocal_quantiser(dtype)(x, None, _host.allocator(x.device)) for b in (ours, plain)]
             yield f"reciprocal {dtype} {tuple(x.shape)}", made[0], made[1]
             yield f"reciprocal strides {dtype} {tuple(x.shape)}", *((torch.tensor(m[1].stride()).int(),) for m in made)
         x, bound = hostile(7, 256, dtype), torch.tensor([0.7])
@@ -95,9 +95,9 @@ def pairs() -> Iterator[tuple[str, tuple[torch.Tensor, ...], tuple[torch.Tensor,
     yield "no rows", ours.quant_group(empty, 128, 1e-10, False), plain.quant_group(empty, 128, 1e-10, False)
     one = torch.ones(1)
     yield "edges", (ours.quant_static(edges(), one),), (edges().clamp(-448, 448).to(FP8),)
-    lower, x = triton_quant._group_quantiser(128, 0.0, False, "tma", 3.0e38, False), extreme(torch.float32)
-    allocate = _host.allocator(x.device)
-    yield "sabotaged: another limit", lower(x, None, allocate), plain.quant_reciprocal(x, None, allocate)
+    x, allocate = extreme(torch.float32), _host.allocator(x.device)
+    lower, right = ours.reciprocal_quantiser(torch.float16), plain.reciprocal_quantiser(torch.float32)
+    yield "sabotaged: another limit", lower(x, None, allocate), right(x, None, allocate)
     x = torch.zeros(4, 128)
     yield "sabotaged: another floor", ours.quant_group(x, 128, 1e-10, False), plain.quant_group(x, 128, 1e-9, False)
 

@@ -1,7 +1,6 @@
 """Backends against stand-ins for their libraries: what is handed over, in which layout, across releases."""
 
 import contextlib
-import dataclasses
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import torch
 from kernels import blockscaled
 from kernels.backends import cutlass, deep_gemm, flashinfer, sgl_kernel, torch_ops
 from kernels.backends import eager as plain
+from kernels.backends._host import lane_major
 from kernels.config import Config, use_config
 from kernels.errors import DtypeError, MissingPackageError, NoBackendError, OptionError, Unavailable
 from kernels.plan import Problem, plan
@@ -310,7 +310,7 @@ class TestFlashInfer:
         """By the runner of a known release, by the public function of any other."""
         seen = flashinfer_calls(release)
         a, sa, b = make.codes(7, 256), make.scales(7, 2), make.codes(64, 256, seed=1)
-        out = flashinfer.blockscale_sm90(a, sa, b, torch.rand(2, 1).t())
+        out = flashinfer.blockscale_sm90(a, lane_major(sa), b, torch.rand(2, 1).t())
         _, _, given, xs, ws = seen[0]
         assert given is out and out.shape == (7, 64) and out.dtype == torch.bfloat16
         assert xs.shape == (2, 8) and torch.equal(xs[:, :7], sa.t()) and ws.is_contiguous()
@@ -322,49 +322,23 @@ class TestFlashInfer:
         for value, direct in (("0", True), ("", True), ("1", False)):
             assert Config.from_environment({switch: value}).flashinfer_observed is not direct
             with use_config(Config.from_environment({switch: value})):
-                assert (flashinfer._fast_runner() is not None) is direct
-
-    def test_the_workspace_is_that_of_this_moment(self, flashinfer_calls, make, monkeypatch) -> None:
-        """The runner lays it out by the most rows it was ever asked for: a size from before is too small."""
-        flashinfer_calls("0.6.18.post1")
-        weight, scale = make.codes(64, 256), torch.ones(1, 2)
-
-        def calls() -> None:
-            for m in (4, 2048, 4):
-                flashinfer.blockscale_sm90(make.codes(m, 256), make.scales(m, 2), weight, scale)
-
-        calls()
-        runner = flashinfer._fast_runner()
-        remembered = runner._replace(workspace=lambda m, n, k: m * k + m * (k // 128) * 4)
-        monkeypatch.setattr(flashinfer, "_fast_runner", lambda: remembered)
-        with pytest.raises(AssertionError, match="beyond the workspace"):  # the twin: sizes that forget
-            calls()
+                assert (flashinfer._fast_run() is not None) is direct
 
     @pytest.mark.parametrize("locked", [True, False])
-    def test_threads_do_not_share_a_workspace(self, flashinfer_calls, make, monkeypatch, locked: bool) -> None:
-        """One runner keeps the last workspace given; without the lock another thread's is used."""
-        flashinfer_calls("0.6.18.post1")
-        runner, wrong, start = flashinfer._fast_runner(), [], threading.Barrier(4)
-        given, last, asked = threading.local(), [], []
-
-        def size(m: int, n: int, k: int) -> int:
-            asked[:] = [threading.get_ident()]
-            time.sleep(0.001)
-            return m * k
-
-        def configure(workspace: torch.Tensor) -> None:
-            given.mine = workspace
-            last[:] = [workspace]
-            time.sleep(0.001)
+    def test_calls_of_threads_come_one_after_another(self, make, monkeypatch, locked: bool) -> None:
+        """The process has one runner; without the lock calls overlap."""
+        inside, overlaps, start = [], [], threading.Barrier(4)
 
         def run(*operands: object) -> None:
-            wrong.append(last[0] is not given.mine or asked[0] != threading.get_ident())
+            inside.append(1)
+            time.sleep(0.001)
+            overlaps.append(len(inside) > 1)
+            inside.pop()
 
-        watched = runner._replace(workspace=size, configure=configure, run=run)
-        monkeypatch.setattr(flashinfer, "_fast_runner", lambda: watched)
+        monkeypatch.setattr(flashinfer, "_fast_run", lambda: run)
         if not locked:
             monkeypatch.setattr(flashinfer, "ONE_CALL", contextlib.nullcontext())
-        operands = make.codes(4, 128), make.scales(4, 1), make.codes(64, 128), torch.ones(1, 1)
+        operands = make.codes(4, 128), make.scales(1, 4), make.codes(64, 128), torch.ones(1, 1)
 
         def body() -> None:
             start.wait()
@@ -376,7 +350,7 @@ class TestFlashInfer:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(wrong) == 40 and any(wrong) is not locked
+        assert len(overlaps) == 40 and any(overlaps) is not locked
 
     @pytest.mark.parametrize("m", [1, 31, 40])
     @pytest.mark.parametrize("value", [2.0**126 * 1.0078125, 3.0e38, 2.0**-128 * 448, 2.0**-133])

@@ -53,20 +53,20 @@ class TestSafeFlashInfer:
         assert torch.equal(y, bs.fp8_blockscale_gemm_sm90(a, b, sa.t().contiguous().t(), sb))
         assert make.error(y, make.product(a, sa, b, sb)) < 2**-8
 
-    def test_kernel_scale_is_made_or_left_alone(self) -> None:
-        from kernels.backends.flashinfer import kernel_scale
+    def test_lane_major_is_made_or_left_alone(self) -> None:
+        from kernels.backends._host import lane_major
 
         row = torch.rand(7, 3)
-        ready = kernel_scale(row)
+        ready = lane_major(row)
         assert ready.shape == (3, 8) and ready.is_contiguous() and torch.equal(ready[:, :7], row.t())
         _, tma = quantize.per_token_group_quant_fp8(
             torch.randn(7, 384), 128, column_major_scales=True, tma_aligned_scales=True
         )
-        assert kernel_scale(tma).data_ptr() == tma.data_ptr(), "no copy when the layout is right"
+        assert lane_major(tma).data_ptr() == tma.data_ptr(), "no copy when the layout is right"
         column = row.t().contiguous().t()  # stride 7, not 8: reading it as it is would run past the end
-        assert kernel_scale(column).data_ptr() != column.data_ptr()
+        assert lane_major(column).data_ptr() != column.data_ptr()
         short = torch.rand(24)[:23].as_strided((7, 3), (1, 8))  # right strides, but its storage ends early
-        assert kernel_scale(torch.rand(23).as_strided((7, 3), (1, 8))).shape == (3, 8) and short.shape == (7, 3)
+        assert lane_major(torch.rand(23).as_strided((7, 3), (1, 8))).shape == (3, 8) and short.shape == (7, 3)
 
     def test_float16_is_refused(self, make) -> None:
         a, sa, b, sb = operands(make, 4, 64, 128)

@@ -14,7 +14,7 @@ from kernels import blockscaled
 from kernels.backends import _host, cutlass, deep_gemm, flashinfer, sgl_kernel
 
 HELPERS = {
-    "operators", "kernel_scale", "m_major", "columns", "addressable", "writable", "context_lens",  # torch alone
+    "operators", "m_major", "columns", "addressable", "writable", "context_lens",  # torch alone
     "blockscale_sm90", "fp8_gemm_nt", "aligned_gemm_nt",  # see below: two look by themselves, the third's callers do
 }  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_flashinfer(current: list[int], flashinfer_calls, make, monkeypatch: pyt
     allocate = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
     monkeypatch.setattr(flashinfer, "allocator", lambda device: seen.append(current[-1]) or allocate)
     x = make.codes(4, 128).as_subclass(Elsewhere)
-    flashinfer.blockscale_sm90(x, torch.ones(4, 1), make.codes(64, 128), torch.ones(1, 1))
+    flashinfer.blockscale_sm90(x, torch.ones(1, 4), make.codes(64, 128), torch.ones(1, 1))
     assert seen == [1] and current[-1] == 0
 
 

@@ -129,7 +129,8 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     triton_quant.quant_token(x, one)
     triton_quant.quant_group(x, 128, 1e-10, False)
     triton_quant.quant_group_packed(x, 128, 1e-10)
-    triton_quant.quant_reciprocal(x, None, lambda shape, strides, dtype: torch.empty(shape, dtype=dtype))
+    quantise = triton_quant.reciprocal_quantiser(torch.bfloat16)
+    quantise(x, None, lambda shape, strides, dtype: torch.empty(shape, dtype=dtype))
     assert set(seen) == {kernel for kernel, _ in KERNELS.values()} | {"amax_kernel"}
 
 

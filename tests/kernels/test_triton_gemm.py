@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.backends import triton_gemm
-from kernels.backends.triton_gemm import DENSE, TILES, tile_for
+from kernels.backends.triton_gemm import DENSE, TILES, Tile, tile_for
 from kernels.platform import Machine, use_machine
 
 HERE = Path(__file__).resolve().parent
@@ -59,7 +59,7 @@ def ptx_of(sm: int) -> str:
 
     from kernels.backends import _launch
 
-    start = triton_gemm._prepared(TILES[-1][0], DENSE, True, sm, True)
+    start = triton_gemm._prepared(Tile(32, 8), DENSE, True, sm, True)
     names, code = start.kernel.arg_names, "*u8" if sm < 89 else "*fp8e4nv"
     types = {"a": code, "b": code, "sa": "*fp32", "sb": "*fp32", "out": "*bf16", "rows": "*bf16"}
     signature = {n: "constexpr" if n in start.constants else types.get(n, "i32") for n in names}
@@ -80,20 +80,36 @@ def test_compiles_with_the_tensor_cores_of(sm: int) -> None:
 
 
 class TestTiles:
-    """Large tiles where there are enough of them; what does not fit an architecture is not taken."""
+    """The tile that costs least; what does not fit an architecture is not taken."""
 
     @pytest.mark.parametrize(
-        ("m", "rows", "columns"), [(1, 64, 32), (64, 64, 32), (128, 64, 64), (512, 64, 128), (1024, 128, 128)]
-    )
-    def test_on_an_h200(self, m: int, rows: int, columns: int) -> None:
-        tile = tile_for(m, 4096, 1, 132, 90)
-        assert (tile.rows, tile.columns) == (rows, columns)
+        ("m", "n", "tile"),
+        [
+            (64, 4096, (64, 32, 8)), (128, 4096, (64, 64, 8)), (256, 4096, (64, 64, 6)), (512, 4096, (64, 128, 4)),
+            (1024, 4096, (128, 128, 3)), (4096, 4096, (128, 128, 3)), (128, 7168, (64, 64, 6)),
+            (256, 7168, (64, 128, 4)), (64, 2112, (64, 32, 8)), (256, 2112, (64, 64, 8)), (512, 2112, (64, 64, 6)),
+            (1024, 2112, (128, 64, 4)), (2048, 2112, (128, 64, 4)),
+        ],
+    )  # fmt: skip
+    def test_the_fastest_on_an_h200(self, m: int, n: int, tile: tuple[int, int, int]) -> None:
+        """Of all that ``tests/hardware/products.py --tune`` timed there."""
+        chosen = tile_for(m, n, 1, 132, 90)
+        assert (chosen.rows, chosen.columns, chosen.stages) == tile
+
+    def test_waves_count(self) -> None:
+        """One program more than there is place for costs a further wave."""
+        cost = TILES[Tile(128, 3, pair=True, width=16)]
+        assert cost.of(1, 132) == cost.of(132, 132) == 45.0 and cost.of(133, 132) == cost.of(264, 132) == 61.0
+        assert cost.of(265, 132) == 61.0 + 45.0
+        alone = TILES[Tile(64, 8)]
+        assert alone.of(132, 132) == 20.9 and alone.of(133, 132) == 2 * 20.9
 
     @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 103, 120])
     def test_fit_the_shared_memory(self, sm: int) -> None:
-        """Of every architecture, with two blocks in flight at least; sabotaged twin: one stage more than there is."""
-        for tile, _, capabilities in TILES:
-            if sm in capabilities:
+        """Of every architecture, with two blocks in flight at least, and no more stages would."""
+        assert tile_for(4096, 4096, 1, 0, sm) in TILES
+        for tile, cost in TILES.items():
+            if sm in cost.sms:
                 stages = triton_gemm._stages(tile, sm)
                 space = triton_gemm.SHARED.get(sm, 99) * 1024
                 used = (tile.rows + tile.columns) * 128
@@ -107,7 +123,7 @@ class TestTiles:
         assert not any(tile_for(64, 1 << 20, groups, 132, 90).pair for groups in (1, 64))
 
     def test_columns_lie_in_one_row_of_weight_scales(self) -> None:
-        assert all(128 % tile.columns == 0 and triton_gemm.alignment() % tile.rows == 0 for tile, *_ in TILES)
+        assert all(128 % tile.columns == 0 and triton_gemm.alignment() % tile.rows == 0 for tile in TILES)
 
 
 def test_what_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
