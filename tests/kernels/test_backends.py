@@ -1,6 +1,7 @@
 """Backends against stand-ins for their libraries: what is handed over, in which layout, across releases."""
 
 import contextlib
+import dataclasses
 import sys
 import threading
 import time
