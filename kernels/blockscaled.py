@@ -365,7 +365,7 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     Tensor
         ``[M, N]`` bf16.
     """
-    if not is_compiling() and type(input) is Tensor and len(shape := input.shape) == 2:
+    if not is_compiling() and type(input) is Tensor and not input.is_nested and len(shape := input.shape) == 2:
         run = Known.find((shape[0] < SWITCH_M, use_deep_gemm_e8m0 is True), weight, weight_scale)
         if run is not None and group_size is BLOCK and type(use_deep_gemm_e8m0) is bool and checks.plain(input):
             y: Tensor | None = run(input, shape, weight, weight_scale)
@@ -433,7 +433,7 @@ def prepare_blockscale_linear(
     many, few = (_linear_run(device, few, n, k, e8m0) for few in (False, True))
 
     def run(input: Tensor) -> Tensor:
-        if not is_compiling() and len(shape := input.shape) == 2:
+        if not is_compiling() and not input.is_nested and len(shape := input.shape) == 2:
             y = (few if shape[0] < SWITCH_M else many)(input, shape, weight, weight_scale)
             if y is not None:
                 return y
