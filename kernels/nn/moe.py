@@ -9,7 +9,7 @@ may begin and end inside a block). Its output is its part of the sum (:func:`ker
 ``out_dtype=torch.float32`` to keep the parts unrounded.
 
 Not covered: the exchange of tokens between ranks, static input scales of experts, experts that are one tensor on disk,
-biases of experts.
+biases of experts, UE8M0 scales of inputs (which DeepGEMM's experts need on sm100).
 """
 
 from __future__ import annotations
