@@ -44,7 +44,7 @@ def modes() -> tuple[bool, object, object]:
     """
     runtime, compilation = _knobs()
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # none, one, or a chain that may be empty
-    observed = enter is not None and getattr(enter, "calls", True) or leave is not None and getattr(leave, "calls", True)
+    observed = enter is not None and getattr(enter, "calls", 1) or leave is not None and getattr(leave, "calls", 1)
     return bool(observed), runtime.debug, compilation.__dict__.get("instrumentation_mode")
 
 
