@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-import torch
-
 if TYPE_CHECKING:
     from kernels.config import Config
     from kernels.plan import Plan
@@ -74,10 +72,12 @@ class Context:
 
 
 def constant(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, whose result ``torch.compile`` takes for a constant of the graph: it cannot trace a context."""
-    mark: Any = torch.compiler.assume_constant_result
-    made: Callable[P, R] = mark(function)
-    return made
+    """``function``, whose result ``torch.compile`` takes for a constant of the graph: it cannot trace a context.
+
+    The mark is that of ``torch.compiler.assume_constant_result``, which would import the compiler, and Triton with it.
+    """
+    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010  # functions have no such attribute for mypy
+    return function
 
 
 _PROCESS = Context(Once(), Once())

@@ -139,9 +139,10 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: b
     )  # fmt: skip
 
     def quantise(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
-        rows, cols = x.shape
+        (rows, cols), (pitch, unit) = x.shape, x.stride()
         groups, lead = cols // group, rows + -rows % align
-        x = x if x.stride(1) == 1 else x.contiguous()
+        if unit != 1:
+            x, pitch = x.contiguous(), cols
         q = allocate((rows, cols), (cols, 1), torch.float8_e4m3fn) if out is None else out
         if lead != rows:
             scale = allocate((groups, lead), (lead, 1), torch.float32)
@@ -149,7 +150,7 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: b
             scale = allocate((rows, groups), (1, rows) if transposed else (groups, 1), torch.float32)
         if rows:
             programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
-            start.here(programs, (x, q if native else q.view(torch.uint8), scale), (rows, groups, x.stride(0)))
+            start.here(programs, (x, q if native else q.view(torch.uint8), scale), (rows, groups, pitch))
         return q, scale if lead == rows else scale.as_strided((rows, groups), (1, lead))
 
     return quantise

@@ -43,9 +43,9 @@ def modes() -> tuple[bool, object, object]:
     That is debugging and instrumentation as the process sets them; from the environment they are read once.
     """
     runtime, compilation = _knobs()
-    hooks = runtime.launch_enter_hook, runtime.launch_exit_hook  # a chain of hooks may be empty
-    observed = any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
-    return observed, runtime.debug, compilation.__dict__.get("instrumentation_mode")
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # none, one, or a chain that may be empty
+    observed = enter is not None and getattr(enter, "calls", 1) or leave is not None and getattr(leave, "calls", 1)
+    return bool(observed), runtime.debug, compilation.__dict__.get("instrumentation_mode")
 
 
 @functools.cache
