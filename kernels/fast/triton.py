@@ -44,7 +44,8 @@ def modes() -> tuple[bool, object, object]:
     """
     runtime, compilation = _knobs()
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # none, one, or a chain that may be empty
-    observed = enter is not None and getattr(enter, "calls", 1) or leave is not None and getattr(leave, "calls", 1)
+    observed = enter is not None and getattr(enter, "calls", True)
+    observed = observed or leave is not None and getattr(leave, "calls", True)
     return bool(observed), runtime.debug, compilation.__dict__.get("instrumentation_mode")
 
 

@@ -7,6 +7,7 @@ import torch
 
 from kernels.backends import deep_gemm, flashinfer, torch_ops
 from kernels.backends import eager as plain
+from kernels.backends._host import lane_major
 
 
 class TestStridesThatLibrariesCheck:
@@ -111,11 +112,12 @@ def test_flashinfer_gets_operands_on_16_bytes(flashinfer_calls, make, release: s
     xs, out = plain.column_major(make.scales(4, 2), 4), torch.zeros(4, 64, dtype=torch.bfloat16)
     given = [shifted(x) for x in (a, xs, b, ws, out)]
     assert all(t.data_ptr() % 16 for t in given)
-    assert flashinfer.blockscale_sm90(*given) is given[4] and (given[4] == 2).all(), "copied into"
+    operands = given[0], lane_major(given[1]), *given[2:]  # as the verb passes them
+    assert flashinfer.blockscale_sm90(*operands) is given[4] and (given[4] == 2).all(), "copied into"
     x, _, out_given, scale, _ = seen[0]
     assert all(t.data_ptr() % 16 == 0 for t in (x, seen[0][1], scale, out_given))
     assert torch.equal(scale, xs.t()) and torch.equal(x.float(), a.float())
-    flashinfer.blockscale_sm90(a, xs, b, ws, out)
+    flashinfer.blockscale_sm90(a, lane_major(xs), b, ws, out)
     assert all(seen[1][i] is x for i, x in ((0, a), (1, b), (2, out), (4, ws)))
 
 
