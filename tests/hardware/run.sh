@@ -52,7 +52,7 @@ product(x, x.repeat(8, 1).to(torch.float8_e4m3fn), None, torch.ones(1, 4, device
 run_verify() {
     compile_flashinfer &
     keep deep_gemm 240 "$layer"
-    for subject in cutlass torch triton; do keep "$subject" 90 "$layer"; done
+    for subject in cutlass torch triton triton_gemm; do keep "$subject" 90 "$layer"; done
     local names
     names=$("$python" -c 'from hardware import libraries; print(*sorted({s.name for s in libraries.subjects()}))')
     for subject in $names; do
@@ -67,6 +67,7 @@ run_verify() {
 
 run_measure() {
     step measure 200 "$python" tests/hardware/measure.py --out "$out"
+    step products 120 "$python" tests/hardware/products.py --out "$out/products"
 }
 
 run_validate() {
@@ -75,6 +76,8 @@ run_validate() {
     validate deep_gemm 75 deep_gemm:fp8_gemm_nt fp8_gemm_nt --adapter hardware.adapters:deep_gemm --require threads
     validate deep_gemm_masked 75 deep_gemm:fp8_m_grouped_gemm_nt_masked fp8_m_grouped_gemm_nt_masked \
         --adapter hardware.adapters:deep_gemm_masked --require threads
+    validate triton_gemm 75 kernels.backends.triton_gemm:fp8_gemm_nt fp8_gemm_nt \
+        --adapter hardware.adapters:triton_gemm --require threads
     validate cutlass 75 kernels.backends.cutlass:operators cutlass_scaled_mm --adapter hardware.adapters:vllm_cutlass \
         --require threads
     validate torch 75 torch:_scaled_mm torch_per_token_w8a8_scaled_mm --adapter hardware.adapters:torch_scaled_mm \

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "fixtures" / "measurements"
-RECORDS = sorted(FOLDER.glob("*.json"))
+PRODUCTS = FOLDER / "h200_products.json"
+RECORDS = sorted(path for path in FOLDER.glob("*.json") if path != PRODUCTS)
+RATE = 0.7
+"""Of DeepGEMM's rate, by the layer's Triton product, with 64 to 4096 rows."""
+QUANTISED = 2.0
+"""Microseconds more on the device than FlashInfer below 32 rows, for a quantiser that loses no group."""
 OVERHEAD = 10.0
 """Microseconds a call over the bare library."""
 LINEAR = 1.05
@@ -45,6 +50,48 @@ def broken(made: dict[str, Any]) -> list[str]:
     if not wrong.get("FlashInfer"):
         found.append("threads: the race was not seen, so its absence says nothing")
     return found
+
+
+def broken_products(made: dict[str, Any]) -> list[str]:
+    """The promises of the layer's own product, and below 32 rows, that a record does not bear out."""
+    times, found = made["timings"], [name for name, value in made["checks"].items() if value is not True]
+    found += [f"attempt {name}" for name, attempt in made["attempts"].items() if attempt["status"] != "ok"]
+    products = {name: t for name, t in times.items() if name.startswith("device_us.product M=")}
+    if [name.split()[1] for name in products] != [f"M={m}" for m in (64, 128, 256, 512, 1024, 2048, 4096)]:
+        found.append("products: seven numbers of rows")
+    for name, t in times.items():
+        if name.startswith("device_us."):
+            found += [f"{name}: DeepGEMM"] if t["bare DeepGEMM"] < RATE * t["layer's Triton"] else []
+            found += [f"{name}: {other}" for other in t if "SGLang" in other and t[other] <= t["layer's Triton"]]
+            found += [f"{name}: no SGLang"] if name in products and not any("SGLang" in other for other in t) else []
+    small = {name: t for name, t in times.items() if name.startswith("graph_us.below 32 ")}
+    found += [name for name, t in small.items() if t["layer"] > t["bare FlashInfer"] + QUANTISED]
+    return found if len(small) == 3 else [*found, "below 32 rows: three numbers of rows"]
+
+
+def test_the_products_keep_theirs() -> None:
+    assert broken_products(json.loads(PRODUCTS.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (("timings", "device_us.product M=512 N=4096 K=7168", "layer's Triton"), 40.0, "device_us.product M=512"),
+        (("timings", "device_us.masked, 8 x 512 rows, N=4096 K=7168", "bare DeepGEMM"), 99.0, "device_us.masked"),
+        (("timings", "graph_us.below 32 M=16 N=4096 K=7168", "layer"), 15.0, "graph_us.below 32 M=16"),
+        (("checks", "products M=64: bits of DeepGEMM"), False, "products M=64: bits"),
+        (("checks", "below 32 rows, M=1: FlashInfer alone loses it"), False, "below 32 rows, M=1: FlashInfer alone"),
+    ],
+    ids=lambda v: "-".join(v) if isinstance(v, tuple) else None,
+)  # fmt: skip
+def test_a_broken_promise_of_the_products_is_noticed(place: tuple[str, ...], value: object, said: str) -> None:
+    """Sabotaged twins; a slower product loses to DeepGEMM first."""
+    made = json.loads(PRODUCTS.read_text())
+    at: Any = made
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    assert any(what.startswith(said) for what in broken_products(made))
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda p: p.stem)
