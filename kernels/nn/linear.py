@@ -314,7 +314,7 @@ class Fp8Linear(Fp8Module):
         """The kind, the extents and the pieces of :class:`~kernels.nn.shards.Layout`."""
         lay, pieces = self.layout, sum(self.layout.pieces, ())
         numbers = [KINDS.index(lay.kind), lay.height, lay.lead, lay.columns, lay.width, *pieces]
-        return torch.tensor(numbers, device="cpu")
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Take a whole weight's scale by its name, dtype and shape in a checkpoint, too."""

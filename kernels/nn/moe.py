@@ -150,7 +150,7 @@ class Fp8Experts(Fp8Module):
 
     def _placement(self) -> Tensor:
         """The first expert, the zeros before the intermediate columns, and the number of these."""
-        return torch.tensor([self.first_expert, *self.span], device="cpu")
+        return torch.tensor([self.first_expert, *self.span], dtype=torch.int64, device="cpu")
 
 
 class Fp8Moe(torch.nn.Module):
