@@ -240,6 +240,7 @@ class TestPlacesToWrite:
 class TestArguments:
     """Numbers, names and words that mean nothing."""
 
+    @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize(
         "arguments",
         [

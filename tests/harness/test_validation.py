@@ -103,12 +103,6 @@ CAUGHT = (
 NEED_PROCESS = ("dies", "killed", "exits", "not_callable", "absent")
 
 
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker process, which takes most of the time of a validation of one case."""
-    monkeypatch.setattr(validation, "Worker", InProcess)
-
-
 class TestBrokenKernels:
     """Each is caught for its own reason, and the run survives."""
 
