@@ -379,6 +379,13 @@ class TestStreams:
                 child.stdout.close()
                 assert (child.wait(), child.stderr.read()) == (141, b"")
 
+    def test_closed_before_the_first_byte(self) -> None:
+        read, write = os.pipe()
+        os.close(read)
+        done = run("list", "contracts", stdout=write, PYTHONUNBUFFERED="1")
+        os.close(write)
+        assert (done.returncode, done.stderr) == (141, b"")
+
     def test_an_old_alphabet(self, good: Path) -> None:
         """What the encoding does not hold is escaped."""
         path = good.with_name("späße ✓.safetensors")

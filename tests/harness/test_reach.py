@@ -137,7 +137,7 @@ FEW = profiles.cases(GEMM, "quick")[:9:2] + profiles.cases(GEMM, "quick")[14:18:
 
 
 class TestValidate:
-    """Through the worker (or its server in this process), on some of the cases that a run takes by default."""
+    """Through the server of a worker, on some of the cases that a run takes by default."""
 
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +151,7 @@ class TestValidate:
         monkeypatch.setattr("oracle.harness.validation.WATCHED", {"quick": 0})
         monkeypatch.setattr("oracle.routines.profiles.cases", lambda contract, profile: FEW)
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_kernel_with_a_domain_conforms(self, cli: Cli, tmp_path: Path) -> None:
         """It says what was covered, what was refused and why, and the seed."""
         path = tmp_path / "report.json"
