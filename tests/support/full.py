@@ -65,7 +65,6 @@ KEPT = {
     "project/test_ambient.py::TestTensors::test_strides": 2,
     "project/test_extensions.py::TestSabotage::test_a_broken_entry_point": 1,
     "project/test_house.py::TestCommands::test_importing_loads_no_gpu_library": 1,
-    "project/test_walk.py::TestTheFigure::test_a_wrong_figure_is_found": 1,
     "routines/moe/test_contract.py::TestLayer::test_every_combine_is_judged_and_named": 2,
     "routines/moe/test_moe_tensor.py::TestFaults::test_fails": 12,
     "routines/moe/test_moe_tensor.py::TestFaults::test_is_named": 4,
@@ -104,7 +103,6 @@ REPEATED = {
     "project/test_pytest_plugin.py::TestAnotherProject::test_sabotaged": "TestAnotherProject::test_the_words",
     "project/test_pytest_plugin.py::TestReport::test_xdist": "TestReport",
     "project/test_house.py::TestCommands::test_python_dash_m": "TestDoctor::test_the_command_in_a_process",
-    "project/test_walk.py::TestTheFigure::test_is_true": "Test",
 }
 
 
