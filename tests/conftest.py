@@ -101,6 +101,16 @@ def fixtures_folder() -> Path:
 
 
 @pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker process, which takes most of the time of a validation or a probing of one case."""
+    from oracle.harness import probing, validation
+    from tests.support.in_process import InProcess
+
+    monkeypatch.setattr(validation, "Worker", InProcess)
+    monkeypatch.setattr(probing, "Worker", InProcess)
+
+
+@pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fixtures_folder: Path) -> Cli:
     """Run the command line in this process; argparse's own exits become a status too."""
     import torch

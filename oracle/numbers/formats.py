@@ -198,6 +198,7 @@ FP32 = _record("float32", 8, 23, 127, NanEncoding.IEEE, has_inf=True)
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {fmt.name: fmt for fmt in (E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0, E2M1, BF16, FP16, FP32)}
 )
+_OF_DTYPE = {fmt.torch_dtype: fmt for fmt in FORMATS.values() if fmt.torch_dtype is not None}
 
 
 def by_name(name: str) -> Format:
@@ -224,10 +225,9 @@ def of_dtype(dtype: torch.dtype) -> Format:
     Raises DtypeError: the dtype is no floating-point dtype with a record here (``float64`` is the oracle's own
     arithmetic, and ``float4_e2m1fn_x2`` packs two values: unpack it to ``uint8`` codes of :data:`E2M1`).
     """
-    name = str(dtype).removeprefix("torch.")
-    if name not in FORMATS:
+    if dtype not in _OF_DTYPE:
         raise DtypeError(f"{dtype} is not a format of the oracle; take one of {', '.join(FORMATS)}")
-    return FORMATS[name]
+    return _OF_DTYPE[dtype]
 
 
 def decode_scalar(code: int, fmt: Format) -> float:

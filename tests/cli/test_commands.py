@@ -489,6 +489,7 @@ class TestOtherCommands:
             "sm90.promote128",
         ]
 
+    @pytest.mark.usefixtures("in_process")
     def test_fingerprint(self, cli: Cli) -> None:
         ran = cli("fingerprint", "example_subjects:promoting", "--contract", "fp8_gemm_nt", "--out-dtype", "float32")
         assert ran.status == 0, ran.err
@@ -496,12 +497,14 @@ class TestOtherCommands:
         assert "promotion every 128" in ran.out
         assert "sm90.promote128" in ran.out
 
+    @pytest.mark.usefixtures("in_process")
     def test_fingerprint_calls_by_name(self, cli: Cli) -> None:
         """As ``validate`` does: the order of the parameters does not matter, ``out_dtype`` need not be there."""
         ran = cli("fingerprint", "example_subjects:by_name_only", "--contract", "fp8_gemm_nt", "--k", 256)
         assert ran.status == 0, ran.err
         assert "schedules that reproduce every bit: sm90.promote128\n" in ran.out
 
+    @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize(
         ("target", "said"),
         [

@@ -240,6 +240,7 @@ class TestPlacesToWrite:
 class TestArguments:
     """Numbers, names and words that mean nothing."""
 
+    @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize(
         "arguments",
         [
@@ -377,6 +378,13 @@ class TestStreams:
                 child.stdout.readline()
                 child.stdout.close()
                 assert (child.wait(), child.stderr.read()) == (141, b"")
+
+    def test_closed_before_the_first_byte(self) -> None:
+        read, write = os.pipe()
+        os.close(read)
+        done = run("list", "contracts", stdout=write, PYTHONUNBUFFERED="1")
+        os.close(write)
+        assert (done.returncode, done.stderr) == (141, b"")
 
     def test_an_old_alphabet(self, good: Path) -> None:
         """What the encoding does not hold is escaped."""

@@ -27,7 +27,7 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offsets, "LIMIT", broken.OFFSET_LIMIT)
 
 
-@pytest.mark.usefixtures("small_limit")
+@pytest.mark.usefixtures("small_limit", "in_process")
 class TestWatch:
     """Rows on both sides of the limit and at the end."""
 
@@ -48,6 +48,7 @@ class TestWatch:
         assert report.conforms and report.watches()[LARGE] == (1, 0)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without the memory says so and does not fail."""
     monkeypatch.setattr(offsets, "_memory", lambda device: 1 << 30)

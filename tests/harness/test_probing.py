@@ -76,6 +76,7 @@ class TestSameAnswers:
         assert (ran.status, ran.err) == (0, "")
         assert ran.out.endswith("schedules that reproduce every bit: sm90.promote128\n") and ran.out.count("\n") == 8
 
+    @pytest.mark.usefixtures("in_process")
     def test_an_adapter(self, cli: Cli) -> None:
         """As ``validate`` takes it; without it the kernel has no names (the twin)."""
         words = ("fingerprint", f"{PROBED}:by_place", "--contract", GEMM, "--k", 256)

@@ -137,7 +137,7 @@ FEW = profiles.cases(GEMM, "quick")[:9:2] + profiles.cases(GEMM, "quick")[14:18:
 
 
 class TestValidate:
-    """Through the worker, on some of the cases that a run takes by default."""
+    """Through the server of a worker, on some of the cases that a run takes by default."""
 
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +151,7 @@ class TestValidate:
         monkeypatch.setattr("oracle.harness.validation.WATCHED", {"quick": 0})
         monkeypatch.setattr("oracle.routines.profiles.cases", lambda contract, profile: FEW)
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_kernel_with_a_domain_conforms(self, cli: Cli, tmp_path: Path) -> None:
         """It says what was covered, what was refused and why, and the seed."""
         path = tmp_path / "report.json"
@@ -163,23 +164,27 @@ class TestValidate:
         assert f"--seed {made['seed']}" in made["provenance"]["command"]
         assert made["coverage"]["domain"] == "m % 4 == 0, n % 128 == 0" and made["coverage"]["moved"] > 5
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_kernel_that_takes_one_m_is_untested(self, cli: Cli) -> None:
         ran = cli("validate", f"{LIMITED}:only_m33", "--contract", GEMM, "--seed", 5)
         assert ran.status == 1 and ran.out.splitlines()[-1].startswith("UNTESTED")
         assert "m is judged at 33 only" in ran.out
         assert f"repro: fp8-oracle validate {LIMITED}:only_m33" in ran.out and "--seed 5" in ran.out
 
+    @pytest.mark.usefixtures("in_process")
     def test_an_error_outside_the_domain_is_not_met(self) -> None:
         """It is no refusal (inside a domain it is a failure): no call is made outside of what was stated."""
         report = validate(f"{LIMITED}:raises_for_m", GEMM, domain="m % 4 == 0", limit=60)
         assert report.conforms and report.coverage is not None and report.coverage.stated
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_refused_case_that_was_asked_for(self) -> None:
         """It is not moved, and does not conform."""
         case = f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=5,n=128,k=128/seed=1"
         report = validate(f"{LIMITED}:cutlass", GEMM, case=case, limit=60)
         assert [f.watch for f in report.failures] == [COVERAGE] and report.exit_code == 1 and report.untested
 
+    @pytest.mark.usefixtures("in_process")
     @pytest.mark.parametrize("kernel", ["saturates_bf16", "flushes_bf16"])
     def test_a_limit_is_met(self, kernel: str) -> None:
         """One case of all sees it, whatever the seed."""
@@ -187,6 +192,7 @@ class TestValidate:
         wrong = [f for f in report.failures if f.watch == NUMBERS]
         assert report.exit_code == 1 and len(wrong) == 1
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_smaller_batch_stays_in_the_domain(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The watch that cuts a batch makes no call outside of a stated domain; without one it does (the twin)."""
         monkeypatch.setattr("oracle.harness.validation.WATCHED", {"quick": 1})
@@ -199,6 +205,7 @@ class TestValidate:
 class TestDrawn:
     """Data differ from run to run by default; a seed fixes them, and 0 gives the published cases."""
 
+    @pytest.mark.usefixtures("in_process")
     def test_seeds(self) -> None:
         """Of runs that end when the kernel cannot be loaded."""
         first, second = (validate("no_such:thing", GEMM) for _ in range(2))

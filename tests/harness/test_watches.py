@@ -42,9 +42,8 @@ FOUND = (
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process(in_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker process, and threads for a tenth of the time."""
-    monkeypatch.setattr(validation, "Worker", InProcess)
     monkeypatch.setattr(concurrency, "SECONDS", 0.05)
     later.forget()
 

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 import pytest
 import torch
@@ -33,15 +33,15 @@ def missing(steps: Sequence[tuple[str, str]], called: Sequence[tuple[str, str]])
 
 @pytest.fixture(scope="module")
 def called() -> list[tuple[str, str]]:
-    """Functions of the package that one failing judgement calls, in their order."""
-    inputs, house, seen = cases.parse(CASE).inputs(), ROOT / "oracle", list[tuple[str, str]]()
+    """Functions of the package that one failing judgement calls, in the order of their first calls."""
+    inputs, house, seen = cases.parse(CASE).inputs(), ROOT / "oracle", dict[CodeType, tuple[str, str]]()
     out = oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16).clone()
     out[3] = out[2]
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(house):
-            seen.append((frame.f_code.co_qualname, path.relative_to(house).as_posix()))
+        code = frame.f_code
+        if event == "call" and code not in seen:
+            seen[code] = (code.co_qualname, code.co_filename)
 
     sys.setprofile(note)
     try:
@@ -49,7 +49,8 @@ def called() -> list[tuple[str, str]]:
     finally:
         sys.setprofile(None)
     assert verdict.explained_by
-    return seen
+    calls = [(function, Path(file)) for function, file in seen.values()]
+    return [(function, path.relative_to(house).as_posix()) for function, path in calls if path.is_relative_to(house)]
 
 
 class TestTheFigure:
