@@ -273,12 +273,16 @@ def _candidates(x: Prepared, q: Tensor, scale: Tensor, among: Iterable[Recipe] |
 
 def ordinal(codes: Tensor, fmt: Format) -> Tensor:
     """Codes of at most 8 bits as int16 in the order of their values, -0 just below +0; NaN beyond the largest."""
+    if fmt.complement:
+        return ((codes.to(torch.int16) ^ fmt.sign_mask) - fmt.sign_mask).to(torch.int16)
     magnitude = (codes & fmt.magnitude_mask).to(torch.int16)
     return torch.where((codes & fmt.sign_mask) != 0, -1 - magnitude, magnitude)
 
 
 def code_of_ordinal(rank: Tensor, fmt: Format) -> Tensor:
     """The inverse of :func:`ordinal`, in ``fmt.storage``."""
+    if fmt.complement:
+        return (rank & fmt.code_mask).to(fmt.storage)
     return torch.where(rank < 0, fmt.sign_mask + (-1 - rank), rank).to(fmt.storage)
 
 
