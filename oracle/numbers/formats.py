@@ -12,7 +12,8 @@ exact integers; :func:`decode` is its vectorised twin (a table made by the defin
 arithmetic up to 16, that arithmetic above), with the same bits on every device.
 
 Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2); Noune et al., arXiv 2206.02915 (FNUZ); OCP
-Microscaling Formats 1.0 (E8M0, E2M1, E3M2, E2M3, INT8); IEEE 754-2019 (binary16, binary32); bfloat16 is binary32 cut to 16 bits.
+Microscaling Formats 1.0 (E8M0, E2M1, E3M2, E2M3, INT8); IEEE 754-2019 (binary16, binary32); bfloat16 is binary32
+cut to 16 bits.
 
 Not here: encoding (:mod:`oracle.numbers.rounding`), scales, packed sub-byte storage (a code of 4 or 6 bits is one
 ``uint8``).
@@ -321,8 +322,8 @@ def from_codes(codes: Tensor, fmt: Format) -> Tensor:
     ----------
     codes : Tensor, integer tensor of any shape and strides, read as by :func:`decode`.
 
-    Raises DtypeError: torch has no such dtype (4 and 6 bits, INT8), or ``codes`` is no integer tensor; InputError: an integer is no
-    code of the format.
+    Raises DtypeError: torch has no such dtype (4 and 6 bits, INT8), or ``codes`` is no integer tensor; InputError: an
+    integer is no code of the format.
     """
     dtype = fmt.torch_dtype
     if dtype is None:
