@@ -59,12 +59,12 @@ OCP_MXINT8 = Recipe(
     mx(MXINT8), ScaleFormula.DIVIDE, CodeFormula.RECIPROCAL,
     power_of_two=PowerOfTwo.AMAX_FLOOR, nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.POSITIVE_MAX)
 
-# FlashInfer, MX. The CUDA kernels leave NaN out of the amax and clamp it to the largest value; those of CuTe-DSL take
-# the constant 1/max, round by exponent bits (NaN and infinity: 254) and multiply by 0 under the bytes 0 and 254.
+# FlashInfer, MX. Kernels leave NaN out of the amax. Those in CUDA clamp a NaN element to the largest value; those of
+# CuTe-DSL take the constant 1/max, round by exponent bits (infinity: 254) and multiply by 0 under the bytes 0 and 254.
 _QUANTIZATION = "FlashInfer flashinfer/quantization"
 FLASHINFER_CUTE_MXFP8 = like(
     R.FLASHINFER_MXFP8_1X32, "flashinfer_cute_mxfp8", f"{_QUANTIZATION} mxfp8_quantize, CuTe-DSL",
-    formula=ScaleFormula.MULTIPLY, nan_byte=254, nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.NAN)
+    formula=ScaleFormula.MULTIPLY, nan_byte=254, nan_code=NanCode.NAN)
 FLASHINFER_HOST_MXFP8 = like(
     R.FLASHINFER_MXFP8_1X32, "flashinfer_host_mxfp8", f"{_QUANTIZATION} mxfp8_quantize of a CPU tensor",
     formula=ScaleFormula.MULTIPLY, inf_byte=255, nan_code=NanCode.NAN,
