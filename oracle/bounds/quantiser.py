@@ -12,7 +12,7 @@ Let ``a`` be the exact, floored amax of a block, ``max`` the largest value of th
 * *Code.* The published ``s`` (times the global scale) fixes ``v = x/s``. A code comes from ``v`` times at most four
   factors ``1 + d`` (for ``s = a fl(1/max)`` and ``x fl(max/a)``), so it lies in ``[RNE(v (1-e)), RNE(v (1+e))]``, ``e =
   (1+u)^4 - 1``, or ``2^-21`` with approximate division: one code, or two beside a midpoint. A power of two
-  divides exactly: one code.
+  divides exactly: one code; so do the two scales of NVFP4 where both are powers of two.
 * *Special blocks.* What a zero or non-finite block gives is the declared recipe's own bits; a published
   scale of 0 admits any finite code, since the product is 0. NaN codes are one value whatever their sign.
 * The exact bits of the declared recipe are admissible too, unless the record says that it is faulty.
@@ -205,6 +205,8 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     if x.global_scale is not None:  # where the product of the scales, or 1/e, is subnormal it errs by up to 2^-149
         least = torch.minimum(x.both(s, recipe), x.both(torch.ones_like(s), recipe))
         widths = widths + torch.where(least < TINY, (2.0**-149 / least).clamp(max=1.0), torch.zeros_like(s))
+        if bool(_is_power(x.global_scale)):  # then every formula is exact under a power of two, rcp.approx of one too
+            widths = widths.masked_fill(_is_power(s) & (least >= TINY), 0.0)
     near, middle, far = (
         ordinal(encode(v * edge, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE), fmt)
         for edge in (1 - widths, 1.0, 1 + widths)
@@ -317,6 +319,11 @@ def _unless_exceptional(low: Tensor, high: Tensor, expected: Tensor, *, ends_onl
     regular = (low <= expected) & (expected <= high) & (expected > 0)
     low, high = (torch.where(regular, edge, expected) for edge in (low, high))
     return ScaleSet(low, high, expected, ends_only)
+
+
+def _is_power(x: Tensor) -> Tensor:
+    """Positive powers of two."""
+    return (x > 0) & torch.isfinite(x) & (torch.frexp(x)[0] == 0.5)
 
 
 def _same(x: Tensor, y: Tensor) -> Tensor:

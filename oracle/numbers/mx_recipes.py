@@ -1,7 +1,7 @@
 """Rows of the recipes for MX and NVFP4: what each library computes for blocks of 32 and 16.
 
-*MX* (OCP Microscaling Formats 1.0): blocks of 32 elements, a scale ``2^(byte - 127)``. With
-``amax = 2^k S``, ``1 <= S < 2``, the scale is ``2^(k - emax)`` or one binade more; the published roundings differ in where they step:
+*MX* (OCP Microscaling Formats 1.0): blocks of 32 elements, a scale ``2^(byte - 127)``. With ``amax = 2^k S``,
+``1 <= S < 2``, the scale is ``2^(k - emax)`` or one binade more. The published roundings differ in where they step:
 
     FLOOR   never; elements saturate where S > max / 2^emax          OCP 6.3, torchao
     RCEIL   S > max / 2^emax, so that nothing saturates              NVIDIA's recipe: all device kernels
@@ -95,6 +95,9 @@ TE_NVFP4 = like(
     FLASHINFER_NVFP4_EXACT, "te_nvfp4", "TransformerEngine core_nvfp4.cuh, quantize_transpose_nvfp4.cuh")
 
 # NVFP4, global scale given as g = amax / 2688.
+FLASHINFER_NVFP4_INVERSED = like(
+    FLASHINFER_NVFP4, "flashinfer_nvfp4_inversed", "FlashInfer fp4_quantize with is_global_scale_inversed",
+    global_order=GlobalOrder.AFTER)
 TORCHAO_NVFP4 = Recipe(
     "torchao_nvfp4", "torchao nvfp4_tensor.py nvfp4_quantize, two levels",
     NVFP4, ScaleFormula.DIVIDE, CodeFormula.SPLIT,
@@ -103,7 +106,8 @@ TORCHAO_NVFP4_ONE_LEVEL = like(
     TORCHAO_NVFP4, "torchao_nvfp4_one_level", "torchao nvfp4_tensor.py nvfp4_quantize, one level",
     scaling=Scaling(E2M1, GROUP_16, ScaleFormat.E4M3), code=CodeFormula.RECIPROCAL)
 MODELOPT_NVFP4 = Recipe(
-    "modelopt_nvfp4", "Model-Optimizer nvfp4_tensor.py; a scale of 0 becomes 1 before its cast",
+    "modelopt_nvfp4",
+    "Model-Optimizer nvfp4_tensor.py; a scale of 0 becomes 1 before its cast (the library codes -0 as 0, the row -0)",
     NVFP4, ScaleFormula.DIVIDE, CodeFormula.DIVIDE,
     global_order=GlobalOrder.TOP, published_zero=1.0, nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.POSITIVE_MAX)
 # fmt: on

@@ -135,7 +135,7 @@ def _evidence(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Evidence
         return gather(scale, scales, ratio_of(decode(scale), scales), judged.bad_scales, output="scale")
     block = judged.recipe.block
     tile = (block.rows or 0, block.columns or 0)
-    return gather_pieces(_pieces(x, q, scale, judged), q, output="q", tile=tile)
+    return gather_pieces(_pieces(x, q, scale, judged), q, output="q", tile=tile, fmt=judged.recipe.element)
 
 
 def _pieces(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Iterator[Piece]:
@@ -145,7 +145,7 @@ def _pieces(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Iterator[P
             decode(code_of_ordinal(t, sets.fmt), sets.fmt) for t in (sets.low, sets.high, sets.expected)
         )
         codes = Admissible(low, high, torch.where(sets.nan, torch.nan, expected))
-        yield Piece(matrix[rows], codes, ratio_of(decode(matrix[rows]), codes), bad[rows])
+        yield Piece(matrix[rows], codes, ratio_of(decode(matrix[rows], sets.fmt), codes), bad[rows])
 
 
 def _basis(judged: Judged) -> str:
