@@ -491,7 +491,8 @@ def _x_steps(stream: Stream, rows: int, cols: int) -> Reals:
     values = top * stream.integers(-127, 128, top.shape) / 128.0
     values = np.where(stream.integers(0, 2, top.shape) == 0, values / 64.0, values)
     values[:, ::16] = top[:, ::16] * stream.signs((rows, blocks))
-    return np.asarray(values[:, :cols], dtype=np.float64)
+    gain = 2.0 ** stream.integers(-3, 4, (rows, 1))
+    return np.asarray(values[:, :cols] * gain, dtype=np.float64)
 
 
 BLOCK_FAMILIES: Mapping[str, Callable[[Stream, int, int], Reals]] = {"fp4ties": _x_fp4_ties, "steps": _x_steps}

@@ -161,7 +161,9 @@ def nvfp4_witness(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np
 # --- worked blocks ------------------------------------------------------------------------------------------------
 
 FIRST = (6, -5, 3.5, 2.5, 1.75, 1.25, 0.75, 0.25, -0.75, -0.25, 0, -0.0, 0.1, 4, 3, 1.5)
-SECOND = (.75, -1.5, 2.25, 3, -.1875, .375, .5625, 1.125, -2.625, 0, -0.0, .046875, 1.875, -.9375, .65625, 2)  # fmt: skip
+SECOND = (
+    0.75, -1.5, 2.25, 3, -0.1875, 0.375, 0.5625, 1.125, -2.625, 0, -0.0, 0.046875, 1.875, -0.9375, 0.65625, 2,
+)  # fmt: skip
 FLASHINFER = (M.FLASHINFER_NVFP4, M.FLASHINFER_NVFP4_EXACT, M.FLASHINFER_CUTE_NVFP4, M.VLLM_NVFP4, M.TE_NVFP4)
 
 
@@ -282,9 +284,9 @@ class TestSets:
         x, codes = torch.zeros(3, 32), torch.zeros(3, 32, dtype=torch.uint8)
         x[:, 0], codes[:, 0] = torch.tensor([6.0, 6.0625, 5.9375]), torch.tensor([5, 3, 5], dtype=torch.uint8)
         up = quantize(x, M.FLASHINFER_MXFP4).scale * 2
-        for recipe, bad in ((M.FLASHINFER_MXFP4, [[1, 0], [2, 0]]), (M.FLASHINFER_CUTE_MXFP4, [[0, 0], [1, 0], [2, 0]])):
+        for recipe, bad in ((M.FLASHINFER_MXFP4, [1, 2]), (M.FLASHINFER_CUTE_MXFP4, [0, 1, 2])):
             judged = judge_recipe(prepare(x), codes, up, recipe)
-            assert judged.bad_scales.nonzero().tolist() == bad and not judged.bad_codes.any()
+            assert judged.bad_scales.nonzero()[:, 0].tolist() == bad and not judged.bad_codes.any()
 
     @pytest.mark.parametrize("recipe", TWO_LEVELS, ids=lambda r: r.name)
     def test_libraries_admit_each_other(self, recipe: R.Recipe) -> None:

@@ -14,8 +14,8 @@ from oracle.numbers import scaling as S
 from oracle.numbers.quantize import prepare, quantize
 
 USERS = (
-    "deepgemm", "lmdeploy", "flashinfer", "trtllm", "vllm", "sglang", "te_", "torchao", "deepseek", "torch_", "modelopt",
-    "ocp",
+    "deepgemm", "lmdeploy", "flashinfer", "trtllm", "vllm", "sglang", "te_", "torchao", "deepseek", "torch_",
+    "modelopt", "ocp",
 )  # fmt: skip
 
 
