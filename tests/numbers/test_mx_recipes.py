@@ -146,7 +146,7 @@ def nvfp4_witness(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np
             t = am / (six * g)
             t = np.where(t == 0, one, t)
         else:
-            t = g * (am * sixth)
+            t = g * (am * sixth) if recipe.encodes else am * sixth / g
         stored = np.minimum(t, np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
         sf = stored.astype(np.float32)[:, None]
         if family == "torchao":
@@ -154,7 +154,7 @@ def nvfp4_witness(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np
         elif family == "modelopt":
             quotient = x / (sf * g)
         else:
-            quotient = x * np.minimum(one / (sf * (one / g)), np.finfo(np.float32).max)
+            quotient = x * np.minimum(one / (sf * (one / g if recipe.encodes else g)), np.finfo(np.float32).max)
         return stored.view(np.uint8), cast(np.nan_to_num(quotient, nan=6.0).astype(np.float32), E2M1)
 
 
