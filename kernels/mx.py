@@ -9,8 +9,9 @@ matrix in tiles (:func:`kernels.layout.swizzle_scale`), flat, with zeros in the 
 ``rounding`` says how a shared scale becomes a power of two: ``rceil`` takes the smallest for which nothing saturates
 (NVIDIA's recipe), ``floor`` is OCP MX 1.0, ``ceil`` and ``even`` are torchao's. Codes are rounded to nearest with ties
 to even and saturate. Under ``rceil`` and NVFP4 a NaN stays in its element (the largest value where the format has no
-NaN) and an infinity saturates; under the others either makes its block NaN. Plain torch operations: the same bits on
-every device, traced by ``torch.compile`` as they are. Not covered: scales of a row, blocks of 16x16, experts.
+NaN) and an infinity saturates; under the others either makes its block NaN. Plain torch operations, the same bits on
+every device; under ``torch.compile`` each quantiser is one operator, whose products no compiler contracts. Not covered:
+scales of a row, blocks of 16x16, experts.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def mxfp8_quantize(
     """
     if element not in FP8_ELEMENTS:
         raise OptionError(f"element={element!r}: there are {', '.join(FP8_ELEMENTS)}")
+    if torch.compiler.is_compiling():
+        return _compiled("mxfp8_quantize", x, layout, rounding, element)
     top, emax, fraction, dtype = FP8_ELEMENTS[element]
     blocks = _blocks(x, MX_BLOCK)
     byte = _shared_exponent(blocks, rounding, top, emax, fraction)
@@ -79,6 +82,8 @@ def mxfp4_quantize(x: Tensor, layout: str = "128x4", rounding: str = "rceil") ->
     q, scale
         ``q [M, K / 2]`` uint8, two codes each; ``scale`` uint8, ``[M, K / 32]`` or flat in tiles.
     """
+    if torch.compiler.is_compiling():
+        return _compiled("mxfp4_quantize", x, layout, rounding)
     blocks = _blocks(x, MX_BLOCK)
     byte = _shared_exponent(blocks, rounding, FP4_MAX, FP4_EMAX, FP4_FRACTION)
     return _packed(blocks * _power(254 - byte)[..., None]), _stored(byte, layout)
@@ -109,6 +114,8 @@ def nvfp4_quantize(
     """
     checks.scalar("global_scale", global_scale)
     checks.same_device(x=x, global_scale=global_scale)
+    if torch.compiler.is_compiling():
+        return _compiled("nvfp4_quantize", x, global_scale, layout, is_global_scale_inversed)
     blocks, g = _blocks(x, NVFP4_BLOCK), global_scale.reshape(())
     amax, one = _amax(blocks), torch.ones_like(g)
     t = amax * (1.0 / FP4_MAX) / g if is_global_scale_inversed else amax * (g * (1.0 / FP4_MAX))
@@ -164,6 +171,12 @@ def nvfp4_dequantize(q: Tensor, scale: Tensor, global_scale: Tensor, layout: str
     values = _values(q)
     stored = _loaded(scale, *values.shape, NVFP4_BLOCK, layout).view(torch.float8_e4m3fn).float()
     return _times(values, stored * global_scale.reshape(()))
+
+
+def _compiled(name: str, *arguments: object) -> tuple[Tensor, Tensor]:
+    """The operator of a quantiser."""
+    q, scale = getattr(torch.ops.fp8_kernels, name)(*arguments)
+    return q, scale
 
 
 # --- blocks and scales --------------------------------------------------------------------------------------------
