@@ -270,6 +270,7 @@ def _packed(scaled: Tensor) -> Tensor:
 def _values(q: Tensor) -> Tensor:
     """The float32 values of packed codes ``[M, K / 2]``."""
     checks.dtype("q", checks.rank("q", q, 2), torch.uint8)
-    table = torch.tensor([*FP4_VALUES, *(-value for value in FP4_VALUES)], dtype=torch.float32, device=q.device)
-    codes = torch.stack([q & 0xF, q >> 4], dim=-1).flatten(1)
-    return table[codes.int()]
+    codes = torch.stack([q & 0xF, q >> 4], dim=-1).flatten(1).int()
+    exponent, fraction = codes >> 1 & 3, codes & 1  # no table: one on the device would have to be copied there first
+    halves = (fraction + 2 * (exponent > 0).int()) << (exponent - 1).clamp(min=0)
+    return torch.where(codes > 7, -halves.float(), halves.float()) * 0.5
