@@ -150,7 +150,8 @@ def mxfp8_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
 def mxfp4_dequantize(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
     """:func:`mxfp8_dequantize` of codes two in a byte, ``q [M, K / 2]`` uint8."""
     values = _values(q)
-    return _times(values, _loaded(scale, *values.shape, MX_BLOCK, layout).view(torch.float8_e8m0fnu).float())
+    stored = _loaded(scale, values.shape[0], values.shape[1], MX_BLOCK, layout)
+    return _times(values, stored.view(torch.float8_e8m0fnu).float())
 
 
 @checks.verb
@@ -169,7 +170,7 @@ def nvfp4_dequantize(q: Tensor, scale: Tensor, global_scale: Tensor, layout: str
     checks.scalar("global_scale", global_scale)
     checks.same_device(q=q, global_scale=global_scale)
     values = _values(q)
-    stored = _loaded(scale, *values.shape, NVFP4_BLOCK, layout).view(torch.float8_e4m3fn).float()
+    stored = _loaded(scale, values.shape[0], values.shape[1], NVFP4_BLOCK, layout).view(torch.float8_e4m3fn).float()
     return _times(values, stored * global_scale.reshape(()))
 
 
@@ -187,7 +188,7 @@ def _blocks(x: Tensor, width: int) -> Tensor:
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.nonempty("x", x, 0, 1)
     checks.multiple("K", x.shape[1], width, f"{width} elements share a scale; pad K")
-    return x.float().unflatten(1, (-1, width))
+    return x.float().reshape(x.shape[0], x.shape[1] // width, width)
 
 
 def _amax(blocks: Tensor) -> Tensor:

@@ -104,20 +104,20 @@ def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
 
 
 _MK = ("m", "k")
-_TILES = {"layout": ("8x4", LINEAR)}
-_ROUNDINGS = {"rounding": ("floor", "ceil", "even")}
+_TILES: Mapping[str, tuple[str, ...]] = {"layout": ("8x4", LINEAR)}
+_POWERS = {**_TILES, "rounding": ("floor", "ceil", "even")}
 _WIDE = ("bf16", "f16", "f32")
-_GLOBAL = {"inversed": ("1",), "global": ("one", "stale", "inf")}
+_TWO_LEVELS = {**_TILES, "inversed": ("1",), "global": ("one", "stale", "inf")}
 
 GRAMMARS: Mapping[str, Grammar] = {
     "mxfp8_quantize": Grammar(
         _MK, ("bf16-e4m3", "f16-e4m3", "f32-e4m3", "bf16-e5m2"), ("1x32",), FAMILIES, _values, _mxfp8,
-        _TILES | _ROUNDINGS, listed=_ids, extra=("bf16-e5m2/1x32/m=17,k=192/rounding=floor/family=steps/seed=1",),
+        _POWERS, listed=_ids, extra=("bf16-e5m2/1x32/m=17,k=192/rounding=floor/family=steps/seed=1",),
     ),
     "mxfp4_quantize": Grammar(
-        _MK, _WIDE, ("1x32",), FAMILIES, _values, _quantise, _TILES | _ROUNDINGS, listed=_ids,
+        _MK, _WIDE, ("1x32",), FAMILIES, _values, _quantise, _POWERS, listed=_ids,
     ),
-    "nvfp4_quantize": Grammar(_MK, _WIDE, ("1x16",), FAMILIES, _two_levels, _nvfp4, _TILES | _GLOBAL, listed=_ids),
+    "nvfp4_quantize": Grammar(_MK, _WIDE, ("1x16",), FAMILIES, _two_levels, _nvfp4, _TWO_LEVELS, listed=_ids),
     "mxfp8_dequantize": Grammar(
         _MK, ("e4m3-f32", "e5m2-f32"), ("1x32",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids,
     ),

@@ -76,10 +76,9 @@ def _scan(part: Callable[[Tensor], Tensor]) -> Callable[[Amax], Tensor]:
 
 def _pairs(amax: Amax) -> Tensor:
     """The larger amax of blocks 2j and 2j + 1."""
-    right = amax.right
-    other = torch.cat([right, right[:, :, -1:]], dim=2)[:, :, : right.shape[2] // 2 * 2 + right.shape[2] % 2 * 2]
-    top = other.unflatten(2, (-1, 2)).amax(dim=3)
-    return top.repeat_interleave(2, dim=2)[:, :, : right.shape[2]]
+    right, count = amax.right, amax.right.shape[2]
+    beside = torch.arange(count, device=right.device) ^ 1
+    return torch.maximum(right, right[:, :, beside.clamp(max=count - 1)])
 
 
 fault("amax of the previous block of the row", INDEX, seen="mlc-ai/TIRx-kernels PR 5",
@@ -110,11 +109,15 @@ def _mode(call: Call) -> str:
     return str(call.resolved.get("rounding", ""))
 
 
+def _other_than(mode: str) -> WhyNot:
+    return need(lambda call: _mode(call) != mode, f"{mode.upper()} was asked for")
+
+
 for mode, (formula, power) in MODES.items():
     fault(f"shared scale rounded by {mode.upper()} instead of what was asked for", VALUE,
           seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL", contracts=POWERS,
           recipe=_recipe(formula=formula, power_of_two=power),
-          needs=need(lambda call, mode=mode: _mode(call) != mode, f"{mode.upper()} was asked for"),
+          needs=_other_than(mode),
           same_if="no amax lies where the two step apart")
 
 
