@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oracle.bounds.quantiser import identify, judge_recipe
+from oracle.bounds.quantiser import Judged, identify, judge_recipe
 from oracle.numbers import mx_recipes as M
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, MXINT8, Format, codes_of, decode, from_codes
@@ -156,6 +156,69 @@ def nvfp4_witness(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np
         else:
             quotient = x * np.minimum(one / (sf * (one / g if recipe.encodes else g)), np.finfo(np.float32).max)
         return stored.view(np.uint8), cast(np.nan_to_num(quotient, nan=6.0).astype(np.float32), E2M1)
+
+
+def beside(value: Reals, ulps: int) -> Reals:
+    """A float32 some ulps away, as an approximate reciprocal gives it."""
+    return (np.asarray(value, dtype=np.float32).view(np.int32) + ulps).view(np.float32)
+
+
+class TestApproximateReciprocals:
+    """Outputs of the device's formula, each of its reciprocals an ulp off either way, are admissible."""
+
+    @pytest.mark.parametrize(("first", "second", "third"), [(1, 1, 1), (-1, -1, -1), (1, -1, 1), (-1, 1, -1)])
+    def test_nvfp4(self, first: int, second: int, third: int) -> None:
+        x = every_amax(E2M1, 16, seed=9)[0x3800:0x4800]
+        g, wide = np.float32(448), x.float().numpy()
+        scale, codes = self.device(wide, g, first, second, third)
+        exact, plain = nvfp4_witness(wide, M.FLASHINFER_NVFP4, g)
+        assert 0 < int((scale != exact).sum()) + int((codes != plain).sum()) < 0.1 * codes.size, "an ulp moves a few"
+        assert self.judged(x, g, scale, codes).outside == 0
+
+    def test_more_than_an_ulp_is_seen(self) -> None:
+        """The sabotaged twin: reciprocals off by 2^-9, as much as a bfloat16 is."""
+        x = every_amax(E2M1, 16, seed=9)[0x3800:0x4800]
+        g = np.float32(448)
+        judged = self.judged(x, g, *self.device(x.float().numpy(), g, 1 << 14, 1 << 14, 1 << 14))
+        assert judged.outside > 10
+
+    @pytest.mark.parametrize("recipe", [M.FLASHINFER_MXFP4, R.FLASHINFER_MXFP8_1X32], ids=lambda r: r.name)
+    @pytest.mark.parametrize("ulps", [-1, 1])
+    def test_mx(self, recipe: R.Recipe, ulps: int) -> None:
+        """A reciprocal of max an ulp high gives another byte where amax is max times a power of two, and only there."""
+        x = every_amax(recipe.element, 32)[0x0800:0x7800]
+        amax = x.float().abs().amax(dim=1).numpy()
+        inverse = beside(np.float32(1) / np.float32(recipe.element.max_finite), ulps)
+        t = (amax * inverse).view(np.int32)
+        byte = (t >> 23) + (t & 0x7FFFFF != 0)
+        exact, _ = mx_witness(x, recipe)
+        moved = byte != exact
+        ratio = np.frexp(amax / np.float32(recipe.element.max_finite))[0]
+        assert bool((moved == ((ratio == 0.5) & (ulps > 0))).all())
+        scale = torch.from_numpy(np.ldexp(1.0, byte - 127).astype(np.float32))[:, None]
+        scaled = np.ldexp(x.double().numpy(), 127 - byte[:, None]).astype(np.float32)
+        codes = cast(scaled, recipe.element)
+        q = torch.from_numpy(codes).view(recipe.element.tensor_dtype)
+        assert judge_recipe(prepare(x), q, scale, recipe).outside == 0
+
+    def device(
+        self, x: Reals, g: np.float32, first: int, second: int, third: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """FlashInfer's fast path: ``sf = E4(gs (am R(6)))``, codes of ``x R(sf R(gs))``."""
+        one = np.float32(1)
+        with np.errstate(all="ignore"):
+            t = g * (np.abs(x).max(axis=1) * beside(one / np.float32(6), first))
+            stored = np.minimum(t, np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
+            sf = stored.astype(np.float32)[:, None]
+            o = beside(one / (sf * beside(one / g, second)), third)
+            quotient = np.where(sf > 0, x * o, np.float32(0))
+        return stored.view(np.uint8), cast(quotient.astype(np.float32), E2M1)
+
+    def judged(self, x: Tensor, g: np.float32, scale: NDArray[np.uint8], codes: NDArray[np.uint8]) -> Judged:
+        """Against the recipe of the fast path."""
+        published = decode(torch.from_numpy(scale).view(torch.float8_e4m3fn)).float()[:, None]
+        given = prepare(x, global_scale=torch.tensor([g]))
+        return judge_recipe(given, torch.from_numpy(codes), published, M.FLASHINFER_NVFP4)
 
 
 # --- worked blocks ------------------------------------------------------------------------------------------------
