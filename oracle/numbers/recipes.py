@@ -4,8 +4,9 @@ A recipe says which elements share a scale, how the scale is computed and in whi
 what an all-zero or non-finite block gives, and how the code is computed. All formulas are float32 operations unless the
 record says otherwise; ``s`` is the scale (it *multiplies* on dequantisation), ``q = 1/s`` its inverse, ``a`` the amax
 of the block, ``max`` the largest value of the element format (448 for E4M3). The table below has one row for each
-quantiser in use, with its source (library, file, commit where known). :mod:`oracle.numbers.quantize` evaluates a
-recipe bit for bit; :mod:`oracle.bounds.quantiser` says which other outputs a right implementation of it may give.
+quantiser in use, with its source (library, file, commit where known); MX and NVFP4 have theirs in
+:mod:`oracle.numbers.mx_recipes`. :mod:`oracle.numbers.quantize` evaluates a recipe bit for bit;
+:mod:`oracle.bounds.quantiser` says which other outputs a right implementation of it may give.
 
 Not covered: stochastic rounding, delayed scaling; approximate device division bit for bit except where a recipe says
 FAST_MATH (``approximate`` widens the admissible set instead); recipes that differ from a row only by a power-of-two

@@ -79,6 +79,8 @@ def _codes(case: Case) -> dict[str, Tensor]:
     ]
     shape = (m, k // (16 if two_levels else 32))
     scale = torch.from_numpy(case.stream("scale").integers(low, high, shape)).to(torch.uint8)
+    if case.family == "codes" and not two_levels:
+        scale.view(-1)[0], scale.view(-1)[-1] = 0, 0xFF  # 2^-127 and NaN
     q = codes if dtype is torch.uint8 else from_codes(codes, of_dtype(dtype))
     given = {"q": q, "scale": poisoned(scale, case.option("layout") or LAYOUTS[0])}
     return given | ({"global_scale": data.scales(case.label("global_scale"), "randn", (1,))} if two_levels else {})

@@ -178,7 +178,7 @@ class BlockSets(QuantiserSets):
         zeros = judge_bits(left, torch.zeros_like(left), output="padding of scale")
         return worst_of([zeros, judged]) if zeros.status is Status.FAILED else judged
 
-    def ranges(self, expected: Found) -> dict[str, Range] | None:  # type: ignore[override]
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
         """None: neighbours of a packed code are no interval of bytes, and a scale decides which codes are right."""
         return None
 

@@ -204,7 +204,7 @@ class QuantiserSets(Sets):
         q, scale = self.contract.split(found, self.call, self.recipes)
         return judge_quantised(prepared(self.call), q, scale, self.recipes)
 
-    def ranges(self, expected: Found) -> dict[str, Range]:
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The sets of the first recipe; codes as values, for the expected scale."""
         x, recipe = prepared(self.call), self.recipes[0]
         scales = scale_set(x, recipe)
