@@ -149,6 +149,7 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         name: ("cast", calls.codes_and_scale(getattr(mx, name)))
         for name in ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize")
     },
+    "scaled_fp4_quant": ("cast", calls.codes_and_scale(mx.nvfp4_quantize)),
     **{
         name: ("cast", calls.tensor(getattr(mx, name)))
         for name in ("mxfp8_dequantize", "mxfp4_dequantize", "nvfp4_dequantize")

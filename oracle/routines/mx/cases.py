@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oracle.numbers.formats import from_codes, of_dtype
 from oracle.routines import data
-from oracle.routines.case import Case, Grammar, seeds
+from oracle.routines.case import Case, Grammar, no_options, seeds
 from oracle.routines.mx.contract import LAYOUTS, LINEAR, padding_of, stored
 
 # M, K: one row, rows of one tile and a tail, columns of one tile of scales and a tail, long rows.
@@ -120,6 +120,9 @@ GRAMMARS: Mapping[str, Grammar] = {
         _MK, _WIDE, ("1x32",), FAMILIES, _values, _quantise, _POWERS, listed=_ids,
     ),
     "nvfp4_quantize": Grammar(_MK, _WIDE, ("1x16",), FAMILIES, _two_levels, _nvfp4, _TWO_LEVELS, listed=_ids),
+    "scaled_fp4_quant": Grammar(
+        _MK, _WIDE[:2], ("1x16",), FAMILIES, _two_levels, no_options, {"global": ("one", "stale", "inf")}, listed=_ids,
+    ),
     "mxfp8_dequantize": Grammar(
         _MK, ("e4m3-f32", "e5m2-f32"), ("1x32",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids,
     ),
@@ -138,6 +141,7 @@ GOLDENS = (
     *(f"nvfp4_quantize/bf16/1x16/m=5,k=96/{o}family={f}/seed=7"
       for o in ("", "layout=linear/", "inversed=1/") for f in ("fp4ties", "steps", "nan")),
     "nvfp4_quantize/f32/1x16/m=5,k=96/global=stale/family=randn/seed=7",
+    *(f"scaled_fp4_quant/bf16/1x16/m=5,k=96/{o}family=steps/seed=7" for o in ("", "global=one/", "global=stale/")),
     *(f"{c}/m=5,k=96/{o}family={f}/seed=7" for o in ("", "layout=8x4/", "layout=linear/") for f in ("randn", "codes")
       for c in ("mxfp8_dequantize/e4m3-f32/1x32", "mxfp4_dequantize/e2m1/1x32", "nvfp4_dequantize/e2m1/1x16")),
 )  # fmt: skip

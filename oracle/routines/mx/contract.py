@@ -85,8 +85,10 @@ def padding_of(shape: tuple[int, int], layout: str) -> Tensor | None:
 
 
 class BlockQuantiser(QuantiserContract):
-    """A quantiser with ``width`` elements to a scale byte of ``scale_dtype``; ``packed``: two codes to a byte."""
+    """A quantiser with ``width`` elements to a scale byte of ``scale_dtype``; ``packed``: two codes to a byte;
+    ``owns_padding``: it writes zeros into the padding of the scales, which is unspecified else."""
 
+    owns_padding: ClassVar[bool] = True
     width: ClassVar[int] = GROUP_32.columns or 1
     packed: ClassVar[bool] = False
     scale_dtype: ClassVar[torch.dtype] = torch.float8_e8m0fnu
@@ -144,7 +146,7 @@ class BlockQuantiser(QuantiserContract):
         layout = str(call.resolved["layout"])
         scale = stored(bad["scale"].to(torch.uint8), layout).to(torch.bool)
         pads = padding_of(self.shape_of_scales(call), layout)
-        if pads is not None:
+        if pads is not None and self.owns_padding:
             scale = scale | pads & (given["scale"].view(torch.uint8) != 0)
         return {"q": codes, "scale": scale}
 
@@ -172,7 +174,7 @@ class BlockSets(QuantiserSets):
         judged, contract = super().judge(found), self.contract
         assert isinstance(contract, BlockQuantiser)
         pads = padding_of(contract.shape_of_scales(self.call), str(self.call.resolved["layout"]))
-        if judged.status is Status.FAILED or pads is None or not bool(pads.any()):
+        if judged.status is Status.FAILED or not contract.owns_padding or pads is None or not bool(pads.any()):
             return judged
         left = found["scale"].view(torch.uint8)[pads.to(found["scale"].device)]
         zeros = judge_bits(left, torch.zeros_like(left), output="padding of scale")
@@ -239,6 +241,21 @@ class Nvfp4Quantize(BlockQuantiser):
         if options["is_global_scale_inversed"]:
             return rows.FLASHINFER_NVFP4_INVERSED, rows.TORCHAO_NVFP4, rows.MODELOPT_NVFP4
         return rows.FLASHINFER_NVFP4_EXACT, rows.FLASHINFER_NVFP4, rows.FLASHINFER_CUTE_NVFP4
+
+
+@register
+class ScaledFp4Quant(Nvfp4Quantize):
+    """vLLM allocates the scales uninitialised, and the loop that should clear their padding is empty."""
+
+    name = "scaled_fp4_quant"
+    summary = "NVFP4 as vLLM quantises it: scales in 128x4 tiles whose padding is unspecified"
+    source = "vLLM csrc nvfp4_quant_kernels.cu, nvfp4_utils.cuh @07c13c7"
+    options = (OptionSpec("layout", LAYOUTS[0], LAYOUTS[:1], "how the scale bytes lie"),)
+    owns_padding = False
+    production = "nvfp4_quantize"
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        return rows.FLASHINFER_NVFP4_EXACT, rows.VLLM_NVFP4, rows.FLASHINFER_NVFP4
 
 
 def positive_scale(inputs: Mapping[str, Tensor]) -> None:

@@ -25,7 +25,7 @@ from oracle.routines.quantisers.contract import Amax, Values
 from oracle.truth.layout import HEIGHTS
 
 POWERS = frozenset({"mxfp8_quantize", "mxfp4_quantize"})
-TWO_LEVELS = frozenset({"nvfp4_quantize"})
+TWO_LEVELS = frozenset({"nvfp4_quantize", "scaled_fp4_quant"})
 QUANTISERS = POWERS | TWO_LEVELS
 POWERS_BACK = frozenset({"mxfp8_dequantize", "mxfp4_dequantize"})
 BACK = POWERS_BACK | {"nvfp4_dequantize"}
@@ -325,7 +325,7 @@ def _unwritten(call: Call, memory: Tensor) -> Tensor:
 
 
 fault("padding of the scales not written", MOVEMENT, seen="vLLM scaled_fp4_quant 07c13c7: its clearing loop is empty",
-      write=entry("scale", _unwritten), needs=padded)
+      contracts=QUANTISERS - {"scaled_fp4_quant"}, write=entry("scale", _unwritten), needs=padded)
 
 
 def _last_scale(memory: Tensor) -> Tensor:

@@ -82,7 +82,16 @@ class TestPlaces:
 class TestPadding:
     """A quantiser writes zeros into the padding; what a dequantiser finds there changes nothing."""
 
-    @EACH
+    @pytest.mark.parametrize("poison", POISON.tolist())
+    def test_padding_that_nobody_writes_is_free(self, poison: int) -> None:
+        call = call_of("scaled_fp4_quant")
+        made, pads = by_name(run(call)), mx.padding_of((17, 12), "128x4")
+        assert pads is not None
+        left = made["scale"].masked_fill(pads, poison)
+        assert judged(call, {**made, "scale": left}).status is Status.PASSED
+        assert judged(call, {**made, "scale": made["scale"].masked_fill(~pads, poison)}).status is Status.FAILED
+
+    @pytest.mark.parametrize("name", sorted(QUANTISERS - {"scaled_fp4_quant"}))
     @TILED
     @pytest.mark.parametrize("poison", POISON.tolist())
     def test_a_quantiser_owns_it(self, name: str, layout: str, poison: int) -> None:

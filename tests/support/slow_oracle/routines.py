@@ -179,6 +179,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "mxfp8_quantize": lambda i, o: mx.powers(i, o, str(o["element"])),
     "mxfp4_quantize": lambda i, o: mx.powers(i, o, "e2m1"),
     "nvfp4_quantize": mx.two_levels,
+    "scaled_fp4_quant": lambda i, o: mx.two_levels(i, {"layout": "128x4", "is_global_scale_inversed": False}),
     "mxfp8_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "mxfp4_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "nvfp4_dequantize": _two_levels_back,
