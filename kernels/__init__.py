@@ -70,6 +70,14 @@ from kernels.moe_layer import (
     route_softmax,
     silu_and_mul,
 )
+from kernels.mx import (
+    mxfp4_dequantize,
+    mxfp4_quantize,
+    mxfp8_dequantize,
+    mxfp8_quantize,
+    nvfp4_dequantize,
+    nvfp4_quantize,
+)
 from kernels.platform import (
     cutlass_block_fp8_supported,
     cutlass_fp8_supported,
@@ -148,7 +156,13 @@ __all__ = [
     "maybe_create_device_identity",
     "moe_block_scaled",
     "moe_per_token",
+    "mxfp4_dequantize",
+    "mxfp4_quantize",
+    "mxfp8_dequantize",
+    "mxfp8_quantize",
     "normalize_e4m3fn_to_e4m3fnuz",
+    "nvfp4_dequantize",
+    "nvfp4_quantize",
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
     "per_tensor_dequantize",

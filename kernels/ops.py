@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernels import blockscaled, grouped, linear, logits, quantize
+from kernels import blockscaled, grouped, linear, logits, mx, quantize
 from kernels.errors import OptionError
 
 NAMESPACE = "fp8_kernels"
@@ -135,6 +135,39 @@ def _packed_quant_fake(x: Tensor, group_size: int, eps: float) -> tuple[Tensor, 
 @_operator(_packed_quant_fake)
 def _per_token_group_quant_fp8_packed(x: Tensor, group_size: int, eps: float) -> tuple[Tensor, Tensor]:
     return quantize.per_token_group_quant_fp8_packed(x, group_size, eps=eps)
+
+
+# --- MX and NVFP4 ------------------------------------------------------------------------------------------------
+
+
+def _scale_bytes(x: Tensor, width: int, layout: str) -> Tensor:
+    m, c = x.shape[0], x.shape[1] // width
+    if layout == mx.LINEAR:
+        return _empty(m, c, like=x, dtype=torch.uint8)
+    height = mx.HEIGHTS[layout]
+    return _empty((m + height - 1) // height * height * ((c + 3) // 4 * 4), like=x, dtype=torch.uint8)
+
+
+def _mxfp8_fake(
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
+    q = _empty(*x.shape, like=x, dtype=mx.FP8_ELEMENTS[element][3])
+    return q, _scale_bytes(x, mx.MX_BLOCK, layout)
+
+
+def _mxfp4_fake(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
+    return _empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), _scale_bytes(x, mx.MX_BLOCK, layout)
+
+
+def _nvfp4_fake(
+    x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
+) -> tuple[Tensor, Tensor]:
+    return _empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), _scale_bytes(x, mx.NVFP4_BLOCK, layout)
+
+
+_operator(_mxfp8_fake)(mx.mxfp8_quantize)
+_operator(_mxfp4_fake)(mx.mxfp4_quantize)
+_operator(_nvfp4_fake)(mx.nvfp4_quantize)
 
 
 # --- products ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kernels import blockscaled, calc, calls, layout, linear, moe, moe_layer, platform, quantize, routes
+from kernels import blockscaled, calc, calls, layout, linear, moe, moe_layer, mx, platform, quantize, routes
 from kernels.calls import Inputs, Options, Outputs, Runner
 from kernels.config import current_config
 from kernels.decisions import DECISIONS, RECORDS
@@ -145,6 +145,15 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "per_channel_cast_to_fp8": ("cast", calls.codes_and_scale(quantize.per_channel_cast_to_fp8)),
     "flashinfer_quantize_1x128": ("cast", calls.codes_and_scale(quantize.flashinfer_quantize_1x128)),
     "flashinfer_quantize_128x128": ("cast", calls.codes_and_scale(quantize.flashinfer_quantize_128x128, "w")),
+    **{
+        name: ("cast", calls.codes_and_scale(getattr(mx, name)))
+        for name in ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize")
+    },
+    "scaled_fp4_quant": ("cast", calls.codes_and_scale(mx.nvfp4_quantize)),
+    **{
+        name: ("cast", calls.tensor(getattr(mx, name)))
+        for name in ("mxfp8_dequantize", "mxfp4_dequantize", "nvfp4_dequantize")
+    },
     "ceil_to_ue8m0": ("cast", calls.tensor(quantize.ceil_to_ue8m0)),
     "per_tensor_dequantize": ("cast", calls.tensor(quantize.per_tensor_dequantize)),
     "get_col_major_tma_aligned_tensor": ("layout", calls.tensor(layout.get_col_major_tma_aligned_tensor)),

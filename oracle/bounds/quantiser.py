@@ -4,7 +4,7 @@ Let ``a`` be the exact, floored amax of a block, ``max`` the largest value of th
 
 * *Scale.* Each float32 formula in use is ``a/max`` times at most two factors ``1 + d``, ``|d| <= u`` (a
   rounded operation or the rounded constant 1/max), so ``s`` lies within ``a/max (1 +- 4u)`` with room to spare; with
-  approximate division within ``1 +- 2^-21``. Division by a global scale widens the interval by ``u``. Below 2^-126
+  approximate division within ``1 +- 2^-21``. A global scale widens the interval by ``u``. Below 2^-126
   an operation errs by up to 2^-150 instead. A scale in the input's dtype has one value, ``RN(a/max)``; a UE8M0 scale
   has one value per mode, two inside the window of a mode that goes through a rounded logarithm. A scale in another
   format has the roundings of the ends of the float32 interval: rounding is monotone, and the interval holds at most
@@ -12,7 +12,7 @@ Let ``a`` be the exact, floored amax of a block, ``max`` the largest value of th
 * *Code.* The published ``s`` (times the global scale) fixes ``v = x/s``. A code comes from ``v`` times at most four
   factors ``1 + d`` (for ``s = a fl(1/max)`` and ``x fl(max/a)``), so it lies in ``[RNE(v (1-e)), RNE(v (1+e))]``, ``e =
   (1+u)^4 - 1``, or ``2^-21`` with approximate division: one code, or two beside a midpoint. A power of two
-  divides exactly: one code.
+  divides exactly: one code; so do the two scales of NVFP4 where both are powers of two.
 * *Special blocks.* What a zero or non-finite block gives is the declared recipe's own bits; a published
   scale of 0 admits any finite code, since the product is 0. NaN codes are one value whatever their sign.
 * The exact bits of the declared recipe are admissible too, unless the record says that it is faulty.
@@ -33,7 +33,7 @@ from torch import Tensor
 from oracle.numbers import ue8m0
 from oracle.numbers.formats import FP32, Format, codes_of, decode, is_nan, of_dtype
 from oracle.numbers.quantize import Band, Prepared, suits, to_scale_format
-from oracle.numbers.recipes import NanCode, Recipe, ScaleFormula, recipes
+from oracle.numbers.recipes import NanCode, PowerOfTwo, Recipe, ScaleFormula, of_element, recipes
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32
 from oracle.numbers.scaling import Block, ScaleFormat
 
@@ -155,8 +155,14 @@ def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
     steps = x.steps(recipe)
     expected = steps.scale.reshape(shape)
     single = recipe.formula is ScaleFormula.GIVEN or recipe.scale_format is ScaleFormat.INPUT or recipe.fault
-    if single or (recipe.power_of_two is not None and recipe.power_of_two not in ue8m0.LOG2_MODES):
+    rounded_up = recipe.power_of_two is PowerOfTwo.CEIL and recipe.formula is ScaleFormula.DEVICE_RECIPROCAL
+    if single or (recipe.power_of_two is not None and recipe.power_of_two not in ue8m0.LOG2_MODES and not rounded_up):
         return ScaleSet(expected, expected, expected)
+    if rounded_up:
+        ideal = steps.amax.reshape(shape) / torch.full_like(expected, recipe.element.max_finite)
+        ends = (ideal * (1 - APPROXIMATE_WIDTH), ideal * (1 + APPROXIMATE_WIDTH))
+        low, high = (ue8m0.ceil_power(e, byte_low=recipe.byte_low, inf_byte=254, nan_byte=254) for e in ends)
+        return _unless_exceptional(low, high, expected, ends_only=True)
     if recipe.power_of_two in ue8m0.LOG2_MODES:
         in_input = recipe.formula is ScaleFormula.INPUT_DTYPE
         low, high = ue8m0.log2_window(steps.unrounded, recipe, of_dtype(x.dtype) if in_input else FP32)
@@ -170,7 +176,10 @@ def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
         floor = f32(torch.full_like(expected, recipe.scale_floor))
         low, high = torch.maximum(low, floor), torch.maximum(high, floor)
     if x.global_scale is not None:
-        low, high = low / x.global_scale * (1 - U), high / x.global_scale * (1 + U)
+        low, high = (e * x.global_scale if recipe.encodes else e / x.global_scale for e in (low, high))
+        low, high = low * (1 - U), high * (1 + U)
+    if recipe.published_floor:
+        low, high = (e.clamp(min=recipe.published_floor) for e in (low, high))
     sets = _unless_exceptional(low, high, steps.unrounded.reshape(shape))
     if recipe.scale_format is ScaleFormat.FLOAT32:
         return sets
@@ -182,9 +191,10 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     """The codes that ``recipe`` may give once it has published these scales (float64, logical shape)."""
     cells = x.grid(recipe.block)
     fmt, blocks, s = recipe.element, x.blocks(recipe.block), cells.over(published)
-    if x.global_scale is not None:
-        s = s * x.global_scale
-    v = blocks / s
+    if x.global_scale is None:
+        v = blocks / s
+    else:  # a tie stays one: the product of an element and a float32 value is exact
+        v = blocks * x.global_scale / s if recipe.encodes else blocks / (s * x.global_scale)
     undefined = torch.isnan(v)
     if not fmt.has_nan:
         v.masked_fill_(undefined, 0.0)  # any code: ``fixed`` replaces it below
@@ -192,6 +202,11 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     width = 0.0 if exact else APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
     # 1/s is subnormal above 2^126 and loses bits; no amax leads there, a scale that the caller gives may.
     widths = torch.where(s > 2.0**126, torch.full_like(s, max(width, APPROXIMATE_WIDTH)), torch.full_like(s, width))
+    if x.global_scale is not None:  # where the product of the scales, or 1/e, is subnormal it errs by up to 2^-149
+        least = torch.minimum(x.both(s, recipe), x.both(torch.ones_like(s), recipe))
+        widths = widths + torch.where(least < TINY, (2.0**-149 / least).clamp(max=1.0), torch.zeros_like(s))
+        if bool(_is_power(x.global_scale)):  # then every formula is exact under a power of two, rcp.approx of one too
+            widths = widths.masked_fill(_is_power(s) & (least >= TINY), 0.0)
     near, middle, far = (
         ordinal(encode(v * edge, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE), fmt)
         for edge in (1 - widths, 1.0, 1 + widths)
@@ -201,6 +216,8 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     low = torch.where(undefined, fixed, torch.minimum(near, far))
     high = torch.where(undefined, fixed, torch.maximum(near, far))
     free = (s == 0).expand_as(v) & ~torch.isnan(blocks)
+    if not fmt.has_nan:  # whatever is coded under a NaN scale is NaN
+        free = free | torch.isnan(s)
     expected, nan = torch.where(undefined, fixed, middle), undefined & ~free & (recipe.nan_code is NanCode.NAN)
     low, high, expected, nan, free = (cells.join(t) for t in (low, high, expected, nan, free))
     return CodeSet(low, high, expected, nan, free, fmt)
@@ -219,14 +236,14 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
     return tuple(recipe.name for recipe in alive)
 
 
-def admitting(x: Prepared, q: Tensor, scale: Tensor, block: Block) -> tuple[str, ...]:
-    """Names of the sound recipes that admit every code and scale of an output, taken over ``block`` where theirs is of
-    its kind. Scales are looked at first: most recipes admit none of another's."""
+def admitting(x: Prepared, q: Tensor, scale: Tensor, declared: Recipe) -> tuple[str, ...]:
+    """Names of the sound recipes of the declared one's element that admit every code and scale of an output, taken over
+    its block where theirs is of its kind. Scales are looked at first: most recipes admit none of another's."""
     found = []
-    for recipe in recipes().values():
-        if recipe.fault is not None or not same_kind(recipe.block, block):
+    for recipe in of_element(declared.element):
+        if recipe.fault is not None or not same_kind(recipe.block, declared.block):
             continue
-        taken = recipe.with_block(block)
+        taken = recipe.with_block(declared.block)
         if not _candidates(x, q, scale, (taken,)) or not bool(scale_set(x, taken).admits(decode(scale)).all()):
             continue
         if judge_recipe(x, q, scale, taken).outside == 0:
@@ -273,12 +290,16 @@ def _candidates(x: Prepared, q: Tensor, scale: Tensor, among: Iterable[Recipe] |
 
 def ordinal(codes: Tensor, fmt: Format) -> Tensor:
     """Codes of at most 8 bits as int16 in the order of their values, -0 just below +0; NaN beyond the largest."""
+    if fmt.complement:
+        return ((codes.to(torch.int16) ^ fmt.sign_mask) - fmt.sign_mask).to(torch.int16)
     magnitude = (codes & fmt.magnitude_mask).to(torch.int16)
     return torch.where((codes & fmt.sign_mask) != 0, -1 - magnitude, magnitude)
 
 
 def code_of_ordinal(rank: Tensor, fmt: Format) -> Tensor:
     """The inverse of :func:`ordinal`, in ``fmt.storage``."""
+    if fmt.complement:
+        return (rank & fmt.code_mask).to(fmt.storage)
     return torch.where(rank < 0, fmt.sign_mask + (-1 - rank), rank).to(fmt.storage)
 
 
@@ -298,6 +319,11 @@ def _unless_exceptional(low: Tensor, high: Tensor, expected: Tensor, *, ends_onl
     regular = (low <= expected) & (expected <= high) & (expected > 0)
     low, high = (torch.where(regular, edge, expected) for edge in (low, high))
     return ScaleSet(low, high, expected, ends_only)
+
+
+def _is_power(x: Tensor) -> Tensor:
+    """Positive powers of two."""
+    return (x > 0) & torch.isfinite(x) & (torch.frexp(x)[0] == 0.5)
 
 
 def _same(x: Tensor, y: Tensor) -> Tensor:

@@ -6,14 +6,17 @@ A code ``S E F`` (sign, exponent field, fraction field) of a format with ``f`` f
     (-1)^S * 2^(E - b) * (1 + F / 2^f)        E > 0, or a format without subnormals
     (-1)^S * 2^(1 - b) * (F / 2^f)            E = 0
 
-except for the codes that the record gives to infinity and NaN. :func:`decode_scalar` is this definition in
+except for the codes that the record gives to infinity and NaN; a record without exponent bits is a fixed-point number
+(E is 0), whose negative codes may be two's complements. :func:`decode_scalar` is this definition in
 exact integers; :func:`decode` is its vectorised twin (a table made by the definition up to 8 bits and by integer bit
 arithmetic up to 16, that arithmetic above), with the same bits on every device.
 
 Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2); Noune et al., arXiv 2206.02915 (FNUZ); OCP
-Microscaling Formats 1.0 (E8M0, E2M1); IEEE 754-2019 (binary16, binary32); bfloat16 is binary32 cut to 16 bits.
+Microscaling Formats 1.0 (E8M0, E2M1, E3M2, E2M3, INT8); IEEE 754-2019 (binary16, binary32); bfloat16 is binary32
+cut to 16 bits.
 
-Not here: encoding (:mod:`oracle.numbers.rounding`), scales, packed sub-byte storage (a code of E2M1 is one ``uint8``).
+Not here: encoding (:mod:`oracle.numbers.rounding`), scales, packed sub-byte storage (a code of 4 or 6 bits is one
+``uint8``).
 """
 
 from __future__ import annotations
@@ -58,6 +61,9 @@ class Format:
     has_subnormals : bool
         Whether exponent field 0 means zero and subnormals; without, field 0 is an ordinary binade and the
         format has no zero at all (E8M0).
+    complement : bool
+        Whether a negative code is the two's complement of its magnitude instead of sign and magnitude (INT8). The one
+        code without a positive twin, -2 of INT8, is read and never written: OCP leaves it to the implementation.
     """
 
     name: str
@@ -69,6 +75,7 @@ class Format:
     nan: NanEncoding
     has_inf: bool
     has_subnormals: bool
+    complement: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -96,7 +103,7 @@ class Format:
     @property
     def has_negative_zero(self) -> bool:
         """Whether +0 and -0 have different codes."""
-        return self.signed and self.has_zero and self.nan is not NanEncoding.NEGATIVE_ZERO
+        return self.signed and self.has_zero and self.nan is not NanEncoding.NEGATIVE_ZERO and not self.complement
 
     @property
     def has_nan(self) -> bool:
@@ -158,7 +165,7 @@ class Format:
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
-        """The torch dtype with one value per element, None where torch has none (E2M1)."""
+        """The torch dtype with one value per element, None where torch has none (4 and 6 bits, INT8)."""
         dtype = getattr(torch, self.name, None)
         return dtype if isinstance(dtype, torch.dtype) else None
 
@@ -179,10 +186,10 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, to
 
 def _record(
     name: str, exponent_bits: int, fraction_bits: int, bias: int, nan: NanEncoding,
-    *, signed: bool = True, has_inf: bool = False, has_subnormals: bool = True,
+    *, signed: bool = True, has_inf: bool = False, has_subnormals: bool = True, complement: bool = False,
 ) -> Format:  # fmt: skip
     bits = int(signed) + exponent_bits + fraction_bits
-    return Format(name, bits, exponent_bits, fraction_bits, bias, signed, nan, has_inf, has_subnormals)
+    return Format(name, bits, exponent_bits, fraction_bits, bias, signed, nan, has_inf, has_subnormals, complement)
 
 
 E4M3FN = _record("float8_e4m3fn", 4, 3, 7, NanEncoding.ALL_ONES)
@@ -191,12 +198,18 @@ E5M2 = _record("float8_e5m2", 5, 2, 15, NanEncoding.IEEE, has_inf=True)
 E5M2FNUZ = _record("float8_e5m2fnuz", 5, 2, 16, NanEncoding.NEGATIVE_ZERO)
 E8M0 = _record("float8_e8m0fnu", 8, 0, 127, NanEncoding.ALL_ONES, signed=False, has_subnormals=False)
 E2M1 = _record("float4_e2m1fn", 2, 1, 1, NanEncoding.NONE)
+E3M2 = _record("float6_e3m2fn", 3, 2, 3, NanEncoding.NONE)
+E2M3 = _record("float6_e2m3fn", 2, 3, 1, NanEncoding.NONE)
+MXINT8 = _record("mxint8", 0, 7, 0, NanEncoding.NONE, complement=True)
 BF16 = _record("bfloat16", 8, 7, 127, NanEncoding.IEEE, has_inf=True)
 FP16 = _record("float16", 5, 10, 15, NanEncoding.IEEE, has_inf=True)
 FP32 = _record("float32", 8, 23, 127, NanEncoding.IEEE, has_inf=True)
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
-    {fmt.name: fmt for fmt in (E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0, E2M1, BF16, FP16, FP32)}
+    {
+        fmt.name: fmt
+        for fmt in (E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0, E2M1, E3M2, E2M3, MXINT8, BF16, FP16, FP32)
+    }
 )
 _OF_DTYPE = {fmt.torch_dtype: fmt for fmt in FORMATS.values() if fmt.torch_dtype is not None}
 
@@ -245,6 +258,9 @@ def decode_scalar(code: int, fmt: Format) -> float:
     if fmt.nan is NanEncoding.NEGATIVE_ZERO and code == fmt.sign_mask:
         return math.nan
     negative, magnitude = bool(code & fmt.sign_mask), code & fmt.magnitude_mask
+    if fmt.complement and negative:
+        magnitude = fmt.sign_mask - magnitude
+        return -math.ldexp(float(magnitude), fmt.emin - fmt.fraction_bits)
     if magnitude == fmt.inf_code:
         return -math.inf if negative else math.inf
     if magnitude > fmt.max_code:
@@ -306,8 +322,8 @@ def from_codes(codes: Tensor, fmt: Format) -> Tensor:
     ----------
     codes : Tensor, integer tensor of any shape and strides, read as by :func:`decode`.
 
-    Raises DtypeError: torch has no such dtype (E2M1), or ``codes`` is no integer tensor; InputError: an integer is no
-    code of the format.
+    Raises DtypeError: torch has no such dtype (4 and 6 bits, INT8), or ``codes`` is no integer tensor; InputError: an
+    integer is no code of the format.
     """
     dtype = fmt.torch_dtype
     if dtype is None:

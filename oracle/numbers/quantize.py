@@ -25,7 +25,17 @@ from torch import Tensor
 from oracle.errors import DeviceError, DtypeError, OptionError, ShapeError
 from oracle.numbers import fast_math, ue8m0
 from oracle.numbers.formats import FP32, Format, decode, of_dtype
-from oracle.numbers.recipes import AmaxScan, Arithmetic, CodeFormula, NanAmax, PowerOfTwo, Recipe, ScaleFormula, Special
+from oracle.numbers.recipes import (
+    AmaxScan,
+    Arithmetic,
+    CodeFormula,
+    GlobalOrder,
+    NanAmax,
+    PowerOfTwo,
+    Recipe,
+    ScaleFormula,
+    Special,
+)
 from oracle.numbers.rounding import Overflow, Rounding, encode, round_to, to_dtype
 from oracle.numbers.rounding import f32 as f32
 from oracle.numbers.scaling import TENSOR, Block, Grid, ScaleFormat, Scaling, grid
@@ -65,8 +75,8 @@ def quantize(
         those of ``x`` alone.
     scale : Tensor, float32, one value; exactly for recipes whose scale is given.
     scale_ub : Tensor, float32, one value; only for recipes that take it.
-    global_scale : Tensor, float32, one value; exactly for recipes whose scaling has one. It multiplies: a scale is
-        ``s / global_scale`` rounded to the scale format, codes are those of ``x`` over the product of the two scales.
+    global_scale : Tensor, float32, one value; exactly for recipes whose scaling has one. It multiplies on
+        dequantisation, or divides there where the recipe ``encodes``; codes are those of ``x`` over both scales.
 
     Returns Quantized: NaN, infinity, -0 and zero blocks as the record says; NaN codes are written as the format's
     ``nan_code``.
@@ -94,8 +104,8 @@ class Steps:
     """The scale of every block, step by step: float64 ``[down, 1, across, 1]``, all values of float32.
 
     ``amax`` after the floor and the bound; ``unrounded`` the scale before it is rounded to the scale format;
-    ``scale`` as published; ``inverse`` what QUOTIENT codes multiply by; ``total`` the published scale times the global
-    one, in float32.
+    ``scale`` as published; ``inverse`` what QUOTIENT and SPLIT codes multiply by; ``total`` the published scale times
+    the global one, in float32.
     """
 
     amax: Tensor
@@ -184,6 +194,12 @@ class Prepared:
     def scale(self, recipe: Recipe) -> Tensor:
         """The published scale, float64 ``[down, 1, across, 1]``."""
         return self.steps(recipe).scale
+
+    def both(self, scale: Tensor, recipe: Recipe) -> Tensor:
+        """Published scales (float64) times the global one, where the recipe has one."""
+        if self.global_scale is None:
+            return scale
+        return scale / self.global_scale if recipe.encodes else scale * self.global_scale
 
     def codes(self, recipe: Recipe) -> Tensor:
         """The codes, ``storage`` of the element format, of the shape of ``x``."""
@@ -305,7 +321,13 @@ def scale_steps(
     if recipe.scale_floor:
         s = torch.maximum(s, f32(torch.full_like(s, recipe.scale_floor)))
     if global_scale is not None:
-        s = f32(s / global_scale)
+        s = _under(global_scale, s, a, recipe)
+    if recipe.zero_blocks:
+        s = torch.where(a == 0, torch.zeros_like(s), s)
+    if recipe.published_floor:
+        s = torch.maximum(s, torch.full_like(s, recipe.published_floor))
+    if recipe.published_zero:
+        s = torch.where(s == 0, torch.full_like(s, recipe.published_zero), s)
     if recipe.power_of_two is None:
         rounded = to_scale_format(s, recipe, fmt)
     else:
@@ -313,7 +335,26 @@ def scale_steps(
         rounded = ue8m0.round_scale(s, a, inverse, recipe, log_format)
     if recipe.power_of_two is PowerOfTwo.INVERSE_FLOOR:
         inverse = torch.ones_like(rounded) / rounded
-    return Steps(a, s, rounded, inverse, rounded if global_scale is None else f32(rounded * global_scale))
+    if global_scale is None:
+        return Steps(a, s, rounded, inverse, rounded)
+    one = torch.ones_like(rounded)
+    if recipe.code is CodeFormula.SPLIT:
+        inverse = f32(f32(one / global_scale) / rounded)
+    return Steps(a, s, rounded, inverse, f32(rounded * (f32(one / global_scale) if recipe.encodes else global_scale)))
+
+
+def _under(global_scale: Tensor, s: Tensor, a: Tensor, recipe: Recipe) -> Tensor:
+    """The scale of a block under a global one, before it is rounded to its format (:class:`GlobalOrder`)."""
+    top = torch.full_like(a, recipe.element.max_finite)
+    match recipe.global_order:
+        case GlobalOrder.AFTER:
+            return f32(s / global_scale)
+        case GlobalOrder.TOP:
+            return f32(a / f32(top * global_scale))
+        case GlobalOrder.ENCODE_AFTER:
+            return f32(s * global_scale)
+        case GlobalOrder.ENCODE_FIRST:
+            return f32(a * f32(global_scale * f32(torch.ones_like(top) / top)))
 
 
 def to_scale_format(s: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
@@ -336,16 +377,31 @@ def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Ten
         case CodeFormula.DIVIDE:
             quotient = f32(blocks / s)
         case CodeFormula.RECIPROCAL:
-            quotient = f32(blocks * f32(torch.ones_like(s) / s))
-        case CodeFormula.QUOTIENT:
+            quotient = f32(blocks * _reciprocal(s, recipe))
+        case CodeFormula.QUOTIENT | CodeFormula.SPLIT:
             fast = recipe.arithmetic is Arithmetic.FAST_MATH
             quotient = fast_math.product(blocks, inverse) if fast else f32(blocks * inverse)
+    if recipe.zero_blocks:
+        empty = (blocks == 0).all(dim=3, keepdim=True).all(dim=1, keepdim=True)
+        quotient = torch.where(empty, blocks, quotient)
     if recipe.zero_codes:
         muted = s == 0
         if recipe.scale_format is ScaleFormat.UE8M0:
             muted = muted | (s == 2.0**-127)  # byte 0 shifted into a float32 exponent reads as 0.0
         quotient = torch.where(muted, blocks * 0.0, quotient)
     return quotient
+
+
+def _reciprocal(s: Tensor, recipe: Recipe) -> Tensor:
+    """``fl(1/s)``, and what the recipe makes of it at the ends of the range."""
+    inverse = f32(torch.ones_like(s) / s)
+    if recipe.inverse_limit:
+        inverse = torch.where(torch.isinf(inverse), torch.full_like(inverse, FP32.max_finite), inverse)
+    if recipe.inverse_flushed:
+        inverse = torch.where(inverse < FP32.min_normal, inverse * 0.0, inverse)
+    if recipe.unit_at_byte_0:
+        inverse = torch.where(s == 2.0**-127, torch.ones_like(inverse), inverse)
+    return inverse
 
 
 def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, Tensor]:
@@ -359,7 +415,7 @@ def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, 
     match recipe.formula:
         case ScaleFormula.DIVIDE:
             return f32(a / top), inverse
-        case ScaleFormula.MULTIPLY:
+        case ScaleFormula.MULTIPLY | ScaleFormula.DEVICE_RECIPROCAL:
             return f32(a * f32(torch.ones_like(top) / top)), inverse
         case ScaleFormula.INPUT_DTYPE:
             quotient = f32(a / top)

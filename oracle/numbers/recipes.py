@@ -4,8 +4,9 @@ A recipe says which elements share a scale, how the scale is computed and in whi
 what an all-zero or non-finite block gives, and how the code is computed. All formulas are float32 operations unless the
 record says otherwise; ``s`` is the scale (it *multiplies* on dequantisation), ``q = 1/s`` its inverse, ``a`` the amax
 of the block, ``max`` the largest value of the element format (448 for E4M3). The table below has one row for each
-quantiser in use, with its source (library, file, commit where known). :mod:`oracle.numbers.quantize` evaluates a
-recipe bit for bit; :mod:`oracle.bounds.quantiser` says which other outputs a right implementation of it may give.
+quantiser in use, with its source (library, file, commit where known); MX and NVFP4 have theirs in
+:mod:`oracle.numbers.mx_recipes`. :mod:`oracle.numbers.quantize` evaluates a recipe bit for bit;
+:mod:`oracle.bounds.quantiser` says which other outputs a right implementation of it may give.
 
 Not covered: stochastic rounding, delayed scaling; approximate device division bit for bit except where a recipe says
 FAST_MATH (``approximate`` widens the admissible set instead); recipes that differ from a row only by a power-of-two
@@ -17,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from oracle.errors import NumericsError
 from oracle.numbers.formats import E4M3FN, Format
@@ -43,6 +45,7 @@ class ScaleFormula(StrEnum):
 
     DIVIDE = "a / max"
     MULTIPLY = "a * fl(1/max)"
+    DEVICE_RECIPROCAL = "a * R(max), R the device's reciprocal within an ulp"
     INVERSE = "1 / fl(max / a)"
     INVERSE_FLOAT64 = "1 / fl32(max / double(a))"
     INPUT_DTYPE = "a / max in the dtype of x"
@@ -55,6 +58,20 @@ class CodeFormula(StrEnum):
     DIVIDE = "x / s"
     RECIPROCAL = "x * fl(1/s)"
     QUOTIENT = "x * q"
+    SPLIT = "x * fl(fl(1/g) / s)"
+
+
+class GlobalOrder(StrEnum):
+    """What a global scale is, and when it meets the scale of a block: the value ``t`` that is rounded to the published
+    scale. ``g`` multiplies on dequantisation; ``e`` divides there (about 2688/amax of the tensor for NVFP4).
+
+    In codes ``s`` stands for both scales: ``fl(s g)``, or ``fl(s fl(1/e))``.
+    """
+
+    AFTER = "t = fl(s / g)"
+    TOP = "t = fl(a / fl(max g))"
+    ENCODE_AFTER = "t = fl(s e)"
+    ENCODE_FIRST = "t = fl(a fl(e fl(1/max)))"
 
 
 class PowerOfTwo(StrEnum):
@@ -122,8 +139,14 @@ class Recipe:
     amax_floor, scale_floor
         ``a = max(a, amax_floor)``; ``s = max(s, scale_floor)`` before rounding to a power of two. 0: none.
     unit_when : kinds of amax for which ``q = s = 1`` is used instead of the formula.
-    inverse_limit : an infinite ``q`` becomes the largest finite value of the dtype of ``x``.
+    inverse_limit
+        An infinite ``q`` becomes the largest finite value of the dtype of ``x`` (QUOTIENT codes) or of float32.
+    inverse_flushed : ``1/s`` below 2^-126 is 0 (a scale of 2^127), so that infinity times it is NaN.
+    unit_at_byte_0 : under a scale of 2^-127 codes are those of ``x`` itself.
     zero_codes : where the float32 image of the scale is 0, every code is a (signed) zero instead of ``x * inf``.
+    global_order : how a global scale is given, and where it enters.
+    zero_blocks : a block of zeros has the scale 0 before it is rounded, and zero codes, whatever the global scale.
+    published_floor, published_zero : the least scale before it is rounded to its format, and what is put for a 0 there.
     nan_amax, nan_code : what a NaN element does to amax, and the code of a NaN quotient.
     takes_scale_ub : amax is clamped to ``scale_ub`` when one is given.
     approximate
@@ -147,7 +170,13 @@ class Recipe:
     scale_floor: float = 0.0
     unit_when: frozenset[Special] = frozenset()
     inverse_limit: bool = False
+    inverse_flushed: bool = False
+    unit_at_byte_0: bool = False
     zero_codes: bool = False
+    global_order: GlobalOrder = GlobalOrder.AFTER
+    zero_blocks: bool = False
+    published_floor: float = 0.0
+    published_zero: float = 0.0
     nan_amax: NanAmax = NanAmax.IGNORED
     nan_code: NanCode = NanCode.NAN
     takes_scale_ub: bool = False
@@ -184,6 +213,11 @@ class Recipe:
         return self.scaling.scale_format
 
     @property
+    def encodes(self) -> bool:
+        """Whether the global scale is given as the one that multiplies ``x`` (its inverse multiplies the codes)."""
+        return self.global_order in (GlobalOrder.ENCODE_AFTER, GlobalOrder.ENCODE_FIRST)
+
+    @property
     def code_of_nan(self) -> int:
         """The code of a NaN quotient in the element format."""
         if self.nan_code is NanCode.NAN:
@@ -200,9 +234,18 @@ class Recipe:
         return replace(self, amax_floor=amax_floor)
 
 
+@lru_cache(maxsize=1)
 def recipes() -> Mapping[str, Recipe]:
     """Every named recipe, by name; the faulty ones (``fault`` is not None) included."""
-    return _REGISTRY
+    from oracle.numbers.mx_recipes import ROWS  # made of the records of this file
+
+    rows = [*(value for value in globals().values() if isinstance(value, Recipe)), *ROWS]
+    return MappingProxyType({row.name: row for row in rows})
+
+
+def of_element(element: Format) -> tuple[Recipe, ...]:
+    """The named recipes of one element format: codes of several are stored alike (uint8)."""
+    return tuple(row for row in recipes().values() if row.element == element)
 
 
 def get(name: str) -> Recipe:
@@ -210,12 +253,12 @@ def get(name: str) -> Recipe:
 
     Raises NumericsError: no recipe has this name; the message lists those that exist.
     """
-    if name not in _REGISTRY:
-        raise NumericsError(f"no recipe {name!r}; there are: {', '.join(sorted(_REGISTRY))}")
-    return _REGISTRY[name]
+    if name not in recipes():
+        raise NumericsError(f"no recipe {name!r}; there are: {', '.join(sorted(recipes()))}")
+    return recipes()[name]
 
 
-def _like(base: Recipe, name: str, source: str | None = None, **differs: Any) -> Recipe:
+def like(base: Recipe, name: str, source: str | None = None, **differs: Any) -> Recipe:
     """A row that differs from another in the fields given."""
     return replace(base, name=name, source=base.source if source is None else source, **differs)
 
@@ -232,16 +275,16 @@ _DEEPGEMM = "DeepGEMM deep_gemm/utils/math.py @54e2261"
 DEEPGEMM_1X128 = Recipe(
     "deepgemm_1x128", f"{_DEEPGEMM}, per_token_cast_to_fp8", E4M3_1X128, _DIVIDE, _X_RECIPROCAL,
     amax_floor=1e-4, nan_amax=_PROPAGATED)
-DEEPGEMM_128X128 = _like(
+DEEPGEMM_128X128 = like(
     DEEPGEMM_1X128, "deepgemm_128x128", f"{_DEEPGEMM}, per_block_cast_to_fp8", scaling=E4M3_128X128)
-DEEPGEMM_128X1 = _like(
+DEEPGEMM_128X1 = like(
     DEEPGEMM_1X128, "deepgemm_128x1", f"{_DEEPGEMM}, per_channel_cast_to_fp8", scaling=E4M3_128X1)
 _DEEPGEMM_POWERS: Mapping[str, Any] = dict(power_of_two=_CEIL, byte_low=1, inf_byte=254, nan_byte=254)
-DEEPGEMM_1X128_UE8M0 = _like(
+DEEPGEMM_1X128_UE8M0 = like(
     DEEPGEMM_1X128, "deepgemm_1x128_ue8m0", scaling=E4M3_1X128_UE8M0, **_DEEPGEMM_POWERS)
-DEEPGEMM_128X128_UE8M0 = _like(
+DEEPGEMM_128X128_UE8M0 = like(
     DEEPGEMM_128X128, "deepgemm_128x128_ue8m0", scaling=E4M3_128X128_UE8M0, **_DEEPGEMM_POWERS)
-DEEPGEMM_128X1_UE8M0 = _like(
+DEEPGEMM_128X1_UE8M0 = like(
     DEEPGEMM_128X1, "deepgemm_128x1_ue8m0", scaling=E4M3_128X1_UE8M0, **_DEEPGEMM_POWERS)
 DEEPGEMM_DEVICE_1X32_UE8M0 = Recipe(
     "deepgemm_device_1x32_ue8m0", "DeepGEMM common/math.cuh get_e4m3_sf_and_sf_inv (sm100 mega-MoE)",
@@ -249,10 +292,10 @@ DEEPGEMM_DEVICE_1X32_UE8M0 = Recipe(
 
 # FlashInfer's test helpers always round the scale to a power of two, through log2 and pow.
 _FLASHINFER_TESTING = "FlashInfer flashinfer/testing/utils.py"
-FLASHINFER_TESTING_1X128_UE8M0 = _like(
+FLASHINFER_TESTING_1X128_UE8M0 = like(
     DEEPGEMM_1X128, "flashinfer_testing_1x128_ue8m0", f"{_FLASHINFER_TESTING} per_token_cast_to_fp8",
     scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2)
-FLASHINFER_TESTING_128X128_UE8M0 = _like(
+FLASHINFER_TESTING_128X128_UE8M0 = like(
     FLASHINFER_TESTING_1X128_UE8M0, "flashinfer_testing_128x128_ue8m0", f"{_FLASHINFER_TESTING} per_block_cast_to_fp8",
     scaling=E4M3_128X128_UE8M0)
 
@@ -264,25 +307,25 @@ _BLOCKSCALE = "FlashInfer fp8_blockscale_gemm_sm90"
 TRTLLM_1X128 = Recipe(
     "trtllm_1x128", f"{_TRTLLM}, scale_1x128_kernel", E4M3_1X128, ScaleFormula.INVERSE, _XQ,
     unit_when=frozenset({Special.ZERO}))
-TRTLLM_1X128_UE8M0 = _like(
+TRTLLM_1X128_UE8M0 = like(
     TRTLLM_1X128, "trtllm_1x128_ue8m0", f"{_TRTLLM}, scale_1x128_kernel with USE_UE8M0",
     scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
-TRTLLM_128X128 = _like(
+TRTLLM_128X128 = like(
     TRTLLM_1X128, "trtllm_128x128", f"{_TRTLLM}, scale_128x128_kernel as intended: amax over the whole block",
     scaling=E4M3_128X128)
-FLASHINFER_1X128 = _like(
+FLASHINFER_1X128 = like(
     TRTLLM_1X128, "flashinfer_1x128", f"{_BLOCKSCALE}, scale_1x128_kernel as intended: finite values stay finite",
     approximate=True, inverse_limit=True)
-FLASHINFER_1X128_FAST_MATH = _like(
+FLASHINFER_1X128_FAST_MATH = like(
     FLASHINFER_1X128, "flashinfer_1x128_fast_math",
     "FlashInfer 0.6.18.post1 fp8_blockscale_gemm_sm90, scale_1x128_kernel under -use_fast_math, on an H200",
     inverse_limit=False, arithmetic=Arithmetic.FAST_MATH,
     fault="448/amax is approximate and flushed: finite values become NaN where amax lies above 2^126 or below 2^-119, "
     "and 0 where it lies below 2^-117")
-FLASHINFER_128X128 = _like(
+FLASHINFER_128X128 = like(
     FLASHINFER_1X128, "flashinfer_128x128",
     f"{_BLOCKSCALE}, scale_128x128_kernel as intended: amax over the whole block", scaling=E4M3_128X128)
-FLASHINFER_128X128_AMAX_FAULT = _like(
+FLASHINFER_128X128_AMAX_FAULT = like(
     FLASHINFER_128X128, "flashinfer_128x128_amax_fault",
     f"{_BLOCKSCALE} and {_TRTLLM}, scale_128x128_kernel as shipped",
     inverse_limit=False, arithmetic=Arithmetic.FAST_MATH, scan=AmaxScan.ROW_AS_COLUMN,
@@ -291,20 +334,21 @@ FLASHINFER_128X128_AMAX_FAULT = _like(
 FLASHINFER_MXFP8_1X32 = Recipe(
     "flashinfer_mxfp8_1x32",
     "FlashInfer quantization_utils.cuh cvt_warp_fp16_to_mxfp8 (rcp.approx: a power of two is exact)",
-    E4M3_1X32_UE8M0, _MULTIPLY, _X_RECIPROCAL, power_of_two=_CEIL, zero_codes=True, nan_code=NanCode.POSITIVE_MAX)
+    E4M3_1X32_UE8M0, ScaleFormula.DEVICE_RECIPROCAL, _X_RECIPROCAL,
+    power_of_two=_CEIL, zero_codes=True, inverse_flushed=True, nan_code=NanCode.POSITIVE_MAX)
 
 # vLLM. Measured on an H200: scale and every finite code of the group kernel equal this record's bits.
 _VLLM_GROUP = "vLLM csrc per_token_group_quant.cu @0f5257e"
 VLLM_GROUP = Recipe(
     "vllm_group", _VLLM_GROUP, E4M3_1X128, _DIVIDE, _X_OVER_S, amax_floor=1e-10, nan_code=NanCode.NEGATIVE_MAX)
-VLLM_GROUP_UE8M0_BITS = _like(
+VLLM_GROUP_UE8M0_BITS = like(
     VLLM_GROUP, "vllm_group_ue8m0_bits", f"{_VLLM_GROUP}, exponent-bit form",
     scaling=E4M3_1X128_UE8M0, power_of_two=_CEIL)
-VLLM_GROUP_UE8M0 = _like(
+VLLM_GROUP_UE8M0 = like(
     VLLM_GROUP_UE8M0_BITS, "vllm_group_ue8m0",
     f"{_VLLM_GROUP}, exp2f(ceilf(log2f(fmaxf(s, 1e-10f)))): a second floor, on the scale",
     power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, scale_floor=1e-10)
-VLLM_TRITON_GROUP = _like(
+VLLM_TRITON_GROUP = like(
     VLLM_GROUP, "vllm_triton_group", "vLLM fp8_utils.py _per_token_group_quant_fp8 (Triton): a * (1/448), div.full",
     formula=_MULTIPLY, approximate=True)
 _VLLM_COMMON = "vLLM csrc w8a8/fp8/common.cu @096d3dc"
@@ -314,45 +358,45 @@ VLLM_TENSOR = Recipe(
 VLLM_TOKEN = Recipe(
     "vllm_token", f"{_VLLM_COMMON}, dynamic_per_token_scaled_fp8_quant", E4M3_TOKEN, _DIVIDE, _X_OVER_S,
     scale_floor=1.0 / (448.0 * 512.0), nan_code=NanCode.POSITIVE_MAX, takes_scale_ub=True)
-VLLM_STATIC = _like(
+VLLM_STATIC = like(
     VLLM_TENSOR, "vllm_static",
     f"{_VLLM_COMMON}, static_scaled_fp8_quant: multiplies by the reciprocal of the given scale", formula=_GIVEN)
 
 # The same contracts in plain torch operations: amax, clamp and cast all let NaN through, 0/0 is coded 0.
 _TORCH = "the published formula in plain torch operations, NaN propagated, division by a zero scale coded 0"
-TORCH_GROUP = _like(
+TORCH_GROUP = like(
     VLLM_GROUP, "torch_group", _TORCH, nan_amax=_PROPAGATED, nan_code=NanCode.NAN, zero_codes=True)
-TORCH_GROUP_UE8M0 = _like(
+TORCH_GROUP_UE8M0 = like(
     TORCH_GROUP, "torch_group_ue8m0", scaling=E4M3_1X128_UE8M0, power_of_two=_CEIL, inf_byte=None)
-TORCH_TENSOR = _like(TORCH_GROUP, "torch_tensor", scaling=E4M3_TENSOR, amax_floor=0.0)
-TORCH_TOKEN = _like(
+TORCH_TENSOR = like(TORCH_GROUP, "torch_tensor", scaling=E4M3_TENSOR, amax_floor=0.0)
+TORCH_TOKEN = like(
     TORCH_TENSOR, "torch_token", scaling=E4M3_TOKEN, scale_floor=VLLM_TOKEN.scale_floor, takes_scale_ub=True)
-TORCH_STATIC = _like(TORCH_TENSOR, "torch_static", formula=_GIVEN)
-TORCH_CAST_1X128_UE8M0 = _like(
+TORCH_STATIC = like(TORCH_TENSOR, "torch_static", formula=_GIVEN)
+TORCH_CAST_1X128_UE8M0 = like(
     DEEPGEMM_1X128_UE8M0, "torch_cast_1x128_ue8m0", _TORCH, byte_low=0, inf_byte=None, nan_byte=255)
-TORCH_CAST_128X128_UE8M0 = _like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x128_ue8m0", scaling=E4M3_128X128_UE8M0)
-TORCH_CAST_128X1_UE8M0 = _like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x1_ue8m0", scaling=E4M3_128X1_UE8M0)
+TORCH_CAST_128X128_UE8M0 = like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x128_ue8m0", scaling=E4M3_128X128_UE8M0)
+TORCH_CAST_128X1_UE8M0 = like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x1_ue8m0", scaling=E4M3_128X1_UE8M0)
 
 # SGLang.
 _SGLANG_GROUP = "SGLang per_token_group_quant_8bit_v2.cu @037cd6e"
 _SGLANG_TOKEN = "SGLang per_token_quant_fp8.cu @0490047"
 SGLANG_GROUP = Recipe("sglang_group", _SGLANG_GROUP, E4M3_1X128, _MULTIPLY, _XQ, amax_floor=1e-10)
-SGLANG_GROUP_UE8M0 = _like(
+SGLANG_GROUP_UE8M0 = like(
     SGLANG_GROUP, "sglang_group_ue8m0", f"{_SGLANG_GROUP}, UE8M0, column major",
     scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
-SGLANG_GROUP_ROW_MAJOR_UE8M0 = _like(
+SGLANG_GROUP_ROW_MAJOR_UE8M0 = like(
     SGLANG_GROUP_UE8M0, "sglang_group_row_major_ue8m0", f"{_SGLANG_GROUP}, UE8M0, row major", code=_XQ,
     fault="publishes the scale rounded up to a power of two, but computes the codes with the exact 448/amax")
 SGLANG_TOKEN = Recipe(
     "sglang_token", f"{_SGLANG_TOKEN}, warp kernel", E4M3_TOKEN, _DIVIDE, _X_RECIPROCAL,
     zero_codes=True, nan_code=NanCode.POSITIVE_MAX)
-SGLANG_TOKEN_SMALL = _like(
+SGLANG_TOKEN_SMALL = like(
     SGLANG_TOKEN, "sglang_token_small", f"{_SGLANG_TOKEN}, small-batch kernel: 0 * inf in an all-zero row",
     zero_codes=False)
-SGLANG_TRITON_ROW = _like(
+SGLANG_TRITON_ROW = like(
     VLLM_GROUP, "sglang_triton_row", "SGLang fp8_kernel.py (Triton), row-major scales",
     code=_X_RECIPROCAL, approximate=True)
-SGLANG_TRITON_COLUMN = _like(
+SGLANG_TRITON_COLUMN = like(
     SGLANG_TRITON_ROW, "sglang_triton_column", "SGLang fp8_kernel.py (Triton), column-major scales", code=_X_OVER_S)
 
 # LMDeploy. Triton: maximum promotes bfloat16, so the floor is a float32; / is approximate.
@@ -360,7 +404,7 @@ _LMDEPLOY = "LMDeploy lmdeploy/pytorch/kernels/cuda/blocked_gemm_fp8.py @00aa02f
 LMDEPLOY_1X128 = Recipe(
     "lmdeploy_1x128", _LMDEPLOY, E4M3_1X128, _MULTIPLY, _XQ,
     amax_floor=1e-6, nan_code=NanCode.NEGATIVE_MAX, approximate=True)
-LMDEPLOY_1X128_UE8M0 = _like(
+LMDEPLOY_1X128_UE8M0 = like(
     LMDEPLOY_1X128, "lmdeploy_1x128_ue8m0", f"{_LMDEPLOY} with ROUND_SCALE",
     scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
 
@@ -369,11 +413,11 @@ _TE = "TransformerEngine recipe_common.cuh @d0067d0"
 TE_BLOCKWISE_1X128 = Recipe(
     "te_blockwise_1x128", f"{_TE}, compute_scale_from_amax", E4M3_1X128, ScaleFormula.INVERSE, _XQ,
     unit_when=frozenset({Special.ZERO, Special.INF, Special.NAN}), inverse_limit=True)
-TE_BLOCKWISE_128X128 = _like(TE_BLOCKWISE_1X128, "te_blockwise_128x128", scaling=E4M3_128X128)
-TE_BLOCKWISE_1X128_POW2 = _like(
+TE_BLOCKWISE_128X128 = like(TE_BLOCKWISE_1X128, "te_blockwise_128x128", scaling=E4M3_128X128)
+TE_BLOCKWISE_1X128_POW2 = like(
     TE_BLOCKWISE_1X128, "te_blockwise_1x128_pow2", f"{_TE}, force_pow_2_scales",
     scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.INVERSE_FLOOR)
-TE_BLOCKWISE_128X128_POW2 = _like(
+TE_BLOCKWISE_128X128_POW2 = like(
     TE_BLOCKWISE_1X128_POW2, "te_blockwise_128x128_pow2", scaling=E4M3_128X128_UE8M0)
 TE_MXFP8_1X32 = Recipe(
     "te_mxfp8_1x32", "TransformerEngine MXFP8 cast, ptx::float_to_e8m0(a * fl(1/448)) and exp2f_rcp",
@@ -384,20 +428,20 @@ _TORCHAO = "torchao float8_utils.py @36027d8, amax_to_scale"
 TORCHAO_TENSOR = Recipe(
     "torchao_tensor", f"{_TORCHAO}, tensor-wise", E4M3_TENSOR, ScaleFormula.INVERSE_FLOAT64, _XQ,
     amax_floor=1e-12, nan_amax=_PROPAGATED)
-TORCHAO_ROW = _like(TORCHAO_TENSOR, "torchao_row", f"{_TORCHAO}, row-wise", scaling=E4M3_TOKEN)
-TORCHAO_1X128 = _like(TORCHAO_TENSOR, "torchao_1x128", f"{_TORCHAO}, 1x128", scaling=E4M3_1X128)
-TORCHAO_ROW_POW2 = _like(
+TORCHAO_ROW = like(TORCHAO_TENSOR, "torchao_row", f"{_TORCHAO}, row-wise", scaling=E4M3_TOKEN)
+TORCHAO_1X128 = like(TORCHAO_TENSOR, "torchao_1x128", f"{_TORCHAO}, 1x128", scaling=E4M3_1X128)
+TORCHAO_ROW_POW2 = like(
     TORCHAO_ROW, "torchao_row_pow2", f"{_TORCHAO} with round_scales_to_power_of_2",
     scaling=E4M3_TOKEN.with_scales(ScaleFormat.UE8M0), power_of_two=PowerOfTwo.INVERSE_FLOOR)
 _TORCHAO_PRIMITIVES = "torchao quant_primitives.py _choose_scale_float8"
 TORCHAO_INFERENCE_1X128 = Recipe(
     "torchao_inference_1x128", f"{_TORCHAO_PRIMITIVES}: amax / 448 in the input dtype",
     E4M3_1X128.with_scales(ScaleFormat.INPUT), ScaleFormula.INPUT_DTYPE, _X_OVER_S, nan_amax=_PROPAGATED)
-TORCHAO_INFERENCE_ROW = _like(
+TORCHAO_INFERENCE_ROW = like(
     TORCHAO_INFERENCE_1X128, "torchao_inference_row", scaling=E4M3_TOKEN.with_scales(ScaleFormat.INPUT))
-TORCHAO_INFERENCE_128X128 = _like(
+TORCHAO_INFERENCE_128X128 = like(
     TORCHAO_INFERENCE_1X128, "torchao_inference_128x128", scaling=E4M3_128X128.with_scales(ScaleFormat.INPUT))
-TORCHAO_INFERENCE_1X128_E8M0 = _like(
+TORCHAO_INFERENCE_1X128_E8M0 = like(
     TORCHAO_INFERENCE_1X128, "torchao_inference_1x128_e8m0",
     f"{_TORCHAO_PRIMITIVES}: exp2(round(log2 s)) in the input dtype; clips up to 29 % off the top",
     scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_ROUND_LOG2)
@@ -405,18 +449,14 @@ _TORCHAO_MX = "torchao prototype/mx_formats/mx_tensor.py to_mx, ScaleCalculation
 TORCHAO_MX_FLOOR = Recipe(
     "torchao_mx_floor", f"{_TORCHAO_MX}.FLOOR (OCP MX 1.0, 6.3)", E4M3_1X32_UE8M0, _DIVIDE, _X_RECIPROCAL,
     power_of_two=PowerOfTwo.AMAX_FLOOR, inf_byte=255, nan_amax=_PROPAGATED)
-TORCHAO_MX_CEIL = _like(
+TORCHAO_MX_CEIL = like(
     TORCHAO_MX_FLOOR, "torchao_mx_ceil", f"{_TORCHAO_MX}.CEIL", power_of_two=PowerOfTwo.AMAX_CEIL)
-TORCHAO_MX_EVEN = _like(
+TORCHAO_MX_EVEN = like(
     TORCHAO_MX_FLOOR, "torchao_mx_even", f"{_TORCHAO_MX}.EVEN", power_of_two=PowerOfTwo.AMAX_EVEN)
-TORCHAO_MX_RCEIL = _like(
+TORCHAO_MX_RCEIL = like(
     TORCHAO_MX_FLOOR, "torchao_mx_rceil", f"{_TORCHAO_MX}.RCEIL", formula=_MULTIPLY, power_of_two=_CEIL)
 
 DEEPSEEK_V3_1X128 = Recipe(
     "deepseek_v3_1x128", "DeepSeek-V3 inference/kernel.py act_quant (Triton): no floor, so an all-zero group is 0/0",
     E4M3_1X128, _DIVIDE, _X_OVER_S, approximate=True)
 # fmt: on
-
-_REGISTRY: Final[Mapping[str, Recipe]] = MappingProxyType(
-    {value.name: value for value in list(globals().values()) if isinstance(value, Recipe)}
-)

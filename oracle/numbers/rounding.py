@@ -68,8 +68,8 @@ class Overflow(Enum):
 def check_policy(fmt: Format, overflow: Overflow) -> None:
     """Refuse an overflow policy whose result the format cannot hold.
 
-    Raises OptionError: ``INF`` for a format without infinity (E4M3FN, FNUZ, E8M0, E2M1), ``NAN`` for one without NaN
-    (E2M1).
+    Raises OptionError: ``INF`` for a format without infinity (E4M3FN, FNUZ, E8M0, MX elements), ``NAN`` for one without
+    NaN (4 and 6 bits, INT8).
     """
     if overflow is Overflow.INF and not fmt.has_inf:
         ways_out = "SATURATE or NAN" if fmt.has_nan else "SATURATE"
@@ -104,8 +104,9 @@ def encode_scalar(x: float | Fraction, fmt: Format, *, rounding: Rounding, overf
     direction = _for_magnitude(rounding, negative)
     magnitude = _round_magnitude(*(-x if negative else x).as_integer_ratio(), fmt, direction)
     if magnitude > fmt.max_code:
-        return sign | fmt.max_code if direction is Rounding.TOWARD_ZERO else _overflowed(fmt, sign, overflow)
-    return 0 if magnitude == 0 and not fmt.has_negative_zero else sign | magnitude
+        toward = direction is Rounding.TOWARD_ZERO
+        return _signed(fmt.max_code, sign, fmt) if toward else _overflowed(fmt, sign, overflow)
+    return 0 if magnitude == 0 and not fmt.has_negative_zero else _signed(magnitude, sign, fmt)
 
 
 def encode(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
@@ -326,9 +327,12 @@ def _codes(x: Tensor, fmt: Format, rounding: Rounding, overflow: Overflow) -> Te
     code.clamp_(max=fmt.max_code)
     if overflow is Overflow.INF and over is not None and fmt.inf_code is not None:
         code.masked_fill_(over, fmt.inf_code)
-    if fmt.signed:
+    if fmt.complement:
+        negative = bits >> 63
+        code = ((code ^ negative) - negative) & fmt.code_mask
+    elif fmt.signed:
         code |= (bits >> 63) & fmt.sign_mask
-    if fmt.has_zero and not fmt.has_negative_zero:
+    if fmt.has_zero and not fmt.has_negative_zero and not fmt.complement:
         code.masked_fill_(code == fmt.sign_mask, 0)
     if fmt.nan_code is not None:
         code.masked_fill_(_is_nan(x, fmt, over if overflow is Overflow.NAN else None), fmt.nan_code)
@@ -418,9 +422,14 @@ def _overflowed(fmt: Format, sign: int, overflow: Overflow) -> int:
     if overflow is Overflow.NAN:
         return _nan(fmt)
     if overflow is Overflow.SATURATE:
-        return sign | fmt.max_code
+        return _signed(fmt.max_code, sign, fmt)
     assert fmt.inf_code is not None, "check_policy has refused this"
     return sign | fmt.inf_code
+
+
+def _signed(magnitude: int, sign: int, fmt: Format) -> int:
+    """The code of a magnitude under the sign bit ``sign`` (0: positive)."""
+    return (fmt.code_mask + 1 - magnitude) & fmt.code_mask if fmt.complement and sign else sign | magnitude
 
 
 def _nan(fmt: Format) -> int:

@@ -39,6 +39,7 @@ TENSOR: Final = Block(None, None)
 TOKEN: Final = Block(1, None)
 GROUP_128: Final = Block(1, 128)
 GROUP_32: Final = Block(1, 32)
+GROUP_16: Final = Block(1, 16)
 TILE_128: Final = Block(128, 128)
 COLUMN_128: Final = Block(128, 1)
 

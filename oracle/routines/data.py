@@ -93,7 +93,7 @@ def powers_of_two(label: str, shape: tuple[int, ...]) -> Tensor:
 
 def activations(label: str, family: str, rows: int, cols: int, *, dtype: torch.dtype) -> Tensor:
     """A high-precision matrix ``[rows, cols]`` to be quantised, of a family of :data:`ACTIVATION_FAMILIES`."""
-    values = ACTIVATION_FAMILIES[family](Stream(label), rows, cols)
+    values = {**ACTIVATION_FAMILIES, **BLOCK_FAMILIES}[family](Stream(label), rows, cols)
     return to_dtype(torch.from_numpy(values), dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
@@ -465,3 +465,34 @@ ACTIVATION_FAMILIES: Mapping[str, Callable[[Stream, int, int], Reals]] = {
     "randn": _x_randn, "ties": _x_ties, "amax": _x_amax, "outlier": _x_outlier, "heavy": _x_heavy,
     "special": _x_special, "range": _x_range, "nan": _x_nan,
 }  # fmt: skip
+
+
+# --- activations for blocks of 16 and 32 ------------------------------------------------------------------------
+
+_FP4 = np.array([0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0])
+
+
+def _x_fp4_ties(stream: Stream, rows: int, cols: int) -> Reals:
+    """amax = 6 * 2**e in every block of 16, the rest values of E2M1 and midpoints of two: ties wherever scales are
+    powers of two, and an amax at which an approximate reciprocal of 6 may step."""
+    blocks = -(-cols // 16)
+    values = _FP4[stream.integers(0, len(_FP4), (rows, blocks * 16))]
+    values[:, ::16] = 6.0
+    exponent = np.repeat(stream.integers(-3, 4, (rows, -(-blocks // 2))), 32, axis=1)[:, : blocks * 16]
+    return np.asarray((values * stream.signs(values.shape) * 2.0**exponent)[:, :cols], dtype=np.float64)
+
+
+def _x_steps(stream: Stream, rows: int, cols: int) -> Reals:
+    """The amax of every block of 16 walks through all 128 bfloat16 significands, at whose places the roundings of a
+    shared scale step; the rest lies below it, and half of it is tiny."""
+    blocks = -(-cols // 16)
+    index = (np.arange(rows * blocks).reshape(rows, blocks) * 37 + stream.integers(0, 128, (1,))[0]) % 128
+    top = np.repeat(1.0 + index / 128.0, 16, axis=1)
+    values = top * stream.integers(-127, 128, top.shape) / 128.0
+    values = np.where(stream.integers(0, 2, top.shape) == 0, values / 64.0, values)
+    values[:, ::16] = top[:, ::16] * stream.signs((rows, blocks))
+    gain = 2.0 ** stream.integers(-3, 4, (rows, 1))
+    return np.asarray(values[:, :cols] * gain, dtype=np.float64)
+
+
+BLOCK_FAMILIES: Mapping[str, Callable[[Stream, int, int], Reals]] = {"fp4ties": _x_fp4_ties, "steps": _x_steps}

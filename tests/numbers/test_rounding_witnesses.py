@@ -25,6 +25,8 @@ from torch import Tensor
 from oracle.numbers.formats import (
     BF16,
     E2M1,
+    E2M3,
+    E3M2,
     E4M3FN,
     E4M3FNUZ,
     E5M2,
@@ -33,6 +35,7 @@ from oracle.numbers.formats import (
     FORMATS,
     FP16,
     FP32,
+    MXINT8,
     Format,
     decode,
     decode_scalar,
@@ -48,6 +51,8 @@ ML_DTYPES = {
     E5M2FNUZ: ml_dtypes.float8_e5m2fnuz,
     E8M0: ml_dtypes.float8_e8m0fnu,
     E2M1: ml_dtypes.float4_e2m1fn,
+    E3M2: ml_dtypes.float6_e3m2fn,
+    E2M3: ml_dtypes.float6_e2m3fn,
     BF16: ml_dtypes.bfloat16,
 }
 NUMPY = {FP16: np.float16, FP32: np.float32}
@@ -59,6 +64,9 @@ GFLOAT = {
     E5M2FNUZ: _P3109["p3109_k8p3sf"],
     E8M0: gfloat_formats.format_info_ocp_e8m0,
     E2M1: gfloat_formats.format_info_ocp_e2m1,
+    E3M2: gfloat_formats.format_info_ocp_e3m2,
+    E2M3: gfloat_formats.format_info_ocp_e2m3,
+    MXINT8: gfloat_formats.format_info_ocp_int8,
     BF16: gfloat_formats.format_info_bfloat16,
     FP16: gfloat_formats.format_info_binary16,
     FP32: gfloat_formats.format_info_binary32,
@@ -106,6 +114,10 @@ def _negative(x: Tensor, fmt: Format) -> Tensor:
     return x < 0
 
 
+def _beyond_the_least(x: Tensor, fmt: Format) -> Tensor:
+    return x < -fmt.max_finite
+
+
 @dataclass(frozen=True)
 class Known:
     """Where a witness is known to disagree, and why it does not make the oracle wrong."""
@@ -125,6 +137,7 @@ KNOWN: Mapping[tuple[str, Format], tuple[Known, ...]] = {
         Known(_below, "values below 2^-127 are not raised to the smallest value of the format"),
         Known(_negative, "the sign is not looked at: negative values stay negative; here NaN"),
     ),
+    ("gfloat", MXINT8): (Known(_beyond_the_least, "saturates at -2, a code that OCP lets be unused; here -127/64"),),
 }
 
 
@@ -234,6 +247,8 @@ def rightly_rounded(x: Fraction, code: int, fmt: Format, rounding: Rounding) -> 
             RNE: to_upper < to_lower or (to_upper == to_lower and below % 2 == 1),
         }[rounding]
         chosen = below + outward
+    if fmt.complement:
+        return code == (-chosen if x < 0 else chosen) & fmt.code_mask
     sign = fmt.sign_mask if x < 0 and (chosen or fmt.has_negative_zero) else 0
     return code == sign | chosen
 

@@ -110,6 +110,10 @@ ACTIVATIONS = {
     "special": ["5036ebc8969a07c3", "e027133766024fc3", "8035da4d3ed4cbf8"],
     "ties": ["228e02c83bfed3f4", "476530bb992aa4fe", "81727caf949185b2"],
 }
+BLOCKS = {
+    "fp4ties": ["aa29a101b169f24b", "c7b590e0affe661f", "42e149e9d31f8fc5"],
+    "steps": ["647edabafa7639df", "06fc9a5c74f4f3a3", "116b20b17571bd83"],
+}
 EDGES = {
     "large": ["ae1c2e0f94c1be53", "47673a5de1e887bb", "eb9d113c52120228"],
     "overflow": ["b854bca646c8471f", "3f506b04d53f0254", "9e2cf72346710af0"],
@@ -146,13 +150,13 @@ class TestSameEverywhere:
         ]
         assert found == OPERANDS[family]
 
-    @pytest.mark.parametrize("family", sorted(data.ACTIVATION_FAMILIES))
+    @pytest.mark.parametrize("family", sorted([*data.ACTIVATION_FAMILIES, *data.BLOCK_FAMILIES]))
     def test_activations(self, family: str) -> None:
         found = [
             digest(data.activations("pinned", family, 5, 300, dtype=dtype))
             for dtype in (torch.bfloat16, torch.float16, torch.float32)
         ]
-        assert found == ACTIVATIONS[family]
+        assert found == {**ACTIVATIONS, **BLOCKS}[family]
 
     @pytest.mark.parametrize("family", sorted({"randn", *data.SCALE_RULES}))
     def test_scales(self, family: str) -> None:

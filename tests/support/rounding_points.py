@@ -130,7 +130,7 @@ def _finish(codes: Tensor, magnitude: Tensor, fmt: Format, overflow: Overflow, *
         sign = torch.full_like(codes, fmt.sign_mask)
         sign[(codes == 0) & (not fmt.has_negative_zero)] = 0
         sign[over & (overflow is Overflow.NAN)] = 0
-        codes = codes | sign
+        codes = -codes & fmt.code_mask if fmt.complement else codes | sign
     if fmt.nan_code is not None:
         codes[magnitude.isnan()] = fmt.nan_code
     return codes

@@ -22,7 +22,7 @@ from torch import Tensor
 from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, same_kind, scale_set
 from oracle.errors import LayoutError, NumericsError, OptionError, ShapeError
 from oracle.numbers import recipes
-from oracle.numbers.formats import E4M3FN, FP16, FP32, decode, from_codes, of_dtype
+from oracle.numbers.formats import E4M3FN, FP16, FP32, decode, of_dtype
 from oracle.numbers.quantize import (
     WIDE,
     Prepared,
@@ -58,6 +58,8 @@ from oracle.verdict.compare import Admissible, Verdict, compare, verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, ranged, rounded_to
 
 X = TensorSpec("x", WIDE, ("M", "K"), "values to quantise")
+GIVEN = ("scale", "scale_ub", "global_scale")
+"""Scales that a caller gives, under the names of :func:`oracle.numbers.quantize.prepare`."""
 UE8M0 = OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two")
 
 
@@ -76,6 +78,10 @@ class QuantiserContract(Contract):
     def publish(self, scale: Tensor, options: Mapping[str, object]) -> Tensor:
         """The logical scale in the layout that the routine returns."""
         return scale
+
+    def published(self, made: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        """Codes and logical scale as the routine returns them."""
+        return {"q": made["q"], "scale": self.publish(made["scale"], options)}
 
     def logical(self, scale: Tensor, shape: tuple[int, ...], options: Mapping[str, object]) -> Tensor:
         """The logical scale of shape ``shape`` out of the returned tensor; ShapeError or LayoutError where that has not
@@ -111,7 +117,7 @@ class QuantiserContract(Contract):
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         made = run_quantiser(call, faults)
-        return made if "scale" in call.inputs else made | {"scale": self.publish(made["scale"], call.resolved)}
+        return made if "scale" in call.inputs else self.published(made, call.resolved)
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """A code only where it is wrong for the published scale and for the right one."""
@@ -126,8 +132,9 @@ class QuantiserContract(Contract):
         """The bits of one recipe, the contract's first when none is named."""
         call = Call(self, inputs, options).checked()
         recipe = self.recipes(call, numerics)[0]
-        made = quantize(inputs["x"], recipe, scale=inputs.get("scale"), scale_ub=inputs.get("scale_ub"))
-        return {"q": made.codes, "scale": self.publish(made.scale, call.resolved)}
+        given = {name: inputs.get(name) for name in GIVEN}
+        made = quantize(inputs["x"], recipe, **given)
+        return self.published({"q": made.codes, "scale": made.scale}, call.resolved)
 
     def identify(
         self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
@@ -137,8 +144,13 @@ class QuantiserContract(Contract):
         q, scale = self.split(self.taken(call, output), call, call.operands.recipes)
         total = q.numel() + scale.numel()
         return sorted(
-            (Match(n, equal, total) for n, equal in agreement(prepared(call), q, scale)), key=lambda m: -m.equal
+            (Match(n, equal, total) for n, equal in agreement(prepared(call), q, scale, among=self.kin(call))),
+            key=lambda m: -m.equal,
         )
+
+    def kin(self, call: Call) -> tuple[Recipe, ...]:
+        """The named recipes of the element format of a call."""
+        return recipes.of_element(call.operands.recipes[0].element)
 
     def recipes(self, call: Call, numerics: str | None) -> Sequence[Recipe]:
         """The declared recipes, or the one that ``numerics`` names."""
@@ -156,6 +168,12 @@ class QuantiserContract(Contract):
             raise NumericsError(
                 f"{self.name} has blocks of {own[0].block}, recipe {numerics} has {named.block}; "
                 f"declare one of {', '.join(r.name for r in own)}"
+            )
+        if named.element != own[0].element or named.scaling.global_scale != own[0].scaling.global_scale:
+            levels = "two levels" if named.scaling.global_scale else "one level"
+            raise NumericsError(
+                f"recipe {numerics} codes {named.element} under {levels} of scales; "
+                f"{self.name} takes {', '.join(r.name for r in own)}"
             )
         return (named.with_block(own[0].block),)
 
@@ -186,7 +204,7 @@ class QuantiserSets(Sets):
         q, scale = self.contract.split(found, self.call, self.recipes)
         return judge_quantised(prepared(self.call), q, scale, self.recipes)
 
-    def ranges(self, expected: Found) -> dict[str, Range]:
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The sets of the first recipe; codes as values, for the expected scale."""
         x, recipe = prepared(self.call), self.recipes[0]
         scales = scale_set(x, recipe)
@@ -210,7 +228,7 @@ class QuantiserSets(Sets):
 
 def prepared(call: Call) -> Prepared:
     """The values to quantise, with the given scale and the bound of amax where the call has them."""
-    return prepare(call.inputs["x"], scale=call.inputs.get("scale"), scale_ub=call.inputs.get("scale_ub"))
+    return prepare(call.inputs["x"], **{name: call.inputs.get(name) for name in GIVEN})
 
 
 @register
@@ -562,7 +580,7 @@ class PowersOfTwo(Sets):
 def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     """``{"q": codes, "scale": scale}`` of the mutant, the scale before it is published."""
     given = fold(call, faults, Stage.READ, dict(call.inputs))
-    x = prepare(given["x"], scale=given.get("scale"), scale_ub=given.get("scale_ub"))
+    x = prepare(given["x"], **{name: given.get(name) for name in GIVEN})
     recipe: Recipe = fold(call, faults, Stage.RECIPE, call.recipe)
     cells = x.grid(recipe.block)
     steps = _steps(call, x, recipe, faults)
@@ -571,10 +589,10 @@ def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     assert isinstance(quotient, Values)
     codes = fold(call, faults, Stage.CODES, cells.join(quotient.codes()))
     scale = fold(call, faults, Stage.SCALE, steps.scale.reshape(cells.scale_shape))
+    q = codes.view(recipe.element.tensor_dtype)
     if "scale" in given:
-        return {"q": from_codes(codes, E4M3FN), "scale": given["scale"]}
-    stored = to_dtype(scale, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    return {"q": from_codes(codes, E4M3FN), "scale": stored}
+        return {"q": q, "scale": given["scale"]}
+    return {"q": q, "scale": to_dtype(scale, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)}
 
 
 def _steps(call: Call, x: Prepared, recipe: Recipe, faults: tuple[Fault, ...]) -> Steps:
@@ -582,7 +600,7 @@ def _steps(call: Call, x: Prepared, recipe: Recipe, faults: tuple[Fault, ...]) -
         return x.steps(recipe)
     amax = fold(call, faults, Stage.AMAX, Amax(x, recipe))
     values = amax.right if isinstance(amax, Amax) else amax
-    return scale_steps(values, recipe, of_dtype(x.dtype), scale_ub=x.scale_ub)
+    return scale_steps(values, recipe, of_dtype(x.dtype), scale_ub=x.scale_ub, global_scale=x.global_scale)
 
 
 class Amax:
@@ -632,11 +650,13 @@ class Values:
 
     def codes(self) -> Tensor:
         """uint8 codes of the blocks."""
-        codes = encode(self.quotient, E4M3FN, rounding=self.rounding, overflow=self.overflow)
-        return codes.masked_fill(torch.isnan(self.quotient), self.recipe.code_of_nan)
+        undefined, element = torch.isnan(self.quotient), self.recipe.element
+        numbers = self.quotient.masked_fill(undefined, 0.0)
+        codes = encode(numbers, element, rounding=self.rounding, overflow=self.overflow)
+        return codes.masked_fill(undefined, self.recipe.code_of_nan)
 
     def _right(self) -> Tensor:
-        return quotients(self.x.blocks(self.recipe.block), self.steps.scale, self.steps.inverse, self.recipe)
+        return quotients(self.x.blocks(self.recipe.block), self.steps.total, self.steps.inverse, self.recipe)
 
 
 def values_of(codes: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from oracle.bounds.quantiser import (
 )
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
-from oracle.numbers.recipes import Recipe, recipes
+from oracle.numbers.recipes import Recipe, of_element, recipes
 from oracle.numbers.rounding import power_of_two
 from oracle.verdict.compare import Admissible, Error, Status, Verdict, Worst, sqnr
 from oracle.verdict.heatmap import Evidence, Piece, gather, gather_pieces, ratio_of
@@ -57,7 +57,7 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
         said = f"all {q.numel()} codes and {scale.numel()} scales equal the bits of {matches}"
         worst, margin = None, 0.0
     else:
-        matches = next(iter(identify(x, q, scale)), None)
+        matches = next(iter(identify(x, q, scale, among=of_element(best.recipe.element))), None)
         worst, margin = _worst(x, q, scale, best)
         said = f"all {q.numel()} codes and {scale.numel()} scales admissible ({_basis(best)})"
         said += f", worst margin {margin:.3g}" if matches is None else f"; bits of {matches}"
@@ -80,7 +80,7 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
         what = f"{codes} of {q.numel()} codes (every scale is right)"
     elif codes == 0:
         what = f"{scales} of {scale.numel()} scales (the codes are right for the scales published)"
-    explained = identify(x, q, scale)
+    explained = identify(x, q, scale, among=of_element(best.recipe.element))
     summary = (
         f"{what} inadmissible ({_basis(best)}); worst {worst.output}{list(worst.index)}: actual {worst.actual:.9g}, "
         f"admissible [{worst.low:.9g}, {worst.high:.9g}]; {where}"
@@ -88,7 +88,7 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
     sound = tuple(name for name in explained if recipes()[name].fault is None)
     if explained:
         summary += f"; every bit is that of {', '.join(explained)}"
-    if not explained and (sound := admitting(x, q, scale, best.recipe.block)):
+    if not explained and (sound := admitting(x, q, scale, best.recipe)):
         admit = "admits" if len(sound) == 1 else "admit"
         summary += f"; {', '.join(sound)} {admit} every code and scale"
     if sound:
@@ -111,9 +111,7 @@ def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Error | N
     for band in x.bands(recipe.block):
         cells = band.x.grid(recipe.block)
         wanted, s = band.x.values.reshape(-1, q.shape[-1]), cells.spread(of_band(published, band, x, recipe))
-        s = s.reshape(wanted.shape)
-        if x.global_scale is not None:
-            s = s * x.global_scale
+        s = x.both(s.reshape(wanted.shape), recipe)
         value = decode(codes[band.rows], fmt)
         counted = torch.isfinite(wanted) & torch.isfinite(s) & (s > 0)
         if not bool(counted.any()):
@@ -137,7 +135,7 @@ def _evidence(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Evidence
         return gather(scale, scales, ratio_of(decode(scale), scales), judged.bad_scales, output="scale")
     block = judged.recipe.block
     tile = (block.rows or 0, block.columns or 0)
-    return gather_pieces(_pieces(x, q, scale, judged), q, output="q", tile=tile)
+    return gather_pieces(_pieces(x, q, scale, judged), q, output="q", tile=tile, fmt=judged.recipe.element)
 
 
 def _pieces(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Iterator[Piece]:
@@ -147,7 +145,7 @@ def _pieces(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Iterator[P
             decode(code_of_ordinal(t, sets.fmt), sets.fmt) for t in (sets.low, sets.high, sets.expected)
         )
         codes = Admissible(low, high, torch.where(sets.nan, torch.nan, expected))
-        yield Piece(matrix[rows], codes, ratio_of(decode(matrix[rows]), codes), bad[rows])
+        yield Piece(matrix[rows], codes, ratio_of(decode(matrix[rows], sets.fmt), codes), bad[rows])
 
 
 def _basis(judged: Judged) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from tests.support.slow_oracle import decisions, layers, places, products, quantisers
-from tests.support.slow_oracle.numbers import Array, divide, encode
+from tests.support.slow_oracle import decisions, layers, mx, places, products, quantisers
+from tests.support.slow_oracle.numbers import Array, decode, divide, encode, multiply, rounded
 
 Inputs = dict[str, Array]
 Options = dict[str, object]
@@ -131,6 +131,11 @@ def _aligned(i: Inputs, o: Options) -> Outputs:
     return {name: x.codes for name, x in places.padded(i["w13"], i["w2"], bool(o["is_act_and_mul"])).items()}
 
 
+def _two_levels_back(i: Inputs, o: Options) -> Codes:
+    g = i["global_scale"].values()[0]
+    return mx.back(i, o, 16, lambda byte: rounded(multiply(decode(byte, mx.E4M3), g), mx.F32))
+
+
 _SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
 _CUDA = ("arch", "cuda_major", "cuda_minor")
 ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
@@ -171,6 +176,13 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "per_channel_cast_to_fp8": _quantiser("cast", 128, 1),
     "flashinfer_quantize_1x128": _flashinfer_rows,
     "flashinfer_quantize_128x128": _quantiser("flashinfer", 128, 128),
+    "mxfp8_quantize": lambda i, o: mx.powers(i, o, str(o["element"])),
+    "mxfp4_quantize": lambda i, o: mx.powers(i, o, "e2m1"),
+    "nvfp4_quantize": mx.two_levels,
+    "scaled_fp4_quant": lambda i, o: mx.two_levels(i, {"layout": "128x4", "is_global_scale_inversed": False}),
+    "mxfp8_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
+    "mxfp4_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
+    "nvfp4_dequantize": _two_levels_back,
     "per_tensor_dequantize": lambda i, o: layers.dequantised(i["q"], i["inv_scale"].values()[0]),
     "ceil_to_ue8m0": lambda i, o: quantisers.ceil_to_power(i["x"]),
     "requantize_with_max_scale": lambda i, o: layers.requantised(i["weight"], i["weight_scale"], i["logical_widths"]),

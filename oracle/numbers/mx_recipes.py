@@ -1,0 +1,119 @@
+"""Rows of the recipes for MX and NVFP4: what each library computes for blocks of 32 and 16.
+
+*MX* (OCP Microscaling Formats 1.0): blocks of 32 elements, a scale ``2^(byte - 127)``. With ``amax = 2^k S``,
+``1 <= S < 2``, the scale is ``2^(k - emax)`` or one binade more. The published roundings differ in where they step:
+
+    FLOOR   never; elements saturate where S > max / 2^emax          OCP 6.3, torchao
+    RCEIL   S > max / 2^emax, so that nothing saturates              NVIDIA's recipe: all device kernels
+    CEIL    S > 1                                                    torchao
+    EVEN    S >= 2 - 2^-(f + 1), f fraction bits of the element      torchao
+
+*NVFP4*: blocks of 16 codes of E2M1, an E4M3 scale, and a float32 scale of the tensor, given as
+:class:`oracle.numbers.recipes.GlobalOrder` says.
+
+Sources are named by row; FlashInfer is fb28d7242, torchao 36027d8, TransformerEngine d0067d0, modelopt 0ad6e5f, vLLM
+07c13c7. Where a kernel multiplies by ``rcp.approx`` the row says DEVICE_RECIPROCAL or ``approximate``: the sets of
+:mod:`oracle.bounds.quantiser` hold what an ulp of it can move. Not covered: stochastic rounding, the random Hadamard
+transform, 4over6, scales of 16x16 weights.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oracle.numbers import recipes as R
+from oracle.numbers.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, MXINT8, Format
+from oracle.numbers.recipes import CodeFormula, GlobalOrder, NanAmax, NanCode, PowerOfTwo, Recipe, ScaleFormula, like
+from oracle.numbers.scaling import GROUP_16, GROUP_32, ScaleFormat, Scaling
+
+NVFP4: Final = Scaling(E2M1, GROUP_16, ScaleFormat.E4M3, global_scale=True)
+ELEMENTS: Final = {
+    "mxfp8_e4m3": E4M3FN, "mxfp8_e5m2": E5M2, "mxfp6_e3m2": E3M2, "mxfp6_e2m3": E2M3, "mxfp4": E2M1, "mxint8": MXINT8,
+}  # fmt: skip
+"""The element formats of OCP MX, by the names of rows."""
+MODES: Final = {
+    "floor": (ScaleFormula.DIVIDE, PowerOfTwo.AMAX_FLOOR), "rceil": (ScaleFormula.MULTIPLY, PowerOfTwo.CEIL),
+    "ceil": (ScaleFormula.DIVIDE, PowerOfTwo.AMAX_CEIL), "even": (ScaleFormula.DIVIDE, PowerOfTwo.AMAX_EVEN),
+}  # fmt: skip
+"""The published roundings of a shared scale."""
+
+
+def mx(element: Format) -> Scaling:
+    """The scaling of an MX format."""
+    return Scaling(element, GROUP_32, ScaleFormat.UE8M0)
+
+
+def _nan(element: Format) -> NanCode:
+    return NanCode.NAN if element.has_nan else NanCode.POSITIVE_MAX
+
+
+# fmt: off
+_TO_MX = {mode: getattr(R, f"TORCHAO_MX_{mode.upper()}") for mode in MODES}  # the rows of E4M3
+TORCHAO: Final = {(E4M3FN, mode): row for mode, row in _TO_MX.items()} | {
+    (element, mode): like(_TO_MX[mode], f"torchao_{name}_{mode}", scaling=mx(element), nan_code=_nan(element))
+    for name, element in ELEMENTS.items() for mode in MODES if element not in (E4M3FN, MXINT8)
+}
+"""torchao's ``to_mx`` by element and rounding. What it codes under a NaN scale in a format without NaN is undefined."""
+OCP_MXINT8 = Recipe(
+    "ocp_mxint8_floor", "OCP Microscaling Formats 1.0, 6.3; negative codes stop at -127",
+    mx(MXINT8), ScaleFormula.DIVIDE, CodeFormula.RECIPROCAL,
+    power_of_two=PowerOfTwo.AMAX_FLOOR, nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.POSITIVE_MAX)
+
+# FlashInfer, MX. Kernels leave NaN out of the amax. Those in CUDA clamp a NaN element to the largest value; those of
+# CuTe-DSL take the constant 1/max, round by exponent bits (infinity: 254) and multiply by 0 under the bytes 0 and 254.
+_QUANTIZATION = "FlashInfer flashinfer/quantization"
+FLASHINFER_CUTE_MXFP8 = like(
+    R.FLASHINFER_MXFP8_1X32, "flashinfer_cute_mxfp8", f"{_QUANTIZATION} mxfp8_quantize, CuTe-DSL",
+    formula=ScaleFormula.MULTIPLY, nan_byte=254, nan_code=NanCode.NAN)
+FLASHINFER_HOST_MXFP8 = like(
+    R.FLASHINFER_MXFP8_1X32, "flashinfer_host_mxfp8", f"{_QUANTIZATION} mxfp8_quantize of a CPU tensor",
+    formula=ScaleFormula.MULTIPLY, inf_byte=255, nan_code=NanCode.NAN,
+    zero_codes=False, unit_at_byte_0=True, inverse_flushed=False)
+TE_MXFP8_E5M2 = like(R.TE_MXFP8_1X32, "te_mxfp8_e5m2_1x32", scaling=mx(E5M2))
+FLASHINFER_MXFP4 = Recipe(
+    "flashinfer_mxfp4", "FlashInfer quantization_utils.cuh cvt_warp_fp16_to_fp4 with UE8M0 scales",
+    mx(E2M1), ScaleFormula.DEVICE_RECIPROCAL, CodeFormula.RECIPROCAL,
+    power_of_two=PowerOfTwo.CEIL, unit_at_byte_0=True, inverse_flushed=True, nan_code=NanCode.POSITIVE_MAX)
+FLASHINFER_CUTE_MXFP4 = like(
+    FLASHINFER_MXFP4, "flashinfer_cute_mxfp4", f"{_QUANTIZATION} mxfp4_quantize, CuTe-DSL",
+    formula=ScaleFormula.MULTIPLY, nan_byte=254, unit_at_byte_0=False, zero_codes=True)
+
+# NVFP4, global scale given as e = 2688 / amax. rcp.approx three times: of 6, of e, and of the product of the scales.
+FLASHINFER_NVFP4 = Recipe(
+    "flashinfer_nvfp4", "FlashInfer quantization_utils.cuh cvt_warp_fp16_to_fp4; TensorRT-LLM",
+    NVFP4, ScaleFormula.DEVICE_RECIPROCAL, CodeFormula.RECIPROCAL,
+    global_order=GlobalOrder.ENCODE_AFTER, zero_blocks=True, nan_code=NanCode.POSITIVE_MAX, approximate=True)
+FLASHINFER_CUTE_NVFP4 = like(
+    FLASHINFER_NVFP4, "flashinfer_cute_nvfp4", f"{_QUANTIZATION} nvfp4_quantize, CuTe-DSL: codes 0 under a scale of 0",
+    zero_codes=True)
+VLLM_NVFP4 = like(FLASHINFER_CUTE_NVFP4, "vllm_nvfp4", "vLLM csrc nvfp4_utils.cuh cvt_warp_fp16_to_fp4")
+FLASHINFER_NVFP4_EXACT = like(
+    FLASHINFER_NVFP4, "flashinfer_nvfp4_exact",
+    "FlashInfer cvt_warp_fp16_to_fp4 under FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH",
+    formula=ScaleFormula.MULTIPLY, global_order=GlobalOrder.ENCODE_FIRST, inverse_limit=True, approximate=False)
+TE_NVFP4 = like(
+    FLASHINFER_NVFP4_EXACT, "te_nvfp4", "TransformerEngine core_nvfp4.cuh, quantize_transpose_nvfp4.cuh")
+
+# NVFP4, global scale given as g = amax / 2688.
+FLASHINFER_NVFP4_INVERSED = like(
+    FLASHINFER_NVFP4, "flashinfer_nvfp4_inversed", "FlashInfer fp4_quantize with is_global_scale_inversed",
+    global_order=GlobalOrder.AFTER)
+TORCHAO_NVFP4 = Recipe(
+    "torchao_nvfp4", "torchao nvfp4_tensor.py nvfp4_quantize, two levels",
+    NVFP4, ScaleFormula.DIVIDE, CodeFormula.SPLIT,
+    published_floor=2.0**-6, nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.POSITIVE_MAX)
+TORCHAO_NVFP4_ONE_LEVEL = like(
+    TORCHAO_NVFP4, "torchao_nvfp4_one_level", "torchao nvfp4_tensor.py nvfp4_quantize, one level",
+    scaling=Scaling(E2M1, GROUP_16, ScaleFormat.E4M3), code=CodeFormula.RECIPROCAL)
+MODELOPT_NVFP4 = Recipe(
+    "modelopt_nvfp4",
+    "Model-Optimizer nvfp4_tensor.py; a scale of 0 becomes 1 before its cast (the library codes -0 as 0, the row -0)",
+    NVFP4, ScaleFormula.DIVIDE, CodeFormula.DIVIDE,
+    global_order=GlobalOrder.TOP, published_zero=1.0, nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.POSITIVE_MAX)
+# fmt: on
+
+ROWS: Final = tuple(
+    row
+    for row in (*TORCHAO.values(), *(value for value in list(globals().values()) if isinstance(value, Recipe)))
+    if row.name not in {known.name for known in _TO_MX.values()}
+)

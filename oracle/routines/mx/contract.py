@@ -1,0 +1,363 @@
+"""Contracts of MX and NVFP4: quantisers whose codes are packed and whose scales are bytes in tiles, and their inverses.
+
+    x ~= value(q) * 2^(byte - 127)           MXFP8 (E4M3, E5M2), MXFP4 (E2M1): blocks of 32
+    x ~= value(q) * e4m3(byte) / global      NVFP4 (E2M1): blocks of 16; ``global`` about 2688 / amax of the tensor
+
+*Codes* of E2M1 are packed two a byte, the low nibble is the even column. *Scales* are bytes ``[M, K / block]`` or that
+matrix in tiles (:func:`oracle.truth.layout.swizzle_scale`), flat, rows padded to 128 or 8 and columns to 4. The padding
+belongs to the quantiser, which writes zeros; a dequantiser never reads it.
+
+A quantiser admits the recipes of the libraries that publish it, each as a whole; ``numerics`` names one. Sources:
+FlashInfer flashinfer/quantization, torchao mx_formats, TransformerEngine; OCP Microscaling Formats 1.0 for what a byte
+means (0 is 2^-127, 255 is NaN). Not covered: scales of a row instead of a tensor, 4over6, padding of K, experts.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.errors import InputError, NumericsError, ShapeError
+from oracle.numbers import mx_recipes as rows
+from oracle.numbers import recipes
+from oracle.numbers.formats import E2M1, E4M3FN, E5M2, Format, decode
+from oracle.numbers.quantize import WIDE
+from oracle.numbers.recipes import Recipe
+from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
+from oracle.numbers.scaling import GROUP_16, GROUP_32, grid
+from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.fault import Fault, Stage, fold
+from oracle.routines.quantisers.contract import QuantiserContract, QuantiserSets
+from oracle.truth.layout import HEIGHTS, swizzle_scale, unswizzle_scale
+from oracle.verdict.compare import Admissible, Status, Verdict
+from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_of
+
+LINEAR = "linear"
+LAYOUTS = (*HEIGHTS, LINEAR)
+LAYOUT = OptionSpec("layout", LAYOUTS[0], LAYOUTS, "how the scale bytes lie: in tiles, height x width, or [M, C]")
+ROUNDING = OptionSpec("rounding", "rceil", tuple(rows.MODES), "how the shared scale becomes a power of two")
+ELEMENTS: Mapping[str, Format] = {"e4m3": E4M3FN, "e5m2": E5M2}
+ELEMENT = OptionSpec("element", "e4m3", tuple(ELEMENTS), "format of the codes")
+INVERSED = OptionSpec(
+    "is_global_scale_inversed", False, (False, True), "the global scale is amax/2688, which multiplies the codes"
+)
+GLOBAL = TensorSpec("global_scale", F32, ("1",), "2688/amax of the tensor, or its inverse")
+
+
+def pack(codes: Tensor) -> Tensor:
+    """4-bit codes ``[M, K]`` as bytes ``[M, K/2]``: the low nibble is the even column."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """The inverse of :func:`pack`."""
+    return torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)
+
+
+def stored(scale: Tensor, layout: str) -> Tensor:
+    """Scale bytes ``[M, C]`` in a layout, padding zero."""
+    return scale.contiguous() if layout == LINEAR else swizzle_scale(scale, tile=layout)
+
+
+def loaded(memory: Tensor, shape: tuple[int, int], layout: str) -> Tensor:
+    """The scale bytes ``[M, C]`` out of a layout; padding is not read.
+
+    Raises ShapeError: the memory has another shape.
+    """
+    if layout != LINEAR:
+        return unswizzle_scale(memory, *shape, tile=layout)
+    if tuple(memory.shape) != shape:
+        raise ShapeError(f"scale has shape {list(memory.shape)}; the linear layout of these values has {list(shape)}")
+    return memory
+
+
+def padding_of(shape: tuple[int, int], layout: str) -> Tensor | None:
+    """Which bytes of a layout are padding, bool and flat; None where it has none."""
+    if layout == LINEAR:
+        return None
+    empty = torch.zeros(shape, dtype=torch.uint8, device="cpu")
+    return swizzle_scale(empty, tile=layout, fill=1).to(torch.bool)
+
+
+class BlockQuantiser(QuantiserContract):
+    """A quantiser with ``width`` elements to a scale byte of ``scale_dtype``; ``packed``: two codes to a byte;
+    ``owns_padding``: it writes zeros into the padding of the scales, which is unspecified else."""
+
+    owns_padding: ClassVar[bool] = True
+    width: ClassVar[int] = GROUP_32.columns or 1
+    packed: ClassVar[bool] = False
+    scale_dtype: ClassVar[torch.dtype] = torch.float8_e8m0fnu
+    gpu = True
+
+    @abstractmethod
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]: ...
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if (k := inputs["x"].shape[1]) % self.width:
+            raise ShapeError(f"K={k} is not a multiple of {self.width}, the elements that share a scale; pad K")
+        return resolved
+
+    def shape_of_scales(self, call: Call) -> tuple[int, int]:
+        """Rows and columns of the scale bytes."""
+        m, k = call.inputs["x"].shape
+        return m, k // self.width
+
+    def shape_of_codes(self, call: Call) -> tuple[int, ...]:
+        m, k = call.inputs["x"].shape
+        return m, k // 2 if self.packed else k
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        empty = torch.zeros(self.shape_of_scales(call), dtype=torch.uint8, device="cpu")
+        shape = tuple(stored(empty, str(call.resolved["layout"])).shape)
+        return {
+            "q": Out(self.shape_of_codes(call), (call.recipe.element.tensor_dtype,)),
+            "scale": Out(shape, (torch.uint8, self.scale_dtype)),
+        }
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [BlockSets(self, call, self.recipes(call, numerics))]
+
+    def published(self, made: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        codes = pack(made["q"]) if self.packed else made["q"]
+        scale = decode(made["scale"])
+        due = to_dtype(scale, self.scale_dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+        return {"q": codes, "scale": stored(due.view(torch.uint8), str(options["layout"]))}
+
+    def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
+        made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, super().kernel(call, faults))
+        return made
+
+    def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+        q, layout = found["q"], str(call.resolved["layout"])
+        scale = loaded(found["scale"].view(torch.uint8), self.shape_of_scales(call), layout)
+        return unpack(q) if self.packed else q, scale.view(self.scale_dtype)
+
+    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """As for other quantisers, in the bytes of the outputs; padding is refused where it is not zero."""
+        bad = super().refused(call, given, right)
+        assert bad is not None
+        codes = unpack_any(bad["q"]) if self.packed else bad["q"]
+        layout = str(call.resolved["layout"])
+        scale = stored(bad["scale"].to(torch.uint8), layout).to(torch.bool)
+        pads = padding_of(self.shape_of_scales(call), layout)
+        if pads is not None and self.owns_padding:
+            scale = scale | pads & (given["scale"].view(torch.uint8) != 0)
+        return {"q": codes, "scale": scale}
+
+    def recipes(self, call: Call, numerics: str | None) -> Sequence[Recipe]:
+        named = super().recipes(call, numerics)
+        for recipe in named:
+            own = call.recipe
+            if recipe.scale_format is not own.scale_format or recipe.encodes != own.encodes:
+                raise NumericsError(
+                    f"recipe {recipe.name} publishes other scales than {self.name} with these options; "
+                    f"declare one of {', '.join(r.name for r in call.operands.recipes)}"
+                )
+        return named
+
+
+def unpack_any(bad: Tensor) -> Tensor:
+    """Whether either code of a byte is bad."""
+    return bad[..., ::2] | bad[..., 1::2]
+
+
+class BlockSets(QuantiserSets):
+    """The codes and scales that one recipe admits as a whole, and zeros in the padding of the scales."""
+
+    def judge(self, found: Found) -> Verdict:
+        judged, contract = super().judge(found), self.contract
+        assert isinstance(contract, BlockQuantiser)
+        pads = padding_of(contract.shape_of_scales(self.call), str(self.call.resolved["layout"]))
+        if judged.status is Status.FAILED or not contract.owns_padding or pads is None or not bool(pads.any()):
+            return judged
+        left = found["scale"].view(torch.uint8)[pads.to(found["scale"].device)]
+        zeros = judge_bits(left, torch.zeros_like(left), output="padding of scale")
+        return worst_of([zeros, judged]) if zeros.status is Status.FAILED else judged
+
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
+        """None: neighbours of a packed code are no interval of bytes, and a scale decides which codes are right."""
+        return None
+
+
+@register
+class Mxfp8Quantize(BlockQuantiser):
+    name = "mxfp8_quantize"
+    summary = "MXFP8: blocks of 32, E4M3 or E5M2 codes, E8M0 scales"
+    source = "FlashInfer mxfp8_quantize; torchao to_mx; TransformerEngine quantize_mxfp8"
+    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
+    options = (LAYOUT, ROUNDING, ELEMENT)
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        element, mode = ELEMENTS[str(options["element"])], str(options["rounding"])
+        torchao = rows.TORCHAO[element, mode]
+        if mode != "rceil":
+            return (torchao,)
+        if element is E5M2:
+            return rows.TE_MXFP8_E5M2, torchao
+        flashinfer = recipes.FLASHINFER_MXFP8_1X32, rows.FLASHINFER_CUTE_MXFP8, rows.FLASHINFER_HOST_MXFP8
+        return recipes.TE_MXFP8_1X32, *flashinfer, torchao
+
+
+@register
+class Mxfp4Quantize(BlockQuantiser):
+    name = "mxfp4_quantize"
+    summary = "MXFP4: blocks of 32, E2M1 codes two a byte, E8M0 scales"
+    source = "FlashInfer mxfp4_quantize; torchao to_mx"
+    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
+    options = (LAYOUT, ROUNDING)
+    packed = True
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        mode = str(options["rounding"])
+        torchao = rows.TORCHAO[E2M1, mode]
+        return (rows.FLASHINFER_MXFP4, rows.FLASHINFER_CUTE_MXFP4, torchao) if mode == "rceil" else (torchao,)
+
+
+@register
+class Nvfp4Quantize(BlockQuantiser):
+    """A block of zeros has the scale 0 whatever the global scale, 2688/0 included."""
+
+    name = "nvfp4_quantize"
+    summary = "NVFP4: blocks of 16, E2M1 codes two a byte, E4M3 scales under a scale of the tensor"
+    source = "FlashInfer nvfp4_quantize and fp4_quantize; vLLM scaled_fp4_quant; TransformerEngine; torchao; modelopt"
+    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 16"), GLOBAL)
+    options = (LAYOUT, INVERSED)
+    width = GROUP_16.columns or 1
+    packed = True
+    scale_dtype = torch.float8_e4m3fn
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        positive_scale(inputs)
+        return resolved
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        if options["is_global_scale_inversed"]:
+            return rows.FLASHINFER_NVFP4_INVERSED, rows.TORCHAO_NVFP4, rows.MODELOPT_NVFP4
+        return rows.FLASHINFER_NVFP4_EXACT, rows.FLASHINFER_NVFP4, rows.FLASHINFER_CUTE_NVFP4
+
+
+@register
+class ScaledFp4Quant(Nvfp4Quantize):
+    """vLLM allocates the scales uninitialised, and the loop that should clear their padding is empty."""
+
+    name = "scaled_fp4_quant"
+    summary = "NVFP4 as vLLM quantises it: scales in 128x4 tiles whose padding is unspecified"
+    source = "vLLM csrc nvfp4_quant_kernels.cu, nvfp4_utils.cuh @07c13c7"
+    options = (OptionSpec("layout", LAYOUTS[0], LAYOUTS[:1], "how the scale bytes lie"),)
+    owns_padding = False
+    production = "nvfp4_quantize"
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        return rows.FLASHINFER_NVFP4_EXACT, rows.VLLM_NVFP4, rows.FLASHINFER_NVFP4
+
+
+def positive_scale(inputs: Mapping[str, Tensor]) -> None:
+    """Refuse a global scale that is NaN, zero or negative."""
+    value = float(inputs["global_scale"])
+    if not value > 0:
+        raise InputError(f"global_scale is {value}; it must be positive (2688/amax; 1 for a tensor of zeros)")
+
+
+# --- back to float32 ----------------------------------------------------------------------------------------------
+
+
+class BlockDequantiser(Contract):
+    """``float32(value(q) * scale)``; the padding of the scales is not read, so it holds what the caller left there."""
+
+    section = "Quantisation"
+    width: ClassVar[int] = GROUP_32.columns or 1
+    packed: ClassVar[bool] = True
+    scale_dtype: ClassVar[torch.dtype] = torch.float8_e8m0fnu
+    options = (LAYOUT,)
+    gpu = True
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if (k := self.shape(inputs)[1]) % self.width:
+            raise ShapeError(f"q holds K={k} codes a row, not a multiple of {self.width}, the codes that share a scale")
+        loaded(inputs["scale"], self.shape_of_scales(inputs), str(resolved["layout"]))
+        return resolved
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Rows and columns of the values."""
+        m, k = inputs["q"].shape
+        return m, k * 2 if self.packed else k
+
+    def shape_of_scales(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Rows and columns of the scale bytes."""
+        m, k = self.shape(inputs)
+        return m, k // self.width
+
+    def operands_of(self, inputs: Mapping[str, Tensor], layout: str) -> tuple[Tensor, Tensor]:
+        """Values of the codes and of the scales over them, float64 ``[M, K]``."""
+        shape = self.shape(inputs)
+        q = unpack(inputs["q"]) if self.packed else inputs["q"]
+        values = decode(q, E2M1) if self.packed else decode(q)
+        scale = loaded(inputs["scale"], self.shape_of_scales(inputs), layout).view(self.scale_dtype)
+        block = replace(GROUP_32, columns=self.width)
+        return values, grid(shape, block).spread(decode(scale))
+
+    def alternatives(self, inputs: Mapping[str, Tensor], layout: str) -> list[Tensor]:
+        """What right orders of multiplication give, float64 values of float32."""
+        values, scale = self.operands_of(inputs, layout)
+        return [f32(values * scale)]
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        resolved = self.check(inputs, options)
+        made = self.alternatives(inputs, str(resolved["layout"]))[0]
+        return to_dtype(made, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        return {"out": Out(self.shape(call.inputs), F32)}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        def ends() -> tuple[dict[str, Admissible], str]:
+            made = torch.stack(self.alternatives(call.inputs, str(call.resolved["layout"])))
+            return {"out": Admissible(made.amin(dim=0), made.amax(dim=0), made[0])}, "float32 products in either order"
+
+        return [Elements(ends)]
+
+
+SCALE_BYTES = TensorSpec("scale", (torch.uint8,), None, "scale bytes in their layout")
+PACKED = TensorSpec("q", (torch.uint8,), ("M", "K"), "codes, two a byte")
+
+
+@register
+class Mxfp8Dequantize(BlockDequantiser):
+    name = "mxfp8_dequantize"
+    summary = "MXFP8 codes times their E8M0 scales"
+    source = "FlashInfer mxfp8_dequantize_host; OCP Microscaling Formats 1.0"
+    inputs = (TensorSpec("q", FP8, ("M", "K"), "codes"), SCALE_BYTES)
+    packed = False
+
+
+@register
+class Mxfp4Dequantize(BlockDequantiser):
+    name = "mxfp4_dequantize"
+    summary = "MXFP4 codes times their E8M0 scales"
+    source = "FlashInfer mxfp4_dequantize; OCP Microscaling Formats 1.0"
+    inputs = (PACKED, SCALE_BYTES)
+
+
+@register
+class Nvfp4Dequantize(BlockDequantiser):
+    """``value(q) * (scale * g)`` or ``(value(q) * scale) * g``, each product rounded to float32."""
+
+    name = "nvfp4_dequantize"
+    summary = "NVFP4 codes times their E4M3 scales and the scale of the tensor"
+    source = "FlashInfer e2m1_and_ufp8sf_scale_to_float"
+    inputs = (PACKED, SCALE_BYTES, TensorSpec("global_scale", F32, ("1",), "amax/2688; it multiplies"))
+    width = GROUP_16.columns or 1
+    scale_dtype = torch.float8_e4m3fn
+
+    def alternatives(self, inputs: Mapping[str, Tensor], layout: str) -> list[Tensor]:
+        values, scale = self.operands_of(inputs, layout)
+        g = decode(inputs["global_scale"])
+        return [f32(values * f32(scale * g)), f32(values * scale * g)]

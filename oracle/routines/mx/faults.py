@@ -1,0 +1,435 @@
+"""Faults of MX and NVFP4: the rounding of a shared scale, a second scale, casts to four bits, packing, tiles, padding.
+
+A quantiser has the stages READ, RECIPE, AMAX, QUOTIENT, CODES, SCALE and WRITE (its bytes); a dequantiser READ and
+WRITE.
+Steps within an ulp of an approximate reciprocal are admissible; those here are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.numbers.formats import BF16, E4M3FN, decode
+from oracle.numbers.mx_recipes import MODES
+from oracle.numbers.quantize import prepare
+from oracle.numbers.recipes import Recipe
+from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round_to
+from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, entry, need
+from oracle.routines.fault import ones as ones_of
+from oracle.routines.mx.contract import LINEAR, BlockDequantiser, BlockQuantiser, loaded, padding_of, stored
+from oracle.routines.quantisers.contract import Amax, Values
+from oracle.truth.layout import HEIGHTS
+
+POWERS = frozenset({"mxfp8_quantize", "mxfp4_quantize"})
+TWO_LEVELS = frozenset({"nvfp4_quantize", "scaled_fp4_quant"})
+QUANTISERS = POWERS | TWO_LEVELS
+POWERS_BACK = frozenset({"mxfp8_dequantize", "mxfp4_dequantize"})
+BACK = POWERS_BACK | {"nvfp4_dequantize"}
+# A fault is a row: what is wrong and where it was met; the change; when it shows.
+# fmt: off
+FAULTS = Faults(QUANTISERS)
+fault = FAULTS.declare
+MINE = "no public thread: "
+SEVERAL = "neighbours have equal amax"
+
+
+def _shape(call: Call) -> tuple[int, int]:
+    """Rows and columns of the scale bytes of a call."""
+    contract = call.contract
+    if isinstance(contract, BlockDequantiser):
+        return contract.shape_of_scales(call.inputs)
+    assert isinstance(contract, BlockQuantiser)
+    return contract.shape_of_scales(call)
+
+
+def _layout(call: Call) -> str:
+    return str(call.resolved["layout"])
+
+
+several_across = need(lambda call: _shape(call)[1] > 1, "one block across")
+several_down = need(lambda call: _shape(call)[0] > 1, "one row")
+in_tiles = need(lambda call: _layout(call) != LINEAR, "the scales are not in tiles")
+packed = need(lambda call: getattr(call.contract, "packed", False), "codes are not packed")
+padded = need(lambda call: (pads := padding_of(_shape(call), _layout(call))) is not None and bool(pads.any()),
+              "the scales need no padding")
+
+
+def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
+    """The input has at least one value of this kind."""
+    return need(lambda call: bool(found(call.inputs["x"].to(torch.float64)).any()), missing)
+
+
+has_nan, has_negative = _holds(torch.isnan, "no value is NaN"), _holds(lambda x: x < 0, "no value is negative")
+
+
+# --- amax -----------------------------------------------------------------------------------------------------------
+
+
+def _scan(part: Callable[[Tensor], Tensor]) -> Callable[[Amax], Tensor]:
+    """The amax of a part of the blocks ``[down, r, across, c]``."""
+    return lambda amax: part(amax.blocks).nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True)
+
+
+def _pairs(amax: Amax) -> Tensor:
+    """The larger amax of blocks 2j and 2j + 1."""
+    right, count = amax.right, amax.right.shape[2]
+    beside = torch.arange(count, device=right.device) ^ 1
+    return torch.maximum(right, right[:, :, beside.clamp(max=count - 1)])
+
+
+fault("amax of the previous block of the row", INDEX, seen="mlc-ai/TIRx-kernels PR 5",
+      amax=lambda amax: torch.roll(amax.right, 1, dims=2), needs=several_across, same_if=SEVERAL)
+fault("amax of the block in the previous row", INDEX, seen="NVIDIA/cutlass 2087",
+      amax=lambda amax: torch.roll(amax.right, 1, dims=0), needs=several_down, same_if=SEVERAL)
+fault("amax over two blocks", INDEX, seen="NVIDIA/cutlass 2154",
+      amax=_pairs, needs=several_across, same_if=SEVERAL)
+fault("amax over the first half of a block", INDEX, seen=MINE + "two threads share a block and one is not asked",
+      amax=_scan(lambda blocks: blocks[..., : blocks.shape[3] // 2]),
+      same_if="the second half holds no largest magnitude")
+fault("amax without the last element of a block", INDEX, seen=MINE + "an exclusive bound one short",
+      amax=_scan(lambda blocks: blocks[..., :-1]), same_if="the last element is nowhere the largest")
+fault("block amax of signed values", VALUE, seen="TransformerEngine 3550",
+      amax=lambda amax: amax.blocks.nan_to_num(nan=0.0).amax(dim=(1, 3), keepdim=True).clamp(min=0.0),
+      needs=has_negative, same_if="the largest magnitude of every block is positive")
+
+
+# --- the scale ------------------------------------------------------------------------------------------------------
+
+
+def _recipe(**fields: object) -> Callable[[Recipe], Recipe]:
+    """Fields of the record replaced."""
+    return lambda recipe: replace(recipe, **fields)  # type: ignore[arg-type]
+
+
+def _mode(call: Call) -> str:
+    return str(call.resolved.get("rounding", ""))
+
+
+def _other_than(mode: str) -> WhyNot:
+    return need(lambda call: _mode(call) != mode, f"{mode.upper()} was asked for")
+
+
+for mode, (formula, power) in MODES.items():
+    fault(f"shared scale rounded by {mode.upper()} instead of what was asked for", VALUE,
+          seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL", contracts=POWERS,
+          recipe=_recipe(formula=formula, power_of_two=power),
+          needs=_other_than(mode),
+          same_if="no amax lies where the two step apart")
+
+
+def _times(factor: float) -> Callable[[Tensor], Tensor]:
+    """Scales times a power of two, kept within the bytes 0 to 254."""
+    return lambda scale: (scale * factor).clamp(2.0**-127, 2.0**127)
+
+
+fault("published exponent one high", VALUE, seen="sglang PR 28418", contracts=POWERS, scale=_times(2.0),
+      same_if="every scale is the largest")
+fault("published exponent one low", VALUE, seen="DeepGEMM PR 112", contracts=POWERS, scale=_times(0.5),
+      same_if="every scale is the smallest")
+fault("inverse of the shared scale published", VALUE, seen="vllm PR 36297", contracts=POWERS,
+      scale=lambda scale: (torch.ones_like(scale) / scale).clamp(2.0**-127, 2.0**127), same_if="every scale is 1")
+fault("byte 0 written for every scale", VALUE, seen="pytorch 195751", contracts=POWERS,
+      scale=lambda scale: torch.full_like(scale, 2.0**-127), same_if="every byte is 0")
+fault("published scale of the previous block", INDEX, seen="mlc-ai/TIRx-kernels PR 5",
+      scale=lambda scale: torch.roll(scale, 1, dims=-1), needs=several_across, same_if="neighbours have equal scales")
+fault("published scale of the previous row", INDEX, seen="NVIDIA/cutlass 2087",
+      scale=lambda scale: torch.roll(scale, 1, dims=0), needs=several_down, same_if="neighbours have equal scales")
+
+
+@fault("codes made with the scale before it was rounded", VALUE,
+       seen="SGLang per_token_group_quant_8bit_v2, row-major UE8M0", same_if="no scale is rounded",
+       admissible_if="codes are free under a scale of 0")
+def quotient_of_unrounded(values: Values) -> Values:
+    s, blocks = values.steps.unrounded, values.x.blocks(values.recipe.block)
+    total = values.x.both(s, values.recipe)
+    return values.altered(quotient=torch.where(s > 0, f32(blocks / total), values.quotient))
+
+
+def _e4m3(call: Call, scale: Tensor, rounding: Rounding) -> Tensor:
+    """The unrounded scales of a call rounded another way to E4M3."""
+    steps = prepare(call.inputs["x"], global_scale=call.inputs["global_scale"]).steps(call.recipe)
+    unrounded = steps.unrounded.reshape(scale.shape).nan_to_num(nan=0.0)
+    return round_to(unrounded, E4M3FN, rounding=rounding, overflow=Overflow.SATURATE)
+
+
+for direction, word in ((Rounding.TOWARD_ZERO, "down"), (Rounding.AWAY, "up")):
+    fault(f"E4M3 scale rounded {word}", VALUE, contracts=TWO_LEVELS,
+          seen="vLLM nvfp4_utils.cuh with UE8M0_SF: truncated",
+          scale=lambda call, scale, direction=direction: _e4m3(call, scale, direction),
+          same_if="every scale is an E4M3 value")
+
+
+@fault("E4M3 scale rounded to a power of two", VALUE, contracts=TWO_LEVELS, seen="vLLM nvfp4_utils.cuh with UE8M0_SF",
+       same_if="every scale is a power of two")
+def scale_to_a_power(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, power_of_two(torch.frexp(scale)[1].to(torch.int64) - 1), scale)
+
+
+ones = need(lambda call: float(call.inputs["global_scale"]) != 1.0, "the global scale is 1")
+finite = need(lambda call: bool(torch.isfinite(call.inputs["global_scale"])), "the global scale is infinite")
+fault("global scale ignored", VALUE, contracts=TWO_LEVELS, seen="pytorch 195751",
+      read=entry("global_scale", ones_of), needs=ones)
+fault("global scale inverted", VALUE, contracts=TWO_LEVELS,
+      seen="flashinfer::fp4_quantize: enable_pdl lands in is_global_scale_inversed",
+      read=entry("global_scale", lambda g: (1.0 / g.double()).float()), needs=both(ones, finite))
+
+
+@fault("global scale left out of the codes", VALUE, contracts=TWO_LEVELS, needs=ones,
+       seen="TensorRT-LLM fp4 quantise: the second scale forgotten", admissible_if="codes are free under a scale of 0")
+def quotient_of_one_scale(values: Values) -> Values:
+    blocks = values.x.blocks(values.recipe.block)
+    return values.altered(quotient=torch.where(values.steps.scale > 0, f32(blocks / values.steps.scale), blocks * 0.0))
+
+
+@fault("NaN scale of a block of zeros under an infinite global scale", VALUE, contracts=TWO_LEVELS,
+       seen="FlashInfer cvt_warp_fp16_to_fp4, fast path: 2688/0 times 0",
+       needs=need(lambda call: not bool(torch.isfinite(call.inputs["global_scale"])), "the global scale is finite"))
+def scale_of_zero_times_infinity(scale: Tensor) -> Tensor:
+    return torch.where(scale == 0, torch.full_like(scale, torch.nan), scale)
+
+
+# --- the cast -------------------------------------------------------------------------------------------------------
+
+TIE = "no quotient is a tie"
+NEIGHBOUR = "beside a midpoint right formulas give either code unless the scale is a power of two"
+
+
+def _cast(rounding: Rounding, overflow: Overflow = Overflow.SATURATE) -> Callable[[Values], Values]:
+    return lambda values: values.altered(rounding=rounding, overflow=overflow)
+
+
+fault("ties toward zero", CAST, seen="DeepGEMM _quantize_to_fp4_e2m1",
+      quotient=lambda values: values.altered(quotient=values.quotient * (1 - 2.0**-40)), same_if=TIE,
+      admissible_if=NEIGHBOUR)
+fault("ties away from zero", CAST, seen="microxcaling round='nearest'",
+      quotient=_cast(Rounding.NEAREST_AWAY), same_if=TIE, admissible_if=NEIGHBOUR)
+fault("quotients truncated", CAST, seen="flashinfer 5128",
+      quotient=_cast(Rounding.TOWARD_ZERO), same_if="every quotient is a code")
+fault("quotient through bfloat16", CAST, seen="TensorRT-LLM PR 14464",
+      quotient=lambda values: values.altered(quotient=round_to(
+          values.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)),
+      same_if="every quotient of a bfloat16 value by a power of two is one",
+      admissible_if="bfloat16 moves no quotient of four bits across a midpoint by more than its own error")
+
+
+@fault("codes stop one below the largest", CAST, seen="vllm PR 12134: the largest value of another format",
+       same_if="no quotient rounds to the largest value")
+def quotient_capped(values: Values) -> Values:
+    element = values.recipe.element
+    top = float(decode(torch.tensor([element.max_code - 1]), element))
+    return values.altered(quotient=values.quotient.clamp(-top, top))
+
+
+fault("overflowing codes are NaN", CAST, seen="ml_dtypes 400", contracts={"mxfp8_quantize"},
+      quotient=_cast(Rounding.NEAREST_EVEN, Overflow.NAN), same_if="no quotient overflows")
+fault("NaN coded 0", CAST, seen="DeepGEMM _quantize_to_fp4_e2m1; TransformerEngine reference_nvfp4",
+      codes=lambda call, codes: torch.where(torch.isnan(call.inputs["x"]), torch.zeros_like(codes), codes),
+      needs=has_nan, admissible_if="codes are free under a NaN scale")
+
+
+def _without_subnormals(call: Call, codes: Tensor) -> Tensor:
+    element = call.recipe.element
+    small = (codes & element.magnitude_mask) < (1 << element.fraction_bits)
+    return torch.where(small, codes & element.sign_mask, codes)
+
+
+fault("subnormal codes are zero", CAST, seen="flashinfer PR 3932", codes=_without_subnormals,
+      same_if="no code is subnormal")
+fault("sign of the codes lost", CAST, seen="flashinfer PR 3932",
+      codes=lambda call, codes: codes & call.recipe.element.magnitude_mask, needs=has_negative)
+fault("-0 coded 0", CAST, seen="DeepGEMM _quantize_to_fp4_e2m1",
+      codes=lambda call, codes: torch.where(codes == call.recipe.element.sign_mask, torch.zeros_like(codes), codes),
+      needs=has_negative, same_if="no code is -0", admissible_if="codes are free under a scale of 0")
+fault("codes of the last row missing", MOVEMENT, seen="aprender 2765",
+      codes=lambda codes: torch.cat([codes[:-1], codes[:1]]), needs=several_down,
+      same_if="the first and last row are equal")
+fault("codes of two blocks exchanged", MOVEMENT, seen="pith-train PR 74",
+      codes=lambda call, codes: torch.roll(codes, codes.shape[1] // _shape(call)[1], dims=1), needs=several_across,
+      same_if="the blocks are equal", admissible_if="codes are free under a scale of 0")
+
+
+# --- packing, tiles, padding ------------------------------------------------------------------------------------------
+
+
+def _swapped(q: Tensor) -> Tensor:
+    return q << 4 | q >> 4
+
+
+def _reread(how: Callable[[Call, Tensor], Tensor]) -> Change:
+    """The scale bytes ``[M, C]`` that a call stores, put down another way: ``how`` gives the memory."""
+
+    def change(call: Call, memory: Tensor) -> Tensor:
+        scale = loaded(memory.view(torch.uint8), _shape(call), _layout(call))
+        wrong = how(call, scale).flatten()
+        kept = torch.zeros_like(memory.view(torch.uint8)).flatten()
+        most = min(len(kept), len(wrong))
+        kept[:most] = wrong[:most]
+        return kept.reshape(memory.shape)
+
+    return change
+
+
+def _other_tile(call: Call) -> str:
+    return next(tile for tile in HEIGHTS if tile != _layout(call))
+
+
+def _tile_rows_plain(call: Call, scale: Tensor) -> Tensor:
+    """Tiles of 128x4 whose rows lie one after the other, not 32 apart."""
+    m, c = scale.shape
+    height = HEIGHTS[_layout(call)]
+    full = torch.zeros(-(-m // height) * height, -(-c // 4) * 4, dtype=torch.uint8)
+    full[:m, :c] = scale
+    return full.reshape(-1, height, full.shape[1] // 4, 4).permute(0, 2, 1, 3)
+
+
+def _tiles_by_column(call: Call, scale: Tensor) -> Tensor:
+    """Tiles of one column of tiles after another instead of one row after another."""
+    height = HEIGHTS[_layout(call)]
+    tiles = stored(scale, _layout(call)).reshape(-1, -(-scale.shape[1] // 4), height * 4)
+    return tiles.transpose(0, 1)
+
+
+tile_grid = need(lambda call: _shape(call)[1] > 4 and _shape(call)[0] > HEIGHTS.get(_layout(call), 1 << 62),
+                 "there are not several tiles in both directions")
+interleaved = need(lambda call: _layout(call) == "128x4" and _shape(call)[0] > 1, "rows of a tile are not interleaved")
+fault("nibbles exchanged", MOVEMENT, contracts=QUANTISERS - {"mxfp8_quantize"}, seen="pith-train PR 74",
+      write=entry("q", _swapped), same_if="the two codes of every byte are equal")
+fault("codes of a byte pair exchanged", MOVEMENT, contracts={"mxfp8_quantize"}, seen="pith-train PR 74",
+      codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1))
+LAYOUT_FAULTS: tuple[tuple[str, Callable[[Call, Tensor], Tensor], WhyNot, str], ...] = (
+    ("scale bytes row-major where tiles are meant", lambda call, scale: scale, in_tiles,
+     "PyTorch _scaled_mm: a linear scale of equal size is accepted"),
+    ("scale bytes in tiles of the other height", lambda call, scale: stored(scale, _other_tile(call)), in_tiles,
+     "flashinfer 3604"),
+    ("rows of a 128x4 tile not interleaved", _tile_rows_plain, interleaved, "triton PR 10382"),
+    ("tiles of scales column by column", _tiles_by_column, tile_grid, "FlashInfer group placement against tight tiles"),
+    ("scale bytes transposed", lambda call, scale: stored(scale.t().contiguous().reshape(scale.shape), _layout(call)),
+     both(several_down, several_across), "flashinfer 2147"),
+)
+for name, how, when, where in LAYOUT_FAULTS:
+    fault(name, INDEX, seen=where, write=entry("scale", _reread(how)), needs=when, same_if="both put the same bytes")
+    fault(f"{name}, read so", INDEX, seen=where, contracts=BACK, read=entry("scale", _reread(how)), needs=when,
+          same_if="both read the same bytes")
+
+
+def _unwritten(call: Call, memory: Tensor) -> Tensor:
+    """Padding that holds what was there before."""
+    pads, out = padding_of(_shape(call), _layout(call)), memory.clone()
+    assert pads is not None
+    out.view(torch.uint8)[pads] = 0xFF
+    return out
+
+
+fault("padding of the scales not written", MOVEMENT, seen="vLLM scaled_fp4_quant 07c13c7: its clearing loop is empty",
+      contracts=QUANTISERS - {"scaled_fp4_quant"}, write=entry("scale", _unwritten), needs=padded)
+
+
+def _last_scale(memory: Tensor) -> Tensor:
+    return torch.cat([memory.flatten()[1:], memory.flatten()[:1]]).reshape(memory.shape)
+
+
+fault("scale bytes one place early", MOVEMENT, seen="vllm-omni 5263", write=entry("scale", _last_scale),
+      same_if="all bytes are equal")
+
+
+# --- reading back -----------------------------------------------------------------------------------------------------
+
+
+def _spread(call: Call) -> Tensor:
+    """The scale bytes over the elements, ``[M, K]``."""
+    contract = call.contract
+    assert isinstance(contract, BlockDequantiser)
+    return loaded(call.inputs["scale"], _shape(call), _layout(call)).repeat_interleave(contract.width, dim=1)
+
+
+def _where_byte(byte: int, value: Callable[[Tensor], Tensor]) -> Change:
+    """The results under one scale byte replaced by what ``value`` gives of the values of the codes."""
+
+    def change(call: Call, out: Tensor) -> Tensor:
+        contract = call.contract
+        assert isinstance(contract, BlockDequantiser)
+        values, _ = contract.operands_of(call.inputs, _layout(call))
+        return torch.where(_spread(call) == byte, value(values).float(), out)
+
+    return change
+
+
+def _bytes(change: Callable[[Tensor], Tensor]) -> Change:
+    """The scale bytes ``[M, C]`` changed where they lie."""
+    return lambda call, memory: stored(change(loaded(memory, _shape(call), _layout(call))), _layout(call))
+
+
+def _has_byte(byte: int) -> WhyNot:
+    return need(lambda call: bool((loaded(call.inputs["scale"], _shape(call), _layout(call)) == byte).any()),
+                f"no scale byte is {byte}")
+
+
+fault("E8M0 byte 0 read as 0", VALUE, contracts=POWERS_BACK, seen="FlashInfer mxfp8_dequantize_host: byte << 23",
+      write=entry("out", _where_byte(0, lambda values: values * 0.0)), needs=_has_byte(0))
+fault("E8M0 byte 255 read as infinity", VALUE, contracts=POWERS_BACK,
+      seen="FlashInfer mxfp8_dequantize_host: byte << 23",
+      write=entry("out", _where_byte(255, lambda values: values * torch.inf)), needs=_has_byte(255),
+      same_if="only zeros lie under it")
+fault("scale exponent read with a bias of 128", VALUE, contracts=POWERS_BACK, seen=MINE + "the bias of a signed byte",
+      read=entry("scale", _bytes(lambda s: torch.where((s > 0) & (s < 255), s - 1, s))))
+fault("scale of the previous block read", INDEX, contracts=BACK, seen="mlc-ai/TIRx-kernels PR 5",
+      read=entry("scale", _bytes(lambda s: s.roll(1, dims=1))), needs=several_across,
+      same_if="neighbours have equal scales")
+fault("scale of the previous row read", INDEX, contracts=BACK, seen="NVIDIA/cutlass 2087",
+      read=entry("scale", _bytes(lambda s: s.roll(1, dims=0))), needs=several_down,
+      same_if="neighbours have equal scales")
+fault("one scale read for two blocks", INDEX, contracts=BACK, seen=MINE + "blocks of 32 where 16 are meant",
+      read=entry("scale", _bytes(lambda s: s[:, ::2].repeat_interleave(2, dim=1)[:, : s.shape[1]])),
+      needs=several_across, same_if="neighbours have equal scales")
+
+
+def _poison_read(call: Call, out: Tensor) -> Tensor:
+    """The last block of every row under the padding byte behind it."""
+    pads = padding_of(_shape(call), _layout(call))
+    assert pads is not None
+    poison = call.inputs["scale"][pads]
+    m, c = _shape(call)
+    scale = loaded(call.inputs["scale"], (m, c), _layout(call)).clone()
+    scale[:, -1] = poison.repeat(m)[:m]
+    made = call.contract.reference({**call.inputs, "scale": stored(scale, _layout(call))}, **call.options)
+    assert isinstance(made, Tensor)
+    return made
+
+
+fault("padding of the scales read", MOVEMENT, contracts=BACK, seen="flashinfer PR 3650, 2861",
+      write=entry("out", _poison_read), needs=padded)
+fault("nibbles exchanged, read so", MOVEMENT, contracts=BACK - {"mxfp8_dequantize"}, seen="pith-train PR 74",
+      read=entry("q", _swapped))
+fault("code 0x8 of four bits read as a value", CAST, contracts=BACK - {"mxfp8_dequantize"},
+      seen=MINE + "a table that takes the sign bit for a magnitude",
+      write=entry("out", lambda call, out: torch.where(_minus_zero(call), torch.full_like(out, 8.0), out)))
+
+
+def _minus_zero(call: Call) -> Tensor:
+    contract = call.contract
+    assert isinstance(contract, BlockDequantiser)
+    values, _ = contract.operands_of(call.inputs, _layout(call))
+    return (values == 0) & torch.signbit(values)
+
+
+fault("sign of the codes lost in reading", CAST, contracts=BACK, seen="flashinfer PR 3932",
+      write=entry("out", lambda out: out.abs()))
+fault("global scale not multiplied", VALUE, contracts={"nvfp4_dequantize"},
+      seen="torchao NVFP4Tensor matmul: _scaled_mm without alpha", read=entry("global_scale", ones_of))
+fault("global scale divides", VALUE, contracts={"nvfp4_dequantize"},
+      seen="FlashInfer e2m1_and_ufp8sf_scale_to_float takes 1/gs", read=entry("global_scale", lambda g: 1.0 / g))
+fault("E4M3 scales read as E8M0", VALUE, contracts={"nvfp4_dequantize"},
+      seen="FlashInfer e2m1_and_ufp8sf_scale_to_float: ufp8_type 0 for 1",
+      write=entry("out", lambda call, out: _as_powers(call)))
+
+
+def _as_powers(call: Call) -> Tensor:
+    contract = call.contract
+    assert isinstance(contract, BlockDequantiser)
+    values, _ = contract.operands_of(call.inputs, _layout(call))
+    scale = decode(_spread(call).contiguous().view(torch.float8_e8m0fnu))
+    return f32(values * scale).float()
