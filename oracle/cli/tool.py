@@ -239,7 +239,7 @@ def _coverage(arguments: argparse.Namespace) -> int:
     elif arguments.markdown:
         print(coverage.markdown(rows), end="")
     else:
-        columns = ("section", "routine", *"PRDGH", "missing")
+        columns = ("section", "routine", *coverage.LEGS, "missing")
         table = Table(*columns, title="coverage", title_justify="left", caption=coverage.LEGEND, caption_justify="left")
         for row in rows:
             style = "yellow" if row.missing else None

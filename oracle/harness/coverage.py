@@ -25,6 +25,7 @@ LEGEND = (
     "P: exposed by the production package. D: arches on which a subject runs in `verify`. "
     "G: stored golden fixtures. H: arches with captures of real hardware (`-`: no GPU library computes it)."
 )
+LEGS = "PDGH"
 SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention logits", "Platform decisions")
 """The order of the headings; those of other families come after them."""
 
@@ -49,14 +50,14 @@ class Row:
     captured: tuple[str, ...]
 
     def cells(self) -> tuple[str, ...]:
-        """P, D, G, H as they are printed."""
+        """The ``LEGS`` as they are printed."""
         hardware = ", ".join(self.captured) or ("" if self.routine.contract.gpu else "-")
         return ("yes" if self.exposed else "", ", ".join(self.arches), str(self.goldens or ""), hardware)
 
     @property
     def missing(self) -> str:
         """Letters of the empty cells."""
-        return "".join(letter for letter, cell in zip("PDGH", self.cells(), strict=True) if not cell)
+        return "".join(letter for letter, cell in zip(LEGS, self.cells(), strict=True) if not cell)
 
 
 def routines() -> list[Routine]:

@@ -110,6 +110,8 @@ class TestCommand:
         ran = cli("list", "--coverage")
         assert ran.status == 0, ran.err
         assert "fp8_gemm_nt" in ran.out and "Platform decisions" in ran.out
+        header = next(line for line in ran.out.splitlines() if "routine" in line)
+        assert "".join(x.strip() for x in header.split("┃")[3:-2]) == coverage.LEGS
 
     def test_markdown_is_only_for_the_table(self, cli: Cli) -> None:
         ran = cli("list", "--markdown")
