@@ -70,6 +70,7 @@ ROUTINES = {
     "moe_fp8": ("moe_block_scaled", "moe_per_token"),
     "moe_routing": ("route_deepseek_v3", "route_llama4", "route_softmax"),
     "output padding": ("Fp8LinearOp",),
+    "scaled_fp4_quant": ("nvfp4_quantize",),
 }
 """Contracts of several routines, or of a part of one."""
 

@@ -18,7 +18,7 @@ FAMILY_SHAPE = (17, 192)
 FAMILIES = ("randn", "fp4ties", "steps", "heavy", "special", "range", "nan")
 TOP = 448.0 * 6.0
 STALE = 0.25  # the amax that a calibrated global scale knew, of the one that comes
-POISON = torch.tensor([0xFF, 0x7F, 0xFE, 0x7E, 0x80], dtype=torch.uint8)
+POISON = torch.tensor([0xFF, 0x7F, 0xFE, 0x7E, 0x80], dtype=torch.uint8, device="cpu")
 """NaN of E8M0, NaN of E4M3 (2^0 as E8M0), the largest finite of each, and -0 of E4M3 (2 as E8M0)."""
 
 
@@ -34,9 +34,10 @@ def _two_levels(case: Case) -> dict[str, Tensor]:
     x = given["x"].float()
     amax = x[torch.isfinite(x)].abs().amax().clamp(min=2.0**-100)
     if case.option("global") == "inf":
-        return {"x": torch.zeros_like(given["x"]), "global_scale": torch.full((1,), torch.inf)}
+        infinite = torch.full((1,), torch.inf, dtype=torch.float32, device="cpu")
+        return {"x": torch.zeros_like(given["x"]), "global_scale": infinite}
     if case.option("global") == "one":
-        return {"x": given["x"], "global_scale": torch.ones(1)}
+        return {"x": given["x"], "global_scale": torch.ones(1, dtype=torch.float32, device="cpu")}
     wide = amax.double() * (STALE if case.option("global") == "stale" else 1.0)
     g = wide / TOP if case.option("inversed") == "1" else TOP / wide
     return {"x": given["x"], "global_scale": g.float().reshape(1)}

@@ -220,7 +220,7 @@ fault("quotient through bfloat16", CAST, seen="TensorRT-LLM PR 14464",
        same_if="no quotient rounds to the largest value")
 def quotient_capped(values: Values) -> Values:
     element = values.recipe.element
-    top = float(decode(torch.tensor([element.max_code - 1]), element))
+    top = float(decode(torch.tensor([element.max_code - 1], dtype=torch.int64, device="cpu"), element))
     return values.altered(quotient=values.quotient.clamp(-top, top))
 
 
@@ -281,7 +281,7 @@ def _tile_rows_plain(call: Call, scale: Tensor) -> Tensor:
     """Tiles of 128x4 whose rows lie one after the other, not 32 apart."""
     m, c = scale.shape
     height = HEIGHTS[_layout(call)]
-    full = torch.zeros(-(-m // height) * height, -(-c // 4) * 4, dtype=torch.uint8)
+    full = torch.zeros(-(-m // height) * height, -(-c // 4) * 4, dtype=torch.uint8, device=scale.device)
     full[:m, :c] = scale
     return full.reshape(-1, height, full.shape[1] // 4, 4).permute(0, 2, 1, 3)
 
