@@ -359,8 +359,8 @@ def _large_scales(stream: Stream, shape: tuple[int, ...]) -> Tensor:
 def _spread(stream: Stream, shape: tuple[int, ...], *, sign: int) -> Tensor:
     """Distinct scales with one exponent for each row, since blocks of K of very different scales would hide each other.
 
-    One row in four has any exponent of float32, the others one below 4, the second one 104: where two of the far ones
-    meet, the result overflows or vanishes and shows nothing.
+    One row in four has any exponent of float32, the others and the first one below 4, the second one 100 or 104: where
+    two of the far ones meet, the result overflows or vanishes and shows nothing.
     """
     fraction = _fractions(stream, shape)
     if fraction.size == 1:
@@ -368,8 +368,11 @@ def _spread(stream: Stream, shape: tuple[int, ...], *, sign: int) -> Tensor:
     lead = (*shape[:-1], 1) if np.prod(shape[:-1]) > 1 else shape
     far, near = stream.integers(0, 127, lead), stream.integers(0, 4, lead)
     exponent = np.where(stream.integers(0, 4, lead) == 0, far, near)
+    if lead[0] > 1:
+        exponent[0] = near[0]
     if lead[0] > 2:
-        exponent[1] = 104  # times a near scale and a sum of 2**18 it is finite: a clamp at 1e30 is seen
+        # A clamp at 1e30 or 1e-30 is seen; 2**101 times a near scale and sums of 2**22 overflows nowhere on the way.
+        exponent[1] = 100 if sign > 0 else 104
     exponent[(slice(None), -1) if lead[0] == 1 else -1] = -DEAD  # of the last block of N, which is short
     return _with_fraction(np.broadcast_to(sign * exponent, shape), fraction)
 

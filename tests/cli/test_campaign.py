@@ -372,7 +372,7 @@ def odd(t: torch.Tensor, rng: random.Random) -> torch.Tensor:
     if how == 18 and axis is not None:
         return t.narrow(axis, 0, min(t.shape[axis], rng.randrange(2)))
     if how == 19 and t.numel():
-        return t.flatten()[:1].expand(t.shape)
+        return t.flatten()[:1].expand(t.shape or (1,))
     if how == 20 and t.dim() > 1:
         return t.transpose(0, -1)
     if how == 21 and t.numel():

@@ -115,7 +115,7 @@ BLOCKS = {
     "steps": ["647edabafa7639df", "06fc9a5c74f4f3a3", "116b20b17571bd83"],
 }
 EDGES = {
-    "large": ["ae1c2e0f94c1be53", "47673a5de1e887bb", "eb9d113c52120228"],
+    "large": ["d041509550d1c3a7", "47673a5de1e887bb", "eb9d113c52120228"],
     "overflow": ["b854bca646c8471f", "3f506b04d53f0254", "9e2cf72346710af0"],
     "small": ["c48ef5e39395773d", "a2e30246fc8fe13a", "f665cdc7207a1fdb"],
     "underflow": ["a095fdfa81d3e184", "70d42ed6a19e411e", "6a498b1858609207"],
