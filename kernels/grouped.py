@@ -30,7 +30,7 @@ def get_mk_alignment_for_contiguous_layout() -> int:
 def _alignment() -> int:
     try:
         return route("grouped_contiguous", torch.device(machines.current_machine().device)).alignment()
-    except NoBackendError:
+    except NoBackendError:  # nothing multiplies here, so nothing asks for more than DeepGEMM's own alignment
         return BLOCK
 
 

@@ -11,7 +11,9 @@ Any other release, a profiler, ROCm (where Triton also specialises on the extent
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 from kernels.backends._host import is_other_device
 from kernels.config import current_config
 from kernels.context import Memo
+from kernels.errors import MissingPackageError
 from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast_triton
 from kernels.fast.triton import Start
@@ -29,6 +32,19 @@ ALIGNMENT = 16
 HIP = torch.version.hip is not None
 EXACT = {"enable_fp_fusion": False}
 """Options of every launch: products and sums are never fused into one rounding, whatever Triton's default is."""
+
+
+def imported(module: str, kernel: str) -> tuple[ModuleType, bool]:
+    """A module of Triton kernels, and whether ``kernel`` of it runs natively (not under the interpreter).
+
+    Raises MissingPackageError: Triton, or what it needs, cannot be imported.
+    """
+    try:
+        triton = importlib.import_module("triton")
+        kernels = importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackageError("Triton; install `triton`", {"triton": str(error)}) from error
+    return kernels, isinstance(getattr(kernels, kernel), triton.JITFunction)
 
 
 class Launch:

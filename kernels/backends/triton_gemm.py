@@ -12,7 +12,6 @@ Not covered: AMD GPUs; a further summand ``c``; rates on other GPUs than the H20
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,9 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.backends._launch import Launch
+from kernels.backends._launch import Launch, imported
 from kernels.backends.declaration import Backend
-from kernels.errors import MissingPackageError
 from kernels.platform import current_machine
 from kernels.support import BLOCK, E4M3_SM, F16_SM
 
@@ -107,12 +105,7 @@ def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
 @functools.cache
 def library() -> tuple[ModuleType, bool]:
     """The kernel's module, and whether it runs natively (not under the interpreter)."""
-    try:
-        triton = importlib.import_module("triton")
-        kernels = importlib.import_module("kernels.backends._triton_gemm")
-    except ImportError as error:
-        raise MissingPackageError("Triton; install `triton`", {"triton": str(error)}) from error
-    return kernels, isinstance(kernels.gemm_kernel, triton.JITFunction)
+    return imported("kernels.backends._triton_gemm", "gemm_kernel")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,7 +8,6 @@ Not covered: GPUs without E4M3 conversion (before sm89), where plain torch serve
 from __future__ import annotations
 
 import functools
-import importlib
 import struct
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -17,9 +16,8 @@ import torch
 from torch import Tensor
 
 from kernels.backends._host import allocator, column_major, on_its_device
-from kernels.backends._launch import Launch
+from kernels.backends._launch import Launch, imported
 from kernels.backends.declaration import Allocate, Backend, Quantiser
-from kernels.errors import MissingPackageError
 from kernels.support import BLOCK
 
 if TYPE_CHECKING:
@@ -43,12 +41,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 @functools.cache
 def library() -> tuple[ModuleType, bool]:
     """The kernels, and whether they run natively (not under the interpreter)."""
-    try:
-        triton = importlib.import_module("triton")
-        kernels = importlib.import_module("kernels.backends._triton_kernels")
-    except ImportError as error:
-        raise MissingPackageError("Triton; install `triton`", {"triton": str(error)}) from error
-    return kernels, isinstance(kernels.group_kernel, triton.JITFunction)
+    return imported("kernels.backends._triton_kernels", "group_kernel")
 
 
 @functools.lru_cache(maxsize=256)

@@ -397,6 +397,7 @@ def _decided_dtype(device: str, n: int, k: int, kind: torch.dtype, bias: bool) -
 
 
 def _server(device: str, n: int, k: int, dtype: torch.dtype) -> str | None:
+    """The backend that writes a product in ``dtype``; None where none does, and another dtype is asked for."""
     try:
         return plan(Problem("fp8_gemm_nt", device=device, n=n, k=k, out_dtype=dtype_name(dtype))).backend
     except NoBackendError:

@@ -362,7 +362,8 @@ def right_variants(
             if made == count:
                 return
         if empty == HOPELESS:
-            raise OptionError(f"{', '.join(names)}: no case fits any numerics of {arch}; try `list numerics`")
+            wanted = ", ".join(names)
+            raise OptionError(f"{wanted}: no case fits any numerics of {arch}; see `fp8-oracle list numerics`")
 
 
 def _random_case(contract: str, stream: data.Stream) -> Case:

@@ -89,7 +89,9 @@ def test_elsewhere_triton_starts_it(
     assert fast.starter(ready(run)) is None and run.launch == [] and list(run) == []
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed; the tox factor `interpreter` has it"
+)
 class TestInstalled:
     """Triton's own ``CompiledKernel`` and ``CudaLauncher``, without a GPU: only the compiled ``launch`` is recorded."""
 

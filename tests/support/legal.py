@@ -1,8 +1,8 @@
 """Right outputs of every contract on every arch, counted one by one: ``python -m tests.support.legal [--seed N]``.
 
 At least ``PRODUCT`` of each product of FP8 operands and ``OTHER`` of each other contract, on each arch that it has
-numerics for. The table says how many were judged and how many failed; the exit status is 1 where one failed or a
-contract has too few.
+numerics for. The table says how many were judged and how many failed; the exit status is 1 where one failed. A contract
+none of whose cases fits an arch is an error (:func:`oracle.diagnosis.mutation.right_variants`).
 """
 
 from __future__ import annotations

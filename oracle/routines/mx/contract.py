@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError, NumericsError, ShapeError
-from oracle.numbers import mx_recipes as rows
-from oracle.numbers import recipes
+from oracle.numbers import mx_recipes, recipes
 from oracle.numbers.formats import E2M1, E4M3FN, E5M2, Format, decode
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
@@ -40,7 +39,7 @@ from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_
 LINEAR = "linear"
 LAYOUTS = (*HEIGHTS, LINEAR)
 LAYOUT = OptionSpec("layout", LAYOUTS[0], LAYOUTS, "how the scale bytes lie: in tiles, height x width, or [M, C]")
-ROUNDING = OptionSpec("rounding", "rceil", tuple(rows.MODES), "how the shared scale becomes a power of two")
+ROUNDING = OptionSpec("rounding", "rceil", tuple(mx_recipes.MODES), "how the shared scale becomes a power of two")
 ELEMENTS: Mapping[str, Format] = {"e4m3": E4M3FN, "e5m2": E5M2}
 ELEMENT = OptionSpec("element", "e4m3", tuple(ELEMENTS), "format of the codes")
 INVERSED = OptionSpec(
@@ -195,12 +194,12 @@ class Mxfp8Quantize(BlockQuantiser):
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
         element, mode = ELEMENTS[str(options["element"])], str(options["rounding"])
-        torchao = rows.TORCHAO[element, mode]
+        torchao = mx_recipes.TORCHAO[element, mode]
         if mode != "rceil":
             return (torchao,)
         if element is E5M2:
-            return rows.TE_MXFP8_E5M2, torchao
-        flashinfer = recipes.FLASHINFER_MXFP8_1X32, rows.FLASHINFER_CUTE_MXFP8, rows.FLASHINFER_HOST_MXFP8
+            return mx_recipes.TE_MXFP8_E5M2, torchao
+        flashinfer = recipes.FLASHINFER_MXFP8_1X32, mx_recipes.FLASHINFER_CUTE_MXFP8, mx_recipes.FLASHINFER_HOST_MXFP8
         return recipes.TE_MXFP8_1X32, *flashinfer, torchao
 
 
@@ -215,8 +214,9 @@ class Mxfp4Quantize(BlockQuantiser):
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
         mode = str(options["rounding"])
-        torchao = rows.TORCHAO[E2M1, mode]
-        return (rows.FLASHINFER_MXFP4, rows.FLASHINFER_CUTE_MXFP4, torchao) if mode == "rceil" else (torchao,)
+        torchao = mx_recipes.TORCHAO[E2M1, mode]
+        flashinfer = mx_recipes.FLASHINFER_MXFP4, mx_recipes.FLASHINFER_CUTE_MXFP4
+        return (*flashinfer, torchao) if mode == "rceil" else (torchao,)
 
 
 @register
@@ -239,8 +239,8 @@ class Nvfp4Quantize(BlockQuantiser):
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
         if options["is_global_scale_inversed"]:
-            return rows.FLASHINFER_NVFP4_INVERSED, rows.TORCHAO_NVFP4, rows.MODELOPT_NVFP4
-        return rows.FLASHINFER_NVFP4_EXACT, rows.FLASHINFER_NVFP4, rows.FLASHINFER_CUTE_NVFP4
+            return mx_recipes.FLASHINFER_NVFP4_INVERSED, mx_recipes.TORCHAO_NVFP4, mx_recipes.MODELOPT_NVFP4
+        return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4, mx_recipes.FLASHINFER_CUTE_NVFP4
 
 
 @register
@@ -255,7 +255,7 @@ class ScaledFp4Quant(Nvfp4Quantize):
     production = "nvfp4_quantize"
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
-        return rows.FLASHINFER_NVFP4_EXACT, rows.VLLM_NVFP4, rows.FLASHINFER_NVFP4
+        return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.VLLM_NVFP4, mx_recipes.FLASHINFER_NVFP4
 
 
 def positive_scale(inputs: Mapping[str, Tensor]) -> None:
