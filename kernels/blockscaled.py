@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from kernels import checks, layout
+from kernels import checks, known, layout
 from kernels import platform as machines
-from kernels.backends._host import allocator, is_other_device, lane_major
-from kernels.backends.declaration import Backend, Pair, Quantiser
+from kernels.backends._host import allocator, is_dense, is_other_device, lane_major
+from kernels.backends.declaration import Backend, Gemm, Pair, Quantiser
 from kernels.checks import FP8
 from kernels.config import current_config
 from kernels.errors import DtypeError, InputError, OptionError, ShapeError
+from kernels.fast import torch as fast
 from kernels.formulas import flashinfer_blocks
-from kernels.known import Known
 from kernels.quantize import GROUP_EPS, ceil_to_ue8m0, per_block_cast_to_fp8, per_token_group_quant_fp8_packed
 from kernels.routes import cached, dtype_name, route
 from kernels.support import BLOCK, SWITCH_M
@@ -56,12 +56,11 @@ def fp8_gemm_nt(
     MissingPackageError, NoBackendError
         DeepGEMM is needed and absent, or does not serve the problem.
     """
-    if not is_compiling() and c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2:
-        run = Known.find("fp8_gemm_nt", *b)
-        if run is not None and type(a[0]) is type(a[1]) is type(out) is Tensor:
-            plain = checks.plain(a[0]) and checks.plain(a[1]) and checks.plain(out)
-            if plain and run(*a, *b, out, disable_ue8m0_cast):
-                return
+    if c is None and type(a) is type(b) is tuple and len(a) == len(b) == 2 and not is_compiling():
+        met = known.find("fp8_gemm_nt", *b)
+        if met is not None and met.rows(*b, *a, out):
+            met.run(*a, *b, out, None, disable_ue8m0_cast)
+            return
     _fp8_gemm_nt(a, b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
 
 
@@ -76,8 +75,8 @@ def _fp8_gemm_nt(
         torch.ops.fp8_kernels.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
         return
     _product(x, xs, w, ws, out, c, disable_ue8m0_cast)
-    if c is None:
-        Known.keep("fp8_gemm_nt", w, ws, cached(_gemm_run, w.device, *w.shape))
+    if c is None and out.dtype is torch.bfloat16:
+        known.keep("fp8_gemm_nt", w, ws, _known_gemm(w, ws)).learn(x, xs, out, weight=(w, ws))
 
 
 @checks.verb
@@ -100,39 +99,51 @@ def prepare_fp8_gemm_nt(
     w, ws = _pair("b", b)
     n, k = _matrix("b", w)
     _scale("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]")
-    product = _gemm_run(checks.same_device(b=w, b_scale=ws), n, k)
+    checks.same_device(b=w, b_scale=ws)
+    met = known.Kept(_known_gemm(w, ws))
 
     def run(a: tuple[Tensor, Tensor], out: Tensor) -> None:
-        x, xs = a
-        if is_compiling() or not product(x, xs, w, ws, out, disable_ue8m0_cast):
-            fp8_gemm_nt(a, b, out, disable_ue8m0_cast=disable_ue8m0_cast)
+        if not is_compiling() and type(a) is tuple and len(a) == 2:
+            if met.rows(*a, out):
+                met.run(*a, w, ws, out, None, disable_ue8m0_cast)
+                return
+            _fp8_gemm_nt(a, b, out, c=None, disable_ue8m0_cast=disable_ue8m0_cast)
+            if out.dtype is torch.bfloat16:
+                met.learn(*a, out)
+            return
+        fp8_gemm_nt(a, b, out, disable_ue8m0_cast=disable_ue8m0_cast)
 
     return run
 
 
-def _gemm_run(device: torch.device, n: int, k: int) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, bool], bool]:
-    """The product of checked weights: whether the other operands fit the common call, and then it is done."""
-    kb = -(-k // BLOCK)
+def _known_gemm(w: Tensor, ws: Tensor) -> Gemm:
+    """The bf16 product of a checked weight, for operands that :class:`~kernels.known.Known` finds like checked ones."""
+    return cached(_gemm_run, w.device, *w.shape, is_dense(w, ws))
+
+
+def _gemm_run(device: torch.device, n: int, k: int, dense: bool) -> Gemm:
     backend, packs = _gemm(device, n, k, torch.bfloat16, None)
-    product = _product if packs else backend.fp8_gemm_nt
+    if packs:
+        return _product
+    product = _aligned(backend, dense)
+    if device.index is None:
+        return product
+    here = fast.DEVICE
 
-    def run(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, disable_ue8m0_cast: bool) -> bool:
-        m = x.shape[0] if x.dim() == 2 else 0
-        if (
-            m == 0
-            or x.shape[1] != k
-            or xs.shape != (m, kb)
-            or out.shape != (m, n)
-            or not (x.dtype is FP8 and xs.dtype is torch.float32 and out.dtype is torch.bfloat16)
-            or not x.device == xs.device == out.device == device
-            or not out.is_contiguous()
-            or out.is_inference()
-        ):
-            return False
-        product(x, xs, w, ws, out, None, disable_ue8m0_cast)
-        return True
+    def run(
+        x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+    ) -> None:
+        if here() == device.index:
+            return product(x, xs, w, ws, out, c, disable_ue8m0_cast)
+        with torch.cuda.device(device):
+            return product(x, xs, w, ws, out, c, disable_ue8m0_cast)
 
     return run
+
+
+def _aligned(backend: Backend, dense: bool) -> Gemm:
+    """The backend's product of dense operands, for a weight that is ``dense`` as well, or may not be."""
+    return backend.dense_gemm_nt or backend.aligned_gemm_nt if dense else backend.aligned_gemm_nt
 
 
 def _product(
@@ -291,7 +302,8 @@ def deepgemm_blockscale_linear(
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; DeepGEMM scales in groups of {BLOCK}")
     _check_linear(input, weight, weight_scale, *checks.WIDE)
-    linear = cached(_quantise_then_gemm, input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0)
+    key = (input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0, is_dense(weight, weight_scale))
+    linear = cached(_quantise_then_gemm, *key)
     return linear(input, weight, weight_scale)
 
 
@@ -309,12 +321,14 @@ LinearFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 """``(wide input, weight codes, weight scale) -> output``."""
 
 
-def _quantise_then_gemm(device: torch.device, dtype: torch.dtype, n: int, k: int, e8m0: bool) -> LinearFn:
+def _quantise_then_gemm(
+    device: torch.device, dtype: torch.dtype, n: int, k: int, e8m0: bool, dense: bool = False
+) -> LinearFn:
     """Quantise, then GEMM, each on the backend that its plan chooses."""
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
     quantise = _quantiser(route("quant_group", device, *key), e8m0)
     backend, sm100 = _gemm(device, n, k, torch.bfloat16, None)
-    product = _product if sm100 else backend.aligned_gemm_nt
+    product = _product if sm100 else _aligned(backend, dense)
 
     def linear(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
         if is_other_device(input.device):
@@ -365,19 +379,16 @@ def dynamic_flashinfer_deepgemm_blockscale_gemm(
     Tensor
         ``[M, N]`` bf16.
     """
-    if not is_compiling() and type(input) is Tensor and not input.is_nested and len(shape := input.shape) == 2:
-        run = Known.find((shape[0] < SWITCH_M, use_deep_gemm_e8m0 is True), weight, weight_scale)
-        if run is not None and group_size is BLOCK and type(use_deep_gemm_e8m0) is bool and checks.plain(input):
-            y: Tensor | None = run(input, shape, weight, weight_scale)
-            if y is not None:
-                return y
+    if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
+        met = known.find(use_deep_gemm_e8m0, weight, weight_scale)
+        if met is not None and (m := met.rows(weight, weight_scale, input)):
+            y: Tensor = met.run[m < SWITCH_M](input, weight, weight_scale)
+            return y
     return _dynamic(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
 
 
 @checks.verb
-def _dynamic(
-    input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool
-) -> Tensor:
+def _dynamic(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool) -> Tensor:
     """:func:`dynamic_flashinfer_deepgemm_blockscale_gemm` with every check."""
     if group_size != BLOCK:
         raise OptionError(f"group_size={group_size}; both kernels scale in groups of {BLOCK}")
@@ -388,27 +399,27 @@ def _dynamic(
     m, (n, k) = input.shape[0], weight.shape
     if m == 0:
         return _switched(input.device, 0, n, k, use_deep_gemm_e8m0)(input, weight, weight_scale)
-    few = m < SWITCH_M
-    run = cached(_linear_run, input.device, few, n, k, use_deep_gemm_e8m0)
-    Known.keep((few, use_deep_gemm_e8m0), weight, weight_scale, run)
-    y = run(input, input.shape, weight, weight_scale)
-    assert y is not None, "its operands are checked"
+    runs = _runs(weight, weight_scale, use_deep_gemm_e8m0)
+    y = runs[m < SWITCH_M](input, weight, weight_scale)
+    known.keep(use_deep_gemm_e8m0, weight, weight_scale, runs).learn(input, weight=(weight, weight_scale))
     return y
 
 
-def _linear_run(
-    device: torch.device, few: bool, n: int, k: int, e8m0: bool
-) -> Callable[[Tensor, torch.Size, Tensor, Tensor], Tensor | None]:
-    """The product of checked weights for few or many rows, of an input and its shape; None for one that is unfit."""
-    linear = _switched(device, SWITCH_M - 1 if few else SWITCH_M, n, k, e8m0)
+class _Runs(dict[bool, LinearFn]):
+    """The layers of one class of weights, for few rows (True) and for many, each decided when it is first asked for."""
 
-    def run(input: Tensor, shape: torch.Size, weight: Tensor, weight_scale: Tensor) -> Tensor | None:
-        m, columns = shape
-        if m == 0 or columns != k or input.dtype is not torch.bfloat16 or input.device != device:
-            return None
-        return linear(input, weight, weight_scale)
+    def __init__(self, device: torch.device, n: int, k: int, e8m0: bool, dense: bool) -> None:
+        super().__init__()
+        self._of = (n, k, e8m0, dense)
+        self._device = device
 
-    return run
+    def __missing__(self, few: bool) -> LinearFn:
+        run = self[few] = _switched(self._device, SWITCH_M - 1 if few else SWITCH_M, *self._of)
+        return run
+
+
+def _runs(weight: Tensor, weight_scale: Tensor, e8m0: bool) -> _Runs:
+    return cached(_Runs, weight.device, *weight.shape, e8m0, is_dense(weight, weight_scale))
 
 
 @checks.verb
@@ -428,16 +439,18 @@ def prepare_blockscale_linear(
         ``run(input)`` for ``input [M, K]`` bf16, a strided tensor. It looks at dtype, shape and device, and takes the
         memory for what it is. Machine and configuration are those of now.
     """
-    device, (n, k), e8m0 = weight.device, weight.shape, use_deep_gemm_e8m0
-    _check_switch(torch.empty(0, k, dtype=torch.bfloat16, device=device), weight, weight_scale)
-    many, few = (_linear_run(device, few, n, k, e8m0) for few in (False, True))
+    e8m0, empty = use_deep_gemm_e8m0, torch.empty(0, weight.shape[1], dtype=torch.bfloat16, device=weight.device)
+    _check_switch(empty, weight, weight_scale)
+    met = known.Kept(_runs(weight, weight_scale, e8m0))
 
     def run(input: Tensor) -> Tensor:
-        if not is_compiling() and not input.is_nested and len(shape := input.shape) == 2:
-            y = (few if shape[0] < SWITCH_M else many)(input, shape, weight, weight_scale)
-            if y is not None:
-                return y
-        return dynamic_flashinfer_deepgemm_blockscale_gemm(input, weight, weight_scale, BLOCK, e8m0)
+        if is_compiling():
+            return dynamic_flashinfer_deepgemm_blockscale_gemm(input, weight, weight_scale, BLOCK, e8m0)
+        if m := met.rows(input):
+            return met.run[m < SWITCH_M](input, weight, weight_scale)
+        y = _dynamic(input, weight, weight_scale, BLOCK, e8m0)
+        met.learn(input)
+        return y
 
     return run
 
@@ -447,7 +460,7 @@ def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
     checks.multiple("N", weight.shape[0], 64, "pad the weight rows")
 
 
-def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool) -> LinearFn:
+def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool, dense: bool = False) -> LinearFn:
     """FlashInfer's formula and product where the plan chooses them, else the group quantiser and a GEMM."""
     small = m < SWITCH_M and not current_config().batch_invariant
     if m > 0:
@@ -456,7 +469,7 @@ def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool) -> Linea
         if small and run.declares("blockscale_sm90"):
             product, quantise = run.blockscale_sm90, _reciprocal(device)
             return lambda x, weight, scale: product(*_quantise_here(quantise, x), weight, scale, None)
-    return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0)
+    return cached(_quantise_then_gemm, device, torch.bfloat16, n, k, e8m0, dense)
 
 
 def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:

@@ -1,49 +1,93 @@
-"""Weights that a verb has met: what was checked of them, and how to multiply by them, without keeping them alive.
+"""Calls like one that was checked: for a weight and its scale, what their operands were, and the product decided.
 
-A weight is known when it is the same object in the same memory, of the same shape and dtype: that takes a microsecond
-to see, and a check takes four. What a context knows ends with it, and with the weight.
+A call is like an earlier one when its weight and scale lie in the same memory, and every operand has the class,
+dispatch keys, dtype, device, extents and strides of that call, the number of rows apart. torch sees all
+but the memory in one compiled call (:func:`kernels.fast.torch.guard`); the checks of a verb read each of them from
+Python, one at a time. Of a torch release whose guard is not known, no call is like another: every one is checked.
+What a context knows ends with it.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-from weakref import ReferenceType, ref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
-from kernels.checks import FP8
+from kernels.backends._host import ALIGNMENT, packed
+from kernels.config import current_config
 from kernels.context import current
+from kernels.fast import torch as fast
 
-PLAIN = (Tensor, torch.nn.Parameter)
-"""Classes of tensors that own memory."""
+Run = TypeVar("Run")
 
 
-class Known(NamedTuple):
-    """An E4M3 weight, its float32 scale, and the product decided for them."""
+def _never(*operands: Tensor) -> bool:
+    return False
 
-    weight: ReferenceType[Tensor]
-    scale: ReferenceType[Tensor]
-    memory: tuple[int, int]
-    shapes: tuple[torch.Size, torch.Size]
-    run: Any
 
-    @classmethod
-    def keep(cls, key: object, weight: Tensor, scale: Tensor, run: Any) -> None:
-        """Remember a pair, unless a mode gave it no memory."""
-        if type(weight) in PLAIN and type(scale) in PLAIN:
-            memory, shapes = (weight.data_ptr(), scale.data_ptr()), (weight.shape, scale.shape)
-            current().weights.keep((key, id(weight), id(scale)), cls(ref(weight), ref(scale), memory, shapes, run))
+class Kept(Generic[Run]):
+    """The product decided for a weight that the caller keeps as it is, and the operands of its last checked call."""
 
-    @classmethod
-    def find(cls, key: object, weight: object, scale: object) -> Any:
-        """What :meth:`keep` was given for this pair, or None."""
-        known: Known | None = current().weights.get((key, id(weight), id(scale)))
-        if known is None:
-            return None
-        w, s = known.weight(), known.scale()
-        if w is None or s is None or w is not weight or s is not scale:
-            return None
-        if (w.data_ptr(), s.data_ptr()) != known.memory or w.dtype is not FP8 or s.dtype is not torch.float32:
-            return None
-        return known.run if w.shape == known.shapes[0] and s.shape == known.shapes[1] else None
+    __slots__ = ("_guard", "_pitches", "run")
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._guard: Callable[..., bool] = _never
+        self._pitches: tuple[int, ...] = (1,)
+
+    def learn(self, *rows: Tensor, weight: tuple[Tensor, ...] = ()) -> None:
+        """Remember the operands of a checked call, unless a library could not take them as they are.
+
+        The first and the last of ``rows`` are dense; scales of rows may be column-major, at any distance.
+        """
+        m, good = rows[0].shape[0], packed(rows[0]) and packed(rows[-1])
+        if m and good and all(packed(x) or x.stride(0) == 1 for x in rows) and current_config().fast_paths:
+            self._pitches = tuple(x.nbytes // m for x in rows)
+            self._guard = fast.guard(weight, rows) or _never
+
+    def rows(self, *rows: Any) -> int:
+        """The number of rows of a call that is like the last checked one, each operand on 16 bytes; else 0."""
+        return self._extent(rows) if self._guard(*rows) else 0
+
+    def _extent(self, rows: tuple[Tensor, ...]) -> int:
+        m = rows[0].nbytes // self._pitches[0]
+        for x, pitch in zip(rows, self._pitches, strict=True):
+            if x.nbytes != m * pitch or x.data_ptr() % ALIGNMENT:
+                return 0
+        return m
+
+
+class Known(Kept[Run]):
+    """The same for a weight that anybody may change between two calls; memory of any operand may have been freed."""
+
+    __slots__ = ("_memory",)
+
+    def learn(self, *rows: Tensor, weight: tuple[Tensor, ...] = ()) -> None:
+        """As :meth:`Kept.learn`, with the weight and its scale."""
+        w, s = weight
+        self._guard, self._memory = _never, (w.data_ptr(), s.data_ptr())
+        super().learn(*rows, weight=weight)
+
+    def rows(self, weight: Any, scale: Any, *rows: Any) -> int:
+        """As :meth:`Kept.rows`, after the weight and its scale."""
+        if not self._guard(weight, scale, *rows) or (weight.data_ptr(), scale.data_ptr()) != self._memory:
+            return 0
+        for x in rows:
+            if x.untyped_storage().nbytes() < x.nbytes:
+                return 0
+        return self._extent(rows)
+
+
+def find(key: object, weight: object, scale: object) -> Known[Any] | None:
+    """What the context knows of a pair."""
+    return current().weights.get((key, id(weight), id(scale)))
+
+
+def keep(key: object, weight: Tensor, scale: Tensor, run: Run) -> Known[Run]:
+    """What the context knows of a pair for which ``run`` is decided now."""
+    found: Known[Run] | None = find(key, weight, scale)
+    if found is not None and found.run is run:
+        return found
+    made: Known[Run] = current().weights.keep((key, id(weight), id(scale)), Known(run))
+    return made

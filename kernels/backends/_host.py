@@ -46,6 +46,11 @@ def packed(x: Tensor) -> bool:
     return 1 not in shape or x.stride() == (*((shape[1] * shape[2],) if len(shape) == 3 else ()), shape[-1], 1)
 
 
+def is_dense(*tensors: Tensor) -> bool:
+    """Whether each lies densely on 16 bytes, axes of extent 1 included."""
+    return all(packed(x) and x.data_ptr() % ALIGNMENT == 0 for x in tensors)
+
+
 def pitched(x: Tensor) -> Tensor:
     """A matrix of one-byte codes itself when it is dense or its row pitch is a multiple of 16; else a copy."""
     step, unit = x.stride()
@@ -94,7 +99,7 @@ def is_other_device(device: torch.device) -> bool:
 
     A GPU's tensors know its index, a CPU's have none: to ask for the type takes eight times as long (500 ns).
     """
-    return device.index is not None and device.index != torch.cuda.current_device()
+    return device.index is not None and device.index != fast.DEVICE()
 
 
 def on_its_device(function: Callable[P, R]) -> Callable[P, R]:

@@ -85,6 +85,8 @@ class Backend:
     fp8_gemm_nt: Gemm = _absent
     aligned_gemm_nt: Gemm = _absent
     """:attr:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes."""
+    dense_gemm_nt: Gemm | None = None
+    """:attr:`aligned_gemm_nt` for a weight and a scale that are so too; only where that saves a look at them."""
     blockscale_sm90: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor] = _absent
     """``(a, a_scale [K/128, align(M, 4)], b, b_scale, out)``."""
     grouped_contiguous: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None] = _absent

@@ -135,10 +135,13 @@ def aligned_gemm_nt(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
     """:func:`fp8_gemm_nt` for ``a``, ``a_scale`` and ``out`` that are dense on 16 bytes; the weight may be neither."""
-    if not (b.is_contiguous() and b.data_ptr() % ALIGNMENT == 0):  # no extent of a weight is 1
-        b = addressable(b)
-    if b_scale.stride() != (b_scale.shape[1], 1):
-        b_scale = _weight_scale(b_scale)
+    dense_gemm_nt(a, a_scale, addressable(b), _weight_scale(b_scale), out, c, disable_ue8m0_cast)
+
+
+def dense_gemm_nt(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None, disable_ue8m0_cast: bool
+) -> None:
+    """:func:`aligned_gemm_nt` for a weight that is dense on 16 bytes too."""
     compiled = compiled_gemm()
     if compiled is not None and current_config().fast_paths:
         compiled(a, a_scale, b, b_scale, out, None, None, None, None, "", disable_ue8m0_cast)
@@ -301,7 +304,7 @@ def missing(p: Problem, machine: Machine) -> str | None:
 
 BACKEND = Backend(
     name="deep_gemm", kernel=kernel, steps=steps, missing=missing,
-    fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=aligned_gemm_nt,
+    fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=aligned_gemm_nt, dense_gemm_nt=dense_gemm_nt,
     grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked, alignment=alignment,
     mqa_logits=mqa_logits, paged_mqa_logits=paged_mqa_logits, paged_metadata=paged_metadata,
 )  # fmt: skip

@@ -1,24 +1,29 @@
-"""torch's allocation on a GPU, and its current stream, without the dispatcher and without Python objects.
+"""torch's allocation on a GPU, its current device and stream, and its guard of tensors, without the ways around them.
 
-Releases    torch 2.11.
+Releases    torch 2.11; the guard, which needs no GPU, 2.11 and 2.13.
 Checked     ``torch._C._dynamo.guards._empty_strided_cuda`` and ``torch._C._cuda_getCurrentRawStream`` are what the code
             calls that TorchInductor generates. The first reaches the allocator of ``torch.empty`` (streams, pools and
             graph captures as there) but no torch mode, which may count, guard or fake tensors: it is used while none is
             active. On the device the layer's bits are the same with and without them, eager and in a captured graph.
+            ``torch._C._cuda_getDevice`` is the body of ``torch.cuda.current_device``, which also looks whether CUDA has
+            begun. ``TensorGuards`` is what a compiled graph asks of its inputs; a test changes each property of a
+            tensor that it stands for.
 Public way  2.4 us an allocation more, of which a layer makes three a call (``tests/hardware/measure.py``, family
-            ``fast``, on an H200 machine).
+            ``fast``, on an H200 machine). Without the guard every call is checked in Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels.backends.declaration import Allocate
 
 RELEASES = ("2.11.",)
+GUARD_RELEASES = ("2.11.", "2.13.")
 KNOWN = torch.__version__.startswith(RELEASES) and torch.version.cuda is not None
 
 
@@ -33,8 +38,30 @@ EMPTY: Allocate | None = _entry("_dynamo", "guards", "_empty_strided_cuda") if K
 """From shape, strides and dtype to a tensor on the current CUDA device."""
 STREAM: Callable[[int], int] | None = _entry("_cuda_getCurrentRawStream") if KNOWN else None
 """The current stream of a device by its index, as a number."""
+DEVICE: Callable[[], int] = _entry("_cuda_getDevice") if KNOWN else torch.cuda.current_device
+"""The index of the current device, of a process that has a tensor on one."""
+GUARDS: Any = _entry("_dynamo", "guards", "TensorGuards") if torch.__version__.startswith(GUARD_RELEASES) else None
 
 
 def unwatched() -> bool:
     """Whether no torch mode is active; asked on known releases only."""
     return torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+
+
+def guard(same: Sequence[Tensor], rows: Sequence[Tensor]) -> Callable[..., bool] | None:
+    """Whether other operands, in this order, are like these; None of a release that is not known.
+
+    Like means: the same class, dispatch keys (layout, negation, inference, autocast, a transform), ``requires_grad``,
+    dtype, device, extents and strides. The matrices ``rows`` may have any number of rows, and any distance of columns
+    where these are contiguous.
+    """
+    if GUARDS is None:
+        return None
+    sizes: list[list[int | None]] = [list(x.shape) for x in same]
+    strides: list[list[int | None]] = [list(x.stride()) for x in same]
+    for x in rows:
+        sizes.append([None, x.shape[1]])
+        strides.append(list(x.stride()) if x.is_contiguous() else [x.stride(0), None])
+    made = GUARDS(*same, *rows, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = made.check
+    return check

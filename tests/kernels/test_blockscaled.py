@@ -4,9 +4,19 @@ import pytest
 import torch
 
 from kernels import blockscaled as bs
-from kernels import context, quantize, routes
+from kernels import context, known, quantize, routes
 from kernels.config import Config, use_config
-from kernels.errors import DeviceError, DtypeError, InputError, LayoutError, NoBackendError, OptionError, ShapeError
+from kernels.errors import (
+    DeviceError,
+    DtypeError,
+    InputError,
+    KernelError,
+    LayoutError,
+    NoBackendError,
+    OptionError,
+    ShapeError,
+)
+from kernels.fast import torch as fast
 
 FP8 = torch.float8_e4m3fn
 
@@ -160,6 +170,16 @@ class TestSwitch:
             bs.dynamic_flashinfer_deepgemm_blockscale_gemm(x, w, s)
 
 
+def freed(x: torch.Tensor) -> torch.Tensor:
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def inference(x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return x.clone()
+
+
 class TestWhatIsRemembered:
     """The right call first, so that it is remembered; then one with a single thing changed."""
 
@@ -222,6 +242,58 @@ class TestWhatIsRemembered:
         change(w, s)
         with pytest.raises(error):
             call()
+
+    @pytest.mark.parametrize("guarded", [True, False], ids=["known torch", "another torch"])
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda q, xs, out: (q[:, :128], xs, out),
+            lambda q, xs, out: (q[:7], xs, out),
+            lambda q, xs, out: (q, xs[:7], out),
+            lambda q, xs, out: (q, xs, out[:7]),
+            lambda q, xs, out: (q.view(torch.uint8), xs, out),
+            lambda q, xs, out: (q, xs.double(), out),
+            lambda q, xs, out: (q, torch._neg_view(xs), out),
+            lambda q, xs, out: (q, xs.to_sparse(), out),
+            lambda q, xs, out: (q, xs, out.to("meta")),
+            lambda q, xs, out: (freed(q), xs, out),
+            lambda q, xs, out: (q, freed(xs), out),
+            lambda q, xs, out: (q, xs, freed(out)),
+            lambda q, xs, out: (q, xs, freed(torch.empty(80, 384, dtype=torch.bfloat16)[40:])),
+            lambda q, xs, out: (q, xs, inference(out)),
+            lambda q, xs, out: (q, None, out),
+            lambda q, xs, out: ((q, xs), xs, out),
+        ],
+    )
+    def test_what_a_product_met_does_not_cover_another(self, make, monkeypatch, change, guarded: bool) -> None:
+        """Each property of an operand that the guard of a release stands for; of another release all is checked."""
+        if not guarded:
+            monkeypatch.setattr(fast, "GUARDS", None)
+        w, s, out = make.codes(384, 256), make.scales(3, 2), torch.zeros(40, 384, dtype=torch.bfloat16)
+        q, xs = quantize.per_token_group_quant_fp8(torch.randn(40, 256).bfloat16(), 128, column_major_scales=True)
+        bs.fp8_gemm_nt((q, xs), (w, s), out)
+        met = known.find("fp8_gemm_nt", w, s)
+        assert met is not None and met.rows(w, s, q, xs, out) == (40 if guarded and fast.guard((), (q,)) else 0)
+        q, xs, out = change(q, xs, out)
+        with pytest.raises(KernelError):
+            bs.fp8_gemm_nt((q, xs), (w, s), out)
+
+    @pytest.mark.skipif(fast.GUARDS is None, reason=f"the guard of torch {torch.__version__} is not known")
+    def test_what_a_library_could_not_take_is_not_covered(self, make) -> None:
+        """Rows that begin between two words of 16 bytes, or lie at a distance: computed, in the checked way."""
+        w, s = make.codes(384, 256), make.scales(3, 2)
+        q, xs = quantize.per_token_group_quant_fp8(torch.randn(40, 256).bfloat16(), 128)
+        right, out = torch.zeros(2, 40, 384, dtype=torch.bfloat16)
+        bs.fp8_gemm_nt((q, xs), (w, s), right)
+        met = known.find("fp8_gemm_nt", w, s)
+        between = torch.empty(40 * 256 + 1, dtype=torch.uint8)[1:].view(q.dtype).view(40, 256).copy_(q)
+        wide = torch.empty(40, 272, dtype=torch.uint8).view(q.dtype)[:, :256].copy_(q)
+        for other in (between, wide):
+            assert met.rows(w, s, other, xs, out) == 0
+            bs.fp8_gemm_nt((other, xs), (w, s), out.zero_())
+            assert torch.equal(out, right)
+            bs.fp8_gemm_nt((q, xs), (w, s), out.zero_())
+        assert met.rows(w, s, q, xs, out) == 40 and met.rows(w, s, q[:7], xs[:7], out[:7]) == 7
 
     def test_a_kept_plan_gives_the_bits_and_the_errors_of_the_verb(self, make) -> None:
         w, s = make.codes(384, 256), make.scales(3, 2)

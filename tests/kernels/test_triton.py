@@ -183,7 +183,7 @@ class Pointer(torch.Tensor):
 
 def at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU 0, current, with stream 7."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(fast_torch, "DEVICE", lambda: 0)
     monkeypatch.setattr(fast_torch, "STREAM", lambda device: 7)
     monkeypatch.setattr(torch.version, "hip", None)
 
