@@ -290,11 +290,21 @@ def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: 
     return fp8_blockscale_gemm_sm90(input, weight, None, weight_scale)
 
 
-@checks.verb
 def deepgemm_blockscale_linear(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
     """Quantise a bf16 input 1x128, then :func:`fp8_gemm_nt`: ``[M, N]`` bf16."""
+    if group_size is BLOCK and not is_compiling() and type(use_deep_gemm_e8m0) is bool:
+        met = known.find(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale)
+        if met is not None and met.rows(weight, weight_scale, input):
+            y: Tensor = met.run(input, weight, weight_scale)
+            return y
+    return _deepgemm(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
+
+
+@checks.verb
+def _deepgemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, use_deep_gemm_e8m0: bool) -> Tensor:
+    """:func:`deepgemm_blockscale_linear` with every check."""
     if is_compiling():
         op = torch.ops.fp8_kernels.deepgemm_blockscale_linear
         made: Tensor = op(input, weight, weight_scale, group_size, use_deep_gemm_e8m0)
@@ -304,7 +314,10 @@ def deepgemm_blockscale_linear(
     _check_linear(input, weight, weight_scale, *checks.WIDE)
     key = (input.device, input.dtype, *weight.shape, use_deep_gemm_e8m0, is_dense(weight, weight_scale))
     linear = cached(_quantise_then_gemm, *key)
-    return linear(input, weight, weight_scale)
+    y = linear(input, weight, weight_scale)
+    met = known.keep(("deepgemm", use_deep_gemm_e8m0), weight, weight_scale, linear)
+    met.learn(input, weight=(weight, weight_scale))
+    return y
 
 
 def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: torch.dtype) -> None:

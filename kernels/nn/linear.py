@@ -245,13 +245,26 @@ class Fp8Linear(Fp8Module):
         if bias is not None:
             checks.dtype(f"the bias of {name}", checks.tensor(f"the bias of {name}", bias), *checks.WIDE)
             checks.shape(f"the bias of {name}", bias, (self.out_features,), "[N]")
+        self._bare = (
+            kind == "block" and bias is None and self.out_dtype in (None, torch.bfloat16)
+            and not self.gaps and layout.width == layout.columns
+        )  # fmt: skip
+        """Whether a bf16 matrix is multiplied as it is, and the product is the output."""
         for key, value in (("bias", bias), ("input_scale", input_scale)):
             kept = None if value is None else torch.nn.Parameter(value.detach().to(device), requires_grad=False)
             self.register_parameter(key, kept)
 
-    @checks.verb
     def forward(self, input: Tensor) -> Tensor:
         """``[..., K]`` bf16, f16 or f32 to ``[..., N]`` of the same dtype (or ``out_dtype``), contiguous."""
+        if self._bare and isinstance(input, Tensor) and input.dtype is torch.bfloat16 and input.dim() == 2:
+            weight, scale = self._parameters["weight"], self._parameters["weight_scale"]
+            if weight is not None and scale is not None and input.shape[1] == self.in_features:
+                return deepgemm_blockscale_linear(input, weight, scale, BLOCK, self.ue8m0)
+        return self._forward(input)
+
+    @checks.verb
+    def _forward(self, input: Tensor) -> Tensor:
+        """:meth:`forward` of any input."""
         fits = input.dim() > 0 and input.shape[-1] == self.in_features
         if not fits or input.dtype not in checks.WIDE or input.device != self.weight.device:
             self._refuse(input)
