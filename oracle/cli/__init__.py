@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from oracle.cli import calls, examples, fixtures, kernels, runs, selftest, settings, tool
+from oracle.cli import calls, examples, fixtures, kernels, lint, runs, selftest, settings, tool
 from oracle.cli.common import say
 from oracle.errors import OptionError, OracleError
 
@@ -22,7 +22,7 @@ COMMANDS = (
     *(runs.add_verify, kernels.add_validate, calls.add_judge, calls.add_explain, selftest.add_mutate),
     *(calls.add_predict, calls.add_identify, kernels.add_fingerprint, tool.add_doctor, tool.add_list, fixtures.add),
     *(selftest.add_conformance, tool.add_plan, runs.add_report, runs.add_compare, runs.add_history),
-    tool.add_completion,
+    *(lint.add, tool.add_completion),
 )
 
 

@@ -58,6 +58,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("keep a run", "history add run.jsonl --db runs.sqlite --label v1.2"),
         ("look at all of them", "history show --db runs.sqlite --html history.html"),
     ),
+    "lint": (
+        ("scales, codes and names of a checkpoint", "lint DeepSeek-V3/"),
+        ("what the quantisation lost", "lint quantised/ --against original/ --only 'model.layers.3.*'"),
+    ),
     "completion": (
         ("for this bash", "completion bash > ~/.local/share/bash-completion/completions/fp8-oracle"),
         ("for zsh, in a folder of $fpath", "completion zsh > ~/.zfunc/_fp8-oracle"),
