@@ -130,8 +130,8 @@ class TestSite:
         assert sorted(menu) == sorted(pages)
 
     def test_build(self, root: Path, tmp_path: Path) -> None:
-        pytest.importorskip("mkdocs", reason="needs the extra `docs`; `tox -e docs` has it")
-        pytest.importorskip("material", reason="needs the extra `docs`; `tox -e docs` has it")
+        pytest.importorskip("mkdocs", reason="needs the extra `docs`; `tox run` has it")
+        pytest.importorskip("material", reason="needs the extra `docs`; `tox run` has it")
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
         nowhere = {"http_proxy": "http://0.0.0.0:1", "https_proxy": "http://0.0.0.0:1"}
         environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"} | nowhere
@@ -144,7 +144,7 @@ class TestSite:
         assert not list((tmp_path / "site").rglob("*.py"))
 
     def test_a_broken_link_stops_the_build(self, root: Path, tmp_path: Path) -> None:
-        pytest.importorskip("mkdocs", reason="needs the extra `docs`; `tox -e docs` has it")
+        pytest.importorskip("mkdocs", reason="needs the extra `docs`; `tox run` has it")
         shutil.copytree(root / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(root / "mkdocs.yml", tmp_path)
         index = tmp_path / "docs" / "index.md"
