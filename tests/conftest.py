@@ -31,8 +31,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # of the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Collecting makes objects by the hundred thousand and drops none: the collector would walk through them again and again,
-# for half of the time it takes. ``pytest_collection_finish`` turns it on again.
+# Collecting tests makes objects by the hundred thousand and drops none: the garbage collector would walk through them
+# again and again, for a third of the time. ``pytest_collection_finish`` turns it on again.
 gc.disable()
 
 collect_ignore = ["support"]  # another project's suite; test_pytest_plugin.py runs it
