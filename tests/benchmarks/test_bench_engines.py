@@ -27,6 +27,7 @@ DEEPSEEK = (128, 4096, 7168)
 SMALL = (32, 512, 2048)
 BOUND = (64, 1024, 2048)
 REFERENCE = (512, 4096, 4096)
+UNTIMED = (8, 256, 512)  # where nothing is measured, that everything runs is shown by any shape
 
 
 def product(m: int, n: int, k: int) -> ScaledProduct:
@@ -35,6 +36,11 @@ def product(m: int, n: int, k: int) -> ScaledProduct:
     a, b = (torch.randn(rows, k, generator=g).to(torch.float8_e4m3fn) for rows in (m, n))
     sa, sb = (torch.rand(rows, k // 128, generator=g) + 0.5 for rows in (m, n // 128))
     return ScaledProduct(a, b, sa, sb, 128, 128)
+
+
+def timed(benchmark: Any, shape: tuple[int, int, int]) -> ScaledProduct:
+    """The product of a shape, or a small one where nothing is measured."""
+    return product(*(shape if benchmark.enabled else UNTIMED))
 
 
 def accumulator() -> Accumulator:
@@ -108,21 +114,21 @@ class TestPredictionBesideScalar:
     """The engine, the plain definition, a scalar implementation and a matmul of one shape."""
 
     def test_cpu_engine(self, benchmark: Any) -> None:
-        p = product(*SMALL)
+        p = timed(benchmark, SMALL)
         _measure(benchmark, lambda: predict(p, "cpu"), p)
 
     def test_plain_torch(self, benchmark: Any) -> None:
-        p = product(*SMALL)
+        p = timed(benchmark, SMALL)
         _measure(benchmark, lambda: predict(p, "torch"), p, rounds=3)
 
     def test_scalar(self, benchmark: Any) -> None:
-        p = product(*SMALL)
+        p = timed(benchmark, SMALL)
         _measure(benchmark, lambda: scalar(p), p, rounds=2)
         same = codes_of(scalar(p)) == codes_of(predict_product(p, PROMOTE, out_dtype=torch.float32, engine="cpu"))
         assert int((~same).sum()) < 10
 
     def test_float64_matmul(self, benchmark: Any) -> None:
-        p = product(*SMALL)
+        p = timed(benchmark, SMALL)
         _measure(benchmark, matmul(p), p)
 
 
@@ -131,11 +137,11 @@ class TestPrediction:
     """The engine at a DeepSeek shape, packing and store included."""
 
     def test_cpu_engine(self, benchmark: Any) -> None:
-        p = product(*DEEPSEEK)
+        p = timed(benchmark, DEEPSEEK)
         _measure(benchmark, lambda: predict(p, "cpu"), p, rounds=3)
 
     def test_float64_matmul(self, benchmark: Any) -> None:
-        p = product(*DEEPSEEK)
+        p = timed(benchmark, DEEPSEEK)
         _measure(benchmark, matmul(p), p, rounds=3)
 
 
@@ -144,15 +150,15 @@ class TestResidueBound:
     """B2, compiled; the plain definition takes an eighth of the columns."""
 
     def test_cpu(self, benchmark: Any) -> None:
-        p = product(*BOUND)
+        p = timed(benchmark, BOUND)
         _measure(benchmark, lambda: engines.compiled_residue(p, accumulator()), p)
 
     def test_plain_torch_one_eighth(self, benchmark: Any) -> None:
-        p = product(BOUND[0], BOUND[1] // 8, BOUND[2])
+        p = timed(benchmark, (BOUND[0], BOUND[1] // 8, BOUND[2]))
         _measure(benchmark, lambda: residue_bound(p, accumulator()), p, rounds=1)
 
     def test_float64_matmul(self, benchmark: Any) -> None:
-        p = product(*BOUND)
+        p = timed(benchmark, BOUND)
         _measure(benchmark, matmul(p), p)
 
 
@@ -161,11 +167,11 @@ class TestReference:
     """The exact reference beside one float64 matmul of the same shape."""
 
     def test_exact(self, benchmark: Any) -> None:
-        p = product(*REFERENCE)
+        p = timed(benchmark, REFERENCE)
         _measure(benchmark, lambda: engines.compiled_exact(p), p, rounds=3)
 
     def test_float64_matmul(self, benchmark: Any) -> None:
-        p = product(*REFERENCE)
+        p = timed(benchmark, REFERENCE)
         _measure(benchmark, matmul(p), p, rounds=3)
 
 

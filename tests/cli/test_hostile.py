@@ -363,7 +363,7 @@ class TestStreams:
         assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"No space left" in done.stderr
 
     def test_closed(self) -> None:
-        command = f"{shlex.quote(sys.executable)} -m oracle doctor >&-"
+        command = f"{shlex.quote(sys.executable)} -m oracle list contracts >&-"
         done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False)
         assert (done.returncode, done.stderr) == (0, b"")
 

@@ -7,6 +7,7 @@ errors or returns what the unspoilt definition gives for the spoilt operand.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -67,8 +68,9 @@ def fp8_linear(x: Any, weight: Any, weight_scale: Any, bias: Any) -> Tensor:
     return Fp8Linear(weight, weight_scale, bias)(x)
 
 
+@cache
 def calls() -> dict[str, Call]:
-    """A right call of every routine that takes tensors."""
+    """A right call of every routine that takes tensors; ``right_call`` gives a copy that may be spoilt."""
     x = torch.randn(4, 256, generator=torch.Generator().manual_seed(0))
     bf = x.bfloat16()
     table: list[Call] = [
@@ -241,6 +243,14 @@ def calls() -> dict[str, Call]:
 
 
 CALLS = list(calls())
+
+
+def right_call(name: str) -> Call:
+    """One call of the table, its tensors copied as they lie."""
+    function, arguments = calls()[name]
+    return function, {n: v.clone() if isinstance(v, Tensor) else v for n, v in arguments.items()}
+
+
 NUMBERS: list[Any] = [0, -1, 1, 3, 1000, True, 1.5, "8", None, float("nan"), float("inf")]
 OTHERS: list[Any] = [None, 3, "text", [1.0], torch.float64, (1, 2)]
 DTYPES = [
@@ -295,7 +305,7 @@ def flat(result: Any) -> list[Tensor]:
 @settings(max_examples=25)
 @given(data=st.data())
 def test_typed_error_or_right_answer(name: str, data: st.DataObject) -> None:
-    function, arguments = calls()[name]
+    function, arguments = right_call(name)
     victim = data.draw(st.sampled_from(sorted(arguments)))
     spoilt, same_values = spoil(arguments[victim], data.draw)
     try:
@@ -304,7 +314,7 @@ def test_typed_error_or_right_answer(name: str, data: st.DataObject) -> None:
         assert len(str(error)) > 15
         assert not same_values or isinstance(error, LayoutError), f"strides of {victim} alone: {error}"
         return
-    right = calls()[name]
+    right = right_call(name)
     if same_values:
         expected = right[0](**right[1])
     elif isinstance(spoilt, Tensor) and spoilt.device.type == "meta":
@@ -330,7 +340,7 @@ def _definition(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_is_written_to_an_operand(name: str) -> None:
     """Except outputs named ``out``, every operand keeps its bits."""
-    function, arguments = calls()[name]
+    function, arguments = right_call(name)
     before = {n: v.clone() for n, v in arguments.items() if isinstance(v, Tensor) and n != "out"}
     function(**arguments)
     for n, old in before.items():

@@ -15,7 +15,7 @@ from kernels.config import Config, use_config
 from kernels.errors import OptionError
 
 OPS = torch.ops.fp8_kernels
-CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 M, N, K = 6, 256, 256
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
@@ -134,6 +134,13 @@ def placed(make, name: str, device: str) -> tuple[object, ...]:
 @pytest.mark.parametrize("name", names())
 def test_opcheck(make, name: str, device: str) -> None:
     opcheck(operator_of(name), placed(make, name, device), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", names())
+def test_opcheck_compiled(make, name: str, device: str) -> None:
+    """What torch.compile traces, with symbolic extents: nine tenths of the time of opcheck."""
+    opcheck(operator_of(name), placed(make, name, device), test_utils="test_aot_dispatch_dynamic")
 
 
 @pytest.mark.parametrize("name", names())

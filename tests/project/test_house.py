@@ -132,12 +132,12 @@ class TestCommands:
             assert (program == "make" and rest in targets) or program.startswith(".venv/bin/"), step
             assert "pip install" not in step or "-c constraints.txt" in step
 
-    @pytest.mark.parametrize("module", ["oracle", "oracle.cli", "kernels"])
-    def test_importing_loads_no_gpu_library(self, module: str) -> None:
-        libraries = ("flashinfer", "deep_gemm", "vllm", "triton")
-        code = f"import sys, {module}; print([m for m in {libraries} if m in sys.modules])"
+    def test_importing_loads_no_gpu_library(self) -> None:
+        """The last import is the sabotaged twin: a library that is loaded is seen."""
+        libraries = ("flashinfer", "deep_gemm", "vllm", "triton", "wave")
+        code = f"import sys, oracle, oracle.cli, kernels, wave; print([m for m in {libraries} if m in sys.modules])"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == "[]"
+        assert done.stdout.strip() == "['wave']"
 
     def test_python_dash_m(self) -> None:
         done = subprocess.run([sys.executable, "-m", "oracle", "--version"], capture_output=True, text=True, check=True)
