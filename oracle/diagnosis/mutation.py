@@ -478,7 +478,7 @@ def _reordered(call: Call, stream: data.Stream) -> Iterator[tuple[str, Tensor]]:
     def permuted(product: ScaledProduct) -> Tensor:
         order = [int(i) for i in stream.order(product.K // unit)]
         ranges = [(i * unit, (i + 1) * unit) for i in order] + [(product.K // unit * unit, product.K)]
-        moved = replace(product.over([ends for ends in ranges if ends[0] < ends[1]]), bias=product.bias)
+        moved = replace(product.over([ends for ends in ranges if ends[0] < ends[1]]), bias=product.bias, c=product.c)
         return predict_product(moved, schedule, out_dtype=call.out_dtype)
 
     ways = {f"cut at {sorted(set(cuts))} by tiles of {width} columns": by_tile}
@@ -520,6 +520,7 @@ def _float32(call: Call) -> Iterator[tuple[str, Tensor]]:
             if p.bias is not None:
                 bias = to_dtype(decode(p.bias), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
                 acc = acc + bias[None, :]
+            acc = acc if p.c is None else acc + p.c
             out[part.place] = store(acc, dtype)
         else:
             yield how, out.view(shape)
