@@ -316,7 +316,8 @@ def poisoned(call: Call) -> Mapping[str, Tensor]:
     padding, names = ~filled, (operands.roles["a"], operands.roles["a_scale"])
     a, scale = (call.inputs[name].clone() for name in names)
     a.view(torch.uint8).reshape(operands.rows, -1)[padding] = 0x7F
-    scale.reshape(operands.rows, -1)[padding] = torch.nan
+    if scale.numel() > 1:  # one scale serves all rows
+        scale.reshape(operands.rows, -1)[padding] = torch.nan
     return {**call.inputs, names[0]: a, names[1]: scale}
 
 

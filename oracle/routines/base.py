@@ -145,7 +145,7 @@ class Operands:
         filled = torch.zeros(self.rows, dtype=torch.bool, device=self.parts[0].product.a.device)
         for part in self.parts:
             filled[part.place] = True
-        return filled
+        return None if bool(filled.all()) else filled
 
 
 @dataclass(frozen=True)

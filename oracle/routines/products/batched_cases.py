@@ -224,12 +224,15 @@ RUNS = ("m=8,n=64,k=128,g=1", "m=72,n=192,k=256,g=4", "m=148,n=128,k=640,g=3")
 SMALL = "m=40,n=128,k=256,g=4"
 RAGGED = ("m=72,n=136,k=208,g=3", "m=160,n=64,k=128,g=1")
 WIDE = "e4m3xe4m3-f16/{}/m=9,n=136,k=256,g=2/family=wide/seed=1"
+WIDE_TENSOR = (WIDE.format("tensor:tensor").replace("seed=1", "seed=4"),)
+TINY = "e4m3xi4-bf16/token:channel/m=33,n=64,k=16{}/family=subnormal/seed=1"
+"""So few steps of K that some rows have subnormal codes only."""
 
 GRAMMARS: Mapping[str, Grammar] = {
     **{
         f"fp8_gemm_{name}": _grammar(
             MNK, (BLOCK,), _turned(cases.product, *turned), DENSE, "m=17,n=256,k=256", out=("bf16", "f32"),
-            extra=("m=9,n=136,k=200", "m=64,n=64,k=256"),
+            extra=("m=9,n=136,k=200", "m=64,n=64,k=256", "m=128,n=64,k=128"),
         )
         for name, turned in (
             ("nn", ("b", "b_scale")), ("tn", ("a", "a_scale", "b", "b_scale")), ("tt", ("a", "a_scale")),
@@ -261,11 +264,11 @@ GRAMMARS: Mapping[str, Grammar] = {
     "bmm_fp8": _grammar(
         MNKG, ("tensor:tensor",), _batched, ("m=1,n=64,k=128,g=1", "m=33,n=136,k=384,g=3", "m=130,n=64,k=640,g=2"),
         "m=17,n=128,k=256,g=2", operands=(*BOTH, "e5m2xe5m2"),
-        extra=("m=9,n=136,k=200,g=2", "m=32,n=64,k=256,g=2", WIDE.format("tensor:tensor")),
+        extra=("m=9,n=136,k=200,g=2", "m=32,n=32,k=32,g=2", *WIDE_TENSOR),
     ),
     "grouped_mm_fp8": _grammar(
         MNKG, ("tensor:tensor",), _times_alpha, RUNS, SMALL, out=("bf16", "f16", "f32"),
-        extra=(*RAGGED, WIDE.format("tensor:tensor")),
+        extra=(*RAGGED, *WIDE_TENSOR),
     ),
     "gemm_fp8_nt_groupwise": _grammar(
         MNK, (BLOCK, "128x128:128x128"), cases.product, DENSE, "m=17,n=256,k=384", operands=BOTH,
@@ -289,11 +292,11 @@ GRAMMARS: Mapping[str, Grammar] = {
     "cutlass_w4a8_mm": _grammar(
         MNK, (ROW,), _mixed, ("m=1,n=64,k=128", "m=33,n=136,k=384", "m=129,n=64,k=256"), "m=17,n=128,k=256",
         operands=("e4m3xi4",), domain="k % 128 == 0",
-        extra=("m=64,n=64,k=256", "m=9,n=136,k=200", WIDE.format(ROW).replace(",g=2", "").replace("xe4m3", "xi4")),
+        extra=("m=64,n=64,k=256", "m=9,n=136,k=200", WIDE.format(ROW).replace(",g=2", "").replace("xe4m3", "xi4"), TINY.format("")),
     ),
     "cutlass_w4a8_moe_mm": _grammar(
         MNKG, (ROW,), _mixed_grouped, RUNS, SMALL, operands=("e4m3xi4",), domain="k % 128 == 0",
-        extra=(*RAGGED, WIDE.format(ROW).replace("xe4m3", "xi4")),
+        extra=(*RAGGED, WIDE.format(ROW).replace("xe4m3", "xi4"), TINY.format(",g=2")),
     ),
 }  # fmt: skip
 

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from oracle.errors import InputError, OptionError, ShapeError
-from oracle.numbers.formats import from_codes, of_dtype
 from oracle.routines.base import F32, FP8, INTEGERS, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.products.contract import (
     BLOCK_NUMERICS,
@@ -178,17 +177,18 @@ class KGrouped(ProductContract):
         return [part.view(rows, k) for part, k in zip(given.split([rows * k for k in ks]), ks, strict=True)]
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
-        m, n = inputs["a_scale"].shape[0], inputs["b_scale"].shape[0]
+        c = inputs["c"]
+        _, m, n = c.shape
         parts, start = [], 0
         for g, k in enumerate(inputs["ks"].tolist()):
             a, b = (inputs[name][rows * start : rows * (start + k)].view(rows, k) for name, rows in (("a", m), ("b", n)))
             blocks = slice(start // 128, (start + k) // 128)
             a_scale, b_scale = (inputs[name][:, blocks].contiguous() for name in ("a_scale", "b_scale"))
             if not k:  # the sum over nothing is that over a zero
-                a, b = (_zero(inputs[name].dtype, rows, inputs["a"].device) for name, rows in (("a", m), ("b", n)))
-                a_scale, b_scale = (torch.ones(rows, 1, device=inputs["a"].device) for rows in (m, n))
-            rows_of = torch.arange(g * m, (g + 1) * m, device=inputs["a"].device)
-            parts.append(Part(summed(a, b, a_scale, b_scale, inputs["c"][g]), rows_of, g))
+                a, b = (torch.zeros(rows, 1, device=c.device).to(inputs[name].dtype) for name, rows in (("a", m), ("b", n)))
+                a_scale, b_scale = (torch.ones(rows, 1, device=c.device) for rows in (m, n))
+            rows_of = torch.arange(g * m, (g + 1) * m, device=c.device)
+            parts.append(Part(summed(a, b, a_scale, b_scale, c[g]), rows_of, g))
             start += k
         return parts
 
@@ -212,10 +212,6 @@ class KGrouped(ProductContract):
 def summed(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, c: Tensor | None) -> ScaledProduct:
     """The product with 1x128 scales on both sides and a summand."""
     return ScaledProduct(a, b, a_scale, b_scale, block=min(128, a.shape[1]), b_rows=1, c=c)
-
-
-def _zero(dtype: torch.dtype, rows: int, device: torch.device) -> Tensor:
-    return from_codes(torch.zeros(rows, 1, dtype=torch.uint8, device=device), of_dtype(dtype))
 
 
 def _transposed(x: Tensor) -> Tensor:

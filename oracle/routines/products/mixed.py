@@ -35,7 +35,9 @@ TOKENS = TensorSpec("a_token_scales", F32, ("M", "1"), "one scale for each row",
 
 def weights(q: Tensor, scales: Tensor) -> Tensor:
     """E4M3 ``[N, K]``: the products of weights ``[N, K]`` and their group's scale ``[K/128, N]``, rounded to nearest
-    even and saturated; a NaN scale gives NaN."""
+    even and saturated; a NaN scale gives NaN. Weights that a fault has decoded, in floats, stay as they are."""
+    if q.is_floating_point():
+        return q
     each = decode(scales).t().repeat_interleave(GROUP, dim=1)[:, : q.shape[1]]
     overflow = Overflow.SATURATE
     return to_dtype(q.to(torch.float64) * each, torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=overflow)

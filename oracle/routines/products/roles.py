@@ -62,8 +62,14 @@ def each(role: str, function: Callable[..., Tensor]) -> Change:
 
 
 def matrix(call: Call, role: str) -> Tensor:
-    """The first matrix of ``role`` as the contract gives it: ``[rows, blocks]`` or ``[rows, K]``."""
-    return matrices(call, role, call.inputs[ROLES[call.contract.name][role]])[0]
+    """The first matrix of ``role`` as the contract gives it: ``[rows, blocks]`` or ``[rows, K]``; one 1 without it."""
+    name = ROLES[call.contract.name].get(role)
+    return torch.ones(1, 1) if name is None else matrices(call, role, call.inputs[name])[0]
+
+
+def has(role: str) -> WhyNot:
+    """The contract has an input for ``role``."""
+    return need(lambda call: role in ROLES[call.contract.name], f"there is no {role}")
 
 
 several_blocks = need(lambda call: call.parts[0].product.B > 1, "there is one K block")
