@@ -1,9 +1,9 @@
 """Products of several matrices, of transposed operands, of float32 sums that accumulate, and of int4 weights.
 
 Shapes and scales as the libraries publish them; ``K`` is cut into scale blocks of 128. Operands whose memory a library
-cannot address are copied. A routine whose arithmetic another one has is that one under other names: transposed operands
-are views, runs of rows become the aligned runs of :func:`kernels.grouped.m_grouped_fp8_gemm_nt_contiguous`, int4 weights
-become the E4M3 codes that CUTLASS' table gives them.
+cannot address are copied. A routine whose arithmetic another one has is that one under another name: transposed
+operands are views, runs of rows become the aligned runs of
+:func:`kernels.grouped.m_grouped_fp8_gemm_nt_contiguous`, int4 weights the E4M3 codes that CUTLASS' table gives them.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def m_grouped_fp8_gemm_nn_contiguous(
 def fp8_gemm_nt_1d1d(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None) -> None:
     """``out = a @ b.T + c`` in float32, one scale for every row and 128 steps of K of both operands.
 
-    DeepGEMM's recipe (1, 1, 128). ``a (a [M, K], a_scale [M, ceil(K/128)])``, ``b (b [N, K], b_scale [N, ceil(K/128)])``
-    E4M3 with float32 scales; ``out [M, N]`` float32; ``c [M, N]`` float32 or None (zeros), which may be ``out``.
+    DeepGEMM's recipe (1, 1, 128). ``a (a [M, K], a_scale [M, ceil(K/128)])`` and ``b (b [N, K], b_scale
+    [N, ceil(K/128)])`` E4M3 with float32 scales; ``out [M, N]`` float32; ``c [M, N]`` float32 or None (zeros), which
+    may be ``out``.
 
     Raises
     ------
@@ -189,8 +190,9 @@ def fp8_gemm_nt_skip_head_mid(
 def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
     """``"bhr,hdr->bhd"``: for every head ``h``, ``out[:, h] = a[:, h] @ b[h].T`` with block scales.
 
-    ``a (a [B, H, R], a_scale [B, H, ceil(R/128)])``, ``b (b [H, D, R], b_scale [H, ceil(D/128), ceil(R/128)])`` E4M3 and
-    float32; ``out [B, H, D]`` bf16 (on a CPU f16 and float32 too). Other equations are refused: they exist on sm100 only.
+    ``a (a [B, H, R], a_scale [B, H, ceil(R/128)])``, ``b (b [H, D, R], b_scale [H, ceil(D/128), ceil(R/128)])`` E4M3
+    and float32; ``out [B, H, D]`` bf16 (on a CPU f16 and float32 too). Other equations, which exist on sm100 only, are
+    refused.
 
     Raises
     ------
@@ -209,7 +211,7 @@ def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
     checks.output("out", out, (m, heads, n), "[B, H, D]", *checks.WIDE)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out)
     if is_compiling():
-        torch.ops.fp8_kernels.fp8_einsum(equation, x, xs, w, ws, out)
+        torch.ops.fp8_kernels.fp8_einsum(x, xs, w, ws, out)
         return
     run = route("einsum", device, ("n", n), ("k", k), ("groups", heads), ("out_dtype", dtype_name(out.dtype)))
     if m:
@@ -259,7 +261,7 @@ def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch
     return run.bmm(A, B, A_scale.reshape(1), B_scale.reshape(1), dtype)
 
 
-# --- FlashInfer's and CUTLASS' groups -----------------------------------------------------------------------------------
+# --- FlashInfer's and CUTLASS' groups --------------------------------------------------------------------------------
 
 
 @checks.verb
@@ -291,7 +293,7 @@ def batch_deepgemm_fp8_nt_groupwise(
     expected_m: int,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """:func:`kernels.fp8_m_grouped_gemm_nt_masked` under FlashInfer's name: ``[G, M, N]``, rows past the counts zero."""
+    """:func:`kernels.fp8_m_grouped_gemm_nt_masked` under FlashInfer's name: ``[G, M, N]``, zero past the counts."""
     checks.out_dtype(out_dtype)
     groups, m, _ = checks.rank("a", a, 3).shape
     out = torch.zeros(groups, m, checks.rank("b", b, 3).shape[1], dtype=out_dtype, device=a.device)
@@ -306,8 +308,8 @@ def group_gemm_fp8_nt_groupwise(
     """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` of ``a`` times ``b[g].T``, block scales.
 
     ``a [M, K]``, ``b [G, N, K]`` E4M3; ``a_scale [M, ceil(K/128)]``, ``b_scale [G, ceil(N/128), ceil(K/128)]`` float32,
-    logical; ``m_indptr`` int32 ``[G + 1]``, never decreasing; ``[M, N]``, rows of no group zero. Runs need no alignment:
-    they are copied into aligned ones where the product needs them.
+    logical; ``m_indptr`` int32 ``[G + 1]``, never decreasing; ``[M, N]``, rows of no group zero. No alignment of runs
+    is needed: they are copied into aligned ones where the product needs them.
     """
     starts = _borders("m_indptr", m_indptr, b)
     return _runs(a, b, a_scale, b_scale, starts[:-1], starts[1:], out_dtype)
@@ -340,7 +342,7 @@ def cutlass_moe_mm(
 ) -> Tensor:
     """Rows of every expert times its weight, ``scales_a * (scales_b * sum)``.
 
-    ``a [M, K]``, ``b [G, N, K]`` E4M3; ``scales_a`` float32 ``[M, 1]`` or ``[1, 1]``, ``scales_b [G, N]`` or ``[G, 1]``;
+    ``a [M, K]``, ``b [G, N, K]`` E4M3; float32 ``scales_a [M, 1]`` or ``[1, 1]``, ``scales_b [G, N]`` or ``[G, 1]``;
     ``expert_offsets`` int32 ``[G]`` (first rows, each behind the rows of the expert before), ``problem_sizes`` int32
     ``[G, 3]``; ``[M, N]``, rows of no expert unspecified. Raises what :func:`kernels.scaled_grouped_mm` raises.
     """
@@ -368,7 +370,7 @@ def grouped_mm_fp8(
     return grouped.scaled_grouped_mm(a, b, scale_a, scale_b, starts[1:], out_dtype)
 
 
-# --- int4 weights -----------------------------------------------------------------------------------------------------
+# --- int4 weights ----------------------------------------------------------------------------------------------------
 
 
 @checks.verb

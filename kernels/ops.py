@@ -298,8 +298,8 @@ def _fp8_gemm_nt_skip_head_mid(
 
 
 @_operator(_nothing, "out")
-def _fp8_einsum(equation: str, a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
-    batched.fp8_einsum(equation, (a, a_scale), (b, b_scale), out)
+def _fp8_einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    batched.fp8_einsum("bhr,hdr->bhd", (a, a_scale), (b, b_scale), out)
 
 
 def _bmm_fake(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype) -> Tensor:

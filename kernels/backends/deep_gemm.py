@@ -219,7 +219,7 @@ def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tenso
         target.copy_(c)
     function, name = symbol("fp8_gemm_nt")
     if name in LEGACY:
-        raise MissingPackageError("DeepGEMM", {name: "the first release has no recipe (1, 1, 128); install a newer one"})
+        raise MissingPackageError("DeepGEMM", {name: "it has no recipe (1, 1, 128); install a newer release"})
     left, right = (addressable(a), lanes(a_scale)), (addressable(b), lanes(b_scale))
     function(left, right, target, c=target, recipe=(1, 1, BLOCK), disable_ue8m0_cast=True)
     if target is not out:
@@ -230,8 +230,8 @@ def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tenso
 def k_grouped(
     a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, ks: list[int], ks_tensor: Tensor, c: Tensor
 ) -> None:
-    """:func:`gemm_1d1d` for every group of K. A tile's rows behind a group's last one are added to the next group: their
-    codes are zeros of the load, and their scales must be numbers, so that the scales' padding is zero here."""
+    """:func:`gemm_1d1d` for every group of K. A tile's rows behind a group's last one are added to the next group:
+    their codes are zeros of the load, and their scales must be numbers, so the padding of the scales is zero here."""
     target = writable(out)
     if target.data_ptr() != c.data_ptr():
         target.copy_(c)

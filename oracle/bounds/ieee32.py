@@ -5,7 +5,8 @@
 
 Each term of the sum meets at most ``K - 1`` additions in any order and any grouping, one rounding of the product (none
 is needed for FP8 codes), at most three of the scales (``fl(a sa)``, ``fl(b sb)``, or one multiplication of a partial
-sum by each scale and by their rounded product), one of the bias and one of ``c``. ``(1 + u)**n - 1 <= n u / (1 - n u)``.
+sum by each scale and by their rounded product), one of the bias and one of ``c``;
+``(1 + u)**n - 1 <= n u / (1 - n u)``.
 For pure summation Jeannerod and Rump give ``(K - 1) u`` without the denominator; the difference is below ``n**2 u**2``.
 An underflowing operation adds at most ``eta = 2**-149``, times the magnitude by which it is later multiplied.
 

@@ -55,6 +55,7 @@ def calls(make) -> dict[str, tuple[object, ...]]:
     counts, lens = torch.tensor([3, 1], dtype=torch.int32), torch.tensor([5, 70], dtype=torch.int32)
     q, k = make.codes(M, 32, 32), make.codes(5, 32)
     ks, ke = torch.zeros(M, dtype=torch.int32), torch.full((M,), 4, dtype=torch.int32)
+    wide = torch.ones(M, N)
     return {
         "scaled_fp8_quant dynamic": (x, None, None, None, False),
         "scaled_fp8_quant token": (x, None, 17, torch.ones(1), True),
@@ -109,6 +110,16 @@ def calls(make) -> dict[str, tuple[object, ...]]:
             True,
             False,
         ),
+        "fp8_gemm_nt_1d1d": (a, sa, b, make.scales(N, 2), wide, wide.clone()),
+        "k_grouped_fp8_gemm_nt_contiguous": (
+            make.codes(M * K), make.scales(M, 2), make.codes(N * K), make.scales(N, 2),
+            torch.zeros(2, M, N), [0, K], torch.tensor([0, K], dtype=torch.int32), torch.ones(2, M, N),
+        ),
+        "fp8_gemm_nt_skip_head_mid": (
+            a, sa, b, sb, torch.zeros(M, 3 * N // 2, dtype=torch.bfloat16), [N // 4, N // 4, N // 4], True
+        ),
+        "fp8_einsum": (a[:, None], sa[:, None], b[None], sb[None], out[:, None].clone()),
+        "bmm_fp8": (cube, three.mT, one, one, torch.bfloat16),
         "fp8_mqa_logits": (q, k, make.scales(5), torch.randn(M, 32), ks, ke, True, False),
     }
 

@@ -202,7 +202,7 @@ class CutlassMoeMm(CutlassBlockwiseGrouped):
     inputs = (
         *CutlassBlockwiseGrouped.inputs[:2],
         TensorSpec("scales_a", F32, ("M|1", "1"), "one scale for each row, or one for all", contiguous=True),
-        TensorSpec("scales_b", F32, ("G", "N|1"), "one scale for each channel, or one for each expert", contiguous=True),
+        TensorSpec("scales_b", F32, ("G", "N|1"), "one scale for each channel, or for each expert", contiguous=True),
         OFFSETS,
         SIZES,
     )

@@ -65,7 +65,7 @@ def _k_grouped(case: Case) -> dict[str, Tensor]:
              for side, rows, dtype in zip("ab", (m, n), case.operand_dtypes, strict=True)}  # fmt: skip
     scales = {f"{side}_scale": cases.scale(case, f"{side}_scale", part, rows, sum(ks))
               for part, (side, rows) in enumerate((("a", m), ("b", n)))}  # fmt: skip
-    flat = {side: torch.cat([part.contiguous().view(torch.uint8).flatten() for part in x.split(ks, dim=1)]).view(x.dtype)
+    flat = {side: torch.cat([part.flatten() for part in x.view(torch.uint8).split(ks, dim=1)]).view(x.dtype)
             for side, x in codes.items()}  # fmt: skip
     return {**flat, **scales, "ks": torch.tensor(ks, dtype=torch.int32, device="cpu"), "c": _summand(case, g, m, n)}
 
@@ -180,7 +180,7 @@ def _mixed_grouped(case: Case) -> dict[str, Tensor]:
 def _listed(
     contract: str, grammar: Grammar, profile: str, *, sizes: tuple[str, ...], of_families: str, option: str = ""
 ) -> Iterable[str]:
-    """Ordinary data at ``sizes`` for every scheme; every family at ``of_families``; every dtype; ``option`` with some."""
+    """Ordinary data at ``sizes`` for every scheme; every family, with ``option``, and dtype at ``of_families``."""
     first = grammar.dtypes[0]
     for scheme in grammar.schemes:
         for size in sizes:
@@ -281,7 +281,9 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "batch_deepgemm_fp8_nt_groupwise": replace(
         PLAIN["fp8_m_grouped_gemm_nt_masked"],
-        listed=partial(_listed, sizes=("m=5,n=192,k=256,g=4", "m=130,n=64,k=256,g=3"), of_families="m=17,n=128,k=256,g=4"),
+        listed=partial(
+            _listed, sizes=("m=5,n=192,k=256,g=4", "m=130,n=64,k=256,g=3"), of_families="m=17,n=128,k=256,g=4"
+        ),
     ),
     "cutlass_blockwise_scaled_grouped_mm": _grammar(
         MNKG, (BLOCK,), _cutlass_grouped, RUNS, SMALL, extra=(*RAGGED, WIDE.format(BLOCK)),
@@ -292,7 +294,8 @@ GRAMMARS: Mapping[str, Grammar] = {
     "cutlass_w4a8_mm": _grammar(
         MNK, (ROW,), _mixed, ("m=1,n=64,k=128", "m=33,n=136,k=384", "m=129,n=64,k=256"), "m=17,n=128,k=256",
         operands=("e4m3xi4",), domain="k % 128 == 0",
-        extra=("m=64,n=64,k=256", "m=9,n=136,k=200", WIDE.format(ROW).replace(",g=2", "").replace("xe4m3", "xi4"), TINY.format("")),
+        extra=("m=64,n=64,k=256", "m=9,n=136,k=200", WIDE.format(ROW).replace(",g=2", "").replace("xe4m3", "xi4"),
+               TINY.format("")),
     ),
     "cutlass_w4a8_moe_mm": _grammar(
         MNKG, (ROW,), _mixed_grouped, RUNS, SMALL, operands=("e4m3xi4",), domain="k % 128 == 0",

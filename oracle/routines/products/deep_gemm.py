@@ -7,9 +7,9 @@
     fp8_einsum                           "bhr,hdr->bhd": a product for every head ``h``
     fp8_gemm_nt_skip_head_mid            columns in heads, with a gap inside each that is not written
 
-The library demands operands whose K lies dense for all of them on sm90; here ``[K, M]`` is the logical shape and strides
-are the kernel's affair. A float32 output holds ``RN(c + F)``, ``F`` the promoted float32 sum: one addition, which the
-kernel leaves to the memory (a reduction that may flush subnormals, :data:`oracle.bounds.product.FLUSHED`).
+The library demands operands whose K lies dense for all of them on sm90; here ``[K, M]`` is the logical shape, and
+strides are the kernel's affair. A float32 output holds ``RN(c + F)``, ``F`` the promoted float32 sum: one addition,
+which the kernel leaves to the memory (a reduction that may flush subnormals, :data:`oracle.bounds.product.FLUSHED`).
 Source: deepseek-ai/DeepGEMM 54e2261, csrc/apis/gemm.hpp and einsum.hpp, impls/sm90_fp8_gemm_1d1d.cuh.
 Not covered: UE8M0 casts inside the library, FP4 operands, prefix sums as a layout of groups.
 """
@@ -31,7 +31,6 @@ from oracle.routines.products.contract import (
     OUT_DTYPE,
     OUT_DTYPES,
     PLAIN_ROLES,
-    A,
     Fp8GemmNt,
     ProductContract,
     block_scaled,
@@ -181,11 +180,14 @@ class KGrouped(ProductContract):
         _, m, n = c.shape
         parts, start = [], 0
         for g, k in enumerate(inputs["ks"].tolist()):
-            a, b = (inputs[name][rows * start : rows * (start + k)].view(rows, k) for name, rows in (("a", m), ("b", n)))
+            a, b = (
+                inputs[name][rows * start : rows * (start + k)].view(rows, k) for name, rows in (("a", m), ("b", n))
+            )
             blocks = slice(start // 128, (start + k) // 128)
             a_scale, b_scale = (inputs[name][:, blocks].contiguous() for name in ("a_scale", "b_scale"))
             if not k:  # the sum over nothing is that over a zero
-                a, b = (torch.zeros(rows, 1, device=c.device).to(inputs[name].dtype) for name, rows in (("a", m), ("b", n)))
+                zeros = {"a": torch.zeros(m, 1, device=c.device), "b": torch.zeros(n, 1, device=c.device)}
+                a, b = (x.to(inputs[name].dtype) for name, x in zeros.items())
                 a_scale, b_scale = (torch.ones(rows, 1, device=c.device) for rows in (m, n))
             rows_of = torch.arange(g * m, (g + 1) * m, device=c.device)
             parts.append(Part(summed(a, b, a_scale, b_scale, c[g]), rows_of, g))
@@ -282,7 +284,8 @@ class SomeColumns(Sets):
             return None
         low, high = torch.full_like(out, -torch.inf), torch.full_like(out, torch.inf)
         free = torch.ones(out.shape, dtype=torch.uint8, device="cpu")
-        for whole, part in zip((low, high, free), (inner["out"].low, inner["out"].high, inner["out"].free), strict=True):
+        own = inner["out"]
+        for whole, part in zip((low, high, free), (own.low, own.high, own.free), strict=True):
             whole[:, self.columns] = part
         return {"out": Range(low, high, free)}
 

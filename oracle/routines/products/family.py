@@ -1,7 +1,17 @@
 """Scaled products: dense, grouped, and layers that quantise their input."""
 
 from oracle.routines.family import RoutineFamily
-from oracle.routines.products import batched, batched_cases, cases, contract, deep_gemm, flashinfer, grouped, linear, mixed
+from oracle.routines.products import (
+    batched,
+    batched_cases,
+    cases,
+    contract,
+    deep_gemm,
+    flashinfer,
+    grouped,
+    linear,
+    mixed,
+)
 from oracle.routines.products.faults import FAULTS
 
 FAMILY = RoutineFamily(

@@ -13,10 +13,20 @@ from torch import Tensor
 
 from oracle.routines.base import registered
 from oracle.routines.fault import Call, Change, WhyNot, change_of, need
-from oracle.routines.products import batched, contract, deep_gemm, flashinfer, grouped, linear, mixed
-from oracle.routines.products import batched_cases, cases
+from oracle.routines.products import (
+    batched,
+    batched_cases,
+    cases,
+    contract,
+    deep_gemm,
+    flashinfer,
+    grouped,
+    linear,
+    mixed,
+)
 
-PRODUCT_MODULES = (contract, flashinfer, grouped, linear, deep_gemm, batched, mixed)  # importing them registers what ROLES lists
+# importing them registers what ROLES lists
+PRODUCT_MODULES = (contract, flashinfer, grouped, linear, deep_gemm, batched, mixed)
 
 FLASHINFER = "fp8_blockscale_gemm_sm90"
 CUTLASS = "cutlass_scaled_mm"

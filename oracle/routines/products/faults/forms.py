@@ -1,4 +1,4 @@
-"""Faults of the forms that a product takes around its multiplication: a summand, groups of K, heads, batches, runs, int4.
+"""Faults of what surrounds a multiplication: a summand, groups of K, heads, batches, runs of rows, int4 weights.
 
 What any product can have (scales, codes, stores, tiles) stands in the other files and applies to these contracts too.
 """
@@ -13,7 +13,20 @@ from torch import Tensor
 
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Faults, WhyNot, always, both, entry, need
+from oracle.routines.fault import (
+    ARITHMETIC,
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Call,
+    Faults,
+    WhyNot,
+    always,
+    both,
+    entry,
+    need,
+)
 from oracle.routines.mutants import stale
 from oracle.routines.products.mixed import GROUP
 from oracle.routines.products.roles import ROLES, RUNS, each, matrices, matrix, several_rows
@@ -295,14 +308,15 @@ def _later(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 NEW_RUNS = RUNS - {"scaled_grouped_mm"}
 fault("weights of the next expert of a run", MOVEMENT, seen="DeepGEMM PR 343", contracts=NEW_RUNS,
-      read=_weights_of(1), needs=need(lambda c: c.inputs[ROLES[c.contract.name]["b"]].shape[0] > 1, "there is one expert"),
-      same_if=EQUAL)
+      read=_weights_of(1), same_if=EQUAL,
+      needs=need(lambda c: c.inputs[ROLES[c.contract.name]["b"]].shape[0] > 1, "there is one expert"))
 fault("runs end one step late", MOVEMENT, seen="flashinfer 3547", contracts=NEW_RUNS, read=_later,
       needs=several_parts, same_if="the rows meet equal weights")
 
 
-@fault("rows and columns of a product exchanged", MOVEMENT, seen="vLLM get_cutlass_moe_mm_data: exchanged below 65 rows",
-       contracts=NEW_RUNS, needs=need(lambda c: any(p.product.M != p.product.N for p in c.parts), "products are square"))
+@fault("rows and columns of a product exchanged", MOVEMENT,
+       seen="vLLM get_cutlass_moe_mm_data: exchanged below 65 rows", contracts=NEW_RUNS,
+       needs=need(lambda c: any(p.product.M != p.product.N for p in c.parts), "products are square"))
 def write_exchanged_sizes(call: Call, out: Tensor) -> Tensor:
     """A product of M x N computed as N x M: columns past M are not written."""
     out, old = out.clone(), stale(call, out)
@@ -367,7 +381,8 @@ several_groups = need(lambda c: c.inputs["b_group_scales"].shape[-2] > 1, "there
 for name, family, seen, change, needs, same_if in (
     ("group scales dropped", VALUE, "sglang PR 31529", _each_scale(lambda s: torch.full_like(s, ONE)),
      always, "every group scale is 1"),
-    ("group scale of the next group", INDEX, "sglang 38573", _each_scale(lambda s: s.roll(-1, -2)), several_groups, EQUAL),
+    ("group scale of the next group", INDEX, "sglang 38573", _each_scale(lambda s: s.roll(-1, -2)),
+     several_groups, EQUAL),
     ("group scale of group 0 throughout", INDEX, "sglang 38573",
      _each_scale(lambda s: s[..., :1, :].expand(s.shape)), several_groups, EQUAL),
     ("group scale of the neighbouring row", INDEX, "sglang 38573", _each_scale(lambda s: s.roll(-1, -1)),

@@ -286,7 +286,8 @@ def _next_group(role: str) -> Change:
     return change
 
 
-for role, what, contracts in (("a_scale", "A scale", BY_COUNT), ("b_scale", "B scale", frozenset(name for name in GROUPED if "b_scale" in ROLES[name]))):
+SCALED_GROUPS = frozenset(name for name in GROUPED if "b_scale" in ROLES[name])
+for role, what, contracts in (("a_scale", "A scale", BY_COUNT), ("b_scale", "B scale", SCALED_GROUPS)):
     fault(f"{what} of the next group", INDEX, seen="DeepGEMM PR 343",
           contracts=contracts, read=_next_group(role), needs=several_groups, same_if=EQUAL)
 
