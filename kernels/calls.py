@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernels import blockscaled, checks, grouped, layout, linear, logits, moe, moe_layer, platform
+from kernels import batched, blockscaled, checks, grouped, layout, linear, logits, moe, moe_layer, platform
 from kernels.errors import OptionError
 
 T = TypeVar("T")
@@ -115,6 +115,65 @@ def grouped_scaled(inputs: Inputs, options: Options) -> Tensor:
     """The grouped product with scales per token and per channel."""
     a, b, scale_a, scale_b, offsets = (inputs[n] for n in ("a", "b", "scale_a", "scale_b", "offsets"))
     return grouped.scaled_grouped_mm(a, b, scale_a, scale_b, offsets.to(torch.int32), out_dtype_of(options))
+
+
+def paired(verb: Callable[..., None], shape: Callable[[Inputs], tuple[int, ...]], *more: str) -> Runner:
+    """DeepGEMM's routines ``(a, scale), (b, scale), out``, into a fresh output of zeros; ``more``: further inputs."""
+
+    def run(inputs: Inputs, options: Options) -> Tensor:
+        pairs = [(inputs[side], inputs[f"{side}_scale"]) for side in "ab"]
+        dtype = options.get("out_dtype", torch.float32 if "c" in more else torch.bfloat16)
+        out = torch.zeros(shape(inputs), dtype=dtype, device=inputs["a"].device)
+        named = {name: inputs[name] for name in more if name in inputs}
+        verb(*pairs, out, **{name: x.to(torch.int32) if name == "m_indices" else x for name, x in named.items()})
+        return out
+
+    return run
+
+
+def k_grouped(inputs: Inputs, options: Options) -> Tensor:
+    """The product of every group of K, into a fresh output."""
+    c, ks = inputs["c"], inputs["ks"]
+    out = torch.zeros_like(c, memory_format=torch.contiguous_format)
+    pairs = [(inputs[side], inputs[f"{side}_scale"]) for side in "ab"]
+    batched.k_grouped_fp8_gemm_nt_contiguous(*pairs, out, ks.tolist(), ks.to(torch.int32), c=c)
+    return out
+
+
+def skip_head_mid(inputs: Inputs, options: Options) -> Tensor:
+    """The product in heads; gaps stay zero."""
+    splits = (int(options.get("left", 128)), int(options.get("mid", 64)), int(options.get("right", 128)))
+    n = inputs["b"].shape[0]
+    out = torch.zeros(
+        inputs["a"].shape[0], n + n // (splits[0] + splits[2]) * splits[1], dtype=out_dtype_of(options),
+        device=inputs["a"].device,
+    )  # fmt: skip
+    pairs = [(inputs[side], inputs[f"{side}_scale"]) for side in "ab"]
+    batched.fp8_gemm_nt_skip_head_mid(*pairs, out, splits)
+    return out
+
+
+def bmm(inputs: Inputs, options: Options) -> Tensor:
+    """The batched product."""
+    return batched.bmm_fp8(**inputs, dtype=out_dtype_of(options))
+
+
+def batched_masked(inputs: Inputs, options: Options) -> Tensor:
+    """The masked product under FlashInfer's name."""
+    given = {**inputs, "masked_m": inputs["masked_m"].to(torch.int32)}
+    m = inputs["a"].shape[1]
+    return batched.batch_deepgemm_fp8_nt_groupwise(**given, expected_m=m, out_dtype=out_dtype_of(options))
+
+
+def runs(verb: Callable[..., Tensor]) -> Runner:
+    """Products of runs of rows, whose integers a contract may give as int64."""
+
+    def run(inputs: Inputs, options: Options) -> Tensor:
+        whole = ("m_indptr", "expert_offsets", "problem_sizes")
+        given = {name: x.to(torch.int32) if name in whole else x for name, x in inputs.items()}
+        return verb(**given, out_dtype=out_dtype_of(options))
+
+    return run
 
 
 def mqa_logits(inputs: Inputs, options: Options) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernels import blockscaled, grouped, linear, logits, mx, quantize
+from kernels import batched, blockscaled, grouped, linear, logits, mx, quantize
 from kernels.errors import OptionError
 
 NAMESPACE = "fp8_kernels"
@@ -261,6 +261,52 @@ def _scaled_grouped_mm(
     check: bool | None,
 ) -> Tensor:
     return grouped.scaled_grouped_mm(a, b, scale_a, scale_b, offsets, out_dtype, check=check)
+
+
+@_operator(_nothing, "out")
+def _fp8_gemm_nt_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None) -> None:
+    batched.fp8_gemm_nt_1d1d((a, a_scale), (b, b_scale), out, c=c)
+
+
+@_operator(_nothing, "out")
+def _k_grouped_fp8_gemm_nt_contiguous(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    out: Tensor,
+    ks: list[int],
+    ks_tensor: Tensor,
+    c: Tensor | None,
+) -> None:
+    batched.k_grouped_fp8_gemm_nt_contiguous((a, a_scale), (b, b_scale), out, ks, ks_tensor, c=c)
+
+
+@_operator(_nothing, "out")
+def _fp8_gemm_nt_skip_head_mid(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    out: Tensor,
+    head_splits: list[int],
+    disable_ue8m0_cast: bool,
+) -> None:
+    left, mid, right = head_splits
+    pairs = (a, a_scale), (b, b_scale)
+    batched.fp8_gemm_nt_skip_head_mid(*pairs, out, (left, mid, right), disable_ue8m0_cast=disable_ue8m0_cast)
+
+
+@_operator(_nothing, "out")
+def _fp8_einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    batched.fp8_einsum("bhr,hdr->bhd", (a, a_scale), (b, b_scale), out)
+
+
+def _bmm_fake(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return _empty(A.shape[0], A.shape[1], B.shape[2], like=A, dtype=dtype)
+
+
+_operator(_bmm_fake)(batched.bmm_fp8)
 
 
 def _mqa_fake(q: Tensor, k: Tensor, *_: object) -> Tensor:

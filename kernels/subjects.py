@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kernels import blockscaled, calc, calls, layout, linear, moe, moe_layer, mx, platform, quantize, routes
+from kernels import batched, blockscaled, calc, calls, layout, linear, moe, moe_layer, mx, platform, quantize, routes
 from kernels.calls import Inputs, Options, Outputs, Runner
 from kernels.config import current_config
 from kernels.decisions import DECISIONS, RECORDS
@@ -34,6 +34,8 @@ NUMERICS = {
     ("triton_gemm", "fp8_gemm_nt"): "sm90.promote128",
     ("triton_gemm", "grouped_contiguous"): "sm90.promote128",
     ("triton_gemm", "grouped_masked"): "sm90.promote128",
+    **{("deep_gemm", op): "sm90.promote128" for op in ("gemm_1d1d", "k_grouped", "skip_head_mid", "einsum")},
+    ("flashinfer", "bmm"): "sm90.chain.product",
     ("flashinfer", "blockscale_sm90"): "sm90.promote128",
 }
 SUMS = frozenset(op for _, op in NUMERICS) | {
@@ -136,6 +138,39 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "m_grouped_fp8_gemm_nt_contiguous": ("grouped_contiguous", calls.contiguous),
     "fp8_m_grouped_gemm_nt_masked": ("grouped_masked", calls.masked),
     "scaled_grouped_mm": ("grouped_scaled", calls.grouped_scaled),
+    **{
+        f"fp8_gemm_{name}": ("fp8_gemm_nt", calls.paired(verb, lambda i, m=m, n=n: (i["a"].shape[m], i["b"].shape[n])))
+        for name, verb, m, n in (
+            ("nn", batched.fp8_gemm_nn, 0, 1), ("tn", batched.fp8_gemm_tn, 1, 1), ("tt", batched.fp8_gemm_tt, 1, 0),
+        )
+    },
+    "fp8_gemm_nt_1d1d": (
+        "gemm_1d1d", calls.paired(batched.fp8_gemm_nt_1d1d, lambda i: (i["a"].shape[0], i["b"].shape[0]), "c")
+    ),
+    "k_grouped_fp8_gemm_nt_contiguous": ("k_grouped", calls.k_grouped),
+    "m_grouped_fp8_gemm_nn_contiguous": (
+        "grouped_contiguous",
+        calls.paired(
+            batched.m_grouped_fp8_gemm_nn_contiguous, lambda i: (i["a"].shape[0], i["b"].shape[2]), "m_indices"
+        ),
+    ),
+    "fp8_gemm_nt_skip_head_mid": ("skip_head_mid", calls.skip_head_mid),
+    "fp8_einsum": (
+        "einsum",
+        calls.paired(partial(batched.fp8_einsum, "bhr,hdr->bhd"), lambda i: (*i["a"].shape[:2], i["b"].shape[1])),
+    ),
+    "bmm_fp8": ("bmm", calls.bmm),
+    "gemm_fp8_nt_groupwise": ("fp8_gemm_nt", calls.runs(batched.gemm_fp8_nt_groupwise)),
+    "batch_deepgemm_fp8_nt_groupwise": ("grouped_masked", calls.batched_masked),
+    **{
+        name: ("grouped_contiguous", calls.runs(getattr(batched, name)))
+        for name in ("group_gemm_fp8_nt_groupwise", "cutlass_blockwise_scaled_grouped_mm")
+    },
+    **{
+        name: ("grouped_scaled", calls.runs(getattr(batched, name)))
+        for name in ("grouped_mm_fp8", "cutlass_moe_mm", "cutlass_w4a8_moe_mm")
+    },
+    "cutlass_w4a8_mm": ("linear", calls.runs(batched.cutlass_w4a8_mm)),
     "fp8_mqa_logits": ("mqa_logits", calls.mqa_logits),
     "fp8_paged_mqa_logits": ("paged_mqa_logits", calls.paged_logits),
     "scaled_fp8_quant": ("quant_tensor", calls.codes_and_scale(quantize.scaled_fp8_quant)),

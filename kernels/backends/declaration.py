@@ -97,6 +97,16 @@ class Backend:
     """Rows to which each expert's run of :attr:`grouped_contiguous` is aligned."""
     grouped_scaled: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor] = _absent
     """``(a, b, scale_a, scale_b, offsets, out_dtype)``."""
+    gemm_1d1d: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], None] = _absent
+    """``(a, a_scale [M, K/128], b, b_scale [N, K/128], out float32, c)``."""
+    k_grouped: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, list[int], Tensor, Tensor], None] = _absent
+    """``(a, a_scale, b, b_scale, out [G, M, N] float32, ks, ks_tensor, c)``."""
+    skip_head_mid: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, int, int], bool], None] = _absent
+    """``(a, a_scale, b, b_scale, out, (left, mid, right), disable_ue8m0_cast)``."""
+    einsum: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = _absent
+    """``(a [B, H, R], a_scale, b [H, D, R], b_scale, out [B, H, D])``."""
+    bmm: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor] = _absent
+    """``(A [G, M, K], B [G, K, N], A_scale [1], B_scale [1], out_dtype)``."""
     moe_trtllm: Callable[..., Tensor] = _absent
     moe_cutlass: Callable[..., Tensor] = _absent
     mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = _absent

@@ -6,7 +6,7 @@ here: renamed symbols, alignment getters, one- or two-dimensional context length
 DeepGEMM itself converts activation scales to its layout (MN-major, TMA-aligned) unless they have it already; operands
 that TMA cannot address are copied first.
 
-Not covered: FP4 operands, k-grouped products, scales per channel of the weight.
+Not covered: FP4 operands; k-grouped products of operands that are not K-major, which exist on sm100 only.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernels.backends._host import ALIGNMENT, is_other_device, on_its_device, packed
+from kernels.backends._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
 from kernels.backends.declaration import Backend
 from kernels.config import current_config
 from kernels.errors import MissingPackageError
 from kernels.fast import deep_gemm as direct
-from kernels.support import GEMMS
+from kernels.support import BLOCK, GEMMS
 
 if TYPE_CHECKING:
     from kernels.plan import Problem
@@ -42,6 +42,9 @@ SYMBOLS = {
         "m_grouped_fp8_gemm_nt_masked",
         "m_grouped_gemm_fp8_fp8_bf16_nt_masked",
     ),
+    "k_grouped": ("k_grouped_fp8_gemm_nt_contiguous",),
+    "skip_head_mid": ("fp8_gemm_nt_skip_head_mid",),
+    "einsum": ("fp8_einsum",),
     "mqa_logits": ("fp8_mqa_logits",),
     "paged_mqa_logits": ("fp8_paged_mqa_logits",),
     "paged_metadata": ("get_paged_mqa_logits_metadata",),
@@ -64,7 +67,7 @@ def kernel(p: Problem, machine: Machine) -> str:
 
 def routine(p: Problem) -> str:
     """The key of :data:`SYMBOLS` for a problem."""
-    return {"dynamic_blockscale": "fp8_gemm_nt"}.get(p.op, p.op)
+    return {"dynamic_blockscale": "fp8_gemm_nt", "gemm_1d1d": "fp8_gemm_nt"}.get(p.op, p.op)
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
@@ -205,6 +208,73 @@ def grouped_masked(
         out.copy_(target[:, :m])
 
 
+@on_its_device
+def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None) -> None:
+    """``c`` plus the product with a scale for every row of both operands, into float32 ``out``; the kernel wants a
+    summand, and adds to it in memory."""
+    target = writable(out)
+    if c is None:
+        target.zero_()
+    elif target.data_ptr() != c.data_ptr():
+        target.copy_(c)
+    function, name = symbol("fp8_gemm_nt")
+    if name in LEGACY:
+        raise MissingPackageError("DeepGEMM", {name: "it has no recipe (1, 1, 128); install a newer release"})
+    left, right = (addressable(a), lanes(a_scale)), (addressable(b), lanes(b_scale))
+    function(left, right, target, c=target, recipe=(1, 1, BLOCK), disable_ue8m0_cast=True)
+    if target is not out:
+        out.copy_(target)
+
+
+@on_its_device
+def k_grouped(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, ks: list[int], ks_tensor: Tensor, c: Tensor
+) -> None:
+    """:func:`gemm_1d1d` for every group of K. A tile's rows behind a group's last one are added to the next group:
+    their codes are zeros of the load, and their scales must be numbers, so the padding of the scales is zero here."""
+    target = writable(out)
+    if target.data_ptr() != c.data_ptr():
+        target.copy_(c)
+    left, right = (dense(a), lanes(a_scale)), (dense(b), lanes(b_scale))
+    symbol("k_grouped")[0](left, right, target, ks, ks_tensor, target, (1, 1, BLOCK))
+    if target is not out:
+        out.copy_(target)
+
+
+def lanes(scale: Tensor) -> Tensor:
+    """``[rows, blocks]`` as the kernel reads it, rows padded to 16 bytes with zeros."""
+    return column_major(scale, ALIGNMENT // scale.element_size())
+
+
+@on_its_device
+def skip_head_mid(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    out: Tensor,
+    splits: tuple[int, int, int],
+    disable_ue8m0_cast: bool,
+) -> None:
+    """Dense product into the heads' columns of ``out``, whose gaps stay as they are."""
+    target = writable(out)
+    if target is not out:
+        target.copy_(out)
+    left, right = (addressable(a), _row_scale(a_scale)), (addressable(b), _weight_scale(b_scale))
+    symbol("skip_head_mid")[0](left, right, target, splits, disable_ue8m0_cast=disable_ue8m0_cast)
+    if target is not out:
+        out.copy_(target)
+
+
+@on_its_device
+def einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """A dense product for every head."""
+    target = writable(out)
+    symbol("einsum")[0]("bhr,hdr->bhd", (dense(a), dense(a_scale)), (dense(b), dense(b_scale)), target)
+    if target is not out:
+        out.copy_(target)
+
+
 def _pad_groups(x: Tensor, lead: int) -> Tensor:
     """``[G, M, C]`` padded to ``lead`` rows a group with zeros."""
     ready = x.new_zeros(x.shape[0], lead, x.shape[2])
@@ -305,6 +375,7 @@ def missing(p: Problem, machine: Machine) -> str | None:
 BACKEND = Backend(
     name="deep_gemm", kernel=kernel, steps=steps, missing=missing,
     fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=aligned_gemm_nt, dense_gemm_nt=dense_gemm_nt,
-    grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked, alignment=alignment,
+    grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked, alignment=alignment, gemm_1d1d=gemm_1d1d,
+    k_grouped=k_grouped, skip_head_mid=skip_head_mid, einsum=einsum,
     mqa_logits=mqa_logits, paged_mqa_logits=paged_mqa_logits, paged_metadata=paged_metadata,
 )  # fmt: skip

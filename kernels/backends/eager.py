@@ -121,13 +121,13 @@ def block_linear(
     return (acc if bias is None else acc + bias.to(torch.float32)).to(out_dtype)
 
 
-def block_product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor) -> Tensor:
-    """``sum_kb a_scale[m,kb] b_scale[n//128,kb] <a, b>_kb`` in float32, K blocks ascending.
+def block_product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, rows: int = BLOCK) -> Tensor:
+    """``sum_kb a_scale[m,kb] b_scale[n//rows,kb] <a, b>_kb`` in float32, K blocks ascending.
 
-    ``a [M,K]``, ``a_scale [M, ceil(K/128)]``, ``b [N,K]``, ``b_scale [ceil(N/128), ceil(K/128)]``.
+    ``a [M,K]``, ``a_scale [M, ceil(K/128)]``, ``b [N,K]``, ``b_scale [ceil(N/rows), ceil(K/128)]``.
     """
     n, k = b.shape
-    per_row = b_scale.repeat_interleave(BLOCK, dim=0)[:n]
+    per_row = b_scale.repeat_interleave(rows, dim=0)[:n] if rows > 1 else b_scale
     acc = torch.zeros(a.shape[0], n, dtype=torch.float32, device=a.device)
     for kb, start in enumerate(range(0, k, BLOCK)):
         stop = min(start + BLOCK, k)
@@ -193,6 +193,60 @@ def grouped_scaled(
         out[start:end] = ((acc * scale_a[start:end]) * scale_b[group]).to(out_dtype)
         start = end
     return out
+
+
+@no_autocast_no_grad
+def gemm_1d1d(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, c: Tensor | None) -> None:
+    """``c`` plus the product with a scale for every row of both operands, in float32, into ``out``."""
+    acc = block_product(a, a_scale, b, b_scale, 1)
+    out.copy_(acc if c is None else c + acc)
+
+
+@no_autocast_no_grad
+def k_grouped(
+    a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor, ks: list[int], ks_tensor: Tensor, c: Tensor
+) -> None:
+    """:func:`gemm_1d1d` for every group of K, into ``out``; one without steps takes ``c``."""
+    _, m, n = out.shape
+    start = 0
+    for group, k in enumerate(ks):
+        if k:
+            left, right = (x[rows * start : rows * (start + k)].view(rows, k) for x, rows in ((a, m), (b, n)))
+            blocks = slice(start // BLOCK, (start + k) // BLOCK)
+            gemm_1d1d(left, a_scale[:, blocks], right, b_scale[:, blocks], out[group], c[group])
+        elif out is not c:
+            out[group] = c[group]
+        start += k
+
+
+@no_autocast_no_grad
+def skip_head_mid(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    out: Tensor,
+    splits: tuple[int, int, int],
+    disable_ue8m0_cast: bool,
+) -> None:
+    """Dense product into the columns of ``out`` outside of the heads' gaps."""
+    left, mid, right = splits
+    acc = block_product(a, a_scale, b, b_scale).to(out.dtype).unflatten(1, (-1, left + right))
+    heads = out.unflatten(1, (-1, left + mid + right))
+    heads[..., :left], heads[..., left + mid :] = acc[..., :left], acc[..., left:]
+
+
+@no_autocast_no_grad
+def einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) -> None:
+    """A dense product for every head, into ``out [B, H, D]``."""
+    for head in range(b.shape[0]):
+        out[:, head] = block_product(a[:, head], a_scale[:, head], b[head], b_scale[head]).to(out.dtype)
+
+
+@no_autocast_no_grad
+def bmm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """``(scale_a * scale_b) * (a @ b)`` in float32 for every batch."""
+    return ((scale_a * scale_b) * (a.to(torch.float32) @ b.to(torch.float32))).to(out_dtype)
 
 
 # --- mixture of experts ----------------------------------------------------------------------------------------------
@@ -313,6 +367,7 @@ BACKEND = Backend(
     quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
     linear=linear, block_linear=block_linear, fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=fp8_gemm_nt,
     blockscale_sm90=blockscale_sm90, grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked,
-    alignment=alignment, grouped_scaled=grouped_scaled, moe_trtllm=moe_trtllm,
+    alignment=alignment, grouped_scaled=grouped_scaled, gemm_1d1d=gemm_1d1d, k_grouped=k_grouped,
+    skip_head_mid=skip_head_mid, einsum=einsum, bmm=bmm, moe_trtllm=moe_trtllm,
     mqa_logits=mqa_logits, paged_mqa_logits=paged_mqa_logits, paged_metadata=paged_metadata,
 )  # fmt: skip

@@ -39,15 +39,16 @@ if TYPE_CHECKING:
 
 def kernel(p: Problem, machine: Machine) -> str:
     """The library's routine."""
-    return {"moe_trtllm": "trtllm_fp8_per_tensor_scale_moe", "moe_cutlass": "cutlass_fused_moe"}.get(
-        p.op, "fp8_blockscale_gemm_sm90"
-    )
+    names = {"moe_trtllm": "trtllm_fp8_per_tensor_scale_moe", "moe_cutlass": "cutlass_fused_moe", "bmm": "bmm_fp8"}
+    return names.get(p.op, "fp8_blockscale_gemm_sm90")
 
 
 def steps(p: Problem, machine: Machine) -> tuple[str, ...]:
     """How the operands are prepared."""
     if p.op.startswith("moe"):
         return ()
+    if p.op == "bmm":
+        return ("B to column-major",)
     given = p.op != "dynamic_blockscale" and p.a_dtype.startswith("float8")
     done = ("a_scale to [K/128, align(M, 4)]",) if given else ("quantise the input 1x128",)
     return (*done, "quantise the weight 128x128") if not p.b_dtype.startswith("float8") else done
@@ -101,6 +102,15 @@ def _run() -> Run | None:
 
 
 @on_its_device
+def bmm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """``bmm_fp8`` by cuBLASLt, which reads ``b [G, K, N]`` column by column whatever its strides are."""
+    made: Tensor = library("flashinfer.gemm").bmm_fp8(
+        dense(a), dense(b.mT).mT, scale_a, scale_b, out_dtype, backend="cublas"
+    )
+    return made
+
+
+@on_its_device
 def moe_trtllm(**arguments: Any) -> Tensor:
     """``trtllm_fp8_per_tensor_scale_moe`` with the arguments as published."""
     result = library("flashinfer.fused_moe").trtllm_fp8_per_tensor_scale_moe(**arguments)
@@ -125,5 +135,5 @@ def missing(p: Problem, machine: Machine) -> str | None:
 
 BACKEND = Backend(
     name="flashinfer", kernel=kernel, steps=steps, missing=missing,
-    blockscale_sm90=blockscale_sm90, moe_trtllm=moe_trtllm, moe_cutlass=moe_cutlass,
+    blockscale_sm90=blockscale_sm90, bmm=bmm, moe_trtllm=moe_trtllm, moe_cutlass=moe_cutlass,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,16 +39,23 @@ Run = Callable[[ScaledProduct, NDArray[np.float64], int], Callable[..., None]]
 
 def exact(product: ScaledProduct) -> Exact:
     """:func:`oracle.truth.gemm.exact` by the fastest engine that takes ``product``."""
-    return gemm.exact(product) if why_not(product) else compiled_exact(product)
+    if why_not(product):
+        return gemm.exact(product)
+    value = compiled_exact(replace(product, c=None))
+    return value if product.c is None else gemm.with_summand(value, product.c)
 
 
 def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
     """:func:`oracle.bounds.product.residue_bound` by the fastest engine that takes ``product``."""
-    return definition.residue_bound(product, acc) if why_not(product, acc) else compiled_residue(product, acc)[1]
+    plain = product.c is not None or why_not(product, acc)
+    return definition.residue_bound(product, acc) if plain else compiled_residue(product, acc)[1]
 
 
 def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
     """:func:`exact` and :func:`residue_bound`, in one pass where the engine can."""
+    if product.c is not None:
+        value, interval = exact_and_residue(replace(product, c=None), acc)
+        return gemm.with_summand(value, product.c), definition.with_summand(value, interval, product.c)
     if why_not(product, acc):
         return exact(product), definition.residue_bound(product, acc)
     return compiled_residue(product, acc)

@@ -1,10 +1,12 @@
 """Any-order bound of an IEEE float32 evaluation of a scaled product.
 
-    |computed - exact| <= ((1 + u)**n - 1) * (sum_k |a sa| |b sb| + |bias|),   n = K + 4, u = 2**-24
+    |computed - exact| <= ((1 + u)**n - 1) * (sum_k |a sa| |b sb| + |bias| + |c|),   u = 2**-24,
+    n = K + 4, with a summand c one more
 
 Each term of the sum meets at most ``K - 1`` additions in any order and any grouping, one rounding of the product (none
 is needed for FP8 codes), at most three of the scales (``fl(a sa)``, ``fl(b sb)``, or one multiplication of a partial
-sum by each scale and by their rounded product) and one of the bias. ``(1 + u)**n - 1 <= n u / (1 - n u)``.
+sum by each scale and by their rounded product), one of the bias and one of ``c``;
+``(1 + u)**n - 1 <= n u / (1 - n u)``.
 For pure summation Jeannerod and Rump give ``(K - 1) u`` without the denominator; the difference is below ``n**2 u**2``.
 An underflowing operation adds at most ``eta = 2**-149``, times the magnitude by which it is later multiplied.
 
@@ -69,10 +71,12 @@ class _Extremes:
 def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
     """Half the width of the interval, and where it is open."""
     a, b = _scaled(product.left, product, 1), _scaled(product.right, product, product.b_rows)
-    size, n = (a @ b.T) * (1 + product.K * 2.0**-52), product.K + 4
+    size, n = (a @ b.T) * (1 + product.K * 2.0**-52), product.K + 4 + (product.c is not None)
     gamma = n * U / (1 - n * U)
     if product.bias is not None:
         size = size + zero_nonfinite(decode(product.bias)).abs()[None, :]
+    if product.c is not None:
+        size = size + zero_nonfinite(decode(product.c)).abs()
     absolute = ETA * n * extremes.code * extremes.scale
     width = gamma * size * (1 + 2.0**-20) + absolute
     open_ = (size + width >= FLOAT32_MAX * (1 - 2.0**-20)) | _reached_by_infinity(product, extremes)

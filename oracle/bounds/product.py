@@ -36,7 +36,7 @@ Let every product be a multiple of ``q = q_a q_b`` (powers of two that divide al
 
     2**(e - t) <= q,   T_c < 2**(min(t, to) + 1) q for every chain      (an aligner of t bits, result to + 1 bits)
     T_c < 2**24 q for every chain                                       (sums without an aligner)
-    sum_c sigma_c T_c + |bias| < 2**24 min(q min_c sigma_c, q_bias)     (float32: promotion, scales, bias)
+    sum_c sigma_c T_c + |bias| + |c| < 2**24 min(q min_c sigma_c, q_bias, q_c)  (float32: promotion, scales, bias, c)
 
 and no float32 intermediate leaves the normal range; where subnormals are flushed, no operand may be one. Proof: every
 partial sum, in any order, is a multiple of the quantum and below the stated multiple of it, so it is representable,
@@ -69,6 +69,9 @@ from oracle.truth.gemm import Decoded, Exact, ScaledProduct, exact, quantum_of, 
 INF = torch.inf
 U = 2.0**-24
 ETA = 2.0**-149
+FLUSHED = 3 * 2.0**-126
+"""An addition in memory may take either addend and its sum for zero where they are subnormal (PTX ISA 9.0, ``red``:
+``.add.f32`` on global memory)."""
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 
 
@@ -115,17 +118,18 @@ class Promotion:
         reach = torch.maximum(torch.maximum(largest, sigma.abs()), total + rounding)
         self._open |= ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
 
-    def interval(self, bias: Tensor | None, *, name: str, weak: bool = False) -> Interval:
-        """The bound of the whole sum, the bias included (one more float32 addition)."""
+    def interval(self, *summands: tuple[Tensor, float], name: str, weak: bool = False) -> Interval:
+        """The bound of the whole sum and of ``summands`` added to it, each by one more float32 addition, whose
+        absolute error at underflow stands beside it."""
         phi = self._phi
         if not self._ordered:
             total = torch.maximum(self._plus, self._minus)
             phi = (phi + (self._added - 1) * (U * total + ETA)) / (1 - self._added * U)
             self._open |= ~(total + phi < FLOAT32_MAX * (1 - 2.0**-20))
-        if bias is not None:
-            y = self._y + bias
-            total = torch.maximum((y + self._lo).abs(), (y + self._hi).abs()) + phi
-            phi = phi + U * total + ETA
+        for summand, least in summands:
+            self._y = self._y + summand
+            total = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + phi
+            phi = phi + U * total + least
             self._open |= ~(total < FLOAT32_MAX * (1 - 2.0**-20))
         phi = phi * (1 + 2.0**-20)
         return Interval(self._lo - phi, self._hi + phi, name, weak, self._open)
@@ -201,13 +205,25 @@ def scaled_at_the_end(
     if most * left.facts.largest * right.facts.largest < FLOAT32_MAX:
         return interval
     one = torch.ones((1, 1), dtype=torch.float32, device=product.a.device)
-    value, width = bounded(replace(product, a_scale=one, b_scale=one, b_rows=product.N, bias=None))
+    value, width = bounded(replace(product, a_scale=one, b_scale=one, b_rows=product.N, bias=None, c=None))
     whole = torch.maximum((value.hi + width.lo).abs(), (value.hi + width.hi).abs()) + value.slack
     whole = torch.where(torch.isfinite(value.hi), whole, 0.0)  # NaN and infinite operands decide the result themselves
     columns = b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N, 0]
     reach = whole * torch.maximum(a_scale, columns[None, :]).clamp(min=1.0)
     opened = ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
     return replace(interval, open=opened if interval.open is None else interval.open | opened)
+
+
+def with_summand(value: Exact, interval: Interval, c: Tensor) -> Interval:
+    """``interval`` around ``value`` once ``c [M, N]`` is added to the float32 sum: one more rounding, of ``c + y + e``
+    for every ``e`` of the interval."""
+    y = value.hi + decode(c)
+    total = torch.maximum((y + interval.lo).abs(), (y + interval.hi).abs()) + value.slack
+    total = torch.where(torch.isfinite(y), total, 0.0)  # NaN and infinity decide the result themselves
+    phi = (U * total + FLUSHED) * (1 + 2.0**-20)
+    opened = ~(total < FLOAT32_MAX * (1 - 2.0**-20))
+    opened = opened if interval.open is None else interval.open | opened
+    return replace(interval, lo=interval.lo - phi, hi=interval.hi + phi, open=opened)
 
 
 def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
@@ -245,8 +261,9 @@ def _bound(
         for piece, b in right:
             tile = piece.rows(start, stop)
             _tile(tile, _Side.of(tile.left, 1, tile, acc), b, acc, chain, promotion)
-        bias = None if product.bias is None else decode(product.bias)[None, :]
-        parts.append(promotion.interval(bias, name=name, weak=weak))
+        bias = [] if product.bias is None else [(decode(product.bias)[None, :], ETA)]
+        c = [] if product.c is None else [(decode(product.c[start:stop]), FLUSHED)]
+        parts.append(promotion.interval(*bias, *c, name=name, weak=weak))
     opened = [part.open for part in parts if part.open is not None]
     low, high = (torch.cat(edges) for edges in zip(*((part.lo, part.hi) for part in parts), strict=True))
     return Interval(low, high, name, weak, torch.cat(opened))
@@ -375,12 +392,13 @@ def _within(product: ScaledProduct, q: float, limit: float, acc: Accumulator | N
         size = product.left.number(k).abs() @ product.right.number(k).abs().T
         ok &= size < limit
         total, whole = total + sigma * size, whole + size
-    if product.bias is not None:
-        bias = decode(product.bias)
-        if not bool(torch.isfinite(bias).all()):
-            return None
-        total = total + bias.abs()[None, :]
-        least = torch.minimum(least, torch.full_like(least, quantum_of(bias)))
+    for summand in (product.bias, product.c):
+        if summand is not None:
+            value = decode(summand)
+            if not bool(torch.isfinite(value).all()) or quantum_of(value) < LEAST:
+                return None
+            total = total + value.abs()
+            least = torch.minimum(least, torch.full_like(least, quantum_of(value)))
     largest = max(1.0, float(product.left.scales.max())) * max(1.0, float(product.right.scales.max()))
     ok &= (total < FLOAT32 * least) & (torch.maximum(total, whole) * largest < MOST)
     return ok if bool(ok.any()) else None

@@ -81,6 +81,8 @@ def effective_factors(product: ScaledProduct, output: Tensor) -> Factors | None:
     y = decode(output)
     if product.bias is not None:
         y = y - decode(product.bias)[None, :]
+    if product.c is not None:
+        y = y - decode(product.c)
     blocks, _, columns = z.shape
     if columns < 2 * blocks or not bool(torch.isfinite(z).all()):
         return None

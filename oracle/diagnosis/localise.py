@@ -37,6 +37,7 @@ from oracle.diagnosis.candidates import (
 from oracle.diagnosis.least_squares import CHUNK
 from oracle.numbers.formats import codes_of, decode
 from oracle.routines.catalogue import Call, faults_of, get
+from oracle.routines.products.roles import matrices
 from oracle.tensorcore.identify import subset
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.pattern import ranges
@@ -79,12 +80,7 @@ def placements(failure: FailingOutput, numerics: Sequence[str], known: Sequence[
 
 def groups_in_use(call: Call) -> list[int]:
     """The experts of the parts of a grouped call."""
-    if "m_indices" in call.inputs:
-        return [int(g) for g in torch.unique(call.inputs["m_indices"]).tolist() if g >= 0]
-    if "offsets" in call.inputs:
-        ends = call.inputs["offsets"].tolist()
-        return [g for g, (start, end) in enumerate(zip([0, *ends], ends, strict=False)) if end > start]
-    return [g for g, count in enumerate(call.inputs["masked_m"].tolist()) if count]
+    return [part.group for part in call.parts]
 
 
 # --- moved --------------------------------------------------------------------------------------------------
@@ -177,7 +173,7 @@ def _weights(failure: FailingOutput) -> Iterator[Placement]:
     failing = [i for i, part in enumerate(parts) if bool(part.of(failure.bad).any())]
     if call.operands.groups is None:
         return
-    weights, scales = (call.inputs[call.operands.roles[role]] for role in ("b", "b_scale"))
+    weights, scales = (matrices(call, role, call.inputs[call.operands.roles[role]]) for role in ("b", "b_scale"))
     if len(failing) * len(weights) > FEW:
         return
     own = groups_in_use(call)

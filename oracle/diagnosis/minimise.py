@@ -56,7 +56,7 @@ def minimise(contract: Contract, inputs: Inputs, fails: Fails, *, budget: int = 
                     current, moved = candidate, True
                     steps.append(what)
                     break
-    if "a" in contract.roles:
+    if "a" in contract.roles and not contract.laid_out:
         current, more = _zeroed(contract, current, fails, budget - asked, end)
         asked += more
     return Smallest(current, tuple(steps), asked)
@@ -77,6 +77,8 @@ def _holds(contract: Contract, inputs: Inputs, fails: Fails) -> bool:
 
 
 def _axes(contract: Contract) -> tuple[str, ...]:
+    if contract.laid_out:
+        return ()
     if "a" in contract.roles:
         return "K", "N", "M"
     return ("K", "M") if "x" in contract.roles else ()

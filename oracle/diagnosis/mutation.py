@@ -316,7 +316,8 @@ def poisoned(call: Call) -> Mapping[str, Tensor]:
     padding, names = ~filled, (operands.roles["a"], operands.roles["a_scale"])
     a, scale = (call.inputs[name].clone() for name in names)
     a.view(torch.uint8).reshape(operands.rows, -1)[padding] = 0x7F
-    scale.reshape(operands.rows, -1)[padding] = torch.nan
+    if scale.numel() > 1:  # one scale serves all rows
+        scale.reshape(operands.rows, -1)[padding] = torch.nan
     return {**call.inputs, names[0]: a, names[1]: scale}
 
 
@@ -478,7 +479,7 @@ def _reordered(call: Call, stream: data.Stream) -> Iterator[tuple[str, Tensor]]:
     def permuted(product: ScaledProduct) -> Tensor:
         order = [int(i) for i in stream.order(product.K // unit)]
         ranges = [(i * unit, (i + 1) * unit) for i in order] + [(product.K // unit * unit, product.K)]
-        moved = replace(product.over([ends for ends in ranges if ends[0] < ends[1]]), bias=product.bias)
+        moved = replace(product.over([ends for ends in ranges if ends[0] < ends[1]]), bias=product.bias, c=product.c)
         return predict_product(moved, schedule, out_dtype=call.out_dtype)
 
     ways = {f"cut at {sorted(set(cuts))} by tiles of {width} columns": by_tile}
@@ -520,6 +521,7 @@ def _float32(call: Call) -> Iterator[tuple[str, Tensor]]:
             if p.bias is not None:
                 bias = to_dtype(decode(p.bias), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
                 acc = acc + bias[None, :]
+            acc = acc if p.c is None else acc + p.c
             out[part.place] = store(acc, dtype)
         else:
             yield how, out.view(shape)

@@ -102,7 +102,7 @@ def _row_bits(x: Tensor) -> Tensor:
 def _by_row(session: Session, inputs: Mapping[str, Tensor], scheme: str) -> tuple[str, ...] | None:
     """The inputs that have a row for each row of the output, the widest first; None where rows depend on each other."""
     operands = Call(session.contract, inputs).optional_operands
-    if operands is None or operands.groups is not None or not operands.roles:
+    if operands is None or not operands.by_row or not operands.roles:
         return None
     role = operands.roles
     if operands.parts:

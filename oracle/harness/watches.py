@@ -220,7 +220,7 @@ def metamorphic(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Find
     """Relations that hold exactly for every right kernel of a scaled product, and some that describe it."""
     session, case = calls.session, calls.case
     operands = _given(session, inputs)
-    if operands is None or "bias" in inputs:
+    if operands is None or {"bias", "c"} & inputs.keys():
         return
     role = operands.roles
     base, _ = calls.ask(RERUN, "called again", inputs, options, taken=True)
@@ -237,7 +237,7 @@ def metamorphic(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Find
         answer, _ = calls.ask(watch, "numbers", given, options, taken=True)
         if answer.problem is None:
             yield _relation(calls, watch, inputs, answer, due, what)
-    if operands.groups is not None or calls.hung:
+    if not operands.by_row or calls.hung:
         return
     order = torch.arange(a.shape[0] - 1, -1, -1, device="cpu")
     turned = {**inputs, role["a"]: take_rows(a, order)}
@@ -260,7 +260,7 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
     """
     session, case = calls.session, calls.case
     operands = _given(session, inputs)
-    if operands is None or operands.groups is not None:
+    if operands is None or not operands.by_row:
         return
     role = operands.roles
     rows = inputs[role["a"]].shape[0]

@@ -110,6 +110,8 @@ class Operands:
     recipes : the recipes that a quantiser admits, its reference first; empty for a product.
     given : codes and scales are the inputs themselves, so that a doubled scale doubles every result.
     b_columns : ``b`` is given as ``[K, N]``.
+    laid_out : operands lie otherwise than as ``a [..., M, K]``, ``b [..., N, K]`` and their scales, which only the
+        contract itself knows (:attr:`Contract.laid_out`).
     groups : the input that says which rows belong to which group, or None; ``group_of_row`` when it has an entry for
         each row (else one for each group).
     row_unit : rows can only be left out in multiples of this.
@@ -121,9 +123,15 @@ class Operands:
     recipes: Sequence[Recipe] = ()
     given: bool = False
     b_columns: bool = False
+    laid_out: bool = False
     groups: str | None = None
     group_of_row: bool = False
     row_unit: int = 1
+
+    @property
+    def by_row(self) -> bool:
+        """Whether row ``i`` of ``a`` gives row ``i`` of the output, by weights that all rows share."""
+        return self.groups is None and not self.laid_out
 
     @property
     def rows(self) -> int:
@@ -137,7 +145,7 @@ class Operands:
         filled = torch.zeros(self.rows, dtype=torch.bool, device=self.parts[0].product.a.device)
         for part in self.parts:
             filled[part.place] = True
-        return filled
+        return None if bool(filled.all()) else filled
 
 
 @dataclass(frozen=True)
@@ -220,7 +228,7 @@ class Contract(ABC):
     name, summary, source : what it is called, what it computes, where it is published.
     inputs, options : what a call takes.
     returns : names of the outputs.
-    roles, b_columns : see :class:`Operands`; ``multiplies``: every call has scaled products.
+    roles, b_columns, laid_out, groups : see :class:`Operands`; ``multiplies``: every call has scaled products.
     numerics : by arch, the names of the arithmetics that the routine's kernels use, the usual one first; empty where
         there is one right result and nothing to choose.
     probed : scale blocks along K (None: one) and rows of ``b`` that share a scale, where a kernel of the contract can
@@ -240,6 +248,8 @@ class Contract(ABC):
     returns: ClassVar[tuple[str, ...]] = ("out",)
     roles: ClassVar[Mapping[str, str]] = {}
     b_columns: ClassVar[bool] = False
+    laid_out: ClassVar[bool] = False
+    groups: ClassVar[str | None] = None
     multiplies: ClassVar[bool] = False
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     golden_arches: ClassVar[tuple[str, ...]] = ()
@@ -292,6 +302,10 @@ class Contract(ABC):
     def operands(self, call: Call) -> Operands | None:
         """The operands of a product or a quantiser, for a checked call; None where there are neither."""
         return None
+
+    def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
+        """Views ``[rows, K]`` or ``[rows, blocks]`` of the operand ``given`` for ``role``, where it is laid out."""
+        raise NotImplementedError
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``; None

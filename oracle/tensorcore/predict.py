@@ -1,6 +1,6 @@
 """The exact bits a kernel writes, given its schedule.
 
-:func:`predict_product` evaluates ``y[m, n] = sum_b a_scale b_scale sum_k a b (+ bias)`` as the hardware does:
+:func:`predict_product` evaluates ``y[m, n] = sum_b a_scale b_scale sum_k a b (+ bias) (+ c)`` as the hardware does:
 chains of fused sums (:mod:`oracle.tensorcore.fused`), promotions, scales and the store, all in the order that
 the schedule names. :func:`mma` evaluates one instruction, ``d = a.b + c``.
 
@@ -57,6 +57,9 @@ def predict_product(
     if isinstance(schedule, str):
         schedule = get(schedule)
     schedule.check(product, out_dtype=out_dtype)
+    if product.c is not None:
+        sums = predict_product(replace(product, c=None), schedule, out_dtype=torch.float32, engine=engine)
+        return store(product.c.to(torch.float32) + sums, out_dtype)
     if schedule.split is not None:
         return store(finish(_partial_sums(product, schedule, engine), product, schedule), out_dtype)
     fast = _engine(product, schedule, engine)

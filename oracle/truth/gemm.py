@@ -1,6 +1,6 @@
 """The exact value of a scaled FP8 matrix product, and its correct rounding.
 
-    y[m, n] = sum_b a_scale[m, b] * b_scale[n // b_rows, b] * x_b[m, n]  (+ bias[n]),
+    y[m, n] = sum_b a_scale[m, b] * b_scale[n // b_rows, b] * x_b[m, n]  (+ bias[n])  (+ c[m, n]),
     x_b[m, n] = sum over k in block b of a[m, k] * b[n, k]
 
 Every ``x_b`` is exact in float64: the operands are multiples of a quantum ``q``, so each partial sum in any order
@@ -166,6 +166,7 @@ class ScaledProduct:
     block : length of a K block, ``B = ceil(K / block)``; ``K`` for per-tensor, per-token, per-channel scales.
     b_rows : rows of ``b`` that share one row of ``b_scale``.
     bias : Tensor ``[N]`` or None, any float dtype; added before the output is rounded.
+    c : Tensor ``[M, N]`` or None, float32; added last, to the float32 sum (what a weight gradient accumulates into).
     ``left`` and ``right`` are the operands as records that decode their codes once (:class:`Decoded`).
     """
 
@@ -176,6 +177,7 @@ class ScaledProduct:
     block: int
     b_rows: int
     bias: Tensor | None = None
+    c: Tensor | None = None
 
     def __post_init__(self) -> None:
         blocks, groups = -(-self.K // self.block), -(-self.N // self.b_rows)
@@ -193,6 +195,8 @@ class ScaledProduct:
             )
         if self.bias is not None and tuple(self.bias.shape) != (self.N,):
             raise ShapeError(f"bias has shape {list(self.bias.shape)}; N={self.N} takes [{self.N}]")
+        if self.c is not None and tuple(self.c.shape) != (self.M, self.N):
+            raise ShapeError(f"c has shape {list(self.c.shape)}; the product takes [{self.M}, {self.N}]")
 
     @property
     def M(self) -> int:
@@ -238,19 +242,21 @@ class ScaledProduct:
 
     def _left_part(self, rows: slice | Tensor) -> ScaledProduct:
         left = self.left.taken(rows, None if self.a_scale.shape[0] == 1 else rows)
-        part = replace(self, a=left.codes, a_scale=left.scale)
+        c = None if self.c is None else self.c[rows]
+        part = replace(self, a=left.codes, a_scale=left.scale, c=c)
         vars(part).update(left=left, right=self.right)
         return part
 
     def _right_part(self, columns: slice | Tensor, groups: Tensor) -> ScaledProduct:
         right = self.right.taken(columns, groups)
         bias = None if self.bias is None else self.bias[columns]
-        part = replace(self, b=right.codes, b_scale=right.scale, b_rows=1, bias=bias)
+        c = None if self.c is None else self.c[:, columns]
+        part = replace(self, b=right.codes, b_scale=right.scale, b_rows=1, bias=bias, c=c)
         vars(part).update(left=self.left, right=right)
         return part
 
     def over(self, ranges: Sequence[tuple[int, int]]) -> ScaledProduct:
-        """The sum over some ranges ``[first k, end k)`` of K alone, joined in this order, without the bias.
+        """The sum over some ranges ``[first k, end k)`` of K alone, joined in this order, without bias and ``c``.
 
         With several scale blocks every range begins at the border of one, and all but the last end at one.
         """
@@ -262,7 +268,7 @@ class ScaledProduct:
         a, b = (take_rows(x.t(), columns).t() for x in (self.a, self.b))
         a_scale, b_scale = self.a_scale[:, blocks], self.b_scale[:, blocks]
         length = self.block if self.B > 1 else len(ks)
-        return replace(self, a=a, b=b, a_scale=a_scale, b_scale=b_scale, block=length, bias=None)
+        return replace(self, a=a, b=b, a_scale=a_scale, b_scale=b_scale, block=length, bias=None, c=None)
 
     def tiles(self) -> Iterator[tuple[slice, ScaledProduct]]:
         """Row tiles whose result has at most about ``TILE`` elements."""
@@ -344,6 +350,8 @@ def rational(product: ScaledProduct, m: int, n: int) -> Fraction:
         total += Fraction(float(left[row, block])) * Fraction(float(right[n // product.b_rows, block])) * x
     if product.bias is not None:
         total += Fraction(float(decode(product.bias)[n]))
+    if product.c is not None:
+        total += Fraction(float(product.c[m, n]))
     return total
 
 
@@ -391,6 +399,15 @@ def _exact_tile(product: ScaledProduct) -> Exact:
         plain = plain + bias
         bias = zero_nonfinite(bias)
         hi, lo, slack = accumulate(hi, lo, slack, bias, torch.zeros_like(bias))
+    value = overlaid(plain, *fast_two_sum(hi, lo), slack)
+    return value if product.c is None else with_summand(value, product.c)
+
+
+def with_summand(value: Exact, c: Tensor) -> Exact:
+    """``value + c``, ``c [M, N]`` of any float dtype."""
+    summand = decode(c)
+    plain, finite = value.hi + summand, zero_nonfinite(summand)
+    hi, lo, slack = accumulate(zero_nonfinite(value.hi), value.lo, value.slack, finite, torch.zeros_like(finite))
     return overlaid(plain, *fast_two_sum(hi, lo), slack)
 
 

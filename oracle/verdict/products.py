@@ -54,10 +54,12 @@ elements agree in fewer than one of a million outputs."""
 
 @dataclass(frozen=True)
 class Part:
-    """One product and the rows of the flattened output ``[R, N]`` that it fills (None: all, in order)."""
+    """One product and the rows of the flattened output ``[R, N]`` that it fills (None: all, in order); ``group``: the
+    number of its weight, where there are several."""
 
     product: ScaledProduct
     rows: Tensor | None = None
+    group: int = 0
 
     @property
     def place(self) -> Tensor | slice:

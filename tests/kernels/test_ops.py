@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,7 @@ def calls(make) -> dict[str, tuple[object, ...]]:
     counts, lens = torch.tensor([3, 1], dtype=torch.int32), torch.tensor([5, 70], dtype=torch.int32)
     q, k = make.codes(M, 32, 32), make.codes(5, 32)
     ks, ke = torch.zeros(M, dtype=torch.int32), torch.full((M,), 4, dtype=torch.int32)
+    wide = torch.ones(M, N)
     return {
         "scaled_fp8_quant dynamic": (x, None, None, None, False),
         "scaled_fp8_quant token": (x, None, 17, torch.ones(1), True),
@@ -109,6 +111,16 @@ def calls(make) -> dict[str, tuple[object, ...]]:
             True,
             False,
         ),
+        "fp8_gemm_nt_1d1d": (a, sa, b, make.scales(N, 2), wide, wide.clone()),
+        "k_grouped_fp8_gemm_nt_contiguous": (
+            make.codes(M * K), make.scales(M, 2), make.codes(N * K), make.scales(N, 2),
+            torch.zeros(2, M, N), [0, K], torch.tensor([0, K], dtype=torch.int32), torch.ones(2, M, N),
+        ),
+        "fp8_gemm_nt_skip_head_mid": (
+            a, sa, b, sb, torch.zeros(M, 3 * N // 2, dtype=torch.bfloat16), [N // 4, N // 4, N // 4], True
+        ),
+        "fp8_einsum": (a[:, None], sa[:, None], b[None], sb[None], out[:, None].clone()),
+        "bmm_fp8": (cube, three.mT, one, one, torch.bfloat16),
         "fp8_mqa_logits": (q, k, make.scales(5), torch.randn(M, 32), ks, ke, True, False),
     }
 
@@ -260,7 +272,21 @@ def graphs_of(make) -> dict[str, Callable[[], object]]:
         kernels.fp8_gemm_nt((a, sa), (b, sb), out)
         return out
 
+    k_grouped, steps, sums = "k_grouped_fp8_gemm_nt_contiguous", *made["k_grouped_fp8_gemm_nt_contiguous"][6:8]
+
+    def into(verb: Callable[..., object], name: str, *rest: object) -> Callable[[], torch.Tensor]:
+        """A verb on the operands of its operator: two pairs, the output, and what follows."""
+        left, left_scale, right, right_scale, target = made[name][:5]
+        return lambda: verb((left, left_scale), (right, right_scale), target, *rest) or target
+
     return {
+        "fp8_gemm_nt_1d1d": into(kernels.fp8_gemm_nt_1d1d, "fp8_gemm_nt_1d1d"),
+        k_grouped: into(partial(kernels.k_grouped_fp8_gemm_nt_contiguous, c=sums), k_grouped, (0, K), steps),
+        "fp8_gemm_nt_skip_head_mid": into(
+            kernels.fp8_gemm_nt_skip_head_mid, "fp8_gemm_nt_skip_head_mid", (N // 4, N // 4, N // 4)
+        ),
+        "fp8_einsum": into(lambda a, b, out: kernels.fp8_einsum("bhr,hdr->bhd", a, b, out), "fp8_einsum"),
+        "bmm_fp8": lambda: kernels.bmm_fp8(*made["bmm_fp8"]),
         "scaled_fp8_quant": lambda: kernels.scaled_fp8_quant(x, use_per_token_if_dynamic=True),
         "per_token_group_quant_fp8": lambda: kernels.per_token_group_quant_fp8(x, 128, column_major_scales=True),
         "per_token_group_quant_fp8_packed": lambda: kernels.per_token_group_quant_fp8_packed(x),

@@ -154,8 +154,8 @@ class TestDeclare:
     def test_an_unknown_contract_is_refused_when_the_faults_are_read(self) -> None:
         """The error names the fault and the contracts that exist."""
         found = Faults({"fp8_gemm_nt"})
-        found.declare("x", CAST, seen="this test", contracts={"fp8_gemm_tn"}, store=lambda acc: acc)
-        with pytest.raises(ContractError, match="'x': no contract 'fp8_gemm_tn'; there are: .*fp8_gemm_nt"):
+        found.declare("x", CAST, seen="this test", contracts={"fp8_gemm_xx"}, store=lambda acc: acc)
+        with pytest.raises(ContractError, match="'x': no contract 'fp8_gemm_xx'; there are: .*fp8_gemm_nt"):
             list(found)
 
     def test_a_function_named_for_no_stage_is_refused(self) -> None:

@@ -45,7 +45,7 @@ Shape = tuple[int, int, int, int]
 # --- inputs -----------------------------------------------------------------------------------------------
 
 
-def _operands(case: Case, m: int, n: int, k: int) -> dict[str, Tensor]:
+def operands(case: Case, m: int, n: int, k: int) -> dict[str, Tensor]:
     a, b = case.operand_dtypes
     return {
         "a": data.operand(case.label("a"), case.family, m, k, dtype=a, side="a"),
@@ -53,16 +53,16 @@ def _operands(case: Case, m: int, n: int, k: int) -> dict[str, Tensor]:
     }
 
 
-def _scale(case: Case, name: str, part: int, rows: int, k: int, *lead: int) -> Tensor:
+def scale(case: Case, name: str, part: int, rows: int, k: int, *lead: int) -> Tensor:
     """Scales of operand ``part`` of the scheme, ``[rows, k]``; of several such matrices with ``lead``."""
     return data.scales(case.label(name), case.family, (*lead, *case.scaling(part).scale_shape((rows, k))))
 
 
-def _product(case: Case) -> dict[str, Tensor]:
+def product(case: Case) -> dict[str, Tensor]:
     m, n, k = case["m"], case["n"], case["k"]
-    inputs = _operands(case, m, n, k)
-    inputs["a_scale"] = _scale(case, "a_scale", 0, m, k)
-    inputs["b_scale"] = _scale(case, "b_scale", 1, n, k)
+    inputs = operands(case, m, n, k)
+    inputs["a_scale"] = scale(case, "a_scale", 0, m, k)
+    inputs["b_scale"] = scale(case, "b_scale", 1, n, k)
     if (bias := case.option("bias")) is not None:
         inputs["bias"] = _vector(case, "bias", (n,), DTYPES[bias])
     return inputs
@@ -70,14 +70,14 @@ def _product(case: Case) -> dict[str, Tensor]:
 
 def _torch_product(case: Case) -> dict[str, Tensor]:
     """torch's names; ``weight`` is the column-major ``[K, N]`` view that its kernels want."""
-    inputs = _product(case)
+    inputs = product(case)
     names = {"a": "qinput", "b": "weight", "a_scale": "scale_a", "b_scale": "scale_b", "bias": "bias"}
     return {names[name]: tensor.t() if name == "b" else tensor for name, tensor in inputs.items()}
 
 
 def _flashinfer_product(case: Case) -> dict[str, Tensor]:
     """A bfloat16 operand is quantised by the kernel and has no scale."""
-    inputs = _product(case)
+    inputs = product(case)
     names = {"a": "input", "b": "weight", "a_scale": "input_scale", "b_scale": "weight_scale"}
     wide = [side for side, dtype in zip("ab", case.operand_dtypes, strict=True) if dtype == torch.bfloat16]
     return {new: inputs[old] for old, new in names.items() if old.removesuffix("_scale") not in wide or old in wide}
@@ -90,15 +90,15 @@ def _vector(case: Case, name: str, shape: tuple[int, ...], dtype: torch.dtype) -
     return data.normal(case.label(name), shape, dtype=dtype)
 
 
-def _grouped(case: Case) -> dict[str, Tensor]:
+def grouped(case: Case) -> dict[str, Tensor]:
     """Rows sorted by expert in runs aligned to 128; some experts empty, the tail of every run is padding."""
     m, n, k, g = case["m"], case["n"], case["k"], case["g"]
     if m % RUN:
         raise CaseError(f"m={m} of {case.contract} is not a multiple of {RUN}, the alignment of an expert's run")
-    inputs = _operands(case, m, g * n, k)
+    inputs = operands(case, m, g * n, k)
     inputs["b"] = inputs["b"].reshape(g, n, k)
-    inputs["a_scale"] = _scale(case, "a_scale", 0, m, k)
-    inputs["b_scale"] = _scale(case, "b_scale", 1, n, k, g)
+    inputs["a_scale"] = scale(case, "a_scale", 0, m, k)
+    inputs["b_scale"] = scale(case, "b_scale", 1, n, k, g)
     stream = case.stream("m_indices")
     tiles = m // RUN
     owner = sorted(stream.integers(0, g, (tiles,)).tolist())
@@ -114,14 +114,14 @@ def _grouped(case: Case) -> dict[str, Tensor]:
 def _masked(case: Case) -> dict[str, Tensor]:
     """G matrices of M rows, of which a few, none (group 0 when there are several) or all (the last) are real."""
     m, n, k, g = case["m"], case["n"], case["k"], case["g"]
-    inputs = _operands(case, g * m, g * n, k)
+    inputs = operands(case, g * m, g * n, k)
     real = case.stream("masked_m").integers(0, m + 1, (g,))
     real[0], real[-1] = 0, m
     return {
         "a": inputs["a"].reshape(g, m, k),
-        "a_scale": _scale(case, "a_scale", 0, m, k, g),
+        "a_scale": scale(case, "a_scale", 0, m, k, g),
         "b": inputs["b"].reshape(g, n, k),
-        "b_scale": _scale(case, "b_scale", 1, n, k, g),
+        "b_scale": scale(case, "b_scale", 1, n, k, g),
         "masked_m": torch.from_numpy(real).to(torch.int32),
     }
 
@@ -130,7 +130,7 @@ def _scaled_grouped(case: Case) -> dict[str, Tensor]:
     """Rows in runs of any length: of several experts the first has none and the second one row; the last eighth of the
     rows, where there are eight, belongs to no expert."""
     m, n, k, g = case["m"], case["n"], case["k"], case["g"]
-    inputs = _operands(case, m, g * n, k)
+    inputs = operands(case, m, g * n, k)
     used = m - m // 8
     ends = case.stream("offsets").integers(min(1, used), used + 1, (g,))
     ends.sort()
@@ -138,7 +138,7 @@ def _scaled_grouped(case: Case) -> dict[str, Tensor]:
     if g > 2:
         ends[:2] = 0, 1
     return {
-        "a": inputs["a"], "b": inputs["b"].reshape(g, n, k), "scale_a": _scale(case, "scale_a", 0, m, k),
+        "a": inputs["a"], "b": inputs["b"].reshape(g, n, k), "scale_a": scale(case, "scale_a", 0, m, k),
         "scale_b": data.scales(case.label("scale_b"), case.family, (g, n)),
         "offsets": torch.from_numpy(ends).to(torch.int32),
     }
@@ -273,9 +273,9 @@ def _overflow(scheme: str, *seeds: int) -> tuple[str, ...]:
     return tuple(f"e4m3xe4m3-f16/{scheme}/m=9,n=136,k=256/family=wide/seed={seed}" for seed in seeds)
 
 
-_FAMILIES = tuple(data.OPERAND_FAMILIES)
-_FINITE = tuple(family for family in _FAMILIES if "nan" not in family)
-_EDGES = tuple(data.EDGE_FAMILIES)
+FAMILIES = tuple(data.OPERAND_FAMILIES)
+_FINITE = tuple(family for family in FAMILIES if "nan" not in family)
+EDGES = tuple(data.EDGE_FAMILIES)
 _OUT = ("e4m3xe4m3-bf16", "e4m3xe4m3-f16", "e4m3xe4m3-f32")
 _E5M2 = ("e5m2xe4m3-bf16", "e4m3xe5m2-bf16", "e5m2xe5m2-bf16")
 _FNUZ = "e4m3fnuzxe4m3fnuz-bf16"
@@ -297,19 +297,19 @@ def _scaled_mm(
     extra = () if of is None else _extra(of, *_overflow(of, *seeds))
     listed = partial(_dense_ids, tail=tail)
     return Grammar(
-        _MNK, dtypes, schemes, _FAMILIES, build, out_dtype, bias, listed=listed, extra=extra, edge_families=_EDGES
+        _MNK, dtypes, schemes, FAMILIES, build, out_dtype, bias, listed=listed, extra=extra, edge_families=EDGES
     )
 
 
 GRAMMARS: Mapping[str, Grammar] = {
     "fp8_gemm_nt": Grammar(
-        _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f32", "e4m3xe4m3-f16", *_E5M2), ("1x128:128x128",), _FAMILIES, _product,
-        out_dtype, listed=partial(_dense_ids, tail=True), extra=_extra("1x128:128x128"), edge_families=_EDGES,
+        _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f32", "e4m3xe4m3-f16", *_E5M2), ("1x128:128x128",), FAMILIES, product,
+        out_dtype, listed=partial(_dense_ids, tail=True), extra=_extra("1x128:128x128"), edge_families=EDGES,
     ),
     "fp8_blockscale_gemm_sm90": Grammar(
-        _MNK, (*_OUT, "bf16xe4m3-bf16", "bf16xbf16-bf16"), ("1x128:128x128", "1x128:1x128"), _FAMILIES,
+        _MNK, (*_OUT, "bf16xe4m3-bf16", "bf16xbf16-bf16"), ("1x128:128x128", "1x128:1x128"), FAMILIES,
         _flashinfer_product, out_dtype, listed=_dense_ids,
-        extra=_extra("1x128:128x128", *_overflow("1x128:128x128", 1)), edge_families=_EDGES,
+        extra=_extra("1x128:128x128", *_overflow("1x128:128x128", 1)), edge_families=EDGES,
         domain="k % 128 == 0, n % 64 == 0",  # FlashInfer's page of the routine
     ),
     **{
@@ -324,7 +324,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         )
     },
     "cutlass_scaled_mm": _scaled_mm(
-        (*_ROWS, "1x128:128x128"), _product, (*_OUT, *_E5M2), tail=True, of="token:channel"
+        (*_ROWS, "1x128:128x128"), product, (*_OUT, *_E5M2), tail=True, of="token:channel"
     ),
     "cutlass_w8a8_scaled_mm": _scaled_mm(_ROWS, _torch_product, of="token:channel"),
     "rocm_per_tensor_w8a8_scaled_mm": replace(
@@ -339,17 +339,17 @@ GRAMMARS: Mapping[str, Grammar] = {
         ("token:channel", "tensor:channel", "token:tensor"), _torch_product, of="token:channel"
     ),
     "m_grouped_fp8_gemm_nt_contiguous": Grammar(
-        _MNKG, (*_OUT, *_E5M2), ("1x128:128x128",), _FAMILIES, _grouped, out_dtype,
+        _MNKG, (*_OUT, *_E5M2), ("1x128:128x128",), FAMILIES, grouped, out_dtype,
         # rows come in runs of 128 for all experts together
         listed=partial(
             _grouped_ids,
             sizes=((128, 128, 128, 1), (384, 192, 256, 4), (512, 128, 640, 3), (256, 704, 256, 2), (128, 64, 4096, 1)),
             of_families=(384, 128, 256, 4),
         ),
-        extra=("e4m3xe4m3-bf16/1x128:128x128/m=128,n=136,k=200,g=2/family=randn/seed=1",), edge_families=_EDGES,
+        extra=("e4m3xe4m3-bf16/1x128:128x128/m=128,n=136,k=200,g=2/family=randn/seed=1",), edge_families=EDGES,
     ),
     "fp8_m_grouped_gemm_nt_masked": Grammar(
-        _MNKG, (*_OUT, *_E5M2), ("1x128:128x128",), _FAMILIES, _masked, out_dtype,
+        _MNKG, (*_OUT, *_E5M2), ("1x128:128x128",), FAMILIES, _masked, out_dtype,
         # M is each expert's own
         listed=partial(
             _grouped_ids,
@@ -363,10 +363,10 @@ GRAMMARS: Mapping[str, Grammar] = {
             "e4m3xe4m3-bf16/1x128:128x128/m=70,n=136,k=200,g=2/family=randn/seed=1",
             "e4m3xe4m3-bf16/1x128:128x128/m=2,n=128,k=256,g=3/family=randn/seed=1",
         ),
-        edge_families=_EDGES,
+        edge_families=EDGES,
     ),
     "scaled_grouped_mm": Grammar(
-        _MNKG, _OUT, ("token:channel",), _FAMILIES, _scaled_grouped, out_dtype,
+        _MNKG, _OUT, ("token:channel",), FAMILIES, _scaled_grouped, out_dtype,
         # M is that of all experts together, in runs of any length
         listed=partial(
             _grouped_ids, sizes=((1, 64, 128, 1), (70, 192, 256, 4), (129, 128, 640, 3)),
@@ -377,7 +377,7 @@ GRAMMARS: Mapping[str, Grammar] = {
             "e4m3xe4m3-bf16/token:channel/m=160,n=64,k=128,g=1/family=randn/seed=1",
             "e4m3xe4m3-f16/token:channel/m=9,n=136,k=256,g=2/family=wide/seed=1",
         ),
-        edge_families=_EDGES,
+        edge_families=EDGES,
     ),
     "Fp8LinearOp": Grammar(
         ("m", "n", "k"), ("bf16xe4m3-bf16", "f16xe4m3-f16", "f32xe4m3-f32"),

@@ -89,7 +89,7 @@ class ProductContract(Contract):
     golden_arches = ("cpu", "sm90", "gfx942")
     multiplies = True
     scaling: ClassVar[tuple[Scaling, Scaling]] = BLOCKS
-    groups: ClassVar[str | None] = None
+    out_dtypes: ClassVar[tuple[torch.dtype, ...]] = OUT_DTYPES
     row_unit: ClassVar[int] = 1
 
     @abstractmethod
@@ -105,7 +105,7 @@ class ProductContract(Contract):
         return Operands(
             roles=self.roles, shape=self.shape(call.inputs), parts=self.parts(call.inputs),
             given=all(x is not None and x.element_size() == 1 for x in codes), b_columns=self.b_columns,
-            groups=self.groups,
+            laid_out=self.laid_out, groups=self.groups,
             group_of_row=any(spec.name == self.groups and spec.dims == ("M",) for spec in self.inputs),
             row_unit=self.row_unit,
         )
@@ -115,7 +115,7 @@ class ProductContract(Contract):
         specified = None
         if self.groups is not None and (rows := call.operands.specified()) is not None:
             specified = rows.reshape(shape[:-1])[..., None].expand(shape)
-        return {"out": Out(shape, (dtype,) if isinstance(dtype, torch.dtype) else OUT_DTYPES, specified)}
+        return {"out": Out(shape, (dtype,) if isinstance(dtype, torch.dtype) else self.out_dtypes, specified)}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         names = self.arithmetics(call, numerics)
@@ -123,7 +123,7 @@ class ProductContract(Contract):
         return [ProductSets(call.parts, names, wider_classes(names) if numerics is None else (), faults)]
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
-        return {"out": mutants.write(call, mutants.products(call, faults), faults).view(self.shape(call.inputs))}
+        return {"out": mutants.write(call, mutants.products(call, faults), faults).view(call.operands.shape)}
 
     def why_not(self, call: Call, numerics: str) -> str | None:
         if numerics == IEEE32:

@@ -8,6 +8,7 @@ each expert, applied after the sum. ``G`` experts.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -57,7 +58,7 @@ class GroupedContiguous(ProductContract):
             if g >= 0:
                 rows = torch.nonzero(inputs["m_indices"] == g)[:, 0]
                 a, scale = take_rows(inputs["a"], rows), inputs["a_scale"].index_select(0, rows)
-                parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g], self.scaling), rows))
+                parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g], self.scaling), rows, g))
         return parts
 
     def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -99,7 +100,7 @@ class GroupedMasked(ProductContract):
             if count:
                 rows = torch.arange(g * m, g * m + count, device=inputs["a"].device)
                 a, scale = inputs["a"][g, :count], inputs["a_scale"][g, :count].contiguous()
-                parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g], self.scaling), rows))
+                parts.append(Part(block_scaled(a, inputs["b"][g], scale, inputs["b_scale"][g], self.scaling), rows, g))
         return parts
 
     def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
@@ -120,10 +121,57 @@ SEEN = "sm90.chain.row_then_col"
 """torch._scaled_grouped_mm on an H200: one chain over K, then ``(sum * scale_a) * scale_b``."""
 
 
-@register
-class ScaledGroupedMm(ProductContract):
-    """A group may be empty, of one row, and start at any row."""
+class Runs(ProductContract):
+    """Rows of ``a [M, K]`` in runs of any length, an expert each: a run may be empty, of one row, and start anywhere.
+    Rows of no run are unspecified."""
 
+    @abstractmethod
+    def spans(self, inputs: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+        """First row and end of every expert's run."""
+
+    def product(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> ScaledProduct:
+        """Of one run: scales in blocks or, of ``b`` as a vector, for rows and channels (or one for all of them)."""
+        if b_scale.dim() == 2:
+            return block_scaled(a, b, a_scale, b_scale, self.scaling)
+        rows = b.shape[0] if b_scale.numel() == 1 else 1
+        return ScaledProduct(a, b, a_scale.reshape(-1, 1), b_scale[:, None], block=a.shape[1], b_rows=rows)
+
+    def operand(self, inputs: Mapping[str, Tensor], g: int) -> Tensor:
+        """Codes ``[N, K]`` of an expert's weight."""
+        return inputs[self.roles["b"]][g]
+
+    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+        parts = []
+        one = torch.ones(1, 1, device=inputs["a"].device)
+        for g, (start, end) in enumerate(self.spans(inputs)):
+            if end > start:
+                rows = torch.arange(start, end, device=inputs["a"].device)
+                a_scale = inputs[self.roles["a_scale"]]
+                a_scale = a_scale if a_scale.numel() == 1 else a_scale[start:end]
+                b_scale = inputs[self.roles["b_scale"]][g] if "b_scale" in self.roles else one[0]
+                product = self.product(take_rows(inputs["a"], rows), self.operand(inputs, g), a_scale, b_scale)
+                parts.append(Part(product, rows, g))
+        return parts
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return inputs["a"].shape[0], inputs[self.roles["b"]].shape[1]
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        spans, last = self.spans(inputs), 0
+        for start, end in spans:
+            if not last <= start <= end <= bound["M"]:
+                raise InputError(
+                    f"{self.groups} gives the runs {spans}; they run from 0 to at most {bound['M']} and never back"
+                )
+            last = end
+        if all(start == end for start, end in spans):
+            raise InputError(f"{self.groups} gives empty runs only: no row is real and there is nothing to judge")
+        return bound
+
+
+@register
+class ScaledGroupedMm(Runs):
     name = "scaled_grouped_mm"
     gpu = True
     summary = "rows sorted by expert, runs of any length; (sum * scale_a) * scale_b with a scale per token and channel"
@@ -142,27 +190,6 @@ class ScaledGroupedMm(ProductContract):
         TensorSpec("offsets", INTEGERS, ("G",), "where the rows of each expert end"),
     )
 
-    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
-        parts, start = [], 0
-        for g, end in enumerate(inputs["offsets"].tolist()):
-            if end > start:
-                rows = torch.arange(start, end, device=inputs["a"].device)
-                a, scale = take_rows(inputs["a"], rows), inputs["scale_a"][start:end]
-                product = ScaledProduct(
-                    a, inputs["b"][g], scale, inputs["scale_b"][g][:, None], block=a.shape[1], b_rows=1
-                )
-                parts.append(Part(product, rows))
-            start = end
-        return parts
-
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        return inputs["a"].shape[0], inputs["b"].shape[1]
-
-    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-        bound = super().extents(inputs)
+    def spans(self, inputs: Mapping[str, Tensor]) -> list[tuple[int, int]]:
         ends = inputs["offsets"].tolist()
-        if ends != sorted(ends) or ends[0] < 0 or ends[-1] > bound["M"]:
-            raise InputError(f"offsets are {ends}; they run from 0 to at most {bound['M']} and never back")
-        if ends[-1] == 0:
-            raise InputError("offsets are all zero: no row is real and there is nothing to judge")
-        return bound
+        return list(zip([0, *ends], ends, strict=False))

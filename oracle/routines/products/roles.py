@@ -13,10 +13,20 @@ from torch import Tensor
 
 from oracle.routines.base import registered
 from oracle.routines.fault import Call, Change, WhyNot, change_of, need
-from oracle.routines.products import contract, flashinfer, grouped, linear
-from oracle.routines.products.cases import GRAMMARS
+from oracle.routines.products import (
+    batched,
+    batched_cases,
+    cases,
+    contract,
+    deep_gemm,
+    flashinfer,
+    grouped,
+    linear,
+    mixed,
+)
 
-PRODUCT_MODULES = (contract, flashinfer, grouped, linear)  # importing them registers what ROLES lists
+# importing them registers what ROLES lists
+PRODUCT_MODULES = (contract, flashinfer, grouped, linear, deep_gemm, batched, mixed)
 
 FLASHINFER = "fp8_blockscale_gemm_sm90"
 CUTLASS = "cutlass_scaled_mm"
@@ -28,8 +38,12 @@ ROLES: Mapping[str, Mapping[str, str]] = {
     name: found.roles for name, found in registered().items() if "a" in found.roles
 }
 PRODUCTS = frozenset(ROLES)
-GROUPED = frozenset({CONTIGUOUS, MASKED, SCALED})
-BLOCKS = frozenset(name for name in ROLES if "1x128:128x128" in GRAMMARS[name].schemes)
+GROUPED = frozenset(name for name in ROLES if registered()[name].groups is not None)
+BY_INDEX = frozenset({CONTIGUOUS, "m_grouped_fp8_gemm_nn_contiguous"})
+BY_COUNT = frozenset({MASKED, "batch_deepgemm_fp8_nt_groupwise"})
+RUNS = GROUPED - BY_INDEX - BY_COUNT
+GRAMMARS = {**cases.GRAMMARS, **batched_cases.GRAMMARS}
+BLOCKS = frozenset(name for name in ROLES if {"1x128:128x128", "1x128:1x128"} & set(GRAMMARS[name].schemes))
 TORCH_NAMES = frozenset(name for name, role in ROLES.items() if role["a"] == "qinput")
 WITH_BIAS = TORCH_NAMES | {CUTLASS}
 
@@ -58,9 +72,14 @@ def each(role: str, function: Callable[..., Tensor]) -> Change:
 
 
 def matrix(call: Call, role: str) -> Tensor:
-    """The first matrix of ``role`` as the contract gives it: ``[rows, blocks]`` or ``[rows, K]``."""
-    given = call.inputs[ROLES[call.contract.name][role]]
-    return _matrices(call, role, given)[0]
+    """The first matrix of ``role`` as the contract gives it: ``[rows, blocks]`` or ``[rows, K]``; one 1 without it."""
+    name = ROLES[call.contract.name].get(role)
+    return torch.ones(1, 1) if name is None else matrices(call, role, call.inputs[name])[0]
+
+
+def has(role: str) -> WhyNot:
+    """The contract has an input for ``role``."""
+    return need(lambda call: role in ROLES[call.contract.name], f"there is no {role}")
 
 
 several_blocks = need(lambda call: call.parts[0].product.B > 1, "there is one K block")
@@ -72,7 +91,13 @@ def several_rows(role: str) -> WhyNot:
 
 
 def _rewritten(call: Call, role: str, given: Tensor, change: Change) -> Tensor:
-    changed = [change(call, m) for m in _matrices(call, role, given)]
+    changed = [change(call, m) for m in matrices(call, role, given)]
+    if call.contract.laid_out:
+        same = changed[0].dtype == given.dtype
+        made = given.clone() if same else torch.zeros(given.shape, dtype=changed[0].dtype, device=given.device)
+        for place, m in zip(matrices(call, role, made), changed, strict=True):
+            place.copy_(m)
+        return made
     if role in ("a_scale", "b_scale"):
         return torch.stack(changed).reshape(given.shape).contiguous()
     bits = [m.view(torch.uint8) if m.element_size() == 1 else m for m in changed]
@@ -80,14 +105,15 @@ def _rewritten(call: Call, role: str, given: Tensor, change: Change) -> Tensor:
     return contract.transposed(result) if call.operands.b_columns and role == "b" else result
 
 
-def _matrices(call: Call, role: str, given: Tensor) -> list[Tensor]:
+def matrices(call: Call, role: str, given: Tensor) -> list[Tensor]:
+    """The operand ``given`` for ``role``, or one like it, as matrices: one, or one for each group."""
+    if call.contract.laid_out:
+        return call.contract.matrices(call, role, given)
     if given.dim() == 3:
         return list(given)
     if role in ("a", "b"):
         return [contract.transposed(given) if call.operands.b_columns and role == "b" else given]
     product = call.parts[0].product
-    if call.contract.name == CONTIGUOUS:
-        return [given]
-    if call.contract.name == SCALED and role == "b_scale":
+    if role == "b_scale" and call.operands.groups is not None:
         return [channels[:, None] for channels in given]
     return [given.reshape(-1, product.B)]

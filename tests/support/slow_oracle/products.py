@@ -36,7 +36,13 @@ def scaled(
     a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, *, block: int, b_rows: int, bias: list[Value] | None, dtype: str
 ) -> list[int]:
     """Codes of ``sum_k a_scale b_scale a b + bias``; one row of ``a_scale`` serves all rows of ``a``."""
-    found = []
+    bare = sums(a, b, a_scale, b_scale, block=block, b_rows=b_rows)
+    return [encode(v if bias is None else add(v, bias[at % len(b)]), dtype) for at, v in enumerate(bare)]
+
+
+def sums(a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, *, block: int, b_rows: int) -> list[Value]:
+    """``sum_k a_scale b_scale a b``, row by row."""
+    found: list[Value] = []
     left, right = [[[whole(row[i : i + block]) for i in range(0, len(row), block)] for row in x] for x in (a, b)]
     for m, row in enumerate(a):
         scales = a_scale[0] if len(a_scale) == 1 else a_scale[m]
@@ -46,9 +52,7 @@ def scaled(
                 part = dot(row[start : start + block], column[start : start + block], left[m][i], right[n][i])
                 factor = multiply(scales[i], b_scale[n // b_rows][i])
                 total = add(total, multiply(factor, part))
-            if bias is not None:
-                total = add(total, bias[n])
-            found.append(encode(total, dtype))
+            found.append(total)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from tests.support.slow_oracle import decisions, layers, mx, places, products, quantisers
+from tests.support.slow_oracle import decisions, forms, layers, mx, places, products, quantisers
 from tests.support.slow_oracle.numbers import Array, decode, divide, encode, multiply, rounded
 
 Inputs = dict[str, Array]
@@ -161,6 +161,27 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "scaled_grouped_mm": lambda i, o: products.runs(
         i["a"], i["b"], i["scale_a"], i["scale_b"], i["offsets"].codes, _dtype(o)
     ),
+    "fp8_gemm_nn": lambda i, o: _block(forms.turned(i, ("b", "b_scale")), o),
+    "fp8_gemm_tn": lambda i, o: _block(forms.turned(i, ("a", "a_scale", "b", "b_scale")), o),
+    "fp8_gemm_tt": lambda i, o: _block(forms.turned(i, ("a", "a_scale")), o),
+    "m_grouped_fp8_gemm_nn_contiguous": lambda i, o: ROUTINES["m_grouped_fp8_gemm_nt_contiguous"](
+        forms.turned(i, ("b", "b_scale")), o
+    ),
+    "fp8_gemm_nt_1d1d": forms.one_by_one,
+    "k_grouped_fp8_gemm_nt_contiguous": forms.k_grouped,
+    "fp8_gemm_nt_skip_head_mid": forms.with_gaps,
+    "fp8_einsum": forms.heads,
+    "bmm_fp8": forms.batches,
+    "gemm_fp8_nt_groupwise": forms.groupwise,
+    "batch_deepgemm_fp8_nt_groupwise": lambda i, o: ROUTINES["fp8_m_grouped_gemm_nt_masked"](i, o),
+    **{
+        name: forms.runs
+        for name in (
+            "grouped_mm_fp8", "group_gemm_fp8_nt_groupwise", "cutlass_blockwise_scaled_grouped_mm", "cutlass_moe_mm",
+            "cutlass_w4a8_moe_mm",
+        )
+    },
+    "cutlass_w4a8_mm": forms.mixed,
     "fp8_mqa_logits": _logits,
     "fp8_paged_mqa_logits": _paged,
     "Fp8LinearOp": layers.linear,

@@ -17,9 +17,9 @@ from oracle.routines.fault import MOVEMENT, Call, Faults, WhyNot, both, entry, n
 from oracle.routines.mutants import stale
 from oracle.routines.products.roles import (
     BLOCKS,
-    CONTIGUOUS,
+    BY_COUNT,
+    BY_INDEX,
     GROUPED,
-    MASKED,
     PRODUCTS,
     SCALED,
     each,
@@ -126,7 +126,8 @@ def _stale_tail_rows(a: Tensor) -> Tensor:
 
 def _pitch_not_read(x: Tensor) -> Tensor:
     """Rows lie :data:`PITCH` elements further apart than they are long, zeros between, and are read as if packed."""
-    memory = torch.nn.functional.pad(codes_of(x), (0, PITCH)).flatten()
+    codes = codes_of(x) if x.is_floating_point() else x
+    memory = torch.nn.functional.pad(codes, (0, PITCH)).flatten()
     return memory[: x.numel()].view(x.shape).view(x.dtype)
 
 
@@ -273,11 +274,11 @@ for name, seen, change, needs, same_if in (
      ""),
 ):
     fault(name, MOVEMENT, seen=seen,
-          contracts={CONTIGUOUS}, read=entry("m_indices", change), needs=needs, same_if=same_if)
+          contracts=BY_INDEX, read=entry("m_indices", change), needs=needs, same_if=same_if)
 
 
 @fault("last real row uses a padding row's scale", MOVEMENT, seen="vllm 45741",
-       contracts={CONTIGUOUS}, needs=has_padding, same_if="both scales are equal")
+       contracts=BY_INDEX, needs=has_padding, same_if="both scales are equal")
 def read_padding_scale(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     index, scale = inputs["m_indices"], inputs["a_scale"].clone()
     last = (index[:-1] >= 0) & (index[1:] < 0)
@@ -292,7 +293,7 @@ def _poisoned_tiles(call: Call) -> list[int]:
 
 
 @fault("NaN of a padding row spreads to its tile", MOVEMENT, seen="flashinfer PR 3650, 2861",
-       contracts={CONTIGUOUS}, needs=need(_poisoned_tiles, "no padding row holds a NaN"))
+       contracts=BY_INDEX, needs=need(_poisoned_tiles, "no padding row holds a NaN"))
 def write_poisoned_tiles(call: Call, out: Tensor) -> Tensor:
     out = out.clone()
     for tile in _poisoned_tiles(call):
@@ -315,7 +316,7 @@ def _next_weights(scale: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]
 
 
 fault("weights of the next group", MOVEMENT, seen="DeepGEMM PR 343",
-      contracts={MASKED}, read=_next_weights("b_scale"), needs=several_experts)
+      contracts=BY_COUNT, read=_next_weights("b_scale"), needs=several_experts)
 
 
 def _past_the_groups(call: Call) -> list[tuple[int, int]]:
@@ -333,7 +334,7 @@ def _tiles_reach_further(call: Call) -> bool:
 
 @fault("a group's last tile overwrites the next group", MOVEMENT,
        seen="recorded on an H200: masked product of sgl-deep-gemm 0.1.4.post1",
-       contracts={MASKED}, needs=need(_tiles_reach_further, f"no tile of {STORE_TILE} rows reaches a real row"),
+       contracts=BY_COUNT, needs=need(_tiles_reach_further, f"no tile of {STORE_TILE} rows reaches a real row"),
        same_if="those rows are zero", race=True)
 def write_whole_tiles(call: Call, out: Tensor) -> Tensor:
     """A group's last tile is stored whole and last: its rows past M lie in later groups.

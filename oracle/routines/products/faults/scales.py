@@ -13,16 +13,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oracle.routines.fault import INDEX, VALUE, Beyond, Call, Change, Faults, WhyNot, always, both, need, ones
+from oracle.routines.fault import INDEX, VALUE, Beyond, Call, Change, Faults, WhyNot, both, need, ones
 from oracle.routines.products.roles import (
     BLOCKS,
+    BY_COUNT,
     CUTLASS,
     FLASHINFER,
     GROUPED,
-    MASKED,
     PRODUCTS,
     ROLES,
     each,
+    has,
     matrix,
     several_blocks,
     several_rows,
@@ -47,7 +48,7 @@ ROLE_NAMES = (("a_scale", "A scale"), ("b_scale", "B scale"))
 
 # --- what a call must have ----------------------------------------------------------------------------------
 
-several_groups = need(lambda call: call.inputs["b"].shape[0] > 1, "there is one group")
+several_groups = need(lambda call: call.inputs[ROLES[call.contract.name]["b"]].shape[0] > 1, "there is one group")
 
 
 def _shape(role: str, holds: Callable[[int, int], bool], otherwise: str) -> WhyNot:
@@ -285,13 +286,14 @@ def _next_group(role: str) -> Change:
     return change
 
 
-for role, what, contracts in (("a_scale", "A scale", frozenset({MASKED})), ("b_scale", "B scale", GROUPED)):
+SCALED_GROUPS = frozenset(name for name in GROUPED if "b_scale" in ROLES[name])
+for role, what, contracts in (("a_scale", "A scale", BY_COUNT), ("b_scale", "B scale", SCALED_GROUPS)):
     fault(f"{what} of the next group", INDEX, seen="DeepGEMM PR 343",
           contracts=contracts, read=_next_group(role), needs=several_groups, same_if=EQUAL)
 
 
 @fault("batch stride of padded A scales wrong", INDEX, seen="flashinfer 3604",
-       contracts={MASKED},
+       contracts=BY_COUNT,
        needs=both(need(lambda c: c.inputs["a"].shape[0] != 1, "there is one group"),
                   need(lambda c: c.inputs["a"].shape[1] % 4,
                        lambda c: f"M={c.inputs['a'].shape[1]} is a multiple of 4")),
@@ -363,7 +365,7 @@ NUMBER_FAULTS = (
 for role, what in ROLE_NAMES:
     for name, seen, change, no_powers, same_if in NUMBER_FAULTS:
         fault(name.format(what), VALUE, seen=seen,
-              read=each(role, change), needs=_no_powers(role) if no_powers else always, same_if=same_if)
+              read=each(role, change), needs=_no_powers(role) if no_powers else has(role), same_if=same_if)
 
 fault("A scale replaced by the reciprocal of its reciprocal", VALUE, seen="sglang PR 4362, flashinfer 2441",
       read=each("a_scale", lambda scale: ones(scale) / (ones(scale) / scale)), needs=_no_powers("a_scale"),

@@ -1,0 +1,482 @@
+"""Products of several matrices, of transposed operands, of float32 sums that accumulate, and of int4 weights.
+
+Shapes and scales as the libraries publish them; ``K`` is cut into scale blocks of 128. Operands whose memory a library
+cannot address are copied. A routine whose arithmetic another one has is that one under another name: transposed
+operands are views, runs of rows become the aligned runs of
+:func:`kernels.grouped.m_grouped_fp8_gemm_nt_contiguous`, int4 weights the E4M3 codes that CUTLASS' table gives them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kernels import blockscaled, checks, grouped, linear
+from kernels.blockscaled import _pair
+from kernels.checks import FP8
+from kernels.errors import OptionError, ShapeError
+from kernels.routes import dtype_name, route
+from kernels.support import BLOCK
+
+E5M2 = torch.float8_e5m2
+NARROW = (torch.bfloat16, torch.float16)
+Pair = tuple[Tensor, Tensor]
+
+
+# --- transposed operands: views of the same product ------------------------------------------------------------------
+
+
+def _turned(name: str, value: object, rank: int = 2) -> Pair:
+    """Codes and scale with their last two axes exchanged."""
+    codes, scale = _pair(name, value)
+    return checks.rank(name, codes, rank).mT, checks.rank(f"{name}_scale", scale, rank).mT
+
+
+@checks.verb
+def fp8_gemm_nn(
+    a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True
+) -> None:
+    """:func:`kernels.fp8_gemm_nt` with ``b (b [K, N], b_scale [K/128, N/128])``; raises what that raises."""
+    blockscaled.fp8_gemm_nt(a, _turned("b", b), out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
+
+
+@checks.verb
+def fp8_gemm_tn(
+    a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True
+) -> None:
+    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])`` and ``b`` as of :func:`fp8_gemm_nn`."""
+    left, right = _turned("a", a), _turned("b", b)
+    blockscaled.fp8_gemm_nt(left, right, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
+
+
+@checks.verb
+def fp8_gemm_tt(
+    a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None, disable_ue8m0_cast: bool = True
+) -> None:
+    """:func:`kernels.fp8_gemm_nt` with ``a (a [K, M], a_scale [K/128, M])``; raises what that raises."""
+    blockscaled.fp8_gemm_nt(_turned("a", a), b, out, c=c, disable_ue8m0_cast=disable_ue8m0_cast)
+
+
+@checks.verb
+def m_grouped_fp8_gemm_nn_contiguous(
+    a: Pair, b: Pair, out: Tensor, m_indices: Tensor, *, disable_ue8m0_cast: bool = True, check: bool | None = None
+) -> None:
+    """:func:`kernels.m_grouped_fp8_gemm_nt_contiguous` with ``b (b [G, K, N], b_scale [G, K/128, N/128])``."""
+    grouped.m_grouped_fp8_gemm_nt_contiguous(
+        a, _turned("b", b, 3), out, m_indices, disable_ue8m0_cast=disable_ue8m0_cast, check=check
+    )
+
+
+# --- float32 sums that accumulate -------------------------------------------------------------------------------------
+
+
+@checks.verb
+def fp8_gemm_nt_1d1d(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None) -> None:
+    """``out = a @ b.T + c`` in float32, one scale for every row and 128 steps of K of both operands.
+
+    DeepGEMM's recipe (1, 1, 128). ``a (a [M, K], a_scale [M, ceil(K/128)])`` and ``b (b [N, K], b_scale
+    [N, ceil(K/128)])`` E4M3 with float32 scales; ``out [M, N]`` float32; ``c [M, N]`` float32 or None (zeros), which
+    may be ``out``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, LayoutError, NoBackendError
+    """
+    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    (m, k), (n, k_b) = _matrix("a", x), _matrix("b", w)
+    if k != k_b:
+        raise ShapeError(f"a {list(x.shape)} and b {list(w.shape)} disagree in K")
+    blocks = -(-k // BLOCK)
+    _float("a_scale", xs, (m, blocks), "[M, ceil(K/128)]")
+    _float("b_scale", ws, (n, blocks), "[N, ceil(K/128)]")
+    checks.output("out", out, (m, n), "[M, N]", torch.float32)
+    if c is not None:
+        _float("c", c, (m, n), "[M, N]")
+    device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, c=c)
+    if is_compiling():
+        torch.ops.fp8_kernels.fp8_gemm_nt_1d1d(x, xs, w, ws, out, c)
+        return
+    run = route("gemm_1d1d", device, ("n", n), ("k", k), ("out_dtype", "float32"))
+    if m:
+        run.gemm_1d1d(x, xs, w, ws, out, c)
+
+
+@checks.verb
+def k_grouped_fp8_gemm_nt_contiguous(
+    a: Pair, b: Pair, out: Tensor, ks: tuple[int, ...] | list[int], ks_tensor: Tensor, *, c: Tensor | None = None
+) -> None:
+    """``out[g] = a_g @ b_g.T + c[g]`` in float32 for every group ``g`` of K: a weight gradient of each expert.
+
+    Parameters
+    ----------
+    a, b
+        Codes E4M3 ``[M * sum(ks)]`` and ``[N * sum(ks)]``: of every group ``[M, K_g]`` row-major, one behind the other;
+        scales float32 ``[M, sum(ks)/128]`` and ``[N, sum(ks)/128]``, logical.
+    out
+        ``[G, M, N]`` float32, contiguous.
+    ks, ks_tensor
+        Steps of K of each group, multiples of 128 or 0, and the same numbers as int32 ``[G]`` on the device. The kernel
+        trusts the tensor; it is not compared with ``ks``, which would wait for the device.
+    c
+        ``[G, M, N]`` float32, or None: ``out`` itself, which is accumulated into. A group without steps is copied.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, LayoutError, OptionError, NoBackendError
+    """
+    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    groups, m, n = checks.rank("out", out, 3).shape
+    steps = checks.integers("ks", ks, groups)
+    if bad := [k for k in steps if k < 0 or k % BLOCK]:
+        raise OptionError(f"ks holds {bad[0]}; every group has a multiple of {BLOCK} steps, pad it with zeros")
+    total = sum(steps)
+    for name, codes, scale, rows in (("a", x, xs, m), ("b", w, ws, n)):
+        checks.shape(name, checks.dtype(name, checks.rank(name, codes, 1), FP8), (rows * total,), "[rows * sum(ks)]")
+        _float(f"{name}_scale", scale, (rows, total // BLOCK), "[rows, sum(ks)/128]")
+    checks.output("out", out, (groups, m, n), "[G, M, N]", torch.float32)
+    summand = out if c is None else c
+    _float("c", summand, (groups, m, n), "[G, M, N]")
+    checks.shape("ks_tensor", checks.dtype("ks_tensor", ks_tensor, torch.int32), (groups,), "[G]")
+    device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, ks_tensor=ks_tensor, c=c)
+    if is_compiling():
+        torch.ops.fp8_kernels.k_grouped_fp8_gemm_nt_contiguous(x, xs, w, ws, out, steps, ks_tensor, c)
+        return
+    run = route("k_grouped", device, ("n", n), ("groups", groups), ("out_dtype", "float32"))
+    if total == 0 or m * n * groups == 0:
+        if c is not None:
+            out.copy_(c)
+        return
+    run.k_grouped(x, xs, w, ws, out, steps, ks_tensor.contiguous(), summand)
+
+
+# --- heads and batches ------------------------------------------------------------------------------------------------
+
+
+@checks.verb
+def fp8_gemm_nt_skip_head_mid(
+    a: Pair, b: Pair, out: Tensor, head_splits: tuple[int, int, int], *, disable_ue8m0_cast: bool = True
+) -> None:
+    """:func:`kernels.fp8_gemm_nt` whose columns go to heads with a gap, which is not written.
+
+    ``head_splits (left, mid, right)``: ``N`` is a multiple of ``left + right``, and ``out [M, N + N/(left+right)*mid]``
+    bf16 (on a CPU f16 and float32 too) holds per head ``left`` columns, a gap of ``mid``, and ``right`` columns.
+
+    Raises
+    ------
+    ShapeError, OptionError, NoBackendError
+        And what :func:`kernels.fp8_gemm_nt` raises.
+    """
+    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    (m, k), (n, k_b) = _matrix("a", x), _matrix("b", w)
+    left, mid, right = (checks.positive(f"head_splits[{i}]", v) for i, v in
+                        enumerate(checks.integers("head_splits", head_splits, 3)))  # fmt: skip
+    if k != k_b or n % (left + right):
+        raise ShapeError(f"a {list(x.shape)}, b {list(w.shape)}: K must agree, N be a multiple of {left + right}")
+    _float("a_scale", xs, (m, -(-k // BLOCK)), "[M, ceil(K/128)]")
+    _float("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]")
+    checks.output("out", out, (m, n + n // (left + right) * mid), "[M, N + N/(left+right)*mid]", *checks.WIDE)
+    device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out)
+    if is_compiling():
+        splits = [left, mid, right]
+        torch.ops.fp8_kernels.fp8_gemm_nt_skip_head_mid(x, xs, w, ws, out, splits, disable_ue8m0_cast)
+        return
+    run = route("skip_head_mid", device, ("n", n), ("k", k), ("out_dtype", dtype_name(out.dtype)))
+    if m:
+        run.skip_head_mid(x, xs, w, ws, out, (left, mid, right), disable_ue8m0_cast)
+
+
+@checks.verb
+def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
+    """``"bhr,hdr->bhd"``: for every head ``h``, ``out[:, h] = a[:, h] @ b[h].T`` with block scales.
+
+    ``a (a [B, H, R], a_scale [B, H, ceil(R/128)])``, ``b (b [H, D, R], b_scale [H, ceil(D/128), ceil(R/128)])`` E4M3
+    and float32; ``out [B, H, D]`` bf16 (on a CPU f16 and float32 too). Other equations, which exist on sm100 only, are
+    refused.
+
+    Raises
+    ------
+    OptionError, ShapeError, DtypeError, DeviceError, NoBackendError
+    """
+    if equation.replace(" ", "") != "bhr,hdr->bhd":
+        raise OptionError(f"equation {equation!r}; the FP8 product of heads is 'bhr,hdr->bhd'")
+    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    m, heads, k = checks.dtype("a", checks.rank("a", x, 3), FP8).shape
+    heads_b, n, k_b = checks.dtype("b", checks.rank("b", w, 3), FP8).shape
+    if (heads, k) != (heads_b, k_b) or 0 in (heads, n, k):
+        raise ShapeError(f"a {list(x.shape)} and b {list(w.shape)} disagree in H or R, or are empty")
+    blocks = -(-k // BLOCK)
+    _float("a_scale", xs, (m, heads, blocks), "[B, H, ceil(R/128)]")
+    _float("b_scale", ws, (heads, -(-n // BLOCK), blocks), "[H, ceil(D/128), ceil(R/128)]")
+    checks.output("out", out, (m, heads, n), "[B, H, D]", *checks.WIDE)
+    device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out)
+    if is_compiling():
+        torch.ops.fp8_kernels.fp8_einsum(x, xs, w, ws, out)
+        return
+    run = route("einsum", device, ("n", n), ("k", k), ("groups", heads), ("out_dtype", dtype_name(out.dtype)))
+    if m:
+        run.einsum(x, xs, w, ws, out)
+
+
+@checks.verb
+def bmm_fp8(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """``A @ B`` for every batch, times both scales.
+
+    Parameters
+    ----------
+    A, B
+        ``[G, M, K]`` and ``[G, K, N]``, E4M3 or E5M2, not both E5M2. The library reads ``B`` column by column whatever
+        its strides are; another layout is copied into that one here.
+    A_scale, B_scale
+        One float32 value each, on the device.
+    dtype
+        bf16 or f16.
+
+    Returns
+    -------
+    Tensor
+        ``[G, M, N]``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, OptionError, NoBackendError
+    """
+    groups, m, k = checks.dtype("A", checks.rank("A", A, 3), FP8, E5M2).shape
+    groups_b, k_b, n = checks.dtype("B", checks.rank("B", B, 3), FP8, E5M2).shape
+    if (groups, k) != (groups_b, k_b) or 0 in (groups, n, k):
+        raise ShapeError(f"A {list(A.shape)} and B {list(B.shape)} disagree in G or K, or are empty")
+    checks.scalar("A_scale", A_scale)
+    checks.scalar("B_scale", B_scale)
+    checks.out_dtype(dtype, *NARROW)
+    device = checks.same_device(A=A, B=B, A_scale=A_scale, B_scale=B_scale)
+    if is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.bmm_fp8(A, B, A_scale, B_scale, dtype)
+        return made
+    run = route(
+        "bmm", device, ("n", n), ("k", k), ("groups", groups), ("out_dtype", dtype_name(dtype)),
+        ("a_dtype", dtype_name(A.dtype)), ("b_dtype", dtype_name(B.dtype)),
+    )  # fmt: skip
+    if m == 0:
+        return torch.empty(groups, 0, n, dtype=dtype, device=device)
+    return run.bmm(A, B, A_scale.reshape(1), B_scale.reshape(1), dtype)
+
+
+# --- FlashInfer's and CUTLASS' groups --------------------------------------------------------------------------------
+
+
+@checks.verb
+def gemm_fp8_nt_groupwise(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """``a @ b.T`` with 128x128 scales on ``b`` and scales of one row, or of 128, on ``a``.
+
+    ``a [M, K]``, ``b [N, K]`` E4M3; ``a_scale [M or ceil(M/128), ceil(K/128)]``, ``b_scale [ceil(N/128), ceil(K/128)]``
+    float32, logical; ``[M, N]`` bf16 or f16. Raises what :func:`kernels.fp8_gemm_nt` raises.
+    """
+    checks.out_dtype(out_dtype, *NARROW)
+    (m, _), (n, _) = _matrix("a", a), _matrix("b", b)
+    rows = checks.rank("a_scale", a_scale, 2).shape[0]
+    if rows != m and rows == -(-m // BLOCK):
+        a_scale = a_scale.repeat_interleave(BLOCK, dim=0)[:m]
+    out = torch.empty(m, n, dtype=out_dtype, device=a.device)
+    blockscaled.fp8_gemm_nt((a, a_scale), (b, b_scale), out)
+    return out
+
+
+@checks.verb
+def batch_deepgemm_fp8_nt_groupwise(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    masked_m: Tensor,
+    expected_m: int,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """:func:`kernels.fp8_m_grouped_gemm_nt_masked` under FlashInfer's name: ``[G, M, N]``, zero past the counts."""
+    checks.out_dtype(out_dtype)
+    groups, m, _ = checks.rank("a", a, 3).shape
+    out = torch.zeros(groups, m, checks.rank("b", b, 3).shape[1], dtype=out_dtype, device=a.device)
+    grouped.fp8_m_grouped_gemm_nt_masked((a, a_scale), (b, b_scale), out, masked_m, expected_m)
+    return out
+
+
+@checks.verb
+def group_gemm_fp8_nt_groupwise(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, m_indptr: Tensor, out_dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` of ``a`` times ``b[g].T``, block scales.
+
+    ``a [M, K]``, ``b [G, N, K]`` E4M3; ``a_scale [M, ceil(K/128)]``, ``b_scale [G, ceil(N/128), ceil(K/128)]`` float32,
+    logical; ``m_indptr`` int32 ``[G + 1]``, never decreasing; ``[M, N]``, rows of no group zero. No alignment of runs
+    is needed: they are copied into aligned ones where the product needs them.
+    """
+    starts = _borders("m_indptr", m_indptr, b)
+    return _runs(a, b, a_scale, b_scale, starts[:-1], starts[1:], out_dtype)
+
+
+@checks.verb
+def cutlass_blockwise_scaled_grouped_mm(
+    a: Tensor,
+    b: Tensor,
+    scales_a: Tensor,
+    scales_b: Tensor,
+    expert_offsets: Tensor,
+    problem_sizes: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """:func:`group_gemm_fp8_nt_groupwise` with the first row of each expert and its sizes ``[G, 3]`` (rows, N, K)."""
+    starts, ends = _starts(expert_offsets, problem_sizes, b)
+    return _runs(a, b, scales_a, scales_b, starts, ends, out_dtype)
+
+
+@checks.verb
+def cutlass_moe_mm(
+    a: Tensor,
+    b: Tensor,
+    scales_a: Tensor,
+    scales_b: Tensor,
+    expert_offsets: Tensor,
+    problem_sizes: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """Rows of every expert times its weight, ``scales_a * (scales_b * sum)``.
+
+    ``a [M, K]``, ``b [G, N, K]`` E4M3; float32 ``scales_a [M, 1]`` or ``[1, 1]``, ``scales_b [G, N]`` or ``[G, 1]``;
+    ``expert_offsets`` int32 ``[G]`` (first rows, each behind the rows of the expert before), ``problem_sizes`` int32
+    ``[G, 3]``; ``[M, N]``, rows of no expert unspecified. Raises what :func:`kernels.scaled_grouped_mm` raises.
+    """
+    _, ends = _starts(expert_offsets, problem_sizes, b)
+    rows, groups, n = checks.rank("a", a, 2).shape[0], b.shape[0], b.shape[1]
+    if scales_a.numel() == 1:
+        scales_a = scales_a.reshape(1, 1).expand(rows, 1)
+    if tuple(scales_b.shape) == (groups, 1):
+        scales_b = scales_b.expand(groups, n)
+    return grouped.scaled_grouped_mm(a, b, scales_a, scales_b, ends, out_dtype)
+
+
+@checks.verb
+def grouped_mm_fp8(
+    a: Tensor, b: Tensor, m_indptr: Tensor, alpha: Tensor, out_dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """Rows ``m_indptr[g]`` to ``m_indptr[g + 1]`` of ``a`` times ``b[g].T``, times ``alpha`` (one float32 value).
+
+    ``a [M, K]``, ``b [G, N, K]`` E4M3, ``m_indptr`` int32 ``[G + 1]``; ``[M, N]``, rows of no group unspecified.
+    """
+    checks.scalar("alpha", alpha)
+    starts = _borders("m_indptr", m_indptr, b)
+    rows = checks.rank("a", a, 2).shape[0]
+    scale_a, scale_b = alpha.reshape(1, 1).expand(rows, 1), alpha.new_ones(b.shape[:2])
+    return grouped.scaled_grouped_mm(a, b, scale_a, scale_b, starts[1:], out_dtype)
+
+
+# --- int4 weights ----------------------------------------------------------------------------------------------------
+
+
+@checks.verb
+def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
+    """E4M3 codes ``[..., N, K]`` of int4 weights: ``RN_e4m3(q * scale)``, saturated, as CUTLASS' table has them.
+
+    ``b_q`` int8 ``[..., N, K]``, values -8..7, not checked; ``b_group_scales`` E4M3 ``[..., ceil(K/128), N]``. A scale
+    and a weight have 4 bits each, so that their float32 product is exact. A NaN scale gives NaN.
+    """
+    checks.dtype("b_q", b_q, torch.int8)
+    checks.dtype("b_group_scales", b_group_scales, FP8)
+    k = b_q.shape[-1]
+    wanted = (*b_q.shape[:-2], -(-k // BLOCK), b_q.shape[-2])
+    checks.shape("b_group_scales", b_group_scales, wanted, "[..., ceil(K/128), N]")
+    each = b_group_scales.to(torch.float32).mT.repeat_interleave(BLOCK, dim=-1)[..., :k]
+    return (b_q.to(torch.float32) * each).clamp(-checks.FP8_MAX, checks.FP8_MAX).to(FP8)
+
+
+@checks.verb
+def cutlass_w4a8_mm(
+    a: Tensor,
+    b_q: Tensor,
+    b_group_scales: Tensor,
+    b_channel_scales: Tensor,
+    a_token_scales: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """``channel * (token * (a @ w.T))`` of E4M3 ``a [M, K]`` and int4 weights ``w`` (:func:`decode_int4`).
+
+    ``b_channel_scales`` float32 ``[N, 1]``, ``a_token_scales`` float32 ``[M, 1]``; ``[M, N]`` bf16 or f16. Weights are
+    decoded at every call; a layer that keeps them decodes once and calls :func:`kernels.cutlass_scaled_mm`.
+    """
+    w = decode_int4(checks.rank("b_q", b_q, 2), b_group_scales)
+    return linear.cutlass_scaled_mm(a, w.t(), a_token_scales, b_channel_scales.t(), out_dtype)
+
+
+@checks.verb
+def cutlass_w4a8_moe_mm(
+    a: Tensor,
+    b_q: Tensor,
+    b_group_scales: Tensor,
+    b_channel_scales: Tensor,
+    a_token_scales: Tensor,
+    expert_offsets: Tensor,
+    problem_sizes: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """:func:`cutlass_moe_mm` with int4 weights ``b_q [G, N, K]``, group scales ``[G, ceil(K/128), N]``, channels
+    ``[G, N]``."""
+    w = decode_int4(checks.rank("b_q", b_q, 3), b_group_scales)
+    return cutlass_moe_mm(a, w, a_token_scales, b_channel_scales, expert_offsets, problem_sizes, out_dtype)
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _matrix(name: str, x: Tensor) -> tuple[int, int]:
+    rows, cols = checks.dtype(name, checks.rank(name, x, 2), FP8).shape
+    if cols == 0 or (rows == 0 and name == "b"):
+        raise ShapeError(f"{name} has an empty dimension: shape {list(x.shape)}")
+    return rows, cols
+
+
+def _float(name: str, t: Tensor, expected: tuple[int, ...], meaning: str) -> None:
+    checks.shape(name, checks.dtype(name, checks.tensor(name, t), torch.float32), expected, meaning)
+
+
+def _borders(name: str, borders: Tensor, b: Tensor) -> Tensor:
+    groups = checks.rank("b", b, 3).shape[0]
+    return checks.shape(name, checks.dtype(name, borders, torch.int32), (groups + 1,), "[G + 1]")
+
+
+def _starts(expert_offsets: Tensor, problem_sizes: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """First row and end of every expert."""
+    groups = checks.rank("b", b, 3).shape[0]
+    starts = checks.shape(
+        "expert_offsets", checks.dtype("expert_offsets", expert_offsets, torch.int32), (groups,), "[G]"
+    )
+    sizes = checks.shape(
+        "problem_sizes", checks.dtype("problem_sizes", problem_sizes, torch.int32), (groups, 3), "[G, 3]"
+    )
+    return starts, starts + sizes[:, 0]
+
+
+def _runs(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, starts: Tensor, ends: Tensor, out_dtype: torch.dtype
+) -> Tensor:
+    """Runs of any length by the product of aligned runs: every run moved to a multiple of the alignment, and back.
+
+    Shapes follow from ``M``, ``G`` and the alignment alone, so that nothing waits for the device.
+    """
+    checks.out_dtype(out_dtype)
+    m, groups = checks.dtype("a", checks.rank("a", a, 2), FP8).shape[0], b.shape[0]
+    unit = grouped.get_mk_alignment_for_contiguous_layout() if a.device.type == "cuda" else 1
+    rows = torch.arange(m, dtype=torch.int32, device=a.device)
+    expert = torch.searchsorted(ends, rows, right=True).to(torch.int32)
+    real = (expert < groups) & (rows >= starts[expert.clamp(max=groups - 1).long()])
+    whole = (ends - starts + unit - 1) // unit * unit
+    first = whole.cumsum(0, dtype=torch.int32) - whole
+    at = expert.clamp(max=groups - 1).long()
+    length = m if unit == 1 else m + groups * (unit - 1)
+    place = torch.where(real, first[at] + rows - starts[at], length).long()  # rows of nobody go behind the end
+    index = torch.full((length + 1,), -1, dtype=torch.int32, device=a.device).scatter_(0, place, expert)[:-1]
+    source = torch.zeros(length + 1, dtype=torch.int64, device=a.device).scatter_(0, place, rows.long())[:-1]
+    codes = a.view(torch.uint8).index_select(0, source).view(a.dtype)
+    out = torch.zeros(length + 1, b.shape[1], dtype=out_dtype, device=a.device)
+    pair = (codes, checks.rank("a_scale", a_scale, 2).index_select(0, source))
+    grouped.m_grouped_fp8_gemm_nt_contiguous(pair, (b, b_scale), out[:-1], index, check=False)
+    return out.index_select(0, place)

@@ -1,0 +1,108 @@
+"""Contracts of CUTLASS' products of FP8 activations and int4 weights with group scales (W4A8), dense and grouped.
+
+    out[m, n] = RN(channel[n] * (token[m] * sum_k a[m, k] * w[n, k])),   w[n, k] = RN_e4m3(q[n, k] * s[k // 128, n])
+
+The tensor core multiplies E4M3 by E4M3. The kernel therefore looks every 4-bit weight up in a table of the eight E4M3
+roundings of ``-8 s .. -1 s``, so that **weights are rounded a second time**: a scale of 1.125 and a weight of 7 give 8,
+not 7.875. A product beyond 448 saturates. ``q`` are two's-complement values -8..7, one in an int8 each; the packed and
+reordered forms are layouts, with contracts of their own.
+Source: vLLM csrc/quantization/cutlass_w4a8; NVIDIA/cutlass examples/55_hopper_mixed_dtype_gemm/packed_scale.hpp.
+Not covered: groups of other lengths than 128, zero points, a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from oracle.errors import InputError
+from oracle.numbers.formats import decode
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.routines.base import E4M3, F32, TensorSpec, register
+from oracle.routines.products.batched import NARROW, NARROW_OUT, OFFSETS, SIZES, CutlassBlockwiseGrouped
+from oracle.routines.products.contract import ROW_NUMERICS, ProductContract
+from oracle.truth.gemm import ScaledProduct
+from oracle.verdict.products import Part
+
+INT4 = (torch.int8,)
+GROUP = 128
+Q = TensorSpec("b_q", INT4, ("N", "K"), "weights -8..7")
+GROUP_SCALES = TensorSpec("b_group_scales", E4M3, ("K/128", "N"), "scale of 128 weights of a row", contiguous=True)
+TOKENS = TensorSpec("a_token_scales", F32, ("M", "1"), "one scale for each row", contiguous=True)
+
+
+def weights(q: Tensor, scales: Tensor) -> Tensor:
+    """E4M3 ``[N, K]``: the products of weights ``[N, K]`` and their group's scale ``[K/128, N]``, rounded to nearest
+    even and saturated; a NaN scale gives NaN. Weights that a fault has decoded, in floats, stay as they are."""
+    if q.is_floating_point():
+        return q
+    each = decode(scales).t().repeat_interleave(GROUP, dim=1)[:, : q.shape[1]]
+    overflow = Overflow.SATURATE
+    return to_dtype(q.to(torch.float64) * each, torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=overflow)
+
+
+def check_int4(q: Tensor) -> None:
+    """Refuse values outside -8..7."""
+    low, high = int(q.min()), int(q.max())
+    if low < -8 or high > 7:
+        raise InputError(f"b_q holds {low if low < -8 else high}; an int4 weight is -8..7")
+
+
+@register
+class W4A8(ProductContract):
+    name = "cutlass_w4a8_mm"
+    gpu = True
+    summary = "a [M, K] times int4 weights [N, K] with a scale for 128 each; then one for each row and channel"
+    source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_mm_entry.cu"
+    numerics = ROW_NUMERICS
+    roles = {"a": "a", "b": "b_q", "a_scale": "a_token_scales", "b_scale": "b_channel_scales"}
+    out_dtypes = NARROW
+    options = (NARROW_OUT,)
+    inputs = (
+        TensorSpec("a", E4M3, ("M", "K"), "activation codes"),
+        Q,
+        GROUP_SCALES,
+        TensorSpec("b_channel_scales", F32, ("N", "1"), "one scale for each channel", contiguous=True),
+        TOKENS,
+    )
+
+    def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
+        b = weights(inputs["b_q"], inputs["b_group_scales"])
+        scales = inputs["a_token_scales"], inputs["b_channel_scales"]
+        return [Part(ScaledProduct(inputs["a"], b, *scales, block=b.shape[1], b_rows=1))]
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        return inputs["a"].shape[0], inputs["b_q"].shape[0]
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        check_int4(inputs["b_q"])
+        return bound
+
+
+@register
+class W4A8Moe(CutlassBlockwiseGrouped):
+    name = "cutlass_w4a8_moe_mm"
+    summary = "rows sorted by expert, runs of any length; int4 weights with a scale for 128 each"
+    source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_grouped_mm_entry.cu"
+    numerics = ROW_NUMERICS
+    roles = W4A8.roles
+    inputs = (
+        TensorSpec("a", E4M3, ("M", "K"), "activation codes"),
+        TensorSpec("b_q", INT4, ("G", "N", "K"), "weights -8..7 of every expert"),
+        TensorSpec("b_group_scales", E4M3, ("G", "K/128", "N"), "scale of 128 weights of a row", contiguous=True),
+        TensorSpec("b_channel_scales", F32, ("G", "N"), "one scale for each channel", contiguous=True),
+        TOKENS,
+        OFFSETS,
+        SIZES,
+    )
+
+    def operand(self, inputs: Mapping[str, Tensor], g: int) -> Tensor:
+        return weights(inputs["b_q"][g], inputs["b_group_scales"][g])
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        check_int4(inputs["b_q"])
+        return bound
