@@ -1,0 +1,134 @@
+"""Cases of the fused quantisers: activations of every family, ordinary and extreme, rows in use at every edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from oracle.routines import data
+from oracle.routines.case import Case, Grammar, given_scale, no_options, seeds
+
+SHAPES = ("m=1,i=128", "m=3,i=384", "m=37,i=256")
+FAMILY_SHAPE = "m=33,i=384"
+MASKED_SHAPES = ("e=1,t=1,i=128", "e=3,t=9,i=256")
+MASKED_FAMILY_SHAPE = "e=4,t=13,i=384"
+
+
+def gate_and_up(case: Case) -> Tensor:
+    """``[M, 2 I]``: both halves of a family; a gate beyond 200 is brought back, as it would hide the rest of a group.
+
+    Between gates of that size silu is the gate itself; the largest up stay as they are.
+    """
+    (dtype,) = case.operand_dtypes
+    rows = case["m"] if "m" in dict(case.extents) else case["e"] * case["t"]
+    x = data.activations(case.label("x"), case.family, rows, 2 * case["i"], dtype=dtype)
+    if case.family == "range":
+        gate = data.activations(case.label("gate"), "randn", rows, case["i"], dtype=dtype)
+        x = torch.cat([gate, x[:, case["i"] :]], dim=1)
+    return x
+
+
+def _static(case: Case) -> dict[str, Tensor]:
+    return {"x": gate_and_up(case), "scale": given_scale(case, "scale")}
+
+
+def _bounded(case: Case) -> dict[str, Tensor]:
+    x = gate_and_up(case)
+    if case.option("ub") is None:
+        return {"x": x}
+    return {"x": x, "scale_ub": torch.tensor([float(case.option("ub") or 0)], dtype=torch.float32, device="cpu")}
+
+
+def in_use(case: Case) -> Tensor:
+    """Rows of each expert that are in use: none, one, all, and any number between."""
+    e, t = case["e"], case["t"]
+    drawn = torch.from_numpy(case.stream("masked_m").integers(0, t + 1, (e,)))
+    for at, count in ((0, t), (1, 0), (2, 1)):
+        if at < e:
+            drawn[at] = count
+    return drawn.to(torch.int32)
+
+
+def _masked(case: Case) -> dict[str, Tensor]:
+    e, t = case["e"], case["t"]
+    x, rows = gate_and_up(case).reshape(e, t, -1), in_use(case)
+    unused = torch.arange(t, device="cpu")[None, :] >= rows[:, None]
+    return {"x": x.masked_fill(unused[..., None], torch.nan), "masked_m": rows}
+
+
+def _rounding(case: Case) -> dict[str, object]:
+    found = case.option("rounding")
+    return {} if found is None else {"rounding": found}
+
+
+def _group(case: Case) -> dict[str, object]:
+    group = case.option("group")
+    return _rounding(case) | {"group_size": 128 if group is None else int(group)}
+
+
+def _block(case: Case) -> dict[str, object]:
+    return _group(case) | {"is_scale_transposed": case.option("columns") == "1"}
+
+
+def _masked_options(case: Case) -> dict[str, object]:
+    return _group(case) | {"use_ue8m0": case.option("ue8m0") == "1"}
+
+
+def ids(shapes: tuple[str, ...], family_shape: str):  # type: ignore[no-untyped-def]
+    """Shapes on ordinary data; every family; every single option on three families; the other dtypes likewise."""
+
+    def listed(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+        head, hard = f"{contract}/{grammar.dtypes[0]}/{grammar.schemes[0]}", ("randn", "ties", "amax")
+        few = [family for family in hard if family in grammar.families]
+        options = [f"{key}={value}/" for key, values in grammar.options.items() for value in values]
+        for shape in shapes:
+            yield f"{head}/{shape}/family=randn/seed=1"
+        for family in grammar.families:
+            for seed in seeds(profile):
+                yield f"{head}/{family_shape}/family={family}/seed={seed}"
+        for option in options:
+            for family in few if profile == "quick" else grammar.families:
+                yield f"{head}/{family_shape}/{option}family={family}/seed=1"
+        for dtypes in grammar.dtypes[1:]:
+            for family in (*few, "special"):
+                if family in grammar.families:
+                    yield f"{contract}/{dtypes}/{grammar.schemes[0]}/{shapes[-1]}/family={family}/seed=1"
+
+    return listed
+
+
+_FAMILIES = tuple(data.ACTIVATION_FAMILIES)
+_WIDE = ("bf16-e4m3", "f16-e4m3", "f32-e4m3")
+_DENSE, _MASKED = ids(SHAPES, FAMILY_SHAPE), ids(MASKED_SHAPES, MASKED_FAMILY_SHAPE)
+_ROUNDINGS = {"rounding": ("product", "none")}
+
+GRAMMARS: Mapping[str, Grammar] = {
+    "silu_and_mul_quant": Grammar(
+        ("m", "i"), _WIDE, ("tensor",), _FAMILIES, _static, _rounding, _ROUNDINGS, listed=_DENSE,
+    ),
+    "silu_and_mul_per_block_quant": Grammar(
+        ("m", "i"), _WIDE, ("1x128",), _FAMILIES, _bounded, _block,
+        {"group": ("64",), "columns": ("1",), "ub": ("0.002", "0.25"), "rounding": ("each",)},
+        listed=_DENSE, domain="i % 128 == 0",
+    ),
+    "silu_and_mul_masked_post_quant": Grammar(
+        ("e", "t", "i"), _WIDE, ("1x128",), _FAMILIES, _masked, _masked_options,
+        {"group": ("32", "64"), "ue8m0": ("1",), "rounding": ("none",)}, listed=_MASKED, domain="i % 128 == 0",
+    ),
+    "persistent_masked_m_silu_mul_quant": Grammar(
+        ("e", "t", "i"), _WIDE[:1], ("1x128",), _FAMILIES, _masked, no_options, listed=_MASKED, domain="i % 128 == 0",
+    ),
+}  # fmt: skip
+
+GOLDENS = (
+    *(f"silu_and_mul_quant/bf16-e4m3/tensor/m=5,i=64/{o}family={f}/seed=7"
+      for o in ("", "rounding=none/") for f in ("randn", "special")),
+    *(f"silu_and_mul_per_block_quant/bf16-e4m3/1x128/m=3,i=256/{o}family={f}/seed=7" for o, f in (
+        ("", "randn"), ("columns=1/", "ties"), ("ub=0.002/", "outlier"), ("rounding=each/", "special"))),
+    *(f"silu_and_mul_masked_post_quant/bf16-e4m3/1x128/e=3,t=3,i=128/{o}family={f}/seed=7" for o, f in (
+        ("", "randn"), ("group=32/", "ties"), ("ue8m0=1/", "amax"), ("", "nan"))),
+    *(f"persistent_masked_m_silu_mul_quant/bf16-e4m3/1x128/e=3,t=3,i=128/family={f}/seed=7"
+      for f in ("randn", "ties", "special")),
+)  # fmt: skip
