@@ -19,6 +19,12 @@ from kernels.blockscaled import (
     prepare_fp8_gemm_nt,
 )
 from kernels.calc import calc_diff
+from kernels.fused import (
+    persistent_masked_m_silu_mul_quant,
+    silu_and_mul_masked_post_quant,
+    silu_and_mul_per_block_quant,
+    silu_and_mul_quant,
+)
 from kernels.grouped import (
     fp8_m_grouped_gemm_nt_masked,
     get_mk_alignment_for_contiguous_layout,
@@ -169,6 +175,7 @@ __all__ = [
     "per_token_cast_to_fp8",
     "per_token_group_quant_fp8",
     "per_token_group_quant_fp8_packed",
+    "persistent_masked_m_silu_mul_quant",
     "prepare_blockscale_linear",
     "prepare_fp8_gemm_nt",
     "prepare_fp8_moe_layer_for_fi",
@@ -186,6 +193,9 @@ __all__ = [
     "should_use_deepgemm_for_fp8_linear",
     "shuffle_matrix_a",
     "silu_and_mul",
+    "silu_and_mul_masked_post_quant",
+    "silu_and_mul_per_block_quant",
+    "silu_and_mul_quant",
     "sparse_cutlass_supported",
     "swap_w13_to_w31",
     "swizzle_scale",

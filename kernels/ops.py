@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernels import blockscaled, grouped, linear, logits, mx, quantize
+from kernels import blockscaled, fused, grouped, linear, logits, mx, quantize
 from kernels.errors import OptionError
 
 NAMESPACE = "fp8_kernels"
@@ -135,6 +135,53 @@ def _packed_quant_fake(x: Tensor, group_size: int, eps: float) -> tuple[Tensor, 
 @_operator(_packed_quant_fake)
 def _per_token_group_quant_fp8_packed(x: Tensor, group_size: int, eps: float) -> tuple[Tensor, Tensor]:
     return quantize.per_token_group_quant_fp8_packed(x, group_size, eps=eps)
+
+
+# --- fused quantisers --------------------------------------------------------------------------------------------
+
+
+def _gated_codes(x: Tensor) -> Tensor:
+    return _empty(*x.shape[:-1], x.shape[-1] // 2, like=x, dtype=torch.float8_e4m3fn)
+
+
+def _gated_scales(x: Tensor, group: int) -> Tensor:
+    return _empty(*x.shape[:-1], x.shape[-1] // 2 // group, like=x, dtype=torch.float32)
+
+
+@_operator(lambda x, *_: _gated_codes(x))
+def _silu_and_mul_quant(x: Tensor, scale: Tensor, rounding: str) -> Tensor:
+    return fused.silu_and_mul_quant(x, scale, rounding=rounding)
+
+
+def _per_block_fake(
+    x: Tensor, group_size: int, scale_ub: Tensor | None, is_scale_transposed: bool, rounding: str
+) -> tuple[Tensor, Tensor]:
+    if is_scale_transposed:
+        return _gated_codes(x), _lanes(x, x.shape[-1] // 2 // group_size, 1, torch.float32)
+    return _gated_codes(x), _gated_scales(x, group_size)
+
+
+@_operator(_per_block_fake)
+def _silu_and_mul_per_block_quant(
+    x: Tensor, group_size: int, scale_ub: Tensor | None, is_scale_transposed: bool, rounding: str
+) -> tuple[Tensor, Tensor]:
+    return fused.silu_and_mul_per_block_quant(
+        x, group_size, scale_ub=scale_ub, is_scale_transposed=is_scale_transposed, rounding=rounding
+    )
+
+
+@_operator(lambda x, masked_m, group_size, *_: (_gated_codes(x), _gated_scales(x, group_size)))
+def _silu_and_mul_masked_post_quant(
+    x: Tensor, masked_m: Tensor, group_size: int, use_ue8m0: bool, rounding: str
+) -> tuple[Tensor, Tensor]:
+    return fused.silu_and_mul_masked_post_quant(
+        x, masked_m, group_size=group_size, use_ue8m0=use_ue8m0, rounding=rounding
+    )
+
+
+@_operator(lambda x, masked_m: (_gated_codes(x), _gated_scales(x, 128)))
+def _persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Tensor, Tensor]:
+    return fused.persistent_masked_m_silu_mul_quant(x, masked_m)
 
 
 # --- MX and NVFP4 ------------------------------------------------------------------------------------------------

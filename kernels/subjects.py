@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kernels import blockscaled, calc, calls, layout, linear, moe, moe_layer, mx, platform, quantize, routes
+from kernels import blockscaled, calc, calls, fused, layout, linear, moe, moe_layer, mx, platform, quantize, routes
 from kernels.calls import Inputs, Options, Outputs, Runner
 from kernels.config import current_config
 from kernels.decisions import DECISIONS, RECORDS
@@ -202,6 +202,7 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", calls.trtllm_layer),
     "moe_fp8": ("grouped_contiguous", calls.moe_layer_of),
     "silu_and_mul": ("cast", calls.tensor(moe_layer.silu_and_mul)),
+    **{name: ("gated_quant", calls.fused(getattr(fused, name))) for name in calls.GATED},
 }
 
 

@@ -243,29 +243,28 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
 
 
 def _scales_between(x: Prepared, ends: Ends, recipe: Recipe) -> ScaleSet:
-    """The hull of the sets of the least and the largest amax, and of the expected one."""
-    middle, least, most = (scale_set(part, recipe) for part in (_point(x), ends.least, ends.most))
-    low = torch.fmin(torch.fmin(middle.low, least.low), most.low)
-    high = torch.fmax(torch.fmax(middle.high, least.high), most.high)
-    unknown = x.grid(recipe.block).split(ends.open.to(torch.uint8)).amax(dim=(1, 3)).to(torch.bool)
-    given = recipe.formula is ScaleFormula.GIVEN
-    unknown = torch.zeros_like(middle.expected, dtype=torch.bool) if given else unknown.reshape(middle.expected.shape)
-    return ScaleSet(low, high, middle.expected, middle.ends_only, unknown)
+    """The hull of the sets of the expected, the least and the largest amax."""
+    assert recipe.formula is ScaleFormula.GIVEN or recipe.block.rows == 1, "blocks of a row, or a given scale"
+    sets, shape = scale_set(ends.magnitudes, recipe), x.grid(recipe.block).scale_shape
+    if recipe.formula is ScaleFormula.GIVEN:
+        return sets
+    low, high, expected = (t.reshape(3, *shape) for t in (sets.low, sets.high, sets.expected))
+    unknown = x.grid(recipe.block).split(ends.open.to(torch.uint8)).amax(dim=(1, 3)).to(torch.bool).reshape(shape)
+    ends_of = torch.fmin(torch.fmin(low[0], low[1]), low[2]), torch.fmax(torch.fmax(high[0], high[1]), high[2])
+    return ScaleSet(*ends_of, expected[0], sets.ends_only, unknown)
 
 
 def _codes_between(x: Prepared, ends: Ends, recipe: Recipe, published: Tensor) -> CodeSet:
-    """The hull of the sets of both ends and of the expected value."""
-    middle, low, high = (code_set(part, recipe, published) for part in (_point(x), ends.low, ends.high))
+    """The hull of the sets of the expected value and of both ends."""
+    rows = recipe.formula is not ScaleFormula.GIVEN
+    sets = code_set(ends.values, recipe, torch.cat([published] * 3) if rows else published)
+    shape = x.x.shape
+    low, high, expected, nan, free = (
+        t.reshape(3, *shape) for t in (sets.low, sets.high, sets.expected, sets.nan, sets.free)
+    )
     return CodeSet(
-        torch.minimum(torch.minimum(middle.low, low.low), high.low),
-        torch.maximum(torch.maximum(middle.high, low.high), high.high),
-        middle.expected, middle.nan, middle.free, middle.fmt, ends.open.reshape(middle.low.shape),
-    )  # fmt: skip
-
-
-def _point(x: Prepared) -> Prepared:
-    """The expected values alone."""
-    return Prepared(x.x, x.given, x.scale_ub, x.global_scale, whole=x)
+        low.amin(dim=0), high.amax(dim=0), expected[0], nan[0], free[0], sets.fmt, ends.open.reshape(shape)
+    )
 
 
 def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None) -> tuple[str, ...]:

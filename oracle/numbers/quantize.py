@@ -224,40 +224,40 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Ends:
-    """The interval of every value of an input: ``low``, ``high``, and the least and largest magnitude between them.
+    """The interval of every value of an input, as matrices of three times its rows, one below the other.
 
-    ``open`` (bool, the shape of the input): nothing is known of these values. The largest magnitudes may be infinite.
+    ``values``: the expected values, the least and the largest. ``magnitudes``: the expected values, the least and the
+    largest magnitude of each interval. ``open`` (bool, the shape of the input): nothing is known of these values.
     """
 
-    low: Prepared
-    high: Prepared
-    least: Prepared
-    most: Prepared
+    values: Prepared
+    magnitudes: Prepared
     open: Tensor
 
     def rows(self, rows: slice) -> Ends:
-        """The interval of some rows of the input seen as a matrix."""
+        """The interval of some rows of the input."""
 
         def part(x: Prepared) -> Prepared:
-            matrix = x.x.reshape(-1, x.x.shape[-1])[rows]
-            return Prepared(matrix, x.given, x.scale_ub, x.global_scale, whole=x)
+            thirds = x.x.reshape(3, -1, x.x.shape[-1])[:, rows]
+            return Prepared(thirds.reshape(-1, x.x.shape[-1]), x.given, x.scale_ub, x.global_scale, whole=x)
 
-        four = (part(x) for x in (self.low, self.high, self.least, self.most))
-        return Ends(*four, self.open.reshape(-1, self.open.shape[-1])[rows])
+        return Ends(part(self.values), part(self.magnitudes), self.open.reshape(-1, self.open.shape[-1])[rows])
 
 
 def prepare_between(
     x: Tensor, low: Tensor, high: Tensor, unknown: Tensor, *, scale: Tensor | None = None, scale_ub: Tensor | None = None
 ) -> Prepared:
-    """As :func:`prepare`, of values that lie between ``low`` and ``high``; ``x`` are the expected ones.
+    """As :func:`prepare`, of a matrix whose values lie between ``low`` and ``high``; ``x`` are the expected ones.
 
-    All three have one shape and dtype; a NaN of ``x`` stands in all of them. ``unknown``: see :class:`Ends`.
+    All have one shape and dtype; a NaN of ``x`` stands in all of them. ``unknown``: see :class:`Ends`. Scales of one
+    row, of groups of a row, or given.
     """
     given = {"scale": scale, "scale_ub": scale_ub}
     found = prepare(x, **given)
     most = torch.maximum(low.abs(), high.abs())
     least = torch.where((low <= 0) & (high >= 0), torch.zeros_like(x), torch.minimum(low.abs(), high.abs()))
-    found.ends = Ends(*(prepare(end, **given) for end in (low, high, least, most)), unknown)
+    stacked = (prepare(torch.cat(parts), **given) for parts in ((x, low, high), (x, least, most)))
+    found.ends = Ends(*stacked, unknown)
     return found
 
 

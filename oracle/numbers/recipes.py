@@ -389,6 +389,8 @@ TORCH_TOKEN = like(
 TORCH_STATIC = like(TORCH_TENSOR, "torch_static", formula=_GIVEN)
 TORCH_BLOCK = like(TORCH_TOKEN, "torch_block", scaling=E4M3_1X128)
 TORCH_SILU_BLOCK = like(TORCH_BLOCK, "torch_silu_block", bounds_scale=True)
+TORCH_SILU_MASKED = like(
+    VLLM_SILU_MASKED, "torch_silu_masked", _TORCH, nan_amax=_PROPAGATED, nan_code=NanCode.NAN)
 TORCH_CAST_1X128_UE8M0 = like(
     DEEPGEMM_1X128_UE8M0, "torch_cast_1x128_ue8m0", _TORCH, byte_low=0, inf_byte=None, nan_byte=255)
 TORCH_CAST_128X128_UE8M0 = like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x128_ue8m0", scaling=E4M3_128X128_UE8M0)

@@ -39,7 +39,7 @@ from oracle.routines.base import (
     Output,
     TensorSpec,
 )
-from oracle.routines.fault import Fault, Stage, fold
+from oracle.routines.fault import Fault, Stage, fold, touches
 from oracle.routines.quantisers.contract import (
     PerTokenGroupQuantFp8,
     QuantiserContract,
@@ -153,7 +153,7 @@ class FusedContract(Contract):
         return call.once("inner", lambda: self._inner(call))
 
     def _inner(self, call: Call) -> Call:
-        value = self.value(call.inputs, call.resolved)
+        value = call.once("value", lambda: self.value(call.inputs, call.resolved))
         recipes, given = self.declared(call.inputs, call.resolved), _given(call.inputs)
         x, (low, high) = value.expected, (rounded_to(e, value.dtype) for e in (value.sets.low, value.sets.high))
         unknown = torch.zeros(x.shape, dtype=torch.bool, device=x.device) if value.sets.open is None else value.sets.open
@@ -212,7 +212,9 @@ class FusedContract(Contract):
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         given = fold(call, faults, Stage.READ, dict(call.inputs))
         options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
-        x = fold(call, faults, Stage.STORE, self.value(given, options).expected)
+        moved = touches(faults, Stage.READ, Stage.OPTIONS)
+        value = self.value(given, options) if moved else call.once("value", lambda: self.value(given, options))
+        x = fold(call, faults, Stage.STORE, value.expected)
         x = matrix_of(x, self.rows(given))
         inside = Call(Inner(call, self.declared(given, options), None), {"x": x, **_given(given)})
         rest = tuple(fault for fault in faults if not {Stage.READ, Stage.OPTIONS} & set(fault.changes))

@@ -154,9 +154,10 @@ fault("gelu in place of silu in the fused activation", ARITHMETIC, seen=MINE + "
       store=_instead(_gelu))
 fault("up half left out of the fused activation", MOVEMENT, seen=MINE + "a gated kernel on an ungated weight",
       read=entry("x", lambda x: torch.cat([x[..., : x.shape[-1] // 2], torch.ones_like(x[..., x.shape[-1] // 2 :])], -1)))
-fault("value kept in float32 where its dtype is promised", CAST, seen="TensorRT-LLM PR 14464", contracts=ROUNDED,
+fault("value kept in float32 where its dtype is promised", CAST, seen="TensorRT-LLM PR 14464",
+      contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
       options=lambda options: options | {"rounding": "none"},
-      needs=both(rounded, both(narrow, need(lambda call: "rounding" in call.resolved, "the rounding is no option"))),
+      needs=both(rounded, narrow),
       same_if="every product is a value of its dtype")
 fault("silu not rounded before the product", CAST, seen="vLLM csrc/activation_kernels.cu beside flashinfer 5128",
       contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"}, options=lambda options: options | {"rounding": "product"},

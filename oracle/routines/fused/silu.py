@@ -68,7 +68,7 @@ class _Gated(FusedContract):
         return *inputs["x"].shape[:-1], inputs["x"].shape[-1] // 2
 
     def value(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Value:
-        return gated(inputs["x"], str(options["rounding"]))
+        return gated(inputs["x"], str(options.get("rounding", "each")))
 
 
 @register
@@ -138,8 +138,5 @@ class PersistentMaskedMSiluMulQuant(_Gated):
     def group(self, options: Mapping[str, object]) -> int:
         return recipes.VLLM_SILU_MASKED.block.columns or 0
 
-    def value(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Value:
-        return gated(inputs["x"], "each")
-
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
-        return (recipes.VLLM_SILU_MASKED,)
+        return recipes.TORCH_SILU_MASKED, recipes.VLLM_SILU_MASKED
