@@ -20,7 +20,13 @@ from kernels.blockscaled import (
 )
 from kernels.calc import calc_diff
 from kernels.fused import (
+    fused_add_rms_norm_static_fp8_quant,
+    fused_add_rmsnorm_quant,
     persistent_masked_m_silu_mul_quant,
+    rms_norm_dynamic_per_token_quant,
+    rms_norm_per_block_quant,
+    rms_norm_static_fp8_quant,
+    rmsnorm_quant,
     silu_and_mul_masked_post_quant,
     silu_and_mul_per_block_quant,
     silu_and_mul_quant,
@@ -148,6 +154,8 @@ __all__ = [
     "fp8_m_grouped_gemm_nt_masked",
     "fp8_mqa_logits",
     "fp8_paged_mqa_logits",
+    "fused_add_rms_norm_static_fp8_quant",
+    "fused_add_rmsnorm_quant",
     "get_col_major_tma_aligned_tensor",
     "get_flashinfer_moe_backend",
     "get_mk_alignment_for_contiguous_layout",
@@ -182,6 +190,10 @@ __all__ = [
     "register_scales_for_trtllm_fp8_per_tensor_moe",
     "reorder_rows_for_gated_act_gemm",
     "requantize_with_max_scale",
+    "rms_norm_dynamic_per_token_quant",
+    "rms_norm_per_block_quant",
+    "rms_norm_static_fp8_quant",
+    "rmsnorm_quant",
     "rocm_per_tensor_w8a8_scaled_mm",
     "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe",
     "route_deepseek_v3",

@@ -153,6 +153,10 @@ GATED = (
     "silu_and_mul_quant", "silu_and_mul_per_block_quant", "silu_and_mul_masked_post_quant",
     "persistent_masked_m_silu_mul_quant",
 )  # fmt: skip
+NORMS = (
+    "rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant", "fused_add_rmsnorm_quant",
+    "rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant",
+)  # fmt: skip
 
 
 def fused(verb: Callable[..., Any]) -> Runner:
@@ -162,7 +166,7 @@ def fused(verb: Callable[..., Any]) -> Runner:
         made = verb(**inputs, **options)
         if isinstance(made, Tensor):
             return {"q": made}
-        names = ("q", "scale", "residual") if len(made) == 3 or "scale" not in inputs else ("q", "residual")
+        names = ("q", "residual") if "scale" in inputs else ("q", "scale", "residual")
         return {name: t for name, t in zip(names, made, strict=False) if t is not None}
 
     return run

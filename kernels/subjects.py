@@ -203,6 +203,7 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "moe_fp8": ("grouped_contiguous", calls.moe_layer_of),
     "silu_and_mul": ("cast", calls.tensor(moe_layer.silu_and_mul)),
     **{name: ("gated_quant", calls.fused(getattr(fused, name))) for name in calls.GATED},
+    **{name: ("norm_quant", calls.fused(getattr(fused, name))) for name in calls.NORMS},
 }
 
 

@@ -33,11 +33,12 @@ def gate_and_up(case: Case) -> Tensor:
     return torch.cat([data.normal(case.label("gate"), (rows, width), dtype=dtype), binades(case, rows, width)], dim=1)
 
 
-def binades(case: Case, rows: int, width: int) -> Tensor:
-    """Values of one binade in each group of 128, by :data:`EXPONENTS` as far as the dtype has them."""
+def binades(case: Case, rows: int, width: int, *, per_row: bool = False) -> Tensor:
+    """Values of one binade in each group of 128 (or row), by :data:`EXPONENTS` as far as the dtype has them."""
     (dtype,) = case.operand_dtypes
     fmt, groups = of_dtype(dtype), -(-width // 128)
-    turn = torch.arange(rows * groups, device="cpu").reshape(rows, groups) % len(EXPONENTS)
+    turn = torch.arange(rows * groups, device="cpu").reshape(rows, groups)
+    turn = (turn // groups if per_row else turn) % len(EXPONENTS)
     chosen = torch.tensor(EXPONENTS, device="cpu")[turn].clamp(fmt.emin - 2, fmt.emax - 2)
     stream = case.stream("binades")
     significand = 1 + torch.from_numpy(stream.integers(0, 1 << 7, (rows, width))).double() / 128
@@ -115,9 +116,40 @@ def ids(shapes: tuple[str, ...], family_shape: str):  # type: ignore[no-untyped-
     return listed
 
 
+def _norm(case: Case) -> dict[str, Tensor]:
+    """A row of ``ties`` has a mean square of 1 and weights that are powers of two, so that sums, norms and quotients
+    meet midpoints; other weights are distinct."""
+    (dtype,), m, h = case.operand_dtypes, case["m"], case["h"]
+    if case.family == "range":
+        x = binades(case, m, h, per_row=True)
+    else:
+        x = data.activations(case.label("x"), case.family, m, h, dtype=dtype)
+    weight = data.normal(case.label("weight"), (h,), dtype=dtype)
+    found = {"x": x, "weight": weight}
+    if case.contract.startswith("fused_add") or case.option("residual") == "1":
+        found["residual"] = data.normal(case.label("residual"), (m, h), dtype=dtype)
+    if case.granularity[0] == "tensor":
+        found["scale"] = given_scale(case, "scale")
+    if (bound := case.option("ub")) is not None:
+        found["scale_ub"] = torch.tensor([float(bound)], dtype=torch.float32, device="cpu")
+    return found
+
+
+def _norm_options(case: Case) -> dict[str, object]:
+    epsilon: dict[str, object] = {"epsilon": float(case.option("epsilon") or 1e-6)}
+    if case.granularity[0] != "1x128":
+        return epsilon
+    group = case.option("group")
+    columns = case.option("columns") == "1"
+    return epsilon | {"group_size": 128 if group is None else int(group), "is_scale_transposed": columns}
+
+
 _FAMILIES = tuple(data.ACTIVATION_FAMILIES)
 _WIDE = ("bf16-e4m3", "f16-e4m3", "f32-e4m3")
-_DENSE, _MASKED = ids(SHAPES, FAMILY_SHAPE), ids(MASKED_SHAPES, MASKED_FAMILY_SHAPE)
+NORM_SHAPES, NORM_FAMILY_SHAPE = ("m=1,h=128", "m=3,h=384", "m=33,h=640"), "m=21,h=384"
+_NORMS = ids(NORM_SHAPES, NORM_FAMILY_SHAPE)
+_EPSILON = {"epsilon": ("1e-5",)}
+_DENSE, _MASKED_IDS = ids(SHAPES, FAMILY_SHAPE), ids(MASKED_SHAPES, MASKED_FAMILY_SHAPE)
 _ROUNDINGS = {"rounding": ("product", "none")}
 
 GRAMMARS: Mapping[str, Grammar] = {
@@ -131,10 +163,24 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "silu_and_mul_masked_post_quant": Grammar(
         ("e", "t", "i"), _WIDE, ("1x128",), _FAMILIES, _masked, _masked_options,
-        {"group": ("32", "64"), "ue8m0": ("1",), "rounding": ("none",)}, listed=_MASKED, domain="i % 128 == 0",
+        {"group": ("32", "64"), "ue8m0": ("1",), "rounding": ("none",)}, listed=_MASKED_IDS, domain="i % 128 == 0",
     ),
     "persistent_masked_m_silu_mul_quant": Grammar(
-        ("e", "t", "i"), _WIDE[:1], ("1x128",), _FAMILIES, _masked, no_options, listed=_MASKED, domain="i % 128 == 0",
+        ("e", "t", "i"), _WIDE[:1], ("1x128",), _FAMILIES, _masked, no_options, listed=_MASKED_IDS, domain="i % 128 == 0",
+    ),
+    **{
+        name: Grammar(("m", "h"), _WIDE, ("tensor",), _FAMILIES, _norm, _norm_options, _EPSILON, listed=_NORMS)
+        for name in ("rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant",
+                     "fused_add_rmsnorm_quant")
+    },
+    "rms_norm_dynamic_per_token_quant": Grammar(
+        ("m", "h"), _WIDE, ("token",), _FAMILIES, _norm, _norm_options,
+        {"residual": ("1",), "ub": ("5",), **_EPSILON}, listed=_NORMS,
+    ),
+    "rms_norm_per_block_quant": Grammar(
+        ("m", "h"), _WIDE, ("1x128",), _FAMILIES, _norm, _norm_options,
+        {"residual": ("1",), "ub": ("5",), "group": ("64",), "columns": ("1",), **_EPSILON}, listed=_NORMS,
+        domain="h % 128 == 0",
     ),
 }  # fmt: skip
 
@@ -147,4 +193,11 @@ GOLDENS = (
         ("", "randn"), ("group=32/", "ties"), ("ue8m0=1/", "amax"), ("", "nan"))),
     *(f"persistent_masked_m_silu_mul_quant/bf16-e4m3/1x128/e=3,t=3,i=128/family={f}/seed=7"
       for f in ("randn", "ties", "special")),
+    *(f"{name}/bf16-e4m3/tensor/m=3,h=96/family={f}/seed=7"
+      for name in ("rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant",
+                   "fused_add_rmsnorm_quant") for f in ("randn", "special")),
+    *(f"rms_norm_dynamic_per_token_quant/bf16-e4m3/token/m=3,h=96/{o}family={f}/seed=7"
+      for o, f in (("", "randn"), ("residual=1/", "ties"), ("ub=5/", "outlier"))),
+    *(f"rms_norm_per_block_quant/bf16-e4m3/1x128/m=3,h=256/{o}family={f}/seed=7"
+      for o, f in (("", "randn"), ("residual=1/", "ties"), ("columns=1/", "special"))),
 )  # fmt: skip

@@ -180,8 +180,8 @@ class FusedContract(Contract):
             of_scale = grid(shape, recipe.block).scale_shape
             dtypes = (*F32, torch.bfloat16) if recipe.formula is ScaleFormula.BF16_MULTIPLY else F32
             found["scale"] = Out(of_scale, dtypes, _spread(rows, of_scale))
-        for name in self.others(call.inputs, call.resolved):
-            found[name] = Out(tuple(call.inputs["x"].shape), (call.inputs["x"].dtype,))
+        for name, sets in self.others(call.inputs, call.resolved).items():
+            found[name] = Out(tuple(sets.expected.shape), (call.inputs["x"].dtype,))
         return found
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:

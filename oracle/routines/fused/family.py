@@ -1,8 +1,8 @@
 """Fused quantisers: activation or norm and quantiser in one kernel."""
 
 from oracle.routines.family import RoutineFamily
-from oracle.routines.fused import cases, faults, silu
+from oracle.routines.fused import cases, faults, norm, silu
 
 FAMILY = RoutineFamily(
-    name="fused", contracts=(silu,), grammars=cases.GRAMMARS, faults=(faults.INSIDE, faults.QUANTISER, faults.VALUES), goldens=cases.GOLDENS,
+    name="fused", contracts=(silu, norm), grammars=cases.GRAMMARS, faults=(faults.INSIDE, faults.QUANTISER, faults.VALUES), goldens=cases.GOLDENS,
 )
