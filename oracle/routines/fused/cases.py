@@ -33,14 +33,14 @@ def gate_and_up(case: Case) -> Tensor:
     return torch.cat([data.normal(case.label("gate"), (rows, width), dtype=dtype), binades(case, rows, width)], dim=1)
 
 
-def binades(case: Case, rows: int, width: int, *, per_row: bool = False) -> Tensor:
+def binades(case: Case, rows: int, width: int, *, name: str = "binades", per_row: bool = False) -> Tensor:
     """Values of one binade in each group of 128 (or row), by :data:`EXPONENTS` as far as the dtype has them."""
     (dtype,) = case.operand_dtypes
     fmt, groups = of_dtype(dtype), -(-width // 128)
     turn = torch.arange(rows * groups, device="cpu").reshape(rows, groups)
     turn = (turn // groups if per_row else turn) % len(EXPONENTS)
     chosen = torch.tensor(EXPONENTS, device="cpu")[turn].clamp(fmt.emin - 2, fmt.emax - 2)
-    stream = case.stream("binades")
+    stream = case.stream(name)
     significand = 1 + torch.from_numpy(stream.integers(0, 1 << 7, (rows, width))).double() / 128
     signs = torch.from_numpy(stream.signs((rows, width))).double()
     power = power_of_two(chosen.repeat_interleave(128, dim=1)[:, :width])
@@ -117,17 +117,20 @@ def ids(shapes: tuple[str, ...], family_shape: str):  # type: ignore[no-untyped-
 
 
 def _norm(case: Case) -> dict[str, Tensor]:
-    """A row of ``ties`` has a mean square of 1 and weights that are powers of two, so that sums, norms and quotients
-    meet midpoints; other weights are distinct."""
+    """Rows of ``range`` have a binade each, from beside the overflow of a square to far below epsilon."""
     (dtype,), m, h = case.operand_dtypes, case["m"], case["h"]
-    if case.family == "range":
-        x = binades(case, m, h, per_row=True)
-    else:
-        x = data.activations(case.label("x"), case.family, m, h, dtype=dtype)
+
+    def rows(name: str) -> Tensor:
+        if case.family == "range":
+            return binades(case, m, h, name=name, per_row=True)
+        return data.activations(case.label(name), case.family, m, h, dtype=dtype)
+
+    x = rows("x")
     weight = data.normal(case.label("weight"), (h,), dtype=dtype)
     found = {"x": x, "weight": weight}
     if case.contract.startswith("fused_add") or case.option("residual") == "1":
-        found["residual"] = data.normal(case.label("residual"), (m, h), dtype=dtype)
+        small = case.family in ("heavy", "range")  # beside which a normal residual would hide x
+        found["residual"] = rows("residual") if small else data.normal(case.label("residual"), (m, h), dtype=dtype)
     if case.granularity[0] == "tensor":
         found["scale"] = given_scale(case, "scale")
     if (bound := case.option("ub")) is not None:

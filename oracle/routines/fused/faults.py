@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from oracle.numbers.formats import FP32, decode
+from oracle.numbers.formats import FP32, decode, of_dtype
 from oracle.routines.fault import (
     ARITHMETIC,
     CAST,
@@ -35,8 +35,14 @@ MASKED = frozenset({"silu_and_mul_masked_post_quant", "persistent_masked_m_silu_
 GROUPED = MASKED | {"silu_and_mul_per_block_quant"}
 ROUNDED = MASKED | {"silu_and_mul_quant"}
 GATED = GROUPED | {"silu_and_mul_quant"}
-GIVEN = frozenset({"silu_and_mul_quant"})
-COMPUTED = GROUPED
+NORM_STATIC = frozenset({
+    "rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant", "fused_add_rmsnorm_quant",
+})  # fmt: skip
+NORM_DYNAMIC = frozenset({"rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant"})
+NORMED = NORM_STATIC | NORM_DYNAMIC
+STEPWISE = NORMED - {"rmsnorm_quant", "fused_add_rmsnorm_quant"}
+GIVEN = frozenset({"silu_and_mul_quant"}) | NORM_STATIC
+COMPUTED = GROUPED | NORM_DYNAMIC
 """Contracts that compute their scale."""
 FUSED = COMPUTED | GIVEN
 """Every contract of the folder."""
@@ -180,13 +186,16 @@ fault("given scale ignored", VALUE, seen="pytorch 190449, flashinfer 4979", cont
       same_if="the scale is 1")
 bounded = need(lambda call: "scale_ub" in call.inputs, "no bound is given")
 fault("upper bound of the fused quantiser ignored", VALUE, seen=MINE + "an optional argument not passed on",
-      contracts={"silu_and_mul_per_block_quant"}, needs=bounded,
+      contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC, needs=bounded,
       read=lambda given: {name: t for name, t in given.items() if name != "scale_ub"}, same_if="no scale reaches it")
 fault("upper bound applied to amax instead of the scale", VALUE, seen="vllm PR 32996 beside PR 33255",
       contracts={"silu_and_mul_per_block_quant"}, needs=bounded,
       recipe=lambda recipe: replace(recipe, bounds_scale=False), same_if="no amax reaches it")
+fault("upper bound applied to the scale instead of amax", VALUE, seen="vllm PR 33255 beside PR 32996",
+      contracts=NORM_DYNAMIC, needs=bounded, recipe=lambda recipe: replace(recipe, bounds_scale=True),
+      same_if="no scale reaches it")
 fault("floor 1e-10 on the scale in place of 1/(448 * 512)", VALUE, seen="vllm PR 32996, its first body",
-      contracts={"silu_and_mul_per_block_quant"}, recipe=lambda recipe: replace(recipe, scale_floor=1e-10),
+      contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC, recipe=lambda recipe: replace(recipe, scale_floor=1e-10),
       same_if="no scale lies below 1/(448 * 512)")
 several_experts = need(lambda call: call.inputs["masked_m"].numel() > 1, "there is one expert")
 fault("rows in use of the previous expert", INDEX, seen="flashinfer 3547", contracts=MASKED, needs=several_experts,
@@ -199,3 +208,98 @@ fault("last row in use of every expert left out", MOVEMENT, seen="DeepGEMM 34", 
 @fault("rows of the next expert quantised", INDEX, seen="DeepGEMM PR 343", contracts=MASKED, needs=several_experts)
 def read_next_expert(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return given | {"x": given["x"].roll(-1, dims=0)}
+
+
+# --- the value: an RMS norm ---------------------------------------------------------------------------------
+
+NORMS = Faults(NORMED)
+fault = NORMS.declare
+
+
+def _normed(call: Call, value: Tensor, *, root=None, weight=lambda w: w, centre=False, later=False) -> Tensor:  # type: ignore[no-untyped-def]
+    """The norm with another root of the mean square, weight, centre or place of the residual, in the value's dtype."""
+    x, w = decode(call.inputs["x"]), decode(call.inputs["weight"])
+    beside = decode(call.inputs["residual"]) if "residual" in call.inputs else torch.zeros_like(x)
+    z = x if later else x + beside
+    if centre:
+        z = z - z.mean(dim=1, keepdim=True)
+    fmt = of_dtype(value.dtype)
+    made = nearest(nearest(z * (_root(call, z) if root is None else root(call, z)), fmt) * weight(w), fmt)
+    return rounded_to(nearest(made + beside, fmt) if later else made, value.dtype)
+
+
+def _root(call: Call, z: Tensor) -> Tensor:
+    epsilon = call.resolved["epsilon"]
+    assert isinstance(epsilon, float)
+    return (z.square().mean(dim=1, keepdim=True) + epsilon).rsqrt()
+
+
+def _with_root(root):  # type: ignore[no-untyped-def]
+    return lambda call, value: _normed(call, value, root=root)
+
+
+def _of_mean(change):  # type: ignore[no-untyped-def]
+    """The reciprocal root of a changed mean square."""
+    return _with_root(lambda call, z: (change(z) + call.resolved["epsilon"]).rsqrt())
+
+
+def _padded(z: Tensor) -> Tensor:
+    width = 1 << (z.shape[1] - 1).bit_length()
+    return z.square().sum(dim=1, keepdim=True) / width
+
+
+def _in_bf16(z: Tensor) -> Tensor:
+    """Terms of 32 columns at a time, each partial sum rounded to bfloat16."""
+    total = torch.zeros(z.shape[0], 1, dtype=torch.float64, device=z.device)
+    for part in z.square().split(32, dim=1):
+        total = rounded_to(total + part.sum(dim=1, keepdim=True), torch.bfloat16).double()
+    return total / z.shape[1]
+
+
+several_rows = need(lambda call: call.inputs["x"].shape[0] > 1, "there is one row")
+with_residual = need(lambda call: "residual" in call.inputs, "there is no residual")
+padded = need(lambda call: call.inputs["x"].shape[1] & (call.inputs["x"].shape[1] - 1), "H is a power of two")
+SAME_ROWS, LARGE = "all rows have one mean square", "the mean square is far above epsilon"
+
+fault("mean square over the padded width of a row", ARITHMETIC, seen="flashinfer 2907, padded intermediates", needs=padded,
+      store=_of_mean(_padded))
+fault("mean square over the first half of a row", ARITHMETIC, seen=MINE + "a reduction that misses half of its warps",
+      store=_of_mean(lambda z: z[:, : z.shape[1] // 2].square().mean(dim=1, keepdim=True)), same_if=SAME_ROWS)
+fault("sum of squares kept in bfloat16", ARITHMETIC, seen="vllm 15045, a bfloat16 sum", store=_of_mean(_in_bf16),
+      same_if="all partial sums are bfloat16 values", admissible_if="the error stays below a code")
+fault("norm of the previous row", INDEX, seen="vllm PR 48997, shared memory of a norm", needs=several_rows,
+      store=_with_root(lambda call, z: _root(call, z).roll(1, dims=0)), same_if=SAME_ROWS)
+fault("epsilon left out of the norm", ARITHMETIC, seen=MINE + "an argument not passed on",
+      store=_with_root(lambda call, z: z.square().mean(dim=1, keepdim=True).clamp(min=1e-300).rsqrt()), same_if=LARGE)
+fault("epsilon 1e-5 whatever was asked for", ARITHMETIC, seen="flashinfer include/flashinfer/norm.cuh, a default of 1e-5",
+      options=lambda options: options | {"epsilon": 1e-5},
+      needs=need(lambda call: call.resolved["epsilon"] != 1e-5, "epsilon is 1e-5"), same_if=LARGE)
+fault("epsilon added to the root", ARITHMETIC, seen=MINE + "sqrt(mean) + epsilon for sqrt(mean + epsilon)",
+      store=_with_root(lambda call, z: 1 / (z.square().mean(dim=1, keepdim=True).sqrt() + call.resolved["epsilon"])),
+      same_if=LARGE)
+fault("mean subtracted before the norm", ARITHMETIC, seen=MINE + "LayerNorm for RMS norm",
+      store=lambda call, value: _normed(call, value, centre=True), same_if="all means are 0")
+fault("weight left out of the norm", ARITHMETIC, seen=MINE + "an argument not passed on", read=entry("weight", ones),
+      same_if="all weights are 1")
+fault("weight of the next column", INDEX, seen=MINE + "a vector load one off", same_if="all weights are equal",
+      read=entry("weight", lambda w: w.roll(-1)))
+fault("weight taken as 1 + w", VALUE, seen="flashinfer norm.cuh weight_bias, Gemma's norm",
+      store=lambda call, value: _normed(call, value, weight=lambda w: 1 + w))
+fault("residual not added", MOVEMENT, seen=MINE + "an argument not passed on", needs=with_residual,
+      read=lambda given: given | {"residual": torch.zeros_like(given["residual"])}, same_if="the residual is 0")
+fault("residual added after the norm", ARITHMETIC, seen=MINE + "post-norm for pre-norm", needs=with_residual,
+      store=lambda call, value: _normed(call, value, later=True), same_if="the residual is 0")
+fault("residual returned as it came", MOVEMENT, seen="vllm fused_add_rms_norm, which writes in place", needs=with_residual,
+      write=lambda call, made: made | {"residual": call.inputs["residual"]}, same_if="x is 0")
+fault("x returned for the residual", MOVEMENT, seen=MINE + "the wrong buffer", needs=with_residual,
+      write=lambda call, made: made | {"residual": call.inputs["x"]}, same_if="the residual is 0")
+fault("norm of the float32 sum where the rounded one is promised", CAST, seen="vLLM's static beside its dynamic kernel",
+      contracts={"fused_add_rms_norm_static_fp8_quant"}, needs=narrow, options=lambda options: options | {"sum_in_dtype": False},
+      same_if="all sums are values of the dtype")
+fault("norm of the rounded sum where the float32 one is promised", CAST, seen="vLLM's dynamic beside its static kernel",
+      contracts={"fused_add_rmsnorm_quant"} | NORM_DYNAMIC, needs=both(with_residual, narrow),
+      options=lambda options: options | {"sum_in_dtype": True}, same_if="all sums are values of the dtype")
+fault("norm kept in float32 where its dtype is promised", CAST, seen="FlashInfer's norm beside vLLM's", contracts=STEPWISE,
+      needs=narrow, options=lambda options: options | {"stepwise": False}, same_if="all products are values of the dtype")
+fault("norm rounded where float32 is promised", CAST, seen="vLLM's norm beside FlashInfer's", contracts=NORMED - STEPWISE,
+      needs=narrow, options=lambda options: options | {"stepwise": True}, same_if="all products are values of the dtype")
