@@ -1,8 +1,8 @@
 """Triton kernels of the fused quantisers (imported only when a plan chooses them).
 
 The quantiser's half is that of :mod:`kernels.backends._triton_kernels`: amax on bits, IEEE division, the hardware's
-conversion. The value's half uses the device's ``exp``, a division within 2 ulp and ``rsqrt.approx``: what a fused kernel
-of an engine uses. Roundings to the dtype of ``x`` are real ones.
+conversion. The value's half uses the device's ``exp``, a division within 2 ulp and ``rsqrt.approx``, as the fused
+kernels of engines do. Roundings to the dtype of ``x`` are real ones.
 """
 
 # Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
@@ -18,7 +18,7 @@ from kernels.backends._triton_kernels import _ceil_ue8m0, _divide, _encode, _quo
 
 @triton.jit
 def _rounded(v, like, NATIVE: tl.constexpr):
-    """float32 values rounded to the dtype that ``like`` points to, as float32; the interpreter truncates to bfloat16."""
+    """float32 rounded to the dtype that ``like`` points to, as float32; the interpreter would truncate to bfloat16."""
     if NATIVE or like.dtype.element_ty != tl.bfloat16:
         return v.to(like.dtype.element_ty).to(tl.float32)
     bits = v.to(tl.int32, bitcast=True)
@@ -133,10 +133,7 @@ def norm_kernel(
     square = tl.sum(tl.sum(v * v, axis=1), axis=0)
     epsilon = tl.full([GROUPS, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True)
     v = v * tl.rsqrt(square / cols + epsilon)
-    if ROUNDED:
-        v = _rounded(_rounded(v, x, NATIVE) * w, x, NATIVE)
-    else:
-        v = v * w
+    v = _rounded(_rounded(v, x, NATIVE) * w, x, NATIVE) if ROUNDED else v * w
     if STATIC:
         scale = tl.load(s) + tl.zeros([GROUPS], tl.float32)
     else:

@@ -245,8 +245,9 @@ class Ends:
 
 
 def prepare_between(
-    x: Tensor, low: Tensor, high: Tensor, unknown: Tensor, *, scale: Tensor | None = None, scale_ub: Tensor | None = None
-) -> Prepared:
+    x: Tensor, low: Tensor, high: Tensor, unknown: Tensor, *,
+    scale: Tensor | None = None, scale_ub: Tensor | None = None,
+) -> Prepared:  # fmt: skip
     """As :func:`prepare`, of a matrix whose values lie between ``low`` and ``high``; ``x`` are the expected ones.
 
     All have one shape and dtype; a NaN of ``x`` stands in all of them. ``unknown``: see :class:`Ends`. Scales of one
@@ -415,7 +416,7 @@ def to_scale_format(s: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
 
 
 def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
-    """Whether the bits of a recipe are known for inputs of this dtype: of fast math and bf16 steps for bfloat16 alone."""
+    """Whether the bits of a recipe are known for inputs of this dtype: of fast math and bf16 steps for bfloat16."""
     plain = recipe.arithmetic is Arithmetic.IEEE and recipe.code is not CodeFormula.BF16
     return plain or dtype == torch.bfloat16
 

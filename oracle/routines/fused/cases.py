@@ -169,7 +169,8 @@ GRAMMARS: Mapping[str, Grammar] = {
         {"group": ("32", "64"), "ue8m0": ("1",), "rounding": ("none",)}, listed=_MASKED_IDS, domain="i % 128 == 0",
     ),
     "persistent_masked_m_silu_mul_quant": Grammar(
-        ("e", "t", "i"), _WIDE[:1], ("1x128",), _FAMILIES, _masked, no_options, listed=_MASKED_IDS, domain="i % 128 == 0",
+        ("e", "t", "i"), _WIDE[:1], ("1x128",), _FAMILIES, _masked, no_options,
+        listed=_MASKED_IDS, domain="i % 128 == 0",
     ),
     **{
         name: Grammar(("m", "h"), _WIDE, ("tensor",), _FAMILIES, _norm, _norm_options, _EPSILON, listed=_NORMS)

@@ -156,7 +156,8 @@ class FusedContract(Contract):
         value = call.once("value", lambda: self.value(call.inputs, call.resolved))
         recipes, given = self.declared(call.inputs, call.resolved), _given(call.inputs)
         x, (low, high) = value.expected, (rounded_to(e, value.dtype) for e in (value.sets.low, value.sets.high))
-        unknown = torch.zeros(x.shape, dtype=torch.bool, device=x.device) if value.sets.open is None else value.sets.open
+        nothing = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+        unknown = nothing if value.sets.open is None else value.sets.open
         nan = torch.isnan(x)
         low, high = (torch.where(nan | unknown, x, end) for end in (low, high))
         rows = self.rows(call.inputs)

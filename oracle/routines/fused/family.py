@@ -4,5 +4,6 @@ from oracle.routines.family import RoutineFamily
 from oracle.routines.fused import cases, faults, norm, silu
 
 FAMILY = RoutineFamily(
-    name="fused", contracts=(silu, norm), grammars=cases.GRAMMARS, faults=(faults.INSIDE, faults.QUANTISER, faults.VALUES, faults.NORMS), goldens=cases.GOLDENS,
-)
+    name="fused", contracts=(silu, norm), grammars=cases.GRAMMARS,
+    faults=(faults.INSIDE, faults.QUANTISER, faults.VALUES, faults.NORMS), goldens=cases.GOLDENS,
+)  # fmt: skip

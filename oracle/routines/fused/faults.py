@@ -98,8 +98,10 @@ fault("multiplier of a power-of-two scale overflows in float16", VALUE, seen="sg
       same_if="no scale lies below 2^-16")
 
 
-@fault("amax of the value before it is rounded", VALUE, seen=MINE + "the scan reads the registers, the cast the stored value",
-       contracts=ROUNDED & GROUPED, needs=need(lambda call: call.resolved.get("rounding") != "none", "the value is not rounded"),
+@fault("amax of the value before it is rounded", VALUE,
+       seen=MINE + "the scan reads the registers, the cast the stored value",
+       contracts=ROUNDED & GROUPED,
+       needs=need(lambda call: call.resolved.get("rounding") != "none", "the value is not rounded"),
        admissible_if="a power-of-two scale seldom changes with it", same_if="the largest values are bfloat16 values")
 def amax_before_rounding(call: Call, amax: Amax) -> Tensor:
     contract = call.contract
@@ -159,14 +161,15 @@ fault("sigmoid in place of silu in the fused activation", ARITHMETIC, seen="sgla
 fault("gelu in place of silu in the fused activation", ARITHMETIC, seen=MINE + "the activation argument ignored",
       store=_instead(_gelu))
 fault("up half left out of the fused activation", MOVEMENT, seen=MINE + "a gated kernel on an ungated weight",
-      read=entry("x", lambda x: torch.cat([x[..., : x.shape[-1] // 2], torch.ones_like(x[..., x.shape[-1] // 2 :])], -1)))
+      read=entry("x", lambda x: torch.cat([part if at == 0 else ones(part) for at, part in enumerate(x.chunk(2, -1))], -1)))
 fault("value kept in float32 where its dtype is promised", CAST, seen="TensorRT-LLM PR 14464",
       contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
       options=lambda options: options | {"rounding": "none"},
       needs=both(rounded, narrow),
       same_if="every product is a value of its dtype")
 fault("silu not rounded before the product", CAST, seen="vLLM csrc/activation_kernels.cu beside flashinfer 5128",
-      contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"}, options=lambda options: options | {"rounding": "product"},
+      contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
+      options=lambda options: options | {"rounding": "product"},
       needs=both(twice, narrow), same_if="every silu is a value of its dtype")
 fault("value rounded to bfloat16 where float32 is promised", CAST, seen="TensorRT-LLM PR 14464",
       contracts=GATED - {"persistent_masked_m_silu_mul_quant"},
@@ -195,7 +198,8 @@ fault("upper bound applied to the scale instead of amax", VALUE, seen="vllm PR 3
       contracts=NORM_DYNAMIC, needs=bounded, recipe=lambda recipe: replace(recipe, bounds_scale=True),
       same_if="no scale reaches it")
 fault("floor 1e-10 on the scale in place of 1/(448 * 512)", VALUE, seen="vllm PR 32996, its first body",
-      contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC, recipe=lambda recipe: replace(recipe, scale_floor=1e-10),
+      contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC,
+      recipe=lambda recipe: replace(recipe, scale_floor=1e-10),
       same_if="no scale lies below 1/(448 * 512)")
 several_experts = need(lambda call: call.inputs["masked_m"].numel() > 1, "there is one expert")
 fault("rows in use of the previous expert", INDEX, seen="flashinfer 3547", contracts=MASKED, needs=several_experts,
@@ -261,7 +265,8 @@ with_residual = need(lambda call: "residual" in call.inputs, "there is no residu
 padded = need(lambda call: call.inputs["x"].shape[1] & (call.inputs["x"].shape[1] - 1), "H is a power of two")
 SAME_ROWS, LARGE = "all rows have one mean square", "the mean square is far above epsilon"
 
-fault("mean square over the padded width of a row", ARITHMETIC, seen="flashinfer 2907, padded intermediates", needs=padded,
+fault("mean square over the padded width of a row", ARITHMETIC, seen="flashinfer 2907, padded intermediates",
+      needs=padded,
       store=_of_mean(_padded))
 fault("mean square over the first half of a row", ARITHMETIC, seen=MINE + "a reduction that misses half of its warps",
       store=_of_mean(lambda z: z[:, : z.shape[1] // 2].square().mean(dim=1, keepdim=True)), same_if=SAME_ROWS)
@@ -271,7 +276,8 @@ fault("norm of the previous row", INDEX, seen="vllm PR 48997, shared memory of a
       store=_with_root(lambda call, z: _root(call, z).roll(1, dims=0)), same_if=SAME_ROWS)
 fault("epsilon left out of the norm", ARITHMETIC, seen=MINE + "an argument not passed on",
       store=_with_root(lambda call, z: z.square().mean(dim=1, keepdim=True).clamp(min=1e-300).rsqrt()), same_if=LARGE)
-fault("epsilon 1e-5 whatever was asked for", ARITHMETIC, seen="flashinfer include/flashinfer/norm.cuh, a default of 1e-5",
+fault("epsilon 1e-5 whatever was asked for", ARITHMETIC,
+      seen="flashinfer include/flashinfer/norm.cuh, a default of 1e-5",
       options=lambda options: options | {"epsilon": 1e-5},
       needs=need(lambda call: call.resolved["epsilon"] != 1e-5, "epsilon is 1e-5"), same_if=LARGE)
 fault("epsilon added to the root", ARITHMETIC, seen=MINE + "sqrt(mean) + epsilon for sqrt(mean + epsilon)",
@@ -289,17 +295,23 @@ fault("residual not added", MOVEMENT, seen=MINE + "an argument not passed on", n
       read=lambda given: given | {"residual": torch.zeros_like(given["residual"])}, same_if="the residual is 0")
 fault("residual added after the norm", ARITHMETIC, seen=MINE + "post-norm for pre-norm", needs=with_residual,
       store=lambda call, value: _normed(call, value, later=True), same_if="the residual is 0")
-fault("residual returned as it came", MOVEMENT, seen="vllm fused_add_rms_norm, which writes in place", needs=with_residual,
+fault("residual returned as it came", MOVEMENT, seen="vllm fused_add_rms_norm, which writes in place",
+      needs=with_residual,
       write=lambda call, made: made | {"residual": call.inputs["residual"]}, same_if="x is 0")
 fault("x returned for the residual", MOVEMENT, seen=MINE + "the wrong buffer", needs=with_residual,
       write=lambda call, made: made | {"residual": call.inputs["x"]}, same_if="the residual is 0")
 fault("norm of the float32 sum where the rounded one is promised", CAST, seen="vLLM's static beside its dynamic kernel",
-      contracts={"fused_add_rms_norm_static_fp8_quant"}, needs=narrow, options=lambda options: options | {"sum_in_dtype": False},
+      contracts={"fused_add_rms_norm_static_fp8_quant"}, needs=narrow,
+      options=lambda options: options | {"sum_in_dtype": False},
       same_if="all sums are values of the dtype")
 fault("norm of the rounded sum where the float32 one is promised", CAST, seen="vLLM's dynamic beside its static kernel",
       contracts={"fused_add_rmsnorm_quant"} | NORM_DYNAMIC, needs=both(with_residual, narrow),
       options=lambda options: options | {"sum_in_dtype": True}, same_if="all sums are values of the dtype")
-fault("norm kept in float32 where its dtype is promised", CAST, seen="FlashInfer's norm beside vLLM's", contracts=STEPWISE,
-      needs=narrow, options=lambda options: options | {"stepwise": False}, same_if="all products are values of the dtype")
-fault("norm rounded where float32 is promised", CAST, seen="vLLM's norm beside FlashInfer's", contracts=NORMED - STEPWISE,
-      needs=narrow, options=lambda options: options | {"stepwise": True}, same_if="all products are values of the dtype")
+fault("norm kept in float32 where its dtype is promised", CAST, seen="FlashInfer's norm beside vLLM's",
+      contracts=STEPWISE,
+      needs=narrow, options=lambda options: options | {"stepwise": False},
+      same_if="all products are values of the dtype")
+fault("norm rounded where float32 is promised", CAST, seen="vLLM's norm beside FlashInfer's",
+      contracts=NORMED - STEPWISE,
+      needs=narrow, options=lambda options: options | {"stepwise": True},
+      same_if="all products are values of the dtype")
