@@ -52,7 +52,7 @@ def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> T
     if torch.compiler.is_compiling():
         made: Tensor = torch.ops.fp8_kernels.silu_and_mul_quant(x, scale, rounding)
         return made
-    return _route("gated_quant", device, x).gated_static(x, scale.reshape(1), rounding)
+    return _route("quant_gated", device, x).gated_static(x, scale.reshape(1), rounding)
 
 
 @checks.verb
@@ -83,7 +83,7 @@ def silu_and_mul_per_block_quant(
         op = torch.ops.fp8_kernels.silu_and_mul_per_block_quant
         q, scale = op(x, group_size, scale_ub, is_scale_transposed, rounding)
         return q, scale
-    run = _route("gated_quant", device, x, group_size)
+    run = _route("quant_gated", device, x, group_size)
     return run.gated_group(x, group_size, rounding, 0.0, SCALE_FLOOR, scale_ub, False, is_scale_transposed, None)
 
 
@@ -113,7 +113,7 @@ def silu_and_mul_masked_post_quant(
         op = torch.ops.fp8_kernels.silu_and_mul_masked_post_quant
         q, scale = op(x, masked_m, group_size, use_ue8m0, rounding)
         return q, scale
-    run = _route("gated_quant", device, x, group_size)
+    run = _route("quant_gated", device, x, group_size)
     return run.gated_group(x, group_size, rounding, GROUP_EPS, 0.0, None, use_ue8m0, False, masked_m)
 
 
@@ -141,7 +141,7 @@ def persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Ten
     if torch.compiler.is_compiling():
         q, scale = torch.ops.fp8_kernels.persistent_masked_m_silu_mul_quant(x, masked_m)
         return q, scale
-    return _route("gated_quant", device, x).gated_group_bf16(x, GROUP_EPS, masked_m)
+    return _route("quant_gated", device, x).gated_group_bf16(x, GROUP_EPS, masked_m)
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def fused_add_rms_norm_static_fp8_quant(
 @checks.verb
 def rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
     """:func:`rms_norm_static_fp8_quant` in float32 until the cast, as FlashInfer computes it."""
-    return _static("rmsnorm_quant", x, None, weight, scale, epsilon, "none", False)[0]
+    return _static("rmsquant_norm", x, None, weight, scale, epsilon, "none", False)[0]
 
 
 @checks.verb
@@ -189,7 +189,7 @@ def fused_add_rmsnorm_quant(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
 ) -> tuple[Tensor, Tensor]:
     """:func:`rmsnorm_quant` of the float32 sum ``x + residual``; returns ``q`` and that sum in the dtype of ``x``."""
-    q, z = _static("fused_add_rmsnorm_quant", x, residual, weight, scale, epsilon, "none", False)
+    q, z = _static("fused_add_rmsquant_norm", x, residual, weight, scale, epsilon, "none", False)
     assert z is not None
     return q, z
 
@@ -222,7 +222,7 @@ def rms_norm_dynamic_per_token_quant(
         op = torch.ops.fp8_kernels.rms_norm_dynamic_per_token_quant
         q, scale, z = op(x, weight, epsilon, scale_ub, residual)
         return q, scale, z if residual is not None else None
-    run = _route("norm_quant", device, x)
+    run = _route("quant_norm", device, x)
     return run.norm_group(x, weight, residual, epsilon, x.shape[1], scale_ub, False)
 
 
@@ -242,7 +242,7 @@ def rms_norm_per_block_quant(
         op = torch.ops.fp8_kernels.rms_norm_per_block_quant
         q, scale, z = op(x, weight, epsilon, group_size, scale_ub, residual, is_scale_transposed)
         return q, scale, z if residual is not None else None
-    run = _route("norm_quant", device, x, group_size)
+    run = _route("quant_norm", device, x, group_size)
     return run.norm_group(x, weight, residual, epsilon, group_size, scale_ub, is_scale_transposed)
 
 
@@ -300,7 +300,7 @@ def _static(
             return op(x, weight, scale, epsilon), None
         q, z = op(x, residual, weight, scale, epsilon)
         return q, z
-    run = _route("norm_quant", device, x)
+    run = _route("quant_norm", device, x)
     made: tuple[Tensor, Tensor | None] = run.norm_static(
         x, weight, residual, scale.reshape(1), epsilon, rounding, rounded_sum
     )

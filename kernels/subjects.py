@@ -202,8 +202,8 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", calls.trtllm_layer),
     "moe_fp8": ("grouped_contiguous", calls.moe_layer_of),
     "silu_and_mul": ("cast", calls.tensor(moe_layer.silu_and_mul)),
-    **{name: ("gated_quant", calls.fused(getattr(fused, name))) for name in calls.GATED},
-    **{name: ("norm_quant", calls.fused(getattr(fused, name))) for name in calls.NORMS},
+    **{name: ("quant_gated", calls.fused(getattr(fused, name))) for name in calls.GATED},
+    **{name: ("quant_norm", calls.fused(getattr(fused, name))) for name in calls.NORMS},
 }
 
 

@@ -70,7 +70,7 @@ NORM_COLUMNS = 32768
 SGL_WORD = 4
 """Groups to one packed scale of sgl-kernel: K is a multiple of four groups."""
 PLAIN_TORCH_ON_GPU = (
-    "quant_tensor", "quant_token", "quant_group", "quant_group_packed", "quant_reciprocal", "gated_quant", "norm_quant",
+    "quant_tensor", "quant_token", "quant_group", "quant_group_packed", "quant_reciprocal", "quant_gated", "quant_norm",
     "cast", "layout",
 )  # fmt: skip
 """Operations that plain torch serves on every device."""
@@ -144,7 +144,7 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("triton", "none"),
         _need("sm", ">=", E4M3_SM, f"E4M3 conversion {E4M3}"),
         _need("group_size", "in", range(4097), "group_size={value} is beyond one tile of 4096"),
-        _need("k", "in", range(NORM_COLUMNS + 1), "H={value} is beyond one program's row of {bound[-1]}", "norm_quant"),
+        _need("k", "in", range(NORM_COLUMNS + 1), "H={value} is beyond one program's row of {bound[-1]}", "quant_norm"),
     ),
     "triton_gemm": (
         *NVIDIA,

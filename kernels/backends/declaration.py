@@ -142,8 +142,8 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     # operation: the functions it needs, in each way that serves it; one function of its own name where none is listed
     "quant_tensor": (("quant_static", "quant_tensor"),),
     "quant_reciprocal": (("reciprocal_quantiser",),),
-    "gated_quant": (("gated_static", "gated_group", "gated_group_bf16"),),
-    "norm_quant": (("norm_static", "norm_group"),),
+    "quant_gated": (("gated_static", "gated_group", "gated_group_bf16"),),
+    "quant_norm": (("norm_static", "norm_group"),),
     "cast": ((),),  # plain torch on every device; nothing is dispatched
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),

@@ -36,7 +36,7 @@ def kernel(p: Problem, machine: Machine) -> str:
     """The kernel that runs."""
     return {
         "quant_group": "group_kernel", "quant_group_packed": "packed_kernel", "quant_token": "token_kernel",
-        "gated_quant": "gated_kernel", "norm_quant": "norm_kernel",
+        "quant_gated": "gated_kernel", "quant_norm": "norm_kernel",
     }.get(p.op, "tensor_kernel")  # fmt: skip
 
 

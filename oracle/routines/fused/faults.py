@@ -161,7 +161,7 @@ fault("sigmoid in place of silu in the fused activation", ARITHMETIC, seen="sgla
 fault("gelu in place of silu in the fused activation", ARITHMETIC, seen=MINE + "the activation argument ignored",
       store=_instead(_gelu))
 fault("up half left out of the fused activation", MOVEMENT, seen=MINE + "a gated kernel on an ungated weight",
-      read=entry("x", lambda x: torch.cat([part if at == 0 else ones(part) for at, part in enumerate(x.chunk(2, -1))], -1)))
+      read=entry("x", lambda x: torch.cat([x.chunk(2, -1)[0], ones(x.chunk(2, -1)[1])], -1)))
 fault("value kept in float32 where its dtype is promised", CAST, seen="TensorRT-LLM PR 14464",
       contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
       options=lambda options: options | {"rounding": "none"},
