@@ -181,7 +181,7 @@ def fused_add_rms_norm_static_fp8_quant(
 @checks.verb
 def rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
     """:func:`rms_norm_static_fp8_quant` in float32 until the cast, as FlashInfer computes it."""
-    return _static("rmsquant_norm", x, None, weight, scale, epsilon, "none", False)[0]
+    return _static("rmsnorm_quant", x, None, weight, scale, epsilon, "none", False)[0]
 
 
 @checks.verb
@@ -189,7 +189,7 @@ def fused_add_rmsnorm_quant(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
 ) -> tuple[Tensor, Tensor]:
     """:func:`rmsnorm_quant` of the float32 sum ``x + residual``; returns ``q`` and that sum in the dtype of ``x``."""
-    q, z = _static("fused_add_rmsquant_norm", x, residual, weight, scale, epsilon, "none", False)
+    q, z = _static("fused_add_rmsnorm_quant", x, residual, weight, scale, epsilon, "none", False)
     assert z is not None
     return q, z
 

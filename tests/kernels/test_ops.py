@@ -284,7 +284,7 @@ def graphs_of(make) -> dict[str, Callable[[], object]]:
         "rmsnorm_quant": lambda: kernels.rmsnorm_quant(x, x[0], one),
         "fused_add_rms_norm_static_fp8_quant": lambda: kernels.fused_add_rms_norm_static_fp8_quant(x, x, x[0], one),
         "fused_add_rmsnorm_quant": lambda: kernels.fused_add_rmsnorm_quant(x, x, x[0], one),
-        "rms_norm_dynamic_per_token_quant": lambda: kernels.rms_norm_dynamic_per_token_quant(x, x[0], scale_ub=one),
+        "rms_norm_dynamic_per_token_quant": lambda: kernels.rms_norm_dynamic_per_token_quant(x, x[0], scale_ub=one)[:2],
         "rms_norm_per_block_quant": lambda: kernels.rms_norm_per_block_quant(x, x[0], residual=x)[:2],
         "mxfp8_quantize": lambda: kernels.mxfp8_quantize(x),
         "mxfp8_quantize linear": lambda: kernels.mxfp8_quantize(x, "linear", "even", "e5m2"),
