@@ -208,6 +208,29 @@ def codes_and_scale(verb: Callable[..., tuple[Tensor, Tensor]], first: str = "x"
     return run
 
 
+GATED = (
+    "silu_and_mul_quant", "silu_and_mul_per_block_quant", "silu_and_mul_masked_post_quant",
+    "persistent_masked_m_silu_mul_quant",
+)  # fmt: skip
+NORMS = (
+    "rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant", "fused_add_rmsnorm_quant",
+    "rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant",
+)  # fmt: skip
+
+
+def fused(verb: Callable[..., Any]) -> Runner:
+    """Fused quantisers: codes, or codes and a scale, or these and the sum with a residual."""
+
+    def run(inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        made = verb(**inputs, **options)
+        if isinstance(made, Tensor):
+            return {"q": made}
+        names = ("q", "residual") if "scale" in inputs else ("q", "scale", "residual")
+        return {name: t for name, t in zip(names, made, strict=False) if t is not None}
+
+    return run
+
+
 def tensor(verb: Callable[..., Tensor]) -> Runner:
     """Routines of one output that take the contract's names."""
 

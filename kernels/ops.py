@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernels import batched, blockscaled, grouped, linear, logits, mx, quantize
+from kernels import batched, blockscaled, fused, grouped, linear, logits, mx, quantize
 from kernels.errors import OptionError
 
 NAMESPACE = "fp8_kernels"
@@ -135,6 +135,124 @@ def _packed_quant_fake(x: Tensor, group_size: int, eps: float) -> tuple[Tensor, 
 @_operator(_packed_quant_fake)
 def _per_token_group_quant_fp8_packed(x: Tensor, group_size: int, eps: float) -> tuple[Tensor, Tensor]:
     return quantize.per_token_group_quant_fp8_packed(x, group_size, eps=eps)
+
+
+# --- fused quantisers --------------------------------------------------------------------------------------------
+
+
+def _gated_codes(x: Tensor) -> Tensor:
+    return _empty(*x.shape[:-1], x.shape[-1] // 2, like=x, dtype=torch.float8_e4m3fn)
+
+
+def _gated_scales(x: Tensor, group: int) -> Tensor:
+    return _empty(*x.shape[:-1], x.shape[-1] // 2 // group, like=x, dtype=torch.float32)
+
+
+@_operator(lambda x, *_: _gated_codes(x))
+def _silu_and_mul_quant(x: Tensor, scale: Tensor, rounding: str) -> Tensor:
+    return fused.silu_and_mul_quant(x, scale, rounding=rounding)
+
+
+def _per_block_fake(
+    x: Tensor, group_size: int, scale_ub: Tensor | None, is_scale_transposed: bool, rounding: str
+) -> tuple[Tensor, Tensor]:
+    if is_scale_transposed:
+        return _gated_codes(x), _lanes(x, x.shape[-1] // 2 // group_size, 1, torch.float32)
+    return _gated_codes(x), _gated_scales(x, group_size)
+
+
+@_operator(_per_block_fake)
+def _silu_and_mul_per_block_quant(
+    x: Tensor, group_size: int, scale_ub: Tensor | None, is_scale_transposed: bool, rounding: str
+) -> tuple[Tensor, Tensor]:
+    return fused.silu_and_mul_per_block_quant(
+        x, group_size, scale_ub=scale_ub, is_scale_transposed=is_scale_transposed, rounding=rounding
+    )
+
+
+@_operator(lambda x, masked_m, group_size, *_: (_gated_codes(x), _gated_scales(x, group_size)))
+def _silu_and_mul_masked_post_quant(
+    x: Tensor, masked_m: Tensor, group_size: int, use_ue8m0: bool, rounding: str
+) -> tuple[Tensor, Tensor]:
+    return fused.silu_and_mul_masked_post_quant(
+        x, masked_m, group_size=group_size, use_ue8m0=use_ue8m0, rounding=rounding
+    )
+
+
+@_operator(lambda x, masked_m: (_gated_codes(x), _gated_scales(x, 128)))
+def _persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Tensor, Tensor]:
+    return fused.persistent_masked_m_silu_mul_quant(x, masked_m)
+
+
+def _codes_like(x: Tensor) -> Tensor:
+    return _empty(*x.shape, like=x, dtype=torch.float8_e4m3fn)
+
+
+def _sum_like(x: Tensor, residual: Tensor | None) -> Tensor:
+    """The sum with a residual; an operator returns a tensor, so an empty one without."""
+    return _empty(*(x.shape if residual is not None else (0,)), like=x, dtype=x.dtype)
+
+
+def _without_none(x: Tensor, z: Tensor | None) -> Tensor:
+    return x.new_empty(0) if z is None else z
+
+
+@_operator(lambda x, *_: _codes_like(x))
+def _rms_norm_static_fp8_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    return fused.rms_norm_static_fp8_quant(x, weight, scale, epsilon)
+
+
+@_operator(lambda x, *_: _codes_like(x))
+def _rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    return fused.rmsnorm_quant(x, weight, scale, epsilon)
+
+
+@_operator(lambda x, residual, *_: (_codes_like(x), _sum_like(x, residual)))
+def _fused_add_rms_norm_static_fp8_quant(
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    return fused.fused_add_rms_norm_static_fp8_quant(x, residual, weight, scale, epsilon)
+
+
+@_operator(lambda x, residual, *_: (_codes_like(x), _sum_like(x, residual)))
+def _fused_add_rmsnorm_quant(
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    return fused.fused_add_rmsnorm_quant(x, residual, weight, scale, epsilon)
+
+
+def _token_fake(
+    x: Tensor, weight: Tensor, epsilon: float, scale_ub: Tensor | None, residual: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _codes_like(x), _empty(x.shape[0], 1, like=x, dtype=torch.float32), _sum_like(x, residual)
+
+
+@_operator(_token_fake)
+def _rms_norm_dynamic_per_token_quant(
+    x: Tensor, weight: Tensor, epsilon: float, scale_ub: Tensor | None, residual: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, scale, z = fused.rms_norm_dynamic_per_token_quant(x, weight, epsilon, scale_ub=scale_ub, residual=residual)
+    return q, scale, _without_none(x, z)
+
+
+def _block_fake(
+    x: Tensor, weight: Tensor, epsilon: float, group_size: int, scale_ub: Tensor | None, residual: Tensor | None,
+    is_scale_transposed: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    groups = x.shape[1] // group_size
+    plain = _empty(x.shape[0], groups, like=x, dtype=torch.float32)
+    return _codes_like(x), _lanes(x, groups, 1, torch.float32) if is_scale_transposed else plain, _sum_like(x, residual)
+
+
+@_operator(_block_fake)
+def _rms_norm_per_block_quant(
+    x: Tensor, weight: Tensor, epsilon: float, group_size: int, scale_ub: Tensor | None, residual: Tensor | None,
+    is_scale_transposed: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q, scale, z = fused.rms_norm_per_block_quant(
+        x, weight, epsilon, group_size, scale_ub=scale_ub, residual=residual, is_scale_transposed=is_scale_transposed
+    )
+    return q, scale, _without_none(x, z)
 
 
 # --- MX and NVFP4 ------------------------------------------------------------------------------------------------

@@ -13,7 +13,21 @@ from types import SimpleNamespace
 
 import torch
 
-from kernels import batched, blockscaled, calc, calls, layout, linear, moe, moe_layer, mx, platform, quantize, routes
+from kernels import (
+    batched,
+    blockscaled,
+    calc,
+    calls,
+    fused,
+    layout,
+    linear,
+    moe,
+    moe_layer,
+    mx,
+    platform,
+    quantize,
+    routes,
+)
 from kernels.calls import Inputs, Options, Outputs, Runner
 from kernels.config import current_config
 from kernels.decisions import DECISIONS, RECORDS
@@ -141,11 +155,14 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     **{
         f"fp8_gemm_{name}": ("fp8_gemm_nt", calls.paired(verb, lambda i, m=m, n=n: (i["a"].shape[m], i["b"].shape[n])))
         for name, verb, m, n in (
-            ("nn", batched.fp8_gemm_nn, 0, 1), ("tn", batched.fp8_gemm_tn, 1, 1), ("tt", batched.fp8_gemm_tt, 1, 0),
+            ("nn", batched.fp8_gemm_nn, 0, 1),
+            ("tn", batched.fp8_gemm_tn, 1, 1),
+            ("tt", batched.fp8_gemm_tt, 1, 0),
         )
     },
     "fp8_gemm_nt_1d1d": (
-        "gemm_1d1d", calls.paired(batched.fp8_gemm_nt_1d1d, lambda i: (i["a"].shape[0], i["b"].shape[0]), "c")
+        "gemm_1d1d",
+        calls.paired(batched.fp8_gemm_nt_1d1d, lambda i: (i["a"].shape[0], i["b"].shape[0]), "c"),
     ),
     "k_grouped_fp8_gemm_nt_contiguous": ("k_grouped", calls.k_grouped),
     "m_grouped_fp8_gemm_nn_contiguous": (
@@ -237,6 +254,8 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", calls.trtllm_layer),
     "moe_fp8": ("grouped_contiguous", calls.moe_layer_of),
     "silu_and_mul": ("cast", calls.tensor(moe_layer.silu_and_mul)),
+    **{name: ("quant_gated", calls.fused(getattr(fused, name))) for name in calls.GATED},
+    **{name: ("quant_norm", calls.fused(getattr(fused, name))) for name in calls.NORMS},
 }
 
 

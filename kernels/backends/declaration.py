@@ -77,6 +77,20 @@ class Backend:
     reciprocal_quantiser: Callable[[torch.dtype], Quantiser] = _absent
     """For inputs of a dtype: groups of 128 by FlashInfer's formula (:func:`kernels.formulas.flashinfer_blocks`), the
     scale ``[K/128, align(M, 4)]``."""
+    gated_static: Callable[[Tensor, Tensor, str], Tensor] = _absent  # (x, scale, rounding)
+    gated_group: Callable[
+        [Tensor, int, str, float, float, Tensor | None, bool, bool, Tensor | None], Pair
+    ] = _absent
+    """``(x, group, rounding, amax_floor, scale_floor, scale_ub, ue8m0, transposed, masked_m)``."""
+    gated_group_bf16: Callable[[Tensor, float, Tensor], Pair] = _absent  # (x, amax_floor, masked_m)
+    norm_static: Callable[
+        [Tensor, Tensor, Tensor | None, Tensor, float, str, bool], tuple[Tensor, Tensor | None]
+    ] = _absent
+    """``(x, weight, residual, scale, epsilon, rounding, rounded_sum)``: codes and the sum."""
+    norm_group: Callable[
+        [Tensor, Tensor, Tensor | None, float, int, Tensor | None, bool], tuple[Tensor, Tensor, Tensor | None]
+    ] = _absent
+    """``(x, weight, residual, epsilon, group, scale_ub, transposed)``: codes, scales and the sum."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent
@@ -138,6 +152,8 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     # operation: the functions it needs, in each way that serves it; one function of its own name where none is listed
     "quant_tensor": (("quant_static", "quant_tensor"),),
     "quant_reciprocal": (("reciprocal_quantiser",),),
+    "quant_gated": (("gated_static", "gated_group", "gated_group_bf16"),),
+    "quant_norm": (("norm_static", "norm_group"),),
     "cast": ((),),  # plain torch on every device; nothing is dispatched
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels.backends._host import column_major, lane_major, no_autocast_no_grad, take
 from kernels.backends.declaration import Allocate, Backend, Quantiser
-from kernels.checks import FP8
+from kernels.checks import FP8, FP8_MAX
 from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from kernels.support import BLOCK
 
@@ -95,6 +95,97 @@ def reciprocal_quantiser(dtype: torch.dtype) -> Quantiser:
 def _reciprocal(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
     q, scale = flashinfer_blocks(x, 1)
     return (q if out is None else out.copy_(q)), lane_major(scale)
+
+
+# --- fused quantisers, on every device ---------------------------------------------------------------------------
+
+
+def gated(x: Tensor, rounding: str) -> Tensor:
+    """``silu(gate) * up`` of ``x [..., 2I]``, in the dtype of ``x`` or, with ``none``, in float32."""
+    gate, up = x.to(torch.float32).chunk(2, dim=-1)
+    active = torch.nn.functional.silu(gate)
+    if rounding == "each":
+        active = active.to(x.dtype).to(torch.float32)
+    return active * up if rounding == "none" else (active * up).to(x.dtype)
+
+
+@no_autocast_no_grad
+def gated_static(x: Tensor, scale: Tensor, rounding: str) -> Tensor:
+    """``q = sat(value / scale)``."""
+    return divide_and_saturate(gated(x, rounding), scale.reshape(()))
+
+
+@no_autocast_no_grad
+def gated_group(
+    x: Tensor, group: int, rounding: str, amax_floor: float, scale_floor: float, scale_ub: Tensor | None, ue8m0: bool,
+    transposed: bool, masked_m: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``scale = max(min(max(amax, amax_floor) / 448, scale_ub), scale_floor)`` of each group; every row is written."""
+    return _groups(gated(x, rounding), group, amax_floor, scale_floor, None, scale_ub, ue8m0, transposed)
+
+
+def _groups(
+    value: Tensor, group: int, amax_floor: float, scale_floor: float, amax_ub: Tensor | None, scale_ub: Tensor | None,
+    ue8m0: bool, transposed: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    parts = value.unflatten(-1, (-1, group))
+    amax = parts.abs().amax(dim=-1).to(torch.float32).clamp(min=amax_floor)
+    if amax_ub is not None:
+        amax = torch.minimum(amax, amax_ub.reshape(()))
+    scale = amax / fp8_max(value)
+    if scale_ub is not None:
+        scale = torch.minimum(scale, scale_ub.reshape(()))
+    if scale_floor:  # the double quotient rounds to the float32 one
+        scale = scale.clamp(min=scale_floor)
+    if ue8m0:
+        scale = ceil_to_ue8m0(scale)
+    q = divide_and_saturate(parts, scale.unsqueeze(-1)).flatten(-2).contiguous()
+    return q, column_major(scale, 1) if transposed else scale
+
+
+@no_autocast_no_grad
+def gated_group_bf16(x: Tensor, amax_floor: float, masked_m: Tensor) -> tuple[Tensor, Tensor]:
+    """Every step in bfloat16: ``scale = amax * (1/448)``, codes of ``value * (1/scale)``; every row is written."""
+    parts = gated(x, "each").unflatten(-1, (-1, BLOCK))
+    amax = torch.maximum(parts.abs().amax(dim=-1), torch.full((), amax_floor, dtype=x.dtype, device=x.device))
+    one = torch.ones((), dtype=torch.float32, device=x.device)
+    scale = (amax.float() * (one / fp8_max(x)).bfloat16().float()).bfloat16().float()
+    inverse = (one / scale).bfloat16().float()
+    codes = saturate((parts.float() * inverse.unsqueeze(-1)).bfloat16().float())
+    return codes.flatten(-2).contiguous(), scale
+
+
+def normed(
+    x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float, rounding: str, rounded_sum: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The norm of ``x [+ residual]``, and the sum in the dtype of ``x``."""
+    z = x.to(torch.float32) if residual is None else x.to(torch.float32) + residual.to(torch.float32)
+    kept = None if residual is None else z.to(x.dtype)
+    if kept is not None and rounded_sum:
+        z = kept.to(torch.float32)
+    value = z * torch.rsqrt(z.square().mean(dim=-1, keepdim=True) + epsilon)
+    if rounding == "none":
+        return value * weight.to(torch.float32), kept
+    return (value.to(x.dtype).to(torch.float32) * weight.to(torch.float32)).to(x.dtype), kept
+
+
+@no_autocast_no_grad
+def norm_static(
+    x: Tensor, weight: Tensor, residual: Tensor | None, scale: Tensor, epsilon: float, rounding: str, rounded_sum: bool
+) -> tuple[Tensor, Tensor | None]:
+    """``q = sat(norm / scale)``, and the sum."""
+    value, kept = normed(x, weight, residual, epsilon, rounding, rounded_sum)
+    return divide_and_saturate(value, scale.reshape(())), kept
+
+
+@no_autocast_no_grad
+def norm_group(
+    x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float, group: int, scale_ub: Tensor | None,
+    transposed: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """``scale = max(min(amax, scale_ub) / 448, 1 / (448 * 512))`` of each group, and the sum."""
+    value, kept = normed(x, weight, residual, epsilon, "each", False)
+    return *_groups(value, group, 0.0, 1.0 / (FP8_MAX * 512), scale_ub, None, False, transposed), kept
 
 
 # --- products, on CPU tensors ----------------------------------------------------------------------------------------
@@ -365,6 +456,8 @@ BACKEND = Backend(
     name="eager", kernel=kernel,
     quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
     quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
+    gated_static=gated_static, gated_group=gated_group, gated_group_bf16=gated_group_bf16,
+    norm_static=norm_static, norm_group=norm_group,
     linear=linear, block_linear=block_linear, fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=fp8_gemm_nt,
     blockscale_sm90=blockscale_sm90, grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked,
     alignment=alignment, grouped_scaled=grouped_scaled, gemm_1d1d=gemm_1d1d, k_grouped=k_grouped,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.backends import triton_fused
 from kernels.backends._host import allocator, column_major, on_its_device
 from kernels.backends._launch import Launch, imported
 from kernels.backends.declaration import Allocate, Backend, Quantiser
@@ -33,9 +34,10 @@ LINEAR = 4096
 
 def kernel(p: Problem, machine: Machine) -> str:
     """The kernel that runs."""
-    return {"quant_group": "group_kernel", "quant_group_packed": "packed_kernel", "quant_token": "token_kernel"}.get(
-        p.op, "tensor_kernel"
-    )
+    return {
+        "quant_group": "group_kernel", "quant_group_packed": "packed_kernel", "quant_token": "token_kernel",
+        "quant_gated": "gated_kernel", "quant_norm": "norm_kernel",
+    }.get(p.op, "tensor_kernel")  # fmt: skip
 
 
 @functools.cache
@@ -212,4 +214,7 @@ BACKEND = Backend(
     name="triton", kernel=kernel, missing=missing,
     quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
     group_quantiser=group_quantiser, quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
+    gated_static=triton_fused.gated_static, gated_group=triton_fused.gated_group,
+    gated_group_bf16=triton_fused.gated_group_bf16, norm_static=triton_fused.norm_static,
+    norm_group=triton_fused.norm_group,
 )  # fmt: skip

@@ -16,6 +16,11 @@ Let ``a`` be the exact, floored amax of a block, ``max`` the largest value of th
 * *Special blocks.* What a zero or non-finite block gives is the declared recipe's own bits; a published
   scale of 0 admits any finite code, since the product is 0. NaN codes are one value whatever their sign.
 * The exact bits of the declared recipe are admissible too, unless the record says that it is faulty.
+* *Values known up to an interval* (``Prepared.ends``: what a fused kernel quantises). amax lies between the largest of
+  the least magnitudes and the largest of all, and every formula above is monotone in it: ``s`` lies between the sets of
+  both. Each code is monotone in its value at the published ``s``: it lies between the sets of the value's two ends.
+  A block with a value of which nothing is known admits any scale, that value any code. The sets are hulls: that all
+  values of a block share one amax is not used.
 
 So a wrong scale fails as a scale, and a wrong code fails whatever the scale: the two are told apart.
 Sources: IEEE 754; the formulas of :mod:`oracle.numbers.recipes`. Not covered: verdicts
@@ -32,8 +37,8 @@ from torch import Tensor
 
 from oracle.numbers import ue8m0
 from oracle.numbers.formats import FP32, Format, codes_of, decode, is_nan, of_dtype
-from oracle.numbers.quantize import Band, Prepared, suits, to_scale_format
-from oracle.numbers.recipes import NanCode, PowerOfTwo, Recipe, ScaleFormula, of_element, recipes
+from oracle.numbers.quantize import Band, Ends, Prepared, quotients, suits, to_scale_format
+from oracle.numbers.recipes import CodeFormula, NanCode, PowerOfTwo, Recipe, ScaleFormula, of_element, recipes
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32
 from oracle.numbers.scaling import Block, ScaleFormat
 
@@ -55,13 +60,15 @@ class ScaleSet:
     high: Tensor
     expected: Tensor
     ends_only: bool = False
+    open: Tensor | None = None
 
     def admits(self, scale: Tensor) -> Tensor:
-        """Bool per block; ``scale`` decoded to float64. NaN fails where a number is due."""
+        """Bool per block; ``scale`` decoded to float64. NaN fails where a number is due. ``open`` blocks admit any."""
         inside = (self.low <= scale) & (scale <= self.high)
-        if self.ends_only:
-            inside = inside & ((scale == self.low) | (scale == self.high))
-        return torch.where(torch.isnan(self.expected), torch.isnan(scale), inside)
+        if self.ends_only:  # values between ends more than a factor 2 apart may be admissible as well
+            inside = inside & ((scale == self.low) | (scale == self.high) | (self.high > 2 * self.low))
+        found = torch.where(torch.isnan(self.expected), torch.isnan(scale), inside)
+        return found if self.open is None else found | self.open
 
 
 @dataclass(frozen=True)
@@ -78,13 +85,15 @@ class CodeSet:
     nan: Tensor
     free: Tensor
     fmt: Format
+    open: Tensor | None = None
 
     def admits(self, codes: Tensor) -> Tensor:
         """Bool per element for integer codes. -0 and +0 are different codes."""
         rank, nan = ordinal(codes, self.fmt), is_nan(codes, self.fmt)
         inside = (self.low <= rank) & (rank <= self.high)
         finite = self.free & ((codes & self.fmt.magnitude_mask) <= self.fmt.max_code)
-        return torch.where(self.nan, nan, (inside | finite) & ~nan)
+        found = torch.where(self.nan, nan, (inside | finite) & ~nan)
+        return found if self.open is None else found | self.open
 
     def two(self) -> Tensor:
         """Elements that admit more than one code because a midpoint lies within the width."""
@@ -138,7 +147,8 @@ def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple
         sets = code_set(band.x, recipe, of_band(published, band, x, recipe))
         tensors = (sets.low, sets.high, sets.expected, sets.nan, sets.free)
         low, high, expected, nan, free = (t.view(-1, t.shape[-1]) for t in tensors)
-        yield band.rows, CodeSet(low, high, expected, nan, free, sets.fmt)
+        unknown = None if sets.open is None else sets.open.view(-1, low.shape[-1])
+        yield band.rows, CodeSet(low, high, expected, nan, free, sets.fmt, unknown)
 
 
 def of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
@@ -151,6 +161,8 @@ def of_band(scale: Tensor, band: Band, x: Prepared, recipe: Recipe) -> Tensor:
 
 def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
     """The scales that a right implementation of ``recipe`` may publish for ``x``."""
+    if x.ends is not None:
+        return _scales_between(x, x.ends, recipe)
     shape = x.grid(recipe.block).scale_shape
     steps = x.steps(recipe)
     expected = steps.scale.reshape(shape)
@@ -172,6 +184,8 @@ def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
     flush = TINY if recipe.approximate else 2.0**-149
     slack = torch.where(ideal < 2 * TINY, torch.full_like(ideal, flush), torch.zeros_like(ideal))
     low, high = ideal * (1 - width) - slack, ideal * (1 + width) + slack
+    if x.scale_ub is not None and recipe.bounds_scale:
+        low, high = (torch.minimum(e, x.scale_ub.expand_as(e)) for e in (low, high))
     if recipe.scale_floor:
         floor = f32(torch.full_like(expected, recipe.scale_floor))
         low, high = torch.maximum(low, floor), torch.maximum(high, floor)
@@ -189,19 +203,24 @@ def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
 
 def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     """The codes that ``recipe`` may give once it has published these scales (float64, logical shape)."""
+    if x.ends is not None:
+        return _codes_between(x, x.ends, recipe, published)
     cells = x.grid(recipe.block)
     fmt, blocks, s = recipe.element, x.blocks(recipe.block), cells.over(published)
-    if x.global_scale is None:
+    if recipe.code is CodeFormula.BF16:  # correctly rounded operations: one code
+        v = quotients(blocks, s, s, recipe)
+    elif x.global_scale is None:
         v = blocks / s
     else:  # a tie stays one: the product of an element and a float32 value is exact
         v = blocks * x.global_scale / s if recipe.encodes else blocks / (s * x.global_scale)
     undefined = torch.isnan(v)
     if not fmt.has_nan:
         v.masked_fill_(undefined, 0.0)  # any code: ``fixed`` replaces it below
-    exact = recipe.scale_format is ScaleFormat.UE8M0
+    exact = recipe.scale_format is ScaleFormat.UE8M0 or recipe.code is CodeFormula.BF16
     width = 0.0 if exact else APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
     # 1/s is subnormal above 2^126 and loses bits; no amax leads there, a scale that the caller gives may.
-    widths = torch.where(s > 2.0**126, torch.full_like(s, max(width, APPROXIMATE_WIDTH)), torch.full_like(s, width))
+    flushed = 0.0 if recipe.code is CodeFormula.BF16 else max(width, APPROXIMATE_WIDTH)
+    widths = torch.where(s > 2.0**126, torch.full_like(s, flushed), torch.full_like(s, width))
     if x.global_scale is not None:  # where the product of the scales, or 1/e, is subnormal it errs by up to 2^-149
         least = torch.minimum(x.both(s, recipe), x.both(torch.ones_like(s), recipe))
         widths = widths + torch.where(least < TINY, (2.0**-149 / least).clamp(max=1.0), torch.zeros_like(s))
@@ -221,6 +240,31 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     expected, nan = torch.where(undefined, fixed, middle), undefined & ~free & (recipe.nan_code is NanCode.NAN)
     low, high, expected, nan, free = (cells.join(t) for t in (low, high, expected, nan, free))
     return CodeSet(low, high, expected, nan, free, fmt)
+
+
+def _scales_between(x: Prepared, ends: Ends, recipe: Recipe) -> ScaleSet:
+    """The hull of the sets of the expected, the least and the largest amax."""
+    assert recipe.formula is ScaleFormula.GIVEN or recipe.block.rows == 1, "blocks of a row, or a given scale"
+    sets, shape = scale_set(ends.magnitudes, recipe), x.grid(recipe.block).scale_shape
+    if recipe.formula is ScaleFormula.GIVEN:
+        return sets
+    low, high, expected = (t.reshape(3, *shape) for t in (sets.low, sets.high, sets.expected))
+    unknown = x.grid(recipe.block).split(ends.open.to(torch.uint8)).amax(dim=(1, 3)).to(torch.bool).reshape(shape)
+    ends_of = torch.fmin(torch.fmin(low[0], low[1]), low[2]), torch.fmax(torch.fmax(high[0], high[1]), high[2])
+    return ScaleSet(*ends_of, expected[0], sets.ends_only, unknown)
+
+
+def _codes_between(x: Prepared, ends: Ends, recipe: Recipe, published: Tensor) -> CodeSet:
+    """The hull of the sets of the expected value and of both ends."""
+    rows = recipe.formula is not ScaleFormula.GIVEN
+    sets = code_set(ends.values, recipe, torch.cat([published] * 3) if rows else published)
+    shape = x.x.shape
+    low, high, expected, nan, free = (
+        t.reshape(3, *shape) for t in (sets.low, sets.high, sets.expected, sets.nan, sets.free)
+    )
+    return CodeSet(
+        low.amin(dim=0), high.amax(dim=0), expected[0], nan[0], free[0], sets.fmt, ends.open.reshape(shape)
+    )
 
 
 def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from oracle.errors import DeviceError, DtypeError, OptionError, ShapeError
 from oracle.numbers import fast_math, ue8m0
-from oracle.numbers.formats import FP32, Format, decode, of_dtype
+from oracle.numbers.formats import BF16, FP32, Format, decode, of_dtype
 from oracle.numbers.recipes import (
     AmaxScan,
     Arithmetic,
@@ -118,8 +118,11 @@ class Steps:
 class Prepared:
     """One input with everything that recipes share computed once; what is per element is made in bands of rows.
 
-    ``whole`` is the input of which this one is a band.
+    ``whole`` is the input of which this one is a band. ``ends``: the values are known up to an interval only, around
+    what is given here.
     """
+
+    ends: Ends | None = None
 
     def __init__(
         self, x: Tensor, given: Tensor | None, scale_ub: Tensor | None, global_scale: Tensor | None,
@@ -152,6 +155,7 @@ class Prepared:
             rows = slice(start, min(cells.rows, start + height))
             down = slice(None) if block.rows is None else slice(start // unit, -(-rows.stop // unit))
             part = Prepared(matrix[rows], self.given, self.scale_ub, self.global_scale, whole=self)
+            part.ends = None if self.ends is None else self.ends.rows(rows)
             part._amax = {key: amax[down] for key, amax in self._amax.items() if key[0] == block}
             yield Band(part, rows, down)
 
@@ -216,6 +220,46 @@ class Prepared:
             joined = band.x.grid(recipe.block).join(codes.masked_fill_(undefined, recipe.code_of_nan))
             matrix[band.rows] = joined.view(-1, joined.shape[-1])
         return out
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The interval of every value of an input, as matrices of three times its rows, one below the other.
+
+    ``values``: the expected values, the least and the largest. ``magnitudes``: the expected values, the least and the
+    largest magnitude of each interval. ``open`` (bool, the shape of the input): nothing is known of these values.
+    """
+
+    values: Prepared
+    magnitudes: Prepared
+    open: Tensor
+
+    def rows(self, rows: slice) -> Ends:
+        """The interval of some rows of the input."""
+
+        def part(x: Prepared) -> Prepared:
+            thirds = x.x.reshape(3, -1, x.x.shape[-1])[:, rows]
+            return Prepared(thirds.reshape(-1, x.x.shape[-1]), x.given, x.scale_ub, x.global_scale, whole=x)
+
+        return Ends(part(self.values), part(self.magnitudes), self.open.reshape(-1, self.open.shape[-1])[rows])
+
+
+def prepare_between(
+    x: Tensor, low: Tensor, high: Tensor, unknown: Tensor, *,
+    scale: Tensor | None = None, scale_ub: Tensor | None = None,
+) -> Prepared:  # fmt: skip
+    """As :func:`prepare`, of a matrix whose values lie between ``low`` and ``high``; ``x`` are the expected ones.
+
+    All have one shape and dtype; a NaN of ``x`` stands in all of them. ``unknown``: see :class:`Ends`. Scales of one
+    row, of groups of a row, or given.
+    """
+    given = {"scale": scale, "scale_ub": scale_ub}
+    found = prepare(x, **given)
+    most = torch.maximum(low.abs(), high.abs())
+    least = torch.where((low <= 0) & (high >= 0), torch.zeros_like(x), torch.minimum(low.abs(), high.abs()))
+    stacked = (prepare(torch.cat(parts), **given) for parts in ((x, low, high), (x, least, most)))
+    found.ends = Ends(*stacked, unknown)
+    return found
 
 
 @dataclass(frozen=True)
@@ -309,15 +353,20 @@ def scale_steps(
 ) -> Steps:
     """From amax values (float64 holding float32 values) to a recipe's scale; ``fmt`` is the format of ``x``."""
     a = amax
-    if scale_ub is not None:
+    if recipe.zero_amax:
+        a = torch.where(a == 0, torch.full_like(a, recipe.zero_amax), a)
+    if scale_ub is not None and not recipe.bounds_scale:
         a = torch.minimum(a, scale_ub.expand_as(a))
     if recipe.amax_floor:
         floor = torch.full_like(a, recipe.amax_floor)
-        a = torch.maximum(a, floor if recipe.formula is ScaleFormula.INVERSE_FLOAT64 else f32(floor))
+        wide = recipe.formula is ScaleFormula.INVERSE_FLOAT64
+        a = torch.maximum(a, floor if wide else bf16(floor) if recipe.code is CodeFormula.BF16 else f32(floor))
     s, inverse = _scale_and_inverse(a, recipe, fmt)
     for kind in recipe.unit_when:
         unit = {Special.ZERO: a == 0, Special.INF: torch.isinf(a), Special.NAN: torch.isnan(a)}[kind]
         s, inverse = (torch.where(unit, torch.ones_like(t), t) for t in (s, inverse))
+    if scale_ub is not None and recipe.bounds_scale:
+        s = torch.minimum(s, scale_ub.expand_as(s))
     if recipe.scale_floor:
         s = torch.maximum(s, f32(torch.full_like(s, recipe.scale_floor)))
     if global_scale is not None:
@@ -367,8 +416,9 @@ def to_scale_format(s: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
 
 
 def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
-    """Whether the bits of a recipe are known for inputs of this dtype: those of fast math for bfloat16 alone."""
-    return recipe.arithmetic is Arithmetic.IEEE or dtype == torch.bfloat16
+    """Whether the bits of a recipe are known for inputs of this dtype: of fast math and bf16 steps for bfloat16."""
+    plain = recipe.arithmetic is Arithmetic.IEEE and recipe.code is not CodeFormula.BF16
+    return plain or dtype == torch.bfloat16
 
 
 def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Tensor:
@@ -381,6 +431,8 @@ def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Ten
         case CodeFormula.QUOTIENT | CodeFormula.SPLIT:
             fast = recipe.arithmetic is Arithmetic.FAST_MATH
             quotient = fast_math.product(blocks, inverse) if fast else f32(blocks * inverse)
+        case CodeFormula.BF16:
+            quotient = bf16(blocks * bf16(torch.ones_like(s) / s))
     if recipe.zero_blocks:
         empty = (blocks == 0).all(dim=3, keepdim=True).all(dim=1, keepdim=True)
         quotient = torch.where(empty, blocks, quotient)
@@ -420,8 +472,15 @@ def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, 
         case ScaleFormula.INPUT_DTYPE:
             quotient = f32(a / top)
             return round_to(quotient, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF), inverse
+        case ScaleFormula.BF16_MULTIPLY:
+            return bf16(a * bf16(torch.ones_like(top) / top)), inverse
         case _:
             return f32(torch.ones_like(inverse) / inverse), inverse
+
+
+def bf16(x: Tensor) -> Tensor:
+    """Float64 values (of bfloat16 operands: products are exact) rounded once to bfloat16."""
+    return round_to(x, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def _one_value(name: str, value: Tensor | None, x: Tensor) -> Tensor | None:

@@ -49,6 +49,7 @@ class ScaleFormula(StrEnum):
     INVERSE = "1 / fl(max / a)"
     INVERSE_FLOAT64 = "1 / fl32(max / double(a))"
     INPUT_DTYPE = "a / max in the dtype of x"
+    BF16_MULTIPLY = "RN(a * RN(1/max)), bfloat16 operations"
     GIVEN = "given by the caller"
 
 
@@ -59,6 +60,7 @@ class CodeFormula(StrEnum):
     RECIPROCAL = "x * fl(1/s)"
     QUOTIENT = "x * q"
     SPLIT = "x * fl(fl(1/g) / s)"
+    BF16 = "RN(x * RN(1/s)), bfloat16 operations"
 
 
 class GlobalOrder(StrEnum):
@@ -148,7 +150,8 @@ class Recipe:
     zero_blocks : a block of zeros has the scale 0 before it is rounded, and zero codes, whatever the global scale.
     published_floor, published_zero : the least scale before it is rounded to its format, and what is put for a 0 there.
     nan_amax, nan_code : what a NaN element does to amax, and the code of a NaN quotient.
-    takes_scale_ub : amax is clamped to ``scale_ub`` when one is given.
+    takes_scale_ub : amax is clamped to ``scale_ub`` when one is given; with ``bounds_scale`` the scale is instead.
+    zero_amax : what stands for an amax of 0 (0: nothing does).
     approximate
         The device may compile division to an approximate instruction (2 ulp, flushing): the admissible set is wide.
     arithmetic : the device's own, where its bits are known.
@@ -180,6 +183,8 @@ class Recipe:
     nan_amax: NanAmax = NanAmax.IGNORED
     nan_code: NanCode = NanCode.NAN
     takes_scale_ub: bool = False
+    bounds_scale: bool = False
+    zero_amax: float = 0.0
     approximate: bool = False
     arithmetic: Arithmetic = Arithmetic.IEEE
     scan: AmaxScan = AmaxScan.ALL
@@ -361,6 +366,16 @@ VLLM_TOKEN = Recipe(
 VLLM_STATIC = like(
     VLLM_TENSOR, "vllm_static",
     f"{_VLLM_COMMON}, static_scaled_fp8_quant: multiplies by the reciprocal of the given scale", formula=_GIVEN)
+_VLLM_FUSED = "vLLM csrc quantization/fused_kernels @0dd8492, as in 0.20.2"
+VLLM_BLOCK = like(
+    VLLM_TOKEN, "vllm_block", f"{_VLLM_FUSED}, rms_norm_per_block_quant", scaling=E4M3_1X128)
+VLLM_SILU_BLOCK = like(
+    VLLM_BLOCK, "vllm_silu_block", f"{_VLLM_FUSED}, silu_and_mul_per_block_quant: scale_ub bounds the scale",
+    bounds_scale=True)
+VLLM_SILU_MASKED = Recipe(
+    "vllm_silu_masked", "vLLM csrc quantization/activation_kernels.cu @bcf9083, persistent_masked_m_silu_mul_quant",
+    E4M3_1X128.with_scales(ScaleFormat.INPUT), ScaleFormula.BF16_MULTIPLY, CodeFormula.BF16,
+    amax_floor=1e-10, nan_code=NanCode.NEGATIVE_MAX)
 
 # The same contracts in plain torch operations: amax, clamp and cast all let NaN through, 0/0 is coded 0.
 _TORCH = "the published formula in plain torch operations, NaN propagated, division by a zero scale coded 0"
@@ -372,6 +387,10 @@ TORCH_TENSOR = like(TORCH_GROUP, "torch_tensor", scaling=E4M3_TENSOR, amax_floor
 TORCH_TOKEN = like(
     TORCH_TENSOR, "torch_token", scaling=E4M3_TOKEN, scale_floor=VLLM_TOKEN.scale_floor, takes_scale_ub=True)
 TORCH_STATIC = like(TORCH_TENSOR, "torch_static", formula=_GIVEN)
+TORCH_BLOCK = like(TORCH_TOKEN, "torch_block", scaling=E4M3_1X128)
+TORCH_SILU_BLOCK = like(TORCH_BLOCK, "torch_silu_block", bounds_scale=True)
+TORCH_SILU_MASKED = like(
+    VLLM_SILU_MASKED, "torch_silu_masked", _TORCH, nan_amax=_PROPAGATED, nan_code=NanCode.NAN)
 TORCH_CAST_1X128_UE8M0 = like(
     DEEPGEMM_1X128_UE8M0, "torch_cast_1x128_ue8m0", _TORCH, byte_low=0, inf_byte=None, nan_byte=255)
 TORCH_CAST_128X128_UE8M0 = like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x128_ue8m0", scaling=E4M3_128X128_UE8M0)
@@ -459,4 +478,41 @@ TORCHAO_MX_RCEIL = like(
 DEEPSEEK_V3_1X128 = Recipe(
     "deepseek_v3_1x128", "DeepSeek-V3 inference/kernel.py act_quant (Triton): no floor, so an all-zero group is 0/0",
     E4M3_1X128, _DIVIDE, _X_OVER_S, approximate=True)
+DEEPSEEK_V3_128X128 = like(
+    DEEPSEEK_V3_1X128, "deepseek_v3_128x128", "torchao kernel/blockwise_quantization.py fp8_blockwise_weight_quant",
+    scaling=E4M3_128X128)
+
+# Group quantisers of other engines and trainers; Triton's / is approximate.
+FLAGGEMS_GROUP = like(
+    SGLANG_TRITON_COLUMN, "flaggems_group", "FlagGems ops/per_token_group_quant_fp8.py (Triton)",
+    nan_code=NanCode.POSITIVE_MAX)
+TILE_KERNELS_1X128 = Recipe(
+    "tile_kernels_1x128", "DeepSeek tile-kernels per_token_cast (TileLang)", E4M3_1X128, _DIVIDE, _XQ, amax_floor=1e-4)
+TILE_KERNELS_1X128_UE8M0 = like(
+    TILE_KERNELS_1X128, "tile_kernels_1x128_ue8m0", scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
+DEEPEP_1X128 = like(
+    TILE_KERNELS_1X128, "deepep_1x128", "DeepEP csrc/kernels/utils.cuh calculate_fp8_scales (low-latency dispatch)",
+    formula=_MULTIPLY)
+UNSLOTH_1X128 = like(
+    DEEPSEEK_V3_1X128, "unsloth_1x128", "unsloth kernels/fp8.py act_quant (Triton): a zero scale becomes 1",
+    unit_when=frozenset({Special.ZERO}))
+TRANSFORMERS_128X128 = Recipe(
+    "transformers_128x128", "transformers integrations/finegrained_fp8.py: amax 0 counts as 1",
+    E4M3_128X128, ScaleFormula.INVERSE, _XQ, zero_amax=1.0, nan_amax=_PROPAGATED)
+_FBGEMM = "FBGEMM experimental/gemm/triton_gemm/fp8_gemm.py"
+FBGEMM_ROW = Recipe(
+    "fbgemm_row", f"{_FBGEMM} triton_quantize_fp8_row", E4M3_TOKEN, ScaleFormula.INVERSE, _XQ,
+    amax_floor=1e-12, takes_scale_ub=True, approximate=True, nan_code=NanCode.POSITIVE_MAX)
+FBGEMM_GROUP = like(FBGEMM_ROW, "fbgemm_group", f"{_FBGEMM} triton_quantize_fp8_group", scaling=E4M3_1X128)
+FBGEMM_BLOCK = like(FBGEMM_ROW, "fbgemm_block", f"{_FBGEMM} triton_quantize_fp8_block", scaling=E4M3_128X128)
+SGLANG_ACT_QUANT = like(
+    DEEPEP_1X128, "sglang_act_quant", "SGLang attention/nsa/tilelang_kernel.py act_quant (TileLang, no fast math)",
+    code=_X_OVER_S)
+FLASHINFER_STATIC = like(
+    VLLM_STATIC, "flashinfer_static",
+    "FlashInfer include/flashinfer/norm.cuh RMSNormQuantKernel: times rcp.approx of the given scale, clamped",
+    approximate=True)
+FLASHINFER_CVT = like(
+    FLASHINFER_STATIC, "flashinfer_cvt", "FlashInfer norm/kernels/rmsnorm.py (CuTe DSL), pos_enc.cuh: converted as is",
+    nan_code=NanCode.NAN)
 # fmt: on

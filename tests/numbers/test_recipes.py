@@ -15,7 +15,7 @@ from oracle.numbers.quantize import prepare, quantize
 
 USERS = (
     "deepgemm", "lmdeploy", "flashinfer", "trtllm", "vllm", "sglang", "te_", "torchao", "deepseek", "torch_",
-    "modelopt", "ocp",
+    "modelopt", "ocp", "flaggems", "tile_kernels", "deepep", "unsloth", "transformers", "fbgemm",
 )  # fmt: skip
 
 

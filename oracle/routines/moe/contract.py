@@ -286,9 +286,10 @@ class SiluAndMul(Contract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         basis = "silu within a device's error, then its roundings"
         mistrust = lambda found: mostly_zero(decode(found["out"]))  # noqa: E731
-        return [Elements(lambda: ({"out": self._set(call)}, basis), mistrust=mistrust)]
+        return [Elements(lambda: ({"out": self.interval(call)}, basis), mistrust=mistrust)]
 
-    def _set(self, call: Call) -> Admissible:
+    def interval(self, call: Call) -> Admissible:
+        """The admissible outputs of a checked call."""
         x, steps = call.inputs["x"], activation_steps(call.inputs["x"], call.resolved)
         h = decode(x).reshape(-1, x.shape[-1])
         finite = torch.nan_to_num(h, 0.0, 0.0, 0.0)

@@ -95,6 +95,10 @@ class QuantiserContract(Contract):
         """Numerics of a quantiser are recipes."""
         return True
 
+    def prepared(self, call: Call) -> Prepared:
+        """What a judgement takes for the values to quantise; see :func:`prepared`."""
+        return prepare(call.inputs["x"], **{name: call.inputs.get(name) for name in GIVEN})
+
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
         return self.predict(inputs, numerics=None, **options)
 
@@ -228,7 +232,8 @@ class QuantiserSets(Sets):
 
 def prepared(call: Call) -> Prepared:
     """The values to quantise, with the given scale and the bound of amax where the call has them."""
-    return prepare(call.inputs["x"], **{name: call.inputs.get(name) for name in GIVEN})
+    assert isinstance(call.contract, QuantiserContract)
+    return call.contract.prepared(call)
 
 
 @register

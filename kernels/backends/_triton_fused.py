@@ -1,0 +1,148 @@
+"""Triton kernels of the fused quantisers (imported only when a plan chooses them).
+
+The quantiser's half is that of :mod:`kernels.backends._triton_kernels`: amax on bits, IEEE division, the hardware's
+conversion. The value's half uses the device's ``exp``, a division within 2 ulp and ``rsqrt.approx``, as the fused
+kernels of engines do. Roundings to the dtype of ``x`` are real ones.
+"""
+
+# Triton's language has no Python types: arguments are pointers and tiles that only its compiler knows.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.backends._triton_kernels import _ceil_ue8m0, _divide, _encode, _quotient
+
+
+@triton.jit
+def _rounded(v, like, NATIVE: tl.constexpr):
+    """float32 rounded to the dtype that ``like`` points to, as float32; the interpreter would truncate to bfloat16."""
+    if NATIVE or like.dtype.element_ty != tl.bfloat16:
+        return v.to(like.dtype.element_ty).to(tl.float32)
+    bits = v.to(tl.int32, bitcast=True)
+    near = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+    return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, bits, near).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bits(v):
+    """Bits of ``|v|`` as int32: they order like the values, NaN above infinity."""
+    return v.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _floored(scale, FLOOR: tl.constexpr):
+    """At least the value of the bits ``FLOOR``; NaN stays."""
+    floor = (scale.to(tl.int32, bitcast=True) * 0 + FLOOR).to(tl.float32, bitcast=True)
+    return tl.where(scale < floor, floor, scale)
+
+
+@triton.jit
+def _at_most(value, limit):
+    """The smaller of both; a NaN of either stays."""
+    low = tl.where(value > limit, limit, value)
+    return tl.where(limit != limit, limit, low)
+
+
+@triton.jit
+def gated_kernel(
+    x, q, s, bound, masked, rows, width, x_stride, tokens,
+    GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ROUNDING: tl.constexpr, MODE: tl.constexpr,
+    BOUNDED: tl.constexpr, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr,
+    NATIVE: tl.constexpr,
+):  # fmt: skip
+    """``silu(gate) * up`` of rows ``[rows, 2 * width]`` and its codes. A program takes BLOCK groups, row by row.
+
+    ``ROUNDING``: 0 none, 1 the product, 2 silu and the product. ``MODE``: 0 a scale of each group, 1 that rounded up to
+    a power of two, 2 every step in bfloat16, 3 the scale is given in ``s``. ``EPS`` and ``FLOOR`` hold the bits of the
+    least amax and the least scale. With ``MASKED`` row r is in use where ``r % tokens < masked[r // tokens]``.
+    """
+    groups = (width + GROUP - 1) // GROUP
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row, col = index // groups, (index % groups).to(tl.int32)
+    valid = row < rows
+    if MASKED:
+        used = tl.load(masked + row // tokens, mask=valid, other=0)
+        valid = valid & (row % tokens < used)
+    lane = tl.arange(0, LANES)
+    column = col[:, None] * GROUP + lane[None, :]
+    inside = valid[:, None] & (lane < GROUP)[None, :] & (column < width)
+    source = x + row[:, None] * x_stride + column
+    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + width, mask=inside, other=0.0).to(tl.float32)
+    active = gate / (1.0 + tl.exp(-gate))
+    if ROUNDING == 2:
+        active = _rounded(active, x, NATIVE)
+    v = active * up
+    if ROUNDING > 0:
+        v = _rounded(v, x, NATIVE)
+    if MODE == 3:
+        scale = tl.load(s) + tl.zeros([BLOCK], tl.float32)
+    else:
+        amax = tl.maximum(tl.max(_bits(v), axis=1), EPS).to(tl.float32, bitcast=True)
+        if MODE == 2:
+            scale = _rounded(amax * 0.002227783203125, x, NATIVE)  # bf16(1/448)
+        else:
+            scale = _divide(amax, tl.full([BLOCK], 448.0, tl.float32), NATIVE)
+        if BOUNDED:
+            scale = _at_most(scale, tl.load(bound) + tl.zeros([BLOCK], tl.float32))
+        if FLOOR:
+            scale = _floored(scale, FLOOR)
+        if MODE == 1:
+            scale = _ceil_ue8m0(scale).to(tl.float32, bitcast=True)
+    if MODE == 2:
+        inverse = _rounded(_divide(tl.full([BLOCK], 1.0, tl.float32), scale, NATIVE), x, NATIVE)
+        y = _rounded(v * inverse[:, None], x, NATIVE)
+    else:
+        y = _quotient(v, tl.broadcast_to(scale[:, None], [BLOCK, LANES]), NATIVE)
+    tl.store(q + row[:, None] * width + column, _encode(y, NATIVE), mask=inside)
+    if MODE < 3:
+        if TRANSPOSED:
+            tl.store(s + col.to(tl.int64) * rows + row, scale, mask=valid)
+        else:
+            tl.store(s + row * groups + col, scale, mask=valid)
+
+
+@triton.jit
+def norm_kernel(
+    x, weight, residual, z, q, s, bound, rows, cols, x_stride, r_stride,
+    GROUP: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, ROUNDED: tl.constexpr, SUM: tl.constexpr,
+    STATIC: tl.constexpr, BOUNDED: tl.constexpr, TRANSPOSED: tl.constexpr, EPSILON: tl.constexpr, FLOOR: tl.constexpr,
+    NATIVE: tl.constexpr,
+):  # fmt: skip
+    """RMS norm of one row and its codes: the row lies in registers as ``[GROUPS, LANES]``.
+
+    ``SUM``: 0 no residual, 1 the sum ``x + residual`` stays float32, 2 it is rounded to the dtype of ``x`` first; it is
+    stored in ``z``. ``ROUNDED``: the norm and its product with the weight are rounded to that dtype. ``EPSILON`` and
+    ``FLOOR`` hold the bits of what is added to the mean square, and of the least scale.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    group, lane = tl.arange(0, GROUPS), tl.arange(0, LANES)
+    column = group[:, None] * GROUP + lane[None, :]
+    inside = (lane < GROUP)[None, :] & (column < cols)
+    v = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if SUM:
+        v += tl.load(residual + row * r_stride + column, mask=inside, other=0.0).to(tl.float32)
+        kept = _rounded(v, x, NATIVE)
+        tl.store(z + row * cols + column, kept.to(x.dtype.element_ty), mask=inside)
+        if SUM == 2:
+            v = kept
+    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    square = tl.sum(tl.sum(v * v, axis=1), axis=0)
+    epsilon = tl.full([GROUPS, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True)
+    v = v * tl.rsqrt(square / cols + epsilon)
+    v = _rounded(_rounded(v, x, NATIVE) * w, x, NATIVE) if ROUNDED else v * w
+    if STATIC:
+        scale = tl.load(s) + tl.zeros([GROUPS], tl.float32)
+    else:
+        amax = tl.max(_bits(v), axis=1).to(tl.float32, bitcast=True)
+        if BOUNDED:
+            amax = _at_most(amax, tl.load(bound) + tl.zeros([GROUPS], tl.float32))
+        scale = _floored(_divide(amax, tl.full([GROUPS], 448.0, tl.float32), NATIVE), FLOOR)
+        groups = (cols + GROUP - 1) // GROUP
+        at = group * rows + row if TRANSPOSED else row * groups + group
+        tl.store(s + at, scale, mask=group < groups)
+    y = _quotient(v, tl.broadcast_to(scale[:, None], [GROUPS, LANES]), NATIVE)
+    tl.store(q + row * cols + column, _encode(y, NATIVE), mask=inside)

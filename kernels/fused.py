@@ -1,0 +1,307 @@
+"""Fused quantisers: the activation between two products, or the norm before one, quantised as it is computed.
+
+    silu(gate) * up          static, in groups of a row, in groups of the rows that experts use
+    rms_norm(x [+ residual]) static, per token, in groups of a row
+
+``rounding`` says where the value is rounded to the dtype of ``x`` before it is quantised: ``each`` (after every step,
+as vLLM's unfused operators store it), ``product`` (once) or ``none`` (float32 until the cast). Scales multiply on
+dequantisation. Divisions of the quantiser are IEEE divisions; exponential and reciprocal square root are the device's.
+
+NaN and infinity: a NaN makes its group NaN (scale and codes), an infinity gives an infinite scale. Rows that are not in
+use are not written. Not covered: GELU, LayerNorm, E5M2, in-place residuals (they are returned).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels.checks import WIDE
+from kernels.errors import OptionError, ShapeError
+from kernels.quantize import GROUP_EPS
+from kernels.routes import dtype_name, route
+from kernels.support import BLOCK
+
+ROUNDINGS = ("each", "product", "none")
+SCALE_FLOOR = 1.0 / (448.0 * 512.0)
+"""vLLM's floor of a scale per token or block (quantization/utils.cuh min_scaling_factor)."""
+EPSILON = 1e-6
+"""What is added to the mean square of a row."""
+
+
+@checks.verb
+def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> Tensor:
+    """``sat(silu(gate) * up / scale)`` of ``x [M, 2I] = [gate, up]``.
+
+    Parameters
+    ----------
+    x
+        ``[M, 2I]`` bf16, f16 or f32.
+    scale
+        One float32 value.
+
+    Returns
+    -------
+    Tensor
+        ``[M, I]`` E4M3.
+    """
+    _gated(x, 2, rounding)
+    checks.scalar("scale", scale)
+    device = checks.same_device(x=x, scale=scale)
+    if torch.compiler.is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.silu_and_mul_quant(x, scale, rounding)
+        return made
+    return _route("quant_gated", device, x).gated_static(x, scale.reshape(1), rounding)
+
+
+@checks.verb
+def silu_and_mul_per_block_quant(
+    x: Tensor, group_size: int = BLOCK, *, scale_ub: Tensor | None = None, is_scale_transposed: bool = False,
+    rounding: str = "none",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """``silu(gate) * up`` quantised in groups: ``scale = max(min(amax / 448, scale_ub), 1 / (448 * 512))``.
+
+    Parameters
+    ----------
+    x
+        ``[M, 2I]`` bf16, f16 or f32, ``I`` a multiple of ``group_size``.
+    scale_ub
+        One float32 value that bounds the scale.
+    is_scale_transposed
+        Strides ``(1, M)`` for the scale.
+
+    Returns
+    -------
+    q, scale
+        ``q [M, I]`` E4M3, ``scale [M, I / group_size]`` float32.
+    """
+    _gated(x, 2, rounding, group_size)
+    checks.scalar("scale_ub", scale_ub)
+    device = checks.same_device(x=x, scale_ub=scale_ub)
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.silu_and_mul_per_block_quant
+        q, scale = op(x, group_size, scale_ub, is_scale_transposed, rounding)
+        return q, scale
+    run = _route("quant_gated", device, x, group_size)
+    return run.gated_group(x, group_size, rounding, 0.0, SCALE_FLOOR, scale_ub, False, is_scale_transposed, None)
+
+
+@checks.verb
+def silu_and_mul_masked_post_quant(
+    x: Tensor, masked_m: Tensor, *, group_size: int = BLOCK, use_ue8m0: bool = False, rounding: str = "each"
+) -> tuple[Tensor, Tensor]:
+    """``silu(gate) * up`` of the first ``masked_m[e]`` rows of every expert, ``scale = max(amax, 1e-10) / 448``.
+
+    Parameters
+    ----------
+    x
+        ``[E, T, 2I]`` bf16, f16 or f32, ``I`` a multiple of ``group_size``.
+    masked_m
+        ``[E]`` int32, rows in use; it is not read on the host.
+    use_ue8m0
+        Round the scale up to a power of two first.
+
+    Returns
+    -------
+    q, scale
+        ``q [E, T, I]`` E4M3, ``scale [E, T, I / group_size]`` float32; rows that are not in use hold anything.
+    """
+    _gated(x, 3, rounding, group_size)
+    device = _masked(x, masked_m)
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.silu_and_mul_masked_post_quant
+        q, scale = op(x, masked_m, group_size, use_ue8m0, rounding)
+        return q, scale
+    run = _route("quant_gated", device, x, group_size)
+    return run.gated_group(x, group_size, rounding, GROUP_EPS, 0.0, None, use_ue8m0, False, masked_m)
+
+
+@checks.verb
+def persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`silu_and_mul_masked_post_quant` whose every step is a bfloat16 operation, in groups of 128.
+
+    ``scale = bf16(max(amax, 1e-10) * bf16(1/448))``, ``q = sat(bf16(value * bf16(1/scale)))``: the scale is 0.2 % low.
+
+    Parameters
+    ----------
+    x
+        ``[E, T, 2I]`` bf16, ``I`` a multiple of 128.
+    masked_m
+        ``[E]`` int32, rows in use.
+
+    Returns
+    -------
+    q, scale
+        ``q [E, T, I]`` E4M3, ``scale [E, T, I / 128]`` float32 holding bf16 values.
+    """
+    checks.dtype("x", checks.rank("x", x, 3), torch.bfloat16)
+    _gated(x, 3, "each", BLOCK)
+    device = _masked(x, masked_m)
+    if torch.compiler.is_compiling():
+        q, scale = torch.ops.fp8_kernels.persistent_masked_m_silu_mul_quant(x, masked_m)
+        return q, scale
+    return _route("quant_gated", device, x).gated_group_bf16(x, GROUP_EPS, masked_m)
+
+
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+
+@checks.verb
+def rms_norm_static_fp8_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
+    """``sat(T(T(x * rsqrt(mean(x^2) + epsilon)) * weight) / scale)``, ``T`` the dtype of ``x``.
+
+    Parameters
+    ----------
+    x
+        ``[M, H]`` bf16, f16 or f32.
+    weight
+        ``[H]`` of the dtype of ``x``.
+    scale
+        One float32 value.
+
+    Returns
+    -------
+    Tensor
+        ``[M, H]`` E4M3.
+    """
+    return _static("rms_norm_static_fp8_quant", x, None, weight, scale, epsilon, "each", True)[0]
+
+
+@checks.verb
+def fused_add_rms_norm_static_fp8_quant(
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
+) -> tuple[Tensor, Tensor]:
+    """:func:`rms_norm_static_fp8_quant` of ``z = T(x + residual)``; returns ``q`` and ``z``."""
+    q, z = _static("fused_add_rms_norm_static_fp8_quant", x, residual, weight, scale, epsilon, "each", True)
+    assert z is not None
+    return q, z
+
+
+@checks.verb
+def rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
+    """:func:`rms_norm_static_fp8_quant` in float32 until the cast, as FlashInfer computes it."""
+    return _static("rmsnorm_quant", x, None, weight, scale, epsilon, "none", False)[0]
+
+
+@checks.verb
+def fused_add_rmsnorm_quant(
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
+) -> tuple[Tensor, Tensor]:
+    """:func:`rmsnorm_quant` of the float32 sum ``x + residual``; returns ``q`` and that sum in the dtype of ``x``."""
+    q, z = _static("fused_add_rmsnorm_quant", x, residual, weight, scale, epsilon, "none", False)
+    assert z is not None
+    return q, z
+
+
+@checks.verb
+def rms_norm_dynamic_per_token_quant(
+    x: Tensor, weight: Tensor, epsilon: float = EPSILON, *, scale_ub: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The norm of ``z = x [+ residual]`` (float32), one scale a row: ``max(min(amax, scale_ub) / 448, 1/(448*512))``.
+
+    Parameters
+    ----------
+    x
+        ``[M, H]`` bf16, f16 or f32.
+    weight
+        ``[H]`` of the dtype of ``x``.
+    scale_ub
+        One float32 value that bounds amax.
+    residual
+        ``[M, H]`` of the dtype of ``x``.
+
+    Returns
+    -------
+    q, scale, z
+        ``q [M, H]`` E4M3, ``scale [M, 1]`` float32, the sum in the dtype of ``x`` (None without a residual).
+    """
+    device = _norm(x, weight, epsilon, residual, scale_ub)
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.rms_norm_dynamic_per_token_quant
+        q, scale, z = op(x, weight, epsilon, scale_ub, residual)
+        return q, scale, z if residual is not None else None
+    run = _route("quant_norm", device, x)
+    return run.norm_group(x, weight, residual, epsilon, x.shape[1], scale_ub, False)
+
+
+@checks.verb
+def rms_norm_per_block_quant(
+    x: Tensor, weight: Tensor, epsilon: float = EPSILON, group_size: int = BLOCK, *, scale_ub: Tensor | None = None,
+    residual: Tensor | None = None, is_scale_transposed: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """:func:`rms_norm_dynamic_per_token_quant` with a scale for each group of a row, ``scale [M, H / group_size]``.
+
+    With ``is_scale_transposed`` the scale has strides ``(1, M)``.
+    """
+    device = _norm(x, weight, epsilon, residual, scale_ub)
+    checks.positive("group_size", group_size)
+    checks.multiple("H", x.shape[1], group_size, f"choose a group_size that divides {x.shape[1]}")
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.rms_norm_per_block_quant
+        q, scale, z = op(x, weight, epsilon, group_size, scale_ub, residual, is_scale_transposed)
+        return q, scale, z if residual is not None else None
+    run = _route("quant_norm", device, x, group_size)
+    return run.norm_group(x, weight, residual, epsilon, group_size, scale_ub, is_scale_transposed)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _route(op: str, device: torch.device, x: Tensor, group: int = BLOCK):  # type: ignore[no-untyped-def]
+    return route(op, device, ("group_size", group), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[-1]))
+
+
+def _gated(x: Tensor, rank: int, rounding: str, group: int | None = None) -> None:
+    checks.dtype("x", checks.rank("x", x, rank), *WIDE)
+    checks.nonempty("x", x, -1)
+    if rounding not in ROUNDINGS:
+        raise OptionError(f"rounding={rounding!r}: there are {', '.join(ROUNDINGS)}")
+    if x.shape[-1] % 2:
+        raise ShapeError(f"the last axis of {list(x.shape)} is odd; it holds gate and up")
+    if group is not None:
+        checks.positive("group_size", group)
+        checks.multiple("I", x.shape[-1] // 2, group, f"pad I or choose a group_size that divides {x.shape[-1] // 2}")
+
+
+def _masked(x: Tensor, masked_m: Tensor) -> torch.device:
+    checks.dtype("masked_m", checks.rank("masked_m", masked_m, 1), torch.int32)
+    checks.shape("masked_m", masked_m, (x.shape[0],), "rows in use of every expert")
+    return checks.same_device(x=x, masked_m=masked_m)
+
+
+def _norm(
+    x: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None, scale_ub: Tensor | None = None
+) -> torch.device:
+    checks.dtype("x", checks.rank("x", x, 2), *WIDE)
+    checks.nonempty("x", x, 1)
+    checks.dtype("weight", checks.rank("weight", weight, 1), x.dtype)
+    checks.shape("weight", weight, (x.shape[1],), "one for each column")
+    if residual is not None:
+        checks.dtype("residual", checks.rank("residual", residual, 2), x.dtype)
+        checks.shape("residual", residual, tuple(x.shape), "the shape of x")
+    if not isinstance(epsilon, float) or not 0 < epsilon < 1:
+        raise OptionError(f"epsilon must be a float between 0 and 1, got {epsilon!r}")
+    checks.scalar("scale_ub", scale_ub)
+    return checks.same_device(x=x, weight=weight, residual=residual, scale_ub=scale_ub)
+
+
+def _static(
+    name: str, x: Tensor, residual: Tensor | None, weight: Tensor, scale: Tensor, epsilon: float, rounding: str,
+    rounded_sum: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    device = _norm(x, weight, epsilon, residual)
+    checks.scalar("scale", scale)
+    checks.same_device(x=x, scale=scale)
+    if torch.compiler.is_compiling():
+        op = getattr(torch.ops.fp8_kernels, name)
+        if residual is None:
+            return op(x, weight, scale, epsilon), None
+        q, z = op(x, residual, weight, scale, epsilon)
+        return q, z
+    run = _route("quant_norm", device, x)
+    made: tuple[Tensor, Tensor | None] = run.norm_static(
+        x, weight, residual, scale.reshape(1), epsilon, rounding, rounded_sum
+    )
+    return made

@@ -1,0 +1,207 @@
+"""Cases of the fused quantisers: activations of every family, ordinary and extreme, rows in use at every edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from oracle.numbers.formats import of_dtype
+from oracle.numbers.rounding import Overflow, Rounding, power_of_two, to_dtype
+from oracle.routines import data
+from oracle.routines.case import Case, Grammar, given_scale, no_options, seeds
+
+SHAPES = ("m=1,i=128", "m=3,i=384", "m=37,i=256")
+FAMILY_SHAPE = "m=33,i=384"
+MASKED_SHAPES = ("e=1,t=1,i=128", "e=1,t=3,i=384", "e=3,t=9,i=256")
+MASKED_FAMILY_SHAPE = "e=4,t=13,i=384"
+
+
+# Exponents of the up half in the groups of family ``range``, in turn. silu of a normal gate is at most 4, so the first
+# gives an amax between 2^126 and 2^128, where an approximate 448/amax is 0; the last is subnormal in bfloat16.
+EXPONENTS = (125, 0, -120, 119, 60, -30, -20, 20, -60, 90, -100, -133)
+
+
+def gate_and_up(case: Case) -> Tensor:
+    """``[M, 2 I]``: both halves of a family; of ``range`` a normal gate, and an up half of one binade in each group."""
+    (dtype,) = case.operand_dtypes
+    rows, width = case["m"] if "m" in dict(case.extents) else case["e"] * case["t"], case["i"]
+    if case.family != "range":
+        x = data.activations(case.label("x"), case.family, rows, 2 * width, dtype=dtype)
+        return x * 64 if case.family == "heavy" else x  # above the floor of a scale of 1/(448 * 512), too
+    return torch.cat([data.normal(case.label("gate"), (rows, width), dtype=dtype), binades(case, rows, width)], dim=1)
+
+
+def binades(case: Case, rows: int, width: int, *, name: str = "binades", per_row: bool = False) -> Tensor:
+    """Values of one binade in each group of 128 (or row), by :data:`EXPONENTS` as far as the dtype has them."""
+    (dtype,) = case.operand_dtypes
+    fmt, groups = of_dtype(dtype), -(-width // 128)
+    turn = torch.arange(rows * groups, device="cpu").reshape(rows, groups)
+    turn = (turn // groups if per_row else turn) % len(EXPONENTS)
+    chosen = torch.tensor(EXPONENTS, device="cpu")[turn].clamp(fmt.emin - 2, fmt.emax - 2)
+    stream = case.stream(name)
+    significand = 1 + torch.from_numpy(stream.integers(0, 1 << 7, (rows, width))).double() / 128
+    signs = torch.from_numpy(stream.signs((rows, width))).double()
+    power = power_of_two(chosen.repeat_interleave(128, dim=1)[:, :width])
+    return to_dtype(signs * significand * power, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+
+def _static(case: Case) -> dict[str, Tensor]:
+    return {"x": gate_and_up(case), "scale": given_scale(case, "scale")}
+
+
+def _bounded(case: Case) -> dict[str, Tensor]:
+    x = gate_and_up(case)
+    if case.option("ub") is None:
+        return {"x": x}
+    return {"x": x, "scale_ub": torch.tensor([float(case.option("ub") or 0)], dtype=torch.float32, device="cpu")}
+
+
+def in_use(case: Case) -> Tensor:
+    """Rows of each expert that are in use: none, one, all, and any number between."""
+    e, t = case["e"], case["t"]
+    drawn = torch.from_numpy(case.stream("masked_m").integers(0, t + 1, (e,)))
+    for at, count in ((0, t), (1, 0), (2, 1)):
+        if at < e:
+            drawn[at] = count
+    return drawn.to(torch.int32)
+
+
+def _masked(case: Case) -> dict[str, Tensor]:
+    e, t = case["e"], case["t"]
+    x, rows = gate_and_up(case).reshape(e, t, -1), in_use(case)
+    unused = torch.arange(t, device="cpu")[None, :] >= rows[:, None]
+    return {"x": x.masked_fill(unused[..., None], torch.nan), "masked_m": rows}
+
+
+def _rounding(case: Case) -> dict[str, object]:
+    found = case.option("rounding")
+    return {} if found is None else {"rounding": found}
+
+
+def _group(case: Case) -> dict[str, object]:
+    group = case.option("group")
+    return _rounding(case) | {"group_size": 128 if group is None else int(group)}
+
+
+def _block(case: Case) -> dict[str, object]:
+    return _group(case) | {"is_scale_transposed": case.option("columns") == "1"}
+
+
+def _masked_options(case: Case) -> dict[str, object]:
+    return _group(case) | {"use_ue8m0": case.option("ue8m0") == "1"}
+
+
+def ids(shapes: tuple[str, ...], family_shape: str):  # type: ignore[no-untyped-def]
+    """Shapes on ordinary data; every family; every single option on three families; the other dtypes likewise."""
+
+    def listed(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+        head, hard = f"{contract}/{grammar.dtypes[0]}/{grammar.schemes[0]}", ("randn", "ties", "amax")
+        few = [family for family in hard if family in grammar.families]
+        options = [f"{key}={value}/" for key, values in grammar.options.items() for value in values]
+        for shape in shapes:
+            yield f"{head}/{shape}/family=randn/seed=1"
+        for family in grammar.families:
+            for seed in seeds(profile):
+                yield f"{head}/{family_shape}/family={family}/seed={seed}"
+        for option in options:
+            for family in few if profile == "quick" else grammar.families:
+                yield f"{head}/{family_shape}/{option}family={family}/seed=1"
+        for dtypes in grammar.dtypes[1:]:
+            for option, family in (*(("", family) for family in (*few, "special")), *((o, "range") for o in options)):
+                if family in grammar.families:
+                    yield f"{contract}/{dtypes}/{grammar.schemes[0]}/{shapes[-1]}/{option}family={family}/seed=1"
+
+    return listed
+
+
+def _norm(case: Case) -> dict[str, Tensor]:
+    """Rows of ``range`` have a binade each, from beside the overflow of a square to far below epsilon."""
+    (dtype,), m, h = case.operand_dtypes, case["m"], case["h"]
+
+    def rows(name: str) -> Tensor:
+        if case.family == "range":
+            return binades(case, m, h, name=name, per_row=True)
+        return data.activations(case.label(name), case.family, m, h, dtype=dtype)
+
+    x = rows("x")
+    weight = data.normal(case.label("weight"), (h,), dtype=dtype)
+    found = {"x": x, "weight": weight}
+    if case.contract.startswith("fused_add") or case.option("residual") == "1":
+        small = case.family in ("heavy", "range")  # beside which a normal residual would hide x
+        found["residual"] = rows("residual") if small else data.normal(case.label("residual"), (m, h), dtype=dtype)
+    if case.granularity[0] == "tensor":
+        found["scale"] = given_scale(case, "scale")
+    if (bound := case.option("ub")) is not None:
+        found["scale_ub"] = torch.tensor([float(bound)], dtype=torch.float32, device="cpu")
+    return found
+
+
+def _norm_options(case: Case) -> dict[str, object]:
+    epsilon: dict[str, object] = {"epsilon": float(case.option("epsilon") or 1e-6)}
+    if case.granularity[0] != "1x128":
+        return epsilon
+    group = case.option("group")
+    columns = case.option("columns") == "1"
+    return epsilon | {"group_size": 128 if group is None else int(group), "is_scale_transposed": columns}
+
+
+_FAMILIES = tuple(data.ACTIVATION_FAMILIES)
+_WIDE = ("bf16-e4m3", "f16-e4m3", "f32-e4m3")
+NORM_SHAPES, NORM_FAMILY_SHAPE = ("m=1,h=128", "m=3,h=384", "m=33,h=640"), "m=21,h=384"
+_NORMS = ids(NORM_SHAPES, NORM_FAMILY_SHAPE)
+_EPSILON = {"epsilon": ("1e-5",)}
+_DENSE, _MASKED_IDS = ids(SHAPES, FAMILY_SHAPE), ids(MASKED_SHAPES, MASKED_FAMILY_SHAPE)
+_ROUNDINGS = {"rounding": ("product", "none")}
+
+GRAMMARS: Mapping[str, Grammar] = {
+    "silu_and_mul_quant": Grammar(
+        ("m", "i"), _WIDE, ("tensor",), _FAMILIES, _static, _rounding, _ROUNDINGS, listed=_DENSE,
+    ),
+    "silu_and_mul_per_block_quant": Grammar(
+        ("m", "i"), _WIDE, ("1x128",), _FAMILIES, _bounded, _block,
+        {"group": ("64",), "columns": ("1",), "ub": ("0.008", "0.25"), "rounding": ("each",)},
+        listed=_DENSE, domain="i % 128 == 0",
+    ),
+    "silu_and_mul_masked_post_quant": Grammar(
+        ("e", "t", "i"), _WIDE, ("1x128",), _FAMILIES, _masked, _masked_options,
+        {"group": ("32", "64"), "ue8m0": ("1",), "rounding": ("none",)}, listed=_MASKED_IDS, domain="i % 128 == 0",
+    ),
+    "persistent_masked_m_silu_mul_quant": Grammar(
+        ("e", "t", "i"), _WIDE[:1], ("1x128",), _FAMILIES, _masked, no_options,
+        listed=_MASKED_IDS, domain="i % 128 == 0",
+    ),
+    **{
+        name: Grammar(("m", "h"), _WIDE, ("tensor",), _FAMILIES, _norm, _norm_options, _EPSILON, listed=_NORMS)
+        for name in ("rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant",
+                     "fused_add_rmsnorm_quant")
+    },
+    "rms_norm_dynamic_per_token_quant": Grammar(
+        ("m", "h"), _WIDE, ("token",), _FAMILIES, _norm, _norm_options,
+        {"residual": ("1",), "ub": ("5",), **_EPSILON}, listed=_NORMS,
+    ),
+    "rms_norm_per_block_quant": Grammar(
+        ("m", "h"), _WIDE, ("1x128",), _FAMILIES, _norm, _norm_options,
+        {"residual": ("1",), "ub": ("5",), "group": ("64",), "columns": ("1",), **_EPSILON}, listed=_NORMS,
+        domain="h % 128 == 0",
+    ),
+}  # fmt: skip
+
+GOLDENS = (
+    *(f"silu_and_mul_quant/bf16-e4m3/tensor/m=5,i=64/{o}family={f}/seed=7"
+      for o in ("", "rounding=none/") for f in ("randn", "special")),
+    *(f"silu_and_mul_per_block_quant/bf16-e4m3/1x128/m=3,i=256/{o}family={f}/seed=7" for o, f in (
+        ("", "randn"), ("columns=1/", "ties"), ("ub=0.008/", "outlier"), ("rounding=each/", "special"))),
+    *(f"silu_and_mul_masked_post_quant/bf16-e4m3/1x128/e=3,t=3,i=128/{o}family={f}/seed=7" for o, f in (
+        ("", "randn"), ("group=32/", "ties"), ("ue8m0=1/", "amax"), ("", "nan"))),
+    *(f"persistent_masked_m_silu_mul_quant/bf16-e4m3/1x128/e=3,t=3,i=128/family={f}/seed=7"
+      for f in ("randn", "ties", "special")),
+    *(f"{name}/bf16-e4m3/tensor/m=3,h=96/family={f}/seed=7"
+      for name in ("rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant",
+                   "fused_add_rmsnorm_quant") for f in ("randn", "special")),
+    *(f"rms_norm_dynamic_per_token_quant/bf16-e4m3/token/m=3,h=96/{o}family={f}/seed=7"
+      for o, f in (("", "randn"), ("residual=1/", "ties"), ("ub=5/", "outlier"))),
+    *(f"rms_norm_per_block_quant/bf16-e4m3/1x128/m=3,h=256/{o}family={f}/seed=7"
+      for o, f in (("", "randn"), ("residual=1/", "ties"), ("columns=1/", "special"))),
+)  # fmt: skip

@@ -1,0 +1,325 @@
+"""Contracts of fused quantisers: what an engine launches around a product, as one value per element and one recipe.
+
+    value      what a kernel computes before it quantises: an interval on the grid of the dtype that it is held in
+    recipe     amax, scale and codes of that value (:mod:`oracle.numbers.recipes`)
+
+A device's exponential, reciprocal square root and order of summation leave the value an interval; so are then the scale
+and the codes (:mod:`oracle.bounds.quantiser`, *values known up to an interval*). Each contract says which roundings
+come before the quantiser: they are part of what it promises, and another library's are another recipe. Judged are the
+rows that the call specifies: the first ``masked_m[e]`` of every expert, or all.
+
+``numerics`` names one recipe, as for the quantisers. Faults of the value have the stages READ, OPTIONS and STORE (the
+value itself); those of the quantiser RECIPE, AMAX, QUOTIENT, CODES and SCALE, on the specified rows as a matrix.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.interval import Admissible
+from oracle.errors import OptionError, ShapeError
+from oracle.numbers.quantize import WIDE, Prepared, prepare_between
+from oracle.numbers.recipes import Recipe, ScaleFormula
+from oracle.numbers.scaling import grid
+from oracle.routines.base import (
+    E4M3,
+    F32,
+    INTEGERS,
+    Call,
+    Contract,
+    Operands,
+    OptionSpec,
+    Out,
+    Output,
+    TensorSpec,
+)
+from oracle.routines.fault import Fault, Stage, fold, touches
+from oracle.routines.quantisers.contract import (
+    PerTokenGroupQuantFp8,
+    QuantiserContract,
+    QuantiserSets,
+    run_quantiser,
+)
+from oracle.tensorcore.identify import Match
+from oracle.verdict.compare import Verdict, compare, verdict
+from oracle.verdict.sets import Found, Range, Sets, ranged, rounded_to, worst_of
+
+SCALE = TensorSpec("scale", F32, None, "one value, given: it multiplies on dequantisation")
+SCALE_UB = TensorSpec("scale_ub", F32, None, "one value: an upper bound", optional=True)
+MASKED = TensorSpec("masked_m", INTEGERS, ("E",), "rows of each expert that are in use")
+COLUMNS = OptionSpec("is_scale_transposed", False, (False, True), "scales of one group lie side by side in memory")
+INNER = (
+    TensorSpec("x", WIDE, ("M", "K"), "the value, one row for each specified row"),
+    TensorSpec("scale", F32, None, "the given scale", optional=True),
+    TensorSpec("scale_ub", F32, None, "an upper bound", optional=True),
+)
+CONTIGUOUS, COLUMN_MAJOR = (
+    {"column_major_scales": columns, "tma_aligned_scales": False} for columns in (False, True)
+)
+_GROUPS = PerTokenGroupQuantFp8()
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is quantised, ``[..., K]``: the interval, and the dtype that it is held in."""
+
+    sets: Admissible
+    dtype: torch.dtype
+
+    @property
+    def expected(self) -> Tensor:
+        """The expected value in its dtype."""
+        return rounded_to(self.sets.expected, self.dtype)
+
+
+class Inner(QuantiserContract):
+    """The quantiser inside the fused call ``outer``, on rows ``[M, K]`` of a value; never registered."""
+
+    inputs = INNER
+
+    def __init__(self, outer: Call, recipes: Sequence[Recipe], between: Prepared | None) -> None:
+        self.name = outer.contract.name  # type: ignore[misc]
+        self.outer, self.admitted, self.between = outer, tuple(recipes), between
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        return self.admitted
+
+    def prepared(self, call: Call) -> Prepared:
+        return super().prepared(call) if self.between is None else self.between
+
+
+class FusedContract(Contract):
+    """A kernel that computes a value and quantises it at once."""
+
+    section = "Fused quantisation"
+    returns: ClassVar[tuple[str, ...]] = ("q", "scale")
+    gpu = True
+
+    @abstractmethod
+    def value(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Value:
+        """What a right kernel quantises, for checked inputs and options."""
+
+    @abstractmethod
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        """The recipes that the contract admits for a checked call, the reference first."""
+
+    def others(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Admissible]:
+        """Outputs beside codes and scale, in the dtype of ``x``."""
+        return {}
+
+    def rows(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
+        """The specified rows, bool and flat; None where all are."""
+        if "masked_m" not in inputs:
+            return None
+        experts, tokens = inputs["x"].shape[:2]
+        return (torch.arange(tokens, device="cpu")[None, :] < inputs["masked_m"].cpu()[:, None]).reshape(-1)
+
+    def publish(self, scale: Tensor, options: Mapping[str, object]) -> Tensor:
+        """Scales ``[..., G]`` in the layout that the routine returns."""
+        return _GROUPS.publish(scale, COLUMN_MAJOR if options.get(COLUMNS.name) else CONTIGUOUS)
+
+    def logical(self, scale: Tensor, shape: tuple[int, ...], options: Mapping[str, object]) -> Tensor:
+        """The inverse of :meth:`publish`; ShapeError or LayoutError where the scale is not laid out so."""
+        return _GROUPS.logical(scale, shape, COLUMN_MAJOR if options.get(COLUMNS.name) else CONTIGUOUS)
+
+    # --- what follows ---------------------------------------------------------------------------------------
+
+    @property
+    def takes_numerics(self) -> bool:
+        return True
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        for name in ("scale", "scale_ub"):
+            if name in inputs and inputs[name].numel() != 1:
+                raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; it must hold one value")
+        if "masked_m" in inputs:
+            tokens, used = inputs["x"].shape[1], inputs["masked_m"]
+            if bool((used < 0).any()) or bool((used > tokens).any()):
+                raise OptionError(f"masked_m {used.tolist()} is not within 0 and the {tokens} rows of an expert")
+            if not bool((used > 0).any()):
+                raise ShapeError("masked_m names no row of any expert; there is nothing to judge")
+        return resolved
+
+    @final
+    def inner(self, call: Call) -> Call:
+        """The quantiser's part of a checked call: the specified rows of the value, with its interval."""
+        return call.once("inner", lambda: self._inner(call))
+
+    def _inner(self, call: Call) -> Call:
+        value = call.once("value", lambda: self.value(call.inputs, call.resolved))
+        recipes, given = self.declared(call.inputs, call.resolved), _given(call.inputs)
+        x, (low, high) = value.expected, (rounded_to(e, value.dtype) for e in (value.sets.low, value.sets.high))
+        nothing = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
+        unknown = nothing if value.sets.open is None else value.sets.open
+        nan = torch.isnan(x)
+        low, high = (torch.where(nan | unknown, x, end) for end in (low, high))
+        rows = self.rows(call.inputs)
+        x, low, high, unknown = (matrix_of(t, rows) for t in (x, low, high, unknown))
+        between = prepare_between(x, low, high, unknown, **given)
+        return Call(Inner(call, recipes, between), {"x": x, **given})
+
+    def operands(self, call: Call) -> Operands:
+        inner = self.inner(call)
+        return Operands({}, tuple(inner.inputs["x"].shape), recipes=self.declared(call.inputs, call.resolved))
+
+    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        """The shape of the codes."""
+        return tuple(inputs["x"].shape)
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        shape, rows = self.shape(call.inputs), self.rows(call.inputs)
+        recipe = self.declared(call.inputs, call.resolved)[0]
+        found = {"q": Out(shape, E4M3, _spread(rows, shape))}
+        if "scale" in self.returns:
+            of_scale = grid(shape, recipe.block).scale_shape
+            dtypes = (*F32, torch.bfloat16) if recipe.formula is ScaleFormula.BF16_MULTIPLY else F32
+            found["scale"] = Out(of_scale, dtypes, _spread(rows, of_scale))
+        for name, sets in self.others(call.inputs, call.resolved).items():
+            found[name] = Out(tuple(sets.expected.shape), (call.inputs["x"].dtype,))
+        return found
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        inner = self.inner(call)
+        assert isinstance(inner.contract, Inner)
+        return [FusedSets(self, call, QuantiserSets(inner.contract, inner, inner.contract.recipes(inner, numerics)))]
+
+    def split(self, found: Found, call: Call) -> dict[str, Tensor]:
+        """Codes and logical scale of the specified rows, as the inner quantiser returns them."""
+        rows, shape = self.rows(call.inputs), self.shape(call.inputs)
+        recipe = self.declared(call.inputs, call.resolved)[0]
+        if "scale" not in self.returns:
+            return {"q": matrix_of(found["q"], rows), "scale": call.inputs["scale"].reshape(1)}
+        scale = self.logical(found["scale"], grid(shape, recipe.block).scale_shape, call.resolved)
+        return {"q": matrix_of(found["q"], rows), "scale": matrix_of(scale, rows)}
+
+    def published(self, made: Mapping[str, Tensor], inputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
+        """The outputs of the routine from codes and scale of the specified rows; NaN elsewhere."""
+        rows, shape = self.rows(inputs), self.shape(call.inputs)
+        codes = _whole(made["q"].view(torch.uint8), rows, shape, 0x7F).view(made["q"].dtype)
+        found = {"q": codes}
+        if "scale" in self.returns:
+            recipe = self.declared(call.inputs, call.resolved)[0]
+            scale = _whole(made["scale"], rows, grid(shape, recipe.block).scale_shape, torch.nan)
+            found["scale"] = self.publish(scale, call.resolved)
+        return found
+
+    def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
+        given = fold(call, faults, Stage.READ, dict(call.inputs))
+        options = fold(call, faults, Stage.OPTIONS, dict(call.resolved))
+        moved = touches(faults, Stage.READ, Stage.OPTIONS)
+        value = self.value(given, options) if moved else call.once("value", lambda: self.value(given, options))
+        x = fold(call, faults, Stage.STORE, value.expected)
+        x = matrix_of(x, self.rows(given))
+        inside = Call(Inner(call, self.declared(given, options), None), {"x": x, **_given(given)})
+        rest = tuple(fault for fault in faults if not {Stage.READ, Stage.OPTIONS} & set(fault.changes))
+        made = run_quantiser(inside, rest)
+        found = self.published(made, given, call)
+        for name, sets in self.others(given, options).items():
+            found[name] = rounded_to(sets.expected, given["x"].dtype)
+        written: dict[str, Tensor] = fold(call, faults, Stage.WRITE, found)
+        return written
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+        return self.kernel(Call(self, inputs, options).checked())
+
+    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> dict[str, Tensor]:
+        """The bits of one recipe on the expected value, the contract's first when none is named."""
+        call = Call(self, inputs, options).checked()
+        inner = self.inner(call)
+        made = inner.contract.predict(inner.inputs, numerics=numerics)
+        assert isinstance(made, dict)
+        beside = {n: rounded_to(s.expected, inputs["x"].dtype) for n, s in self.others(inputs, call.resolved).items()}
+        return self.published(made, inputs, call) | beside
+
+    def identify(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
+    ) -> list[Match]:
+        """Recipes by the fraction of codes and scales that they reproduce on the expected value, best first."""
+        call = Call(self, inputs, options).checked()
+        inner = self.inner(call)
+        return inner.contract.identify(inner.inputs, self.split(self.taken(call, output), call), arch=arch)
+
+    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        inner = self.inner(call)
+        bad = inner.contract.refused(inner, self.split(given, call), self.split(right, call))
+        assert bad is not None
+        rows, shape = self.rows(call.inputs), self.shape(call.inputs)
+        found = {"q": _whole(bad["q"], rows, shape, 0)}
+        if "scale" in self.returns:
+            found["scale"] = _whole(bad["scale"], rows, tuple(given["scale"].shape), 0)
+        for name, sets in self.others(call.inputs, call.resolved).items():
+            found[name] = compare(given[name], sets).bad
+        return found
+
+
+@dataclass(frozen=True)
+class FusedSets(Sets):
+    """The codes and scales that one recipe admits for the value, and the intervals of what else is returned."""
+
+    contract: FusedContract
+    call: Call
+    quantiser: QuantiserSets
+
+    def judge(self, found: Found) -> Verdict:
+        judged = self.quantiser.judge(self.contract.split(found, self.call))
+        others = self.contract.others(self.call.inputs, self.call.resolved)
+        beside = [
+            verdict(compare(found[name], sets, output=name), basis="one rounding") for name, sets in others.items()
+        ]
+        return worst_of([judged, *beside]) if beside else judged
+
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
+        """The sets of the first recipe for the expected scale; rows that are not specified are free."""
+        found = self.quantiser.ranges(self.contract.split(expected, self.call))
+        assert found is not None
+        rows, made = self.contract.rows(self.call.inputs), dict[str, Range]()
+        for name, r in found.items():
+            if name in expected:
+                shape = tuple(expected[name].shape)
+                low, high = (_bytes_whole(end, rows, shape) for end in (r.low, r.high))
+                made[name] = Range(low, high, _whole(r.free, rows, shape, 1))
+        for name, sets in self.contract.others(self.call.inputs, self.call.resolved).items():
+            made[name] = ranged(sets, expected[name].dtype)
+        return made
+
+
+def _given(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The scales that the caller gives."""
+    return {name: inputs[name] for name in ("scale", "scale_ub") if name in inputs}
+
+
+def matrix_of(x: Tensor, rows: Tensor | None) -> Tensor:
+    """``[..., K]`` as a matrix of the specified rows."""
+    raw = x.view(torch.uint8) if x.dtype.itemsize == 1 and x.is_floating_point() else x
+    matrix = raw.reshape(-1, raw.shape[-1])
+    kept = matrix if rows is None else matrix[rows.to(x.device)]
+    return kept.contiguous().view(x.dtype)
+
+
+def _whole(x: Tensor, rows: Tensor | None, shape: tuple[int, ...], fill: float) -> Tensor:
+    """The inverse of :func:`_matrix`, ``fill`` in the other rows."""
+    if rows is None:
+        return x.reshape(shape)
+    out = torch.full((rows.numel(), shape[-1]), fill, dtype=x.dtype, device=x.device)
+    out[rows.to(x.device)] = x.reshape(-1, shape[-1])
+    return out.reshape(shape)
+
+
+def _bytes_whole(x: Tensor, rows: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    if x.dtype.itemsize > 1 or not x.is_floating_point():
+        return _whole(x, rows, shape, torch.nan)
+    return _whole(x.view(torch.uint8), rows, shape, 0x7F).view(x.dtype)
+
+
+def _spread(rows: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+    """The specified rows of an output, over its elements."""
+    return None if rows is None else rows.reshape(*shape[:-1], 1).expand(shape)
+
+

@@ -1,0 +1,317 @@
+"""Faults of the fused quantisers: those of every quantiser, put into the value's; and those of the value itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.numbers.formats import FP32, decode, of_dtype
+from oracle.routines.fault import (
+    ARITHMETIC,
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Call,
+    Fault,
+    Faults,
+    WhyNot,
+    both,
+    entry,
+    need,
+    ones,
+)
+from oracle.routines.fused.contract import FusedContract, Inner, matrix_of
+from oracle.routines.quantisers import faults as quantisers
+from oracle.routines.quantisers.contract import Amax
+from oracle.truth.moe import nearest
+from oracle.truth.routing import sigmoid
+from oracle.verdict.sets import rounded_to
+
+MASKED = frozenset({"silu_and_mul_masked_post_quant", "persistent_masked_m_silu_mul_quant"})
+GROUPED = MASKED | {"silu_and_mul_per_block_quant"}
+ROUNDED = MASKED | {"silu_and_mul_quant"}
+GATED = GROUPED | {"silu_and_mul_quant"}
+NORM_STATIC = frozenset({
+    "rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant", "fused_add_rmsnorm_quant",
+})  # fmt: skip
+NORM_DYNAMIC = frozenset({"rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant"})
+NORMED = NORM_STATIC | NORM_DYNAMIC
+STEPWISE = NORMED - {"rmsnorm_quant", "fused_add_rmsnorm_quant"}
+GIVEN = frozenset({"silu_and_mul_quant"}) | NORM_STATIC
+COMPUTED = GROUPED | NORM_DYNAMIC
+"""Contracts that compute their scale."""
+FUSED = COMPUTED | GIVEN
+"""Every contract of the folder."""
+PREFIX = "fused: "
+MINE = "no public thread: "
+# A fault is a row: what is wrong and where it was met; the change; when it shows.
+# fmt: off
+
+
+# --- the quantiser's own, on the value ----------------------------------------------------------------------
+
+
+class _Inside:
+    """Every fault of the group quantiser, on the value that a fused kernel quantises."""
+
+    def __iter__(self) -> Iterator[Fault]:
+        for fault in quantisers.FAULTS:
+            if "per_token_group_quant_fp8" in fault.contracts:
+                where = FUSED if fault.family in (CAST, MOVEMENT) else COMPUTED  # a given scale is nobody's mistake
+                yield replace(fault, name=PREFIX + fault.name, contracts=where, why_not=_inside(fault.why_not))
+
+
+def _inside(why_not: WhyNot) -> WhyNot:
+    """A need of the quantiser, asked of the call inside."""
+    def asked(call: Call) -> str | None:
+        if isinstance(call.contract, Inner):
+            return why_not(call)
+        assert isinstance(call.contract, FusedContract)
+        return why_not(call.contract.inner(call))
+
+    return asked
+
+
+INSIDE = _Inside()
+
+
+several_groups = _inside(quantisers.several_across)
+float32_scale, powers = _inside(quantisers.float32_scale), _inside(quantisers.ue8m0)
+QUANTISER = Faults(COMPUTED)
+fault = QUANTISER.declare
+
+fault("scale of the first K group for every group of the row", INDEX, seen="sglang PR 20819",
+      amax=lambda amax: amax.right[:, :, :1].expand_as(amax.right), needs=several_groups,
+      same_if="all groups have equal amax")
+fault("scale for 224 instead of 448", VALUE, seen="sglang PR 30900", amax=lambda amax: amax.right * 2,
+      same_if="amax lies below half of the floor")
+fault("published scale below 1e-8 flushed to 0", VALUE, seen="flashinfer 2595, vllm 31394",
+      scale=lambda scale: torch.where(scale < 1e-8, scale * 0.0, scale), same_if="no scale lies below 1e-8")
+fault("multiplier of a power-of-two scale overflows in float16", VALUE, seen="sglang PR 33533",
+      quotient=lambda values: values.altered(quotient=torch.where(
+          (values.steps.scale < 2.0**-16) & (values.quotient != 0), values.quotient * torch.inf, values.quotient)),
+      needs=both(powers, need(lambda call: call.inputs["x"].dtype == torch.float16, "x is not float16")),
+      same_if="no scale lies below 2^-16")
+
+
+@fault("amax of the value before it is rounded", VALUE,
+       seen=MINE + "the scan reads the registers, the cast the stored value",
+       contracts=ROUNDED & GROUPED,
+       needs=need(lambda call: call.resolved.get("rounding") != "none", "the value is not rounded"),
+       admissible_if="a power-of-two scale seldom changes with it", same_if="the largest values are bfloat16 values")
+def amax_before_rounding(call: Call, amax: Amax) -> Tensor:
+    contract = call.contract
+    assert isinstance(contract, Inner) and isinstance(contract.outer.contract, FusedContract)
+    outer = contract.outer
+    wide = _gated(outer.inputs["x"], lambda gate: gate * sigmoid(gate))
+    cells = amax.x.grid(amax.recipe.block)
+    blocks = cells.split(matrix_of(wide, outer.contract.rows(outer.inputs)).double())
+    right = blocks.nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True)
+    return torch.where(torch.isfinite(amax.right), right, amax.right)
+
+
+# --- the value: silu(gate) * up -----------------------------------------------------------------------------
+
+
+def _gated(x: Tensor, active) -> Tensor:  # type: ignore[no-untyped-def]
+    """``active(gate) * up`` in float32."""
+    gate, up = decode(x).chunk(2, dim=-1)
+    return rounded_to(nearest(active(gate) * up, FP32), torch.float32)
+
+
+def _instead(active):  # type: ignore[no-untyped-def]
+    """Another activation, rounded once to the dtype of the value."""
+    def store(call: Call, value: Tensor) -> Tensor:
+        return rounded_to(_gated(call.inputs["x"], active).double(), value.dtype)
+
+    return store
+
+
+def _halves(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return torch.cat([up, gate], dim=-1)
+
+
+def _up_moved(x: Tensor, by: int) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return torch.cat([gate, torch.roll(up, by, dims=-1)], dim=-1)
+
+
+def _gelu(gate: Tensor) -> Tensor:
+    return gate * 0.5 * (1 + torch.erf(gate / 2.0**0.5))
+
+
+VALUES = Faults(GATED)
+fault = VALUES.declare
+rounded = need(lambda call: call.resolved.get("rounding") != "none", "the value is not rounded")
+twice = need(lambda call: call.resolved.get("rounding", "each") == "each", "silu is not rounded by itself")
+unrounded = need(lambda call: call.resolved.get("rounding") == "none", "the value is rounded already")
+narrow = need(lambda call: call.inputs["x"].dtype != torch.float32, "x is float32")
+
+fault("gate and up exchanged in the fused activation", INDEX, seen="sglang PR 11081", read=entry("x", _halves))
+fault("up half read one column off", INDEX, seen="flashinfer 2907, padded halves",
+      read=entry("x", lambda x: _up_moved(x, -1)))
+fault("fused activation without silu", ARITHMETIC, seen=MINE + "the activation argument ignored",
+      store=_instead(lambda gate: gate))
+fault("sigmoid in place of silu in the fused activation", ARITHMETIC, seen="sglang PR 39920", store=_instead(sigmoid))
+fault("gelu in place of silu in the fused activation", ARITHMETIC, seen=MINE + "the activation argument ignored",
+      store=_instead(_gelu))
+fault("up half left out of the fused activation", MOVEMENT, seen=MINE + "a gated kernel on an ungated weight",
+      read=entry("x", lambda x: torch.cat([x.chunk(2, -1)[0], ones(x.chunk(2, -1)[1])], -1)))
+fault("value kept in float32 where its dtype is promised", CAST, seen="TensorRT-LLM PR 14464",
+      contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
+      options=lambda options: options | {"rounding": "none"},
+      needs=both(rounded, narrow),
+      same_if="every product is a value of its dtype")
+fault("silu not rounded before the product", CAST, seen="vLLM csrc/activation_kernels.cu beside flashinfer 5128",
+      contracts=ROUNDED - {"persistent_masked_m_silu_mul_quant"},
+      options=lambda options: options | {"rounding": "product"},
+      needs=both(twice, narrow), same_if="every silu is a value of its dtype")
+fault("value rounded to bfloat16 where float32 is promised", CAST, seen="TensorRT-LLM PR 14464",
+      contracts=GATED - {"persistent_masked_m_silu_mul_quant"},
+      store=lambda value: nearest_bf16(value), needs=unrounded, same_if="every value is a bfloat16 value")
+
+
+def nearest_bf16(value: Tensor) -> Tensor:
+    """Rounded to bfloat16, in the dtype it had."""
+    return rounded_to(rounded_to(value.double(), torch.bfloat16).double(), value.dtype)
+
+
+# --- scales that are given, bounds, rows in use -------------------------------------------------------------
+
+fault("given scale multiplies the value", VALUE, seen="vllm PR 36297", contracts=GIVEN,
+      read=entry("scale", lambda scale: 1.0 / scale), same_if="the scale is 1")
+fault("given scale ignored", VALUE, seen="pytorch 190449, flashinfer 4979", contracts=GIVEN, read=entry("scale", ones),
+      same_if="the scale is 1")
+bounded = need(lambda call: "scale_ub" in call.inputs, "no bound is given")
+fault("upper bound of the fused quantiser ignored", VALUE, seen=MINE + "an optional argument not passed on",
+      contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC, needs=bounded,
+      read=lambda given: {name: t for name, t in given.items() if name != "scale_ub"}, same_if="no scale reaches it")
+fault("upper bound applied to amax instead of the scale", VALUE, seen="vllm PR 32996 beside PR 33255",
+      contracts={"silu_and_mul_per_block_quant"}, needs=bounded,
+      recipe=lambda recipe: replace(recipe, bounds_scale=False), same_if="no amax reaches it")
+fault("upper bound applied to the scale instead of amax", VALUE, seen="vllm PR 33255 beside PR 32996",
+      contracts=NORM_DYNAMIC, needs=bounded, recipe=lambda recipe: replace(recipe, bounds_scale=True),
+      same_if="no scale reaches it")
+fault("floor 1e-10 on the scale in place of 1/(448 * 512)", VALUE, seen="vllm PR 32996, its first body",
+      contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC,
+      recipe=lambda recipe: replace(recipe, scale_floor=1e-10),
+      same_if="no scale lies below 1/(448 * 512)")
+several_experts = need(lambda call: call.inputs["masked_m"].numel() > 1, "there is one expert")
+fault("rows in use of the previous expert", INDEX, seen="flashinfer 3547", contracts=MASKED, needs=several_experts,
+      read=entry("masked_m", lambda rows: rows.roll(1)), same_if="all counts are equal")
+fault("last row in use of every expert left out", MOVEMENT, seen="DeepGEMM 34", contracts=MASKED,
+      read=entry("masked_m", lambda rows: (rows - 1).clamp(min=0)),
+      needs=need(lambda call: int(call.inputs["masked_m"].max()) > 1, "no expert has two rows"))
+
+
+@fault("rows of the next expert quantised", INDEX, seen="DeepGEMM PR 343", contracts=MASKED, needs=several_experts)
+def read_next_expert(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    return given | {"x": given["x"].roll(-1, dims=0)}
+
+
+# --- the value: an RMS norm ---------------------------------------------------------------------------------
+
+NORMS = Faults(NORMED)
+fault = NORMS.declare
+
+
+def _normed(call: Call, value: Tensor, *, root=None, weight=lambda w: w, centre=False, later=False) -> Tensor:  # type: ignore[no-untyped-def]
+    """The norm with another root of the mean square, weight, centre or place of the residual, in the value's dtype."""
+    x, w = decode(call.inputs["x"]), decode(call.inputs["weight"])
+    beside = decode(call.inputs["residual"]) if "residual" in call.inputs else torch.zeros_like(x)
+    z = x if later else x + beside
+    if centre:
+        z = z - z.mean(dim=1, keepdim=True)
+    fmt = of_dtype(value.dtype)
+    made = nearest(nearest(z * (_root(call, z) if root is None else root(call, z)), fmt) * weight(w), fmt)
+    return rounded_to(nearest(made + beside, fmt) if later else made, value.dtype)
+
+
+def _root(call: Call, z: Tensor) -> Tensor:
+    epsilon = call.resolved["epsilon"]
+    assert isinstance(epsilon, float)
+    return (z.square().mean(dim=1, keepdim=True) + epsilon).rsqrt()
+
+
+def _with_root(root):  # type: ignore[no-untyped-def]
+    return lambda call, value: _normed(call, value, root=root)
+
+
+def _of_mean(change):  # type: ignore[no-untyped-def]
+    """The reciprocal root of a changed mean square."""
+    return _with_root(lambda call, z: (change(z) + call.resolved["epsilon"]).rsqrt())
+
+
+def _padded(z: Tensor) -> Tensor:
+    width = 1 << (z.shape[1] - 1).bit_length()
+    return z.square().sum(dim=1, keepdim=True) / width
+
+
+def _in_bf16(z: Tensor) -> Tensor:
+    """Terms of 32 columns at a time, each partial sum rounded to bfloat16."""
+    total = torch.zeros(z.shape[0], 1, dtype=torch.float64, device=z.device)
+    for part in z.square().split(32, dim=1):
+        total = rounded_to(total + part.sum(dim=1, keepdim=True), torch.bfloat16).double()
+    return total / z.shape[1]
+
+
+several_rows = need(lambda call: call.inputs["x"].shape[0] > 1, "there is one row")
+with_residual = need(lambda call: "residual" in call.inputs, "there is no residual")
+padded = need(lambda call: call.inputs["x"].shape[1] & (call.inputs["x"].shape[1] - 1), "H is a power of two")
+SAME_ROWS, LARGE = "all rows have one mean square", "the mean square is far above epsilon"
+
+fault("mean square over the padded width of a row", ARITHMETIC, seen="flashinfer 2907, padded intermediates",
+      needs=padded,
+      store=_of_mean(_padded))
+fault("mean square over the first half of a row", ARITHMETIC, seen=MINE + "a reduction that misses half of its warps",
+      store=_of_mean(lambda z: z[:, : z.shape[1] // 2].square().mean(dim=1, keepdim=True)), same_if=SAME_ROWS)
+fault("sum of squares kept in bfloat16", ARITHMETIC, seen="vllm 15045, a bfloat16 sum", store=_of_mean(_in_bf16),
+      same_if="all partial sums are bfloat16 values", admissible_if="the error stays below a code")
+fault("norm of the previous row", INDEX, seen="vllm PR 48997, shared memory of a norm", needs=several_rows,
+      store=_with_root(lambda call, z: _root(call, z).roll(1, dims=0)), same_if=SAME_ROWS)
+fault("epsilon left out of the norm", ARITHMETIC, seen=MINE + "an argument not passed on",
+      store=_with_root(lambda call, z: z.square().mean(dim=1, keepdim=True).clamp(min=1e-300).rsqrt()), same_if=LARGE)
+fault("epsilon 1e-5 whatever was asked for", ARITHMETIC,
+      seen="flashinfer include/flashinfer/norm.cuh, a default of 1e-5",
+      options=lambda options: options | {"epsilon": 1e-5},
+      needs=need(lambda call: call.resolved["epsilon"] != 1e-5, "epsilon is 1e-5"), same_if=LARGE)
+fault("epsilon added to the root", ARITHMETIC, seen=MINE + "sqrt(mean) + epsilon for sqrt(mean + epsilon)",
+      store=_with_root(lambda call, z: 1 / (z.square().mean(dim=1, keepdim=True).sqrt() + call.resolved["epsilon"])),
+      same_if=LARGE)
+fault("mean subtracted before the norm", ARITHMETIC, seen=MINE + "LayerNorm for RMS norm",
+      store=lambda call, value: _normed(call, value, centre=True), same_if="all means are 0")
+fault("weight left out of the norm", ARITHMETIC, seen=MINE + "an argument not passed on", read=entry("weight", ones),
+      same_if="all weights are 1")
+fault("weight of the next column", INDEX, seen=MINE + "a vector load one off", same_if="all weights are equal",
+      read=entry("weight", lambda w: w.roll(-1)))
+fault("weight taken as 1 + w", VALUE, seen="flashinfer norm.cuh weight_bias, Gemma's norm",
+      store=lambda call, value: _normed(call, value, weight=lambda w: 1 + w))
+fault("residual not added", MOVEMENT, seen=MINE + "an argument not passed on", needs=with_residual,
+      read=lambda given: given | {"residual": torch.zeros_like(given["residual"])}, same_if="the residual is 0")
+fault("residual added after the norm", ARITHMETIC, seen=MINE + "post-norm for pre-norm", needs=with_residual,
+      store=lambda call, value: _normed(call, value, later=True), same_if="the residual is 0")
+fault("residual returned as it came", MOVEMENT, seen="vllm fused_add_rms_norm, which writes in place",
+      needs=with_residual,
+      write=lambda call, made: made | {"residual": call.inputs["residual"]}, same_if="x is 0")
+fault("x returned for the residual", MOVEMENT, seen=MINE + "the wrong buffer", needs=with_residual,
+      write=lambda call, made: made | {"residual": call.inputs["x"]}, same_if="the residual is 0")
+fault("norm of the float32 sum where the rounded one is promised", CAST, seen="vLLM's static beside its dynamic kernel",
+      contracts={"fused_add_rms_norm_static_fp8_quant"}, needs=narrow,
+      options=lambda options: options | {"sum_in_dtype": False},
+      same_if="all sums are values of the dtype")
+fault("norm of the rounded sum where the float32 one is promised", CAST, seen="vLLM's dynamic beside its static kernel",
+      contracts={"fused_add_rmsnorm_quant"} | NORM_DYNAMIC, needs=both(with_residual, narrow),
+      options=lambda options: options | {"sum_in_dtype": True}, same_if="all sums are values of the dtype")
+fault("norm kept in float32 where its dtype is promised", CAST, seen="FlashInfer's norm beside vLLM's",
+      contracts=STEPWISE,
+      needs=narrow, options=lambda options: options | {"stepwise": False},
+      same_if="all products are values of the dtype")
+fault("norm rounded where float32 is promised", CAST, seen="vLLM's norm beside FlashInfer's",
+      contracts=NORMED - STEPWISE,
+      needs=narrow, options=lambda options: options | {"stepwise": True},
+      same_if="all products are values of the dtype")

@@ -1,0 +1,64 @@
+"""Runs under ``TRITON_INTERPRET=1``: the fused Triton kernels judged by their contracts; prints ``{case: status}``.
+
+Their bits are not those of plain torch (another exponential), so the admissible sets decide. The variable must be set
+before Triton is imported, so this is a program of its own (see ``test_triton_fused.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import calls, fused
+from kernels.backends import triton_fused
+from kernels.backends.triton_quant import BACKEND
+from oracle.routines import cases, get
+
+warnings.simplefilter("ignore")  # the interpreter divides by zero in numpy
+GATED = {
+    "silu_and_mul_quant/bf16-e4m3/tensor/m=3,i=200": ("", "rounding=none/"),
+    "silu_and_mul_per_block_quant/bf16-e4m3/1x128/m=5,i=256": (
+        "", "group=64/", "columns=1/", "ub=0.008/", "rounding=each/"),
+    "silu_and_mul_per_block_quant/f32-e4m3/1x128/m=5,i=256": ("",),
+    "silu_and_mul_masked_post_quant/bf16-e4m3/1x128/e=3,t=4,i=256": ("", "group=32/", "ue8m0=1/"),
+    "persistent_masked_m_silu_mul_quant/bf16-e4m3/1x128/e=3,t=4,i=256": ("",),
+}  # fmt: skip
+NORMS: dict[str, tuple[str, ...]] = {}
+FAMILIES = ("randn", "ties", "special", "nan", "range")
+
+
+def ids() -> Iterator[str]:
+    for head, options in {**GATED, **NORMS}.items():
+        for option in options:
+            for family in FAMILIES:
+                yield f"{head}/{option}family={family}/seed=5"
+
+
+def run(text: str) -> str:
+    """The status of one case, computed by the Triton kernel."""
+    case = cases.parse(text)
+    inputs, options = case.inputs(), case.call_options()
+    output = calls.fused(getattr(fused, case.contract))(inputs, options)
+    return str(get(case.contract).judge(inputs, output, **options).status)
+
+
+def interpreted(op: str, device: torch.device, *key: Any) -> Any:
+    """The Triton backend, whatever the machine."""
+    return BACKEND
+
+
+def without_silu(x: Tensor, rounding: str) -> Tensor:
+    """A sabotaged twin: the gate itself."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return (gate * up).to(x.dtype)
+
+
+if __name__ == "__main__":
+    assert triton_fused.library()[1] is False, "run with TRITON_INTERPRET=1"
+    fused.route = interpreted
+    print(json.dumps({text: run(text) for text in ids()}))
