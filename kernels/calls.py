@@ -240,6 +240,21 @@ def tensor(verb: Callable[..., Tensor]) -> Runner:
     return run
 
 
+def fp8_fp4(verb: Callable[..., None], last: str = "") -> Runner:
+    """DeepGEMM's products of mixed codes into a fresh output; ``last`` names what says which rows belong to whom."""
+
+    def run(inputs: Inputs, options: Options) -> Tensor:
+        a, b = inputs["a"], inputs["b"]
+        out = torch.empty(*a.shape[:-1], b.shape[-2], dtype=out_dtype_of(options), device=a.device)
+        left, right = (a, inputs["a_scale"]), (b, inputs["b_scale"])
+        of_a = 1, options.get("gran_k_a", 128)
+        of_b = options.get("gran_n", 1), options.get("gran_k_b", 32)
+        verb(left, right, out, *([inputs[last]] if last else []), recipe_a=of_a, recipe_b=of_b)
+        return out
+
+    return run
+
+
 def named(verb: Callable[..., tuple[Tensor | None, ...]], *names: str) -> Runner:
     """Routines of several outputs, named in order; those that are None are left out."""
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernels import batched, blockscaled, fused, grouped, linear, logits, mx, quantize
+from kernels import batched, blockscaled, fused, grouped, linear, logits, mx, mx_products, quantize
 from kernels.errors import OptionError
 
 NAMESPACE = "fp8_kernels"
@@ -314,6 +314,9 @@ def _torch_scaled_mm(
     return linear.TORCH_ROUTINES[mode](
         qinput=a, weight=b, out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, bias=bias
     )
+
+
+_operator(_nothing, "out")(mx_products.mx_product)
 
 
 @_operator(_nothing, "out")

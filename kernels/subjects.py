@@ -24,6 +24,7 @@ from kernels import (
     moe,
     moe_layer,
     mx,
+    mx_products,
     platform,
     quantize,
     routes,
@@ -53,7 +54,7 @@ NUMERICS = {
     ("flashinfer", "blockscale_sm90"): "sm90.promote128",
 }
 SUMS = frozenset(op for _, op in NUMERICS) | {
-    "paged_mqa_logits", "grouped_scaled", "dynamic_blockscale", "moe_trtllm"
+    "mx_product", "paged_mqa_logits", "grouped_scaled", "dynamic_blockscale", "moe_trtllm"
 }  # fmt: skip
 """Operations that accumulate: on a CPU in float32, any order."""
 
@@ -206,6 +207,20 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         name: ("cast", calls.tensor(getattr(mx, name)))
         for name in ("mxfp8_dequantize", "mxfp4_dequantize", "nvfp4_dequantize")
     },
+    **{
+        name: ("mx_product", calls.tensor(getattr(mx_products, name)))
+        for name in (
+            "mm_mxfp8", "mm_fp4", "scaled_mm", "bmm_mxfp8", "group_gemm_mxfp8_mxfp4_nt_groupwise",
+            "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx",
+        )
+    },
+    "fp8_fp4_gemm_nt": ("mx_product", calls.fp8_fp4(mx_products.fp8_fp4_gemm_nt)),
+    "m_grouped_fp8_fp4_gemm_nt_contiguous": (
+        "mx_product", calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nt_contiguous, "m_indices"),
+    ),
+    "m_grouped_fp8_fp4_gemm_nt_masked": (
+        "mx_product", calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nt_masked, "masked_m"),
+    ),
     "ceil_to_ue8m0": ("cast", calls.tensor(quantize.ceil_to_ue8m0)),
     "per_tensor_dequantize": ("cast", calls.tensor(quantize.per_tensor_dequantize)),
     "get_col_major_tma_aligned_tensor": ("layout", calls.tensor(layout.get_col_major_tma_aligned_tensor)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,41 @@ Linear = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype], 
 """``(a, b, scale_a, scale_b, bias, out_dtype)``."""
 Gemm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], None]
 """``(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)``."""
+
+
+class Scales(NamedTuple):
+    """The block scales of an operand in their memory.
+
+    Attributes
+    ----------
+    memory
+        Flat: float8_e8m0fnu, float8_e4m3fn or float32.
+    width
+        Codes of a row that share a scale.
+    tile
+        ``128x4``, ``8x4`` or ``linear``: how rows and columns lie (:mod:`kernels.layout`).
+    """
+
+    memory: Tensor
+    width: int
+    tile: str
+
+
+class Rows(NamedTuple):
+    """Which rows of a block-scaled product meet which weight, on the device of the operands.
+
+    Attributes
+    ----------
+    table
+        int32 ``[4, G]``: the first row of each group, the row behind its last, and the rows of the matrices of scales
+        where the scales of its first row and those of its weight lie.
+    expert
+        int32 ``[R]`` instead: the group of every row, -1 for none, one group to a tile of 128 rows; scales lie row by
+        row.
+    """
+
+    table: Tensor | None
+    expert: Tensor | None = None
 
 
 def _absent(*operands: Any, **options: Any) -> Any:
@@ -121,6 +156,11 @@ class Backend:
     """``(a [B, H, R], a_scale, b [H, D, R], b_scale, out [B, H, D])``."""
     bmm: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor] = _absent
     """``(A [G, M, K], B [G, K, N], A_scale [1], B_scale [1], out_dtype)``."""
+    mx_product: Callable[
+        [Tensor, Scales, Tensor, Scales, Tensor, Rows | None, Tensor | None, Tensor | None], None
+    ] = _absent
+    """``(a [R, K], its scales, b [G, N, K], its scales, out [R, N], rows, alpha [1] or [G], bias [N])``; uint8 operands
+    hold two E2M1 codes a byte; the scales of each weight lie in tiles of its own."""
     moe_trtllm: Callable[..., Tensor] = _absent
     moe_cutlass: Callable[..., Tensor] = _absent
     mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = _absent

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.backends._host import column_major, lane_major, no_autocast_no_grad, take
-from kernels.backends.declaration import Allocate, Backend, Quantiser
+from kernels.backends.declaration import Allocate, Backend, Quantiser, Rows, Scales
 from kernels.checks import FP8, FP8_MAX
 from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from kernels.support import BLOCK
@@ -338,6 +338,67 @@ def einsum(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out: Tensor) 
 def bmm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype) -> Tensor:
     """``(scale_a * scale_b) * (a @ b)`` in float32 for every batch."""
     return ((scale_a * scale_b) * (a.to(torch.float32) @ b.to(torch.float32))).to(out_dtype)
+# --- MX and NVFP4 ----------------------------------------------------------------------------------------------------
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of the codes of four bits (OCP Microscaling Formats 1.0)."""
+TILE_HEIGHTS = {"128x4": 128, "8x4": 8}
+
+
+@no_autocast_no_grad
+def mx_product(
+    a: Tensor, left: Scales, b: Tensor, right: Scales, out: Tensor, rows: Rows | None, alpha: Tensor | None,
+    bias: Tensor | None,
+) -> None:  # fmt: skip
+    """Dequantised to float32 group by group, multiplied in float32; alpha, bias, one rounding."""
+    n = b.shape[1]
+    for group in range(b.shape[0]):
+        own, first, weight = _own_rows(rows, group, a.shape[0], n, a.device)
+        if not own.numel():
+            continue
+        x = _dequantised(take(a, own), left, first)
+        w = _dequantised(b[group], right, weight + torch.arange(n, device=b.device))
+        y = x @ w.t()
+        if alpha is not None:
+            y = y * alpha.reshape(-1)[group if alpha.numel() > 1 else 0]
+        out[own] = (y if bias is None else y + bias.to(torch.float32)).to(out.dtype)
+
+
+def _own_rows(rows: Rows | None, group: int, m: int, n: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """The rows of a group, the rows where their scales lie, and the first row of its weight's."""
+    if rows is None or rows.table is None:
+        every = torch.arange(m, device=device)
+        own = every if rows is None or rows.expert is None else (rows.expert == group).nonzero().squeeze(1)
+        return own, own, group * n
+    start, end, scale, weight = rows.table[:, group].tolist()
+    own = torch.arange(start, end, device=device)
+    return own, own - start + scale, weight
+
+
+def _dequantised(codes: Tensor, scales: Scales, rows: Tensor) -> Tensor:
+    """Float32 values of codes ``[R, K]``, or packed ``[R, K/2]``, whose scales stand in these rows."""
+    if codes.dtype is torch.uint8:
+        nibbles = torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(1).long()
+        table = torch.tensor(E2M1, dtype=torch.float32, device=codes.device)
+        values = torch.where(nibbles > 7, -table[nibbles & 7], table[nibbles & 7])
+    else:
+        values = codes.to(torch.float32)
+    at = _places(scales, rows, -(-values.shape[1] // scales.width))
+    if scales.memory.dtype is torch.float32:
+        scale = scales.memory[at]
+    else:
+        scale = scales.memory.view(torch.uint8)[at].view(scales.memory.dtype).to(torch.float32)
+    return values * scale.repeat_interleave(scales.width, dim=1)[:, : values.shape[1]]
+
+
+def _places(scales: Scales, rows: Tensor, columns: int) -> Tensor:
+    """Where the scales of these rows lie, ``[R, C]``."""
+    m, c = rows[:, None], torch.arange(columns, device=rows.device)[None, :]
+    if scales.tile not in TILE_HEIGHTS:
+        return m * columns + c
+    height = TILE_HEIGHTS[scales.tile]
+    inside = m % 8 * 4 if height == 8 else m % 32 * 16 + m % 128 // 32 * 4
+    return (m // height * -(-columns // 4) + c // 4) * height * 4 + inside + c % 4
 
 
 # --- mixture of experts ----------------------------------------------------------------------------------------------
@@ -461,6 +522,6 @@ BACKEND = Backend(
     linear=linear, block_linear=block_linear, fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=fp8_gemm_nt,
     blockscale_sm90=blockscale_sm90, grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked,
     alignment=alignment, grouped_scaled=grouped_scaled, gemm_1d1d=gemm_1d1d, k_grouped=k_grouped,
-    skip_head_mid=skip_head_mid, einsum=einsum, bmm=bmm, moe_trtllm=moe_trtllm,
+    skip_head_mid=skip_head_mid, einsum=einsum, bmm=bmm, mx_product=mx_product, moe_trtllm=moe_trtllm,
     mqa_logits=mqa_logits, paged_mqa_logits=paged_mqa_logits, paged_metadata=paged_metadata,
 )  # fmt: skip

@@ -13,8 +13,11 @@ sources.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
+
+from oracle.errors import NumericsError
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.tensorcore.schedules import Schedule, Split
 from oracle.truth.gemm import ScaledProduct
@@ -28,7 +31,7 @@ class Accumulator:
     fraction bits of the second alignment that CDNA3 has. ``flushes`` and ``truncates`` say what the instruction makes
     of its operands: subnormals to zero, float32 to TF32. ``scale_format`` is that of scales inside the instruction.
     ``exact`` says that float64 holds every prefix of the sums at hand, as it does for 8-bit operands. ``split`` says
-    how K is cut into partial sums.
+    how K is cut into partial sums. ``dequantised`` is the dtype into which codes and scales are multiplied before.
     """
 
     name: str
@@ -46,6 +49,19 @@ class Accumulator:
     scale_format: str = "float8_e8m0fnu"
     exact: bool = True
     split: Split | None = None
+    dequantised: torch.dtype | None = None
+
+    def lowered(self, product: ScaledProduct) -> tuple[ScaledProduct, Accumulator]:
+        """What is summed, and how: dequantised operands where that is what the kernel multiplies.
+
+        Raises NumericsError: they are not exact.
+        """
+        if self.dequantised is None:
+            return product, self
+        seen = product.dequantised(self.dequantised)
+        if seen is None:
+            raise NumericsError(f"{self.name} dequantises to {self.dequantised}, which does not hold every operand")
+        return seen, replace(self, dequantised=None)
 
 
 def of_schedule(schedule: Schedule) -> Accumulator:
@@ -55,6 +71,7 @@ def of_schedule(schedule: Schedule) -> Accumulator:
         schedule.name, i.group, i.align_bits or 0, i.out_bits, schedule.interval, schedule.scales_inside, i.sum,
         i.order, i.k, i.wide_out_bits or 0, i.flush_subnormals, "tfloat32" in i.operands,
         i.scale_format or "float8_e8m0fnu", split=schedule.split,
+        dequantised=getattr(torch, i.operands[0]) if schedule.dequantises else None,
     )  # fmt: skip
 
 

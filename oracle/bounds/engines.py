@@ -39,6 +39,8 @@ Run = Callable[[ScaledProduct, NDArray[np.float64], int], Callable[..., None]]
 
 def exact(product: ScaledProduct) -> Exact:
     """:func:`oracle.truth.gemm.exact` by the fastest engine that takes ``product``."""
+    if product.alpha is not None:
+        return gemm.finished(product, exact(replace(product, alpha=None, bias=None, c=None)))
     if why_not(product):
         return gemm.exact(product)
     value = compiled_exact(replace(product, c=None))
@@ -69,7 +71,11 @@ def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | Non
         return "numba is not installed"
     if product.a.element_size() > 2 or product.b.element_size() > 2:
         return "an operand is wider than 16 bits"
+    if product.alpha is not None:
+        return "an alpha multiplies the sum"
     if acc is not None:
+        if acc.dequantised is not None:
+            return f"{acc.name} dequantises its operands"
         if acc.split is not None:
             return f"{acc.name} splits K"
         if acc.scales_inside:

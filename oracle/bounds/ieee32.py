@@ -1,12 +1,12 @@
 """Any-order bound of an IEEE float32 evaluation of a scaled product.
 
-    |computed - exact| <= ((1 + u)**n - 1) * (sum_k |a sa| |b sb| + |bias| + |c|),   u = 2**-24,
-    n = K + 4, with a summand c one more
+    |computed - exact| <= ((1 + u)**n - 1) * (|alpha| sum_k |a sa| |b sb| + |bias| + |c|),   u = 2**-24,
+    n = K + 4, with a summand c one more, with an alpha two
 
 Each term of the sum meets at most ``K - 1`` additions in any order and any grouping, one rounding of the product (none
 is needed for FP8 codes), at most three of the scales (``fl(a sa)``, ``fl(b sb)``, or one multiplication of a partial
-sum by each scale and by their rounded product), one of the bias and one of ``c``;
-``(1 + u)**n - 1 <= n u / (1 - n u)``.
+sum by each scale and by their rounded product), one of the bias and one of ``c``; an alpha is the rounded product of
+two factors and multiplies once, at any place. ``(1 + u)**n - 1 <= n u / (1 - n u)``.
 For pure summation Jeannerod and Rump give ``(K - 1) u`` without the denominator; the difference is below ``n**2 u**2``.
 An underflowing operation adds at most ``eta = 2**-149``, times the magnitude by which it is later multiplied.
 
@@ -18,6 +18,7 @@ Jeannerod and Rump, SIMAX 34(2), 2013.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -71,17 +72,20 @@ class _Extremes:
 def _tile(product: ScaledProduct, extremes: _Extremes) -> tuple[Tensor, Tensor]:
     """Half the width of the interval, and where it is open."""
     a, b = _scaled(product.left, product, 1), _scaled(product.right, product, product.b_rows)
-    size, n = (a @ b.T) * (1 + product.K * 2.0**-52), product.K + 4 + (product.c is not None)
+    n = product.K + 4 + (product.c is not None) + (0 if product.alpha is None else 2)
+    alpha = abs(product.factor)
+    size = (a @ b.T) * alpha * (1 + product.K * 2.0**-52)
+    largest = max(1.0, 1.0 / alpha) if alpha else math.inf  # what alpha makes smaller may overflow before
     gamma = n * U / (1 - n * U)
     if product.bias is not None:
         size = size + zero_nonfinite(decode(product.bias)).abs()[None, :]
     if product.c is not None:
         size = size + zero_nonfinite(decode(product.c)).abs()
-    absolute = ETA * n * extremes.code * extremes.scale
+    absolute = ETA * n * extremes.code * extremes.scale * max(1.0, alpha)
     width = gamma * size * (1 + 2.0**-20) + absolute
-    open_ = (size + width >= FLOAT32_MAX * (1 - 2.0**-20)) | _reached_by_infinity(product, extremes)
-    if max(extremes.sigma, extremes.scale * extremes.code * product.K) >= FLOAT32_MAX / 2:
-        open_ |= _reach(product) * (1 + gamma) >= FLOAT32_MAX * (1 - 2.0**-20)
+    open_ = (size * largest + width >= FLOAT32_MAX * (1 - 2.0**-20)) | _reached_by_infinity(product, extremes)
+    if max(extremes.sigma, extremes.scale * extremes.code * product.K) * max(1.0, alpha) >= FLOAT32_MAX / 2:
+        open_ |= _reach(product) * max(1.0, alpha) * (1 + gamma) >= FLOAT32_MAX * (1 - 2.0**-20)
     return width, open_
 
 

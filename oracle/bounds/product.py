@@ -118,14 +118,21 @@ class Promotion:
         reach = torch.maximum(torch.maximum(largest, sigma.abs()), total + rounding)
         self._open |= ~(reach < FLOAT32_MAX * (1 - 2.0**-20))
 
-    def interval(self, *summands: tuple[Tensor, float], name: str, weak: bool = False) -> Interval:
-        """The bound of the whole sum and of ``summands`` added to it, each by one more float32 addition, whose
-        absolute error at underflow stands beside it."""
+    def interval(self, *summands: tuple[Tensor, float], name: str, alpha: float | None, weak: bool = False) -> Interval:
+        """The bound of the whole sum times ``alpha`` (the product of its factors and one with the sum, each rounded)
+        and of ``summands`` added to it, each by one more float32 addition, whose absolute error at underflow stands
+        beside it."""
         phi = self._phi
         if not self._ordered:
             total = torch.maximum(self._plus, self._minus)
             phi = (phi + (self._added - 1) * (U * total + ETA)) / (1 - self._added * U)
             self._open |= ~(total + phi < FLOAT32_MAX * (1 - 2.0**-20))
+        if alpha is not None:
+            size = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + phi
+            ends = alpha * self._lo, alpha * self._hi
+            self._y, self._lo, self._hi = alpha * self._y, torch.minimum(*ends), torch.maximum(*ends)
+            phi = abs(alpha) * (phi + 2 * U * (1 + U) * size) + ETA * (2 + size)
+            self._open |= ~(max(1.0, abs(alpha)) * size < FLOAT32_MAX * (1 - 2.0**-20))
         for summand, least in summands:
             self._y = self._y + summand
             total = torch.maximum((self._y + self._lo).abs(), (self._y + self._hi).abs()) + phi
@@ -205,7 +212,9 @@ def scaled_at_the_end(
     if most * left.facts.largest * right.facts.largest < FLOAT32_MAX:
         return interval
     one = torch.ones((1, 1), dtype=torch.float32, device=product.a.device)
-    value, width = bounded(replace(product, a_scale=one, b_scale=one, b_rows=product.N, bias=None, c=None))
+    value, width = bounded(
+        replace(product, a_scale=one, b_scale=one, b_rows=product.N, bias=None, c=None, alpha=None)
+    )
     whole = torch.maximum((value.hi + width.lo).abs(), (value.hi + width.hi).abs()) + value.slack
     whole = torch.where(torch.isfinite(value.hi), whole, 0.0)  # NaN and infinite operands decide the result themselves
     columns = b_scale.repeat_interleave(product.b_rows, dim=0)[: product.N, 0]
@@ -229,7 +238,8 @@ def with_summand(value: Exact, interval: Interval, c: Tensor) -> Interval:
 def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
     """Refuse an accumulator that cannot compute this product at all."""
     if acc.scales_inside:
-        for name, value in (("a_scale", product.left.scales), ("b_scale", product.right.scales)):
+        for name, scale in (("a_scale", product.left.scales), ("b_scale", product.right.scales)):
+            value = scale.nan_to_num(nan=1.0)  # a NaN makes its results NaN, which are judged as such
             if acc.scale_format == "float8_e8m0fnu":
                 if not bool((torch.frexp(value)[0] == 0.5).all()):
                     raise NumericsError(f"{acc.name} takes UE8M0 scales; {name} holds a value that is no power of two")
@@ -246,6 +256,7 @@ def check_fit(product: ScaledProduct, acc: Accumulator) -> None:
 def _bound(
     product: ScaledProduct, acc: Accumulator, chain: Chain, depth: int, name: str, *, ordered: bool, weak: bool = False
 ) -> Interval:
+    product, acc = acc.lowered(product)
     check_fit(product, acc)
     acc = replace(acc, exact=not acc.scales_inside and _sums_fit(product))
     pieces = [product]
@@ -263,7 +274,8 @@ def _bound(
             _tile(tile, _Side.of(tile.left, 1, tile, acc), b, acc, chain, promotion)
         bias = [] if product.bias is None else [(decode(product.bias)[None, :], ETA)]
         c = [] if product.c is None else [(decode(product.c[start:stop]), FLUSHED)]
-        parts.append(promotion.interval(*bias, *c, name=name, weak=weak))
+        alpha = None if product.alpha is None else product.factor
+        parts.append(promotion.interval(*bias, *c, name=name, alpha=alpha, weak=weak))
     opened = [part.open for part in parts if part.open is not None]
     low, high = (torch.cat(edges) for edges in zip(*((part.lo, part.hi) for part in parts), strict=True))
     return Interval(low, high, name, weak, torch.cat(opened))
@@ -290,7 +302,7 @@ class _Side:
     def of(cls, x: Decoded, rows: int, product: ScaledProduct, acc: Accumulator) -> _Side:
         given = Operand(x.number(), x.exponent())  # the comparison overlays NaN and infinity
         if acc.scales_inside:  # the block scales, powers of two, multiplied in
-            factor = _spread(x.scales, rows, x.codes.shape[0])
+            factor = _spread(x.scales.nan_to_num(nan=1.0), rows, x.codes.shape[0])
             factor = factor.repeat_interleave(product.block, dim=1)[:, : product.K]
             shift = torch.frexp(factor)[1].to(torch.int64) - 1
             given = Operand(given.value * factor, given.exponent + shift)
@@ -333,7 +345,7 @@ def _scales(product: ScaledProduct) -> tuple[Tensor, Tensor]:
         raise NumericsError(f"K={product.K} is no multiple of 16; block-scaled FP4 sums 16 products first: pad with 0")
     blocks = torch.arange(0, product.K, 16, device=product.a.device) // product.block
     a, b = _spread(product.left.scales, 1, product.M), _spread(product.right.scales, product.b_rows, product.N)
-    return a[:, blocks], b[:, blocks]
+    return a[:, blocks].nan_to_num(nan=1.0), b[:, blocks].nan_to_num(nan=1.0)
 
 
 def _spread(scale: Tensor, rows: int, count: int) -> Tensor:
@@ -362,6 +374,15 @@ def unrounded(product: ScaledProduct, acc: Accumulator | None) -> Tensor | None:
     """Bool ``[M, N]``: elements whose float32 sum is exact in every admitted arithmetic; None when there are none."""
     if acc is not None and acc.scales_inside:
         return None
+    if acc is not None:
+        product, acc = acc.lowered(product)
+    if product.alpha is not None:  # exact where a scale that holds it is, and where it comes last
+        if not (product.factor > 0 and math.frexp(product.factor)[0] == 0.5):
+            return None
+        plain = replace(product, alpha=None)
+        masks = [unrounded(x, acc) for x in (replace(plain, a_scale=(product.left.scales * product.factor).float()),
+                                             replace(plain, bias=None))]  # fmt: skip
+        return None if masks[0] is None or masks[1] is None else masks[0] & masks[1]
     left, right = product.left, product.right
     if not (_powers(left.scales) and _powers(right.scales)):
         return None

@@ -311,7 +311,7 @@ def poisoned(call: Call) -> Mapping[str, Tensor]:
     """The inputs of a call with NaN in every row of ``a`` that the contract leaves unspecified."""
     operands = call.optional_operands
     filled = None if operands is None else operands.specified()
-    if operands is None or filled is None:
+    if operands is None or filled is None or not operands.roles:
         return call.inputs
     padding, names = ~filled, (operands.roles["a"], operands.roles["a_scale"])
     a, scale = (call.inputs[name].clone() for name in names)

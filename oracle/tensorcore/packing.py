@@ -169,7 +169,8 @@ def code_table(fmt: Format, absent: int, *, special: bool) -> tuple[Tensor, Tens
 
 def codes_array(x: Tensor) -> NDArray[np.unsignedinteger]:
     """The codes of an 8- or 16-bit tensor as contiguous unsigned integers, which index tables."""
-    bits = codes_of(x.contiguous()).numpy()
+    x = x.contiguous()
+    bits = (x if x.dtype is torch.uint8 else codes_of(x)).numpy()
     return bits if bits.itemsize == 1 else bits.view(np.uint16)
 
 

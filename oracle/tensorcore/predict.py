@@ -60,6 +60,10 @@ def predict_product(
     if product.c is not None:
         sums = predict_product(replace(product, c=None), schedule, out_dtype=torch.float32, engine=engine)
         return store(product.c.to(torch.float32) + sums, out_dtype)
+    if schedule.dequantises:
+        seen = schedule.lowered(product)
+        assert seen is not None, "checked"
+        return predict_product(seen, replace(schedule, dequantises=False), out_dtype=out_dtype, engine=engine)
     if schedule.split is not None:
         return store(finish(_partial_sums(product, schedule, engine), product, schedule), out_dtype)
     fast = _engine(product, schedule, engine)
@@ -163,8 +167,17 @@ def _partial_sums(product: ScaledProduct, schedule: Schedule, engine: Engine) ->
 
 
 def finish(acc: Tensor, product: ScaledProduct, schedule: Schedule) -> Tensor:
-    """Scales that the sum did not use, then the bias; ``acc`` float32 ``[M, N]`` of the whole ``product``."""
+    """Scales that the sum did not use, then alpha, then the bias; ``acc`` float32 ``[M, N]`` of the whole ``product``.
+
+    Two factors of alpha are multiplied first, in float32.
+    """
     bias = None if product.bias is None else product.bias.to(torch.float32)
+    if product.alpha is not None:
+        scaled = finish(acc, replace(product, alpha=None, bias=None), schedule)
+        alpha = product.alpha.to(torch.float32).prod().expand_as(scaled)
+        if bias is None:
+            return alpha * scaled
+        return fma32(alpha, scaled, bias) if schedule.fused_bias else alpha * scaled + bias
     if schedule.epilogue is Epilogue.NONE:
         return acc if bias is None else acc + bias
     columns = torch.arange(product.N, device=acc.device) // product.b_rows

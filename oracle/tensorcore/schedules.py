@@ -146,6 +146,7 @@ class Schedule:
     fused_bias : bool, bias by one fused multiply-add with the outer scale, else by a separate addition.
     split : Split or None, how K is cut into partial sums.
     accumulator : torch.dtype, float32, or float16 where the instruction has such a result; promotions are float32.
+    dequantises : bool, the kernel multiplies codes and scales first, into operands of the instruction's format.
     """
 
     name: str
@@ -159,6 +160,11 @@ class Schedule:
     scales_inside: bool = False
     split: Split | None = None
     accumulator: torch.dtype = torch.float32
+    dequantises: bool = False
+
+    def lowered(self, product: ScaledProduct) -> ScaledProduct | None:
+        """What the instruction multiplies: ``product``, or its dequantised operands; None where they are not exact."""
+        return product.dequantised(getattr(torch, self.instruction.operands[0])) if self.dequantises else product
 
     def into(self, split: Split) -> Schedule:
         """This schedule with K cut by ``split``.
@@ -181,6 +187,11 @@ class Schedule:
         """Reason for which this schedule cannot compute the product, or None."""
         if out_dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return f"{self.name} stores float32, bfloat16 or float16, not {out_dtype}"
+        if self.dequantises:
+            seen = self.lowered(product)
+            if seen is None:
+                return f"{self.name} dequantises to {self.instruction.operands[0]}, which does not hold every operand"
+            product = seen
         for side, x in (("a", product.a), ("b", product.b)):
             name = _format_name(x, self.instruction)
             if name not in self.instruction.operands:
@@ -321,6 +332,14 @@ def _with_source(schedule: Schedule, seen: Mapping[str, str]) -> Schedule:
     return replace(schedule, seen_in="composed from the instruction table", status=Status.LITERATURE)
 
 
+def _dequantised(arch: str, inst: str) -> Schedule:
+    seen = "this project's Triton product of MX and NVFP4; kernels that dequantise to bfloat16 in registers"
+    return Schedule(
+        f"{arch}.bf16.dequantised", instruction(f"{arch}.{inst}"), None, Promotion.NONE, Epilogue.NONE, seen,
+        Status.LITERATURE, dequantises=True,
+    )  # fmt: skip
+
+
 def _inside(name: str, inst: str, seen_in: str) -> Schedule:
     return Schedule(
         name, instruction(inst), None, Promotion.NONE, Epilogue.NONE, seen_in, Status.LITERATURE, scales_inside=True
@@ -347,17 +366,21 @@ _TABLE: tuple[Schedule, ...] = (
     *_family("sm90", "wgmma.fp8", promoting=True, seen=_SEEN_SM90),
     *_family("sm90", "mma.fp8", promoting=True, prefix=".mma_sync"),
     *_family("sm90", "wgmma.bf16", promoting=False, prefix=".bf16"),
+    _dequantised("sm90", "wgmma.bf16"),
     *_family("sm90", "wgmma.f16", promoting=False, prefix=".f16"),
     *_family("sm90", "wgmma.tf32", promoting=False, prefix=".tf32"),
     *_family("sm70", "mma.f16", promoting=False, prefix=".f16"),
     *_family("sm75", "mma.f16", promoting=False, prefix=".f16"),
     *_family("sm80", "mma.bf16", promoting=False, prefix=".bf16"),
+    _dequantised("sm80", "mma.bf16"),
     *_family("sm80", "mma.f16", promoting=False, prefix=".f16"),
     *_family("sm80", "mma.tf32", promoting=False, prefix=".tf32"),
     *_family("sm86", "mma.bf16", promoting=False, prefix=".bf16"),
+    _dequantised("sm86", "mma.bf16"),
     *_family("sm86", "mma.f16", promoting=False, prefix=".f16"),
     *_family("sm89", "mma.fp8", promoting=True),
     *_family("sm89", "mma.bf16", promoting=False, prefix=".bf16"),
+    _dequantised("sm89", "mma.bf16"),
     *_family("sm89", "mma.f16", promoting=False, prefix=".f16"),
     *_family("sm100", "tcgen05.f8f6f4", promoting=True),
     _inside("sm100.chain_ue8m0", "sm100.tcgen05.mxf8f6f4", "DeepGEMM sm100 1D1D: accumulator in TMEM over all of K"),

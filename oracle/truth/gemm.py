@@ -1,13 +1,14 @@
 """The exact value of a scaled FP8 matrix product, and its correct rounding.
 
-    y[m, n] = sum_b a_scale[m, b] * b_scale[n // b_rows, b] * x_b[m, n]  (+ bias[n])  (+ c[m, n]),
+    y[m, n] = alpha * sum_b a_scale[m, b] * b_scale[n // b_rows, b] * x_b[m, n]  (+ bias[n])  (+ c[m, n]),
     x_b[m, n] = sum over k in block b of a[m, k] * b[n, k]
 
 Every ``x_b`` is exact in float64: the operands are multiples of a quantum ``q``, so each partial sum in any order
 is exact when ``sum |p| <= 2**53 * q_a * q_b`` (for E4M3 every K up to 171,196). The condition is tested on the data,
 and operands whose exponents span too much are split into bands that satisfy it, so the sum stays exact for every
-format. ``sigma = a_scale * b_scale`` is exact (48 bits); the sum over blocks runs in double-double. What that may
-still miss is tracked per element (``Exact.slack``); where it could change a rounding, integers decide.
+format. ``sigma = a_scale * b_scale`` is exact (48 bits); the sum over blocks runs in double-double, and so does its
+product with ``alpha``. What that may still miss is tracked per element (``Exact.slack``); where it could change a
+rounding, integers decide.
 
 Source: Jeannerod and Rump for the exactness of bounded sums,
 Dekker for the pair arithmetic, Boldo and Melquiond for the single rounding (:mod:`oracle.numbers.rounding`).
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import ExactnessError, ShapeError
-from oracle.numbers.formats import Format, codes_of, decode, from_codes, of_dtype
+from oracle.numbers.formats import E2M1, Format, codes_of, decode, from_codes, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, fast_two_sum, pair_to_dtype, two_prod, two_sum
 
 LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, rather than the exponent range
@@ -61,7 +62,8 @@ class Decoded:
 
     @property
     def fmt(self) -> Format:
-        return of_dtype(self.codes.dtype)
+        """Of the codes: their dtype's; uint8 holds one code of E2M1 each."""
+        return E2M1 if self.codes.dtype is torch.uint8 else of_dtype(self.codes.dtype)
 
     @cached_property
     def scales(self) -> Tensor:
@@ -98,7 +100,7 @@ class Decoded:
 
     def value(self, k: slice = ALL) -> Tensor:
         """Float64 values of columns ``k``, NaN and infinities as they are."""
-        return self._value[:, k] if self._kept else decode(self.codes[:, k])
+        return self._value[:, k] if self._kept else decode(self.codes[:, k], self.fmt)
 
     def number(self, k: slice = ALL) -> Tensor:
         """The same with NaN and infinities as zeros."""
@@ -132,7 +134,7 @@ class Decoded:
 
     @cached_property
     def _value(self) -> Tensor:
-        return decode(self.codes)
+        return decode(self.codes, self.fmt)
 
     @cached_property
     def _exponent(self) -> Tensor:
@@ -142,7 +144,7 @@ class Decoded:
         """The codes as int64, some rows at a time."""
         step = max(1, BAND // max(1, self.codes.shape[1]))
         for start in range(0, self.codes.shape[0], step):
-            yield codes_of(self.codes[start : start + step]).to(torch.int64).bitwise_and_(self.fmt.code_mask)
+            yield codes_of(self.codes[start : start + step], self.fmt).to(torch.int64).bitwise_and_(self.fmt.code_mask)
 
 
 NO_EXPONENT = -(1 << 20)  # of a zero: smaller than any exponent that occurs
@@ -160,13 +162,15 @@ class ScaledProduct:
 
     Attributes
     ----------
-    a, b : Tensor ``[M, K]``, ``[N, K]`` of any float dtype of :mod:`oracle.numbers.formats` (codes).
-    a_scale : Tensor ``[M, B]`` or ``[1, B]``, float32.
-    b_scale : Tensor ``[ceil(N / b_rows), B]``, float32.
+    a, b : Tensor ``[M, K]``, ``[N, K]`` of any float dtype of :mod:`oracle.numbers.formats` (codes), or uint8: one code
+        of E2M1 each.
+    a_scale : Tensor ``[M, B]`` or ``[1, B]``, float32, E8M0 or E4M3.
+    b_scale : Tensor ``[ceil(N / b_rows), B]``, of such a dtype.
     block : length of a K block, ``B = ceil(K / block)``; ``K`` for per-tensor, per-token, per-channel scales.
     b_rows : rows of ``b`` that share one row of ``b_scale``.
     bias : Tensor ``[N]`` or None, any float dtype; added before the output is rounded.
     c : Tensor ``[M, N]`` or None, float32; added last, to the float32 sum (what a weight gradient accumulates into).
+    alpha : Tensor ``[1]`` or ``[2]`` or None, float32: what the whole sum is multiplied by, a factor or two.
     ``left`` and ``right`` are the operands as records that decode their codes once (:class:`Decoded`).
     """
 
@@ -178,6 +182,7 @@ class ScaledProduct:
     b_rows: int
     bias: Tensor | None = None
     c: Tensor | None = None
+    alpha: Tensor | None = None
 
     def __post_init__(self) -> None:
         blocks, groups = -(-self.K // self.block), -(-self.N // self.b_rows)
@@ -197,6 +202,8 @@ class ScaledProduct:
             raise ShapeError(f"bias has shape {list(self.bias.shape)}; N={self.N} takes [{self.N}]")
         if self.c is not None and tuple(self.c.shape) != (self.M, self.N):
             raise ShapeError(f"c has shape {list(self.c.shape)}; the product takes [{self.M}, {self.N}]")
+        if self.alpha is not None and tuple(self.alpha.shape) not in ((1,), (2,)):
+            raise ShapeError(f"alpha has shape {list(self.alpha.shape)}; it is one factor of the whole sum, or two")
 
     @property
     def M(self) -> int:
@@ -213,6 +220,11 @@ class ScaledProduct:
     @property
     def B(self) -> int:
         return self.b_scale.shape[1]
+
+    @cached_property
+    def factor(self) -> float:
+        """``alpha`` as one number, exact (48 bits); 1 without one."""
+        return 1.0 if self.alpha is None else float(decode(self.alpha).prod())
 
     @cached_property
     def left(self) -> Decoded:
@@ -255,8 +267,22 @@ class ScaledProduct:
         vars(part).update(left=self.left, right=right)
         return part
 
+    def dequantised(self, dtype: torch.dtype) -> ScaledProduct | None:
+        """The same product with the scales multiplied into operands of ``dtype``, of unit scales; None where a code
+        times its scale is no value of it."""
+        sides = []
+        for side, rows in ((self.left, 1), (self.right, self.b_rows)):
+            scale = side.scales.repeat_interleave(rows, dim=0)[: side.codes.shape[0]]
+            value = side.value() * scale.repeat_interleave(self.block, dim=1)[:, : self.K]
+            made = value.to(dtype)
+            if not bool(((decode(made) == value) | torch.isnan(value)).all()):
+                return None
+            sides.append(made)
+        one = torch.ones((1, 1), dtype=torch.float32, device=self.a.device)
+        return replace(self, a=sides[0], b=sides[1], a_scale=one, b_scale=one, block=self.K, b_rows=self.N)
+
     def over(self, ranges: Sequence[tuple[int, int]]) -> ScaledProduct:
-        """The sum over some ranges ``[first k, end k)`` of K alone, joined in this order, without bias and ``c``.
+        """The sum over some ranges ``[first k, end k)`` of K alone, joined in this order, without alpha, bias, ``c``.
 
         With several scale blocks every range begins at the border of one, and all but the last end at one.
         """
@@ -268,7 +294,9 @@ class ScaledProduct:
         a, b = (take_rows(x.t(), columns).t() for x in (self.a, self.b))
         a_scale, b_scale = self.a_scale[:, blocks], self.b_scale[:, blocks]
         length = self.block if self.B > 1 else len(ks)
-        return replace(self, a=a, b=b, a_scale=a_scale, b_scale=b_scale, block=length, bias=None, c=None)
+        return replace(
+            self, a=a, b=b, a_scale=a_scale, b_scale=b_scale, block=length, bias=None, c=None, alpha=None
+        )
 
     def tiles(self) -> Iterator[tuple[slice, ScaledProduct]]:
         """Row tiles whose result has at most about ``TILE`` elements."""
@@ -341,13 +369,14 @@ def nearest(product: ScaledProduct, value: Exact) -> Tensor:
 
 def rational(product: ScaledProduct, m: int, n: int) -> Fraction:
     """Element ``(m, n)`` in rational arithmetic; finite operands only."""
-    a, b = decode(product.a[m]).tolist(), decode(product.b[n]).tolist()
+    a, b = decode(product.a[m], product.left.fmt).tolist(), decode(product.b[n], product.right.fmt).tolist()
     left, right = product.left.scales, product.right.scales
     total = Fraction(0)
     for block, k in product.blocks():
         x = sum((Fraction(p) * Fraction(q) for p, q in zip(a[k], b[k], strict=True)), Fraction(0))
         row = 0 if left.shape[0] == 1 else m
         total += Fraction(float(left[row, block])) * Fraction(float(right[n // product.b_rows, block])) * x
+    total *= Fraction(product.factor)
     if product.bias is not None:
         total += Fraction(float(decode(product.bias)[n]))
     if product.c is not None:
@@ -394,6 +423,8 @@ def _exact_tile(product: ScaledProduct) -> Exact:
             sigma = zero_nonfinite(sigma)
         for x in block_sums(left.number(k), right.number(k), quantum=quantum):
             hi, lo, slack = accumulate(hi, lo, slack, *two_prod(sigma, x))
+    if product.alpha is not None:
+        return finished(product, overlaid(plain, *fast_two_sum(hi, lo), slack))
     if product.bias is not None:
         bias = decode(product.bias)[None, :].expand(shape)
         plain = plain + bias
@@ -409,6 +440,29 @@ def with_summand(value: Exact, c: Tensor) -> Exact:
     plain, finite = value.hi + summand, zero_nonfinite(summand)
     hi, lo, slack = accumulate(zero_nonfinite(value.hi), value.lo, value.slack, finite, torch.zeros_like(finite))
     return overlaid(plain, *fast_two_sum(hi, lo), slack)
+
+
+def finished(product: ScaledProduct, total: Exact) -> Exact:
+    """``alpha * total + bias + c`` of a product with an alpha; ``total`` is that of the product without any of these.
+
+    ``alpha`` has 48 bits. Its product with the high word is a pair (:func:`two_prod`), that with the low word is
+    rounded: ``slack`` grows by ``2**-53`` of it and of the sum into the low word.
+    """
+    alpha = torch.full_like(total.hi, product.factor)
+    plain, zero = total.hi * alpha, torch.zeros_like(total.hi)
+    if product.bias is not None:
+        plain = plain + decode(product.bias)
+    known = torch.isfinite(plain)
+    alpha, hi = torch.where(known, alpha, 0.0), torch.where(known, total.hi, 0.0)
+    hi, e = two_prod(alpha, hi)
+    rest = alpha * total.lo
+    lo, slack = e + rest, alpha.abs() * total.slack + (rest.abs() + (e + rest).abs()) * 2.0**-53
+    hi, lo = fast_two_sum(hi, lo)
+    if product.bias is not None:
+        bias = zero_nonfinite(decode(product.bias)).expand_as(hi)
+        hi, lo, slack = accumulate(hi, lo, slack, bias, zero)
+    value = overlaid(plain, *fast_two_sum(hi, lo), slack * (1 + 2.0**-50))
+    return value if product.c is None else with_summand(value, product.c)
 
 
 def joined(parts: Sequence[Exact]) -> Exact:

@@ -52,6 +52,11 @@ def drawn(schedule: Schedule, seed: int, *, bias: bool) -> ScaledProduct:
         of_a, of_b = (torch.randint(-9, 10, (rows, K // block), generator=g) for rows in (M, N))
         sa, sb = (torch.exp2(e.clamp(-126, 127).double()).float() for e in (powers + of_a, of_b - powers))
         return ScaledProduct(a, b, sa, sb, block, 1)
+    if schedule.dequantises:  # exact, from the least to the largest that the operands' format holds
+        powers = torch.randint(-110, 111, (1, K // 32), generator=g)
+        of_a, of_b = (torch.randint(-9, 10, (rows, K // 32), generator=g) for rows in (M, N))
+        sa, sb = (torch.exp2(e.double()).float() for e in (powers + of_a, of_b - powers))
+        return ScaledProduct(a, b, sa, sb, 32, 1)
     blocks = 2 if schedule.scales is Scales.PROMOTION else 1
     middle = (torch.rand(1, blocks, generator=g, dtype=torch.float64) - 0.5) * 76
     noise = [(torch.rand(rows, blocks, generator=g, dtype=torch.float64) - 0.5) * 12 for rows in (M, N)]
@@ -88,6 +93,7 @@ def test_every_schedule_lies_in_its_own_interval(schedule: Schedule) -> None:
 
 def test_most_of_what_is_drawn_is_constrained() -> None:
     assert sum(constrained(get(name), range(2)) for name in ("sm90.chain", "sm90.promote128", "sm100.chain_nvf4")) > 60
+    assert constrained(get("sm90.bf16.dequantised"), range(2)) == 2 * M * N
 
 
 def late(b_scale: float = 6e33) -> ScaledProduct:

@@ -55,6 +55,7 @@ def calls(make) -> dict[str, tuple[object, ...]]:
     scales, cube = make.scales(2, 2, 2), make.codes(2, 3, K)
     counts, lens = torch.tensor([3, 1], dtype=torch.int32), torch.tensor([5, 70], dtype=torch.int32)
     q, k = make.codes(M, 32, 32), make.codes(5, 32)
+    codes4 = torch.full((N, K // 2), 0x42, dtype=torch.uint8)
     ks, ke = torch.zeros(M, dtype=torch.int32), torch.full((M,), 4, dtype=torch.int32)
     wide = torch.ones(M, N)
     return {
@@ -84,6 +85,11 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "cutlass_scaled_mm block": (a, b.t(), sa, sb.t(), torch.bfloat16, None),
         "torch_scaled_mm": (a, b.t(), one, one, None, torch.bfloat16, "tensorwise"),
         "torch_scaled_mm unfused": (a, b.t(), one, torch.ones(1, N), None, torch.bfloat16, "unfused"),
+        "mx_product": (
+            *(codes4[:M], make.codes(128 * 16), 16, "128x4"),
+            *(codes4[None], make.codes(N * K // 16), 16, "linear"),
+            *(out, None, None, one, None),
+        ),
         "fp8_gemm_nt": (a, sa, b, sb, out, None, True),
         "fp8_blockscale_gemm_sm90": (x, b, None, sb),
         "fp8_blockscale_gemm_sm90 quantised": (a, b, sa, sb),
@@ -198,7 +204,7 @@ def test_autocast_changes_no_bit(make, name: str, device: str) -> None:
 
     def run() -> object:
         made = operator_of(name)(*operands)
-        return operands[4] if made is None else made  # the output that it writes into
+        return operands[8 if name == "mx_product" else 4] if made is None else made  # what it writes into
 
     expected = tree_map(lambda t: t.clone(), run())
     with torch.autocast(device, torch.bfloat16):
@@ -270,6 +276,9 @@ def graphs_of(make) -> dict[str, Callable[[], object]]:
     wide = torch.zeros(M, N + 3, dtype=torch.bfloat16)[:, :N]
     q, k, k_scale, weights, ks, ke = made["fp8_mqa_logits"][:6]
 
+    quantised = [kernels.nvfp4_quantize(z, one) for z in (x, torch.ones(N, K))]
+    four_bits = quantised[0][0], quantised[1][0].t(), quantised[0][1], quantised[1][1]
+
     def masked() -> torch.Tensor:
         left, right = (a.view(2, 3, K), sa.view(2, 3, 2)), (three, scales)
         kernels.fp8_m_grouped_gemm_nt_masked(left, right, cube, counts, 2)
@@ -323,6 +332,7 @@ def graphs_of(make) -> dict[str, Callable[[], object]]:
         "mxfp8_quantize linear": lambda: kernels.mxfp8_quantize(x, "linear", "even", "e5m2"),
         "mxfp4_quantize": lambda: kernels.mxfp4_quantize(x, "8x4"),
         "nvfp4_quantize": lambda: kernels.nvfp4_quantize(x, torch.ones(1), "linear", True),
+        "mx_product": lambda: kernels.mm_fp4(*four_bits, one, torch.float16),
         "fp8_blockscale_gemm_sm90 into": lambda: kernels.fp8_blockscale_gemm_sm90(a, b, sa, sb, out=wide),
         "flashinfer_fp8_blockscale_gemm": lambda: kernels.flashinfer_fp8_blockscale_gemm(x, b, sb),
         "deepgemm_blockscale_linear": lambda: kernels.deepgemm_blockscale_linear(x, b, sb),

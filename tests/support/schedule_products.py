@@ -36,14 +36,16 @@ def product_of(
     """A product that the schedule can compute, every scale different."""
     g = torch.Generator().manual_seed(seed)
     left, right = formats or (formats_of(schedule)[0],) * 2
-    block = {Scales.PROMOTION: 128, Scales.OPERANDS: 32, Scales.EPILOGUE: k}[schedule.scales]
+    block = 32 if schedule.dequantises else {Scales.PROMOTION: 128, Scales.OPERANDS: 32, Scales.EPILOGUE: k}[
+        schedule.scales
+    ]
     blocks = -(-k // block)
     if data == "bell":
         a, b = bell(m, k, left, seed=seed + 1), bell(n, k, right, seed=seed + 2)
     else:
         a = any_codes(m, k, left, seed=seed + 1, special=data == "special")
         b = any_codes(n, k, right, seed=seed + 2, special=data == "special")
-    if schedule.scales is Scales.OPERANDS:
+    if schedule.scales is Scales.OPERANDS or schedule.dequantises:
         sa = 2.0 ** torch.randint(-20, 20, (m, blocks), generator=g)
         sb = 2.0 ** torch.randint(-20, 20, (-(-n // 2), blocks), generator=g)
     else:

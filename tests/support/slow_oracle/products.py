@@ -33,10 +33,11 @@ def dot(a: list[Value], b: list[Value], left: list[int] | None, right: list[int]
 
 
 def scaled(
-    a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, *, block: int, b_rows: int, bias: list[Value] | None, dtype: str
+    a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, *, block: int, b_rows: int, bias: list[Value] | None, dtype: str,
+    alpha: Value = Fraction(1),
 ) -> list[int]:
-    """Codes of ``sum_k a_scale b_scale a b + bias``; one row of ``a_scale`` serves all rows of ``a``."""
-    bare = sums(a, b, a_scale, b_scale, block=block, b_rows=b_rows)
+    """Codes of ``alpha sum_k a_scale b_scale a b + bias``; one row of ``a_scale`` serves all rows of ``a``."""
+    bare = [multiply(alpha, v) for v in sums(a, b, a_scale, b_scale, block=block, b_rows=b_rows)]
     return [encode(v if bias is None else add(v, bias[at % len(b)]), dtype) for at, v in enumerate(bare)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from tests.support.slow_oracle import decisions, forms, layers, mx, places, products, quantisers
+from tests.support.slow_oracle import decisions, forms, layers, mx, mx_products, places, products, quantisers
 from tests.support.slow_oracle.numbers import Array, decode, divide, encode, multiply, rounded
 
 Inputs = dict[str, Array]
@@ -204,6 +204,9 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "mxfp8_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "mxfp4_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "nvfp4_dequantize": _two_levels_back,
+    "mm_mxfp8": mx_products.mm,
+    "mm_fp4": mx_products.mm,
+    "scaled_mm": mx_products.scaled_mm,
     "per_tensor_dequantize": lambda i, o: layers.dequantised(i["q"], i["inv_scale"].values()[0]),
     "ceil_to_ue8m0": lambda i, o: quantisers.ceil_to_power(i["x"]),
     "requantize_with_max_scale": lambda i, o: layers.requantised(i["weight"], i["weight_scale"], i["logical_widths"]),

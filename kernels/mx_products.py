@@ -1,0 +1,598 @@
+"""Products of MX and NVFP4: codes of 8 or 4 bits with a scale for each 16, 32 or 128; dense, batched, grouped.
+
+    y[m, n] = alpha * sum_k value(a[m, k]) sa[m, k // w] value(b[n, k]) sb[n, k // w]  (+ bias[n])
+
+Names and layouts are those of the libraries whose place each verb takes: FlashInfer's ``mm_mxfp8`` and ``mm_fp4``,
+torch's ``scaled_mm`` and ``scaled_grouped_mm``, DeepGEMM's ``fp8_fp4_gemm_nt`` and its grouped forms. Codes of E2M1 lie
+two in a byte, the even column in the low nibble; scale bytes lie in tiles as :mod:`kernels.mx` writes them, and what
+stands in their padding is never read. Sums are taken in float32, alpha
+multiplies the finished sum in float32, the bias is added to that, and the result is rounded once.
+
+On a GPU without block-scaled instructions a Triton kernel dequantises to bfloat16 in registers, which is exact for
+operands from 2^-133 to 2^127 (:mod:`kernels.backends.triton_mx`); on a CPU plain torch multiplies in float32. Not
+covered: a further summand, K groups, Blackwell's own instructions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kernels import checks
+from kernels.backends.declaration import Rows, Scales
+from kernels.blockscaled import _pair
+from kernels.errors import DtypeError, OptionError, ShapeError
+from kernels.mx import HEIGHTS, LINEAR, MX_BLOCK, NVFP4_BLOCK
+from kernels.routes import dtype_name, route
+
+E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
+HALVES = (torch.bfloat16, torch.float16)
+TILE, FLAT = "128x4", "8x4"
+SWIZZLES = {"SWIZZLE_32_4_4": TILE, "NO_SWIZZLE": LINEAR}
+
+
+@checks.verb
+def mm_mxfp8(
+    a: Tensor,
+    b: Tensor,
+    a_descale: Tensor,
+    b_descale: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_8x4_sf_layout: bool = False,
+) -> Tensor:
+    """MXFP8: ``a [M, K]`` times ``b [K, N]``.
+
+    Parameters
+    ----------
+    a, b
+        E4M3, ``K`` a multiple of 32; ``b`` column-major.
+    a_descale, b_descale
+        uint8 (E8M0), in 128x4 tiles; those of ``a`` in 8x4 tiles with ``use_8x4_sf_layout``. Any shape.
+    out_dtype
+        bf16 or f16.
+
+    Returns
+    -------
+    Tensor
+        ``[M, N]``. A NaN code, or a scale byte of 255, makes every element that it reaches NaN.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError
+    """
+    for name, x in (("a", a), ("b", b)):
+        checks.dtype(name, checks.rank(name, x, 2), E4M3)
+    checks.multiple("K", a.shape[1], MX_BLOCK, "pad K with zeros")
+    tile = FLAT if use_8x4_sf_layout else TILE
+    left = _scales("a_descale", a_descale, UE8M0, a.shape[0], a.shape[1], MX_BLOCK, tile)
+    right = _scales("b_descale", b_descale, UE8M0, b.shape[1], b.shape[0], MX_BLOCK, TILE)
+    return _dense(a, left, b, right, checks.out_dtype(out_dtype, *HALVES))
+
+
+@checks.verb
+def mm_fp4(
+    a: Tensor,
+    b: Tensor,
+    a_descale: Tensor,
+    b_descale: Tensor,
+    alpha: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    block_size: int = NVFP4_BLOCK,
+    use_8x4_sf_layout: bool = False,
+    use_nvfp4: bool = True,
+) -> Tensor:
+    """NVFP4 or MXFP4: ``alpha * a [M, K] b [K, N]``.
+
+    Parameters
+    ----------
+    a, b
+        uint8, two codes each: ``[M, K/2]`` and, column-major, ``[K/2, N]``.
+    a_descale, b_descale
+        uint8 in tiles as for :func:`mm_mxfp8`: E4M3 scales of 16, or without ``use_nvfp4`` E8M0 scales of 32.
+    alpha
+        One float32 value, None for 1.
+    block_size
+        16 or 32, as ``use_nvfp4`` says.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError
+    """
+    width, dtype = (NVFP4_BLOCK, E4M3) if use_nvfp4 else (MX_BLOCK, UE8M0)
+    if block_size != width:
+        raise OptionError(f"block_size={block_size} with use_nvfp4={use_nvfp4}: it must be {width}")
+    for name, x in (("a", a), ("b", b)):
+        checks.dtype(name, checks.rank(name, x, 2), torch.uint8)
+    checks.multiple("K", 2 * a.shape[1], width, "pad K with zeros")
+    checks.scalar("alpha", alpha)
+    tile = FLAT if use_8x4_sf_layout else TILE
+    left = _scales("a_descale", a_descale, dtype, a.shape[0], 2 * a.shape[1], width, tile)
+    right = _scales("b_descale", b_descale, dtype, b.shape[1], 2 * b.shape[0], width, TILE)
+    return _dense(a, left, b, right, checks.out_dtype(out_dtype, *HALVES), alpha)
+
+
+@checks.verb
+def scaled_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    global_scale_a: Tensor | None = None,
+    global_scale_b: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    swizzle: str = "SWIZZLE_32_4_4",
+) -> Tensor:
+    """torch's block-scaled recipes: ``mat_a [M, K]`` times ``mat_b [K, N]``.
+
+    FP8 with E8M0 scales of 32 (MXFP8); two codes a byte with E8M0 scales of 32 (MXFP4) or E4M3 scales of 16 (NVFP4),
+    the latter with a global scale of both operands or of none.
+
+    Parameters
+    ----------
+    mat_a, mat_b
+        E4M3 or E5M2 (not both E5M2), or uint8; ``mat_b`` column-major, ``K`` a multiple of 16.
+    scale_a, scale_b
+        float8_e8m0fnu or float8_e4m3fn, any shape.
+    global_scale_a, global_scale_b
+        One float32 value each; they are multiplied first.
+    bias
+        ``[N]`` bf16, f16 or f32.
+    swizzle
+        ``SWIZZLE_32_4_4`` or ``NO_SWIZZLE``, of both scales.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError
+    """
+    for name, x in (("mat_a", mat_a), ("mat_b", mat_b)):
+        checks.dtype(name, checks.rank(name, x, 2), E4M3, E5M2, torch.uint8)
+    if swizzle not in SWIZZLES:
+        raise OptionError(f"swizzle={swizzle!r}: there are {', '.join(SWIZZLES)}")
+    four = mat_a.dtype is torch.uint8
+    if four != (mat_b.dtype is torch.uint8) or mat_a.dtype == mat_b.dtype == E5M2:
+        raise DtypeError(f"mat_a is {mat_a.dtype}, mat_b {mat_b.dtype}: two FP8 (not both E5M2) or two of four bits")
+    checks.dtype("scale_a", checks.tensor("scale_a", scale_a), *((UE8M0, E4M3) if four else (UE8M0,)))
+    checks.dtype("scale_b", checks.tensor("scale_b", scale_b), scale_a.dtype)
+    checks.scalar("global_scale_a", global_scale_a)
+    checks.scalar("global_scale_b", global_scale_b)
+    if (global_scale_a is None) != (global_scale_b is None) or scale_a.dtype != E4M3 and global_scale_a is not None:
+        raise OptionError("global scales come in pairs, beside E4M3 scales of 16")
+    width, k = NVFP4_BLOCK if scale_a.dtype == E4M3 else MX_BLOCK, mat_a.shape[1] * (1 + four)
+    checks.multiple("K", k, 16, "pad K with zeros")
+    left = _scales("scale_a", scale_a, scale_a.dtype, mat_a.shape[0], k, width, SWIZZLES[swizzle])
+    right = _scales("scale_b", scale_b, scale_b.dtype, mat_b.shape[1], k, width, SWIZZLES[swizzle])
+    alpha = None
+    if global_scale_a is not None and global_scale_b is not None:
+        checks.same_device(mat_a=mat_a, global_scale_a=global_scale_a, global_scale_b=global_scale_b)
+        alpha = global_scale_a.reshape(1) * global_scale_b.reshape(1)
+    if bias is not None:
+        checks.shape("bias", checks.dtype("bias", checks.tensor("bias", bias), *checks.WIDE), (mat_b.shape[1],), "[N]")
+    return _dense(mat_a, left, mat_b, right, checks.out_dtype(out_dtype), alpha, bias)
+
+
+# --- batched and grouped --------------------------------------------------------------------------------------------
+
+
+@checks.verb
+def bmm_mxfp8(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    placement: str = "rows",
+) -> Tensor:
+    """MXFP8, batched: ``a [B, M, K]`` times ``b [B, K, N]``, ``[B, M, N]``.
+
+    Parameters
+    ----------
+    a, b
+        E4M3 or E5M2, ``K`` a multiple of 32; matrices of ``b`` column-major.
+    a_scale, b_scale
+        uint8 (E8M0) in 128x4 tiles, any shape.
+    out_dtype
+        bf16 or f16.
+    placement
+        ``rows``: the rows of all matrices are one matrix of scales, as :func:`kernels.mxfp8_quantize` gives it for
+        ``[B * M, K]``; ``batch``: each matrix has tiles of its own. The same where M and N are multiples of 128.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError
+    """
+    for name, x in (("a", a), ("b", b)):
+        checks.dtype(name, checks.rank(name, x, 3), E4M3, E5M2)
+    if placement not in ("rows", "batch"):
+        raise OptionError(f"placement={placement!r}: there are rows, batch")
+    (batch, m, k), n = a.shape, b.shape[2]
+    if tuple(b.shape[:2]) != (batch, k):
+        raise ShapeError(f"a is {list(a.shape)} and b {list(b.shape)}; they are [B, M, K] and [B, K, N]")
+    checks.multiple("K", k, MX_BLOCK, "pad K with zeros")
+    whole, groups = placement == "rows", 1 if placement == "rows" else batch
+    left = _scales("a_scale", a_scale, UE8M0, m * batch // groups, k, MX_BLOCK, TILE, groups)
+    right = _scales("b_scale", b_scale, UE8M0, n * batch // groups, k, MX_BLOCK, TILE, groups)
+    out = torch.empty(batch * m, n, dtype=checks.out_dtype(out_dtype, *HALVES), device=a.device)
+    start = torch.arange(batch, dtype=torch.int32, device=a.device)
+    step_a, step_b = (m, n) if whole else (_up(m), _up(n))
+    table = torch.stack([start * m, start * m + m, start * step_a, start * step_b])
+    _product(a.reshape(batch * m, k), left, b.mT, right, out, Rows(table))
+    return out.view(batch, m, n)
+
+
+@checks.verb
+def group_gemm_mxfp8_mxfp4_nt_groupwise(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    m_indptr: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """MXFP8 rows of each expert against its MXFP4 weight, ``[M, N]``.
+
+    Parameters
+    ----------
+    a
+        ``[M, K]`` E4M3 or E5M2, rows sorted by expert, ``K`` a multiple of 32.
+    b
+        ``[G, N, K/2]`` uint8, two codes each.
+    a_scale
+        uint8 (E8M0): one matrix in 128x4 tiles in which the scales of group ``g`` begin at row
+        ``floor((m_indptr[g] + 127 g) / 128) * 128``.
+    b_scale
+        uint8 (E8M0), each weight in 128x4 tiles of its own.
+    m_indptr
+        ``[G + 1]`` int32: where the rows of each expert begin, and behind the last M.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError
+    """
+    checks.dtype("a", checks.rank("a", a, 2), E4M3, E5M2)
+    return _group_gemm(a, b, a_scale, b_scale, m_indptr, UE8M0, MX_BLOCK, a.shape[1], out_dtype, None)
+
+
+@checks.verb
+def group_gemm_nvfp4_nt_groupwise(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    m_indptr: Tensor,
+    alpha: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """NVFP4 rows of each expert against its weight; as :func:`group_gemm_mxfp8_mxfp4_nt_groupwise`.
+
+    Parameters
+    ----------
+    a
+        ``[M, K/2]`` uint8, two codes each; E4M3 scales of 16 on both sides.
+    alpha
+        ``[G]`` float32, a factor for each expert; None for 1.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError
+    """
+    checks.dtype("a", checks.rank("a", a, 2), torch.uint8)
+    return _group_gemm(a, b, a_scale, b_scale, m_indptr, E4M3, NVFP4_BLOCK, 2 * a.shape[1], out_dtype, alpha)
+
+
+def _group_gemm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    m_indptr: Tensor,
+    dtype: torch.dtype,
+    width: int,
+    k: int,
+    out_dtype: torch.dtype,
+    alpha: Tensor | None,
+) -> Tensor:
+    """Groups of rows in FlashInfer's placement."""
+    groups, n, _ = checks.dtype("b", checks.rank("b", b, 3), torch.uint8).shape
+    checks.multiple("K", k, width, "pad K with zeros")
+    if 2 * b.shape[2] != k:
+        raise ShapeError(f"b holds K={2 * b.shape[2]} codes a row and a K={k}")
+    _pointers("m_indptr", m_indptr, groups + 1)
+    _factors("alpha", alpha, groups)
+    rows = (a.shape[0] + 127 * groups) // 128 * 128
+    left = _scales("a_scale", a_scale, dtype, rows, k, width, TILE)
+    right = _scales("b_scale", b_scale, dtype, n, k, width, TILE, groups)
+    checks.same_device(a=a, m_indptr=m_indptr)
+    out = torch.empty(a.shape[0], n, dtype=checks.out_dtype(out_dtype, *HALVES), device=a.device)
+    group = torch.arange(groups, dtype=torch.int32, device=a.device)
+    start = m_indptr[:-1].to(torch.int32)
+    scale = (start + 127 * group) // 128 * 128
+    table = torch.stack([start, m_indptr[1:].to(torch.int32), scale, group * _up(n)])
+    _product(a, left, b, right, out, Rows(table), alpha)
+    return out
+
+
+@checks.verb
+def scaled_grouped_mm_mx(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offs: Tensor,
+    global_scale_a: Tensor | None = None,
+    global_scale_b: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """torch's block-scaled grouped product: rows of each expert against its weight, ``[M, N]``.
+
+    Parameters
+    ----------
+    mat_a, mat_b
+        ``[M, K]`` and ``[G, N, K]`` E4M3, or uint8 with two codes each.
+    scale_a
+        float8_e8m0fnu or float8_e4m3fn: each group in 128x4 tiles of its own, one behind the other; the memory may be
+        larger.
+    scale_b
+        Of the same dtype, each weight in tiles of its own.
+    offs
+        ``[G]`` int32: where the rows of each expert end. Rows past the last end are unspecified.
+    global_scale_a, global_scale_b
+        ``[G]`` float32 beside E4M3 scales, both or none; they are multiplied first.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError
+    """
+    checks.dtype("mat_a", checks.rank("mat_a", mat_a, 2), E4M3, torch.uint8)
+    groups, n, _ = checks.dtype("mat_b", checks.rank("mat_b", mat_b, 3), mat_a.dtype).shape
+    four = mat_a.dtype is torch.uint8
+    checks.dtype("scale_a", checks.tensor("scale_a", scale_a), *((UE8M0, E4M3) if four else (UE8M0,)))
+    checks.dtype("scale_b", checks.tensor("scale_b", scale_b), scale_a.dtype)
+    if (global_scale_a is None) != (global_scale_b is None) or scale_a.dtype != E4M3 and global_scale_a is not None:
+        raise OptionError("global scales come in pairs, beside E4M3 scales of 16")
+    width, k = NVFP4_BLOCK if scale_a.dtype == E4M3 else MX_BLOCK, mat_a.shape[1] * (1 + four)
+    checks.multiple("K", k, width, "pad K with zeros")
+    if mat_b.shape[2] != mat_a.shape[1]:
+        raise ShapeError(f"mat_a is {list(mat_a.shape)} and mat_b {list(mat_b.shape)}; they have the same K")
+    _pointers("offs", offs, groups)
+    alpha = None
+    for name, scale in (("global_scale_a", global_scale_a), ("global_scale_b", global_scale_b)):
+        _factors(name, scale, groups)
+        alpha = scale if alpha is None or scale is None else alpha * scale
+    memory, columns = _memory("scale_a", scale_a, scale_a.dtype), -(-k // width)
+    if memory.numel() < (least := size_of(mat_a.shape[0], columns, LINEAR)) and offs.device.type == "cpu":
+        raise ShapeError(f"scale_a holds {memory.numel()} scales; the codes alone have {least}")
+    left = Scales(memory, width, TILE)
+    right = _scales("scale_b", scale_b, scale_a.dtype, n, k, width, TILE, groups)
+    checks.same_device(mat_a=mat_a, offs=offs)
+    out = torch.empty(mat_a.shape[0], n, dtype=checks.out_dtype(out_dtype, torch.bfloat16), device=mat_a.device)
+    end = offs.to(torch.int32)
+    start = torch.cat([end.new_zeros(1), end[:-1]])
+    scale = torch.cumsum((end - start + 127) // 128 * 128, 0, dtype=torch.int32)
+    first = torch.cat([scale.new_zeros(1), scale[:-1]])
+    table = torch.stack([start, end, first, torch.arange(groups, dtype=torch.int32, device=offs.device) * _up(n)])
+    _product(mat_a, left, mat_b, right, out, Rows(table), alpha)
+    return out
+
+
+# --- DeepGEMM -------------------------------------------------------------------------------------------------------
+
+
+@checks.verb
+def fp8_fp4_gemm_nt(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    *,
+    recipe_a: tuple[int, int] = (1, 128),
+    recipe_b: tuple[int, int] = (1, 32),
+) -> None:
+    """``out = a [M, K] b [N, K].T`` of E4M3 codes, or two E2M1 codes a byte, on either side.
+
+    Parameters
+    ----------
+    a, b
+        ``(codes, scales)``: codes E4M3 ``[R, K]`` or uint8 ``[R, K/2]``; scales float32 powers of two
+        ``[ceil(R / gran), ceil(K / gran_k)]``.
+    out
+        ``[M, N]`` bf16 or f32.
+    recipe_a, recipe_b
+        ``(gran, gran_k)``: rows and codes that share a scale, ``(1, 32)`` or ``(1, 128)``; of ``b`` also
+        ``(128, 128)``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError, LayoutError
+    """
+    x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 2)
+    w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 2, k)
+    checks.output("out", out, (x.shape[0], w.shape[0]), "[M, N]", torch.bfloat16, torch.float32)
+    _into(x, left, w[None], right, out, None)
+
+
+@checks.verb
+def m_grouped_fp8_fp4_gemm_nt_contiguous(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    m_indices: Tensor,
+    *,
+    recipe_a: tuple[int, int] = (1, 128),
+    recipe_b: tuple[int, int] = (1, 32),
+) -> None:
+    """:func:`fp8_fp4_gemm_nt` of rows sorted by expert: ``b [G, N, K]``, the expert of each row ``m_indices [M]`` int32.
+
+    Runs of an expert begin at multiples of 128 rows; rows with index -1 are padding and are left alone.
+    """
+    x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 2)
+    w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
+    checks.output("out", out, (x.shape[0], w.shape[1]), "[M, N]", torch.bfloat16, torch.float32)
+    given = checks.dtype("m_indices", checks.tensor("m_indices", m_indices), torch.int32)
+    checks.shape("m_indices", given, (x.shape[0],), "[M]")
+    checks.same_device(out=out, m_indices=m_indices)
+    _into(x, left, w, right, out, Rows(None, m_indices.contiguous()))
+
+
+@checks.verb
+def m_grouped_fp8_fp4_gemm_nt_masked(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    masked_m: Tensor,
+    *,
+    recipe_a: tuple[int, int] = (1, 128),
+    recipe_b: tuple[int, int] = (1, 32),
+) -> None:
+    """:func:`fp8_fp4_gemm_nt` of a matrix for each expert: ``a [G, M, K]``, ``b [G, N, K]``, ``out [G, M, N]``.
+
+    The first ``masked_m[g]`` (int32 ``[G]``) rows of group ``g`` are real; the others are left alone.
+    """
+    x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 3)
+    w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
+    (groups, m), n = x.shape[:2], w.shape[1]
+    checks.output("out", out, (groups, m, n), "[G, M, N]", torch.bfloat16, torch.float32)
+    given = checks.dtype("masked_m", checks.tensor("masked_m", masked_m), torch.int32)
+    checks.shape("masked_m", given, (groups,), "[G]")
+    checks.same_device(out=out, masked_m=masked_m)
+    group = torch.arange(groups, dtype=torch.int32, device=out.device)
+    table = torch.stack([group * m, group * m + masked_m, group * m, group * n])
+    _into(x.reshape(groups * m, -1), left, w, right, out.view(groups * m, n), Rows(table))
+
+
+def _codes(
+    name: str,
+    pair: tuple[Tensor, Tensor],
+    recipe: tuple[int, int],
+    recipes: tuple[tuple[int, int], ...],
+    rank: int,
+    k: int | None = None,
+) -> tuple[Tensor, Scales, int]:
+    """Codes and scales of an operand of DeepGEMM, and its K; the scales a row for each row."""
+    x, scale = _pair(name, pair)
+    checks.dtype(name, checks.rank(name, x, rank), E4M3, torch.uint8)
+    if tuple(recipe) not in recipes:
+        raise OptionError(f"recipe_{name}={recipe}: there are {', '.join(map(str, recipes))}")
+    (gran, gran_k), rows, width = recipe, x.shape[-2], x.shape[-1] * (1 + (x.dtype is torch.uint8))
+    if k is not None and width != k:
+        raise ShapeError(f"{name} has K={width} and a K={k}; two codes of four bits lie in a byte")
+    checks.multiple("K", width, MX_BLOCK, "pad K with zeros")
+    due = (*x.shape[:-2], -(-rows // gran), -(-width // gran_k))
+    scale_name = f"{name}_scale"
+    checks.dtype(scale_name, checks.tensor(scale_name, scale), torch.float32)
+    checks.shape(scale_name, scale, due, "[.., ceil(rows / gran), ceil(K / gran_k)]")
+    each = scale if gran == 1 else scale.repeat_interleave(gran, dim=-2)[..., :rows, :]
+    return x, Scales(each.contiguous().reshape(-1), gran_k, LINEAR), width
+
+
+def _into(a: Tensor, left: Scales, b: Tensor, right: Scales, out: Tensor, rows: Rows | None) -> None:
+    """A product into the caller's output, of any strides."""
+    if out.is_contiguous():
+        _product(a, left, b, right, out, rows)
+        return
+    made = out.contiguous()
+    _product(a, left, b, right, made, rows)
+    out.copy_(made)
+
+
+# --- what they share ------------------------------------------------------------------------------------------------
+
+
+def _dense(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out_dtype: torch.dtype,
+    alpha: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """One product; ``b`` is ``[K, N]``."""
+    if b.shape[0] != a.shape[1]:
+        raise ShapeError(f"b has {b.shape[0]} rows and a {a.shape[1]} columns; they are the same K")
+    out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
+    _product(a, left, b.t()[None], right, out, None, alpha, bias)
+    return out
+
+
+def _product(
+    a: Tensor,
+    left: Scales,
+    b: Tensor,
+    right: Scales,
+    out: Tensor,
+    rows: Rows | None,
+    alpha: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> None:
+    """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; rows of no group are left alone."""
+    checks.nonempty("a", a, 0, 1)
+    checks.nonempty("b", b, 0, 1, 2)
+    a, b = a.contiguous(), b.contiguous()
+    checks.same_device(a=a, a_scale=left.memory, b=b, b_scale=right.memory, out=out, alpha=alpha, bias=bias)
+    run = torch.ops.fp8_kernels.mx_product if is_compiling() else mx_product
+    table, expert = (None, None) if rows is None else rows
+    run(a, *left, b, *right, out, table, expert, alpha, bias)
+
+
+def mx_product(
+    a: Tensor,
+    a_scale: Tensor,
+    a_width: int,
+    a_tile: str,
+    b: Tensor,
+    b_scale: Tensor,
+    b_width: int,
+    b_tile: str,
+    out: Tensor,
+    table: Tensor | None,
+    expert: Tensor | None,
+    alpha: Tensor | None,
+    bias: Tensor | None,
+) -> None:
+    """The operator under every verb: :attr:`kernels.backends.declaration.Backend.mx_product` of the plan's backend."""
+    rows = None if table is None and expert is None else Rows(table, expert)
+    left, right = Scales(a_scale, a_width, a_tile), Scales(b_scale, b_width, b_tile)
+    backend = route("mx_product", a.device, ("out_dtype", dtype_name(out.dtype)))
+    backend.mx_product(a, left, b, right, out, rows, alpha, bias)
+
+
+def _scales(
+    name: str, x: Tensor, dtype: torch.dtype, rows: int, k: int, width: int, tile: str, groups: int = 1
+) -> Scales:
+    """The memory of ``groups`` matrices of scales as ``dtype``, of the size that its layout takes."""
+    memory, columns = _memory(name, x, dtype), -(-k // width)
+    due = groups * size_of(rows, columns, tile)
+    if memory.numel() != due:
+        count = f"{groups} x {rows} x {columns}" if groups > 1 else f"{rows} x {columns}"
+        raise ShapeError(f"{name} holds {memory.numel()} scales; {count} of them take {due} ({tile})")
+    return Scales(memory, width, tile)
+
+
+def _memory(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scales as they lie, flat; a transposed matrix as it lies too."""
+    checks.dtype(name, checks.tensor(name, x), torch.uint8, dtype)
+    lies = x.t() if x.dim() == 2 and not x.is_contiguous() and x.t().is_contiguous() else x
+    return lies.contiguous().reshape(-1).view(dtype)
+
+
+def size_of(rows: int, columns: int, tile: str) -> int:
+    """Scales that the memory of a matrix holds, padding included."""
+    if tile == LINEAR:
+        return rows * columns
+    height = HEIGHTS[tile]
+    return (rows + height - 1) // height * height * ((columns + 3) // 4 * 4)
+
+
+def _up(rows: int) -> int:
+    """Rows that a matrix of scales takes in 128x4 tiles."""
+    return (rows + 127) // 128 * 128
+
+
+def _pointers(name: str, x: Tensor, count: int) -> None:
+    checks.shape(name, checks.dtype(name, checks.tensor(name, x), torch.int32), (count,), "int32, one for each expert")
+
+
+def _factors(name: str, x: Tensor | None, groups: int) -> None:
+    if x is not None:
+        checks.shape(name, checks.dtype(name, checks.tensor(name, x), torch.float32), (groups,), "[G]")

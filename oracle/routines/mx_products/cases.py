@@ -1,0 +1,423 @@
+"""Cases of the products of MX and NVFP4: rows and K blocks beside the borders of tiles, scales of every size, poison.
+
+Every byte of a scale memory that no scale lies in holds poison (:data:`oracle.routines.mx.cases.POISON`): NaN of either
+format, the largest finite values, -0. Rows that no group owns hold NaN codes or arbitrary ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from oracle.errors import CaseError
+from oracle.numbers.formats import E2M1, decode
+from oracle.numbers.rounding import Overflow, Rounding, encode
+from oracle.routines import base, data
+from oracle.routines.case import DTYPES, Case, Grammar, seeds
+from oracle.routines.mx.cases import POISON
+from oracle.routines.mx.contract import pack
+from oracle.routines.mx_products.contract import MX, NV, UE4M3, UE8M0, MxProduct, Side, scale_shapes
+from oracle.routines.products.grouped import RUN
+
+FAMILIES = ("randn", "exact", "codes", "zeros", "cancel", "heavy", "wide", "nan", "subnormal")
+SCHEMES = {"1x16": (NV, UE4M3), "1x32": (MX, UE8M0)}
+FOUR_BITS = "e2m1"
+# One row and one whole tile of scales; a row and columns beyond a tile; fewer columns than a tile; a long K.
+SHAPES = ((1, 128, 256), (130, 136, 160), (33, 128, 352), (9, 192, 1056))
+FAMILY_SHAPE = (17, 136, 224)
+Shape = tuple[int, int, int, int]
+NO_NAN = 0xBF  # clears a bit that every NaN of E4M3 has
+# Bytes of scales by family: [low, high) of a, then of b.
+E8M0_BYTES = {"exact": ((126, 129), (126, 129)), "wide": ((3, 200), (107, 147))}
+E4M3_BYTES = {"wide": ((0x01, 0x7F), (0x01, 0x7F)), "codes": ((0x00, 0x7F), (0x00, 0x7F))}
+ORDINARY = {UE8M0: ((119, 136), (119, 136)), UE4M3: ((0x28, 0x59), (0x28, 0x59))}
+HALVES = (0x30, 0x38, 0x40)  # 0.5, 1 and 2 of E4M3
+NAN_BYTE = {UE8M0: 0xFF, UE4M3: 0x7F}
+
+
+def of_scheme(case: Case) -> tuple[int, torch.dtype]:
+    """Codes of a scale, and its dtype."""
+    return SCHEMES[case.scheme]
+
+
+def elements(case: Case) -> tuple[str, str]:
+    """The words of both operands."""
+    a, _, b = case.dtypes.partition("-")[0].partition("x")
+    return a, b
+
+
+def codes(case: Case, name: str, part: int, rows: int, k: int) -> Tensor:
+    """An operand ``[rows, K]`` of 8 bits, or packed ``[rows, K / 2]``."""
+    word, side = elements(case)[part], "ab"[part]
+    if word != FOUR_BITS:
+        return data.operand(case.label(name), case.family, rows, k, dtype=DTYPES[word], side=side)
+    if k % 2:
+        raise CaseError(f"k={k} of {case.contract}: codes of four bits lie two in a byte")
+    if case.family == "codes":
+        return pack(torch.from_numpy(case.stream(name).integers(0, 16, (rows, k))).to(torch.uint8))
+    family = "randn" if case.family == "nan" else case.family
+    value = decode(data.operand(case.label(name), family, rows, k, dtype=torch.float8_e4m3fn, side=side))
+    value = value * {"exact": 1.0, "heavy": 16.0, "subnormal": 64.0}.get(family, 1 / 64)  # of variance 128^2 made 2^2
+    made = encode(value, E2M1, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+    return pack(made.to(torch.uint8))
+
+
+def memory(case: Case, side: Side, part: int) -> Tensor:
+    """The memory of the scales of an operand, flat bytes, poison where none lies; float32 powers of two as they are."""
+    stream, shape = case.stream(side.scale), (side.rows, side.columns)
+    if side.dtype is torch.float32:
+        low, high = E8M0_BYTES.get(case.family, ORDINARY[UE8M0])[part]
+        made = torch.empty(side.size, dtype=torch.int32, device="cpu")
+        made[:] = torch.from_numpy(stream.integers(low, high, (side.size,))).to(torch.int32) << 23
+        return made.view(torch.float32)
+    if side.dtype is UE4M3 and case.family == "exact":
+        found = torch.tensor(HALVES, dtype=torch.uint8)[torch.from_numpy(stream.integers(0, 3, shape))]
+    else:
+        special = E4M3_BYTES if side.dtype is UE4M3 else E8M0_BYTES
+        low, high = special.get(case.family, ORDINARY[side.dtype])[part]
+        found = torch.from_numpy(stream.integers(low, high, shape)).to(torch.uint8)
+    if case.family == "nan":
+        found.view(-1)[int(stream.integers(0, found.numel(), (1,))[0])] = NAN_BYTE[side.dtype]
+    held = POISON.repeat(side.size // len(POISON) + 1)[: side.size].clone()
+    held[side.at] = found
+    return held
+
+
+def alpha(case: Case, name: str, count: int = 1) -> Tensor:
+    """Factors around 2^-8, a power of two where sums are exact."""
+    if case.family == "exact":
+        return torch.full((count,), 0.5, dtype=torch.float32, device="cpu")
+    return data.scales(case.label(name), "randn", (count,))
+
+
+def bias(case: Case, n: int) -> Tensor:
+    """A bias of the dtype that the id names; small integers on exact data."""
+    dtype = DTYPES[str(case.option("bias"))]
+    if case.family == "exact":
+        return data.small_integers(case.label("bias"), (n,), bound=8, dtype=dtype)
+    return data.normal(case.label("bias"), (n,), dtype=dtype)
+
+
+def contract_of(case: Case) -> MxProduct:
+    found = base.get(case.contract)
+    assert isinstance(found, MxProduct)
+    return found
+
+
+def with_scales(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``given`` with the memories of both scales."""
+    sides = contract_of(case).sides(given, case.call_options())
+    for part, side in enumerate(sides):
+        dtype = given[side.scale].dtype if side.scale in given else torch.uint8
+        made = memory(case, side, part)
+        given[side.scale] = made if made.dtype is torch.float32 else made.view(dtype)
+    return given
+
+
+# --- dense --------------------------------------------------------------------------------------------------------
+
+
+def _dense(case: Case) -> dict[str, Tensor]:
+    """b is the ``[K, N]`` view of a row-major weight."""
+    m, n, k = case["m"], case["n"], case["k"]
+    if k % MX:
+        raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
+    return {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k).t()}
+
+
+def _mm(case: Case) -> dict[str, Tensor]:
+    given = with_scales(case, _dense(case))
+    if case.contract == "mm_fp4" and case.option("alpha") != "none":
+        given["alpha"] = alpha(case, "alpha")
+    return given
+
+
+def _options(case: Case) -> dict[str, object]:
+    return {"out_dtype": case.out_dtype}
+
+
+def _small_tiles(case: Case) -> dict[str, object]:
+    return _options(case) | {"use_8x4_sf_layout": case.option("layout") == "8x4"}
+
+
+def _fp4(case: Case) -> dict[str, object]:
+    width, dtype = of_scheme(case)
+    return _small_tiles(case) | {"block_size": width, "use_nvfp4": dtype is UE4M3}
+
+
+def _scaled_mm(case: Case) -> dict[str, Tensor]:
+    made, (_, dtype) = _dense(case), of_scheme(case)
+    if dtype is UE4M3 and elements(case)[0] != FOUR_BITS:
+        raise CaseError(f"{case.dtypes} with {case.scheme}: scales of 16 belong to codes of four bits")
+    empty = torch.empty(0, dtype=dtype, device="cpu")
+    given = with_scales(case, {"mat_a": made["a"], "mat_b": made["b"], "scale_a": empty, "scale_b": empty})
+    if case.option("levels") == "2":
+        given |= {f"global_scale_{side}": alpha(case, f"global_scale_{side}") for side in "ab"}
+    return given | ({"bias": bias(case, case["n"])} if case.option("bias") else {})
+
+
+def _swizzle(case: Case) -> dict[str, object]:
+    return _options(case) | {"swizzle": "NO_SWIZZLE" if case.option("swizzle") == "none" else "SWIZZLE_32_4_4"}
+
+
+# --- batched and grouped ------------------------------------------------------------------------------------------
+
+
+def _weights(case: Case, name: str, groups: int, n: int, k: int) -> Tensor:
+    """``[G, N, K]`` or packed."""
+    flat = codes(case, name, 1, groups * n, k)
+    return flat.reshape(groups, n, flat.shape[1])
+
+
+def _batched(case: Case) -> dict[str, Tensor]:
+    batch, m, n, k = case["g"], case["m"], case["n"], case["k"]
+    if k % MX:
+        raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
+    a = codes(case, "a", 0, batch * m, k).reshape(batch, m, k)
+    return with_scales(case, {"a": a, "b": _weights(case, "b", batch, n, k).mT})
+
+
+def _placement(case: Case) -> dict[str, object]:
+    return _options(case) | {"placement": case.option("placement") or "rows"}
+
+
+def _ends(case: Case, name: str, unit: int, used: int) -> list[int]:
+    """Where the rows of each expert end: multiples of ``unit``; of several experts the second has no rows."""
+    found = sorted(int(x) * unit for x in case.stream(name).integers(0, used // unit + 1, (case["g"],)))
+    found[-1] = used
+    if len(found) > 1:
+        found[0] = max(found[0], min(unit, used))
+        found[1] = found[0]
+        found = [*found[:-1], used]
+    return sorted(found)
+
+
+def _pointers(case: Case) -> dict[str, Tensor]:
+    """Rows in runs of multiples of 4, as FlashInfer wants them; the last run takes what is left."""
+    m, n, k, g = case["m"], case["n"], case["k"], case["g"]
+    if k % MX:
+        raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
+    given = {"a": codes(case, "a", 0, m, k), "b": _weights(case, "b", g, n, k)}
+    ends = _ends(case, "m_indptr", 4 if m >= 4 else 1, m)
+    given["m_indptr"] = torch.tensor([0, *ends], dtype=torch.int32, device="cpu")
+    if case.contract == "group_gemm_nvfp4_nt_groupwise" and case.option("alpha") != "none":
+        given["alpha"] = alpha(case, "alpha", g)
+    return with_scales(case, given)
+
+
+def _unowned(given: dict[str, Tensor], name: str, rows: Tensor) -> None:
+    """NaN codes in rows that no group owns; 4-bit codes have none and become the largest."""
+    made = given[name].clone()
+    made.view(torch.uint8).reshape(-1, made.shape[-1])[rows] = 0x7F
+    given[name] = made
+
+
+def _offsets(case: Case) -> dict[str, Tensor]:
+    """Runs of any length; the last eighth of the rows, where there are eight, belongs to nobody."""
+    m, n, k, g = case["m"], case["n"], case["k"], case["g"]
+    if k % MX:
+        raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
+    _, dtype = of_scheme(case)
+    if dtype is UE4M3 and elements(case)[0] != FOUR_BITS:
+        raise CaseError(f"{case.dtypes} with {case.scheme}: scales of 16 belong to codes of four bits")
+    empty = torch.empty(0, dtype=dtype, device="cpu")
+    given = {"mat_a": codes(case, "mat_a", 0, m, k), "mat_b": _weights(case, "mat_b", g, n, k)}
+    ends = _ends(case, "offs", 1, m - m // 8)
+    given |= {"offs": torch.tensor(ends, dtype=torch.int32, device="cpu"), "scale_a": empty, "scale_b": empty}
+    _unowned(given, "mat_a", torch.arange(m, device="cpu") >= ends[-1])
+    given = with_scales(case, given)
+    if case.option("room") == "more":  # torchao allocates up to 128 rows of scales more for each group
+        given["scale_a"] = torch.cat([given["scale_a"].view(torch.uint8), POISON.repeat(128)]).view(dtype)
+    if case.option("levels") == "2":
+        given |= {f"global_scale_{side}": alpha(case, f"global_scale_{side}", g) for side in "ab"}
+    return given
+
+
+def _with_powers(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Float32 scales in the shapes that the granularities give."""
+    shapes = scale_shapes(given, case.call_options())
+    made = with_scales(case, given)
+    return made | {name: made[name].reshape(due) for name, due in zip(("a_scale", "b_scale"), shapes, strict=True)}
+
+
+def _fp8_fp4(case: Case) -> dict[str, Tensor]:
+    m, n, k = case["m"], case["n"], case["k"]
+    if k % MX:
+        raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
+    return _with_powers(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)})
+
+
+def _contiguous(case: Case) -> dict[str, Tensor]:
+    """Runs of whole tiles of 128 rows, of which the tail is padding; some experts empty."""
+    m, n, k, g = case["m"], case["n"], case["k"], case["g"]
+    if m % RUN or k % MX:
+        raise CaseError(f"m={m}, k={k} of {case.contract}: runs are multiples of {RUN} rows, K of {MX}")
+    stream, tiles = case.stream("m_indices"), m // RUN
+    owner = sorted(stream.integers(0, g, (tiles,)).tolist())
+    used = stream.integers(1, RUN + 1, (tiles,)).tolist()
+    indices = torch.full((m,), -1, dtype=torch.int32, device="cpu")
+    for tile, expert in enumerate(owner):
+        last = tile + 1 == tiles or owner[tile + 1] != expert
+        indices[tile * RUN : tile * RUN + (used[tile] if last else RUN)] = expert
+    given = {"a": codes(case, "a", 0, m, k), "b": _weights(case, "b", g, n, k), "m_indices": indices}
+    _unowned(given, "a", indices < 0)
+    return _with_powers(case, given)
+
+
+def _masked(case: Case) -> dict[str, Tensor]:
+    """A few, none (group 0 of several) or all (the last) of M rows are real."""
+    m, n, k, g = case["m"], case["n"], case["k"], case["g"]
+    if k % MX:
+        raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
+    real = torch.from_numpy(case.stream("masked_m").integers(0, m + 1, (g,))).to(torch.int32)
+    real[0], real[-1] = 0, m
+    flat = codes(case, "a", 0, g * m, k)
+    given = {"a": flat.reshape(g, m, flat.shape[1]), "b": _weights(case, "b", g, n, k), "masked_m": real}
+    _unowned(given, "a", (torch.arange(m, device="cpu")[None, :] >= real[:, None]).flatten())
+    return _with_powers(case, given)
+
+
+def _granularity(case: Case) -> dict[str, object]:
+    """``1x128:1x32``: of a, then of b; ``128x128`` of b is a scale for 128 rows too."""
+    of_a, of_b = (part.split("x") for part in case.granularity)
+    return _options(case) | {"gran_k_a": int(of_a[1]), "gran_k_b": int(of_b[1]), "gran_n": int(of_b[0])}
+
+
+# --- ids of a profile -----------------------------------------------------------------------------------------------
+
+
+def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """Shapes and single options on ordinary data, families at one shape, every other pair of dtypes and scheme."""
+    pairs = [(dtypes, scheme) for dtypes in grammar.dtypes for scheme in grammar.schemes if _fits(dtypes, scheme)]
+    head = _head(contract, *pairs[0])
+    options = ["", *(f"{key}={value}/" for key, values in grammar.options.items() for value in values)]
+    for shape in SHAPES:
+        yield _id(head, shape, "randn", 1)
+    for option in options[1:]:
+        near = next((pair for pair in pairs if _admits(option, *pair)), pairs[0])
+        yield _id(_head(contract, *near), FAMILY_SHAPE, "randn", 2, option)
+        yield _id(_head(contract, *near), FAMILY_SHAPE, "exact", 2, option)
+    for dtypes, scheme in pairs[1:]:
+        few = [family for family in ("randn", "exact", "nan") if family in grammar.families]
+        for family in few if profile == "quick" else grammar.families:
+            yield _id(_head(contract, dtypes, scheme), FAMILY_SHAPE, family, 1)
+    for family in grammar.families:
+        for seed in seeds(profile):
+            yield _id(head, FAMILY_SHAPE, family, seed)
+
+
+def _head(contract: str, dtypes: str, scheme: str) -> str:
+    return f"{contract}/{dtypes}/{scheme}"
+
+
+def _fits(dtypes: str, scheme: str) -> bool:
+    """Scales of 16 belong to codes of four bits."""
+    return scheme != "1x16" or dtypes.startswith(f"{FOUR_BITS}x{FOUR_BITS}")
+
+
+def _admits(option: str, dtypes: str, scheme: str) -> bool:
+    return not option.startswith("levels") or scheme == "1x16"
+
+
+def _grouped(contract: str, grammar: Grammar, profile: str, *, sizes: tuple[Shape, ...]) -> Iterable[str]:
+    """``sizes`` (M, N, K, G) on ordinary data, the last of them for every family, option, pair and scheme."""
+    pairs = [(dtypes, scheme) for dtypes in grammar.dtypes for scheme in grammar.schemes if _fits(dtypes, scheme)]
+    head, last = _head(contract, *pairs[0]), sizes[-1]
+    for size in sizes[:-1]:
+        yield _group_id(head, size, "randn", 1)
+    for option in (f"{key}={value}/" for key, values in grammar.options.items() for value in values):
+        near = next((pair for pair in pairs if _admits(option, *pair)), pairs[0])
+        for family in ("randn", "exact"):
+            yield _group_id(_head(contract, *near), last, family, 2, option)
+    for dtypes, scheme in pairs[1:]:
+        for family in ("randn",) if profile == "quick" else grammar.families:
+            yield _group_id(_head(contract, dtypes, scheme), last, family, 1)
+    for family in grammar.families:
+        for seed in seeds(profile):
+            yield _group_id(head, last, family, seed)
+
+
+def _group_id(head: str, size: Shape, family: str, seed: int, option: str = "") -> str:
+    m, n, k, g = size
+    return f"{head}/m={m},n={n},k={k},g={g}/{option}family={family}/seed={seed}"
+
+
+def _id(head: str, shape: tuple[int, int, int], family: str, seed: int, option: str = "") -> str:
+    m, n, k = shape
+    return f"{head}/m={m},n={n},k={k}/{option}family={family}/seed={seed}"
+
+
+_MNK, _MNKG = ("m", "n", "k"), ("m", "n", "k", "g")
+_DEEP = ("e4m3xe2m1-bf16", "e4m3xe4m3-bf16", "e2m1xe2m1-bf16", "e2m1xe4m3-f32")
+_GRANULARITIES = ("1x128:1x32", "1x32:1x32", "1x128:1x128", "1x128:128x128")
+DEEP_FAMILIES = tuple(family for family in FAMILIES if family != "nan")  # 4-bit codes and powers of two have no NaN
+_BIAS = ("bf16", "f16", "f32")
+
+GRAMMARS: Mapping[str, Grammar] = {
+    "mm_mxfp8": Grammar(
+        _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("1x32",), FAMILIES, _mm, _small_tiles, {"layout": ("8x4",)},
+        listed=_ids, domain="k % 32 == 0, k >= 128, n >= 128",
+    ),
+    "mm_fp4": Grammar(
+        _MNK, ("e2m1xe2m1-bf16", "e2m1xe2m1-f16"), ("1x16", "1x32"), FAMILIES, _mm, _fp4,
+        {"layout": ("8x4",), "alpha": ("none",)}, listed=_ids, domain="k % 32 == 0",
+    ),
+    "scaled_mm": Grammar(
+        _MNK, ("e4m3xe4m3-bf16", "e2m1xe2m1-bf16", "e5m2xe4m3-bf16", "e4m3xe4m3-f32", "e2m1xe2m1-f16"),
+        ("1x32", "1x16"), FAMILIES, _scaled_mm, _swizzle, {"levels": ("2",), "swizzle": ("none",), "bias": _BIAS},
+        listed=_ids, domain="k % 32 == 0, n % 16 == 0",
+    ),
+    "bmm_mxfp8": Grammar(
+        _MNKG, ("e4m3xe4m3-bf16", "e5m2xe4m3-bf16", "e4m3xe4m3-f16"), ("1x32",), FAMILIES, _batched, _placement,
+        {"placement": ("batch",)},
+        listed=partial(_grouped, sizes=((1, 128, 128, 1), (128, 128, 160, 2), (9, 136, 160, 3))),
+        domain="k % 32 == 0, k >= 128, n >= 128",
+    ),
+    "group_gemm_mxfp8_mxfp4_nt_groupwise": Grammar(
+        _MNKG, ("e4m3xe2m1-bf16", "e5m2xe2m1-bf16", "e4m3xe2m1-f16"), ("1x32",), FAMILIES, _pointers, _options,
+        listed=partial(_grouped, sizes=((4, 128, 128, 1), (260, 72, 128, 4), (24, 136, 160, 3))),
+        domain="k % 128 == 0, n % 8 == 0",
+    ),
+    "group_gemm_nvfp4_nt_groupwise": Grammar(
+        _MNKG, ("e2m1xe2m1-bf16", "e2m1xe2m1-f16"), ("1x16",), FAMILIES, _pointers, _options, {"alpha": ("none",)},
+        listed=partial(_grouped, sizes=((4, 128, 128, 1), (260, 72, 128, 4), (24, 136, 160, 3))),
+        domain="k % 128 == 0, n % 8 == 0",
+    ),
+    "scaled_grouped_mm_mx": Grammar(
+        _MNKG, ("e4m3xe4m3-bf16", "e2m1xe2m1-bf16"), ("1x32", "1x16"), FAMILIES, _offsets, _options,
+        {"levels": ("2",), "room": ("more",)},
+        listed=partial(_grouped, sizes=((1, 128, 128, 1), (300, 72, 128, 3), (33, 136, 160, 3))),
+        domain="k % 32 == 0, n % 16 == 0",
+    ),
+    "fp8_fp4_gemm_nt": Grammar(
+        _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _fp8_fp4, _granularity, listed=_ids,
+        domain="k % 32 == 0, n % 8 == 0",
+        extra=("e4m3xe4m3-bf16/1x128:1x32/m=17,n=136,k=224/family=subnormal/seed=1",),
+    ),
+    "m_grouped_fp8_fp4_gemm_nt_contiguous": Grammar(
+        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity,
+        listed=partial(_grouped, sizes=((384, 64, 128, 3), (256, 72, 160, 3))), domain="m % 128 == 0, k % 32 == 0",
+    ),
+    "m_grouped_fp8_fp4_gemm_nt_masked": Grammar(
+        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _masked, _granularity,
+        listed=partial(_grouped, sizes=((1, 128, 256, 2), (17, 136, 160, 3))), domain="k % 32 == 0",
+    ),
+}  # fmt: skip
+
+_SMALL = "m=3,n=16,k=96"  # three and six scales of a row: padding across in either width
+_FEW = ("randn", "exact", "codes")
+
+GOLDENS = (
+    *(f"mm_mxfp8/e4m3xe4m3-bf16/1x32/{_SMALL}/family={f}/seed=7" for f in (*_FEW, "nan")),
+    f"mm_mxfp8/e4m3xe4m3-f16/1x32/{_SMALL}/layout=8x4/family=randn/seed=7",
+    *(f"mm_fp4/e2m1xe2m1-bf16/{s}/{_SMALL}/family={f}/seed=7" for s in ("1x16", "1x32") for f in _FEW),
+    *(f"mm_fp4/e2m1xe2m1-bf16/{s}/{_SMALL}/{o}/family=randn/seed=7"
+      for s in ("1x16", "1x32") for o in ("layout=8x4", "alpha=none")),
+    *(f"scaled_mm/{d}/{s}/{_SMALL}/family={f}/seed=7" for f in _FEW[1:]
+      for d, s in (("e5m2xe4m3-bf16", "1x32"), ("e2m1xe2m1-bf16", "1x32"), ("e2m1xe2m1-f16", "1x16"))),
+    f"scaled_mm/e2m1xe2m1-bf16/1x16/{_SMALL}/levels=2/family=randn/seed=7",
+    *(f"scaled_mm/e4m3xe4m3-bf16/1x32/{_SMALL}/{o}/family=randn/seed=7" for o in ("bias=bf16", "swizzle=none")),
+)  # fmt: skip

@@ -1,0 +1,703 @@
+"""Contracts of the products of MX and NVFP4: codes of 8 or 4 bits, a scale byte for each 16, 32 or 128 of them.
+
+    y[m, n] = alpha * sum_k value(a[m, k]) sa[m, k // w] value(b[n, k]) sb[n, k // w]  (+ bias[n])
+
+A call says where its scales lie by an index: ``at [R, C]`` is the place of the scale of row ``r`` and block ``c`` in
+the flat memory of the scales (:class:`Side`); rows of all groups stand below one another. Every layout is such an
+index, so the whole family has one way of reading, of poisoning what no scale lies in, and of reading wrongly. Truth,
+prediction and judgement are those of every scaled product (:mod:`oracle.routines.products`).
+
+    tiles       :func:`places`: 128x4 or 8x4 tiles (:mod:`oracle.truth.layout`), or a matrix ``[R, C]``
+    batch       each matrix in tiles of its own; or the rows of all of them as one matrix (FlashInfer's quantiser)
+    FlashInfer  group ``i`` starts at row ``floor((m_indptr[i] + 127 i) / 128) * 128`` of one tiled matrix
+    tight       groups in tiles of their own, one behind the other (torch.scaled_grouped_mm, vLLM)
+
+E2M1 codes lie two in a byte, the even column in the low nibble. E8M0 byte ``x`` is ``2^(x - 127)``, 255 NaN; the sign
+of an E4M3 scale must be 0 (cuBLASLt ignores it). The padding of scales is never read, whatever it holds. ``alpha`` is
+finite; of two-level scales it is the product of both global scales, in float32.
+
+Arithmetic: on sm100 and sm120 the scales enter the instruction (mxf8f6f4, mxf4, mxf4nvf4) and alpha multiplies the
+finished sum; older GPUs dequantise to bfloat16, which is exact from 2^-133 to 2^127, and multiply; a CPU computes in
+float32 in any order. Sources: FlashInfer flashinfer/gemm/gemm_base.py @fb28d7242, DeepGEMM 2.6.1 @54e2261, PyTorch
+ScaledBlas.cpp @0174dfa and GroupedBlas.cpp @00d4eaf. Not covered: a further summand ``c``; shuffled weights of
+TRT-LLM-gen kernels; 6-bit operands; K groups.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.errors import DtypeError, InputError, ShapeError
+from oracle.routines.base import E4M3, F32, FP8, INTEGERS, Call, Operands, OptionSpec, TensorSpec, register
+from oracle.routines.mx.contract import LINEAR, unpack
+from oracle.routines.products.contract import BIAS, ProductContract
+from oracle.routines.products.grouped import RUN
+from oracle.truth.gemm import ScaledProduct, take_rows
+from oracle.truth.layout import HEIGHTS, WIDTH
+from oracle.verdict.products import Part
+
+UE8M0, UE4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn
+BYTES = (torch.uint8,)
+MX, NV = 32, 16
+"""Codes that share a scale."""
+TILE, FLAT = tuple(HEIGHTS)
+Inputs = Mapping[str, Tensor]
+Options = Mapping[str, object]
+
+EMULATED: Mapping[str, tuple[str, ...]] = {
+    arch: (f"{arch}.bf16.dequantised",) for arch in ("sm90", "sm89", "sm86", "sm80")
+}
+_CPU = {"cpu": (IEEE32,)}
+
+
+def _native(*kinds: str) -> Mapping[str, tuple[str, ...]]:
+    """The schedules of Blackwell's block-scaled instructions, those of older GPUs, and the CPU's."""
+    chains = {arch: tuple(f"{arch}.chain_{kind}" for kind in kinds) for arch in ("sm100", "sm120")}
+    return {**EMULATED, **chains, **_CPU}
+
+
+EIGHT = _native("ue8m0")
+FOUR = _native("mxf4", "ue8m0")
+TWO_LEVEL = _native("nvf4")
+"""By the operands: an 8-bit one with E8M0 scales, two 4-bit ones with E8M0 scales (DeepGEMM unpacks them to 8 bits),
+two 4-bit ones with E4M3 scales."""
+
+HALVES = (torch.bfloat16, torch.float16)
+OUT_HALF = OptionSpec("out_dtype", None, (None, *HALVES), "dtype of the output; None takes the output's own")
+OUT_ANY = OptionSpec("out_dtype", None, (None, *HALVES, torch.float32), "dtype of the output; None takes its own")
+SMALL = OptionSpec("use_8x4_sf_layout", False, (False, True), "the scales of a lie in 8x4 tiles")
+
+
+def places(rows: int, columns: int, tile: str) -> Tensor:
+    """Where the scale of each row and column lies, int64 ``[rows, columns]``: in tiles, or as a matrix."""
+    m, c = torch.arange(rows, device="cpu")[:, None], torch.arange(columns, device="cpu")[None, :]
+    if tile == LINEAR:
+        return m * columns + c
+    height = HEIGHTS[tile]
+    inside = m % 8 * 4 if height == 8 else m % 32 * 16 + m % 128 // 32 * 4
+    return (m // height * -(-columns // WIDTH) + c // WIDTH) * height * WIDTH + inside + c % WIDTH
+
+
+def size_of(rows: int, columns: int, tile: str) -> int:
+    """Scales that the memory of ``rows x columns`` holds, padding included."""
+    if tile == LINEAR:
+        return rows * columns
+    return -(-rows // HEIGHTS[tile]) * HEIGHTS[tile] * (-(-columns // WIDTH) * WIDTH)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One operand of a call.
+
+    Attributes
+    ----------
+    codes, scale : names of the inputs.
+    width : codes of a row that share a scale.
+    dtype : of a scale.
+    rows, columns : of the scales; ``tile``: how they lie.
+    at : int64 ``[rows, columns]``, where each scale lies; ``size``: how many the memory holds.
+    """
+
+    codes: str
+    scale: str
+    width: int
+    dtype: torch.dtype
+    tile: str
+    at: Tensor
+    size: int
+
+    @property
+    def rows(self) -> int:
+        return self.at.shape[0]
+
+    @property
+    def columns(self) -> int:
+        return self.at.shape[1]
+
+    def read(self, memory: Tensor) -> Tensor:
+        """The scales ``[rows, columns]`` out of their memory; padding is not read.
+
+        Raises ShapeError: the memory holds another number of scales.
+        """
+        if memory.numel() != self.size:
+            raise ShapeError(
+                f"{self.scale} holds {memory.numel()} scales; {self.rows} x {self.columns} of them take {self.size} "
+                f"here ({self.tile})"
+            )
+        flat = memory.reshape(-1)
+        if flat.element_size() > 1:
+            return flat[self.at]
+        return flat.view(torch.uint8)[self.at].view(self.dtype)
+
+    def padding(self) -> Tensor:
+        """Bool ``[size]``: places where no scale lies."""
+        pads = torch.ones(self.size, dtype=torch.bool, device="cpu")
+        pads[self.at.flatten()] = False
+        return pads
+
+
+@dataclass(frozen=True)
+class Run:
+    """One product of a call: its rows of ``a`` (None: all) and of ``b``, and the number of its group."""
+
+    rows: slice | Tensor | None
+    columns: slice
+    group: int = 0
+
+
+WHOLE = (Run(None, slice(None)),)
+
+
+class MxProduct(ProductContract):
+    """A product whose scales lie at an index; subclasses say which, and which rows meet which weight.
+
+    ``names``: of a, b and their scales; ``a_dtype``...: what a side may be.
+    """
+
+    golden_arches = ("cpu", "sm90", "sm100")
+    names: ClassVar[tuple[str, str, str, str]] = ("a", "b", "a_scale", "b_scale")
+    numerics = {**FOUR, "sm100": (*TWO_LEVEL["sm100"], *FOUR["sm100"]), "sm120": (*TWO_LEVEL["sm120"], *FOUR["sm120"])}
+    scale_tensor = BYTES
+
+    # --- what a subclass says -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
+        """Where the scales of both operands lie."""
+
+    def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:
+        """The products of the call."""
+        return WHOLE
+
+    def factors(self, inputs: Inputs, run: Run) -> Tensor | None:
+        """The alpha of one product: one factor or two."""
+        return inputs.get("alpha")
+
+    # --- what follows ---------------------------------------------------------------------------------------
+
+    def matrix(self, inputs: Inputs, part: int) -> Tensor:
+        """The codes of a (0) or of b (1), one each, rows of all groups below one another: FP8, or uint8 of E2M1."""
+        given = inputs[self.names[part]]
+        if part == 1 and self.b_columns:
+            given = given.view(torch.uint8).mT.contiguous().view(given.dtype)
+        flat = given.reshape(-1, given.shape[-1])
+        return flat if flat.is_floating_point() else unpack(flat.view(torch.uint8))
+
+    def parts(self, inputs: Inputs, **options: object) -> list[Part]:
+        left, right = self.sides(inputs, options)
+        a, b = self.matrix(inputs, 0), self.matrix(inputs, 1)
+        block = math.gcd(left.width, right.width)
+        sa, sb = (
+            _spread(side.read(inputs[side.scale]), side.width // block, a.shape[1], block) for side in (left, right)
+        )
+        found = []
+        for run in self.runs(inputs, options):
+            rows = torch.arange(a.shape[0], device=a.device) if run.rows is None else run.rows
+            if isinstance(rows, slice):
+                rows = torch.arange(rows.start, rows.stop, device=a.device)
+            product = ScaledProduct(
+                take_rows(a, rows), b[run.columns], take_rows(sa, rows), sb[run.columns], block=block, b_rows=1,
+                bias=inputs.get("bias"), alpha=self.factors(inputs, run),
+            )  # fmt: skip
+            found.append(Part(product, None if run.rows is None else rows))
+        return found
+
+    def operands(self, call: Call) -> Operands:
+        return Operands(
+            roles={}, shape=self.shape(call.inputs), parts=self.parts(call.inputs, **call.resolved), given=True,
+            groups=self.groups, row_unit=self.row_unit,
+        )  # fmt: skip
+
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
+        a, b = (inputs[name] for name in self.names[:2])
+        return a.shape[0], b.shape[-1] if self.b_columns else b.shape[-2]
+
+    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        a, b = (self._depth(inputs, part) for part in (0, 1))
+        if a != b:
+            raise ShapeError(f"{self.names[0]} has K={a}, {self.names[1]} has K={b} (codes of four bits count twice)")
+        for side in self.sides(inputs, resolved):
+            self.check_side(side, a)
+            side.read(inputs[side.scale])
+        alphas = [inputs[name] for name in ("alpha", "global_scale_a", "global_scale_b") if name in inputs]
+        if bad := [float(x) for alpha in alphas for x in alpha if not math.isfinite(x)]:
+            raise InputError(f"{self.name} has a global scale of {bad[0]}; pass a finite one")
+        return resolved
+
+    def check_side(self, side: Side, k: int) -> None:
+        """Refuse a K that the scales of a side do not divide."""
+        if k % side.width:
+            raise ShapeError(f"K={k} is not a multiple of {side.width}, the codes that share a scale; pad K with zeros")
+
+    def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
+        left, _ = self.sides(call.inputs, call.resolved)
+        if left.dtype is UE4M3:
+            return TWO_LEVEL
+        four = all(not call.inputs[name].is_floating_point() for name in self.names[:2])
+        return FOUR if four else EIGHT
+
+    def _depth(self, inputs: Inputs, part: int) -> int:
+        """K, of which a byte of four-bit codes holds two."""
+        given = inputs[self.names[part]]
+        k = given.shape[-2 if part == 1 and self.b_columns else -1]
+        return k if given.is_floating_point() else 2 * k
+
+    def tiled(self, part: int, rows: int, k: int, width: int, dtype: torch.dtype, tile: str) -> Side:
+        """One matrix of scales in tiles."""
+        return self.stacked(part, (rows,), k, width, dtype, tile)
+
+    def stacked(
+        self, part: int, counts: Sequence[int], k: int, width: int, dtype: torch.dtype, tile: str = TILE
+    ) -> Side:
+        """Matrices of scales in tiles of their own, one behind the other: of so many rows each."""
+        columns = -(-k // width)
+        found, start = [torch.empty(0, columns, dtype=torch.int64, device="cpu")], 0
+        for count in counts:
+            found.append(start + places(count, columns, tile))
+            start += size_of(count, columns, tile)
+        return Side(self.names[part], self.names[2 + part], width, dtype, tile, torch.cat(found), start)
+
+
+def _spread(scale: Tensor, times: int, k: int, block: int) -> Tensor:
+    """Scales of ``times * block`` codes as those of ``block`` codes."""
+    if times == 1:
+        return scale
+    raw = scale.view(torch.uint8) if scale.element_size() == 1 else scale
+    return raw.repeat_interleave(times, dim=1)[:, : -(-k // block)].contiguous().view(scale.dtype)
+
+
+def codes_of_side(name: str, dtypes: tuple[torch.dtype, ...], *dims: str, what: str) -> TensorSpec:
+    """An operand; its K counts bytes where two codes share one."""
+    return TensorSpec(name, dtypes, dims, what)
+
+
+def scale_bytes(name: str, what: str, dtypes: tuple[torch.dtype, ...] = BYTES) -> TensorSpec:
+    """Scales in their memory, of any shape."""
+    return TensorSpec(name, dtypes, None, f"scales of {what} as they lie", contiguous=True)
+
+
+def check_recipe(inputs: Inputs, names: Sequence[str]) -> None:
+    """Refuse dtypes that are no recipe of torch's."""
+    a, b, sa, sb = (inputs[name] for name in names)
+    if a.is_floating_point() != b.is_floating_point() or sa.dtype != sb.dtype:
+        raise DtypeError(f"mat_a {a.dtype} with {sa.dtype}, mat_b {b.dtype} with {sb.dtype}: pass one recipe")
+    if a.is_floating_point() and sa.dtype is UE4M3:
+        raise DtypeError("E4M3 scales of 16 belong to codes of four bits; FP8 takes E8M0 scales of 32")
+    if a.dtype == b.dtype == torch.float8_e5m2:
+        raise DtypeError("both operands are float8_e5m2; one of them must be float8_e4m3fn")
+    two = [name for name in ("global_scale_a", "global_scale_b") if name in inputs]
+    if len(two) == 1 or two and sa.dtype is not UE4M3:
+        raise InputError(f"{', '.join(two)} given: two-level scales take both, beside E4M3 scales of 16")
+
+
+ALPHA = TensorSpec("alpha", F32, ("1",), "multiplies the sum", optional=True)
+
+
+# --- dense --------------------------------------------------------------------------------------------------------
+
+
+@register
+class MmMxfp8(MxProduct):
+    name = "mm_mxfp8"
+    gpu = True
+    summary = "MXFP8: E4M3 a [M, K] times b [K, N], E8M0 scales of 32 in tiles"
+    source = "FlashInfer mm_mxfp8"
+    numerics = EIGHT
+    b_columns = True
+    names = ("a", "b", "a_descale", "b_descale")
+    inputs = (
+        TensorSpec("a", E4M3, ("M", "K"), "activation codes"),
+        TensorSpec("b", E4M3, ("K", "N"), "weight codes, logical [K, N]"),
+        scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"), scale_bytes("b_descale", "b, in 128x4 tiles"),
+    )  # fmt: skip
+    options = (OUT_HALF, SMALL)
+
+    def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
+        (m, k), n = inputs["a"].shape, inputs["b"].shape[1]
+        tile = FLAT if options.get("use_8x4_sf_layout") else TILE
+        return self.tiled(0, m, k, MX, UE8M0, tile), self.tiled(1, n, k, MX, UE8M0, TILE)
+
+
+@register
+class MmFp4(MxProduct):
+    """``use_nvfp4``: E4M3 scales of 16; else E8M0 scales of 32. ``block_size`` must say the same."""
+
+    name = "mm_fp4"
+    gpu = True
+    summary = "NVFP4 or MXFP4: E2M1 a [M, K] times b [K, N], scales of 16 (E4M3) or 32 (E8M0) in tiles, alpha"
+    source = "FlashInfer mm_fp4"
+    b_columns = True
+    names = ("a", "b", "a_descale", "b_descale")
+    inputs = (
+        TensorSpec("a", BYTES, ("M", "K"), "activation codes, two a byte: [M, K/2]"),
+        TensorSpec("b", BYTES, ("K", "N"), "weight codes, two a byte: [K/2, N], column-major"),
+        scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"), scale_bytes("b_descale", "b, in 128x4 tiles"), ALPHA,
+    )  # fmt: skip
+    options = (
+        OUT_HALF, OptionSpec("block_size", NV, (NV, MX), "codes that share a scale"), SMALL,
+        OptionSpec("use_nvfp4", True, (True, False), "E4M3 scales, else E8M0"),
+    )  # fmt: skip
+
+    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        due = NV if resolved["use_nvfp4"] else MX
+        if resolved["block_size"] != due:
+            raise InputError(f"block_size={resolved['block_size']} with use_nvfp4={resolved['use_nvfp4']}; pass {due}")
+        return resolved
+
+    def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
+        m, k, n = inputs["a"].shape[0], self._depth(inputs, 0), inputs["b"].shape[1]
+        width, dtype = (NV, UE4M3) if options.get("use_nvfp4", True) else (MX, UE8M0)
+        tile = FLAT if options.get("use_8x4_sf_layout") else TILE
+        return self.tiled(0, m, k, width, dtype, tile), self.tiled(1, n, k, width, dtype, TILE)
+
+
+SWIZZLES = ("SWIZZLE_32_4_4", "NO_SWIZZLE")
+
+
+@register
+class ScaledMm(MxProduct):
+    """The recipe is read off the dtypes: FP8 with E8M0 scales (MXFP8), bytes with E8M0 (MXFP4) or E4M3 (NVFP4), whose
+    two global scales come together or not at all."""
+
+    name = "scaled_mm"
+    gpu = True
+    summary = "MXFP8, MXFP4, NVFP4 with one or two levels: mat_a [M, K] times mat_b [K, N], bias"
+    source = "torch.nn.functional.scaled_mm with BlockWise1x32, BlockWise1x16, TensorWise"
+    b_columns = True
+    names = ("mat_a", "mat_b", "scale_a", "scale_b")
+    inputs = (
+        TensorSpec("mat_a", (*FP8, *BYTES), ("M", "K"), "codes; of four bits two a byte, as float4_e2m1fn_x2 has them"),
+        TensorSpec("mat_b", (*FP8, *BYTES), ("K", "N"), "codes, column-major"),
+        scale_bytes("scale_a", "mat_a", (UE8M0, UE4M3)), scale_bytes("scale_b", "mat_b", (UE8M0, UE4M3)),
+        TensorSpec("global_scale_a", F32, ("1",), "the second scale of mat_a, TensorWise", optional=True),
+        TensorSpec("global_scale_b", F32, ("1",), "the second scale of mat_b, TensorWise", optional=True),
+        BIAS,
+    )  # fmt: skip
+    options = (OUT_ANY, OptionSpec("swizzle", SWIZZLES[0], SWIZZLES, "how the scales of both lie"))
+
+    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        check_recipe(inputs, self.names)
+        return resolved
+
+    def check_side(self, side: Side, k: int) -> None:
+        if k % 16:
+            raise ShapeError(f"K={k} is not a multiple of 16; pad K with zeros")
+
+    def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
+        m, k, n = inputs["mat_a"].shape[0], self._depth(inputs, 0), inputs["mat_b"].shape[1]
+        tile = TILE if options.get("swizzle", SWIZZLES[0]) == SWIZZLES[0] else LINEAR
+        width = NV if inputs["scale_a"].dtype is UE4M3 else MX
+        dtype = inputs["scale_a"].dtype
+        return self.tiled(0, m, k, width, dtype, tile), self.tiled(1, n, k, width, dtype, tile)
+
+    def factors(self, inputs: Inputs, run: Run) -> Tensor | None:
+        if "global_scale_a" not in inputs:
+            return None
+        return torch.cat([inputs["global_scale_a"], inputs["global_scale_b"]])
+
+
+# --- batched and grouped ------------------------------------------------------------------------------------------
+
+
+PLACEMENTS = ("rows", "batch")
+
+
+@register
+class BmmMxfp8(MxProduct):
+    """``placement``: the rows of all matrices as one matrix of scales, as FlashInfer's quantiser writes them, or each
+    matrix in tiles of its own, as its cuDNN graph reads them. Both are one where M (and N) is a multiple of 128."""
+
+    name = "bmm_mxfp8"
+    gpu = True
+    summary = "MXFP8, batched: a [B, M, K] times b [B, K, N], E8M0 scales of 32 in 128x4 tiles"
+    source = "FlashInfer bmm_mxfp8"
+    numerics = EIGHT
+    b_columns = True
+    inputs = (
+        TensorSpec("a", FP8, ("B", "M", "K"), "activation codes"),
+        TensorSpec("b", FP8, ("B", "K", "N"), "weight codes, logical [B, K, N]"),
+        scale_bytes("a_scale", "a"), scale_bytes("b_scale", "b"),
+    )  # fmt: skip
+    options = (OUT_HALF, OptionSpec("placement", PLACEMENTS[0], PLACEMENTS, "how the scales of a batch follow"))
+
+    def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
+        batch, m, k = inputs["a"].shape
+        n = inputs["b"].shape[2]
+        if options.get("placement", PLACEMENTS[0]) == "rows":
+            return self.tiled(0, batch * m, k, MX, UE8M0, TILE), self.tiled(1, batch * n, k, MX, UE8M0, TILE)
+        return self.stacked(0, [m] * batch, k, MX, UE8M0), self.stacked(1, [n] * batch, k, MX, UE8M0)
+
+    def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:
+        (batch, m, _), n = inputs["a"].shape, inputs["b"].shape[2]
+        return [Run(slice(i * m, i * m + m), slice(i * n, i * n + n), i) for i in range(batch)]
+
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
+        return inputs["a"].shape[0], inputs["a"].shape[1], inputs["b"].shape[2]
+
+
+def group_starts(pointers: Sequence[int]) -> list[int]:
+    """The row of the matrix of scales where each group begins in FlashInfer, and behind the last the rows in all."""
+    return [(end + 127 * i) // 128 * 128 for i, end in enumerate(pointers)]
+
+
+class GroupGemm(MxProduct):
+    """Rows of ``a`` from ``m_indptr[g]`` to ``m_indptr[g + 1]`` meet weight ``g``; the scales of their groups begin at
+    :func:`group_starts`. Rows between the groups of scales belong to nobody."""
+
+    section = "GEMM"
+    groups = "m_indptr"
+    kind: ClassVar[tuple[int, torch.dtype]] = (MX, UE8M0)
+    options: ClassVar[tuple[OptionSpec, ...]] = (OUT_HALF,)
+
+    def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
+        k, pointers = self._depth(inputs, 0), inputs["m_indptr"].tolist()
+        groups, n = inputs["b"].shape[:2]
+        starts, columns = group_starts(pointers), -(-k // self.kind[0])
+        counts = [end - begin for begin, end in zip(pointers, pointers[1:], strict=False)]
+        row = [start + i for start, count in zip(starts, counts, strict=False) for i in range(count)]
+        every = places(max(starts[-1], 128), columns, TILE)
+        size = size_of(starts[-1], columns, TILE)
+        left = Side("a", "a_scale", *self.kind, TILE, every[torch.tensor(row, dtype=torch.int64, device="cpu")], size)
+        return left, self.stacked(1, [n] * groups, k, *self.kind)
+
+    def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:
+        pointers, n = inputs["m_indptr"].tolist(), inputs["b"].shape[1]
+        pairs = zip(pointers, pointers[1:], strict=False)
+        return [Run(slice(i, j), slice(g * n, g * n + n), g) for g, (i, j) in enumerate(pairs) if j > i]
+
+    def extents(self, inputs: Inputs) -> dict[str, int]:
+        bound = super().extents(inputs)
+        pointers = inputs["m_indptr"].tolist()
+        ends = [pointers[0], pointers[-1]] == [0, bound["M"]]
+        if len(pointers) != bound["G"] + 1 or pointers != sorted(pointers) or not ends:
+            raise InputError(f"m_indptr is {pointers}; it rises from 0 to M={bound['M']} in {bound['G'] + 1} entries")
+        return bound
+
+
+POINTERS = TensorSpec("m_indptr", INTEGERS, None, "the first row of each expert, and behind the last the rows in all")
+
+
+@register
+class GroupGemmMxfp4(GroupGemm):
+    name = "group_gemm_mxfp8_mxfp4_nt_groupwise"
+    gpu = True
+    summary = "rows sorted by expert: MXFP8 a [M, K] times MXFP4 b [G, N, K]"
+    source = "FlashInfer group_gemm_mxfp8_mxfp4_nt_groupwise"
+    numerics = EIGHT
+    inputs = (
+        TensorSpec("a", FP8, ("M", "K"), "activation codes, rows sorted by expert"),
+        TensorSpec("b", BYTES, ("G", "N", "K2"), "weight codes, two a byte: [G, N, K/2]"),
+        scale_bytes("a_scale", "a, each group from its start"), scale_bytes("b_scale", "each weight"), POINTERS,
+    )  # fmt: skip
+
+
+@register
+class GroupGemmNvfp4(GroupGemm):
+    name = "group_gemm_nvfp4_nt_groupwise"
+    gpu = True
+    summary = "rows sorted by expert: NVFP4 a [M, K] times b [G, N, K], an alpha for each expert"
+    source = "FlashInfer group_gemm_nvfp4_nt_groupwise"
+    numerics = TWO_LEVEL
+    kind = (NV, UE4M3)
+    inputs = (
+        TensorSpec("a", BYTES, ("M", "K"), "activation codes, two a byte: [M, K/2]"),
+        TensorSpec("b", BYTES, ("G", "N", "K"), "weight codes, two a byte: [G, N, K/2]"),
+        scale_bytes("a_scale", "a, each group from its start"), scale_bytes("b_scale", "each weight"), POINTERS,
+        TensorSpec("alpha", F32, ("G",), "multiplies the sums of an expert", optional=True),
+    )  # fmt: skip
+
+    def factors(self, inputs: Inputs, run: Run) -> Tensor | None:
+        return inputs["alpha"][run.group : run.group + 1] if "alpha" in inputs else None
+
+
+@register
+class ScaledGroupedMmMx(MxProduct):
+    """Groups of rows end at ``offs``; the scales of each lie in tiles of their own, one behind the other, and the
+    memory may be larger. Rows past the last end are unspecified. The recipe is read off the dtypes as in ``scaled_mm``;
+    global scales are one of each group."""
+
+    name = "scaled_grouped_mm_mx"
+    gpu = True
+    summary = "rows sorted by expert: MXFP8, MXFP4 or NVFP4 mat_a [M, K] times mat_b [G, N, K], tight tiles of scales"
+    source = "torch.nn.functional.scaled_grouped_mm, 2-D by 3-D, with BlockWise1x32 or BlockWise1x16; torchao"
+    groups = "offs"
+    names = ("mat_a", "mat_b", "scale_a", "scale_b")
+    inputs = (
+        TensorSpec("mat_a", (*E4M3, *BYTES), ("M", "K"), "codes, rows sorted by expert; of four bits two a byte"),
+        TensorSpec("mat_b", (*E4M3, *BYTES), ("G", "N", "K"), "weight codes"),
+        scale_bytes("scale_a", "mat_a", (UE8M0, UE4M3)), scale_bytes("scale_b", "each weight", (UE8M0, UE4M3)),
+        TensorSpec("offs", INTEGERS, ("G",), "where the rows of each expert end"),
+        TensorSpec("global_scale_a", F32, ("G",), "the second scale of mat_a", optional=True),
+        TensorSpec("global_scale_b", F32, ("G",), "the second scale of mat_b", optional=True),
+    )  # fmt: skip
+    options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
+
+    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        check_recipe(inputs, self.names)
+        return resolved
+
+    def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
+        k, (groups, n), ends = self._depth(inputs, 0), inputs["mat_b"].shape[:2], inputs["offs"].tolist()
+        width, dtype = NV if inputs["scale_a"].dtype is UE4M3 else MX, inputs["scale_a"].dtype
+        counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+        left = self.stacked(0, counts, k, width, dtype)
+        room = replace(left, size=max(left.size, inputs["scale_a"].numel()))
+        return room, self.stacked(1, [n] * groups, k, width, dtype)
+
+    def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:
+        ends, n = inputs["offs"].tolist(), inputs["mat_b"].shape[1]
+        pairs = zip([0, *ends], ends, strict=False)
+        return [Run(slice(i, j), slice(g * n, g * n + n), g) for g, (i, j) in enumerate(pairs) if j > i]
+
+    def factors(self, inputs: Inputs, run: Run) -> Tensor | None:
+        if "global_scale_a" not in inputs:
+            return None
+        return torch.stack([inputs[f"global_scale_{side}"][run.group] for side in "ab"])
+
+    def extents(self, inputs: Inputs) -> dict[str, int]:
+        bound, ends = super().extents(inputs), inputs["offs"].tolist()
+        if ends != sorted(ends) or ends[0] < 0 or ends[-1] > bound["M"]:
+            raise InputError(f"offs are {ends}; they run from 0 to at most {bound['M']} and never back")
+        if ends[-1] == 0:
+            raise InputError("offs are all zero: no row is real and there is nothing to judge")
+        return bound
+
+
+# --- DeepGEMM -----------------------------------------------------------------------------------------------------
+
+
+class Fp8Fp4(MxProduct):
+    """Codes of eight bits, or two of four in a byte, on either side; the scales are float32 powers of two as a matrix
+    ``[rows / gran_n, ceil(K / gran_k)]``. One chain over K of kind mxf8f6f4, whatever the codes are."""
+
+    numerics = EIGHT
+    options: ClassVar[tuple[OptionSpec, ...]] = (
+        OptionSpec("out_dtype", None, (None, torch.bfloat16, torch.float32), "dtype of the output"),
+        OptionSpec("gran_k_a", 128, (32, 128), "codes of a that share a scale"),
+        OptionSpec("gran_k_b", 32, (32, 128), "codes of b that share a scale"),
+        OptionSpec("gran_n", 1, (1, 128), "rows of b that share a scale"),
+    )
+
+    def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
+        k = self._depth(inputs, 0)
+        a, b = (self._rows(inputs[name]) for name in ("a", "b"))
+        height = int(str(options.get("gran_n", 1)))
+        weights, n = b // inputs["b"].shape[-2], inputs["b"].shape[-2]
+        left, right = int(str(options.get("gran_k_a", 128))), int(str(options.get("gran_k_b", 32)))
+        each, columns = -(-n // height), -(-k // right)
+        row = torch.arange(weights, device="cpu")[:, None] * each + torch.arange(n, device="cpu")[None, :] // height
+        at = row.reshape(-1, 1) * columns + torch.arange(columns, device="cpu")[None, :]
+        of_b = Side("b", "b_scale", right, torch.float32, LINEAR, at, weights * each * columns)
+        return self.tiled(0, a, k, left, torch.float32, LINEAR), of_b
+
+    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        shapes = scale_shapes(inputs, resolved)
+        for name, due in zip(("a_scale", "b_scale"), shapes, strict=True):
+            if tuple(inputs[name].shape) != due:
+                raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; codes and options take {list(due)}")
+            scale = inputs[name].double()
+            if not bool(((torch.frexp(scale)[0] == 0.5) & torch.isfinite(scale)).all()):
+                raise InputError(f"{name} holds a value that is no power of two; the kernel takes its exponent alone")
+        return resolved
+
+    def check_side(self, side: Side, k: int) -> None:
+        if k % 32:
+            raise ShapeError(f"K={k} is not a multiple of 32; pad K with zeros")
+
+    def numerics_of(self, call: Call) -> Mapping[str, tuple[str, ...]]:
+        return EIGHT
+
+    @staticmethod
+    def _rows(x: Tensor) -> int:
+        return x.shape[:-1].numel()
+
+
+def scale_shapes(inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the scales of a DeepGEMM product."""
+    a, b = inputs["a"], inputs["b"]
+    k = a.shape[-1] * (1 if a.is_floating_point() else 2)
+    of_a, of_b, height = (int(str(options[name])) for name in ("gran_k_a", "gran_k_b", "gran_n"))
+    return (*a.shape[:-1], -(-k // of_a)), (*b.shape[:-2], -(-b.shape[-2] // height), -(-k // of_b))
+
+
+CODES = (*E4M3, *BYTES)
+POWERS = "float32 powers of two, [rows, ceil(K / gran_k)]"
+
+
+def _fp8_fp4(*lead: str, weight: tuple[str, ...] = (), last: tuple[TensorSpec, ...] = ()) -> tuple[TensorSpec, ...]:
+    """The inputs of a form of the product."""
+    return (
+        TensorSpec("a", CODES, (*lead, "K"), "activation codes; of four bits two a byte"),
+        TensorSpec("a_scale", F32, None, POWERS, contiguous=True),
+        TensorSpec("b", CODES, (*weight, "N", "K2"), "weight codes; of four bits two a byte"),
+        TensorSpec("b_scale", F32, None, POWERS, contiguous=True),
+        *last,
+    )
+
+
+@register
+class Fp8Fp4GemmNt(Fp8Fp4):
+    name = "fp8_fp4_gemm_nt"
+    gpu = True
+    summary = "a [M, K] times b [N, K] transposed, E4M3 or E2M1 codes, power-of-two scales of 32 or 128"
+    source = "DeepGEMM 2.6.1 fp8_fp4_gemm_nt"
+    inputs = _fp8_fp4("M")
+
+
+@register
+class GroupedFp8Fp4Contiguous(Fp8Fp4):
+    name = "m_grouped_fp8_fp4_gemm_nt_contiguous"
+    gpu = True
+    summary = "rows sorted by expert in one matrix, -1 for padding; E4M3 or E2M1 codes"
+    source = "DeepGEMM 2.6.1 m_grouped_fp8_fp4_gemm_nt_contiguous"
+    groups = "m_indices"
+    row_unit = RUN
+    inputs = _fp8_fp4("M", weight=("G",), last=(TensorSpec("m_indices", INTEGERS, ("M",), "expert of a row, or -1"),))
+
+    def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:
+        indices, n = inputs["m_indices"], inputs["b"].shape[1]
+        found = [g for g in torch.unique(indices).tolist() if g >= 0]
+        return [Run(torch.nonzero(indices == g)[:, 0], slice(g * n, g * n + n), g) for g in found]
+
+    def extents(self, inputs: Inputs) -> dict[str, int]:
+        bound = super().extents(inputs)
+        low, high = int(inputs["m_indices"].min()), int(inputs["m_indices"].max())
+        if low < -1 or high >= bound["G"] or high < 0:
+            raise InputError(f"m_indices runs from {low} to {high}; experts are 0..{bound['G'] - 1}, padding is -1")
+        return bound
+
+
+@register
+class GroupedFp8Fp4Masked(Fp8Fp4):
+    name = "m_grouped_fp8_fp4_gemm_nt_masked"
+    gpu = True
+    summary = "one matrix for each expert, of which the first masked_m[g] rows are real; E4M3 or E2M1 codes"
+    source = "DeepGEMM 2.6.1 m_grouped_fp8_fp4_gemm_nt_masked"
+    groups = "masked_m"
+    inputs = _fp8_fp4("G", "M", weight=("G",), last=(TensorSpec("masked_m", INTEGERS, ("G",), "real rows of a group"),))
+
+    def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:
+        m, n, counts = inputs["a"].shape[1], inputs["b"].shape[1], inputs["masked_m"].tolist()
+        return [Run(slice(g * m, g * m + c), slice(g * n, g * n + n), g) for g, c in enumerate(counts) if c]
+
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
+        return *inputs["a"].shape[:2], inputs["b"].shape[1]
+
+    def extents(self, inputs: Inputs) -> dict[str, int]:
+        bound, counts = super().extents(inputs), inputs["masked_m"].tolist()
+        if not any(counts) or not all(0 <= c <= bound["M"] for c in counts):
+            raise InputError(f"masked_m is {counts}; a group has 0..{bound['M']} real rows, and one has some")
+        return bound
