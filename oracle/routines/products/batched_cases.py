@@ -55,10 +55,8 @@ def _with_summand(case: Case) -> dict[str, Tensor]:
 
 
 def _k_grouped(case: Case) -> dict[str, Tensor]:
-    """Groups of 0, 128, K and then any number of steps of K; one group has all of it."""
-    m, n, k, g = case["m"], case["n"], case["k"], case["g"]
-    if k % 128:
-        raise CaseError(f"k={k} of {case.contract} is no multiple of 128, the steps of a group")
+    """Groups of K (cut into whole blocks), 0, 128 and then any number of steps."""
+    m, n, k, g = case["m"], case["n"], -(-case["k"] // 128) * 128, case["g"]
     drawn = (128 * case.stream("ks").integers(0, k // 128 + 1, (g,))).tolist()
     ks = [k, 0, 128, *drawn][:g]
     codes = {side: data.operand(case.label(side), case.family, rows, sum(ks), dtype=dtype, side=side)
@@ -91,9 +89,9 @@ def _spans(case: Case, unit: int = 1) -> list[tuple[int, int]]:
     """Runs of ``unit`` rows or multiples of it: of several experts the first has none and the second the fewest rows;
     the last eighth of the rows, where it has a unit, belongs to no expert."""
     m, g = case["m"], case["g"]
-    if m % unit:
-        raise CaseError(f"m={m} of {case.contract} is no multiple of {unit}, the rows of a run")
-    used = (m - m // 8) // unit
+    if m < unit:
+        raise CaseError(f"m={m} of {case.contract} leaves no run of {unit} rows")
+    used = max(unit, m - m // 8) // unit
     ends = case.stream("runs").integers(min(1, used), used + 1, (g,))
     ends.sort()
     ends[-1] = used
