@@ -168,7 +168,8 @@ def calls() -> dict[str, Callable[[], object]]:
             k.fp8_gemm_nt_skip_head_mid, headed, (a, sa), (b, sb), (128, 64, 128)
         ),
         "fp8_einsum": lambda: into(
-            functools.partial(k.fp8_einsum, "bhr,hdr->bhd"), out[:, None], (a[:, None], sa[:, None]), (b[None], sb[None])
+            functools.partial(k.fp8_einsum, "bhr,hdr->bhd"), out[:, None],
+            (a[:, None], sa[:, None]), (b[None], sb[None]),
         ),
         "bmm_fp8": lambda: k.bmm_fp8(cube, three.mT, one, one, torch.bfloat16),
         "gemm_fp8_nt_groupwise": lambda: k.gemm_fp8_nt_groupwise(a, b, sa, sb),
