@@ -24,7 +24,7 @@ from torch import Tensor
 from kernels.backends._host import ALIGNMENT, column_major, dense, is_other_device, on_its_device, packed
 from kernels.backends.declaration import Backend
 from kernels.config import current_config
-from kernels.errors import MissingPackageError
+from kernels.errors import MissingPackageError, OptionError
 from kernels.fast import deep_gemm as direct
 from kernels.support import BLOCK, GEMMS
 
@@ -54,6 +54,8 @@ LEGACY = frozenset(
     {"gemm_fp8_fp8_bf16_nt", "m_grouped_gemm_fp8_fp8_bf16_nt_contiguous", "m_grouped_gemm_fp8_fp8_bf16_nt_masked"}
 )
 """Names in the first release, whose kernels take TMA-aligned scales and have no UE8M0 option."""
+STORED = 64
+"""Columns of one store of a bf16 tile (128 bytes, the widest swizzle)."""
 MASKED_TILE = 128
 """Each group of a masked product is padded to a multiple of this many rows: the kernel stores whole tiles of up to 128
 rows, so that a shorter group overwrites the next one (seen on an H200 with 17 rows a group)."""
@@ -256,12 +258,18 @@ def skip_head_mid(
     splits: tuple[int, int, int],
     disable_ue8m0_cast: bool,
 ) -> None:
-    """Dense product into the heads' columns of ``out``, whose gaps stay as they are."""
+    """Dense product into the heads' columns of ``out``, whose gaps stay as they are.
+
+    The kernel stores up to 64 columns at once, and does not compile for splits that are no multiples of what it stores.
+    """
+    if any(part % STORED for part in splits):
+        raise OptionError(f"head_splits {splits}: DeepGEMM takes multiples of {STORED}")
     target = writable(out)
     if target is not out:
         target.copy_(out)
     left, right = (addressable(a), _row_scale(a_scale)), (addressable(b), _weight_scale(b_scale))
-    symbol("skip_head_mid")[0](left, right, target, splits, disable_ue8m0_cast=disable_ue8m0_cast)
+    recipe = (1, BLOCK, BLOCK)
+    symbol("skip_head_mid")[0](left, right, target, splits, recipe=recipe, disable_ue8m0_cast=disable_ue8m0_cast)
     if target is not out:
         out.copy_(target)
 

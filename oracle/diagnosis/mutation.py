@@ -389,8 +389,9 @@ def _random_case(contract: str, stream: data.Stream) -> Case:
 
 def _variants(case: Case, stream: data.Stream, only: str | None) -> Iterator[Variant]:
     contract, options = get(case.contract), case.call_options()
-    call = Call(contract, case.inputs(), options, out_dtype=case.out_dtype if "-" in case.dtypes else torch.bfloat16)
+    dtype = case.out_dtype if "-" in case.dtypes else torch.bfloat16
     try:
+        call = Call(contract, case.inputs(), options, out_dtype=dtype)
         call = replace(call, inputs=poisoned(call.checked()))
     except OracleError:
         return  # the random extents do not suit the contract

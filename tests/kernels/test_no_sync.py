@@ -68,6 +68,9 @@ def calls() -> dict[str, Callable[[], object]]:
     w13, w2 = made(2, 2 * N, K, dtype=FP8), made(2, K, N, dtype=FP8)
     kept = functools.cache(lambda: (kernels.prepare_blockscale_linear(b, sb), kernels.prepare_fp8_gemm_nt((b, sb))))
     wide, ends = made(N, K, seed=2), integers(10, M)
+    sums, headed, borders = torch.zeros(2, M, N, device=DEVICE), out.new_zeros(M, N + 64), integers(0, 8, M)
+    sizes, int4 = torch.tensor([[8, N, K], [M - 8, N, K]], dtype=torch.int32, device=DEVICE), (b.view(torch.int8) % 8)
+    int4_scale = scales(2, N).to(FP8)
     block_layer = kernels.FlashInferFp8DeepGEMMDynamicBlockScaledKernel(use_deep_gemm_e8m0=True)
     moe = torch.nn.Module()
     torch_linear = {"qinput": a, "weight": b.t(), "out_dtype": torch.bfloat16}
@@ -151,6 +154,38 @@ def calls() -> dict[str, Callable[[], object]]:
             k.fp8_m_grouped_gemm_nt_masked, cube_out, (cube, scales(2, 128, 2)), (three, threes), counts, 64
         ),
         "scaled_grouped_mm": lambda: k.scaled_grouped_mm(a, three, token, scales(2, N), ends),
+        "fp8_gemm_nn": lambda: into(k.fp8_gemm_nn, out, (a, sa), (b.mT, sb.mT)),
+        "fp8_gemm_tn": lambda: into(k.fp8_gemm_tn, out, (a.mT, sa.mT), (b.mT, sb.mT)),
+        "fp8_gemm_tt": lambda: into(k.fp8_gemm_tt, out, (a.mT, sa.mT), (b, sb)),
+        "fp8_gemm_nt_1d1d": lambda: into(k.fp8_gemm_nt_1d1d, sums[0], (a, sa), (b, scales(N, 2))),
+        "k_grouped_fp8_gemm_nt_contiguous": lambda: k.k_grouped_fp8_gemm_nt_contiguous(
+            (a.flatten(), sa), (b.flatten(), scales(N, 2)), sums, (0, K), integers(0, K), c=sums.clone()
+        ),
+        "m_grouped_fp8_gemm_nn_contiguous": lambda: into(
+            k.m_grouped_fp8_gemm_nn_contiguous, tall_out, (tall, tall_scale), (three.mT, threes.mT), rows
+        ),
+        "fp8_gemm_nt_skip_head_mid": lambda: into(
+            k.fp8_gemm_nt_skip_head_mid, headed, (a, sa), (b, sb), (128, 64, 128)
+        ),
+        "fp8_einsum": lambda: into(
+            functools.partial(k.fp8_einsum, "bhr,hdr->bhd"), out[:, None],
+            (a[:, None], sa[:, None]), (b[None], sb[None]),
+        ),
+        "bmm_fp8": lambda: k.bmm_fp8(cube, three.mT, one, one, torch.bfloat16),
+        "gemm_fp8_nt_groupwise": lambda: k.gemm_fp8_nt_groupwise(a, b, sa, sb),
+        "batch_deepgemm_fp8_nt_groupwise": lambda: k.batch_deepgemm_fp8_nt_groupwise(
+            cube, three, scales(2, 128, 2), threes, counts, 64
+        ),
+        "group_gemm_fp8_nt_groupwise": lambda: k.group_gemm_fp8_nt_groupwise(a, three, sa, threes, borders),
+        "cutlass_blockwise_scaled_grouped_mm": lambda: k.cutlass_blockwise_scaled_grouped_mm(
+            a, three, sa, threes, borders[:2], sizes
+        ),
+        "cutlass_moe_mm": lambda: k.cutlass_moe_mm(a, three, token, scales(2, 1), borders[:2], sizes),
+        "grouped_mm_fp8": lambda: k.grouped_mm_fp8(a, three, borders, one),
+        "cutlass_w4a8_mm": lambda: k.cutlass_w4a8_mm(a, int4, int4_scale, channel, token),
+        "cutlass_w4a8_moe_mm": lambda: k.cutlass_w4a8_moe_mm(
+            a, int4.expand(2, N, K), int4_scale.expand(2, 2, N), scales(2, N), token, borders[:2], sizes
+        ),
         "fp8_mqa_logits": lambda: k.fp8_mqa_logits(q, (keys, key_scale), weights, low, high),
         "fp8_paged_mqa_logits": lambda: k.fp8_paged_mqa_logits(
             q[:2].unsqueeze(1), cache, weights[:2], lens, tables, schedule, 128

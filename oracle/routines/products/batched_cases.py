@@ -22,8 +22,8 @@ from oracle.routines.case import Case, Grammar, out_dtype, seeds
 from oracle.routines.products import cases
 from oracle.routines.products.cases import GRAMMARS as PLAIN
 
-HEADS = (64, 32, 64)
-"""Columns of a head before its gap, in it and behind it."""
+HEADS = (128, 64, 64)
+"""Columns of a head before its gap, in it and behind it; multiples of 64, as DeepGEMM stores them."""
 BLOCK, ROW = "1x128:128x128", "token:channel"
 
 
@@ -55,10 +55,8 @@ def _with_summand(case: Case) -> dict[str, Tensor]:
 
 
 def _k_grouped(case: Case) -> dict[str, Tensor]:
-    """Groups of 0, 128, K and then any number of steps of K; one group has all of it."""
-    m, n, k, g = case["m"], case["n"], case["k"], case["g"]
-    if k % 128:
-        raise CaseError(f"k={k} of {case.contract} is no multiple of 128, the steps of a group")
+    """Groups of K (cut into whole blocks), 0, 128 and then any number of steps."""
+    m, n, k, g = case["m"], case["n"], -(-case["k"] // 128) * 128, case["g"]
     drawn = (128 * case.stream("ks").integers(0, k // 128 + 1, (g,))).tolist()
     ks = [k, 0, 128, *drawn][:g]
     codes = {side: data.operand(case.label(side), case.family, rows, sum(ks), dtype=dtype, side=side)
@@ -91,9 +89,9 @@ def _spans(case: Case, unit: int = 1) -> list[tuple[int, int]]:
     """Runs of ``unit`` rows or multiples of it: of several experts the first has none and the second the fewest rows;
     the last eighth of the rows, where it has a unit, belongs to no expert."""
     m, g = case["m"], case["g"]
-    if m % unit:
-        raise CaseError(f"m={m} of {case.contract} is no multiple of {unit}, the rows of a run")
-    used = (m - m // 8) // unit
+    if m < unit:
+        raise CaseError(f"m={m} of {case.contract} leaves no run of {unit} rows")
+    used = max(unit, m - m // 8) // unit
     ends = case.stream("runs").integers(min(1, used), used + 1, (g,))
     ends.sort()
     ends[-1] = used
@@ -253,9 +251,9 @@ GRAMMARS: Mapping[str, Grammar] = {
         extra=("e4m3xe4m3-bf16/1x128:128x128/m=128,n=136,k=200,g=2/family=randn/seed=1",),
     ),
     "fp8_gemm_nt_skip_head_mid": replace(
-        _grammar(MNK, (BLOCK,), cases.product, ("m=1,n=128,k=128", "m=33,n=256,k=384"), "m=17,n=384,k=256"),
+        _grammar(MNK, (BLOCK,), cases.product, ("m=1,n=192,k=128", "m=33,n=192,k=384"), "m=17,n=384,k=256"),
         call=lambda case: out_dtype(case) | dict(zip(("left", "mid", "right"), HEADS, strict=True)),
-        domain="n % 128 == 0",
+        domain="n % 192 == 0",
     ),
     "fp8_einsum": _grammar(
         MNKG, (BLOCK,), _einsum, ("m=1,n=128,k=128,g=1", "m=33,n=136,k=384,g=3"), "m=17,n=128,k=256,g=2",
@@ -314,7 +312,7 @@ GOLDENS = (
     *_golden("fp8_gemm_nt_1d1d", "m=5,n=24,k=256/c=f32", "randn", "exact"),
     *_golden("k_grouped_fp8_gemm_nt_contiguous", "m=3,n=8,k=256,g=3", "randn", "codes", "exact"),
     *_golden("m_grouped_fp8_gemm_nn_contiguous", "m=128,n=8,k=128,g=2", "randn"),
-    *_golden("fp8_gemm_nt_skip_head_mid", "m=3,n=128,k=256", "randn"),
+    *_golden("fp8_gemm_nt_skip_head_mid", "m=3,n=192,k=256", "randn"),
     *_golden("fp8_einsum", "m=3,n=24,k=256,g=2", "randn", "codes"),
     *_golden("bmm_fp8", "m=3,n=24,k=256,g=2", "randn", "codes"),
     *_golden("grouped_mm_fp8", "m=9,n=24,k=128,g=3", "randn", "codes"),

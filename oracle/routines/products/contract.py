@@ -139,7 +139,7 @@ class ProductContract(Contract):
 
     def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> Tensor:
         out_dtype = self.check(inputs, options)["out_dtype"]
-        out_dtype = torch.bfloat16 if out_dtype is None else out_dtype
+        out_dtype = self.out_dtypes[0] if out_dtype is None else out_dtype
         assert isinstance(out_dtype, torch.dtype)
         call = Call(self, inputs, options, out_dtype=out_dtype)
         schedule = get_schedule(numerics or self.arithmetics(call)[0])

@@ -300,7 +300,7 @@ def _later(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return made | {"m_indptr": borders}
     sizes, starts = inputs["problem_sizes"].clone(), inputs["expert_offsets"].clone()
     ends = torch.minimum(starts + sizes[:, 0] + 1, torch.full_like(starts, rows))
-    ends[-1] -= ends[-1] > starts[-1] + sizes[-1, 0]
+    ends[-1] = starts[-1] + sizes[-1, 0]
     starts[1:] = ends[:-1]
     sizes[:, 0] = (ends - starts).clamp(min=0)
     return made | {"problem_sizes": sizes, "expert_offsets": starts}
