@@ -1,8 +1,8 @@
 """The interval of a kernel's rotation ``y = (x c - x' s) f`` in float32.
 
 Two products, their sum and the factor: with or without fused multiply-adds each product meets at most one rounding and
-the sum one, so before the factor ``|computed - exact| <= 2 u (|x c| + |x' s|) + 2^-148`` (a subnormal product or sum errs
-by 2^-150 each); the factor adds one rounding, which is the last. Source: Higham, ch. 2 and 3.
+the sum one, so before the factor ``|computed - exact| <= 2 u (|x c| + |x' s|) + 2^-148`` (a subnormal product or sum
+errs by 2^-150 each); the factor adds one rounding, which is the last. Source: Higham, ch. 2 and 3.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 place). ``quant_scale`` multiplies: it is the inverse of the scale that dequantises. Nothing is rounded in between but
 float32 operations (:mod:`oracle.bounds.rotary`).
 
-Source: FlashInfer flashinfer/rope.py, include/flashinfer/pos_enc.cuh RopeQuantizeKernel (0.6.18.post1). Not covered: E5M2,
-a head dim that is rotated in part, appending to a paged cache.
+Source: FlashInfer flashinfer/rope.py, include/flashinfer/pos_enc.cuh RopeQuantizeKernel (0.6.18.post1). Not covered:
+E5M2, a head dim that is rotated in part, appending to a paged cache.
 """
 
 from __future__ import annotations
