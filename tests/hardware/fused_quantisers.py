@@ -5,7 +5,7 @@
 
 Subjects are ``triton`` (this package), ``vllm`` (its compiled operators: ``FP8_KERNELS_VLLM_C`` names the library that
 holds ``silu_and_mul_quant`` and the norms), ``sgl`` (``FP8_KERNELS_SGL_OPS``), ``flashinfer``. A call that a library
-does not document is not offered. Judging takes the quick profile on the CPU; a failure is printed with what explains it.
+does not document is not offered. Judging takes the quick profile on the CPU; a failure is printed with its explanation.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ def _on_host(x: Tensor) -> Tensor:
 
 
 def measure(out: Path) -> int:
-    """Device time of one call at ``ROWS x COLUMNS`` by replays of graphs of ten, in turns, and the share that this is of
-    the rate of a copy of as many bytes."""
+    """Device time of a call at ``ROWS x COLUMNS`` by replays of graphs of ten, in turns, and its share of the rate of a
+    copy of as many bytes."""
     from hardware.timings import device_microseconds, replay_of
 
     generator = torch.Generator(device="cuda").manual_seed(1)
