@@ -218,6 +218,9 @@ NORMS = (
 )  # fmt: skip
 
 
+ROTARY = ("rope_quantize_fp8", "mla_rope_quantize_fp8")
+
+
 def fused(verb: Callable[..., Any]) -> Runner:
     """Fused quantisers: codes, or codes and a scale, or these and the sum with a residual."""
 

@@ -2,6 +2,7 @@
 
     silu(gate) * up          static, in groups of a row, in groups of the rows that experts use
     rms_norm(x [+ residual]) static, per token, in groups of a row
+    rope(q), rope(k)         times a given factor, with the columns that are not rotated
 
 ``rounding`` says where the value is rounded to the dtype of ``x`` before it is quantised: ``each`` (after every step,
 as vLLM's unfused operators store it), ``product`` (once) or ``none`` (float32 until the cast). Scales multiply on
@@ -244,6 +245,78 @@ def rms_norm_per_block_quant(
         return q, scale, z if residual is not None else None
     run = _route("quant_norm", device, x, group_size)
     return run.norm_group(x, weight, residual, epsilon, group_size, scale_ub, is_scale_transposed)
+
+
+# --- rotary embeddings -----------------------------------------------------------------------------------------------
+
+
+@checks.verb
+def rope_quantize_fp8(
+    q_rope: Tensor, k_rope: Tensor, q_nope: Tensor, k_nope: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor,
+    is_neox: bool = True, quant_scale_q: float = 1.0, quant_scale_kv: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """``sat(rope(x) * quant_scale)`` of the rotated columns and ``sat(x * quant_scale)`` of the others, in E4M3.
+
+    Parameters
+    ----------
+    q_rope, q_nope
+        ``[T, H, D]`` and ``[T, H, N]`` bf16 or f16, D even.
+    k_rope, k_nope
+        ``[T, G, D]`` and ``[T, G, N]``, or ``[T, D]`` and ``[T, N]`` (MLA), of the same dtype.
+    cos_sin_cache
+        ``[S, D]`` float32: D/2 cosines, then D/2 sines of each position.
+    pos_ids
+        ``[T]`` int32 or int64, positions below S (not checked on the host).
+    is_neox
+        Partners half a head apart; else neighbours.
+    quant_scale_q, quant_scale_kv
+        Factors: the inverses of the scales that dequantise.
+
+    Returns
+    -------
+    q_rope, k_rope, q_nope, k_nope
+        E4M3 of the same shapes.
+    """
+    checks.dtype("q_rope", checks.rank("q_rope", q_rope, 3), torch.bfloat16, torch.float16)
+    for name, x in (("k_rope", k_rope), ("k_nope", k_nope)):
+        checks.dtype(name, checks.rank(name, x, 2, 3), q_rope.dtype)
+    checks.dtype("q_nope", checks.rank("q_nope", q_nope, 3), q_rope.dtype)
+    tokens, heads, depth = q_rope.shape
+    checks.multiple("D", depth, 2, "rotated columns come in pairs")
+    checks.shape("q_nope", q_nope, (tokens, heads, q_nope.shape[2]), "the heads of q_rope")
+    checks.shape("k_rope", k_rope, (tokens, *k_rope.shape[1:-1], depth), "the tokens and columns of q_rope")
+    checks.shape("k_nope", k_nope, (*k_rope.shape[:-1], k_nope.shape[-1]), "the heads of k_rope")
+    checks.dtype("cos_sin_cache", checks.rank("cos_sin_cache", cos_sin_cache, 2), torch.float32)
+    checks.shape("cos_sin_cache", cos_sin_cache, (cos_sin_cache.shape[0], depth), "a cosine and a sine for each pair")
+    checks.dtype("pos_ids", checks.shape("pos_ids", pos_ids, (tokens,), "a position for each token"),
+                 torch.int32, torch.int64)  # fmt: skip
+    device = checks.same_device(
+        q_rope=q_rope, k_rope=k_rope, q_nope=q_nope, k_nope=k_nope, cos_sin_cache=cos_sin_cache, pos_ids=pos_ids
+    )
+    factors = float(quant_scale_q), float(quant_scale_kv)
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.rope_quantize_fp8
+        q1, k1, q2, k2 = op(q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, *factors)
+        return q1, k1, q2, k2
+    run = _route("quant_rope", device, q_rope)
+    (q1, q2), (k1, k2) = (
+        run.rope(rotated, other, cos_sin_cache, pos_ids, is_neox, factor)
+        for rotated, other, factor in ((q_rope, q_nope, factors[0]), (k_rope, k_nope, factors[1]))
+    )
+    return q1, k1, q2, k2
+
+
+@checks.verb
+def mla_rope_quantize_fp8(
+    q_rope: Tensor, k_rope: Tensor, q_nope: Tensor, k_nope: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor,
+    is_neox: bool = True, quant_scale_q: float = 1.0, quant_scale_kv: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """:func:`rope_quantize_fp8` with one key head without an axis of its own: ``k_rope [T, D]``, ``k_nope [T, N]``."""
+    checks.rank("k_rope", k_rope, 2)
+    checks.rank("k_nope", k_nope, 2)
+    return rope_quantize_fp8(
+        q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, quant_scale_q, quant_scale_kv
+    )
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

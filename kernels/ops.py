@@ -255,6 +255,22 @@ def _rms_norm_per_block_quant(
     return q, scale, _without_none(x, z)
 
 
+def _rope_fake(
+    q_rope: Tensor, k_rope: Tensor, q_nope: Tensor, k_nope: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _codes_like(q_rope), _codes_like(k_rope), _codes_like(q_nope), _codes_like(k_nope)
+
+
+@_operator(_rope_fake)
+def _rope_quantize_fp8(
+    q_rope: Tensor, k_rope: Tensor, q_nope: Tensor, k_nope: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor,
+    is_neox: bool, quant_scale_q: float, quant_scale_kv: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return fused.rope_quantize_fp8(
+        q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, quant_scale_q, quant_scale_kv
+    )
+
+
 # --- MX and NVFP4 ------------------------------------------------------------------------------------------------
 
 

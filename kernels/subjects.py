@@ -271,6 +271,10 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "silu_and_mul": ("cast", calls.tensor(moe_layer.silu_and_mul)),
     **{name: ("quant_gated", calls.fused(getattr(fused, name))) for name in calls.GATED},
     **{name: ("quant_norm", calls.fused(getattr(fused, name))) for name in calls.NORMS},
+    **{
+        name: ("quant_rope", calls.named(getattr(fused, name), "q_rope", "k_rope", "q_nope", "k_nope"))
+        for name in calls.ROTARY
+    },
 }
 
 

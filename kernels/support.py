@@ -71,7 +71,7 @@ SGL_WORD = 4
 """Groups to one packed scale of sgl-kernel: K is a multiple of four groups."""
 PLAIN_TORCH_ON_GPU = (
     "quant_tensor", "quant_token", "quant_group", "quant_group_packed", "quant_reciprocal", "quant_gated", "quant_norm",
-    "cast", "layout",
+    "quant_rope", "cast", "layout",
 )  # fmt: skip
 """Operations that plain torch serves on every device."""
 GEMMS = ("fp8_gemm_nt", "dynamic_blockscale", "grouped_contiguous", "grouped_masked")

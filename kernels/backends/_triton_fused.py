@@ -146,3 +146,39 @@ def norm_kernel(
         tl.store(s + at, scale, mask=group < groups)
     y = _quotient(v, tl.broadcast_to(scale[:, None], [GROUPS, LANES]), NATIVE)
     tl.store(q + row * cols + column, _encode(y, NATIVE), mask=inside)
+
+
+@triton.jit
+def rope_kernel(
+    x, other, cache, positions, q, p, rows, heads, x_token, x_head, o_token, o_head,
+    DEPTH: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr,
+    NEOX: tl.constexpr, FACTOR: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Codes of rotated columns ``[tokens, heads, DEPTH]`` and of the others ``[tokens, heads, WIDTH]``, times a factor.
+
+    A program takes BLOCK heads. ``cache`` holds DEPTH/2 cosines, then as many sines, of each position.
+    """
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    token, head, valid = row // heads, row % heads, row < rows
+    factor = (row.to(tl.int32) * 0 + FACTOR).to(tl.float32, bitcast=True)[:, None]
+    lane = tl.arange(0, LANES)
+    inside = valid[:, None] & (lane < DEPTH)[None, :]
+    if NEOX:
+        partner = tl.where(lane < DEPTH // 2, lane + DEPTH // 2, lane - DEPTH // 2)
+        angle, first = lane % (DEPTH // 2), lane < DEPTH // 2
+    else:
+        partner = lane ^ 1
+        angle, first = lane // 2, lane % 2 == 0
+    source = x + (token * x_token + head * x_head)[:, None]
+    v = tl.load(source + lane[None, :], mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(source + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    position = tl.load(positions + token, mask=valid, other=0).to(tl.int64)
+    at = cache + position[:, None] * DEPTH + angle[None, :]
+    cos = tl.load(at, mask=inside, other=0.0)
+    sin = tl.load(at + DEPTH // 2, mask=inside, other=0.0)
+    y = (v * cos - tl.where(first[None, :], u, -u) * sin) * factor
+    tl.store(q + row[:, None] * DEPTH + lane[None, :], _encode(y, NATIVE), mask=inside)
+    column = tl.arange(0, OTHERS)
+    beside = valid[:, None] & (column < WIDTH)[None, :]
+    w = tl.load(other + (token * o_token + head * o_head)[:, None] + column[None, :], mask=beside, other=0.0)
+    tl.store(p + row[:, None] * WIDTH + column[None, :], _encode(w.to(tl.float32) * factor, NATIVE), mask=beside)

@@ -126,6 +126,8 @@ class Backend:
         [Tensor, Tensor, Tensor | None, float, int, Tensor | None, bool], tuple[Tensor, Tensor, Tensor | None]
     ] = _absent
     """``(x, weight, residual, epsilon, group, scale_ub, transposed)``: codes, scales and the sum."""
+    rope: Callable[[Tensor, Tensor, Tensor, Tensor, bool, float], Pair] = _absent
+    """``(rotated, other, cos_sin_cache, pos_ids, is_neox, factor)``: the codes of both."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent
@@ -194,6 +196,7 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "quant_reciprocal": (("reciprocal_quantiser",),),
     "quant_gated": (("gated_static", "gated_group", "gated_group_bf16"),),
     "quant_norm": (("norm_static", "norm_group"),),
+    "quant_rope": (("rope",),),
     "cast": ((),),  # plain torch on every device; nothing is dispatched
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),

@@ -188,6 +188,24 @@ def norm_group(
     return *_groups(value, group, 0.0, 1.0 / (FP8_MAX * 512), scale_ub, None, False, transposed), kept
 
 
+@no_autocast_no_grad
+def rope(
+    rotated: Tensor, other: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor, is_neox: bool, factor: float
+) -> tuple[Tensor, Tensor]:
+    """``sat((x cos - partner sin) * factor)`` and ``sat(other * factor)``, each operation in float32."""
+    x, half = rotated.to(torch.float32), rotated.shape[-1] // 2
+    cos, sin = cos_sin_cache.index_select(0, pos_ids).chunk(2, dim=-1)
+    if is_neox:
+        partner = torch.cat([x[..., half:], -x[..., :half]], dim=-1)
+        cos, sin = (torch.cat([t, t], dim=-1) for t in (cos, sin))
+    else:
+        partner = torch.stack([x[..., 1::2], -x[..., ::2]], dim=-1).flatten(-2)
+        cos, sin = (t.repeat_interleave(2, dim=-1) for t in (cos, sin))
+    if x.dim() == 3:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return saturate((x * cos - partner * sin) * factor), saturate(other.to(torch.float32) * factor)
+
+
 # --- products, on CPU tensors ----------------------------------------------------------------------------------------
 
 
@@ -518,7 +536,7 @@ BACKEND = Backend(
     quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
     quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
     gated_static=gated_static, gated_group=gated_group, gated_group_bf16=gated_group_bf16,
-    norm_static=norm_static, norm_group=norm_group,
+    norm_static=norm_static, norm_group=norm_group, rope=rope,
     linear=linear, block_linear=block_linear, fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=fp8_gemm_nt,
     blockscale_sm90=blockscale_sm90, grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked,
     alignment=alignment, grouped_scaled=grouped_scaled, gemm_1d1d=gemm_1d1d, k_grouped=k_grouped,

@@ -127,6 +127,29 @@ def _norm(
     return q, scale.t() if transposed else scale, z
 
 
+def rope(
+    rotated: Tensor, other: Tensor, cos_sin_cache: Tensor, pos_ids: Tensor, is_neox: bool, factor: float
+) -> tuple[Tensor, Tensor]:
+    """``sat((x cos - partner sin) * factor)`` and ``sat(other * factor)``."""
+    native = library()[1]
+    x, y = (t if t.dim() == 3 else t.unsqueeze(1) for t in (rotated, other))
+    x, y = (t if t.stride(2) == 1 else t.contiguous() for t in (x, y))
+    tokens, heads, depth, width = *x.shape, y.shape[2]
+    q, p = (torch.empty(t.shape, dtype=FP8, device=t.device) for t in (rotated, other))
+    if tokens * heads:
+        lanes, others = _power_of_two(depth), _power_of_two(max(width, 1))
+        block = max(1, ELEMENTS // 2 // max(lanes, others))
+        start = _prepared(
+            "rope_kernel", 4, DEPTH=depth, LANES=lanes, WIDTH=width, OTHERS=others, BLOCK=block, NEOX=is_neox,
+            FACTOR=_bits(factor), NATIVE=native,
+        )  # fmt: skip
+        codes = (q, p) if native else (q.view(torch.uint8), p.view(torch.uint8))
+        pointers = x, y, cos_sin_cache.contiguous(), pos_ids.contiguous(), *codes
+        strides = x.stride(0), x.stride(1), y.stride(0), y.stride(1)
+        start(-(-tokens * heads // block), pointers, (tokens * heads, heads, *strides))
+    return q, p
+
+
 def _bits(value: float) -> int:
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 

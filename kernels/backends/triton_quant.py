@@ -37,6 +37,7 @@ def kernel(p: Problem, machine: Machine) -> str:
     return {
         "quant_group": "group_kernel", "quant_group_packed": "packed_kernel", "quant_token": "token_kernel",
         "quant_gated": "gated_kernel", "quant_norm": "norm_kernel",
+        "quant_rope": "rope_kernel",
     }.get(p.op, "tensor_kernel")  # fmt: skip
 
 
@@ -216,5 +217,5 @@ BACKEND = Backend(
     group_quantiser=group_quantiser, quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
     gated_static=triton_fused.gated_static, gated_group=triton_fused.gated_group,
     gated_group_bf16=triton_fused.gated_group_bf16, norm_static=triton_fused.norm_static,
-    norm_group=triton_fused.norm_group,
+    norm_group=triton_fused.norm_group, rope=triton_fused.rope,
 )  # fmt: skip

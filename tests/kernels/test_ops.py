@@ -77,6 +77,9 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "fused_add_rmsnorm_quant": (x, x + 1, x[0], one, 1e-6),
         "rms_norm_dynamic_per_token_quant": (x, x[0], 1e-6, one, x + 1),
         "rms_norm_per_block_quant": (x, x[0], 1e-6, 128, None, None, True),
+        "rope_quantize_fp8": (
+            x.view(M, 4, 64), x[:, :64], x.view(M, 4, 64), x, torch.ones(M, 64), counts.long().repeat(3), True, 2.0, 0.5
+        ),
         "mxfp8_quantize": (x, "128x4", "rceil", "e4m3"),
         "mxfp8_quantize linear": (x, "linear", "even", "e4m3"),
         "mxfp4_quantize": (x, "8x4", "floor"),
@@ -328,6 +331,9 @@ def graphs_of(make) -> dict[str, Callable[[], object]]:
         "fused_add_rmsnorm_quant": lambda: kernels.fused_add_rmsnorm_quant(x, x, x[0], one),
         "rms_norm_dynamic_per_token_quant": lambda: kernels.rms_norm_dynamic_per_token_quant(x, x[0], scale_ub=one)[:2],
         "rms_norm_per_block_quant": lambda: kernels.rms_norm_per_block_quant(x, x[0], residual=x)[:2],
+        "rope_quantize_fp8": lambda: kernels.mla_rope_quantize_fp8(
+            x.view(M, 4, 64), x[:, :64], x.view(M, 4, 64), x, torch.ones(M, 64), counts.repeat(3)
+        ),
         "mxfp8_quantize": lambda: kernels.mxfp8_quantize(x),
         "mxfp8_quantize linear": lambda: kernels.mxfp8_quantize(x, "linear", "even", "e5m2"),
         "mxfp4_quantize": lambda: kernels.mxfp4_quantize(x, "8x4"),

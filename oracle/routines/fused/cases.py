@@ -147,10 +147,40 @@ def _norm_options(case: Case) -> dict[str, object]:
     return epsilon | {"group_size": 128 if group is None else int(group), "is_scale_transposed": columns}
 
 
+def _rotary(case: Case) -> dict[str, Tensor]:
+    """Positions out of order and repeated; angles whose cosines and sines are no powers of two."""
+    t, h, d, n = (case[name] for name in "thdn")
+    (dtype,), mla = case.operand_dtypes, case.contract.startswith("mla")
+    keys = (t,) if mla else (t, max(1, h // 2))
+
+    def part(name: str, head: tuple[int, ...], width: int) -> Tensor:
+        rows = 1
+        for extent in head:
+            rows *= extent
+        return data.activations(case.label(name), case.family, rows, width, dtype=dtype).reshape(*head, width)
+
+    angles = torch.outer(torch.arange(t + 3, dtype=torch.float64, device="cpu"),
+                         0.37 / (1 + torch.arange(d // 2, dtype=torch.float64, device="cpu")))  # fmt: skip
+    # cosines and sines on a grid of 2^-12: library functions differ in last bits between platforms
+    cache = (torch.cat([angles.cos(), angles.sin()], dim=1) * 4096).round() / 4096
+    return {
+        "q_rope": part("q_rope", (t, h), d), "k_rope": part("k_rope", keys, d), "q_nope": part("q_nope", (t, h), n),
+        "k_nope": part("k_nope", keys, n), "cos_sin_cache": cache.float(),
+        "pos_ids": torch.from_numpy(case.stream("pos_ids").integers(0, t + 3, (t,))).to(torch.int32),
+    }  # fmt: skip
+
+
+def _rotary_options(case: Case) -> dict[str, object]:
+    scaled = case.option("scaled") != "0"
+    factors = {"quant_scale_q": 37.25, "quant_scale_kv": 5.3} if scaled else {}
+    return {"is_neox": case.option("neox") != "0", **factors}
+
+
 _FAMILIES = tuple(data.ACTIVATION_FAMILIES)
 _WIDE = ("bf16-e4m3", "f16-e4m3", "f32-e4m3")
 NORM_SHAPES, NORM_FAMILY_SHAPE = ("m=1,h=128", "m=3,h=384", "m=33,h=640"), "m=21,h=384"
 _NORMS = ids(NORM_SHAPES, NORM_FAMILY_SHAPE)
+ROTARY_SHAPES, ROTARY_FAMILY_SHAPE = ("t=1,h=1,d=16,n=16", "t=5,h=4,d=64,n=128"), "t=7,h=2,d=32,n=64"
 _EPSILON = {"epsilon": ("1e-5",)}
 _DENSE, _MASKED_IDS = ids(SHAPES, FAMILY_SHAPE), ids(MASKED_SHAPES, MASKED_FAMILY_SHAPE)
 _ROUNDINGS = {"rounding": ("product", "none")}
@@ -186,6 +216,14 @@ GRAMMARS: Mapping[str, Grammar] = {
         {"residual": ("1",), "ub": ("5",), "group": ("64",), "columns": ("1",), **_EPSILON}, listed=_NORMS,
         domain="h % 128 == 0",
     ),
+    **{
+        name: Grammar(
+            ("t", "h", "d", "n"), _WIDE[:2], ("tensor",), tuple(f for f in _FAMILIES if f != "range"), _rotary,
+            _rotary_options, {"neox": ("0",), "scaled": ("0",)}, listed=ids(ROTARY_SHAPES, ROTARY_FAMILY_SHAPE),
+            domain="d % 16 == 0, n % 16 == 0",
+        )
+        for name in ("rope_quantize_fp8", "mla_rope_quantize_fp8")
+    },
 }  # fmt: skip
 
 GOLDENS = (
@@ -204,4 +242,7 @@ GOLDENS = (
       for o, f in (("", "randn"), ("residual=1/", "ties"), ("ub=5/", "outlier"))),
     *(f"rms_norm_per_block_quant/bf16-e4m3/1x128/m=3,h=256/{o}family={f}/seed=7"
       for o, f in (("", "randn"), ("residual=1/", "ties"), ("columns=1/", "special"))),
+    *(f"{name}/bf16-e4m3/tensor/t=3,h=2,d=16,n=32/{o}family={f}/seed=7"
+      for name in ("rope_quantize_fp8", "mla_rope_quantize_fp8")
+      for o, f in (("", "randn"), ("neox=0/", "ties"), ("scaled=0/", "special"))),
 )  # fmt: skip

@@ -113,6 +113,14 @@ class FusedContract(Contract):
         """Outputs beside codes and scale, in the dtype of ``x``."""
         return {}
 
+    def given(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The scales that the quantiser is given."""
+        return {name: inputs[name] for name in ("scale", "scale_ub") if name in inputs}
+
+    def codes(self, made: Tensor, inputs: Mapping[str, Tensor], fill: float) -> dict[str, Tensor]:
+        """The outputs that hold codes, from one element for each code of the specified rows; ``fill`` elsewhere."""
+        return {"q": _whole(made, self.rows(inputs), self.shape(inputs), fill)}
+
     def rows(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
         """The specified rows, bool and flat; None where all are."""
         if "masked_m" not in inputs:
@@ -154,7 +162,7 @@ class FusedContract(Contract):
 
     def _inner(self, call: Call) -> Call:
         value = call.once("value", lambda: self.value(call.inputs, call.resolved))
-        recipes, given = self.declared(call.inputs, call.resolved), _given(call.inputs)
+        recipes, given = self.declared(call.inputs, call.resolved), self.given(call.inputs)
         x, (low, high) = value.expected, (rounded_to(e, value.dtype) for e in (value.sets.low, value.sets.high))
         nothing = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
         unknown = nothing if value.sets.open is None else value.sets.open
@@ -201,9 +209,8 @@ class FusedContract(Contract):
 
     def published(self, made: Mapping[str, Tensor], inputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
         """The outputs of the routine from codes and scale of the specified rows; NaN elsewhere."""
-        rows, shape = self.rows(inputs), self.shape(call.inputs)
-        codes = _whole(made["q"].view(torch.uint8), rows, shape, 0x7F).view(made["q"].dtype)
-        found = {"q": codes}
+        rows, shape, dtype = self.rows(inputs), self.shape(call.inputs), made["q"].dtype
+        found = {name: q.view(dtype) for name, q in self.codes(made["q"].view(torch.uint8), inputs, 0x7F).items()}
         if "scale" in self.returns:
             recipe = self.declared(call.inputs, call.resolved)[0]
             scale = _whole(made["scale"], rows, grid(shape, recipe.block).scale_shape, torch.nan)
@@ -217,7 +224,7 @@ class FusedContract(Contract):
         value = self.value(given, options) if moved else call.once("value", lambda: self.value(given, options))
         x = fold(call, faults, Stage.STORE, value.expected)
         x = matrix_of(x, self.rows(given))
-        inside = Call(Inner(call, self.declared(given, options), None), {"x": x, **_given(given)})
+        inside = Call(Inner(call, self.declared(given, options), None), {"x": x, **self.given(given)})
         rest = tuple(fault for fault in faults if not {Stage.READ, Stage.OPTIONS} & set(fault.changes))
         made = run_quantiser(inside, rest)
         found = self.published(made, given, call)
@@ -250,8 +257,8 @@ class FusedContract(Contract):
         inner = self.inner(call)
         bad = inner.contract.refused(inner, self.split(given, call), self.split(right, call))
         assert bad is not None
-        rows, shape = self.rows(call.inputs), self.shape(call.inputs)
-        found = {"q": _whole(bad["q"], rows, shape, 0)}
+        rows = self.rows(call.inputs)
+        found = self.codes(bad["q"], call.inputs, 0)
         if "scale" in self.returns:
             found["scale"] = _whole(bad["scale"], rows, tuple(given["scale"].shape), 0)
         for name, sets in self.others(call.inputs, call.resolved).items():
@@ -279,20 +286,17 @@ class FusedSets(Sets):
         """The sets of the first recipe for the expected scale; rows that are not specified are free."""
         found = self.quantiser.ranges(self.contract.split(expected, self.call))
         assert found is not None
-        rows, made = self.contract.rows(self.call.inputs), dict[str, Range]()
-        for name, r in found.items():
-            if name in expected:
-                shape = tuple(expected[name].shape)
-                low, high = (_bytes_whole(end, rows, shape) for end in (r.low, r.high))
-                made[name] = Range(low, high, _whole(r.free, rows, shape, 1))
+        inputs, codes = self.call.inputs, found["q"]
+        ends = [self.contract.codes(end.view(torch.uint8), inputs, 0x7F) for end in (codes.low, codes.high)]
+        free, dtype = self.contract.codes(codes.free, inputs, 1), codes.low.dtype
+        made = {name: Range(ends[0][name].view(dtype), ends[1][name].view(dtype), free[name]) for name in free}
+        if "scale" in expected:
+            rows, shape, r = self.contract.rows(inputs), tuple(expected["scale"].shape), found["scale"]
+            low, high = (_whole(end, rows, shape, torch.nan) for end in (r.low, r.high))
+            made["scale"] = Range(low, high, _whole(r.free, rows, shape, 1))
         for name, sets in self.contract.others(self.call.inputs, self.call.resolved).items():
             made[name] = ranged(sets, expected[name].dtype)
         return made
-
-
-def _given(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The scales that the caller gives."""
-    return {name: inputs[name] for name in ("scale", "scale_ub") if name in inputs}
 
 
 def matrix_of(x: Tensor, rows: Tensor | None) -> Tensor:
@@ -310,12 +314,6 @@ def _whole(x: Tensor, rows: Tensor | None, shape: tuple[int, ...], fill: float) 
     out = torch.full((rows.numel(), shape[-1]), fill, dtype=x.dtype, device=x.device)
     out[rows.to(x.device)] = x.reshape(-1, shape[-1])
     return out.reshape(shape)
-
-
-def _bytes_whole(x: Tensor, rows: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    if x.dtype.itemsize > 1 or not x.is_floating_point():
-        return _whole(x, rows, shape, torch.nan)
-    return _whole(x.view(torch.uint8), rows, shape, 0x7F).view(x.dtype)
 
 
 def _spread(rows: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:

@@ -41,7 +41,9 @@ NORM_STATIC = frozenset({
 NORM_DYNAMIC = frozenset({"rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant"})
 NORMED = NORM_STATIC | NORM_DYNAMIC
 STEPWISE = NORMED - {"rmsnorm_quant", "fused_add_rmsnorm_quant"}
-GIVEN = frozenset({"silu_and_mul_quant"}) | NORM_STATIC
+SCALED = frozenset({"silu_and_mul_quant"}) | NORM_STATIC
+ROTATED = frozenset({"rope_quantize_fp8", "mla_rope_quantize_fp8"})
+GIVEN = SCALED | ROTATED
 COMPUTED = GROUPED | NORM_DYNAMIC
 """Contracts that compute their scale."""
 FUSED = COMPUTED | GIVEN
@@ -183,9 +185,9 @@ def nearest_bf16(value: Tensor) -> Tensor:
 
 # --- scales that are given, bounds, rows in use -------------------------------------------------------------
 
-fault("given scale multiplies the value", VALUE, seen="vllm PR 36297", contracts=GIVEN,
+fault("given scale multiplies the value", VALUE, seen="vllm PR 36297", contracts=SCALED,
       read=entry("scale", lambda scale: 1.0 / scale), same_if="the scale is 1")
-fault("given scale ignored", VALUE, seen="pytorch 190449, flashinfer 4979", contracts=GIVEN, read=entry("scale", ones),
+fault("given scale ignored", VALUE, seen="pytorch 190449, flashinfer 4979", contracts=SCALED, read=entry("scale", ones),
       same_if="the scale is 1")
 bounded = need(lambda call: "scale_ub" in call.inputs, "no bound is given")
 fault("upper bound of the fused quantiser ignored", VALUE, seen=MINE + "an optional argument not passed on",
@@ -315,3 +317,58 @@ fault("norm rounded where float32 is promised", CAST, seen="vLLM's norm beside F
       contracts=NORMED - STEPWISE,
       needs=narrow, options=lambda options: options | {"stepwise": True},
       same_if="all products are values of the dtype")
+
+
+# --- the value: a rotary embedding --------------------------------------------------------------------------
+
+ROTARY = Faults(ROTATED)
+fault = ROTARY.declare
+
+
+def _options(**changed):  # type: ignore[no-untyped-def]
+    return lambda options: options | changed
+
+
+def _of(names: tuple[str, ...], change):  # type: ignore[no-untyped-def]
+    """A change of some inputs."""
+    return lambda given: given | {name: change(given[name]) for name in names}
+
+
+def _cache(change):  # type: ignore[no-untyped-def]
+    """A change of cosines and sines."""
+    return entry("cos_sin_cache", lambda cache: torch.cat(change(*cache.chunk(2, dim=-1)), dim=-1))
+
+
+def _through_bf16(call: Call, value: Tensor) -> Tensor:
+    return nearest_bf16(value)
+
+
+fault("rotary pairs of the other style", INDEX, seen=MINE + "is_neox read the other way round",
+      options=lambda options: options | {"is_neox": not options["is_neox"]})
+fault("rotation backwards", ARITHMETIC, seen=MINE + "the sign of the sine", read=_cache(lambda cos, sin: (cos, -sin)),
+      same_if="all positions are 0")
+fault("cosines and sines exchanged", INDEX, seen=MINE + "halves of the cache", read=_cache(lambda cos, sin: (sin, cos)))
+fault("cosines and sines of the next frequency", INDEX, seen=MINE + "a vector load one off",
+      read=_cache(lambda cos, sin: (cos.roll(-1, -1), sin.roll(-1, -1))))
+fault("rotary position ignored", INDEX, seen=MINE + "position of the token in the batch",
+      read=entry("pos_ids", lambda ids: torch.arange(ids.numel(), dtype=ids.dtype, device=ids.device)),
+      same_if="positions are those of the batch")
+fault("rotary position one too large", INDEX, seen=MINE + "positions counted from 1",
+      read=entry("pos_ids", lambda ids: (ids + 1).clamp(max=ids.numel() + 2)))
+fault("rotation left out", ARITHMETIC, seen=MINE + "an early return",
+      read=_cache(lambda cos, sin: (torch.ones_like(cos), torch.zeros_like(sin))), same_if="all positions are 0")
+fault("factor of the query left out", VALUE, seen="sglang 18818, PR 20705", options=_options(quant_scale_q=1.0),
+      same_if="it is 1", needs=need(lambda call: call.resolved["quant_scale_q"] != 1.0, "it is 1"))
+fault("factor of the key left out", VALUE, seen="flashinfer 4979", options=_options(quant_scale_kv=1.0),
+      same_if="it is 1", needs=need(lambda call: call.resolved["quant_scale_kv"] != 1.0, "it is 1"))
+fault("factor of the key used for the query", VALUE, seen="vllm PR 37054",
+      options=lambda options: options | {"quant_scale_q": options["quant_scale_kv"]},
+      needs=need(lambda call: call.resolved["quant_scale_q"] != call.resolved["quant_scale_kv"], "they are equal"))
+fault("factor divides", VALUE, seen="xpu-kernels PR 475",
+      options=lambda options: options | {"quant_scale_q": 1 / options["quant_scale_q"]},
+      needs=need(lambda call: call.resolved["quant_scale_q"] != 1.0, "it is 1"))
+fault("rotated value rounded to bfloat16 before the cast", CAST, seen="TensorRT-LLM PR 14464", store=_through_bf16,
+      same_if="every value is a bfloat16 value")
+fault("other columns of the key taken from the query", INDEX, seen="vllm 42956",
+      read=lambda given: given | {"k_nope": given["q_nope"].reshape(-1)[: given["k_nope"].numel()].reshape(
+          given["k_nope"].shape)})

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from oracle.bounds.interval import Admissible
 from oracle.bounds.norm import U, reciprocal_norm
-from oracle.errors import OptionError, ShapeError
+from oracle.errors import DtypeError, OptionError, ShapeError
 from oracle.numbers import recipes
 from oracle.numbers.formats import FP32, decode, of_dtype
 from oracle.numbers.quantize import WIDE
@@ -51,7 +51,7 @@ class _Norm(FusedContract):
         resolved = super().check(inputs, options)
         for name in ("weight", "residual"):
             if name in inputs and inputs[name].dtype != inputs["x"].dtype:
-                raise ShapeError(f"{name} has dtype {inputs[name].dtype}, x {inputs['x'].dtype}; they are the same")
+                raise DtypeError(f"{name} has dtype {inputs[name].dtype}, x {inputs['x'].dtype}; pass one dtype")
         epsilon = resolved["epsilon"]
         if not isinstance(epsilon, float) or not 0 < epsilon < 1:
             raise OptionError(f"epsilon={epsilon!r} is no float between 0 and 1")
