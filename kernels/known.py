@@ -46,15 +46,18 @@ class Kept(Generic[Run]):
             self._pitches = tuple(x.nbytes // m for x in rows)
             self._guard = fast.guard(weight, rows) or _never
 
-    def rows(self, *rows: Any) -> int:
+    def rows(self, first: Any, *rest: Any) -> int:
         """The number of rows of a call that is like the last checked one, each operand on 16 bytes; else 0."""
-        return self._extent(rows) if self._guard(*rows) else 0
+        return self._extent(first, rest) if self._guard(first, *rest) else 0
 
-    def _extent(self, rows: tuple[Tensor, ...]) -> int:
-        m = rows[0].nbytes // self._pitches[0]
-        for x, pitch in zip(rows, self._pitches, strict=True):
-            if x.nbytes != m * pitch or x.data_ptr() % ALIGNMENT:
-                return 0
+    def _extent(self, first: Tensor, rest: tuple[Tensor, ...]) -> int:
+        m = first.nbytes // self._pitches[0]
+        if first.data_ptr() % ALIGNMENT:
+            return 0
+        if rest:
+            for x, pitch in zip(rest, self._pitches[1:], strict=True):
+                if x.nbytes != m * pitch or x.data_ptr() % ALIGNMENT:
+                    return 0
         return m
 
 
@@ -76,7 +79,7 @@ class Known(Kept[Run]):
         for x in rows:
             if x.untyped_storage().nbytes() < x.nbytes:
                 return 0
-        return self._extent(rows)
+        return self._extent(rows[0], rows[1:])
 
 
 def find(key: object, weight: object, scale: object) -> Known[Any] | None:
