@@ -540,7 +540,7 @@ def other_groups(failure: FailingOutput) -> list[tuple[int, int, str]]:
             continue
         for j, other in enumerate(parts):
             p, q = part.product, other.product
-            if i == j or p.N != q.N or p.b_rows != q.b_rows:
+            if i == j or (p.N, p.K, p.b_rows) != (q.N, q.K, q.b_rows):
                 continue
             for said, b, scale in (("codes", q.b, p.b_scale), ("codes and scales", q.b, q.b_scale)):
                 if correlates(output, exact(replace(p, b=b, b_scale=scale)).hi, bad):

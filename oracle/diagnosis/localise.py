@@ -171,7 +171,7 @@ def _weights(failure: FailingOutput) -> Iterator[Placement]:
     """Experts that fail and are right by the weights of another, in use or not: the same operands for each."""
     call, parts = failure.call, failure.call.parts
     failing = [i for i, part in enumerate(parts) if bool(part.of(failure.bad).any())]
-    if call.operands.groups is None:
+    if call.operands.groups is None or "b_scale" not in call.operands.roles:
         return
     weights, scales = (matrices(call, role, call.inputs[call.operands.roles[role]]) for role in ("b", "b_scale"))
     if len(failing) * len(weights) > FEW:
@@ -225,7 +225,7 @@ def _blocks(failure: FailingOutput) -> Iterator[Placement]:
     first = failing[0].product
     length = first.block if first.B > 1 else CHUNK
     count = -(-first.K // length)
-    if count < 2:
+    if count < 2 or any(part.product.K != first.K for part in failing):
         return
     known = {fault.name: fault.met_in for fault in faults_of(failure.call.contract.name)}
     most = max(failing, key=lambda part: int(part.of(failure.bad).sum()))

@@ -61,12 +61,13 @@ def quantised(call: Call) -> Mapping[str, Tensor]:
 
 
 def each(role: str, function: Callable[..., Tensor]) -> Change:
-    """A READ change: ``function`` rewrites every matrix of ``role`` ("a", "b", "a_scale" or "b_scale")."""
+    """A READ change: ``function`` rewrites every matrix of ``role`` ("a", "b", "a_scale" or "b_scale"), where there is
+    one."""
     change = change_of(function)
 
     def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        name = ROLES[call.contract.name][role]
-        return inputs | {name: _rewritten(call, role, inputs[name], change)}
+        name = ROLES[call.contract.name].get(role)
+        return inputs if name is None else inputs | {name: _rewritten(call, role, inputs[name], change)}
 
     return apply
 
