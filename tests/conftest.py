@@ -37,9 +37,12 @@ gc.disable()
 
 collect_ignore = ["support"]  # another project's suite; test_pytest_plugin.py runs it
 
-settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+# The same examples at each run: the first thirty of what ``--full`` tries, where a test does not name a number.
+for profile, examples in (("repeatable", 30), ("full", 100)):
+    settings.register_profile(
+        profile, max_examples=examples, deadline=None, derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow], print_blob=True,
+    )  # fmt: skip
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
@@ -68,6 +71,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--full"):
+        settings.load_profile("full")
     config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
 
 
@@ -109,6 +114,13 @@ def root() -> Path:
 def fixtures_folder() -> Path:
     """The repository's fixtures, wherever the tests are started."""
     return FIXTURES
+
+
+@pytest.fixture
+def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of verdicts: a failure is judged and not explained, which takes nine tenths of the time."""
+    for module in ("oracle.api", "oracle.harness.runner", "oracle.harness.validation"):
+        monkeypatch.setattr(f"{module}.explain_verdict", lambda verdict, *_, **__: verdict)
 
 
 @pytest.fixture

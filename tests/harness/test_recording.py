@@ -58,6 +58,7 @@ class TestKeep:
         (item,) = replay(kept)
         assert (item.subject, item.arch, item.judge().status) == ("right", "sm90", Status.PASSED)
 
+    @pytest.mark.usefixtures("unexplained")
     def test_wrong_outputs_are_kept_too_and_fail_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
     ) -> None:

@@ -55,6 +55,7 @@ class TestRightKernels:
         assert {"guard zones", "stale state", "every element written", "scale doubled"} <= set(report.watches())
         assert len(report.printed) <= 2000
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_function_is_as_good_as_its_name(self) -> None:
         """``validate`` takes the function itself, and is a verb of the package."""
         assert oracle.validate(right.gemm, GEMM, case=FEW[:1], limit=60).conforms
@@ -107,6 +108,7 @@ class TestBrokenKernels:
     """Each is caught for its own reason, and the run survives."""
 
     @pytest.mark.parametrize(("kernel", "watch", "words"), CAUGHT, ids=[c[0] for c in CAUGHT])
+    @pytest.mark.usefixtures("unexplained")
     def test_caught(self, monkeypatch: pytest.MonkeyPatch, kernel: str, watch: str, words: str) -> None:
         """The watch, and what it says."""
         if kernel not in NEED_PROCESS:
@@ -143,6 +145,7 @@ class TestBrokenKernels:
         assert [f.verdict.status for f in report.findings] == [Status.CRASHED] * 2
         assert "no answer within 3 s" in report.findings[0].verdict.summary and report.workers == 2
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_missing_module(self) -> None:
         """Named, status 2."""
         report = validate("no_such_module:kernel", GEMM, case=FEW)
@@ -151,7 +154,7 @@ class TestBrokenKernels:
     @pytest.mark.usefixtures("in_process")
     def test_the_fault_is_named_and_minimised(self, tmp_path: Path) -> None:
         """From the output alone; the saved file explains itself and is still the same fault."""
-        path, case = tmp_path / "case.safetensors", FEW[0].replace("m=33,n=192,k=384", "m=6,n=128,k=256")
+        path, case = tmp_path / "case.safetensors", FEW[0].replace("m=33,n=192,k=384", "m=6,n=16,k=256")
         report = validate("tests.support.subjects.broken:row_major_scale", GEMM, case=case, limit=60, save=path)
         (wrong,) = [f for f in report.failures if f.watch == NUMBERS]
         assert wrong.verdict.explained_by == ("row-major A scale read as [K/128, align(M, 4)]",)
@@ -216,7 +219,7 @@ class TestBrokenKernels:
         plain = validate("tests.support.subjects.right:slow", GEMM, case=FEW[:1], limit=1.2)
         assert plain.conforms and any("threads: not tried: a call takes" in note for note in plain.notes)
 
-    @pytest.mark.usefixtures("in_process")
+    @pytest.mark.usefixtures("in_process", "unexplained")
     @pytest.mark.parametrize("kernel", ["row_major_scale", "random"])
     def test_a_kernel_that_fails_alone_is_not_reported_for_threads(self, kernel: str) -> None:
         """Numbers that are wrong alone say nothing of threads; other bits that are right are a note at most."""
@@ -233,7 +236,7 @@ SELDOM = ("whole_tiles", "many_rows", "long_k", "wide", "tail", "reads_e5m2_as_e
 class TestReach:
     """The quick profile and a soak meet what kernels switch on."""
 
-    @pytest.mark.usefixtures("in_process")
+    @pytest.mark.usefixtures("in_process", "unexplained")
     @pytest.mark.parametrize("kernel", SELDOM)
     def test_quick_meets_it(self, kernel: str) -> None:
         """On few cases of many: the rest of the kernel is right."""
@@ -250,8 +253,8 @@ class TestReach:
     @pytest.mark.parametrize("contract", sorted(cases.grammars()))
     def test_a_soak_draws_valid_calls(self, contract: str) -> None:
         """The same ones for the same seed, others for another; each parses back."""
-        first = list(islice(drawn(contract, 3), 5))
-        assert first == list(islice(drawn(contract, 3), 5)) != list(islice(drawn(contract, 4), 5))
+        first = list(islice(drawn(contract, 3), 2))
+        assert first == list(islice(drawn(contract, 3), 2)) != list(islice(drawn(contract, 4), 2))
         assert all(cases.parse(str(case)) == case for case in first)
 
     def test_a_soak_draws_everything(self) -> None:
@@ -421,6 +424,7 @@ class TestMemory:
 class TestCommand:
     """``fp8-oracle validate``."""
 
+    @pytest.mark.usefixtures("in_process")
     def test_a_right_kernel(self, cli: Cli) -> None:
         """Status 0 and the word."""
         ran = cli("validate", "tests.support.subjects.right:gemm", "--contract", GEMM, "--case", FEW[0])

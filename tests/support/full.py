@@ -106,6 +106,7 @@ REPEATED = {
     "harness/test_validation.py::TestBrokenKernels::test_only_its_own_watch": "TestBrokenKernels::test_caught",
     "harness/test_validation.py::TestReach::test_a_soak_draws_everything": "TestReach::test_a_soak_draws_valid",
     "harness/test_validation.py::TestReach::test_a_soak_ends": "TestReach::test_a_soak_draws_valid",
+    "harness/test_validation.py::TestRightKernels::test_the_quick_profile": "TestRightKernels::test_conforms",
     "kernels/test_moe_input.py::TestJudged::test_random": "TestJudged",
     "project/test_docs.py::TestPages::test_executed_pages": "TestPages::test_up_to_date",
     "project/test_pytest_plugin.py::TestAnotherProject::test_sabotaged": "TestAnotherProject::test_the_words",

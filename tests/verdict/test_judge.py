@@ -67,6 +67,7 @@ class TestRightOutputsPass:
             verdict = judge(inputs, out, arch=arch, numerics=numerics)
             assert verdict.status is Status.PASSED and "float32" in verdict.basis
 
+    @pytest.mark.usefixtures("unexplained")
     def test_float32_scales_that_overflow_before_the_product(self) -> None:
         inputs = gemm_inputs(m=2, n=3, k=128)
         inputs["a"] = (inputs["a"].float() * 2.0**-9).to(FP8)
@@ -103,6 +104,7 @@ class TestRightOutputsPass:
         assert verdict.status is Status.FAILED and verdict.explained_by
         assert judge(inputs, hopper(inputs), numerics=declared).status is Status.PASSED
 
+    @pytest.mark.usefixtures("unexplained")
     def test_nan_where_nan_is_due(self) -> None:
         inputs = gemm_inputs(n=128)
         inputs["a"].view(torch.uint8)[2, 5] = 0x7F
@@ -186,6 +188,7 @@ class TestSabotage:
     """A check that cannot fail is a defect: every twin of a right output fails, with its place named."""
 
     @pytest.mark.parametrize("sabotage", SABOTAGE, ids=lambda f: f.__name__)
+    @pytest.mark.usefixtures("unexplained")
     def test_is_caught(self, sabotage: Callable[[Inputs], Tensor]) -> None:
         inputs = gemm_inputs(m=8, n=256, k=640)
         assert judge(inputs, hopper(inputs)).status is Status.PASSED
@@ -229,6 +232,7 @@ class TestSabotage:
         assert get("sm90.promote128").promotion is Promotion.FMA
 
 
+@pytest.mark.usefixtures("unexplained")
 class TestMistrust:
     """A pass on data that could not have failed says so; a failure stays a failure."""
 
@@ -328,6 +332,7 @@ class TestScaleKinds:
             oracle.reference("cutlass_scaled_mm", inputs)
 
 
+@pytest.mark.usefixtures("unexplained")
 class TestGrouped:
     """Rows meet the weight of their expert; padding rows are not judged, real ones are."""
 
@@ -371,6 +376,7 @@ class TestGrouped:
             oracle.reference("m_grouped_fp8_gemm_nt_contiguous", inputs)
 
 
+@pytest.mark.usefixtures("unexplained")
 class TestCalls:
     """What a caller may pass, and what is refused with one typed error."""
 

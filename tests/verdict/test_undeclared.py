@@ -80,6 +80,7 @@ class TestFloat32Kernels:
                     verdict = oracle.judge(name, inputs_of(p), FLOAT32[how](p).to(dtype), arch=arch)  # type: ignore[arg-type]
                     assert not verdict.status.is_failure, (kind, verdict.summary)
 
+    @pytest.mark.usefixtures("unexplained")
     def test_the_declared_class_stays_tight_and_the_verdict_names_the_wider_one(self) -> None:
         p = block_scaled("positive", 16, 24, 512, seed=2)
         out = FLOAT32[OUTSIDE](p)
@@ -113,6 +114,7 @@ class TestFloat32Kernels:
 class TestSabotage:
     """What no single class holds fails, and is reported against the usual one."""
 
+    @pytest.mark.usefixtures("unexplained")
     def test_one_element_beyond_both(self) -> None:
         p = block_scaled("positive", 16, 24, 512, seed=2)
         out = FLOAT32[OUTSIDE](p)
@@ -120,6 +122,7 @@ class TestSabotage:
         verdict = oracle.judge("fp8_gemm_nt", inputs_of(p), out)  # type: ignore[arg-type]
         assert verdict.status is Status.FAILED and verdict.basis == "residue bound of sm90.promote128"
 
+    @pytest.mark.usefixtures("unexplained")
     def test_a_mixture_of_two_classes(self) -> None:
         """Every element lies in one of two classes, but the output as a whole in neither."""
         p = block_scaled("positive", 16, 24, 512, seed=2)
@@ -132,6 +135,7 @@ class TestSabotage:
         verdict = oracle.judge("fp8_gemm_nt", inputs, mixed)  # type: ignore[arg-type]
         assert verdict.status is Status.FAILED and verdict.outside < 8 * 24
 
+    @pytest.mark.usefixtures("unexplained")
     def test_a_class_that_claims_nothing_excuses_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         p = block_scaled("positive", 16, 24, 512, seed=2)
         out = predict_product(p, "sm90.promote128", out_dtype=torch.float32)
