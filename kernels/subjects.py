@@ -52,9 +52,10 @@ NUMERICS = {
     **{("deep_gemm", op): "sm90.promote128" for op in ("gemm_1d1d", "k_grouped", "skip_head_mid", "einsum")},
     ("flashinfer", "bmm"): "sm90.chain.product",
     ("flashinfer", "blockscale_sm90"): "sm90.promote128",
+    ("triton_mx", "mx_product"): "sm90.bf16.dequantised",
 }
 SUMS = frozenset(op for _, op in NUMERICS) | {
-    "mx_product", "paged_mqa_logits", "grouped_scaled", "dynamic_blockscale", "moe_trtllm"
+    "paged_mqa_logits", "grouped_scaled", "dynamic_blockscale", "moe_trtllm"
 }  # fmt: skip
 """Operations that accumulate: on a CPU in float32, any order."""
 

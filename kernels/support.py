@@ -154,6 +154,11 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("bias", "none", None, NO_BLOCK_BIAS),
         _need("c", "none", None, "it has no further summand"),
     ),
+    "triton_mx": (
+        *NVIDIA,
+        _need("triton", "none"),
+        _need("sm", ">=", F16_SM, f"needs sm{F16_SM} or newer; this is {{arch}}"),
+    ),
     "cutlass": (
         *NVIDIA,
         _need("vllm_ops", "none"),

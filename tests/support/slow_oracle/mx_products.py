@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from tests.support.slow_oracle.mx import FP4, power
 from tests.support.slow_oracle.numbers import Array, Value, decode, multiply
-from tests.support.slow_oracle.products import Rows, scaled, transposed
+from tests.support.slow_oracle.products import Rows, part, scaled, transposed
 
 E4M3 = "float8_e4m3fn"
 Inputs = Mapping[str, Array]
@@ -75,3 +75,92 @@ def scaled_mm(i: Inputs, o: Options) -> list[int]:
         i["mat_a"], i["mat_b"], i["scale_a"], i["scale_b"], width=16 if dtype == E4M3 else 32, dtype=dtype,
         tiles=(tile, tile), out=str(o["out_dtype"]), alpha=alpha, bias=i["bias"].values() if "bias" in i else None,
     )  # fmt: skip
+
+
+def batched(i: Inputs, o: Options) -> list[int]:
+    """``b [B, K, N]``; the scales of all rows as one matrix, or each matrix in tiles of its own."""
+    (batch, m, _), n = i["a"].shape, i["b"].shape[2]
+    found: list[int] = []
+    for g in range(batch):
+        left, right = values(part(i["a"], g)), values(transposed(part(i["b"], g)))
+        columns = len(left[0]) // 32
+        pairs = []
+        for name, rows in (("a_scale", m), ("b_scale", n)):
+            whole = o["placement"] == "rows"
+            own = range(g * rows, g * rows + rows) if whole else range(rows)
+            start = 0 if whole else g * room(rows, columns)
+            pairs.append(scales(i[name], "e8m0", own, columns, "128x4", start))
+        found += scaled(left, right, *pairs, block=32, b_rows=1, bias=None, dtype=str(o["out_dtype"]))
+    return found
+
+
+def room(rows: int, columns: int) -> int:
+    """Bytes of a matrix of scales in 128x4 tiles."""
+    return -(-rows // 128) * 128 * -(-columns // 4) * 4
+
+
+def pointed(i: Inputs, o: Options, width: int, dtype: str) -> list[int]:
+    """FlashInfer's groups: scales of group g from row floor((first + 127 g) / 128) * 128."""
+    bounds, n = i["m_indptr"].codes, i["b"].shape[1]
+    left = values(i["a"])
+    columns, found = len(left[0]) // width, list[int]()
+    for g, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        if end > first:
+            begin = (first + 127 * g) // 128 * 128
+            sa = scales(i["a_scale"], dtype, range(begin, begin + end - first), columns, "128x4")
+            sb = scales(i["b_scale"], dtype, range(n), columns, "128x4", g * room(n, columns))
+            alpha = i["alpha"].values()[g] if "alpha" in i else Fraction(1)
+            right = values(part(i["b"], g))
+            found += scaled(left[first:end], right, sa, sb, block=width, b_rows=1, bias=None, alpha=alpha,
+                            dtype=str(o["out_dtype"]))  # fmt: skip
+    return found
+
+
+def ended(i: Inputs, o: Options) -> list[int | None]:
+    """torch's groups, each in tiles of its own; rows past the last end are anything."""
+    dtype, n, left = i["scale_a"].dtype, i["mat_b"].shape[1], values(i["mat_a"])
+    width = 16 if dtype == E4M3 else 32
+    columns, first, start, found = len(left[0]) // width, 0, 0, list[int | None]()
+    for g, end in enumerate(i["offs"].codes):
+        if end > first:
+            sa = scales(i["scale_a"], dtype, range(end - first), columns, "128x4", start)
+            sb = scales(i["scale_b"], dtype, range(n), columns, "128x4", g * room(n, columns))
+            alpha: Value = Fraction(1)
+            if "global_scale_a" in i:
+                alpha = multiply(*(i[f"global_scale_{side}"].values()[g] for side in "ab"))
+            right = values(part(i["mat_b"], g))
+            found += scaled(left[first:end], right, sa, sb, block=width, b_rows=1, bias=None, alpha=alpha,
+                            dtype=str(o["out_dtype"]))  # fmt: skip
+        start, first = start + room(end - first, columns), end
+    return found + [None] * ((len(left) - first) * n)
+
+
+def mixed(a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, o: Options) -> list[int]:
+    """DeepGEMM's: each side with its own length of a scale."""
+    of_a, of_b, height = (int(str(o[name])) for name in ("gran_k_a", "gran_k_b", "gran_n"))
+    blocks = range(0, len(a[0]), 32)
+    sa = [[row[k // of_a] for k in blocks] for row in a_scale]
+    sb = [[b_scale[n // height][k // of_b] for k in blocks] for n in range(len(b))]
+    return scaled(a, b, sa, sb, block=32, b_rows=1, bias=None, dtype=str(o["out_dtype"]))
+
+
+def deep(i: Inputs, o: Options) -> list[int | None]:
+    """Dense, contiguous or masked."""
+    if "m_indices" not in i and "masked_m" not in i:
+        return list(mixed(values(i["a"]), values(i["b"]), i["a_scale"].rows(), i["b_scale"].rows(), o))
+    n, found = i["b"].shape[1], list[int | None]()
+    if "masked_m" in i:
+        for g, count in enumerate(i["masked_m"].codes):
+            a, b, sa, sb = (part(i[name], g) for name in ("a", "b", "a_scale", "b_scale"))
+            if count:
+                found += mixed(values(a)[:count], values(b), sa.rows()[:count], sb.rows(), o)
+            found += [None] * ((a.shape[0] - count) * n)
+        return found
+    rows, left = values(i["a"]), i["a_scale"].rows()
+    for m, expert in enumerate(i["m_indices"].codes):
+        if expert < 0:
+            found += [None] * n
+        else:
+            right, sb = values(part(i["b"], expert)), part(i["b_scale"], expert).rows()
+            found += mixed(rows[m : m + 1], right, left[m : m + 1], sb, o)
+    return found
