@@ -47,7 +47,7 @@ from oracle.routines.mutants import accumulated, products, stored, write
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct, rounded
-from oracle.verdict.products import COINCIDENCES, TRIAL, Part, interval_of
+from oracle.verdict.products import COINCIDENCES, TRIAL, Part, interval_of, work
 
 LISTED = 0.5  # an explanation that covers less than half of the failing elements is not named
 WHOLE = 1 << 28  # products of one candidate up to which all of the output is predicted
@@ -580,11 +580,6 @@ def _same_place(part: Part, own: Part) -> bool:
 def rows_of_output(part: Part, rows: Tensor) -> Tensor:
     """Rows of a part as rows of the output."""
     return rows if part.rows is None else part.rows[rows]
-
-
-def work(parts: Sequence[Part]) -> int:
-    """Multiplications of all parts."""
-    return sum(part.product.M * part.product.N * part.product.K for part in parts)
 
 
 def _half_failing(failing: Tensor, count: int) -> Tensor:
