@@ -92,6 +92,18 @@ class Explanation:
         """It reproduces every element that it predicts."""
         return self.contradicted == 0 and self.explained == self.failing > 0
 
+    def joined(self, other: Explanation) -> Explanation:
+        """The same candidate on two parts of an output; local where each part is, or has nothing to explain."""
+        return replace(
+            self,
+            explained=self.explained + other.explained,
+            failing=self.failing + other.failing,
+            known=self.known + other.known,
+            contradicted=self.contradicted + other.contradicted,
+            local=(self.local or other.local)
+            and all(e.local or e.failing == e.contradicted == 0 for e in (self, other)),
+        )
+
     def __str__(self) -> str:
         if self.complete:
             return f"{self.name} ({self.where})" if self.where else self.name
@@ -113,18 +125,6 @@ def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
         return tier, not e.local, e.contradicted - e.explained
 
     return tuple(sorted(found, key=rank))
-
-
-def _joined(x: Explanation, y: Explanation) -> Explanation:
-    """The same candidate on two parts of an output; local where each part is, or has nothing to explain."""
-    return replace(
-        x,
-        explained=x.explained + y.explained,
-        failing=x.failing + y.failing,
-        known=x.known + y.known,
-        contradicted=x.contradicted + y.contradicted,
-        local=(x.local or y.local) and all(e.local or e.failing == e.contradicted == 0 for e in (x, y)),
-    )
 
 
 @dataclass(frozen=True)
@@ -212,18 +212,36 @@ class FailingOutput:
     """
 
     def __init__(self, call: Call, output: Tensor, outside: Tensor) -> None:
+        self._begin(call, output)
+        right = self.predict(())
+        self.right = right.value
+        wrong = outside & self.specified & ~right.agrees(output)
+        self.bad = wrong if bool(wrong.any()) else outside & self.specified
+        self.failing = int(self.bad.sum())
+
+    def _begin(self, call: Call, output: Tensor) -> None:
         self.call, self.output = call, output
         self.numerics = EXACT_SUMS if call.schedule is None else call.schedule.name
         self.widths: dict[int, Interval] = {}
-        right = self.predict(())
-        self.right = right.value
         self.specified = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
         for part in call.parts:
             self.specified[part.place] = True
-        self.equal = int((same_bits(output, self.right) & self.specified).sum())
-        wrong = outside & self.specified & ~right.agrees(output)
-        self.bad = wrong if bool(wrong.any()) else outside & self.specified
-        self.failing, self.total = int(self.bad.sum()), int(self.specified.sum())
+        self.total = int(self.specified.sum())
+
+    @cached_property
+    def right(self) -> Tensor:
+        """The right result by this arithmetic, in the shape of the output."""
+        return self.predict(()).value
+
+    @cached_property
+    def equal(self) -> int:
+        """How many elements are right by this arithmetic."""
+        return int((same_bits(self.output, self.right) & self.specified).sum())
+
+    @property
+    def near(self) -> Tensor:
+        """The right result, or what lies within a few units in the last place of it."""
+        return self.right
 
     @property
     def small(self) -> bool:
@@ -340,6 +358,10 @@ class FailingOutput:
         specified = self.specified if considered is None else considered
         return View(self.output[grid], self.right[grid], self.bad[grid], specified[grid])
 
+    def view(self, part: int, rows: Tensor, columns: Tensor) -> View:
+        """Some rows of a part, and some columns."""
+        return self.at((rows_of_output(self.call.parts[part], rows)[:, None], columns[None, :]))
+
     def weigh(self, faults: tuple[Fault, ...], predicted: Prediction, view: View | None = None) -> Explanation:
         """How many elements a prediction explains and contradicts, of those that it speaks of.
 
@@ -389,10 +411,7 @@ class Sample:
         self.failure, self.rows, self.columns = failure, rows, columns
         self.unfaulted: dict[int, Tensor] = {}
         self.right_sums: dict[int, tuple[Tensor, ...]] = {}
-        self.views = [
-            failure.at((rows_of_output(part, own)[:, None], columns[None, :]))
-            for part, own in zip(failure.call.parts, rows, strict=True)
-        ]
+        self.views = [failure.view(i, own, columns) for i, own in enumerate(rows)]
 
     @classmethod
     def half_failing(cls, failure: FailingOutput, size: tuple[int, int]) -> Sample:
@@ -464,7 +483,7 @@ class Sample:
         total: Explanation | None = None
         for view, predicted in predictions:
             one = self.failure.weigh(faults, predicted, view)
-            total = one if total is None else _joined(total, one)
+            total = one if total is None else total.joined(one)
         return total
 
 

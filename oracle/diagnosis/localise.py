@@ -133,7 +133,7 @@ def _shifts(failure: FailingOutput) -> dict[tuple[int, int], tuple[Tensor, Tenso
     at = torch.nonzero(failure.bad[:, : count * size].reshape(height * count, size).any(dim=1))[:, 0]
     if not len(at) or len(at) * height * count * size > SEARCH:
         return {}
-    actual, right = cut(failure.output), cut(failure.right)
+    actual, right = cut(failure.output), cut(failure.near)
     shifts: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for some in (evenly(at, 8), *torch.split(at, 512)):
         best = (actual[some] @ right.T).max(dim=1)
