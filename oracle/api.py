@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from oracle.diagnosis.explain import explain_level, explain_verdict
+from oracle.diagnosis.explain import explain_verdict
+from oracle.diagnosis.level import explain_level
 from oracle.errors import InputError, NumericsError
 from oracle.routines import Contract, get, registered
 from oracle.routines.base import Call, plain

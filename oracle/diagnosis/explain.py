@@ -22,11 +22,8 @@ Not covered: three faults at once; judging (a diagnosis changes no status).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import torch
 from torch import Tensor
@@ -49,8 +46,9 @@ from oracle.diagnosis.candidates import (
     work,
 )
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
+from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
-from oracle.errors import NumericsError, OptionError
+from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.recipes import Recipe
 from oracle.routines import get
@@ -117,44 +115,6 @@ def diagnose(
     if call.optional_operands is None and not faults_of(contract):
         raise NumericsError(f"{contract} has no catalogue of faults to explain an output with")
     return _diagnosis(judged, call, by_name(output), numerics)
-
-
-class Explain(StrEnum):
-    """How much a judgement says of why an output fails: nothing; what a budget of about the judgement's own price
-    allows (all of it for a call of at most ``CHEAP`` products); or everything that :func:`diagnose` finds."""
-
-    OFF = "off"
-    QUICK = "quick"
-    FULL = "full"
-
-
-_chosen: ContextVar[Explain] = ContextVar("explain", default=Explain.QUICK)
-
-
-def explain_level(name: str | None) -> Explain:
-    """The level of this name; None is the one chosen by :func:`explaining`, quick where none is.
-
-    Raises
-    ------
-    OptionError
-        There is no such level.
-    """
-    if name is None:
-        return _chosen.get()
-    try:
-        return Explain(name)
-    except ValueError:
-        raise OptionError(f"explain={name!r} is none of {', '.join(Explain)}") from None
-
-
-@contextmanager
-def explaining(name: str | None) -> Iterator[None]:
-    """The level of every explanation inside that names none of its own; None changes nothing."""
-    token = _chosen.set(explain_level(name))
-    try:
-        yield
-    finally:
-        _chosen.reset(token)
 
 
 def explain_verdict(
