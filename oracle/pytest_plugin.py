@@ -8,7 +8,8 @@
         assert_conforms(my_gemm(**oracle_case.inputs()), oracle_case, arch="sm90")
 
 Fixtures ``assert_conforms`` and ``oracle_case``, marker ``oracle_cases``, options ``--oracle-profile``,
-``--oracle-explain`` and ``--oracle-report FILE`` (a record, :mod:`oracle.report.record`). A failure prints the words of ``fp8-oracle verify``.
+``--oracle-explain`` and ``--oracle-report FILE`` (a record, :mod:`oracle.report.record`). A failure prints the words of
+``fp8-oracle verify``.
 MISTRUSTED is a :class:`MistrustedWarning`, which ``-W error::oracle.pytest_plugin.MistrustedWarning`` turns into a
 failure. A test that takes a case and judges nothing fails.
 

@@ -2,15 +2,15 @@
 
 The budget is a number of evaluations, so that the same call has the same answer on every machine:
 
-    1. placements (:mod:`oracle.diagnosis.localise`): moved rows and tiles, experts, K blocks, guessed on a few failing
-       rows and columns, and judged where the output fails
-    2. faults before the last stage, each on ``FEW`` rows and columns of which half fail; the best ``CONFIRMED`` on all
+    1. rows and tiles that stand elsewhere, guessed on a few failing ones (:mod:`oracle.diagnosis.localise`)
+    2. faults before the last stage, each on ``FEW`` rows and columns of which half fail; what explains all of them is
+       compared with the whole at once, else the ``CONFIRMED`` best that explain half
     3. faults of the last stage: on the output near the right one, then on the right one
+    4. other operands in some rows, columns or K blocks, guessed on a few failing ones
 
 The arithmetic is the admitted one with the most equal bits in the few rows and columns, exact sums among them where
 none is declared. The first candidate that reproduces the whole output ends it; else the best one that explains at least
-half of what fails is named with its share (:class:`oracle.diagnosis.candidates.Explanation`), and the elements that it
-leaves are asked about placements once more, so that two faults at once have two names.
+half of what fails is named with its share (:class:`oracle.diagnosis.candidates.Explanation`).
 
 Not covered: pairs of a fault and a wrong store, scales from beyond a buffer, findings in words, other candidates that
 explain the output as well: :func:`oracle.diagnosis.explain.diagnose` has all of these, without a budget.
@@ -28,19 +28,22 @@ from oracle.diagnosis.candidates import (
     LISTED,
     Explanation,
     FailingOutput,
+    Piece,
     Prediction,
     Sample,
     View,
     evenly,
     ranked,
     rows_of_output,
+    same_place,
     speaks,
 )
-from oracle.diagnosis.localise import placements
+from oracle.diagnosis.localise import moved, replaced
 from oracle.numbers.formats import decode, same_bits
 from oracle.routines.catalogue import Call, Fault, Stage
 from oracle.routines.mutants import accumulated, products, stored
 from oracle.tensorcore.identify import subset
+from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
 from oracle.verdict.compare import Failing
 from oracle.verdict.products import COINCIDENCES
@@ -48,6 +51,7 @@ from oracle.verdict.products import COINCIDENCES
 FEW = (8, 32)  # rows and columns on which every fault is tried
 BAND = 256  # rows of the whole that are compared at a time
 CONFIRMED = 2  # candidates that are compared with the whole
+CLOSELY = 1 << 26  # products of a placement whose intervals are computed; a larger one must have the predicted bits
 PLACES = 4096  # failing elements that a fault of the last stage must half explain before it is weighed
 CLOSE = 2.0**-6  # of a value: what the near result may be off by, and more
 
@@ -70,6 +74,16 @@ class LargeOutput(FailingOutput):
     @property
     def small(self) -> bool:
         return False
+
+    def holds(self, piece: Piece, numerics: str, most: tuple[int, int] | None) -> bool:
+        """As of a small output; all of the piece by the bits of this arithmetic, or where its interval costs little."""
+        if most is not None or piece.product.M * piece.product.N * piece.product.K <= CLOSELY:
+            return super().holds(piece, numerics, most)
+        if self.call.schedule is None or numerics != self.numerics:
+            return False
+        grid = piece.rows[:, None], piece.columns[None, :]
+        predicted = predict_product(piece.product, self.call.schedule, out_dtype=self.output.dtype)
+        return not bool((self.bad[grid] & ~same_bits(predicted, self.output[grid])).any())
 
     def view(self, part: int, rows: Tensor, columns: Tensor) -> View:
         whole = self.call.parts[part]
@@ -94,14 +108,15 @@ def names(base: Call, output: Tensor, failing: Failing, numerics: Sequence[str],
     if not speaks(output[some[:, 0], some[:, 1]]) and not speaks(output[:: max(1, len(output) // 64)]):
         return ()
     failure, few = _closest(base, output, failing, arithmetics)
-    placed = placements(failure, numerics, ())
-    if placed:
+    if placed := moved(failure, numerics):
         return (str(placed[0]),)
     best = list[Explanation]()
     for explanation in _confirmed(failure, few, faults):
         if explanation.complete:
             return (str(explanation),)
         best.append(explanation)
+    if not any(e.local for e in best) and (placed := replaced(failure, numerics)):
+        return (str(placed[0]),)
     listed = [e for e in ranked(best) if e.local or e.share >= LISTED or e.placed]
     return tuple(str(e) for e in listed[:1])
 
@@ -156,12 +171,13 @@ def _on_the_whole(failure: LargeOutput, fault: Fault) -> Explanation | None:
     explained = failing = known = contradicted = 0
     elsewhere = False
     computed = products(failure.call, (fault,))
+    parts = [part for part, _ in computed]
+    if len(parts) != len(failure.call.parts) or not all(map(same_place, parts, failure.call.parts)):
+        return None  # rows are grouped otherwise
     for i, part in enumerate(failure.call.parts):
         for start in range(0, part.product.M, BAND):
             band = torch.arange(start, min(part.product.M, start + BAND), device=failure.bad.device)
             product, schedule = computed[i][0].product, computed[i][1]
-            if product.M != part.product.M:
-                return None
             grid = rows_of_output(part, band)[:, None], columns[None, :]
             accs = failure.sums(None, product.rows(start, start + len(band)), schedule, (fault,))
             predicted = Prediction.between(*(stored(failure.call, acc, (fault,)) for acc in accs))

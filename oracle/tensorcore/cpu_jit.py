@@ -1,9 +1,9 @@
 """What every compiled CPU kernel shares: the compiler with its options, a true fma, and the worker threads.
 
 ``jit`` compiles an entry, ``piece`` what entries call, with numba: no fast-math (bits are the point: nothing may be
-contracted or reassociated), IEEE division, no GIL. An entry has a cache on disk: beside its source, in ``__pycache__``,
-or under ``NUMBA_CACHE_DIR``, or in the user's cache folder where the first cannot be written. ``fma`` is one rounding of ``x*y + z``:
-LLVM's intrinsic, a vector instruction where the CPU has one and the C library's ``fmaf`` elsewhere.
+contracted or reassociated), IEEE division, no GIL. An entry is kept on disk: under ``NUMBA_CACHE_DIR``, or beside its
+source in ``__pycache__``, or in the user's cache folder where that cannot be written. ``fma`` is one rounding of
+``x*y + z``: LLVM's intrinsic, a vector instruction where the CPU has one and the C library's ``fmaf`` elsewhere.
 ``run_tasks`` spreads independent calls over ``torch.get_num_threads()`` threads.
 
 Kernels loop over row views (``row = matrix[k]``; ``row[j]``) with a constant trip count: an index that numba cannot
