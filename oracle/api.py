@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from oracle.diagnosis.explain import explain_verdict
+from oracle.diagnosis.level import explain_level
 from oracle.errors import InputError, NumericsError
 from oracle.routines import Contract, get, registered
 from oracle.routines.base import Call, plain
@@ -43,6 +44,7 @@ def judge(
     *,
     arch: str = "sm90",
     numerics: str | None = None,
+    explain: str | None = None,
     **options: object,
 ) -> Verdict:
     """The verdict on ``output``: is every specified element what the contract admits?
@@ -59,6 +61,10 @@ def judge(
         ``"<schedule>.any"`` for its accumulator in unknown order, or ``"ieee32.any"`` for float32 arithmetic in any
         order; None admits what the contract's kernels use on ``arch`` and, for an output that lies in the interval as
         a whole, float32 in any order or K split anywhere.
+    explain : how much is said of why an output fails: ``"off"`` nothing; ``"quick"`` (the default) the first known
+        fault that holds, for about the price of the judgement; ``"full"`` all that
+        :func:`oracle.diagnosis.explain.diagnose` finds, at any price. The verdict is the same. A failure of at most
+        2^27 products on a CPU has all of it at ``"quick"``.
 
     Returns
     -------
@@ -75,8 +81,9 @@ def judge(
     found, inputs, output = get(contract), _values(inputs), _values_of(output)
     _name("arch", arch)
     _name("numerics", numerics)
+    explain_level(explain)
     verdict = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
-    return explain_verdict(verdict, found, inputs, output, arch=arch, numerics=numerics, **options)
+    return explain_verdict(verdict, found, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
 
 
 def assert_conforms(
@@ -86,6 +93,7 @@ def assert_conforms(
     *,
     arch: str = "sm90",
     numerics: str | None = None,
+    explain: str | None = None,
     **options: object,
 ) -> Verdict:
     """:func:`judge`, and an error unless the verdict is PASSED; arguments as there.
@@ -98,7 +106,7 @@ def assert_conforms(
     OracleError
         The call is wrong.
     """
-    verdict = judge(contract, inputs, output, arch=arch, numerics=numerics, **options)
+    verdict = judge(contract, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
     verdict.raise_for_status()
     return verdict
 

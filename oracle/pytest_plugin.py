@@ -7,8 +7,9 @@
     def test_gemm_cases(oracle_case, assert_conforms):
         assert_conforms(my_gemm(**oracle_case.inputs()), oracle_case, arch="sm90")
 
-Fixtures ``assert_conforms`` and ``oracle_case``, marker ``oracle_cases``, options ``--oracle-profile`` and
-``--oracle-report FILE`` (a record, :mod:`oracle.report.record`). A failure prints the words of ``fp8-oracle verify``.
+Fixtures ``assert_conforms`` and ``oracle_case``, marker ``oracle_cases``, options ``--oracle-profile``,
+``--oracle-explain`` and ``--oracle-report FILE`` (a record, :mod:`oracle.report.record`). A failure prints the words of
+``fp8-oracle verify``.
 MISTRUSTED is a :class:`MistrustedWarning`, which ``-W error::oracle.pytest_plugin.MistrustedWarning`` turns into a
 failure. A test that takes a case and judges nothing fails.
 
@@ -30,6 +31,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import pytest
+
+from oracle.diagnosis.level import explain_level, explaining
+from oracle.errors import OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,6 +175,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"profile of the {MARKER} markers that name none (default: {DEFAULT_PROFILE}); "
         "`fp8-oracle verify --help` lists the profiles",
     )
+    group.addoption(
+        "--oracle-explain",
+        metavar="LEVEL",
+        help="how much a failing verdict says of why: off, quick (default) or full",
+    )
     group.addoption("--oracle-report", metavar="FILE", help="write a record of every verdict into FILE")
 
 
@@ -181,6 +190,10 @@ def pytest_configure(config: pytest.Config) -> None:
         f"the test takes `{CASE}`. profile: quick, full (default: --oracle-profile); cases: ids instead of a profile; "
         "where: keeps the cases for which it is true",
     )
+    try:
+        explain_level(config.getoption("oracle_explain"))
+    except OptionError as error:
+        raise pytest.UsageError(f"--oracle-explain: {error}") from None
     if (profile := config.getoption("oracle_profile")) is not None:
         from oracle.routines import profiles
 
@@ -195,7 +208,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Note which test runs."""
     _running.append(item)
     try:
-        return (yield)
+        with explaining(item.config.getoption("oracle_explain")):
+            return (yield)
     finally:
         _running.remove(item)
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oracle.tensorcore.cpu_jit import fma, jit
+from oracle.tensorcore.cpu_jit import fma, jit, piece
 from oracle.tensorcore.packing import UNROLL
 
 LANES = 128  # columns of one panel
@@ -158,7 +158,7 @@ def residue(
                 out[5, origin + row0 + i, first + j] = state[i, OPEN + j]
 
 
-@jit
+@piece
 def _unpack_values(
     b: NDArray[np.unsignedinteger], first: int, width: int, source: NDArray[np.int64],
     b_value: NDArray[np.float64], value: NDArray[np.float64],
@@ -172,7 +172,7 @@ def _unpack_values(
                 value[k, j] = b_value[b[first + j, max(origin, 0)]] if origin >= 0 else 0.0
 
 
-@jit
+@piece
 def _dot(
     a0: NDArray[np.float64], a1: NDArray[np.float64], ka: int, b: NDArray[np.float64], kb: int,
     s0: NDArray[np.float64], s1: NDArray[np.float64],
@@ -195,7 +195,7 @@ def _dot(
         s1[X + j] = x
 
 
-@jit
+@piece
 def _unpack(
     b: NDArray[np.uint8], first: int, width: int, source: NDArray[np.int64],
     b_value: NDArray[np.float64], b_exponent: NDArray[np.int8],
@@ -212,7 +212,7 @@ def _unpack(
                 exponent[k, j] = b_exponent[code] if origin >= 0 else i8(ABSENT)
 
 
-@jit
+@piece
 def _raise_top(a: NDArray[np.int8], ka: int, b: NDArray[np.int8], kb: int, top: NDArray[np.int8]) -> None:
     """``top[j] = max(top[j], a[k] + b[k, j])`` over ``UNROLL`` products."""
     a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
@@ -226,13 +226,13 @@ def _raise_top(a: NDArray[np.int8], ka: int, b: NDArray[np.int8], kb: int, top: 
         top[j] = max(max(e, i8(a6 + b6[j])), i8(a7 + b7[j]))
 
 
-@jit
+@piece
 def _power(e: Any) -> float:
     """``2.0**e`` of a normal exponent."""
     return i64((i64(e) + i64(1023)) << i64(52)).view(np.float64)
 
 
-@jit
+@piece
 def _shift(s: NDArray[np.float64], top: NDArray[np.int8], t: int) -> None:
     """``SHIFT = 2^(t - mbar)``; the sums of the step start at 0."""
     for j in range(LANES):
@@ -245,7 +245,7 @@ def _shift(s: NDArray[np.float64], top: NDArray[np.int8], t: int) -> None:
         s[A + j] = 0.0
 
 
-@jit
+@piece
 def _add_products(
     a: NDArray[np.float64], ka: int, b: NDArray[np.float64], kb: int, s: NDArray[np.float64]
 ) -> None:
@@ -265,7 +265,7 @@ def _add_products(
         s[A + j] += ((abs(r0) + abs(r1)) + (abs(r2) + abs(r3))) + ((abs(r4) + abs(r5)) + (abs(r6) + abs(r7)))
 
 
-@jit
+@piece
 def _step(s: NDArray[np.float64], top: NDArray[np.int8], t: int, to: int) -> None:
     """The interval after the step; nothing changes where every product is zero."""
     ulp = 2.0**-to
@@ -288,13 +288,13 @@ def _step(s: NDArray[np.float64], top: NDArray[np.int8], t: int, to: int) -> Non
         s[X + j] = after
 
 
-@jit
+@piece
 def _floor_power(x: float) -> float:
     """``2^floor(log2 x)`` of a non-negative float64, 0 for 0."""
     return i64(f64(x).view(np.int64) & i64(POWER)).view(np.float64)
 
 
-@jit
+@piece
 def _promote(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> None:
     """:meth:`oracle.bounds.product.Promotion.add` of ``X, LOW, HIGH``, which start again at 0."""
     for j in range(LANES):
@@ -316,7 +316,7 @@ def _promote(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> None
         s[HIGH + j] = 0.0
 
 
-@jit
+@piece
 def _close(s: NDArray[np.float64], bias: NDArray[np.float64], has_bias: bool) -> None:
     """:meth:`oracle.bounds.product.Promotion.interval`: ``DOWN`` and ``UP`` become the interval."""
     for j in range(LANES):
@@ -331,14 +331,14 @@ def _close(s: NDArray[np.float64], bias: NDArray[np.float64], has_bias: bool) ->
         s[UP + j] += phi
 
 
-@jit
+@piece
 def _join_block(s: NDArray[np.float64]) -> None:
     """The finished chain joins the exact sum of its block."""
     for j in range(LANES):
         s[BLOCK + j] += s[X + j]
 
 
-@jit
+@piece
 def _close_block(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> None:
     """``hi + lo += sigma * X`` and what that misses, as :func:`oracle.truth.gemm.exact` does."""
     for j in range(LANES):
@@ -356,7 +356,7 @@ def _close_block(s: NDArray[np.float64], sa: float, sb: NDArray[np.float64]) -> 
         s[X + j] = 0.0
 
 
-@jit
+@piece
 def _add_pair(s: NDArray[np.float64], j: int, p: float, pe: float) -> None:
     hi = s[HI + j]
     h = hi + p
@@ -374,7 +374,7 @@ def _add_pair(s: NDArray[np.float64], j: int, p: float, pe: float) -> None:
     s[SLACK + j] += (abs(e1) + abs(e2)) * (1.0 + 2.0**-50)
 
 
-@jit
+@piece
 def _normalise(s: NDArray[np.float64], bias: NDArray[np.float64], has_bias: bool) -> None:
     """The bias, then ``|lo| <= ulp(hi) / 2``."""
     for j in range(LANES):

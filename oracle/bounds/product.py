@@ -143,6 +143,7 @@ class Promotion:
 
 
 Chain = Callable[[Operand, Operand, Accumulator], tuple[Tensor, Tensor, Tensor]]
+FEW = 1 << 17  # products of one step up to which the chains of a few elements are computed together
 CUBE = 1 << 22  # products of one step held at a time by the definition
 
 
@@ -319,11 +320,15 @@ class _Side:
 
 def _tile(tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chain, promotion: Promotion) -> None:
     """Add every chain of ``tile`` to ``promotion``."""
-    for block, start, stop in [(0, 0, tile.K)] if acc.scales_inside else chains(tile, acc.promotion):
+    spans = [(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion))
+    together = _together(a, b, spans, acc, chain)
+    for number, (block, start, stop) in enumerate(spans):
         sa, sb = a.given.steps(start, stop), b.given.steps(start, stop)
         if acc.kind is Sum.BLOCK_SCALED_GROUPS:
             left, right = (Operand(side.number(), side.exponent()) for side in (tile.left, tile.right))
             x, low, high = scaled_groups(left, right, _scales(tile), acc)
+        elif together is not None:
+            x, low, high = together[number]
         elif a.seen is None or b.seen is None:
             x, low, high = chain(sa, sb, acc)
         else:
@@ -337,6 +342,30 @@ def _tile(tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chai
         a_scale, b_scale = (torch.nan_to_num(s.scales[:, block], 0.0, INF, -INF) for s in (tile.left, tile.right))
         columns = b_scale.repeat_interleave(tile.b_rows)[: tile.N]
         promotion.add(a_scale[:, None], columns[None, :], x, low, high)
+
+
+def _together(
+    a: _Side, b: _Side, spans: list[tuple[int, int, int]], acc: Accumulator, chain: Chain
+) -> list[tuple[Tensor, Tensor, Tensor]] | None:
+    """The chains of a few elements, computed as one: rows of every chain times columns of every chain, of which those
+    of one chain are meant. So few steps take the place of many; None where that saves nothing."""
+    lengths = {stop - start for _, start, stop in spans}
+    elements = len(a.given.value) * len(b.given.value) * len(spans) ** 2
+    if len(spans) < 2 or len(lengths) > 1 or elements * acc.length > FEW or not acc.exact:
+        return None
+    if a.seen is not None or acc.kind is Sum.BLOCK_SCALED_GROUPS:
+        return None
+
+    def stacked(x: Operand) -> Operand:
+        parts = [x.steps(start, stop) for _, start, stop in spans]
+        return Operand(torch.cat([p.value for p in parts]), torch.cat([p.exponent for p in parts]))
+
+    found = chain(stacked(a.given), stacked(b.given), acc)
+    count = len(spans)
+    x, low, high = (
+        t.view(count, len(a.given.value), count, -1).diagonal(dim1=0, dim2=2).permute(2, 0, 1) for t in found
+    )
+    return list(zip(x, low, high, strict=True))
 
 
 def _scales(product: ScaledProduct) -> tuple[Tensor, Tensor]:

@@ -6,24 +6,18 @@ on the standard error says why and what to do), 130 interrupted, 141 the output 
 
 from __future__ import annotations
 
-import argparse
 import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from oracle.cli import calls, examples, fixtures, kernels, lint, runs, selftest, settings, tool
-from oracle.cli.common import say
+from oracle.cli import installed
 from oracle.errors import OptionError, OracleError
 
-COMMANDS = (
-    *(runs.add_verify, kernels.add_validate, calls.add_judge, calls.add_explain, selftest.add_mutate),
-    *(calls.add_predict, calls.add_identify, kernels.add_fingerprint, tool.add_doctor, tool.add_list, fixtures.add),
-    *(selftest.add_conformance, tool.add_plan, runs.add_report, runs.add_compare, runs.add_history),
-    *(lint.add, tool.add_completion),
-)
+if TYPE_CHECKING:
+    import argparse
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _status(argv)
     except OracleError as error:
-        say(f"fp8-oracle: error: {' '.join(str(error).split())}", stderr=True)
+        _say(f"fp8-oracle: error: {' '.join(str(error).split())}")
         return 2
     except KeyboardInterrupt:
         print("fp8-oracle: interrupted", file=sys.stderr)
@@ -46,20 +40,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()  # the reader has closed the pipe, as `head` does
         return 141
     except MemoryError as error:
-        say(f"fp8-oracle: error: not enough memory: {error or 'for this question'}", stderr=True)
+        _say(f"fp8-oracle: error: not enough memory: {error or 'for this question'}")
         return 2
     except UnicodeEncodeError as error:
         print(f"fp8-oracle: error: {error.object[:80]!r} is no Unicode text ({error.reason})", file=sys.stderr)
         return 2
     except OSError as error:
         what = "the output cannot be written" if error.filename is None else error.filename
-        say(f"fp8-oracle: error: {what}: {error.strerror or error}", stderr=True)
+        _say(f"fp8-oracle: error: {what}: {error.strerror or error}")
         if error.errno == errno.ENOSPC:
             _drop_output()
         return 2
 
 
 def _status(argv: Sequence[str] | None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if (said := installed.answer(words)) is not None:
+        print(said, end="", flush=True)
+        return 0
+    from oracle.cli import settings
+
     commands = parser()
     settings.install(commands, settings.load())
     try:
@@ -70,9 +70,16 @@ def _status(argv: Sequence[str] | None) -> int:
     for name, value in vars(arguments).items():  # `--flag ''`, as from a shell variable that was never set
         if "" in (value if isinstance(value, list) else [value]):
             raise OptionError(f"argument {name} is empty; give it a value, or leave it out")
-    status: int = arguments.run(arguments)
+    with installed.kept(words):
+        status: int = arguments.run(arguments)
     sys.stdout.flush()  # here, where main() catches the error when it cannot be written
     return status
+
+
+def _say(text: str) -> None:
+    from oracle.cli.common import say
+
+    say(text, stderr=True)
 
 
 def _drop_output() -> None:
@@ -82,15 +89,6 @@ def _drop_output() -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser with every command."""
-    said = "Exact references, sound bounds and verdicts for FP8 kernels."
-    result = argparse.ArgumentParser(prog="fp8-oracle", description=said)
-    try:
-        installed = version("fp8-oracle")
-    except PackageNotFoundError:
-        installed = "(not installed)"
-    result.add_argument("--version", action="version", version=f"%(prog)s {installed}")
-    commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in COMMANDS:
-        add(commands)
-    examples.install(commands.choices)
-    return result
+    from oracle.cli import commands
+
+    return commands.parser()

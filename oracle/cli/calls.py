@@ -18,6 +18,7 @@ import oracle
 from oracle.cli.common import (
     Commands,
     add_command,
+    add_explain_level,
     add_json,
     add_recipe,
     console,
@@ -52,6 +53,7 @@ def add_judge(commands: Commands) -> None:
     command.add_argument("--arch", default="sm90", help="whose arithmetic is admitted (default: sm90)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     add_recipe(command)
+    add_explain_level(command)
     add_json(command, "the verdicts")
 
 
@@ -138,7 +140,9 @@ def _judge(arguments: argparse.Namespace) -> int:
     contract, tensors, inputs, call = _read_call(arguments)
     numerics = declared(arguments)
     verdicts = {
-        name: oracle.judge(contract.name, inputs, output, arch=arguments.arch, numerics=numerics, **call)
+        name: oracle.judge(
+            contract.name, inputs, output, arch=arguments.arch, numerics=numerics, explain=arguments.explain, **call
+        )
         for name, output in _outputs(contract, tensors, arguments.output, arguments.file).items()
     }
     screen = console(stderr=arguments.json == "-")

@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from oracle.diagnosis.level import Explain
 from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
 from oracle.numbers import recipes
@@ -123,6 +124,12 @@ def declared(arguments: argparse.Namespace) -> str | None:
         hint = "; its option recipe names one" if "recipe" in known.split(", ") else ""
         raise OptionError(f"--recipe {recipe}: {arguments.contract} publishes no codes and scale{hint}")
     return recipe
+
+
+def add_explain_level(command: argparse.ArgumentParser) -> None:
+    """``--explain LEVEL``, a level of :mod:`oracle.diagnosis.level`."""
+    said = "how much is said of why an output fails: nothing, the first known fault that holds (default), or everything"
+    command.add_argument("--explain", choices=[str(level) for level in Explain], default=str(Explain.QUICK), help=said)
 
 
 def add_json(command: argparse.ArgumentParser, what: str) -> None:

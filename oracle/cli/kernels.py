@@ -15,6 +15,7 @@ from rich.text import Text
 from oracle.cli.common import (
     Commands,
     add_command,
+    add_explain_level,
     add_json,
     add_recipe,
     console,
@@ -34,7 +35,7 @@ from oracle.routines.domain import EXAMPLE
 SHOWN = 12  # failures printed in full
 # What `validate` and the verb of that name call alike.
 ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "require", "limit", "seconds", "domain",
-         "untrusted")  # fmt: skip
+         "untrusted", "explain")  # fmt: skip
 OUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ADAPTER: dict[str, Any] = {"metavar": "MODULE:CALLABLE", "help": "called as adapter(kernel, inputs, options)"}
 _DEVICE: dict[str, Any] = {"default": "cpu", "help": "cpu (default) or cuda"}
@@ -58,6 +59,7 @@ def add_validate(commands: Commands) -> None:
     command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     add_recipe(command)
+    add_explain_level(command)
     command.add_argument("--profile", choices=PROFILES, default="quick")
     command.add_argument("--seed", type=whole(0), help="repeat a run: fixes what it draws; 0 has the published cases")
     example = EXAMPLE.replace("%", "%%")

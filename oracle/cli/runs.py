@@ -21,7 +21,19 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from oracle.cli.common import Commands, add_command, add_json, console, pairs, repeated, say, write_json, write_text
+from oracle.cli.common import (
+    Commands,
+    add_command,
+    add_explain_level,
+    add_json,
+    console,
+    pairs,
+    repeated,
+    say,
+    write_json,
+    write_text,
+)
+from oracle.diagnosis.level import explaining
 from oracle.errors import CaseError, OptionError, SubjectError
 from oracle.fixtures import files as fixtures
 from oracle.harness import provenance, recording, runner, subjects
@@ -60,6 +72,7 @@ def add_verify(commands: Commands) -> None:
     command.add_argument("--arch", metavar="NAME", help="only what ran or runs on this arch, as sm90")
     said = "also the subjects that this function returns; may be repeated"
     repeated(command, "--provider", "MODULE:CALLABLE", said)
+    add_explain_level(command)
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
     said = "CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)"
@@ -190,7 +203,8 @@ def _verify(arguments: argparse.Namespace) -> int:
             for item in items:
                 say(f"{item.id}\t{item.subject}")
             return 0
-        return _run(arguments, wanted, folder, providers, items, writer)
+        with explaining(arguments.explain):
+            return _run(arguments, wanted, folder, providers, items, writer)
 
 
 def _run(

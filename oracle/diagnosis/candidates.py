@@ -47,7 +47,7 @@ from oracle.routines.mutants import accumulated, products, stored, write
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import ScaledProduct, rounded
-from oracle.verdict.products import COINCIDENCES, TRIAL, Part, interval_of
+from oracle.verdict.products import COINCIDENCES, FEWEST, TRIAL, Part, interval_of, work
 
 LISTED = 0.5  # an explanation that covers less than half of the failing elements is not named
 WHOLE = 1 << 28  # products of one candidate up to which all of the output is predicted
@@ -60,7 +60,6 @@ CHANCE = 0.25  # share of right results beyond a buffer above which the candidat
 DEVIATIONS = 5.0  # independent values correlate by more standard errors once in a million
 BEFORE_STORE = (Stage.READ, Stage.PRODUCT, Stage.SCHEDULE, Stage.SUM)
 EXACT_SUMS = "exact sums"
-Grid = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Explanation:
@@ -92,6 +91,18 @@ class Explanation:
         """It reproduces every element that it predicts."""
         return self.contradicted == 0 and self.explained == self.failing > 0
 
+    def joined(self, other: Explanation) -> Explanation:
+        """The same candidate on two parts of an output; local where each part is, or has nothing to explain."""
+        return replace(
+            self,
+            explained=self.explained + other.explained,
+            failing=self.failing + other.failing,
+            known=self.known + other.known,
+            contradicted=self.contradicted + other.contradicted,
+            local=(self.local or other.local)
+            and all(e.local or e.failing == e.contradicted == 0 for e in (self, other)),
+        )
+
     def __str__(self) -> str:
         if self.complete:
             return f"{self.name} ({self.where})" if self.where else self.name
@@ -113,18 +124,6 @@ def ranked(found: Sequence[Explanation]) -> tuple[Explanation, ...]:
         return tier, not e.local, e.contradicted - e.explained
 
     return tuple(sorted(found, key=rank))
-
-
-def _joined(x: Explanation, y: Explanation) -> Explanation:
-    """The same candidate on two parts of an output; local where each part is, or has nothing to explain."""
-    return replace(
-        x,
-        explained=x.explained + y.explained,
-        failing=x.failing + y.failing,
-        known=x.known + y.known,
-        contradicted=x.contradicted + y.contradicted,
-        local=(x.local or y.local) and all(e.local or e.failing == e.contradicted == 0 for e in (x, y)),
-    )
 
 
 @dataclass(frozen=True)
@@ -212,18 +211,36 @@ class FailingOutput:
     """
 
     def __init__(self, call: Call, output: Tensor, outside: Tensor) -> None:
+        self._begin(call, output)
+        right = self.predict(())
+        self.right = right.value
+        wrong = outside & self.specified & ~right.agrees(output)
+        self.bad = wrong if bool(wrong.any()) else outside & self.specified
+        self.failing = int(self.bad.sum())
+
+    def _begin(self, call: Call, output: Tensor) -> None:
         self.call, self.output = call, output
         self.numerics = EXACT_SUMS if call.schedule is None else call.schedule.name
         self.widths: dict[int, Interval] = {}
-        right = self.predict(())
-        self.right = right.value
         self.specified = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
         for part in call.parts:
             self.specified[part.place] = True
-        self.equal = int((same_bits(output, self.right) & self.specified).sum())
-        wrong = outside & self.specified & ~right.agrees(output)
-        self.bad = wrong if bool(wrong.any()) else outside & self.specified
-        self.failing, self.total = int(self.bad.sum()), int(self.specified.sum())
+        self.total = int(self.specified.sum())
+
+    @cached_property
+    def right(self) -> Tensor:
+        """The right result by this arithmetic, in the shape of the output."""
+        return self.predict(()).value
+
+    @cached_property
+    def equal(self) -> int:
+        """How many elements are right by this arithmetic."""
+        return int((same_bits(self.output, self.right) & self.specified).sum())
+
+    @property
+    def near(self) -> Tensor:
+        """The right result, or what lies within a few units in the last place of it."""
+        return self.right
 
     @property
     def small(self) -> bool:
@@ -311,34 +328,45 @@ class FailingOutput:
             uncovered[piece.rows[:, None], piece.columns[None, :]] = False
         if bool(uncovered.any()):
             return None
+        failing = [self._failing(piece) for piece in candidate.pieces]
         for name in numerics:
-            if all(self._holds(piece, name, few=few) for few in (True, False) for piece in candidate.pieces):
+            if all(self.holds(piece, name, most) for most in (FEWEST, TRIAL, None) for piece in failing):
                 n = self.failing  # pieces may overlap
                 return Explanation(candidate.name, name, n, n, n, 0, candidate.met_in, where=candidate.where)
         return None
 
-    def _holds(self, piece: Piece, numerics: str, *, few: bool) -> bool:
-        """Whether all failing elements of the piece, or of a ``few`` rows and columns of it, are explained."""
-        bad = self.bad[piece.rows[:, None], piece.columns[None, :]]
+    def _failing(self, piece: Piece) -> Piece:
+        """The rows and columns of a piece that hold a failing element."""
+        bad = self.bad.index_select(0, piece.rows).index_select(1, piece.columns)
         rows, columns = torch.nonzero(bad.any(dim=1))[:, 0], torch.nonzero(bad.any(dim=0))[:, 0]
-        if few:
-            rows, columns = evenly(rows, TRIAL[0]), evenly(columns, TRIAL[1])
-        grid = piece.rows[rows][:, None], piece.columns[columns][None, :]
-        if not bool(self.bad[grid].any()):
+        if (len(rows), len(columns)) == tuple(bad.shape):
+            return piece
+        return Piece(piece.rows[rows], piece.columns[columns], subset(piece.product, rows, columns))
+
+    def holds(self, piece: Piece, numerics: str, most: tuple[int, int] | None) -> bool:
+        """Whether all failing elements of the piece, or of at most so many rows and columns of it, are explained."""
+        product, rows, columns = piece.product, piece.rows, piece.columns
+        if most is not None:
+            of_rows, of_columns = (
+                evenly(torch.arange(len(at), device=at.device), m) for at, m in zip((rows, columns), most, strict=True)
+            )
+            product, rows, columns = subset(product, of_rows, of_columns), rows[of_rows], columns[of_columns]
+        grid = rows[:, None], columns[None, :]
+        output, bad = self.output[grid], self.bad[grid]
+        if not bool(bad.any()):
             return True
-        product = subset(piece.product, rows, columns)
         value, interval = exact(product), interval_of(product, numerics)
         expected = rounded(product, value, self.output.dtype)
         sets = admissible(value, expected, interval)
         predicted = Prediction(expected, sets.low, sets.high, sets.open, placement=True)
-        return self.weigh((), predicted, self.at(grid, self.bad)).complete
+        return self.weigh((), predicted, View(output, output, bad, bad)).complete  # it changes every element
 
     # --- counting -----------------------------------------------------------------------------------------------
 
-    def at(self, grid: Grid, considered: Tensor | None = None) -> View:
-        """What a candidate for these rows and columns is compared with; ``considered`` as for :meth:`weigh`."""
-        specified = self.specified if considered is None else considered
-        return View(self.output[grid], self.right[grid], self.bad[grid], specified[grid])
+    def view(self, part: int, rows: Tensor, columns: Tensor) -> View:
+        """Some rows of a part, and some columns: what a candidate for them is compared with."""
+        grid = rows_of_output(self.call.parts[part], rows)[:, None], columns[None, :]
+        return View(self.output[grid], self.right[grid], self.bad[grid], self.specified[grid])
 
     def weigh(self, faults: tuple[Fault, ...], predicted: Prediction, view: View | None = None) -> Explanation:
         """How many elements a prediction explains and contradicts, of those that it speaks of.
@@ -389,10 +417,7 @@ class Sample:
         self.failure, self.rows, self.columns = failure, rows, columns
         self.unfaulted: dict[int, Tensor] = {}
         self.right_sums: dict[int, tuple[Tensor, ...]] = {}
-        self.views = [
-            failure.at((rows_of_output(part, own)[:, None], columns[None, :]))
-            for part, own in zip(failure.call.parts, rows, strict=True)
-        ]
+        self.views = [failure.view(i, own, columns) for i, own in enumerate(rows)]
 
     @classmethod
     def half_failing(cls, failure: FailingOutput, size: tuple[int, int]) -> Sample:
@@ -464,7 +489,7 @@ class Sample:
         total: Explanation | None = None
         for view, predicted in predictions:
             one = self.failure.weigh(faults, predicted, view)
-            total = one if total is None else _joined(total, one)
+            total = one if total is None else total.joined(one)
         return total
 
 
@@ -494,7 +519,7 @@ class FailingRows:
         if self.sample is None or not set(fault.changes) <= set(BEFORE_STORE):
             return False
         computed = products(call, faults)
-        if len(computed) != len(call.parts) or not all(map(_same_place, (part for part, _ in computed), call.parts)):
+        if len(computed) != len(call.parts) or not all(map(same_place, (part for part, _ in computed), call.parts)):
             return False
         predictions = self.sample.stored(faults, self.sample.sums_of(computed, faults))
         if any(bool(torch.isnan(predicted.value).any()) for _, predicted in predictions):
@@ -568,7 +593,7 @@ def evenly(at: Tensor, most: int) -> Tensor:
     return at[:: max(1, -(-len(at) // most))]
 
 
-def _same_place(part: Part, own: Part) -> bool:
+def same_place(part: Part, own: Part) -> bool:
     """Whether both fill the same elements of the output."""
     if (part.product.M, part.product.N) != (own.product.M, own.product.N):
         return False
@@ -580,11 +605,6 @@ def _same_place(part: Part, own: Part) -> bool:
 def rows_of_output(part: Part, rows: Tensor) -> Tensor:
     """Rows of a part as rows of the output."""
     return rows if part.rows is None else part.rows[rows]
-
-
-def work(parts: Sequence[Part]) -> int:
-    """Multiplications of all parts."""
-    return sum(part.product.M * part.product.N * part.product.K for part in parts)
 
 
 def _half_failing(failing: Tensor, count: int) -> Tensor:

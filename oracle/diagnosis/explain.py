@@ -31,6 +31,7 @@ from torch import Tensor
 from oracle.bounds import admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.diagnosis import sampled
 from oracle.diagnosis.candidates import (
     LISTED,
     PAIR_SAMPLE,
@@ -45,6 +46,7 @@ from oracle.diagnosis.candidates import (
     work,
 )
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
+from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
@@ -56,15 +58,15 @@ from oracle.routines.products.roles import quantised
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule, of_class
 from oracle.truth.gemm import rounded
-from oracle.verdict.compare import Status, Verdict, compare
+from oracle.verdict.compare import Failing, Status, Verdict, compare
 from oracle.verdict.pattern import describe, ranges
-from oracle.verdict.products import Part, interval_of, wider_classes
+from oracle.verdict.products import LARGE, Part, interval_of, wider_classes
 
 TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks
 TRIED = 3  # admitted schedules that faults are put into, beside exact sums
 SHOWN = 12  # explanations in a diagnosis
-CHEAP = 1 << 27  # products of one candidate up to which a judgement diagnoses by itself
+CHEAP = LARGE  # products of one candidate up to which a judgement diagnoses by itself
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,38 @@ def explain_verdict(
     *,
     arch: str,
     numerics: str | None,
+    explain: str | None = None,
     **options: object,
 ) -> Verdict:
-    """``verdict`` with ``explained_by`` filled in, where it failed, says nothing yet, and asking is cheap."""
-    call = Call(contract, inputs, options, arch=arch)
-    if verdict.status is not Status.FAILED or verdict.explained_by or not cheap(call):
+    """``verdict`` with ``explained_by`` filled in, where it failed and says nothing yet; ``explain`` is an
+    :class:`Explain` or its name."""
+    level, failing = explain_level(explain), verdict.failing
+    verdict = replace(verdict, failing=None)
+    if level is Explain.OFF or verdict.status is not Status.FAILED or verdict.explained_by:
         return verdict
-    return replace(verdict, explained_by=_diagnosis(verdict, call, by_name(output), numerics).names)
+    call = Call(contract, inputs, options, arch=arch)
+    if level is Explain.FULL or cheap(call):
+        return replace(verdict, explained_by=_diagnosis(verdict, call, by_name(output), numerics).names)
+    if failing is not None and not verdict.explained_by:
+        return replace(verdict, explained_by=_of_sample(call, by_name(output)["out"], numerics, failing))
+    return verdict
+
+
+def _of_sample(asked: Call, output: Tensor, numerics: str | None, failing: Failing) -> tuple[str, ...]:
+    base = _base(asked, output)
+    names = base.contract.arithmetics(base, numerics)
+    classes = (names[0], *(wider_classes(names) if numerics is None else ()))
+    schedules: list[Schedule | None] = list(dict.fromkeys(of_class(name) for name in names if name != IEEE32))
+    if not schedules or numerics is None:
+        schedules.append(None)
+    flat = output.reshape(-1, output.shape[-1])
+    return sampled.names(base, flat, failing, classes, schedules, faults_of(base.contract.name))
+
+
+def _base(asked: Call, output: Tensor) -> Call:
+    """The call with what the routine quantised its operands to, in the output's dtype."""
+    options, given = asked.options, asked.inputs
+    return Call(asked.contract, quantised(asked), options, None, output.dtype, Beyond.UNKNOWN, given, asked.arch)
 
 
 def cheap(call: Call) -> bool:
@@ -156,8 +183,7 @@ def _diagnosis(verdict: Verdict, call: Call, output: Mapping[str, Tensor], numer
 
 def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: bool) -> Diagnosis:
     """``refuted``: the output has the bits of a known fault of accumulation, so all of it fails."""
-    contract, given, options = asked.contract, asked.inputs, asked.options
-    base = Call(contract, quantised(asked), options, None, output.dtype, Beyond.UNKNOWN, given, asked.arch)
+    contract, base = asked.contract, _base(asked, output)
     flat = output.reshape(-1, output.shape[-1])
     names = contract.arithmetics(base, numerics)
     outside = torch.ones_like(flat, dtype=torch.bool) if refuted else _outside(base.parts, flat, names[0])

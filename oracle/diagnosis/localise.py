@@ -49,6 +49,7 @@ ALIKE = 0.99  # cosine of a piece with what it is a copy of, which roundings of 
 SEARCH = 1 << 33  # products of one search for pieces: those of a float32 call of 2048 x 2048 x 2048
 GUESS = (64, 128)  # rows and columns that a guess is made from
 NEAR = 0.25  # residual over size: of the rest at most a sixteenth of what is to be explained, in squares
+VARIED = 1 << 14  # failing elements that must differ
 FEW = 256  # pairs of a failing expert and another that are tried
 OPERANDS = (  # of another expert: the codes, the scales, and what that is called
     (True, False, "B codes of another group"),
@@ -65,17 +66,32 @@ def placements(failure: FailingOutput, numerics: Sequence[str], known: Sequence[
     ``numerics`` are the names of the intervals to judge by, of which one must hold. Where one of the ``known``
     explanations is a fault that acts in all that fails, only moves are looked for.
     """
-    if failure.failing < COINCIDENCES or not varied(failure.output[failure.bad]):
+    return moved(failure, numerics) or ([] if any(e.local for e in known) else replaced(failure, numerics))
+
+
+def moved(failure: FailingOutput, numerics: Sequence[str]) -> list[Explanation]:
+    """:func:`placements` of rows and tiles that stand elsewhere."""
+    return _holding(failure, numerics, _moves(failure)) if _enough(failure) else []
+
+
+def replaced(failure: FailingOutput, numerics: Sequence[str]) -> list[Explanation]:
+    """:func:`placements` of other operands: another expert's weights, or other terms for a K block."""
+    if not _enough(failure):
         return []
+    return _holding(failure, numerics, _weights(failure)) or _holding(failure, numerics, _blocks(failure))
 
-    def holding(candidates: Iterable[Placement]) -> list[Explanation]:
-        attempts = (failure.attempt_placement(candidate, numerics) for candidate in candidates)
-        return [explanation for explanation in attempts if explanation is not None]
 
-    made = holding(_moves(failure))
-    if not made and not any(e.local for e in known):
-        made = holding(_weights(failure)) or holding(_blocks(failure))
-    return made
+def _enough(failure: FailingOutput) -> bool:
+    """Whether more elements fail than agree by coincidence, with more than one value."""
+    at = evenly(torch.nonzero(failure.bad), VARIED)
+    return failure.failing >= COINCIDENCES and varied(failure.output[at[:, 0], at[:, 1]])
+
+
+def _holding(
+    failure: FailingOutput, numerics: Sequence[str], candidates: Iterable[Placement]
+) -> list[Explanation]:
+    attempts = (failure.attempt_placement(candidate, numerics) for candidate in candidates)
+    return [explanation for explanation in attempts if explanation is not None]
 
 
 def groups_in_use(call: Call) -> list[int]:
@@ -129,7 +145,7 @@ def _shifts(failure: FailingOutput) -> dict[tuple[int, int], tuple[Tensor, Tenso
     at = torch.nonzero(failure.bad[:, : count * size].reshape(height * count, size).any(dim=1))[:, 0]
     if not len(at) or len(at) * height * count * size > SEARCH:
         return {}
-    actual, right = cut(failure.output), cut(failure.right)
+    actual, right = cut(failure.output), cut(failure.near)
     shifts: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for some in (evenly(at, 8), *torch.split(at, 512)):
         best = (actual[some] @ right.T).max(dim=1)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from oracle.diagnosis.explain import explain_verdict
+from oracle.diagnosis.level import explaining
 from oracle.diagnosis.minimise import extents, minimise
 from oracle.diagnosis.mutation import poisoned
 from oracle.errors import CaseError, DeviceError, OptionError, SubjectError
@@ -60,6 +61,7 @@ def validate(
     save: Path | None = None,
     domain: str | None = None,
     untrusted: bool = False,
+    explain: str | None = None,
 ) -> Report:
     """Run ``kernel`` over the cases of ``contract`` in a worker process, judge it and watch it.
 
@@ -92,6 +94,7 @@ def validate(
         other call is made. By default learned from what the kernel refuses.
     untrusted : run the kernel in a sandbox, where it cannot import the oracle, write outside of a private folder, or
         reach the network (:mod:`oracle.harness.sandbox`). On the CPU alone: CUDA does not start there.
+    explain : how much is said of why an output fails, as for :func:`oracle.judge`.
 
     Returns
     -------
@@ -128,7 +131,7 @@ def validate(
         raise OptionError(f"{contract} has no model of {arch}; name arch= or numerics=")
     name, start = importable(kernel), time.perf_counter()
     called = None if adapter is None else importable(adapter)
-    with Worker(name, adapter=called, device=device, limit=limit, untrusted=untrusted) as worker:
+    with explaining(explain), Worker(name, adapter=called, device=device, limit=limit, untrusted=untrusted) as worker:
         session = Session(worker, found, device=device, arch=arch, numerics=numerics, domain=stated or EVERYTHING)
         chosen = _cases(contract, profile, run_seed, case)
         probed: list[Finding] = []

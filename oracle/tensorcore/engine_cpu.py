@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oracle.numbers.formats import Format, of_dtype
-from oracle.tensorcore.cpu_jit import fma, jit, run_tasks, task_pieces
+from oracle.tensorcore.cpu_jit import fma, jit, piece, run_tasks, task_pieces
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.packing import (
     A_THEN_B,
@@ -257,7 +257,7 @@ def wide(
                 out[row0 + i, first + j] = total[i, j]
 
 
-@jit
+@piece
 def _shift_wide(
     c: NDArray[np.float64], top: NDArray[np.int16], sigma: NDArray[np.float64], t: int,
     shift: NDArray[np.float64], back: NDArray[np.float64],
@@ -273,7 +273,7 @@ def _shift_wide(
         c[j] = np.trunc(c[j] * up)
 
 
-@jit
+@piece
 def _round_wide(c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> None:
     """``c * back`` toward zero to a float32 of ``to`` fraction bits; infinity from ``2^128`` on."""
     for j in range(LANES):
@@ -285,7 +285,7 @@ def _round_wide(c: NDArray[np.float64], back: NDArray[np.float64], to: int) -> N
         c[j] = r if np.abs(r) < 2.0**128 else s * np.inf
 
 
-@jit
+@piece
 def _unpack(
     b: NDArray[Any], first: int, width: int, source: NDArray[np.int64], bv: NDArray[Any], be: NDArray[Any],
     zero_exponent: Any, values: NDArray[Any], exponents: NDArray[Any],
@@ -301,7 +301,7 @@ def _unpack(
                 exponents[k, j] = be[code] if origin >= 0 else zero_exponent
 
 
-@jit
+@piece
 def _raise_top(a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, top: NDArray[Any]) -> None:
     """``top[j] = max(top[j], a[k] + b[k, j])`` over ``UNROLL`` products."""
     a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
@@ -315,7 +315,7 @@ def _raise_top(a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, top: NDArray[
         top[j] = max(max(e, top.dtype.type(a6 + b6[j])), top.dtype.type(a7 + b7[j]))
 
 
-@jit
+@piece
 def _add_products(
     a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, shift: NDArray[Any], total: NDArray[Any]
 ) -> None:
@@ -337,7 +337,7 @@ def _add_products(
         total[j] = s
 
 
-@jit
+@piece
 def _promote(
     c: NDArray[Any], total: NDArray[np.float32], a_scale: float, b_scale: NDArray[np.float32], mode: int
 ) -> None:

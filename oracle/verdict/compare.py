@@ -83,6 +83,17 @@ class Error:
 
 
 @dataclass(frozen=True)
+class Failing:
+    """What a judgement knows of an output ``[R, N]`` that fails, for its explanation: ``bad``, bool; ``near``, in the
+    output's dtype, the right result to within a few units in the last place; ``right``, the bits of the first admitted
+    schedule, where they were predicted."""
+
+    bad: Tensor
+    near: Tensor
+    right: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The judgement of one output. It is true (``if verdict:``, ``assert verdict``) when its status is PASSED, and then
     only: MISTRUSTED, UNTESTED and all others are false.
@@ -92,7 +103,8 @@ class Verdict:
     ``Worst.ratio`` over all elements; ``pattern`` says where the outside elements lie; ``explained_by`` the
     known faults that reproduce them; ``reason`` is present for every status that needs one; ``evidence`` of a failure
     is what a report draws (two verdicts that differ in it alone are equal); ``error`` what was measured, None where
-    nothing was (a layout, or a product proved by its bits that is too large to be computed exactly beside them).
+    nothing was (a layout, or a product proved by its bits that is too large to be computed exactly beside them);
+    ``failing`` is kept of a large failure until it is explained.
     """
 
     status: Status
@@ -109,6 +121,7 @@ class Verdict:
     reason: str | None = None
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
     error: Error | None = field(default=None, compare=False, repr=False)
+    failing: Failing | None = field(default=None, compare=False, repr=False)
 
     def __bool__(self) -> bool:
         return self.status is Status.PASSED
@@ -133,7 +146,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, object]:
         """A JSON-ready dict; non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
-        record = asdict(replace(self, evidence=None))
+        record = asdict(replace(self, evidence=None, failing=None))
+        del record["failing"]
         record["status"] = str(self.status)
         if record["worst"] is not None:
             record["worst"]["index"] = list(record["worst"]["index"])

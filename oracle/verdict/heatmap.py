@@ -135,7 +135,7 @@ def gather_pieces(
         level, steps, beyond = _levels(piece, fmt)
         levels.append(level)
         failing = torch.nonzero(piece.bad.flatten())[:, 0]
-        for i in torch.sort(beyond, descending=True, stable=True).indices[:LISTED].tolist():
+        for i in _largest(beyond):
             at = int(failing[i])
             found = _element_of(piece, at, _index(row * columns + at, like), int(steps[i]), fmt)
             worst.append((-float(beyond[i]), found))
@@ -161,6 +161,16 @@ def _levels(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     outside = FIRST_OUTSIDE + torch.bucketize(steps, torch.tensor(STEPS, dtype=torch.int64, device=steps.device))
     level[failing] = torch.where(steps < 0, NO_NUMBER, outside).to(torch.int8)
     return level.view(piece.actual.shape), steps, overshoot(value[failing], low[failing], high[failing])
+
+
+def _largest(values: Tensor) -> list[int]:
+    """The places of the ``LISTED`` largest values, largest first, the first ones among equals."""
+    if not len(values):
+        return []
+    least = torch.topk(values, min(LISTED, len(values))).values[-1]
+    above, level = (torch.nonzero(mask)[:LISTED, 0] for mask in (values > least, values == least))
+    order = torch.sort(values[above], descending=True, stable=True).indices
+    return torch.cat([above[order], level])[:LISTED].tolist()  # type: ignore[no-any-return]
 
 
 def _raw(actual: Tensor, fmt: Format) -> Tensor:

@@ -45,6 +45,7 @@ from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, rang
 TRIAL = (4, 256)  # rows and columns that a schedule or a class must explain before the whole part is computed
 FEWEST = (1, 4)  # those that reject most classes of a wrong output
 BAND = 256  # rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band
+LARGE = 1 << 27  # products above which a failing output is examined by :mod:`oracle.verdict.large`
 MEASURED = 1 << 26  # products up to which an output that is proved by its bits is compared with the exact values too
 COINCIDENCES = 20
 """Elements in which another arithmetic may have the bits of a fault by chance. Where these are not those of the exact
@@ -98,15 +99,21 @@ class ProductSets(Sets):
         output = found["out"].reshape(-1, found["out"].shape[-1])
         mistrust = why_mistrust(self.parts, output)
         admitted = [get_schedule(name) for name in self.names if not is_class(name)]
-        matched = reproducing(self.parts, output, admitted)
+        bits = Bands(self.parts, output)
+        matched = reproducing(self.parts, output, admitted, bits)
         if matched is not None:
             total = sum(part.of(output).numel() for part in self.parts)
             error = _measured(self.parts, output)
             return verdict_of_equality(f"bits of {matched.name}", matched.name, total, mistrust, error)
-        wrong = reproducing(self.parts, output, self.faults)
+        wrong = reproducing(self.parts, output, self.faults, bits)
         undeclared = IEEE32 in self.classes
         if wrong is not None and admitted and not _excused(self.parts, output, admitted[0], undeclared=undeclared):
             return _refuted(self.parts, output, admitted[0], wrong)
+        if work(self.parts) > LARGE:
+            from oracle.verdict.large import failure  # needs this module, and only a large failure needs it
+
+            if (failed := failure(bits, self.names[0], self.classes)) is not None:
+                return failed
         return _judge_interval(self.parts, output, self.names[0], self.classes, mistrust)
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
@@ -121,6 +128,11 @@ class ProductSets(Sets):
             low[part.place], high[part.place] = sets.low, sets.high
             open_[part.place] = False if sets.open is None else sets.open
         return {"out": ranged(Admissible(low, high, decode(flat), open=open_), out.dtype, out.shape)}
+
+
+def work(parts: Sequence[Part]) -> int:
+    """Multiplications of all parts."""
+    return sum(part.product.M * part.product.N * part.product.K for part in parts)
 
 
 def truth(parts: Sequence[Part], rows: int, dtype: torch.dtype | None) -> Tensor:
@@ -178,7 +190,7 @@ def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
 
 def interval_of(product: ScaledProduct, name: str) -> Interval:
     """The sound interval of ``product`` under the named numerics; of width zero where none of them rounds."""
-    return _exact_and_interval(product, name)[1]
+    return exact_and_interval(product, name)[1]
 
 
 def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
@@ -196,7 +208,7 @@ def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
     return tuple(found)
 
 
-def _exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
+def exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
     """The interval and, where one pass gives both, the exact value."""
     if name == IEEE32:
         return None, collapsed(product, ieee32_bound(product), None)
@@ -210,7 +222,7 @@ def _exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None
 
 def _measured(parts: Sequence[Part], output: Tensor) -> Error | None:
     """The error of an output whose bits are proved, where the exact values cost little; None for large calls."""
-    if output.is_cuda or sum(p.product.M * p.product.N * p.product.K for p in parts) > MEASURED:
+    if output.is_cuda or work(parts) > MEASURED:
         return None
     due = [rounded(p.product, exact(p.product), output.dtype) for p in parts]
     value, expected = (
@@ -219,15 +231,75 @@ def _measured(parts: Sequence[Part], output: Tensor) -> Error | None:
     return measured(value, expected, of_dtype(output.dtype))
 
 
-def reproducing(parts: Sequence[Part], output: Tensor, schedules: Iterable[Schedule]) -> Schedule | None:
-    """The first of ``schedules`` that reproduces every bit of ``output [R, N]``; None when none does."""
-    dtype = output.dtype
+class Bands:
+    """The bits of an output beside those that schedules predict, some rows at a time.
+
+    What refuses one schedule is asked of the next one first, so that two are seldom computed on the whole; the band
+    that refused a schedule is kept.
+    """
+
+    def __init__(self, parts: Sequence[Part], output: Tensor) -> None:
+        self.parts, self.output = parts, output
+        self._witnesses: list[tuple[ScaledProduct, Tensor]] = []
+        self._refused: dict[str, tuple[int, int, Tensor]] = {}
+
+    def reproduced(self, schedule: Schedule) -> bool:
+        """Whether ``schedule`` gives every bit."""
+        few = chain(self._witnesses, samples(self.parts, self.output))
+        if not all(bool(same_bits(self._bits(product, schedule), wanted).all()) for product, wanted in few):
+            return False
+        for i, own, start, band in self._all():
+            predicted = self._bits(band, schedule)
+            wrong = ~same_bits(predicted, own)
+            if bool(wrong.any()):
+                row = torch.nonzero(wrong.any(dim=1))[:1, 0]
+                columns = torch.nonzero(wrong[row[0]])[: FEWEST[1], 0]
+                self._witnesses.append((subset(band, row, columns), own[row][:, columns]))
+                self._refused[schedule.name] = i, start, predicted
+                return False
+        return True
+
+    def alike(self, schedule: Schedule) -> float:
+        """The share of equal bits in a few rows and columns."""
+        pairs = samples(self.parts, self.output)
+        same = [same_bits(self._bits(product, schedule), wanted).flatten() for product, wanted in pairs]
+        return float(torch.cat(same).to(torch.float64).mean())
+
+    def right(self, schedule: Schedule) -> Tensor:
+        """What ``schedule`` gives, in the shape of the output; NaN in rows that no part fills."""
+        found = torch.full_like(self.output, torch.nan)
+        at = self._refused.get(schedule.name)
+        for i, own, start, band in self._all():
+            if at is not None and (i, start) < at[:2]:
+                predicted = own  # seen to be equal
+            else:
+                predicted = at[2] if at is not None and (i, start) == at[:2] else self._bits(band, schedule)
+            rows = self.parts[i].rows
+            found[slice(start, start + band.M) if rows is None else rows[start : start + band.M]] = predicted
+        return found
+
+    def _bits(self, product: ScaledProduct, schedule: Schedule) -> Tensor:
+        return predict_product(product, schedule, out_dtype=self.output.dtype)
+
+    def _all(self) -> Iterator[tuple[int, Tensor, int, ScaledProduct]]:
+        """Every band: the number of its part, the output there, its first row, and its product."""
+        for i, part in enumerate(self.parts):
+            own = part.of(self.output)
+            for start in range(0, part.product.M, BAND):
+                stop = min(part.product.M, start + BAND)
+                yield i, own[start:stop], start, part.product.rows(start, stop)
+
+
+def reproducing(
+    parts: Sequence[Part], output: Tensor, schedules: Iterable[Schedule], bits: Bands | None = None
+) -> Schedule | None:
+    """The first of ``schedules`` that reproduces every bit of ``output [R, N]``; None when none does. ``bits``: what
+    was learned of this output before."""
+    bits = Bands(parts, output) if bits is None else bits
     for schedule in schedules:
-        if any(schedule.why_not(part.product, out_dtype=dtype) for part in parts):
+        if any(schedule.why_not(part.product, out_dtype=output.dtype) for part in parts):
             continue
-        pieces = chain(samples(parts, output), _bands(parts, output))
-        pairs = ((predict_product(product, schedule, out_dtype=dtype), wanted) for product, wanted in pieces)
-        if all(bool(same_bits(predicted, wanted).all()) for predicted, wanted in pairs):
+        if bits.reproduced(schedule):
             return schedule
     return None
 
@@ -240,15 +312,6 @@ def samples(parts: Sequence[Part], output: Tensor) -> Iterator[tuple[ScaledProdu
             for extent, most in ((part.product.M, TRIAL[0]), (part.product.N, TRIAL[1]))
         )
         yield subset(part.product, rows, columns), part.of(output)[rows][:, columns]
-
-
-def _bands(parts: Sequence[Part], output: Tensor) -> Iterator[tuple[ScaledProduct, Tensor]]:
-    """Every part, some rows at a time."""
-    for part in parts:
-        own = part.of(output)
-        for start in range(0, part.product.M, BAND):
-            stop = min(part.product.M, start + BAND)
-            yield part.product.rows(start, stop), own[start:stop]
 
 
 def _excused(parts: Sequence[Part], output: Tensor, promised: Schedule, *, undeclared: bool) -> bool:
@@ -267,24 +330,24 @@ def _excused(parts: Sequence[Part], output: Tensor, promised: Schedule, *, undec
 
 def _refuted(parts: Sequence[Part], output: Tensor, promised: Schedule, wrong: Schedule) -> Verdict:
     fixed = decode(predict_parts(parts, output.shape[0], promised, output.dtype))
-    admitted = Admissible(fixed, fixed, fixed, specified=_specified(parts, output))
+    admitted = Admissible(fixed, fixed, fixed, specified=specified_of(parts, output))
     basis = f"bits of {promised.name}; every element equals the bits of a known fault: {wrong.name}"
-    return replace(_banded(parts, verdict(compare(output, admitted), basis=basis)), explained_by=(wrong.name,))
+    return replace(banded(parts, verdict(compare(output, admitted), basis=basis)), explained_by=(wrong.name,))
 
 
 @dataclass(frozen=True)
-class _ExactPart:
+class ExactPart:
     """A part whose exact value is known: ``value``, and ``expected``, that value rounded into the output's dtype."""
 
     part: Part
     value: Exact
     expected: Tensor
 
-    def subset(self, rows: Tensor, columns: Tensor) -> _ExactPart:
+    def subset(self, rows: Tensor, columns: Tensor) -> ExactPart:
         """Some rows and columns, as a part that fills an output of its own."""
         parts = (self.value.hi, self.value.lo, self.value.slack, self.expected)
         hi, lo, slack, expected = (x[rows][:, columns] for x in parts)
-        return _ExactPart(Part(subset(self.part.product, rows, columns)), Exact(hi, lo, slack), expected)
+        return ExactPart(Part(subset(self.part.product, rows, columns)), Exact(hi, lo, slack), expected)
 
 
 def _judge_interval(
@@ -292,17 +355,17 @@ def _judge_interval(
 ) -> Verdict:
     known, intervals = [], []
     for part in parts:
-        value, interval = _exact_and_interval(part.product, name)
+        value, interval = exact_and_interval(part.product, name)
         value = exact(part.product) if value is None else value
-        known.append(_ExactPart(part, value, rounded(part.product, value, output.dtype)))
+        known.append(ExactPart(part, value, rounded(part.product, value, output.dtype)))
         intervals.append(interval)
-    found = _compared(known, intervals, output)
+    found = compared(known, intervals, output)
     if found.outside:
-        few, fewer = (_failing(known, output, found.bad, *most) for most in (TRIAL, FEWEST))
+        few, fewer = (few_failing(known, output, found.bad, *most) for most in (TRIAL, FEWEST))
         for other in wider:
-            if _held(*fewer, other) is None or _held(*few, other) is None:
+            if held_by(*fewer, other) is None or held_by(*few, other) is None:
                 continue
-            if (held := _held(known, output, found.bad, other)) is None:
+            if (held := held_by(known, output, found.bad, other)) is None:
                 continue
             comparison, basis = held
             said = f"{basis}; {found.outside} elements leave the {intervals[0].name}, which is not declared"
@@ -310,13 +373,14 @@ def _judge_interval(
                 said, matched = f"bits of {split.name}", split.name
                 return verdict_of_equality(said, matched, comparison.total, mistrust)
             return verdict(comparison, basis=said, mistrust=mistrust)
-        failed = _banded(parts, verdict(found, basis=intervals[0].name))
+        failed = banded(parts, verdict(found, basis=intervals[0].name))
         loose = "" if is_class(name) or not wider else name + ANY
-        if loose and of_schedule(get_schedule(name)).kind is Sum.FUSED and _held(*fewer, loose) and _held(*few, loose):
+        fused = loose and of_schedule(get_schedule(name)).kind is Sum.FUSED
+        if fused and held_by(*fewer, loose) and held_by(*few, loose):
             said = f"; those looked at lie within {loose}: declare it if products are summed in no fixed order"
             return replace(failed, summary=failed.summary + said)
         return failed
-    return _banded(parts, verdict(found, basis=intervals[0].name, mistrust=mistrust))
+    return banded(parts, verdict(found, basis=intervals[0].name, mistrust=mistrust))
 
 
 def _split_of(parts: Sequence[Part], output: Tensor, name: str) -> Schedule | None:
@@ -333,13 +397,13 @@ def _split_of(parts: Sequence[Part], output: Tensor, name: str) -> Schedule | No
     return None
 
 
-def _held(known: Sequence[_ExactPart], output: Tensor, outside: Tensor, name: str) -> tuple[Comparison, str] | None:
+def held_by(known: Sequence[ExactPart], output: Tensor, outside: Tensor, name: str) -> tuple[Comparison, str] | None:
     """The comparison with a class that holds every element, and its name; None when it does not.
 
     An element that was ``outside`` must lie in the interval: one that the class leaves unconstrained is not held.
     """
-    intervals = [_exact_and_interval(k.part.product, name)[1] for k in known]
-    within = _compared(known, intervals, output)
+    intervals = [exact_and_interval(k.part.product, name)[1] for k in known]
+    within = compared(known, intervals, output)
     open_ = torch.zeros_like(outside)
     for k, interval in zip(known, intervals, strict=True):
         if interval.open is not None:
@@ -348,7 +412,7 @@ def _held(known: Sequence[_ExactPart], output: Tensor, outside: Tensor, name: st
     return (within, intervals[0].name) if held else None
 
 
-def _compared(known: Sequence[_ExactPart], intervals: Sequence[Interval], output: Tensor) -> Comparison:
+def compared(known: Sequence[ExactPart], intervals: Sequence[Interval], output: Tensor) -> Comparison:
     low = torch.full(output.shape, torch.nan, dtype=torch.float64, device=output.device)
     high, expected = low.clone(), low.clone()
     open_ = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
@@ -357,13 +421,13 @@ def _compared(known: Sequence[_ExactPart], intervals: Sequence[Interval], output
         low[rows], high[rows], expected[rows] = found.low, found.high, found.expected
         if found.open is not None:
             open_[rows] = found.open
-    specified = _specified([k.part for k in known], output)
+    specified = specified_of([k.part for k in known], output)
     return compare(output, Admissible(low, high, expected, specified=specified, open=open_))
 
 
-def _failing(
-    known: Sequence[_ExactPart], output: Tensor, outside: Tensor, most_rows: int, most_columns: int
-) -> tuple[list[_ExactPart], Tensor, Tensor]:
+def few_failing(
+    known: Sequence[ExactPart], output: Tensor, outside: Tensor, most_rows: int, most_columns: int
+) -> tuple[list[ExactPart], Tensor, Tensor]:
     """A few failing rows and columns of the part that fails most, as a judgement of their own."""
     k, bad = max(((k, k.part.of(outside)) for k in known), key=lambda pair: int(pair[1].sum()))
     rows = _some(bad.any(dim=1), most_rows)
@@ -377,7 +441,7 @@ def _some(wanted: Tensor, most: int) -> Tensor:
     return at[:: -(-len(at) // most)]
 
 
-def _banded(parts: Sequence[Part], found: Verdict) -> Verdict:
+def banded(parts: Sequence[Part], found: Verdict) -> Verdict:
     """The verdict with the rows at which each part begins, for the lines of a picture."""
     starts = sorted(int(part.rows[0]) for part in parts if part.rows is not None and part.rows.numel())
     if found.evidence is None or len(starts) < 2:
@@ -385,7 +449,7 @@ def _banded(parts: Sequence[Part], found: Verdict) -> Verdict:
     return replace(found, evidence=replace(found.evidence, bands=tuple(starts)))
 
 
-def _specified(parts: Sequence[Part], output: Tensor) -> Tensor | None:
+def specified_of(parts: Sequence[Part], output: Tensor) -> Tensor | None:
     if all(part.rows is None for part in parts):
         return None
     specified = torch.zeros(output.shape, dtype=torch.bool, device=output.device)

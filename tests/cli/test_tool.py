@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from reports import every_status
 
-from oracle.cli import COMMANDS, parser, settings
+from oracle.cli import parser, settings
+from oracle.cli.commands import COMMANDS
 from oracle.cli.examples import EXAMPLES
 from oracle.cli.tool import SHELLS
 from oracle.errors import OptionError

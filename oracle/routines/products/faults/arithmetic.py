@@ -46,6 +46,12 @@ def _map(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: change(_codes(x)).view(x.dtype)
 
 
+def _by_code(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``change`` of every element of a one-byte tensor by a table: it maps codes one by one."""
+    every = torch.arange(256, dtype=torch.uint8, device=x.device).view(x.dtype)
+    return change(every)[_codes(x).to(torch.int32)]
+
+
 def _has(role: str, found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     """The matrix of ``role`` is E4M3 and holds such a code."""
     return both(
@@ -76,14 +82,18 @@ def _sign(x: Tensor) -> Tensor:
 
 def _as_fnuz(x: Tensor) -> Tensor:
     """The bits read as E4M3FNUZ: half the value, 0x80 a NaN, 0x7F and 0xFF finite."""
-    return _half(decode(_codes(x), of_dtype(torch.float8_e4m3fnuz)))
+    return _by_code(lambda every: _half(decode(_codes(every), of_dtype(torch.float8_e4m3fnuz))), x)
 
 
 def _normal_formula(x: Tensor) -> Tensor:
     """Subnormal codes decoded as (1 + f/8) 2**-7, and zero with them left at zero."""
-    codes = _codes(x)
-    wrong = _sign(x) * (1.0 + (codes & 0x07).to(torch.float64) / 8.0) * 2.0**-7
-    return _half(torch.where(_subnormal(codes), wrong, decode(x)))
+
+    def change(every: Tensor) -> Tensor:
+        codes = _codes(every)
+        wrong = _sign(every) * (1.0 + (codes & 0x07).to(torch.float64) / 8.0) * 2.0**-7
+        return _half(torch.where(_subnormal(codes), wrong, decode(every)))
+
+    return _by_code(change, x)
 
 
 def _byte_pairs(codes: Tensor) -> Tensor:

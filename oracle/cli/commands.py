@@ -1,0 +1,26 @@
+"""Every command, and the parser that has them all. Importing this file imports torch."""
+
+from __future__ import annotations
+
+import argparse
+
+from oracle.cli import calls, examples, fixtures, installed, kernels, runs, selftest, tool
+
+COMMANDS = (
+    *(runs.add_verify, kernels.add_validate, calls.add_judge, calls.add_explain, selftest.add_mutate),
+    *(calls.add_predict, calls.add_identify, kernels.add_fingerprint, tool.add_doctor, tool.add_list, fixtures.add),
+    *(selftest.add_conformance, tool.add_plan, runs.add_report, runs.add_compare, runs.add_history),
+    *(lint.add, tool.add_completion),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser with every command."""
+    said = "Exact references, sound bounds and verdicts for FP8 kernels."
+    result = argparse.ArgumentParser(prog="fp8-oracle", description=said)
+    result.add_argument("--version", action="version", version=f"%(prog)s {installed.version_here()}")
+    commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in COMMANDS:
+        add(commands)
+    examples.install(commands.choices)
+    return result

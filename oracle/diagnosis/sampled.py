@@ -1,0 +1,211 @@
+"""The explanation of a large failing output on a sample of it, confirmed on the whole, on the device of the data.
+
+The budget is a number of evaluations, so that the same call has the same answer on every machine:
+
+    1. rows and tiles that stand elsewhere, guessed on a few failing ones (:mod:`oracle.diagnosis.localise`)
+    2. faults before the last stage, each on ``FEW`` rows and columns of which half fail; what explains all of them is
+       compared with the whole at once, else the ``CONFIRMED`` best that explain half
+    3. faults of the last stage: on the output near the right one, then on the right one
+    4. other operands in some rows, columns or K blocks, guessed on a few failing ones
+
+The arithmetic is the admitted one with the most equal bits in the few rows and columns, exact sums among them where
+none is declared. The first candidate that reproduces the whole output ends it; else the best one that explains at least
+half of what fails is named with its share (:class:`oracle.diagnosis.candidates.Explanation`).
+
+Not covered: pairs of a fault and a wrong store, scales from beyond a buffer, findings in words, other candidates that
+explain the output as well: :func:`oracle.diagnosis.explain.diagnose` has all of these, without a budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from oracle.diagnosis.candidates import (
+    LISTED,
+    Explanation,
+    FailingOutput,
+    Piece,
+    Prediction,
+    Sample,
+    View,
+    evenly,
+    ranked,
+    rows_of_output,
+    same_place,
+    speaks,
+)
+from oracle.diagnosis.localise import moved, replaced
+from oracle.numbers.formats import decode, same_bits
+from oracle.routines.catalogue import Call, Fault, Stage
+from oracle.routines.mutants import accumulated, products, stored
+from oracle.tensorcore.identify import subset
+from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.schedules import Schedule
+from oracle.verdict.compare import Failing
+from oracle.verdict.products import COINCIDENCES
+
+FEW = (8, 32)  # rows and columns on which every fault is tried
+BAND = 256  # rows of the whole that are compared at a time
+CONFIRMED = 2  # candidates that are compared with the whole
+CLOSELY = 1 << 26  # products of a placement whose intervals are computed; a larger one must have the predicted bits
+PLACES = 4096  # failing elements that a fault of the last stage must half explain before it is weighed
+CLOSE = 2.0**-6  # of a value: what the near result may be off by, and more
+
+
+class LargeOutput(FailingOutput):
+    """A failing output of which the right result is known near, and its bits where they are asked for."""
+
+    def __init__(self, call: Call, output: Tensor, failing: Failing, *, first: bool) -> None:
+        self._begin(call, output)
+        self.bad = failing.bad & self.specified
+        self.failing = int(self.bad.sum())
+        self._near = failing.near
+        if first and failing.right is not None:
+            vars(self)["right"] = failing.right
+
+    @property
+    def near(self) -> Tensor:
+        return self._near
+
+    @property
+    def small(self) -> bool:
+        return False
+
+    def holds(self, piece: Piece, numerics: str, most: tuple[int, int] | None) -> bool:
+        """As of a small output; all of the piece by the bits of this arithmetic, or where its interval costs little."""
+        if most is not None or piece.product.M * piece.product.N * piece.product.K <= CLOSELY:
+            return super().holds(piece, numerics, most)
+        if self.call.schedule is None or numerics != self.numerics:
+            return False
+        grid = piece.rows[:, None], piece.columns[None, :]
+        predicted = predict_product(piece.product, self.call.schedule, out_dtype=self.output.dtype)
+        return not bool((self.bad[grid] & ~same_bits(predicted, self.output[grid])).any())
+
+    def view(self, part: int, rows: Tensor, columns: Tensor) -> View:
+        whole = self.call.parts[part]
+        grid = rows_of_output(whole, rows)[:, None], columns[None, :]
+        if "right" in vars(self):
+            right = self.right[grid]
+        else:
+            product = subset(whole.product, rows, columns)
+            right = stored(self.call, accumulated(self.call, product, self.call.schedule, ()), ())
+        return View(self.output[grid], right, self.bad[grid], self.specified[grid])
+
+
+def names(base: Call, output: Tensor, failing: Failing, numerics: Sequence[str], arithmetics: Sequence[Schedule | None],
+          faults: Sequence[Fault]) -> tuple[str, ...]:  # fmt: skip
+    """What explains ``output [R, N]`` of the call, as :attr:`oracle.diagnosis.explain.Diagnosis.names` says it.
+
+    ``numerics`` are the intervals that a placement is judged by, ``arithmetics`` the schedules of a right kernel, the
+    first admitted one first (None: exact sums).
+    """
+    at = torch.nonzero(failing.bad)
+    some = evenly(at, PLACES)
+    if not speaks(output[some[:, 0], some[:, 1]]) and not speaks(output[:: max(1, len(output) // 64)]):
+        return ()
+    failure, few = _closest(base, output, failing, arithmetics)
+    if placed := moved(failure, numerics):
+        return (str(placed[0]),)
+    best = list[Explanation]()
+    for explanation in _confirmed(failure, few, faults):
+        if explanation.complete:
+            return (str(explanation),)
+        best.append(explanation)
+    if not any(e.local for e in best) and (placed := replaced(failure, numerics)):
+        return (str(placed[0]),)
+    listed = [e for e in ranked(best) if e.local or e.share >= LISTED or e.placed]
+    return tuple(str(e) for e in listed[:1])
+
+
+def _closest(
+    base: Call, output: Tensor, failing: Failing, arithmetics: Sequence[Schedule | None]
+) -> tuple[LargeOutput, Sample]:
+    """The output by the arithmetic that has the most bits of the right elements in a few rows and columns, and these;
+    the first one that has more than half of them."""
+    found = list[tuple[int, LargeOutput, Sample]]()
+    for number, schedule in enumerate(arithmetics):
+        failure = LargeOutput(replace(base, schedule=schedule), output, failing, first=number == 0)
+        few = Sample.half_failing(failure, FEW)
+        right = [view.specified & ~view.bad for view in few.views]
+        equal = sum(int((same_bits(v.output, v.right) & r).sum()) for v, r in zip(few.views, right, strict=True))
+        found.append((equal, failure, few))
+        if 2 * equal >= sum(int(r.sum()) for r in right):
+            break
+    _, failure, few = max(found, key=lambda one: one[0])
+    return failure, few
+
+
+def _confirmed(failure: LargeOutput, few: Sample, faults: Sequence[Fault]) -> Iterator[Explanation]:
+    """What faults explain of the whole: each that explains all of the few, as it comes; then the best of those that
+    explain half of them; then those of the last stage."""
+    promising = list[tuple[Explanation, Fault]]()
+    last = [fault for fault in faults if set(fault.changes) <= {Stage.WRITE}]
+    for fault in faults:
+        if fault in last or fault.applies(failure.call) is not None:
+            continue
+        found = few.attempt((fault,))
+        if found is not None and found.complete:
+            if (whole := _on_the_whole(failure, fault)) is not None:
+                yield whole
+        elif found is not None and (found.local or found.share >= LISTED):
+            promising.append((found, fault))
+    order = {e: i for i, e in enumerate(ranked([e for e, _ in promising]))}
+    for _, fault in sorted(promising, key=lambda pair: order[pair[0]])[:CONFIRMED]:
+        if (whole := _on_the_whole(failure, fault)) is not None:
+            yield whole
+    for fault in last:
+        if fault.applies(failure.call) is None and (written := _written(failure, fault)) is not None:
+            yield written
+
+
+def _on_the_whole(failure: LargeOutput, fault: Fault) -> Explanation | None:
+    """What the kernel with this fault explains of every element, some rows at a time; None where it contradicts more.
+
+    A right result need not be known: an element that fails and has the predicted value is explained.
+    """
+    columns = torch.arange(failure.output.shape[1], device=failure.bad.device)
+    explained = failing = known = contradicted = 0
+    elsewhere = False
+    computed = products(failure.call, (fault,))
+    parts = [part for part, _ in computed]
+    if len(parts) != len(failure.call.parts) or not all(map(same_place, parts, failure.call.parts)):
+        return None  # rows are grouped otherwise
+    for i, part in enumerate(failure.call.parts):
+        for start in range(0, part.product.M, BAND):
+            band = torch.arange(start, min(part.product.M, start + BAND), device=failure.bad.device)
+            product, schedule = computed[i][0].product, computed[i][1]
+            grid = rows_of_output(part, band)[:, None], columns[None, :]
+            accs = failure.sums(None, product.rows(start, start + len(band)), schedule, (fault,))
+            predicted = Prediction.between(*(stored(failure.call, acc, (fault,)) for acc in accs))
+            output, bad, agrees = failure.output[grid], failure.bad[grid], predicted.agrees(failure.output[grid])
+            seen = failure.specified[grid] & ~(torch.isnan(predicted.value) & ~torch.isnan(output))
+            explained, failing = explained + int((bad & seen & agrees).sum()), failing + int((bad & seen).sum())
+            known, contradicted = known + int(seen.sum()), contradicted + int((seen & ~agrees).sum())
+            elsewhere |= bool((seen & ~agrees & bad).any())
+        if 2 * contradicted > known and 2 * explained < failing:
+            return None
+    local = contradicted > 0 and explained == failing > 0 and not elsewhere and failing >= COINCIDENCES
+    return Explanation(
+        fault.name, failure.numerics, explained, failing, known, contradicted, fault.met_in, local=local
+    )
+
+
+def _written(failure: LargeOutput, fault: Fault) -> Explanation | None:
+    """What a fault of the last stage explains; on the near result it must explain half of some failing elements."""
+    made = fault.changes[Stage.WRITE](failure.call, failure.near)
+    at = evenly(torch.nonzero(failure.bad), PLACES)
+    predicted, actual = (decode(x[at[:, 0], at[:, 1]]) for x in (made, failure.output))
+    unknown = torch.isnan(predicted)
+    close = (predicted - actual).abs() <= CLOSE * predicted.abs()
+    if not bool(unknown.all()) and int(close.sum()) < LISTED * int((~unknown).sum()):
+        return None
+    if failure.call.schedule is None:
+        return None
+    found = failure.weigh((fault,), Prediction(fault.changes[Stage.WRITE](failure.call, failure.right)))
+    if found.explained == 0 and failure.failing >= COINCIDENCES:
+        found = failure.named_by_position(fault, found)
+    return found if found.local or found.explained + found.placed > found.contradicted else None

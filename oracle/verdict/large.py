@@ -1,0 +1,236 @@
+"""Which elements of a large output fail, at the price of a right one.
+
+The sound interval of every element costs several times what the prediction of its bits does, and on a device a
+thousand times. So a large output that no schedule reproduces is asked in this order, by its first admitted schedule:
+
+    1  an element with the bits of the schedule lies in the interval, which holds whatever the schedule computes
+    2  where the others fill few rows and columns of a product, their intervals are computed (:data:`SHARE`)
+    3  else they are compared with the outer interval (:mod:`oracle.bounds.outer`): what leaves that one fails; the
+       others stay *undecided*, and the intervals of a few of them are computed if nothing has failed by then
+
+The verdict is FAILED where an element leaves its interval and that of every class that an undeclared kernel may use. It
+counts the elements that surely fail, says how many are undecided beside them, and describes where both lie; the worst
+element and those listed have their own intervals, every other one the distance from its centre alone. Where nothing is
+seen to fail, or a class holds what does, nothing is said here and every interval is computed: such an output may be
+right.
+
+Not covered: contracts whose first admitted numerics is a class; what :func:`oracle.bounds.outer.why_not` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from oracle.bounds import Accumulator, of_schedule
+from oracle.bounds.ieee32 import NAME as IEEE32
+from oracle.bounds.interval import Admissible
+from oracle.bounds.outer import outer, why_not
+from oracle.numbers.formats import decode, of_dtype, same_bits
+from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.tensorcore.identify import subset
+from oracle.tensorcore.instructions import Sum
+from oracle.tensorcore.schedules import ANY, SPLIT, get, is_class, of_class
+from oracle.truth.gemm import rounded
+from oracle.verdict import heatmap
+from oracle.verdict.compare import Comparison, Failing, Verdict, Worst, verdict
+from oracle.verdict.heatmap import Element
+from oracle.verdict.products import (
+    TRIAL,
+    Bands,
+    ExactPart,
+    Part,
+    banded,
+    compared,
+    exact_and_interval,
+    held_by,
+    specified_of,
+    work,
+)
+
+SHARE = 32  # a part of the products of a call whose intervals cost no more than the prediction of all bits
+FEW = 16  # failing elements of a row that a class must hold before every interval is computed
+ALIKE = 0.5  # share of equal bits in a few rows and columns above which the whole is predicted
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Rows and columns of a part whose intervals are known, and what was found there."""
+
+    known: ExactPart
+    output: Tensor
+    found: Comparison
+    rows: Tensor
+    columns: Tensor
+
+    def index(self, at: tuple[int, ...]) -> tuple[int, ...]:
+        """An element here as one of the output."""
+        return int(self.rows[at[0]]), int(self.columns[at[1]])
+
+
+def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
+    """The failure of the output of ``bits`` against the schedule ``name``; None where it may be right."""
+    parts, output = bits.parts, bits.output
+    if is_class(name):
+        return None
+    schedule = get(name)
+    acc = of_schedule(schedule)
+    if any(why_not(part.product, acc) for part in parts):
+        return None
+    specified = specified_of(parts, output)
+    unknown = torch.ones(output.shape, dtype=torch.bool, device=output.device) if specified is None else specified
+    total = int(unknown.sum())
+    right = bits.right(schedule) if bits.alike(schedule) >= ALIKE else None
+    if right is not None:
+        unknown = unknown & ~same_bits(output, right)
+    centre = torch.zeros(output.shape, dtype=torch.float64, device=output.device) if right is None else decode(right)
+    bad, undecided, seen = _decided(parts, output, unknown, acc, name, centre)
+    if not bool(bad.any()):
+        return None
+    seen += _most(parts, output, bad, centre, name)
+    worst, elements = _worst(seen)
+    if any(_may_hold(worst.known, worst.output, worst.found, other) for other in wider):
+        return None
+    interval = exact_and_interval(worst.known.part.product, name)[1].name
+    count = int(undecided.sum())
+    basis = interval + (f"; {count} more elements are undecided" if count else "")
+    listed = [element for _, element in elements[: heatmap.LISTED]]
+    near = right
+    if near is None:
+        near = to_dtype(centre, output.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+    picture = _picture(output, near, bad, listed)
+    margin = max(one.found.margin for one in seen)
+    first = worst.found.worst
+    assert first is not None
+    place = replace(first, index=worst.index(first.index))
+    found = Comparison(int(bad.sum()), total, 0, margin, place, bad | undecided, picture)
+    said = banded(parts, verdict(found, basis=basis))
+    return replace(said, failing=Failing(bad, near, right))
+
+
+def _decided(
+    parts: Sequence[Part], output: Tensor, unknown: Tensor, acc: Accumulator, name: str, centre: Tensor
+) -> tuple[Tensor, Tensor, list[_Seen]]:
+    """Of the ``unknown`` elements those that fail, those that are undecided, and what was looked at closely.
+
+    ``centre`` is filled with exact values where the outer interval was computed.
+    """
+    bad, undecided = torch.zeros_like(unknown), torch.zeros_like(unknown)
+    grids = [(part, *_grid(part.of(unknown))) for part in parts]
+    room = work(parts) // SHARE
+    seen = list[_Seen]()
+    if sum(len(rows) * len(columns) * part.product.K for part, rows, columns in grids) <= room:
+        seen = [_closely(*grid, output, name) for grid in grids if len(grid[1])]
+        for one in seen:
+            bad[one.rows[:, None], one.columns[None, :]] = one.found.bad
+        return bad & unknown, undecided, seen
+    for part, rows, columns in grids:
+        if not len(rows):
+            continue
+        at = _place(part, rows)[:, None], columns[None, :]
+        y, width = outer(subset(part.product, rows, columns), acc)
+        centre[at] = y
+        surely = _outside(output[at], y, width)
+        bad[at] = surely & unknown[at]
+        undecided[at] = unknown[at] & ~surely
+    if not bool(bad.any()):
+        part, own = max(((p, p.of(undecided)) for p in parts), key=lambda pair: int(pair[1].sum()))
+        rows, columns = _grid(own)
+        one = _closely(part, _evenly(rows, TRIAL[0]), _evenly(columns, TRIAL[1]), output, name)
+        at = one.rows[:, None], one.columns[None, :]
+        bad[at] = one.found.bad & unknown[at]
+        undecided[at] = False
+        seen.append(one)
+    return bad, undecided, seen
+
+
+def _outside(output: Tensor, y: Tensor, width: Tensor) -> Tensor:
+    """Elements that no value within ``width`` of ``y`` is rounded to.
+
+    A rounding moves a value by half a unit in the last place at most, which is below ``2^-(f + 1)`` of it, or the least
+    subnormal; NaN and infinity are the rounding of nothing that lies below the largest number.
+    """
+    fmt, value = of_dtype(output.dtype), decode(output)
+    size = y.abs() + width
+    room = width + size * 2.0 ** -(fmt.fraction_bits + 1) + fmt.min_subnormal
+    return ~((value - y).abs() <= room) & (size + room < fmt.max_finite)
+
+
+def _closely(part: Part, rows: Tensor, columns: Tensor, output: Tensor, name: str) -> _Seen:
+    """The intervals of some rows and columns of a part."""
+    own, product = part.of(output)[rows][:, columns], subset(part.product, rows, columns)
+    value, interval = exact_and_interval(product, name)
+    assert value is not None  # a schedule's bound comes with the exact value
+    known = ExactPart(Part(product), value, rounded(product, value, output.dtype))
+    return _Seen(known, own, compared([known], [interval], own), _place(part, rows), columns)
+
+
+def _most(parts: Sequence[Part], output: Tensor, bad: Tensor, centre: Tensor, name: str) -> list[_Seen]:
+    """The failing elements farthest from their ``centre``, and others in their rows and columns."""
+    away = torch.nan_to_num((decode(output) - centre).abs(), nan=torch.inf, posinf=torch.inf).masked_fill_(~bad, -1.0)
+    flat = torch.topk(away.flatten(), min(heatmap.LISTED, int(bad.sum()))).indices
+    few = torch.zeros_like(bad)
+    few.view(-1)[flat] = True
+    grids = [(part, *_grid(part.of(few))) for part in parts]
+    return [_closely(*grid, output, name) for grid in grids if len(grid[1])]
+
+
+def _worst(seen: Sequence[_Seen]) -> tuple[_Seen, list[tuple[float, Element]]]:
+    """The closely seen part that has the element farthest outside, and all listed elements, worst first."""
+    elements = dict[tuple[int, ...], tuple[float, Element]]()
+
+    def beyond(worst: Worst | Element) -> float:
+        value = torch.tensor(worst.actual, dtype=torch.float64, device="cpu")
+        return float(heatmap.overshoot(value, value.new_tensor(worst.low), value.new_tensor(worst.high)))
+
+    failing = [one for one in seen if one.found.outside]
+    for one in failing:
+        assert one.found.evidence is not None
+        for element in one.found.evidence.elements:
+            at = one.index(element.index)
+            elements[at] = beyond(element), replace(element, index=at)
+    first = max(failing, key=lambda one: -1.0 if one.found.worst is None else beyond(one.found.worst))
+    return first, sorted(elements.values(), key=lambda pair: -pair[0])
+
+
+def _may_hold(known: ExactPart, output: Tensor, found: Comparison, other: str) -> bool:
+    """Whether this class may hold the output: its accumulator in any order (which is asked first, as it costs little)
+    or float32 in any order the worst element of what was seen, and the class itself some failing ones of its row."""
+    assert found.worst is not None
+    row, column = (torch.tensor([i], device=output.device) for i in found.worst.index)
+    some = torch.nonzero(found.bad[row[0]])[:FEW, 0]
+
+    def held(columns: Tensor, name: str) -> bool:
+        yes = torch.ones((1, len(columns)), dtype=torch.bool, device=output.device)
+        return held_by([known.subset(row, columns)], output[row][:, columns], yes, name) is not None
+
+    if other != IEEE32:
+        acc = of_schedule(of_class(other))
+        loose = other.removesuffix(SPLIT).removesuffix(ANY) + ANY
+        if acc.kind is Sum.FUSED and not acc.scales_inside and acc.split is None and not held(column, loose):
+            return False
+    return held(column, other) and held(some, other)
+
+
+def _picture(output: Tensor, near: Tensor, bad: Tensor, listed: Sequence[Element]) -> heatmap.Evidence:
+    """What a report draws: failing elements by their distance from the right value, and those listed."""
+    due = decode(near)
+    ratio = torch.where(bad, torch.inf, 0.0)
+    made = heatmap.gather(output, Admissible(due, due, due), ratio, bad, output="out")
+    return replace(made, elements=tuple(listed))
+
+
+def _grid(wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns that hold a True."""
+    return torch.nonzero(wanted.any(dim=1))[:, 0], torch.nonzero(wanted.any(dim=0))[:, 0]
+
+
+def _place(part: Part, rows: Tensor) -> Tensor:
+    return rows if part.rows is None else part.rows[rows]
+
+
+def _evenly(at: Tensor, most: int) -> Tensor:
+    return at[:: max(1, -(-len(at) // most))]

@@ -1,0 +1,234 @@
+"""A large failure costs about what a right output does, and is the failure that every interval would give.
+
+What is large is made small here, so that both ways judge the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from oracle.bounds import of_schedule, residue_bound
+from oracle.bounds import outer as outer_bound
+from oracle.bounds import product as product_bound
+from oracle.bounds.engines import exact
+from oracle.diagnosis import explain
+from oracle.diagnosis.level import explaining
+from oracle.errors import OptionError
+from oracle.routines import cases, get
+from oracle.routines.catalogue import Call, run
+from oracle.routines.catalogue import get as get_fault
+from oracle.tensorcore.schedules import get as get_schedule
+from oracle.truth.gemm import ScaledProduct
+from oracle.verdict import heatmap, products
+from oracle.verdict.compare import Status, Verdict
+from tests.support.products import block_scaled
+
+GEMM = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=24,n=192,k=384/family=randn/seed=5"
+CONTIGUOUS = "m_grouped_fp8_gemm_nt_contiguous/e4m3xe4m3-bf16/1x128:128x128/m=384,n=128,k=384,g=3/family=randn/seed=2"
+PROMOTED = "sm90.promote128"
+SCALE = "A scale of the previous K block"
+Spoil = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call is large, to the verdict and to its explanation."""
+    monkeypatch.setattr(products, "LARGE", 0)
+    monkeypatch.setattr(explain, "CHEAP", 0)
+
+
+def called(text: str) -> tuple[Call, Tensor]:
+    case = cases.parse(text)
+    call = Call(get(case.contract), case.inputs(), case.call_options(), get_schedule(PROMOTED), case.out_dtype)
+    out = run(call)
+    assert isinstance(out, Tensor)
+    return call, out
+
+
+def judged(call: Call, out: Tensor, **options: str) -> Verdict:
+    return oracle.judge(call.contract.name, call.inputs, out, **options, **call.options)  # type: ignore[arg-type]
+
+
+def every_interval(call: Call, out: Tensor) -> Verdict:
+    """The verdict without the short way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "LARGE", 1 << 62)
+        return call.contract.judge(call.inputs, out, **call.options)
+
+
+def one_element(out: Tensor) -> Tensor:
+    out[3, 5] = 2 * out[3, 5] + 1
+    return out
+
+
+def moved_row(out: Tensor) -> Tensor:
+    out[7] = out[8].clone()
+    return out
+
+
+def two_faults(out: Tensor) -> Tensor:
+    out[:, 3] = 0
+    return moved_row(out)
+
+
+def garbage(out: Tensor) -> Tensor:
+    return torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out.dtype)
+
+
+def nothing_but_nan(out: Tensor) -> Tensor:
+    return torch.full_like(out, torch.nan)
+
+
+def next_value(out: Tensor) -> Tensor:
+    """One unit in the last place everywhere: inside every outer interval."""
+    return (out.view(torch.int16) + 1).view(out.dtype)
+
+
+SPOILT = (one_element, moved_row, two_faults, garbage, nothing_but_nan, next_value)
+
+
+@pytest.mark.usefixtures("large")
+class TestTheSameFailure:
+    """Status, worst element and what surely fails are those of every interval; what is counted less is said."""
+
+    @pytest.mark.parametrize(
+        ("text", "spoil"), [*((GEMM, spoil) for spoil in SPOILT), *((CONTIGUOUS, spoil) for spoil in SPOILT[1:4])]
+    )
+    def test_judged(self, text: str, spoil: Spoil) -> None:
+        call, out = called(text)
+        wrong = spoil(out)
+        short, full = call.contract.judge(call.inputs, wrong, **call.options), every_interval(call, wrong)
+        assert short.status is full.status is Status.FAILED and short.failing is not None and full.failing is None
+        assert 0 < short.outside <= full.outside and short.total == full.total
+        assert "undecided" in short.basis or (short.outside, short.pattern) == (full.outside, full.pattern)
+        said = [word for word in short.basis.split() if word.isdigit()]
+        assert full.outside <= short.outside + sum(map(int, said))
+        if spoil is not next_value:
+            assert short.worst is not None and full.worst is not None
+            assert (short.worst.low, short.worst.high) == (full.worst.low, full.worst.high)
+            assert short.worst.index == full.worst.index
+        assert short.evidence is not None and short.evidence.elements[0].index == short.worst.index
+
+    @pytest.mark.parametrize("text", [GEMM, CONTIGUOUS])
+    def test_right_outputs_pass(self, text: str) -> None:
+        call, out = called(text)
+        assert judged(call, out).matches == PROMOTED
+        truth = call.contract.reference(call.inputs, **(call.options | {"out_dtype": torch.bfloat16}))
+        assert isinstance(truth, Tensor)
+        verdict = judged(call, truth.masked_fill(torch.isnan(truth), 0.0))
+        assert verdict.status is Status.PASSED and verdict.failing is None
+
+    def test_what_refuses_one_schedule_is_asked_of_the_next(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Five schedules are admitted; one of them is computed on the whole."""
+        call, out = called(GEMM)
+        wrong, whole, predict = one_element(out), [], products.predict_product
+
+        def counted(product: ScaledProduct, *args: object, **options: object) -> Tensor:
+            whole.append(product.M * product.N == out.numel())
+            return predict(product, *args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(products, "predict_product", counted)
+        assert call.contract.judge(call.inputs, wrong).status is Status.FAILED
+        assert sum(whole) == 1 and len(whole) > 5
+
+
+@pytest.mark.usefixtures("large")
+class TestExplained:
+    """The first explanation that holds for the whole is named; where none holds, none is."""
+
+    @pytest.mark.parametrize(
+        ("spoil", "name"),
+        [
+            (moved_row, "one row duplicated (row 7 holds row 8)"),
+            (two_faults, None),
+            (garbage, None),
+            (nothing_but_nan, None),
+            (one_element, None),
+        ],
+    )
+    def test_places(self, spoil: Spoil, name: str | None) -> None:
+        call, out = called(GEMM)
+        found = judged(call, spoil(out))
+        assert found.explained_by == (() if name is None else (name,)) and found.failing is None
+
+    @pytest.mark.parametrize("name", [SCALE, "store truncates"])
+    @pytest.mark.parametrize("text", [GEMM, CONTIGUOUS])
+    def test_faults(self, text: str, name: str) -> None:
+        call, _ = called(text)
+        out = run(call, get_fault(name))
+        assert isinstance(out, Tensor) and judged(call, out).explained_by == (name,)
+
+    def test_a_fault_of_some_rows_is_not_called_one_of_all(self) -> None:
+        """The sabotage: half of the rows are right, and the whole refuses what a few rows agree with."""
+        call, out = called(GEMM)
+        wrong = run(call, get_fault(SCALE))
+        assert isinstance(wrong, Tensor)
+        out[10:] = wrong[10:]
+        (named,) = judged(call, out).explained_by
+        assert named == f"{SCALE} (in the failing elements only, all of which it reproduces)"
+
+    def test_levels(self) -> None:
+        call, out = called(GEMM)
+        wrong = run(call, get_fault(SCALE))
+        assert isinstance(wrong, Tensor)
+        assert judged(call, wrong, explain="off").explained_by == ()
+        with explaining("off"):
+            assert judged(call, wrong).explained_by == ()
+            assert judged(call, wrong, explain="quick").explained_by == (SCALE,)
+        with pytest.raises(OptionError, match="'some' is none of off, quick, full"):
+            judged(call, out, explain="some")
+
+
+class TestOuter:
+    """The outer interval holds the residue bound and the exact value; a thousandth of it does not."""
+
+    @pytest.mark.parametrize("kind", ["randn", "codes", "positive", "one large among tiny", "one huge among tiny"])
+    @pytest.mark.parametrize("schedule", [PROMOTED, "sm89.promote128", "sm90.chain"])
+    def test_holds(self, kind: str, schedule: str) -> None:
+        acc, p = of_schedule(get_schedule(schedule)), block_scaled(kind, 5, 130, 384, seed=4)
+        if acc.promotion is None:
+            p = replace(p, a_scale=p.a_scale[:, :1], b_scale=p.b_scale[:, :1], block=384)
+        assert outer_bound.why_not(p, acc) is None
+        y, width = outer_bound.outer(p, acc)
+        value, bound = exact(p), residue_bound(p, acc)
+
+        def holds(width: Tensor) -> bool:
+            inside = (y - width <= value.hi + bound.lo) & (value.hi + bound.hi <= y + width)
+            return bool((inside & ((y - value.hi).abs() <= width)).all())
+
+        assert holds(width) and not holds(width / 1000)
+
+    def test_refused(self) -> None:
+        p, acc = block_scaled("randn", 2, 8, 256, seed=1), of_schedule(get_schedule(PROMOTED))
+        nan = replace(p, a_scale=torch.full_like(p.a_scale, torch.nan))
+        far = replace(p, a_scale=torch.full_like(p.a_scale, 1e35))
+        odd = ScaledProduct(p.a[:, :200], p.b[:, :200], p.a_scale, p.b_scale, 128, 128)
+        reasons = [outer_bound.why_not(x, acc) or "" for x in (nan, far, odd)]
+        assert [word in why for word, why in zip(("no number", "exceed", "whole"), reasons, strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize("schedule", [PROMOTED, "sm90.mma_sync.promote128", "sm89.promote128"])
+@pytest.mark.parametrize("bound", [product_bound.residue_bound, product_bound.split_bound])
+def test_chains_together_have_the_bits_of_chains_apart(
+    schedule: str, bound: Callable[..., product_bound.Interval], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acc, p = of_schedule(get_schedule(schedule)), block_scaled("codes", 1, 4, 512, seed=9)
+    together = bound(p, acc)
+    monkeypatch.setattr(product_bound, "FEW", 0)
+    apart = bound(p, acc)
+    for name in ("lo", "hi", "open"):
+        assert torch.equal(getattr(together, name), getattr(apart, name))
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+def test_the_largest_come_as_from_a_stable_sort(levels: int) -> None:
+    values = torch.randint(0, levels, (300,), generator=torch.Generator().manual_seed(levels)).double()
+    values[values == 1] = torch.inf
+    due = torch.sort(values, descending=True, stable=True).indices[: heatmap.LISTED].tolist()
+    assert heatmap._largest(values) == due
