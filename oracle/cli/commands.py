@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from oracle.cli import calls, examples, fixtures, installed, kernels, runs, selftest, tool
+from oracle.cli import calls, examples, fixtures, installed, kernels, lint, runs, selftest, tool
 
 COMMANDS = (
     *(runs.add_verify, kernels.add_validate, calls.add_judge, calls.add_explain, selftest.add_mutate),

@@ -130,7 +130,7 @@ class TestTheSameFailure:
         wrong, whole, predict = one_element(out), [], products.predict_product
 
         def counted(product: ScaledProduct, *args: object, **options: object) -> Tensor:
-            whole.append(product.M * product.N == out.numel())
+            whole.append(out.numel() == product.M * product.N)
             return predict(product, *args, **options)  # type: ignore[arg-type]
 
         monkeypatch.setattr(products, "predict_product", counted)
