@@ -108,6 +108,27 @@ def torch_scaled_mm(kernel: Callable[..., Tensor], inputs: Inputs, options: Opti
     return kernel(a, columns, scale_a, scale_b, bias=bias, out_dtype=dtype)
 
 
+def flashinfer_mxfp8_quantize(kernel: Callable[..., tuple[Tensor, Tensor]], inputs: Inputs, options: Options) -> Any:
+    """``mxfp8_quantize(x, is_sf_swizzled_layout)``: bf16 or f16, E4M3 codes, K in multiples of 32."""
+    x = inputs["x"]
+    _offered(x.dtype in (torch.bfloat16, torch.float16) and x.is_contiguous(), "dense bf16 or f16")
+    _offered(options["element"] == "e4m3" and options["rounding"] == "rceil", "E4M3, RCEIL")
+    _offered(options["layout"] in ("128x4", "linear") and x.shape[1] % 32 == 0, "128x4 or linear, K % 32 == 0")
+    q, scale = kernel(x, options["layout"] != "linear")
+    scale = scale.view(torch.uint8)
+    return q, scale.reshape(x.shape[0], -1) if options["layout"] == "linear" else scale.reshape(-1)
+
+
+def flashinfer_fp4_quantize(kernel: Callable[..., tuple[Tensor, Tensor]], inputs: Inputs, options: Options) -> Any:
+    """``fp4_quantize(x, global_scale, 16, False, swizzled, 8x4)``: bf16 or f16, K in multiples of 16."""
+    x, layout = inputs["x"], options["layout"]
+    _offered(x.dtype in (torch.bfloat16, torch.float16) and x.is_contiguous(), "dense bf16 or f16")
+    _offered(x.shape[1] % 16 == 0 and not options["is_global_scale_inversed"], "K % 16 == 0, an encoding global scale")
+    q, scale = kernel(x, inputs["global_scale"], 16, False, layout != "linear", layout == "8x4")
+    scale = scale.view(torch.uint8)
+    return q.view(torch.uint8), scale.reshape(x.shape[0], -1) if layout == "linear" else scale.reshape(-1)
+
+
 def _offered(good: bool, what: str) -> None:
     if not good:
         raise NotImplementedError(f"taken: {what}")
