@@ -20,7 +20,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernels import batched, blockscaled, fused, grouped, linear, logits, mx, mx_products, quantize
+from kernels import (
+    batched,
+    blockscaled,
+    fused,
+    grouped,
+    linear,
+    logits,
+    mx,
+    mx_experts,
+    mx_forms,
+    mx_products,
+    quantize,
+)
 from kernels.errors import OptionError
 
 NAMESPACE = "fp8_kernels"
@@ -299,9 +311,80 @@ def _nvfp4_fake(
     return _empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), _scale_bytes(x, mx.NVFP4_BLOCK, layout)
 
 
+def _one_a_byte_fake(x: Tensor, layout: str = "128x4", *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    return _empty(*x.shape, like=x, dtype=torch.uint8), _scale_bytes(x, mx.MX_BLOCK, layout)
+
+
+def _two_levels_fake(
+    x: Tensor, global_scale: Tensor, layout: str = "128x4", *_: object, **__: object
+) -> tuple[Tensor, Tensor]:
+    return _nvfp4_fake(x, global_scale, layout)
+
+
+def _per_token_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor, Tensor]:
+    return *_nvfp4_fake(x, global_scale, layout), _empty(x.shape[0], like=x, dtype=torch.float32)
+
+
+def _fp4_cast_fake(x: Tensor, use_ue8m0: bool = False, gran_k: int = 128) -> tuple[Tensor, Tensor]:
+    m, k = x.shape
+    groups = _empty(m, (k + gran_k - 1) // gran_k, like=x, dtype=torch.float32)
+    return _empty(m, k // 2, like=x, dtype=torch.int8), groups
+
+
+def _requantised_fake(
+    x: Tensor, block_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16"
+) -> tuple[Tensor, Tensor]:
+    return _mxfp8_fake(x, layout)
+
+
+def _blocks_fake(
+    x: Tensor, mx_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16"
+) -> tuple[Tensor, Tensor]:
+    m, k = ((extent + mx_forms.BLOCK - 1) // mx_forms.BLOCK for extent in x.shape)
+    return _empty(*x.shape, like=x, dtype=torch.float8_e4m3fn), _empty(m, k, like=x, dtype=torch.float32)
+
+
+def _masked_fake(x: Tensor, mask: Tensor, global_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    (g, m, k), four = x.shape, global_scale is not None
+    width, dtype = (mx.NVFP4_BLOCK, torch.uint8) if four else (mx.MX_BLOCK, torch.float8_e4m3fn)
+    down, across = (m + mx_experts.HEIGHT - 1) // mx_experts.HEIGHT, (k // width + 3) // 4
+    q = _empty(g, m, k // 2 if four else k, like=x, dtype=dtype).permute(1, 2, 0)
+    return q, _empty(g, down, across, 32, 4, 4, like=x, dtype=torch.uint8).permute(3, 4, 1, 5, 2, 0)
+
+
+def _experts_fake(
+    x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
+) -> tuple[Tensor, Tensor]:
+    rows = mx_experts.rows_of_scales(x.shape[0], expert_offsets.shape[0] - 1)
+    scale = _empty(rows * ((x.shape[1] // mx.NVFP4_BLOCK + 3) // 4 * 4), like=x, dtype=torch.uint8)
+    return _empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale
+
+
+def _mxfp8_experts_fake(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
+    rows = mx_experts.rows_of_scales(x.shape[0], expert_offsets.shape[0] - 1)
+    scale = _empty(rows * ((x.shape[1] // mx.MX_BLOCK + 3) // 4 * 4), like=x, dtype=torch.uint8)
+    return _empty(*x.shape, like=x, dtype=torch.float8_e4m3fn), scale
+
+
 _operator(_mxfp8_fake)(mx.mxfp8_quantize)
 _operator(_mxfp4_fake)(mx.mxfp4_quantize)
 _operator(_nvfp4_fake)(mx.nvfp4_quantize)
+_operator(_one_a_byte_fake)(mx_forms.mxfp6_quantize)
+_operator(_one_a_byte_fake)(mx_forms.mxint8_quantize)
+_operator(_fp4_cast_fake)(mx_forms.per_token_cast_to_fp4)
+_operator(_two_levels_fake)(mx_forms.nvfp4_quantize_stochastic)
+_operator(_two_levels_fake)(mx_forms.nvfp4_quantize_2d)
+_operator(_two_levels_fake)(mx_forms.nvfp4_quantize_4over6)
+_operator(_two_levels_fake)(mx_forms.nvfp4_quantize_rht)
+_operator(_two_levels_fake)(mx_forms.nvfp4_quantize_of_fp8)
+_operator(_per_token_fake)(mx_forms.nvfp4_quantize_per_token)
+_operator(_mxfp4_fake)(mx_forms.mxfp4_quantize_of_fp8)
+_operator(_requantised_fake)(mx_forms.fp8_block_to_mxfp8)
+_operator(_blocks_fake)(mx_forms.mxfp8_to_fp8_block)
+_operator(_masked_fake)(mx_experts.scaled_fp4_grouped_quantize)
+_operator(_masked_fake)(mx_experts.mxfp8_grouped_quantize)
+_operator(_experts_fake)(mx_experts.scaled_fp4_experts_quant)
+_operator(_mxfp8_experts_fake)(mx_experts.mxfp8_experts_quant)
 
 
 # --- products ----------------------------------------------------------------------------------------------------

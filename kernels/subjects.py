@@ -24,6 +24,8 @@ from kernels import (
     moe,
     moe_layer,
     mx,
+    mx_experts,
+    mx_forms,
     mx_products,
     platform,
     quantize,
@@ -204,6 +206,23 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         for name in ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize")
     },
     "scaled_fp4_quant": ("cast", calls.codes_and_scale(mx.nvfp4_quantize)),
+    **{
+        name: ("cast", calls.named(getattr(module, name), "q", "scale", *more))
+        for module, name, *more in (
+            (mx_forms, "mxfp6_quantize"), (mx_forms, "mxint8_quantize"), (mx_forms, "per_token_cast_to_fp4"),
+            (mx_forms, "nvfp4_quantize_stochastic"), (mx_forms, "nvfp4_quantize_2d"),
+            (mx_forms, "nvfp4_quantize_4over6"), (mx_forms, "nvfp4_quantize_rht"),
+            (mx_forms, "nvfp4_quantize_per_token", "row_scale"), (mx_forms, "nvfp4_quantize_of_fp8"),
+            (mx_forms, "mxfp4_quantize_of_fp8"), (mx_forms, "fp8_block_to_mxfp8"), (mx_forms, "mxfp8_to_fp8_block"),
+            (mx_experts, "scaled_fp4_grouped_quantize"), (mx_experts, "mxfp8_grouped_quantize"),
+            (mx_experts, "scaled_fp4_experts_quant"), (mx_experts, "mxfp8_experts_quant"),
+        )
+    },
+    **{
+        name: ("cast", calls.tensor(getattr(mx_forms, name)))
+        for name in ("mxfp6_dequantize", "mxint8_dequantize", "cast_back_from_fp4", "hadamard_transform",
+                     "block_scales_to_mxfp8")
+    },
     **{
         name: ("cast", calls.tensor(getattr(mx, name)))
         for name in ("mxfp8_dequantize", "mxfp4_dequantize", "nvfp4_dequantize")

@@ -13,6 +13,14 @@ Let ``a`` be the exact, floored amax of a block, ``max`` the largest value of th
   factors ``1 + d`` (for ``s = a fl(1/max)`` and ``x fl(max/a)``), so it lies in ``[RNE(v (1-e)), RNE(v (1+e))]``, ``e =
   (1+u)^4 - 1``, or ``2^-21`` with approximate division: one code, or two beside a midpoint. A power of two
   divides exactly: one code; so do the two scales of NVFP4 where both are powers of two.
+* *Stochastic rounding.* Any random bits are right: both neighbours of ``v (1 -+ e)``, so a ``v`` that is a value of the
+  format admits itself where ``e = 0``. Declared bits leave one code, or two where ``t = |v| + u step`` lies within
+  ``e`` of a value.
+* *Two candidates* (four over six). The error of a block under a scale is a sum of 16 terms of at most six float32
+  operations on values below ``|x|`` and ``|x'|``; where the two errors lie further apart than both can be off
+  (:func:`_undecided`), one candidate is right, else either.
+* *Computed values.* Where what is quantised is computed (a Hadamard transform, a dequantisation), each value lies
+  between two ends. Scale and code are monotone, so their sets reach from that of the least to that of the largest.
 * *Special blocks.* What a zero or non-finite block gives is the declared recipe's own bits; a published
   scale of 0 admits any finite code, since the product is 0. NaN codes are one value whatever their sign.
 * The exact bits of the declared recipe are admissible too, unless the record says that it is faulty.
@@ -30,15 +38,25 @@ Sources: IEEE 754; the formulas of :mod:`oracle.numbers.recipes`. Not covered: v
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from oracle.numbers import ue8m0
 from oracle.numbers.formats import FP32, Format, codes_of, decode, is_nan, of_dtype
-from oracle.numbers.quantize import Band, Ends, Prepared, quotients, suits, to_scale_format
-from oracle.numbers.recipes import CodeFormula, NanCode, PowerOfTwo, Recipe, ScaleFormula, of_element, recipes
+from oracle.numbers.quantize import Band, Ends, Prepared, Steps, quotients, suits, to_codes, to_scale_format
+from oracle.numbers.recipes import (
+    Candidates,
+    CodeFormula,
+    CodeRounding,
+    NanCode,
+    PowerOfTwo,
+    Recipe,
+    ScaleFormula,
+    of_element,
+    recipes,
+)
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32
 from oracle.numbers.scaling import Block, ScaleFormat
 
@@ -54,6 +72,7 @@ class ScaleSet:
     """Admissible scales per block, float64 of the logical scale shape; NaN in ``expected`` asks for NaN.
 
     With ``ends_only`` (a scale format coarser than float32) nothing between ``low`` and ``high`` is admitted.
+    ``other``: a second set, NaN where there is none.
     """
 
     low: Tensor
@@ -61,12 +80,15 @@ class ScaleSet:
     expected: Tensor
     ends_only: bool = False
     open: Tensor | None = None
+    other: tuple[Tensor, Tensor] | None = None
 
     def admits(self, scale: Tensor) -> Tensor:
         """Bool per block; ``scale`` decoded to float64. NaN fails where a number is due. ``open`` blocks admit any."""
         inside = (self.low <= scale) & (scale <= self.high)
         if self.ends_only:  # values between ends more than a factor 2 apart may be admissible as well
             inside = inside & ((scale == self.low) | (scale == self.high) | (self.high > 2 * self.low))
+        if self.other is not None:
+            inside = inside | (scale == self.other[0]) | (scale == self.other[1])
         found = torch.where(torch.isnan(self.expected), torch.isnan(scale), inside)
         return found if self.open is None else found | self.open
 
@@ -163,8 +185,67 @@ def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
     """The scales that a right implementation of ``recipe`` may publish for ``x``."""
     if x.ends is not None:
         return _scales_between(x, x.ends, recipe)
+    if x.span is not None:
+        return _between(x, recipe)
+    if recipe.candidates is not None:
+        return _either(x, recipe)
+    return _of_steps(x, recipe, x.steps(recipe))
+
+
+def _between(x: Prepared, recipe: Recipe) -> ScaleSet:
+    """The scales of values between their ends: from those of the least magnitudes to those of the largest."""
+    assert x.span is not None
+    low, high = (decode(end) for end in x.span)
+    straddles, nearer = (low < 0) & (high > 0), low.abs() < high.abs()
+    far = torch.where(nearer, x.span[1], x.span[0])
+    near = torch.where(nearer, x.span[0], x.span[1]).masked_fill(straddles, 0.0)
+    least, most = (scale_set(x.with_values(end), recipe) for end in (near, far))
+    expected = x.steps(recipe).scale.reshape(least.low.shape)
+    return ScaleSet(least.low, most.high, expected)
+
+
+def _either(x: Prepared, recipe: Recipe) -> ScaleSet:
+    """The scales of the candidate with the smaller error; of both where the errors are too near to tell."""
+    own, wide = x.candidates(recipe, x.own_steps(recipe))
+    sets = [_of_steps(x, recipe, steps, factor) for steps, factor in ((own, 1.0), (wide, 1.5))]
+    shape = sets[0].low.shape
+    errors = x.error(recipe, own), x.error(recipe, wide)
+    near = _undecided(x, recipe, (own, wide), errors).reshape(shape)
+    near = near | (sets[0].low != sets[0].high) | (sets[1].low != sets[1].high)
+    first = ~(errors[1] < errors[0]).reshape(shape)  # a NaN error leaves a block its own scale
+    nothing = torch.full_like(sets[0].low, torch.nan)
+    low, high = (torch.where(first, a, b) for a, b in ((sets[0].low, sets[1].low), (sets[0].high, sets[1].high)))
+    others = ((sets[1].low, sets[0].low), (sets[1].high, sets[0].high))
+    second = tuple(torch.where(near, torch.where(first, a, b), nothing) for a, b in others)
+    return ScaleSet(low, high, x.steps(recipe).scale.reshape(shape), ends_only=True, other=(second[0], second[1]))
+
+
+def _undecided(
+    x: Prepared, recipe: Recipe, candidates: tuple[Steps, Steps], errors: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Where right implementations may find either of two errors the smaller.
+
+    A value ``x'`` of a code is off by at most ``4u |x'|`` (its product by two scales), or where a quotient lies within
+    the width of a midpoint by the distance of both neighbours from it, ``2 e |x|``; a sum of 16 terms in any order by
+    ``16u`` of itself. A squared term ``d^2`` is off by ``2 |d| + delta`` times what ``d`` is. Twice that is taken.
+    """
+    width = APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
+    blocks = x.blocks(recipe.block)
+    slack = torch.zeros_like(errors[0])
+    for steps, error in zip(candidates, errors, strict=True):
+        values = (6.0 * steps.total).expand_as(blocks)  # no code is larger
+        delta = 2 * width * blocks.abs() + 4 * U * values
+        if recipe.candidates is Candidates.MSE:
+            delta = delta * (2 * (values + blocks.abs()) + delta)
+        slack = slack + delta.sum(dim=3, keepdim=True) + 17 * U * error
+    assert x.global_scale is not None
+    exact = _is_power(x.global_scale) & (errors[0] == 0) & (errors[1] == 0)  # no operation rounds, for anybody
+    return ((errors[0] - errors[1]).abs() <= 2 * slack) & ~exact
+
+
+def _of_steps(x: Prepared, recipe: Recipe, steps: Steps, factor: float = 1.0) -> ScaleSet:
+    """The scales around ``factor`` times what a recipe gives for every block."""
     shape = x.grid(recipe.block).scale_shape
-    steps = x.steps(recipe)
     expected = steps.scale.reshape(shape)
     single = recipe.formula is ScaleFormula.GIVEN or recipe.scale_format is ScaleFormat.INPUT or recipe.fault
     rounded_up = recipe.power_of_two is PowerOfTwo.CEIL and recipe.formula is ScaleFormula.DEVICE_RECIPROCAL
@@ -190,21 +271,27 @@ def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
         floor = f32(torch.full_like(expected, recipe.scale_floor))
         low, high = torch.maximum(low, floor), torch.maximum(high, floor)
     if x.global_scale is not None:
-        low, high = (e * x.global_scale if recipe.encodes else e / x.global_scale for e in (low, high))
+        g = x.global_scale if x.global_scale.dim() == 0 else x.global_scale.reshape(-1, *(1,) * (len(shape) - 1))
+        low, high = (factor * (e * g if recipe.encodes else e / g) for e in (low, high))
         low, high = low * (1 - U), high * (1 + U)
     if recipe.published_floor:
         low, high = (e.clamp(min=recipe.published_floor) for e in (low, high))
     sets = _unless_exceptional(low, high, steps.unrounded.reshape(shape))
     if recipe.scale_format is ScaleFormat.FLOAT32:
         return sets
-    low, high = (to_scale_format(edge, recipe, of_dtype(x.dtype)) for edge in (sets.low, sets.high))
-    return ScaleSet(low, high, expected, ends_only=True)
+    low, high = (to_scale_format(edge.clamp(min=0.0), recipe, of_dtype(x.dtype)) for edge in (sets.low, sets.high))
+    # what is published in a byte lies on the grid of its format
+    return ScaleSet(low, high, expected, ends_only=recipe.scale_format is not ScaleFormat.E4M3)
 
 
 def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     """The codes that ``recipe`` may give once it has published these scales (float64, logical shape)."""
     if x.ends is not None:
         return _codes_between(x, x.ends, recipe, published)
+    if x.span is not None:
+        parts = [code_set(x.with_values(end), recipe, published) for end in (*x.span, x.x)]
+        low, high = torch.minimum(parts[0].low, parts[1].low), torch.maximum(parts[0].high, parts[1].high)
+        return replace(parts[2], low=low, high=high)
     cells = x.grid(recipe.block)
     fmt, blocks, s = recipe.element, x.blocks(recipe.block), cells.over(published)
     if recipe.code is CodeFormula.BF16:  # correctly rounded operations: one code
@@ -224,12 +311,9 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     if x.global_scale is not None:  # where the product of the scales, or 1/e, is subnormal it errs by up to 2^-149
         least = torch.minimum(x.both(s, recipe), x.both(torch.ones_like(s), recipe))
         widths = widths + torch.where(least < TINY, (2.0**-149 / least).clamp(max=1.0), torch.zeros_like(s))
-        if bool(_is_power(x.global_scale)):  # then every formula is exact under a power of two, rcp.approx of one too
-            widths = widths.masked_fill(_is_power(s) & (least >= TINY), 0.0)
-    near, middle, far = (
-        ordinal(encode(v * edge, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE), fmt)
-        for edge in (1 - widths, 1.0, 1 + widths)
-    )
+        # under two powers of two every formula is exact, rcp.approx of one too
+        widths = widths.masked_fill(_is_power(x.global_scale) & _is_power(s) & (least >= TINY), 0.0)
+    near, middle, far = _codes_around(v, widths, x, recipe)
     policy = torch.tensor(recipe.code_of_nan, dtype=fmt.storage, device="cpu")
     fixed = torch.full_like(near, int(ordinal(policy, fmt)))
     low = torch.where(undefined, fixed, torch.minimum(near, far))
@@ -240,6 +324,19 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     expected, nan = torch.where(undefined, fixed, middle), undefined & ~free & (recipe.nan_code is NanCode.NAN)
     low, high, expected, nan, free = (cells.join(t) for t in (low, high, expected, nan, free))
     return CodeSet(low, high, expected, nan, free, fmt)
+
+
+def _codes_around(v: Tensor, widths: Tensor, x: Prepared, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
+    """Ordinals of the codes of ``v (1 - w)``, ``v`` and ``v (1 + w)``; their ends where any random bits are right."""
+    fmt, ends = recipe.element, [v * edge for edge in (1 - widths, 1.0, 1 + widths)]
+    if recipe.rounding is CodeRounding.STOCHASTIC:
+        low, high = torch.minimum(ends[0], ends[2]), torch.maximum(ends[0], ends[2])
+        ways = ((low, Rounding.DOWN), (v, Rounding.NEAREST_EVEN), (high, Rounding.UP))
+        codes = [encode(edge, fmt, rounding=way, overflow=Overflow.SATURATE) for edge, way in ways]
+    else:
+        codes = [to_codes(edge, recipe, x.random_blocks(recipe)) for edge in ends]
+    first, middle, last = (ordinal(code, fmt) for code in codes)
+    return first, middle, last
 
 
 def _scales_between(x: Prepared, ends: Ends, recipe: Recipe) -> ScaleSet:
@@ -273,6 +370,7 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
     Recipes with a given scale are tried only when ``x`` was prepared with one. The faulty ones are included.
     """
     published, candidates = decode(scale), _candidates(x, q, scale, among)
+    candidates = [r for r in candidates if _either_of_two(x, published, r)]
     alive = [r for r in candidates if bool(_same(published, x.scale(r).reshape(scale.shape)).all())]
     for block in dict.fromkeys(recipe.block for recipe in alive):
         for band in x.bands(block):
@@ -288,11 +386,22 @@ def admitting(x: Prepared, q: Tensor, scale: Tensor, declared: Recipe) -> tuple[
         if recipe.fault is not None or not same_kind(recipe.block, declared.block):
             continue
         taken = recipe.with_block(declared.block)
-        if not _candidates(x, q, scale, (taken,)) or not bool(scale_set(x, taken).admits(decode(scale)).all()):
+        if not _candidates(x, q, scale, (taken,)) or not _either_of_two(x, decode(scale), taken):
+            continue
+        if not bool(scale_set(x, taken).admits(decode(scale)).all()):
             continue
         if judge_recipe(x, q, scale, taken).outside == 0:
             found.append(recipe.name)
     return tuple(found)
+
+
+def _either_of_two(x: Prepared, published: Tensor, recipe: Recipe) -> bool:
+    """Whether every scale is that of one of a recipe's candidates or beside it; looked at before any error is."""
+    if recipe.candidates is None:
+        return True
+    parts = zip(x.candidates(recipe, x.own_steps(recipe)), (1.0, 1.5), strict=True)
+    own, wide = (_of_steps(x, recipe, part, factor).admits(published) for part, factor in parts)
+    return bool((own | wide).all())
 
 
 def same_kind(block: Block, other: Block) -> bool:
@@ -324,6 +433,8 @@ def _candidates(x: Prepared, q: Tensor, scale: Tensor, among: Iterable[Recipe] |
         if recipe.scaling.global_scale != (x.global_scale is not None):
             continue
         if recipe.block.rows not in (None, 1) and q.dim() != 2:
+            continue
+        if recipe.rounding.random and x.random is None:
             continue
         if x.scale_ub is not None and not recipe.takes_scale_ub or not suits(recipe, x.dtype):
             continue

@@ -12,9 +12,10 @@
 :class:`oracle.numbers.recipes.GlobalOrder` says.
 
 Sources are named by row; FlashInfer is fb28d7242, torchao 36027d8, TransformerEngine d0067d0, modelopt 0ad6e5f, vLLM
-07c13c7. Where a kernel multiplies by ``rcp.approx`` the row says DEVICE_RECIPROCAL or ``approximate``: the sets of
-:mod:`oracle.bounds.quantiser` hold what an ulp of it can move. Not covered: stochastic rounding, the random Hadamard
-transform, 4over6, scales of 16x16 weights.
+07c13c7, DeepGEMM 54e2261. Where a kernel multiplies by ``rcp.approx`` the row says DEVICE_RECIPROCAL or
+``approximate``: the sets of :mod:`oracle.bounds.quantiser` hold what an ulp of it can move. The random Hadamard
+transform is no recipe but what precedes one (:mod:`oracle.truth.hadamard`). Not covered: error sums of 4over6 in half
+precision bit for bit.
 """
 
 from __future__ import annotations
@@ -23,10 +24,23 @@ from typing import Final
 
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, MXINT8, Format
-from oracle.numbers.recipes import CodeFormula, GlobalOrder, NanAmax, NanCode, PowerOfTwo, Recipe, ScaleFormula, like
-from oracle.numbers.scaling import GROUP_16, GROUP_32, ScaleFormat, Scaling
+from oracle.numbers.recipes import (
+    Candidates,
+    CodeFormula,
+    CodeRounding,
+    GlobalOrder,
+    NanAmax,
+    NanCode,
+    PowerOfTwo,
+    Recipe,
+    ScaleFormula,
+    ZeroSign,
+    like,
+)
+from oracle.numbers.scaling import GROUP_16, GROUP_32, GROUP_128, Block, ScaleFormat, Scaling
 
 NVFP4: Final = Scaling(E2M1, GROUP_16, ScaleFormat.E4M3, global_scale=True)
+NVFP4_2D: Final = Scaling(E2M1, Block(16, 16), ScaleFormat.E4M3, global_scale=True)
 ELEMENTS: Final = {
     "mxfp8_e4m3": E4M3FN, "mxfp8_e5m2": E5M2, "mxfp6_e3m2": E3M2, "mxfp6_e2m3": E2M3, "mxfp4": E2M1, "mxint8": MXINT8,
 }  # fmt: skip
@@ -78,6 +92,11 @@ FLASHINFER_CUTE_MXFP4 = like(
     FLASHINFER_MXFP4, "flashinfer_cute_mxfp4", f"{_QUANTIZATION} mxfp4_quantize, CuTe-DSL",
     formula=ScaleFormula.MULTIPLY, nan_byte=254, unit_at_byte_0=False, zero_codes=True)
 
+FLASHINFER_CUTILE_MXFP8 = like(
+    FLASHINFER_HOST_MXFP8, "flashinfer_cutile_mxfp8", f"{_QUANTIZATION} mxfp8_grouped_quantize, cuTile: through log2",
+    formula=ScaleFormula.DIVIDE, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, inf_byte=254, unit_at_byte_0=False,
+    scale_floor=2.0**-127)
+
 # NVFP4, global scale given as e = 2688 / amax. rcp.approx three times: of 6, of e, and of the product of the scales.
 FLASHINFER_NVFP4 = Recipe(
     "flashinfer_nvfp4", "FlashInfer quantization_utils.cuh cvt_warp_fp16_to_fp4; TensorRT-LLM",
@@ -91,8 +110,42 @@ FLASHINFER_NVFP4_EXACT = like(
     FLASHINFER_NVFP4, "flashinfer_nvfp4_exact",
     "FlashInfer cvt_warp_fp16_to_fp4 under FLASHINFER_DISABLE_FP4_QUANT_FAST_MATH",
     formula=ScaleFormula.MULTIPLY, global_order=GlobalOrder.ENCODE_FIRST, inverse_limit=True, approximate=False)
+TRTLLM_NVFP4 = like(
+    FLASHINFER_NVFP4, "trtllm_nvfp4", "TensorRT-LLM quantization.cuh @0193dbd: codes 0 where the scale flushes to 0",
+    muted_below=2.0**-126)
 TE_NVFP4 = like(
     FLASHINFER_NVFP4_EXACT, "te_nvfp4", "TransformerEngine core_nvfp4.cuh, quantize_transpose_nvfp4.cuh")
+
+TE_NVFP4_REFERENCE = like(
+    TE_NVFP4, "te_nvfp4_reference", "TransformerEngine custom_recipes/reference_nvfp4.py, torch: -0 is coded 0",
+    nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.ZERO, zero_sign=ZeroSign.SMALL)
+TE_NVFP4_2D = like(TE_NVFP4, "te_nvfp4_2d", f"{TE_NVFP4.source}: weights, one scale for 16x16", scaling=NVFP4_2D)
+TE_NVFP4_STOCHASTIC = like(
+    TE_NVFP4, "te_nvfp4_stochastic", "TransformerEngine util/ptx.cuh mul_cvt_*_with_stochastic_rounding",
+    rounding=CodeRounding.STOCHASTIC)
+NVFP4_SEEDED = like(
+    TE_NVFP4_STOCHASTIC, "nvfp4_seeded",
+    "stochastic_round_fp4_e2m1 of util/ptx.cuh with Philox4x32-10 bytes in the order of the elements",
+    rounding=CodeRounding.SEEDED)
+_FOUR_OVER_SIX = "nvfp4 4over6: the scale or 1.5 of it, by the smaller"
+FLASHINFER_4OVER6: Final = {
+    error: like(
+        FLASHINFER_NVFP4_EXACT, f"flashinfer_nvfp4_4over6_{error.name.lower()}",
+        f"FlashInfer cvt_warp_fp16_to_fp4, exact; TransformerEngine quantize_4over6: {_FOUR_OVER_SIX} {error}",
+        formula=ScaleFormula.DIVIDE, global_order=GlobalOrder.ENCODE_AFTER, candidates=error)
+    for error in Candidates
+}
+FLASHINFER_4OVER6_FAST: Final = {
+    error: like(
+        FLASHINFER_NVFP4, f"flashinfer_nvfp4_4over6_{error.name.lower()}_fast",
+        f"FlashInfer cvt_warp_fp16_to_fp4, {_FOUR_OVER_SIX} {error}", candidates=error)
+    for error in Candidates
+}
+
+# NVFP4 of FP8: x is dequantised to float16 first; codes multiply by e R(scale).
+FLASHINFER_NVFP4_OF_FP8 = like(
+    FLASHINFER_NVFP4, "flashinfer_nvfp4_of_fp8", "FlashInfer quantization_utils.cuh cvt_warp_fp8_to_fp4",
+    muted_below=2.0**-126)
 
 # NVFP4, global scale given as g = amax / 2688.
 FLASHINFER_NVFP4_INVERSED = like(
@@ -110,10 +163,22 @@ MODELOPT_NVFP4 = Recipe(
     "Model-Optimizer nvfp4_tensor.py; a scale of 0 becomes 1 before its cast (the library codes -0 as 0, the row -0)",
     NVFP4, ScaleFormula.DIVIDE, CodeFormula.DIVIDE,
     global_order=GlobalOrder.TOP, published_zero=1.0, nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.POSITIVE_MAX)
+
+# DeepGEMM: codes of E2M1 under a float32 scale or a power of two. Ties go toward zero, no code is -0, NaN is 0.
+DEEPGEMM_FP4 = Recipe(
+    "deepgemm_fp4", "DeepGEMM deep_gemm/utils/math.py per_token_cast_to_fp4", Scaling(E2M1, GROUP_128),
+    ScaleFormula.DIVIDE, CodeFormula.RECIPROCAL, amax_floor=1e-4, nan_amax=NanAmax.PROPAGATED,
+    nan_code=NanCode.ZERO, rounding=CodeRounding.NEAREST_ZERO, zero_sign=ZeroSign.DROPPED)
+DEEPGEMM_FP4_UE8M0 = like(
+    DEEPGEMM_FP4, "deepgemm_fp4_ue8m0", scaling=Scaling(E2M1, GROUP_128, ScaleFormat.UE8M0),
+    power_of_two=PowerOfTwo.CEIL, byte_low=1, inf_byte=254, nan_byte=254)
 # fmt: on
 
 ROWS: Final = tuple(
     row
-    for row in (*TORCHAO.values(), *(value for value in list(globals().values()) if isinstance(value, Recipe)))
+    for row in (
+        *TORCHAO.values(), *FLASHINFER_4OVER6.values(), *FLASHINFER_4OVER6_FAST.values(),
+        *(value for value in list(globals().values()) if isinstance(value, Recipe)),
+    )
     if row.name not in {known.name for known in _TO_MX.values()}
 )

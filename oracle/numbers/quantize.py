@@ -16,7 +16,7 @@ instead. Not covered: which *other* outputs are right (:mod:`oracle.bounds.quant
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -28,15 +28,18 @@ from oracle.numbers.formats import BF16, FP32, Format, decode, of_dtype
 from oracle.numbers.recipes import (
     AmaxScan,
     Arithmetic,
+    Candidates,
     CodeFormula,
+    CodeRounding,
     GlobalOrder,
     NanAmax,
     PowerOfTwo,
     Recipe,
     ScaleFormula,
     Special,
+    ZeroSign,
 )
-from oracle.numbers.rounding import Overflow, Rounding, encode, round_to, to_dtype
+from oracle.numbers.rounding import Overflow, Rounding, encode, exponent_of, power_of_two, round_to, to_dtype
 from oracle.numbers.rounding import f32 as f32
 from oracle.numbers.scaling import TENSOR, Block, Grid, ScaleFormat, Scaling, grid
 
@@ -82,21 +85,30 @@ def quantize(
     ``nan_code``.
     Raises DtypeError, ShapeError, DeviceError, OptionError.
     """
-    prepared = prepare(x, scale=scale, scale_ub=scale_ub, global_scale=global_scale)
-    published = prepared.scale(recipe).reshape(prepared.grid(recipe.block).scale_shape)
-    stored = to_dtype(published, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    return Quantized(prepared.codes(recipe).view(recipe.element.tensor_dtype), stored, recipe)
+    return prepare(x, scale=scale, scale_ub=scale_ub, global_scale=global_scale).quantized(recipe)
 
 
 def prepare(
-    x: Tensor, *, scale: Tensor | None = None, scale_ub: Tensor | None = None, global_scale: Tensor | None = None
+    x: Tensor,
+    *,
+    scale: Tensor | None = None,
+    scale_ub: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    random: Tensor | None = None,
+    span: tuple[Tensor, Tensor] | None = None,
 ) -> Prepared:
-    """An input decoded once, for any number of recipes; arguments and errors as :func:`quantize`."""
+    """An input decoded once, for any number of recipes; arguments and errors as :func:`quantize`.
+
+    ``global_scale`` may hold a value for each row of a matrix. ``random``: uint8 of the shape of ``x``, the bits of
+    recipes that round stochastically. ``span``: the least and the largest value that may stand where ``x`` has one, of
+    its shape and dtype, where a kernel computes what it quantises.
+    """
     if x.dtype not in WIDE:
         raise DtypeError(f"x has dtype {x.dtype}; quantise bfloat16, float16 or float32")
     grid(x.shape, TENSOR)
-    given = {"scale": scale, "scale_ub": scale_ub, "global_scale": global_scale}
-    return Prepared(x.detach(), *(_one_value(name, value, x) for name, value in given.items()))
+    given = {"scale": scale, "scale_ub": scale_ub}
+    one = [_one_value(name, value, x) for name, value in given.items()]
+    return Prepared(x.detach(), *one, _per_row("global_scale", global_scale, x), random=random, span=span)
 
 
 @dataclass(frozen=True)
@@ -118,20 +130,23 @@ class Steps:
 class Prepared:
     """One input with everything that recipes share computed once; what is per element is made in bands of rows.
 
-    ``whole`` is the input of which this one is a band. ``ends``: the values are known up to an interval only, around
-    what is given here.
+    ``whole`` is the input of which this one is a band. ``global_scale`` is one value or ``[rows, 1, 1, 1]``. ``ends``:
+    the values are known up to an interval only, around what is given here; ``span``: the least and the largest value
+    that may stand where ``x`` has one, under scales of any block.
     """
 
     ends: Ends | None = None
 
     def __init__(
         self, x: Tensor, given: Tensor | None, scale_ub: Tensor | None, global_scale: Tensor | None,
-        *, whole: Prepared | None = None,
+        *, whole: Prepared | None = None, random: Tensor | None = None, span: tuple[Tensor, Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.x, self.dtype, self.given, self.scale_ub, self.global_scale = x, x.dtype, given, scale_ub, global_scale
+        self.random, self.span = random, span
         self._whole = whole
         self._blocks: dict[Block, Tensor] = {}
         self._amax: dict[tuple[Block, NanAmax, AmaxScan], Tensor] = {}
+        self._steps: dict[Recipe, Steps] = {}
 
     @cached_property
     def values(self) -> Tensor:
@@ -154,10 +169,24 @@ class Prepared:
         for start in range(0, cells.rows, height):
             rows = slice(start, min(cells.rows, start + height))
             down = slice(None) if block.rows is None else slice(start // unit, -(-rows.stop // unit))
-            part = Prepared(matrix[rows], self.given, self.scale_ub, self.global_scale, whole=self)
+            part = self._rows(rows, matrix.shape)
             part.ends = None if self.ends is None else self.ends.rows(rows)
             part._amax = {key: amax[down] for key, amax in self._amax.items() if key[0] == block}
             yield Band(part, rows, down)
+
+    def _rows(self, rows: slice, shape: tuple[int, ...]) -> Prepared:
+        """Some rows of this input seen as a matrix of that shape."""
+        cut = lambda t: t.reshape(shape)[rows]  # noqa: E731
+        g = self.global_scale
+        return Prepared(
+            cut(self.x), self.given, self.scale_ub, g if g is None or g.dim() == 0 else g[rows], whole=self,
+            random=None if self.random is None else cut(self.random),
+            span=None if self.span is None else (cut(self.span[0]), cut(self.span[1])),
+        )
+
+    def with_values(self, x: Tensor) -> Prepared:
+        """Other values under the same scales and random bits, and no span."""
+        return Prepared(x, self.given, self.scale_ub, self.global_scale, random=self.random)
 
     def blocks(self, block: Block) -> Tensor:
         """The values as ``[down, r, across, c]``, ragged blocks filled with zeros."""
@@ -179,6 +208,11 @@ class Prepared:
 
     def steps(self, recipe: Recipe) -> Steps:
         """The scale of every block, step by step."""
+        if recipe not in self._steps:
+            self._steps[recipe] = self._made(recipe)
+        return self._steps[recipe]
+
+    def _made(self, recipe: Recipe) -> Steps:
         if (self.given is not None) != (recipe.formula is ScaleFormula.GIVEN):
             need = "needs a scale" if self.given is None else "computes its own scale; pass none"
             raise OptionError(f"recipe {recipe.name} {need}")
@@ -192,8 +226,45 @@ class Prepared:
         if self.given is not None:
             s = self.given.reshape(1, 1, 1, 1)
             return Steps(s, s, s, f32(torch.ones_like(s) / s), s)
+        if recipe.candidates is not None:
+            return self.chosen(recipe, self.own_steps(recipe))
         fmt, given = of_dtype(self.dtype), {"scale_ub": self.scale_ub, "global_scale": self.global_scale}
         return scale_steps(self.amax(recipe), recipe, fmt, **given)
+
+    def own_steps(self, recipe: Recipe) -> Steps:
+        """The steps of every block's own scale, whichever candidate is chosen."""
+        return self.steps(replace(recipe, candidates=None))
+
+    def candidates(self, recipe: Recipe, steps: Steps) -> tuple[Steps, Steps]:
+        """The steps of a block's own scale, and of 1.5 times it."""
+        wide = f32(steps.unrounded * 1.5)
+        rounded = to_scale_format(wide, recipe, of_dtype(self.dtype))
+        assert self.global_scale is not None
+        return steps, replace(steps, unrounded=wide, scale=rounded, total=_total(rounded, self.global_scale, recipe))
+
+    def chosen(self, recipe: Recipe, steps: Steps) -> Steps:
+        """The steps of the candidate whose error is smaller; ``steps`` are those of a block's own scale."""
+        own, wide = self.candidates(recipe, steps)
+        other = self.error(recipe, wide) < self.error(recipe, own)
+        pairs = ((getattr(wide, name), getattr(own, name)) for name in ("unrounded", "scale", "inverse", "total"))
+        return Steps(own.amax, *(torch.where(other, a, b) for a, b in pairs))
+
+    def error(self, recipe: Recipe, steps: Steps) -> Tensor:
+        """The error of every block under a scale, each operation rounded to float32, summed in the order of K."""
+        blocks = self.blocks(recipe.block)
+        codes = to_codes(quotients(blocks, steps.total, steps.inverse, recipe), recipe, None)
+        difference = f32(f32(decode(codes, recipe.element) * steps.total) - blocks).abs()
+        terms = f32(difference * difference) if recipe.candidates is Candidates.MSE else difference
+        first, *rest = terms.to(torch.float32).unbind(dim=3)  # values of float32, added in float32
+        for term in rest:
+            first = first + term
+        return first.unsqueeze(3).to(torch.float64)
+
+    def quantized(self, recipe: Recipe) -> Quantized:
+        """Codes and scale; see :func:`quantize`."""
+        published = self.scale(recipe).reshape(self.grid(recipe.block).scale_shape)
+        stored = to_dtype(published, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+        return Quantized(self.codes(recipe).view(recipe.element.tensor_dtype), stored, recipe)
 
     def scale(self, recipe: Recipe) -> Tensor:
         """The published scale, float64 ``[down, 1, across, 1]``."""
@@ -203,7 +274,10 @@ class Prepared:
         """Published scales (float64) times the global one, where the recipe has one."""
         if self.global_scale is None:
             return scale
-        return scale / self.global_scale if recipe.encodes else scale * self.global_scale
+        g = self.global_scale
+        if g.dim() and scale.dim() != g.dim():  # a matrix whose rows have scales of their own
+            g = g.reshape(-1, 1)
+        return scale / g if recipe.encodes else scale * g
 
     def codes(self, recipe: Recipe) -> Tensor:
         """The codes, ``storage`` of the element format, of the shape of ``x``."""
@@ -213,13 +287,49 @@ class Prepared:
         for band in self.bands(recipe.block):
             steps = band.x.steps(recipe)
             quotient = quotients(band.x.blocks(recipe.block), steps.total, steps.inverse, recipe)
-            undefined = torch.isnan(quotient)
-            if not element.has_nan:
-                quotient.masked_fill_(undefined, 0.0)  # any code: the recipe's own replaces it below
-            codes = encode(quotient, element, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
-            joined = band.x.grid(recipe.block).join(codes.masked_fill_(undefined, recipe.code_of_nan))
+            joined = band.x.grid(recipe.block).join(to_codes(quotient, recipe, band.x.random_blocks(recipe)))
             matrix[band.rows] = joined.view(-1, joined.shape[-1])
         return out
+
+
+    def random_blocks(self, recipe: Recipe) -> Tensor | None:
+        """The random bits as ``[down, r, across, c]``, where the recipe takes them.
+
+        Raises OptionError: it takes them, and there are none.
+        """
+        if not recipe.rounding.random:
+            return None
+        if self.random is None:
+            raise OptionError(f"recipe {recipe.name} rounds stochastically: pass random bits")
+        return self.grid(recipe.block).split(self.random)
+
+
+def to_codes(quotient: Tensor, recipe: Recipe, random: Tensor | None) -> Tensor:
+    """The codes of float64 quotients, ``storage`` of the element format; ``random``: uint8, for stochastic rounding."""
+    element, undefined = recipe.element, torch.isnan(quotient)
+    numbers = quotient.masked_fill(undefined, 0.0)  # any code: the recipe's own replaces it below
+    rounding = Rounding.NEAREST_EVEN
+    if recipe.rounding is CodeRounding.NEAREST_ZERO:
+        numbers = numbers * (1 - 2.0**-40)  # no float32 value but a tie lies so near above a midpoint
+    elif recipe.rounding.random:
+        assert random is not None
+        numbers, rounding = jittered(numbers, element, random), Rounding.TOWARD_ZERO
+    codes = encode(numbers, element, rounding=rounding, overflow=Overflow.SATURATE)
+    if recipe.zero_sign is not ZeroSign.KEPT:
+        zero = codes == element.sign_mask
+        codes = codes.masked_fill(zero if recipe.zero_sign is ZeroSign.DROPPED else zero & (quotient == 0), 0)
+    return codes.masked_fill_(undefined, recipe.code_of_nan)
+
+
+def jittered(v: Tensor, element: Format, random: Tensor) -> Tensor:
+    """``v`` moved away from zero by ``u step(|v|)``, one float32 fma; ``u = random / 256``, ``step`` the spacing of the
+    format at ``|v|``, of its last binade above. What is truncated then is the value that was, plus up to a step.
+
+    Source: TransformerEngine util/ptx.cuh ``stochastic_round_fp4_e2m1``.
+    """
+    magnitude = v.abs()
+    exponent = exponent_of(magnitude).clamp(element.emin, element.emax) - element.fraction_bits
+    return torch.copysign(f32(magnitude + random.to(torch.float64) / 256.0 * power_of_two(exponent)), v)
 
 
 @dataclass(frozen=True)
@@ -373,6 +483,8 @@ def scale_steps(
         s = _under(global_scale, s, a, recipe)
     if recipe.zero_blocks:
         s = torch.where(a == 0, torch.zeros_like(s), s)
+    if recipe.muted_below:
+        s = torch.where(s < recipe.muted_below, torch.zeros_like(s), s)
     if recipe.published_floor:
         s = torch.maximum(s, torch.full_like(s, recipe.published_floor))
     if recipe.published_zero:
@@ -389,7 +501,15 @@ def scale_steps(
     one = torch.ones_like(rounded)
     if recipe.code is CodeFormula.SPLIT:
         inverse = f32(f32(one / global_scale) / rounded)
-    return Steps(a, s, rounded, inverse, f32(rounded * (f32(one / global_scale) if recipe.encodes else global_scale)))
+    total = _total(rounded, global_scale, recipe)
+    if recipe.muted_below:
+        total = torch.where(s == 0, torch.full_like(total, torch.inf), total)
+    return Steps(a, s, rounded, inverse, total)
+
+
+def _total(scale: Tensor, global_scale: Tensor, recipe: Recipe) -> Tensor:
+    """The published scale times the global one, in float32."""
+    return f32(scale * (f32(torch.ones_like(global_scale) / global_scale) if recipe.encodes else global_scale))
 
 
 def _under(global_scale: Tensor, s: Tensor, a: Tensor, recipe: Recipe) -> Tensor:
@@ -478,6 +598,13 @@ def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, 
             return f32(torch.ones_like(inverse) / inverse), inverse
 
 
+def _per_row(name: str, value: Tensor | None, x: Tensor) -> Tensor | None:
+    """A float32 tensor of one value, or of one for each row of a matrix: decoded, ``[rows, 1, 1, 1]``."""
+    if value is None or value.numel() == 1 or x.dim() != 2 or value.numel() != x.shape[0]:
+        return _one_value(name, value, x)
+    return _scales(name, value, x).reshape(-1, 1, 1, 1)
+
+
 def bf16(x: Tensor) -> Tensor:
     """Float64 values (of bfloat16 operands: products are exact) rounded once to bfloat16."""
     return round_to(x, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
@@ -487,10 +614,15 @@ def _one_value(name: str, value: Tensor | None, x: Tensor) -> Tensor | None:
     """A float32 tensor of one value, decoded; None stays None."""
     if value is None:
         return None
-    if value.dtype is not torch.float32:
-        raise DtypeError(f"{name} has dtype {value.dtype}; pass one torch.float32 value")
-    if value.numel() != 1:
+    if value.dtype is torch.float32 and value.numel() != 1:
         raise ShapeError(f"{name} has shape {list(value.shape)}; it must hold one value")
+    return _scales(name, value, x).reshape(())
+
+
+def _scales(name: str, value: Tensor, x: Tensor) -> Tensor:
+    """Float32 values on the device of ``x``, decoded."""
+    if value.dtype is not torch.float32:
+        raise DtypeError(f"{name} has dtype {value.dtype}; pass torch.float32 values")
     if value.device != x.device:
         raise DeviceError(f"{name} lies on {value.device}, x on {x.device}; move one with .to(device)")
-    return decode(value).reshape(())
+    return decode(value)

@@ -8,7 +8,7 @@ quantiser in use, with its source (library, file, commit where known); MX and NV
 :mod:`oracle.numbers.mx_recipes`. :mod:`oracle.numbers.quantize` evaluates a recipe bit for bit;
 :mod:`oracle.bounds.quantiser` says which other outputs a right implementation of it may give.
 
-Not covered: stochastic rounding, delayed scaling; approximate device division bit for bit except where a recipe says
+Not covered: delayed scaling; approximate device division bit for bit except where a recipe says
 FAST_MATH (``approximate`` widens the admissible set instead); recipes that differ from a row only by a power-of-two
 identity, such as ``x/s`` and ``x * (1/s)`` for UE8M0.
 """
@@ -104,11 +104,49 @@ class NanAmax(StrEnum):
 
 
 class NanCode(StrEnum):
-    """Code of a NaN quotient: NaN, or the end of the range that the order of fminf and fmaxf leaves of it."""
+    """Code of a NaN quotient: NaN, the end of the range that the order of fminf and fmaxf leaves of it, or 0."""
 
     NAN = "NaN"
+    ZERO = "0"
     POSITIVE_MAX = "max"
     NEGATIVE_MAX = "-max"
+
+
+class CodeRounding(StrEnum):
+    """How a quotient ``v`` becomes a code.
+
+    STOCHASTIC and SEEDED add ``u step(|v|)`` to ``|v|``, ``u`` of [0, 1) in eighths of a byte, and truncate. Any bits
+    make a right STOCHASTIC code, so both neighbours of ``v`` are right; the bits of SEEDED are declared, so one code
+    is.
+    """
+
+    NEAREST_EVEN = "nearest, ties to even"
+    NEAREST_ZERO = "nearest, ties toward zero"
+    STOCHASTIC = "random bits of the kernel's own"
+    SEEDED = "random bits that the call declares"
+
+    @property
+    def random(self) -> bool:
+        """Whether random bits enter."""
+        return self in (CodeRounding.STOCHASTIC, CodeRounding.SEEDED)
+
+
+class ZeroSign(StrEnum):
+    """Which codes may be -0."""
+
+    KEPT = "of -0 and of what rounds to it"
+    SMALL = "of negative values that round to zero, not of -0"
+    DROPPED = "none"
+
+
+class Candidates(StrEnum):
+    """How one of two scales of a block is chosen: its own ``s`` and ``1.5 s``, under which 4 stands where 6 did.
+
+    ``1.5 s`` is taken where the error of the values it gives is smaller; on equality ``s``.
+    """
+
+    MAE = "sum of |error|"
+    MSE = "sum of error^2"
 
 
 class Arithmetic(StrEnum):
@@ -150,6 +188,9 @@ class Recipe:
     zero_blocks : a block of zeros has the scale 0 before it is rounded, and zero codes, whatever the global scale.
     published_floor, published_zero : the least scale before it is rounded to its format, and what is put for a 0 there.
     nan_amax, nan_code : what a NaN element does to amax, and the code of a NaN quotient.
+    rounding, zero_sign : how a quotient becomes a code, and which codes are -0.
+    candidates : how one of two scales is chosen (NVFP4 "four over six"), None for one scale.
+    muted_below : the scale before it is rounded for which codes are 0: below it a kernel flushes it to 0.
     takes_scale_ub : amax is clamped to ``scale_ub`` when one is given; with ``bounds_scale`` the scale is instead.
     zero_amax : what stands for an amax of 0 (0: nothing does).
     approximate
@@ -182,6 +223,10 @@ class Recipe:
     published_zero: float = 0.0
     nan_amax: NanAmax = NanAmax.IGNORED
     nan_code: NanCode = NanCode.NAN
+    rounding: CodeRounding = CodeRounding.NEAREST_EVEN
+    zero_sign: ZeroSign = ZeroSign.KEPT
+    candidates: Candidates | None = None
+    muted_below: float = 0.0
     takes_scale_ub: bool = False
     bounds_scale: bool = False
     zero_amax: float = 0.0
@@ -198,6 +243,8 @@ class Recipe:
             raise ValueError(f"{self.name}: under a global scale neither given scales nor powers of two are defined")
         if self.nan_code is NanCode.NAN and not self.element.has_nan:
             raise ValueError(f"{self.name}: {self.element} has no NaN; choose POSITIVE_MAX or NEGATIVE_MAX as nan_code")
+        if self.candidates is not None and not self.scaling.global_scale:
+            raise ValueError(f"{self.name}: a choice of two scales is known under a global scale alone")
         known = self.formula is ScaleFormula.INVERSE and self.code is CodeFormula.QUOTIENT and not self.amax_floor
         if self.arithmetic is Arithmetic.FAST_MATH and not (known and self.element == E4M3FN):
             raise ValueError(f"{self.name}: fast math is known for q = 448/a, s = 1/q, x*q without a floor alone")
@@ -228,6 +275,8 @@ class Recipe:
         if self.nan_code is NanCode.NAN:
             assert self.element.nan_code is not None, "__post_init__ has refused this"
             return self.element.nan_code
+        if self.nan_code is NanCode.ZERO:
+            return 0
         return self.element.max_code | (self.element.sign_mask if self.nan_code is NanCode.NEGATIVE_MAX else 0)
 
     def with_block(self, block: Block) -> Recipe:

@@ -9,9 +9,9 @@ A right kernel of a scaled product is a sequence of stages; a fault replaces the
     STORE       the same, after the store into the output dtype
     WRITE       the whole output [R, N]
 
-A quantiser has the stages READ, RECIPE (its record), AMAX, QUOTIENT (x / s before the cast), CODES and SCALE (what it
-publishes); MQA logits have READ and WRITE; contracts whose right kernel is their reference READ, OPTIONS and WRITE.
-Faults compose: :func:`run` applies the changes of several faults, stage by stage, in the order given.
+A quantiser has the stages READ, OPTIONS, RECIPE (its record), AMAX, QUOTIENT (x / s before the cast), CODES and SCALE
+(what it publishes); MQA logits have READ and WRITE; contracts whose right kernel is their reference READ, OPTIONS and
+WRITE. Faults compose: :func:`run` applies the changes of several faults, stage by stage, in the order given.
 :meth:`Faults.declare` is how a fault is written down, in this project and in any other.
 
 What a kernel reads beyond a buffer and leaves in a region it never writes is not knowable; ``Call.beyond`` says what

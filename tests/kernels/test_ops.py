@@ -48,6 +48,15 @@ def operands(make):
     return x, a, sa, make.codes(N, K), make.scales(2, 2)
 
 
+FORMS = (
+    "mxfp6_quantize", "mxint8_quantize", "per_token_cast_to_fp4", "nvfp4_quantize_stochastic", "nvfp4_quantize_2d",
+    "nvfp4_quantize_4over6", "nvfp4_quantize_rht", "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8",
+    "mxfp4_quantize_of_fp8", "fp8_block_to_mxfp8", "mxfp8_to_fp8_block", "scaled_fp4_grouped_quantize",
+    "mxfp8_grouped_quantize", "scaled_fp4_experts_quant", "mxfp8_experts_quant",
+)  # fmt: skip
+"""Verbs whose operator takes their own arguments."""
+
+
 def calls(make) -> dict[str, tuple[object, ...]]:
     x, a, sa, b, sb = operands(make)
     one, out = torch.ones(1), torch.empty(M, N, dtype=torch.bfloat16)
@@ -84,6 +93,22 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "mxfp8_quantize linear": (x, "linear", "even", "e4m3"),
         "mxfp4_quantize": (x, "8x4", "floor"),
         "nvfp4_quantize": (x, one, "128x4", False),
+        "mxfp6_quantize": (x, "8x4", "rceil", "e2m3"),
+        "mxint8_quantize": (x, "linear"),
+        "per_token_cast_to_fp4": (x, True, 32),
+        "nvfp4_quantize_stochastic": (x, one, "128x4", 3),
+        "nvfp4_quantize_2d": (x.repeat(16, 1), one, "128x4"),
+        "nvfp4_quantize_4over6": (x, one, "128x4", "mse"),
+        "nvfp4_quantize_rht": (x, one, "128x4", 7),
+        "nvfp4_quantize_per_token": (x, one, "8x4"),
+        "nvfp4_quantize_of_fp8": (a, one, "128x4"),
+        "mxfp4_quantize_of_fp8": (a, "128x4"),
+        "fp8_block_to_mxfp8": (a, sa, "128x4", "bfloat16"),
+        "mxfp8_to_fp8_block": (a, torch.full((M, K // 32), 127, dtype=torch.uint8), "linear", "float32"),
+        "scaled_fp4_grouped_quantize": (x.reshape(2, -1, K), counts, torch.ones(2)),
+        "mxfp8_grouped_quantize": (x.reshape(2, -1, K), counts),
+        "scaled_fp4_experts_quant": (x, torch.ones(2), torch.tensor([0, 2, M - 1], dtype=torch.int32), "flashinfer"),
+        "mxfp8_experts_quant": (x, torch.tensor([0, 2, M - 1], dtype=torch.int32), "tight"),
         "cutlass_scaled_mm": (a, b.t(), one, one, torch.bfloat16, None),
         "cutlass_scaled_mm block": (a, b.t(), sa, sb.t(), torch.bfloat16, None),
         "torch_scaled_mm": (a, b.t(), one, one, None, torch.bfloat16, "tensorwise"),
@@ -338,6 +363,7 @@ def graphs_of(make) -> dict[str, Callable[[], object]]:
         "mxfp8_quantize linear": lambda: kernels.mxfp8_quantize(x, "linear", "even", "e5m2"),
         "mxfp4_quantize": lambda: kernels.mxfp4_quantize(x, "8x4"),
         "nvfp4_quantize": lambda: kernels.nvfp4_quantize(x, torch.ones(1), "linear", True),
+        **{name: lambda name=name: getattr(kernels, name)(*made[name]) for name in FORMS},
         "mx_product": lambda: kernels.mm_fp4(*four_bits, one, torch.float16),
         "fp8_blockscale_gemm_sm90 into": lambda: kernels.fp8_blockscale_gemm_sm90(a, b, sa, sb, out=wide),
         "flashinfer_fp8_blockscale_gemm": lambda: kernels.flashinfer_fp8_blockscale_gemm(x, b, sb),

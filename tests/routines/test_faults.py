@@ -14,6 +14,7 @@ from oracle.routines.catalogue import BEHAVIOURS, Beyond, Call, Family, agree, c
 from oracle.routines.catalogue import get as get_fault
 from oracle.routines.fault import CAST, INDEX, Faults, Stage, both, change_of, entry, need
 from oracle.routines.mx import faults as mx
+from oracle.routines.mx import more_faults
 from oracle.routines.products.roles import PRODUCTS
 from oracle.routines.quantisers.contract import QuantiserContract
 from oracle.routines.quantisers.faults import QUANTISERS
@@ -64,7 +65,7 @@ class TestCatalogue:
     def test_faults_of_quantisers_are_those_of_all_quantisers(self) -> None:
         """The names that the fault files list are the registered quantisers."""
         found = {name for name, one in registered().items() if isinstance(one, QuantiserContract)}
-        assert found == QUANTISERS | mx.QUANTISERS
+        assert found == QUANTISERS | mx.QUANTISERS | more_faults.FP4 | more_faults.BACKWARD
 
     def test_a_name_in_two_families_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Two families that declare the same name cannot be one catalogue."""

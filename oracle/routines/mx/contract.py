@@ -9,7 +9,9 @@ belongs to the quantiser, which writes zeros; a dequantiser never reads it.
 
 A quantiser admits the recipes of the libraries that publish it, each as a whole; ``numerics`` names one. Sources:
 FlashInfer flashinfer/quantization, torchao mx_formats, TransformerEngine; OCP Microscaling Formats 1.0 for what a byte
-means (0 is 2^-127, 255 is NaN). Not covered: scales of a row instead of a tensor, 4over6, padding of K, experts.
+means (0 is 2^-127, 255 is NaN). Here: one matrix and its formats. Training forms are in
+:mod:`oracle.routines.mx.training`, rows with scales of their own and FP8 inputs in :mod:`oracle.routines.mx.tokens`,
+experts in :mod:`oracle.routines.mx.experts`, casts in :mod:`oracle.routines.mx.casts`. Not covered: padding of K.
 """
 
 from __future__ import annotations
@@ -85,9 +87,11 @@ def padding_of(shape: tuple[int, int], layout: str) -> Tensor | None:
 
 class BlockQuantiser(QuantiserContract):
     """A quantiser with ``width`` elements to a scale byte of ``scale_dtype``; ``packed``: two codes to a byte;
-    ``owns_padding``: it writes zeros into the padding of the scales, which is unspecified else."""
+    ``owns_padding``: it writes zeros into the padding of the scales, which is unspecified else; ``repeats``: rows of
+    scale bytes that hold the same scales, where a block has several rows."""
 
     owns_padding: ClassVar[bool] = True
+    repeats: ClassVar[int] = 1
     width: ClassVar[int] = GROUP_32.columns or 1
     packed: ClassVar[bool] = False
     scale_dtype: ClassVar[torch.dtype] = torch.float8_e8m0fnu
@@ -98,7 +102,7 @@ class BlockQuantiser(QuantiserContract):
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
-        if (k := inputs["x"].shape[1]) % self.width:
+        if (k := inputs["x"].shape[-1]) % self.width:
             raise ShapeError(f"K={k} is not a multiple of {self.width}, the elements that share a scale; pad K")
         return resolved
 
@@ -107,47 +111,64 @@ class BlockQuantiser(QuantiserContract):
         m, k = call.inputs["x"].shape
         return m, k // self.width
 
+    def memory(self, scale: Tensor, call: Call) -> Tensor:
+        """Scale bytes of :meth:`shape_of_scales` as they are returned; padding zero."""
+        return stored(scale, str(call.resolved["layout"]))
+
+    def scales_of(self, memory: Tensor, call: Call) -> Tensor:
+        """The inverse of :meth:`memory`."""
+        return loaded(memory.view(torch.uint8), self.shape_of_scales(call), str(call.resolved["layout"]))
+
+    def padding(self, call: Call) -> Tensor | None:
+        """Which returned scale bytes are padding, bool and flat; None where there is none."""
+        return padding_of(self.shape_of_scales(call), str(call.resolved["layout"]))
+
+    def codes(self, codes: Tensor, call: Call) -> Tensor:
+        """Codes, one each, as they are returned."""
+        return pack(codes) if self.packed else codes
+
+    def codes_of(self, q: Tensor, call: Call) -> Tensor:
+        """The inverse of :meth:`codes`."""
+        return unpack(q) if self.packed else q
+
     def shape_of_codes(self, call: Call) -> tuple[int, ...]:
         m, k = call.inputs["x"].shape
         return m, k // 2 if self.packed else k
 
     def outputs(self, call: Call) -> dict[str, Out]:
         empty = torch.zeros(self.shape_of_scales(call), dtype=torch.uint8, device="cpu")
-        shape = tuple(stored(empty, str(call.resolved["layout"])).shape)
         return {
             "q": Out(self.shape_of_codes(call), (call.recipe.element.tensor_dtype,)),
-            "scale": Out(shape, (torch.uint8, self.scale_dtype)),
+            "scale": Out(tuple(self.memory(empty, call).shape), (torch.uint8, self.scale_dtype)),
         }
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [BlockSets(self, call, self.recipes(call, numerics))]
 
-    def published(self, made: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        codes = pack(made["q"]) if self.packed else made["q"]
-        scale = decode(made["scale"])
-        due = to_dtype(scale, self.scale_dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
-        return {"q": codes, "scale": stored(due.view(torch.uint8), str(options["layout"]))}
+    def published(self, made: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
+        due = to_dtype(
+            decode(made["scale"]), self.scale_dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE
+        )
+        scale = due.view(torch.uint8).repeat_interleave(self.repeats, dim=0)
+        return {"q": self.codes(made["q"], call), "scale": self.memory(scale, call)}
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, super().kernel(call, faults))
         return made
 
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
-        q, layout = found["q"], str(call.resolved["layout"])
-        scale = loaded(found["scale"].view(torch.uint8), self.shape_of_scales(call), layout)
-        return unpack(q) if self.packed else q, scale.view(self.scale_dtype)
+        scale = self.scales_of(found["scale"], call)[:: self.repeats].contiguous()
+        return self.codes_of(found["q"], call), scale.view(self.scale_dtype)
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """As for other quantisers, in the bytes of the outputs; padding is refused where it is not zero."""
         bad = super().refused(call, given, right)
         assert bad is not None
-        codes = unpack_any(bad["q"]) if self.packed else bad["q"]
-        layout = str(call.resolved["layout"])
-        scale = stored(bad["scale"].to(torch.uint8), layout).to(torch.bool)
-        pads = padding_of(self.shape_of_scales(call), layout)
+        scale = self.memory(bad["scale"].to(torch.uint8).repeat_interleave(self.repeats, dim=0), call).to(torch.bool)
+        pads = self.padding(call)
         if pads is not None and self.owns_padding:
             scale = scale | pads & (given["scale"].view(torch.uint8) != 0)
-        return {"q": codes, "scale": scale}
+        return {"q": self.codes(bad["q"].to(torch.uint8), call) != 0, "scale": scale}
 
     def recipes(self, call: Call, numerics: str | None) -> Sequence[Recipe]:
         named = super().recipes(call, numerics)
@@ -161,18 +182,24 @@ class BlockQuantiser(QuantiserContract):
         return named
 
 
-def unpack_any(bad: Tensor) -> Tensor:
-    """Whether either code of a byte is bad."""
-    return bad[..., ::2] | bad[..., 1::2]
-
-
 class BlockSets(QuantiserSets):
-    """The codes and scales that one recipe admits as a whole, and zeros in the padding of the scales."""
+    """The codes and scales that one recipe admits as a whole, zeros in the padding of the scales, and equal bytes in
+    the rows that share one."""
 
     def judge(self, found: Found) -> Verdict:
-        judged, contract = super().judge(found), self.contract
+        judged = super().judge(found)
+        return judged if judged.status is Status.FAILED else self.with_padding(judged, found)
+
+    def with_padding(self, judged: Verdict, found: Found) -> Verdict:
+        """A verdict on codes and scales, and on the bytes beside the scales."""
+        contract = self.contract
         assert isinstance(contract, BlockQuantiser)
-        pads = padding_of(contract.shape_of_scales(self.call), str(self.call.resolved["layout"]))
+        if contract.repeats > 1:
+            rows = contract.scales_of(found["scale"], self.call)
+            due = rows[:: contract.repeats].repeat_interleave(contract.repeats, dim=0)
+            same = judge_bits(rows, due, output="scale")
+            judged = worst_of([same, judged]) if same.status is Status.FAILED else judged
+        pads = contract.padding(self.call)
         if judged.status is Status.FAILED or not contract.owns_padding or pads is None or not bool(pads.any()):
             return judged
         left = found["scale"].view(torch.uint8)[pads.to(found["scale"].device)]
@@ -190,7 +217,7 @@ class Mxfp8Quantize(BlockQuantiser):
     summary = "MXFP8: blocks of 32, E4M3 or E5M2 codes, E8M0 scales"
     source = "FlashInfer mxfp8_quantize; torchao to_mx; TransformerEngine quantize_mxfp8"
     inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
-    options = (LAYOUT, ROUNDING, ELEMENT)
+    options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, ROUNDING, ELEMENT)
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
         element, mode = ELEMENTS[str(options["element"])], str(options["rounding"])
@@ -275,7 +302,7 @@ class BlockDequantiser(Contract):
     width: ClassVar[int] = GROUP_32.columns or 1
     packed: ClassVar[bool] = True
     scale_dtype: ClassVar[torch.dtype] = torch.float8_e8m0fnu
-    options = (LAYOUT,)
+    options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
     gpu = True
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
@@ -295,23 +322,23 @@ class BlockDequantiser(Contract):
         m, k = self.shape(inputs)
         return m, k // self.width
 
-    def operands_of(self, inputs: Mapping[str, Tensor], layout: str) -> tuple[Tensor, Tensor]:
-        """Values of the codes and of the scales over them, float64 ``[M, K]``."""
-        shape = self.shape(inputs)
-        q = unpack(inputs["q"]) if self.packed else inputs["q"]
-        values = decode(q, E2M1) if self.packed else decode(q)
-        scale = loaded(inputs["scale"], self.shape_of_scales(inputs), layout).view(self.scale_dtype)
-        block = replace(GROUP_32, columns=self.width)
-        return values, grid(shape, block).spread(decode(scale))
+    def values(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+        """The values of the codes, float64 ``[M, K]``."""
+        return decode(unpack(inputs["q"]), E2M1) if self.packed else decode(inputs["q"])
 
-    def alternatives(self, inputs: Mapping[str, Tensor], layout: str) -> list[Tensor]:
+    def operands_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Tensor, Tensor]:
+        """Values of the codes and of the scales over them, float64 ``[M, K]``."""
+        scale = loaded(inputs["scale"], self.shape_of_scales(inputs), str(options["layout"])).view(self.scale_dtype)
+        block = replace(GROUP_32, columns=self.width)
+        return self.values(inputs, options), grid(self.shape(inputs), block).spread(decode(scale))
+
+    def alternatives(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Tensor]:
         """What right orders of multiplication give, float64 values of float32."""
-        values, scale = self.operands_of(inputs, layout)
+        values, scale = self.operands_of(inputs, options)
         return [f32(values * scale)]
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
-        resolved = self.check(inputs, options)
-        made = self.alternatives(inputs, str(resolved["layout"]))[0]
+        made = self.alternatives(inputs, self.check(inputs, options))[0]
         return to_dtype(made, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
     def outputs(self, call: Call) -> dict[str, Out]:
@@ -319,7 +346,7 @@ class BlockDequantiser(Contract):
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         def ends() -> tuple[dict[str, Admissible], str]:
-            made = torch.stack(self.alternatives(call.inputs, str(call.resolved["layout"])))
+            made = torch.stack(self.alternatives(call.inputs, call.resolved))
             return {"out": Admissible(made.amin(dim=0), made.amax(dim=0), made[0])}, "float32 products in either order"
 
         return [Elements(ends)]
@@ -357,7 +384,7 @@ class Nvfp4Dequantize(BlockDequantiser):
     width = GROUP_16.columns or 1
     scale_dtype = torch.float8_e4m3fn
 
-    def alternatives(self, inputs: Mapping[str, Tensor], layout: str) -> list[Tensor]:
-        values, scale = self.operands_of(inputs, layout)
+    def alternatives(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Tensor]:
+        values, scale = self.operands_of(inputs, options)
         g = decode(inputs["global_scale"])
         return [f32(values * f32(scale * g)), f32(values * scale * g)]

@@ -1,8 +1,23 @@
-"""MX and NVFP4: quantisers, their inverses, scale bytes in tiles."""
+"""MX and NVFP4: quantisers, their inverses, scale bytes in tiles; training forms, experts, casts."""
 
 from oracle.routines.family import RoutineFamily
-from oracle.routines.mx import cases, contract, faults
+from oracle.routines.mx import (
+    cases,
+    casts,
+    contract,
+    elements,
+    experts,
+    faults,
+    more_cases,
+    more_faults,
+    tokens,
+    training,
+)
 
 FAMILY = RoutineFamily(
-    name="mx", contracts=(contract,), grammars=cases.GRAMMARS, faults=(faults.FAULTS,), goldens=cases.GOLDENS
+    name="mx",
+    contracts=(contract, elements, training, tokens, experts, casts),
+    grammars={**cases.GRAMMARS, **more_cases.GRAMMARS},
+    faults=(faults.FAULTS, more_faults.FAULTS),
+    goldens=(*cases.GOLDENS, *more_cases.GOLDENS),
 )

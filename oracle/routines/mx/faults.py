@@ -15,19 +15,33 @@ from torch import Tensor
 
 from oracle.numbers.formats import BF16, E4M3FN, decode
 from oracle.numbers.mx_recipes import MODES
-from oracle.numbers.quantize import prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round_to
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, entry, need
 from oracle.routines.fault import ones as ones_of
 from oracle.routines.mx.contract import LINEAR, BlockDequantiser, BlockQuantiser, loaded, padding_of, stored
-from oracle.routines.quantisers.contract import Amax, Values
+from oracle.routines.quantisers.contract import Amax, Values, prepared
 from oracle.truth.layout import HEIGHTS
 
-POWERS = frozenset({"mxfp8_quantize", "mxfp4_quantize"})
-TWO_LEVELS = frozenset({"nvfp4_quantize", "scaled_fp4_quant"})
-QUANTISERS = POWERS | TWO_LEVELS
-POWERS_BACK = frozenset({"mxfp8_dequantize", "mxfp4_dequantize"})
+MODED = frozenset({"mxfp8_quantize", "mxfp4_quantize", "mxfp6_quantize"})
+"""Quantisers that are asked for a rounding of the shared scale."""
+MXFP8 = frozenset({"mxfp8_quantize", "fp8_block_to_mxfp8"})
+PLAIN_POWERS = MODED | MXFP8 | {"mxint8_quantize", "mxfp4_quantize_of_fp8"}
+STOCHASTIC = frozenset({"nvfp4_quantize_stochastic"})
+PLAIN_LEVELS = STOCHASTIC | {
+    "nvfp4_quantize", "scaled_fp4_quant", "nvfp4_quantize_2d", "nvfp4_quantize_4over6", "nvfp4_quantize_rht",
+    "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8",
+}
+PLAIN = PLAIN_POWERS | PLAIN_LEVELS
+"""Quantisers of one matrix, whose scale bytes are one tiled matrix."""
+EXPERT_LEVELS = frozenset({"scaled_fp4_grouped_quantize", "scaled_fp4_experts_quant"})
+EXPERTS = EXPERT_LEVELS | {"mxfp8_grouped_quantize", "mxfp8_experts_quant"}
+POWERS, TWO_LEVELS = PLAIN_POWERS | (EXPERTS - EXPERT_LEVELS), PLAIN_LEVELS | EXPERT_LEVELS
+QUANTISERS = PLAIN | EXPERTS
+ROUNDED = QUANTISERS - STOCHASTIC
+UNPACKED = MXFP8 | {"mxfp6_quantize", "mxint8_quantize"}
+UNPACKED_BACK = frozenset({"mxfp8_dequantize", "mxfp6_dequantize", "mxint8_dequantize"})
+POWERS_BACK = UNPACKED_BACK | {"mxfp4_dequantize"}
 BACK = POWERS_BACK | {"nvfp4_dequantize"}
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -60,7 +74,7 @@ padded = need(lambda call: (pads := padding_of(_shape(call), _layout(call))) is 
 
 def _holds(found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     """The input has at least one value of this kind."""
-    return need(lambda call: bool(found(call.inputs["x"].to(torch.float64)).any()), missing)
+    return need(lambda call: bool(found(prepared(call).values).any()), missing)
 
 
 has_nan, has_negative = _holds(torch.isnan, "no value is NaN"), _holds(lambda x: x < 0, "no value is negative")
@@ -115,7 +129,7 @@ def _other_than(mode: str) -> WhyNot:
 
 for mode, (formula, power) in MODES.items():
     fault(f"shared scale rounded by {mode.upper()} instead of what was asked for", VALUE,
-          seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL", contracts=POWERS,
+          seen="pytorch/ao ScaleCalculationMode: to_mx takes FLOOR where its kernels take RCEIL", contracts=MODED,
           recipe=_recipe(formula=formula, power_of_two=power),
           needs=_other_than(mode),
           same_if="no amax lies where the two step apart")
@@ -151,7 +165,7 @@ def quotient_of_unrounded(values: Values) -> Values:
 
 def _e4m3(call: Call, scale: Tensor, rounding: Rounding) -> Tensor:
     """The unrounded scales of a call rounded another way to E4M3."""
-    steps = prepare(call.inputs["x"], global_scale=call.inputs["global_scale"]).steps(call.recipe)
+    steps = prepared(call).steps(call.recipe)
     unrounded = steps.unrounded.reshape(scale.shape).nan_to_num(nan=0.0)
     return round_to(unrounded, E4M3FN, rounding=rounding, overflow=Overflow.SATURATE)
 
@@ -169,8 +183,8 @@ def scale_to_a_power(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, power_of_two(torch.frexp(scale)[1].to(torch.int64) - 1), scale)
 
 
-ones = need(lambda call: float(call.inputs["global_scale"]) != 1.0, "the global scale is 1")
-finite = need(lambda call: bool(torch.isfinite(call.inputs["global_scale"])), "the global scale is infinite")
+ones = need(lambda call: bool((call.inputs["global_scale"] != 1.0).all()), "the global scale is 1")
+finite = need(lambda call: bool(torch.isfinite(call.inputs["global_scale"]).all()), "the global scale is infinite")
 fault("global scale ignored", VALUE, contracts=TWO_LEVELS, seen="pytorch 195751",
       read=entry("global_scale", ones_of), needs=ones)
 fault("global scale inverted", VALUE, contracts=TWO_LEVELS,
@@ -185,9 +199,11 @@ def quotient_of_one_scale(values: Values) -> Values:
     return values.altered(quotient=torch.where(values.steps.scale > 0, f32(blocks / values.steps.scale), blocks * 0.0))
 
 
-@fault("NaN scale of a block of zeros under an infinite global scale", VALUE, contracts=TWO_LEVELS,
+@fault("NaN scale of a block of zeros under an infinite global scale", VALUE,
+       contracts={"nvfp4_quantize", "scaled_fp4_quant"},
        seen="FlashInfer cvt_warp_fp16_to_fp4, fast path: 2688/0 times 0",
-       needs=need(lambda call: not bool(torch.isfinite(call.inputs["global_scale"])), "the global scale is finite"))
+       needs=need(lambda call: not bool(torch.isfinite(call.inputs["global_scale"]).all()),
+                 "the global scale is finite"))
 def scale_of_zero_times_infinity(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, torch.full_like(scale, torch.nan), scale)
 
@@ -202,32 +218,32 @@ def _cast(rounding: Rounding, overflow: Overflow = Overflow.SATURATE) -> Callabl
     return lambda values: values.altered(rounding=rounding, overflow=overflow)
 
 
-fault("ties toward zero", CAST, seen="DeepGEMM _quantize_to_fp4_e2m1",
+fault("ties toward zero", CAST, contracts=ROUNDED, seen="DeepGEMM _quantize_to_fp4_e2m1",
       quotient=lambda values: values.altered(quotient=values.quotient * (1 - 2.0**-40)), same_if=TIE,
       admissible_if=NEIGHBOUR)
-fault("ties away from zero", CAST, seen="microxcaling round='nearest'",
+fault("ties away from zero", CAST, contracts=ROUNDED, seen="microxcaling round='nearest'",
       quotient=_cast(Rounding.NEAREST_AWAY), same_if=TIE, admissible_if=NEIGHBOUR)
-fault("quotients truncated", CAST, seen="flashinfer 5128",
+fault("quotients truncated", CAST, contracts=ROUNDED, seen="flashinfer 5128",
       quotient=_cast(Rounding.TOWARD_ZERO), same_if="every quotient is a code")
-fault("quotient through bfloat16", CAST, seen="TensorRT-LLM PR 14464",
+fault("quotient through bfloat16", CAST, contracts=ROUNDED, seen="TensorRT-LLM PR 14464",
       quotient=lambda values: values.altered(quotient=round_to(
           values.quotient, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)),
       same_if="every quotient of a bfloat16 value by a power of two is one",
       admissible_if="bfloat16 moves no quotient of four bits across a midpoint by more than its own error")
 
 
-@fault("codes stop one below the largest", CAST, seen="vllm PR 12134: the largest value of another format",
-       same_if="no quotient rounds to the largest value")
+@fault("codes stop one below the largest", CAST, contracts=ROUNDED,
+       seen="vllm PR 12134: the largest value of another format", same_if="no quotient rounds to the largest value")
 def quotient_capped(values: Values) -> Values:
     element = values.recipe.element
     top = float(decode(torch.tensor([element.max_code - 1], dtype=torch.int64, device="cpu"), element))
     return values.altered(quotient=values.quotient.clamp(-top, top))
 
 
-fault("overflowing codes are NaN", CAST, seen="ml_dtypes 400", contracts={"mxfp8_quantize"},
+fault("overflowing codes are NaN", CAST, seen="ml_dtypes 400", contracts=MXFP8,
       quotient=_cast(Rounding.NEAREST_EVEN, Overflow.NAN), same_if="no quotient overflows")
 fault("NaN coded 0", CAST, seen="DeepGEMM _quantize_to_fp4_e2m1; TransformerEngine reference_nvfp4",
-      codes=lambda call, codes: torch.where(torch.isnan(call.inputs["x"]), torch.zeros_like(codes), codes),
+      codes=lambda call, codes: torch.where(torch.isnan(prepared(call).x), torch.zeros_like(codes), codes),
       needs=has_nan, admissible_if="codes are free under a NaN scale")
 
 
@@ -252,7 +268,7 @@ fault("codes of two blocks exchanged", MOVEMENT, seen="pith-train PR 74",
       same_if="the blocks are equal", admissible_if="codes are free under a scale of 0")
 
 
-# --- packing, tiles, padding ------------------------------------------------------------------------------------------
+# --- packing, tiles, padding ----------------------------------------------------------------------------------------
 
 
 def _swapped(q: Tensor) -> Tensor:
@@ -296,9 +312,9 @@ def _tiles_by_column(call: Call, scale: Tensor) -> Tensor:
 tile_grid = need(lambda call: _shape(call)[1] > 4 and _shape(call)[0] > HEIGHTS.get(_layout(call), 1 << 62),
                  "there are not several tiles in both directions")
 interleaved = need(lambda call: _layout(call) == "128x4" and _shape(call)[0] > 1, "rows of a tile are not interleaved")
-fault("nibbles exchanged", MOVEMENT, contracts=QUANTISERS - {"mxfp8_quantize"}, seen="pith-train PR 74",
+fault("nibbles exchanged", MOVEMENT, contracts=PLAIN - UNPACKED, seen="pith-train PR 74",
       write=entry("q", _swapped), same_if="the two codes of every byte are equal")
-fault("codes of a byte pair exchanged", MOVEMENT, contracts={"mxfp8_quantize"}, seen="pith-train PR 74",
+fault("codes of a byte pair exchanged", MOVEMENT, contracts=UNPACKED, seen="pith-train PR 74",
       codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1))
 LAYOUT_FAULTS: tuple[tuple[str, Callable[[Call, Tensor], Tensor], WhyNot, str], ...] = (
     ("scale bytes row-major where tiles are meant", lambda call, scale: scale, in_tiles,
@@ -311,7 +327,8 @@ LAYOUT_FAULTS: tuple[tuple[str, Callable[[Call, Tensor], Tensor], WhyNot, str], 
      both(several_down, several_across), "flashinfer 2147"),
 )
 for name, how, when, where in LAYOUT_FAULTS:
-    fault(name, INDEX, seen=where, write=entry("scale", _reread(how)), needs=when, same_if="both put the same bytes")
+    fault(name, INDEX, seen=where, write=entry("scale", _reread(how)), needs=when, same_if="both put the same bytes",
+          contracts=PLAIN)
     fault(f"{name}, read so", INDEX, seen=where, contracts=BACK, read=entry("scale", _reread(how)), needs=when,
           same_if="both read the same bytes")
 
@@ -325,18 +342,18 @@ def _unwritten(call: Call, memory: Tensor) -> Tensor:
 
 
 fault("padding of the scales not written", MOVEMENT, seen="vLLM scaled_fp4_quant 07c13c7: its clearing loop is empty",
-      contracts=QUANTISERS - {"scaled_fp4_quant"}, write=entry("scale", _unwritten), needs=padded)
+      contracts=PLAIN - {"scaled_fp4_quant"}, write=entry("scale", _unwritten), needs=padded)
 
 
 def _last_scale(memory: Tensor) -> Tensor:
     return torch.cat([memory.flatten()[1:], memory.flatten()[:1]]).reshape(memory.shape)
 
 
-fault("scale bytes one place early", MOVEMENT, seen="vllm-omni 5263", write=entry("scale", _last_scale),
-      same_if="all bytes are equal")
+fault("scale bytes one place early", MOVEMENT, seen="vllm-omni 5263", contracts=PLAIN,
+      write=entry("scale", _last_scale), same_if="all bytes are equal")
 
 
-# --- reading back -----------------------------------------------------------------------------------------------------
+# --- reading back ---------------------------------------------------------------------------------------------------
 
 
 def _spread(call: Call) -> Tensor:
@@ -352,7 +369,7 @@ def _where_byte(byte: int, value: Callable[[Tensor], Tensor]) -> Change:
     def change(call: Call, out: Tensor) -> Tensor:
         contract = call.contract
         assert isinstance(contract, BlockDequantiser)
-        values, _ = contract.operands_of(call.inputs, _layout(call))
+        values, _ = contract.operands_of(call.inputs, call.resolved)
         return torch.where(_spread(call) == byte, value(values).float(), out)
 
     return change
@@ -402,9 +419,9 @@ def _poison_read(call: Call, out: Tensor) -> Tensor:
 
 fault("padding of the scales read", MOVEMENT, contracts=BACK, seen="flashinfer PR 3650, 2861",
       write=entry("out", _poison_read), needs=padded)
-fault("nibbles exchanged, read so", MOVEMENT, contracts=BACK - {"mxfp8_dequantize"}, seen="pith-train PR 74",
+fault("nibbles exchanged, read so", MOVEMENT, contracts=BACK - UNPACKED_BACK, seen="pith-train PR 74",
       read=entry("q", _swapped))
-fault("code 0x8 of four bits read as a value", CAST, contracts=BACK - {"mxfp8_dequantize"},
+fault("code 0x8 of four bits read as a value", CAST, contracts=BACK - UNPACKED_BACK,
       seen=MINE + "a table that takes the sign bit for a magnitude",
       write=entry("out", lambda call, out: torch.where(_minus_zero(call), torch.full_like(out, 8.0), out)))
 
@@ -412,7 +429,7 @@ fault("code 0x8 of four bits read as a value", CAST, contracts=BACK - {"mxfp8_de
 def _minus_zero(call: Call) -> Tensor:
     contract = call.contract
     assert isinstance(contract, BlockDequantiser)
-    values, _ = contract.operands_of(call.inputs, _layout(call))
+    values, _ = contract.operands_of(call.inputs, call.resolved)
     return (values == 0) & torch.signbit(values)
 
 
@@ -430,6 +447,6 @@ fault("E4M3 scales read as E8M0", VALUE, contracts={"nvfp4_dequantize"},
 def _as_powers(call: Call) -> Tensor:
     contract = call.contract
     assert isinstance(contract, BlockDequantiser)
-    values, _ = contract.operands_of(call.inputs, _layout(call))
+    values, _ = contract.operands_of(call.inputs, call.resolved)
     scale = decode(_spread(call).contiguous().view(torch.float8_e8m0fnu))
     return f32(values * scale).float()

@@ -29,9 +29,9 @@ from oracle.numbers.quantize import (
     Steps,
     per_tensor_dequantize,
     prepare,
-    quantize,
     quotients,
     scale_steps,
+    to_codes,
 )
 from oracle.numbers.recipes import Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, encode, round_to, to_dtype
@@ -79,9 +79,13 @@ class QuantiserContract(Contract):
         """The logical scale in the layout that the routine returns."""
         return scale
 
-    def published(self, made: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+        """The values to quantise, with the scales that the call gives."""
+        return prepare(inputs["x"], **{name: inputs.get(name) for name in GIVEN})
+
+    def published(self, made: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
         """Codes and logical scale as the routine returns them."""
-        return {"q": made["q"], "scale": self.publish(made["scale"], options)}
+        return {"q": made["q"], "scale": self.publish(made["scale"], call.resolved)}
 
     def logical(self, scale: Tensor, shape: tuple[int, ...], options: Mapping[str, object]) -> Tensor:
         """The logical scale of shape ``shape`` out of the returned tensor; ShapeError or LayoutError where that has not
@@ -97,7 +101,7 @@ class QuantiserContract(Contract):
 
     def prepared(self, call: Call) -> Prepared:
         """What a judgement takes for the values to quantise; see :func:`prepared`."""
-        return prepare(call.inputs["x"], **{name: call.inputs.get(name) for name in GIVEN})
+        return self.prepared_of(call.inputs, call.resolved)
 
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
         return self.predict(inputs, numerics=None, **options)
@@ -121,7 +125,7 @@ class QuantiserContract(Contract):
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         made = run_quantiser(call, faults)
-        return made if "scale" in call.inputs else self.published(made, call.resolved)
+        return made if "scale" in call.inputs else self.published(made, call)
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """A code only where it is wrong for the published scale and for the right one."""
@@ -136,9 +140,8 @@ class QuantiserContract(Contract):
         """The bits of one recipe, the contract's first when none is named."""
         call = Call(self, inputs, options).checked()
         recipe = self.recipes(call, numerics)[0]
-        given = {name: inputs.get(name) for name in GIVEN}
-        made = quantize(inputs["x"], recipe, **given)
-        return self.published({"q": made.codes, "scale": made.scale}, call.resolved)
+        made = self.prepared_of(inputs, call.resolved).quantized(recipe)
+        return self.published({"q": made.codes, "scale": made.scale}, call)
 
     def identify(
         self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
@@ -585,7 +588,8 @@ class PowersOfTwo(Sets):
 def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     """``{"q": codes, "scale": scale}`` of the mutant, the scale before it is published."""
     given = fold(call, faults, Stage.READ, dict(call.inputs))
-    x = prepare(given["x"], **{name: given.get(name) for name in GIVEN})
+    assert isinstance(call.contract, QuantiserContract)
+    x = call.contract.prepared_of(given, fold(call, faults, Stage.OPTIONS, dict(call.resolved)))
     recipe: Recipe = fold(call, faults, Stage.RECIPE, call.recipe)
     cells = x.grid(recipe.block)
     steps = _steps(call, x, recipe, faults)
@@ -605,7 +609,8 @@ def _steps(call: Call, x: Prepared, recipe: Recipe, faults: tuple[Fault, ...]) -
         return x.steps(recipe)
     amax = fold(call, faults, Stage.AMAX, Amax(x, recipe))
     values = amax.right if isinstance(amax, Amax) else amax
-    return scale_steps(values, recipe, of_dtype(x.dtype), scale_ub=x.scale_ub, global_scale=x.global_scale)
+    steps = scale_steps(values, recipe, of_dtype(x.dtype), scale_ub=x.scale_ub, global_scale=x.global_scale)
+    return steps if recipe.candidates is None else x.chosen(recipe, steps)
 
 
 class Amax:
@@ -636,7 +641,7 @@ class Values:
         cells: Grid,
         *,
         quotient: Tensor | None = None,
-        rounding: Rounding = Rounding.NEAREST_EVEN,
+        rounding: Rounding | None = None,
         overflow: Overflow = Overflow.SATURATE,
     ) -> None:
         self.x, self.recipe, self.steps, self.cells = x, recipe, steps, cells
@@ -654,10 +659,12 @@ class Values:
         )
 
     def codes(self) -> Tensor:
-        """uint8 codes of the blocks."""
+        """uint8 codes of the blocks, rounded as the recipe says unless a fault says otherwise."""
         undefined, element = torch.isnan(self.quotient), self.recipe.element
+        if self.rounding is None and self.overflow is Overflow.SATURATE:
+            return to_codes(self.quotient, self.recipe, self.x.random_blocks(self.recipe))
         numbers = self.quotient.masked_fill(undefined, 0.0)
-        codes = encode(numbers, element, rounding=self.rounding, overflow=self.overflow)
+        codes = encode(numbers, element, rounding=self.rounding or Rounding.NEAREST_EVEN, overflow=self.overflow)
         return codes.masked_fill(undefined, self.recipe.code_of_nan)
 
     def _right(self) -> Tensor:

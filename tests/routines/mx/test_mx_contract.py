@@ -26,7 +26,9 @@ from oracle.verdict.compare import Status
 
 SHAPES = ((1, 1), (5, 3), (8, 4), (9, 5), (128, 4), (130, 9), (33, 16))
 TILED = pytest.mark.parametrize("layout", tuple(HEIGHTS))
-EACH = pytest.mark.parametrize("name", sorted(QUANTISERS))
+BASE = ("mxfp8_quantize", "mxfp4_quantize", "nvfp4_quantize", "scaled_fp4_quant")
+BASE_BACK = ("mxfp8_dequantize", "mxfp4_dequantize", "nvfp4_dequantize")
+EACH = pytest.mark.parametrize("name", BASE)  # the further forms have tests of their own
 
 
 def call_of(name: str, option: str = "", family: str = "randn", m: int = 17, k: int = 192) -> Call:
@@ -91,7 +93,7 @@ class TestPadding:
         assert judged(call, {**made, "scale": left}).status is Status.PASSED
         assert judged(call, {**made, "scale": made["scale"].masked_fill(~pads, poison)}).status is Status.FAILED
 
-    @pytest.mark.parametrize("name", sorted(QUANTISERS - {"scaled_fp4_quant"}))
+    @pytest.mark.parametrize("name", BASE[:3])
     @TILED
     @pytest.mark.parametrize("poison", POISON.tolist())
     def test_a_quantiser_owns_it(self, name: str, layout: str, poison: int) -> None:
@@ -108,7 +110,7 @@ class TestPadding:
             verdict = judged(call, {**made, "scale": left})
             assert verdict.status is Status.FAILED and verdict.outside == 1
 
-    @pytest.mark.parametrize("name", sorted(BACK))
+    @pytest.mark.parametrize("name", BASE_BACK)
     @TILED
     @pytest.mark.parametrize("poison", POISON.tolist())
     def test_a_dequantiser_does_not_read_it(self, name: str, layout: str, poison: int) -> None:
@@ -185,7 +187,7 @@ class TestVerdicts:
         call = call_of("nvfp4_dequantize", "layout=linear/")
         contract = get("nvfp4_dequantize")
         assert isinstance(contract, mx.BlockDequantiser)
-        first, second = contract.alternatives(call.inputs, "linear")
+        first, second = contract.alternatives(call.inputs, call.resolved)
         assert not torch.equal(first, second)
         for made in (first, second):
             assert judged(call, made.float()).status is Status.PASSED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from tests.support.slow_oracle import decisions, forms, layers, mx, mx_products, places, products, quantisers
+from tests.support.slow_oracle import decisions, forms, layers, mx, mx_forms, mx_products, places, products, quantisers
 from tests.support.slow_oracle.numbers import Array, decode, divide, encode, multiply, rounded
 
 Inputs = dict[str, Array]
@@ -204,6 +204,27 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "mxfp8_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "mxfp4_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "nvfp4_dequantize": _two_levels_back,
+    "mxfp6_quantize": mx_forms.six,
+    "mxfp6_dequantize": lambda i, o: mx_forms.back(i, o, mx_forms.six_value(str(o.get("element", "e3m2")))),
+    "mxint8_quantize": mx_forms.int8,
+    "mxint8_dequantize": lambda i, o: mx_forms.back(i, o, mx_forms.int8_value),
+    "per_token_cast_to_fp4": mx_forms.fp4_cast,
+    "cast_back_from_fp4": mx_forms.fp4_back,
+    "nvfp4_quantize_stochastic": mx_forms.stochastic,
+    "nvfp4_quantize_2d": mx_forms.square,
+    "nvfp4_quantize_4over6": mx_forms.four_over_six,
+    "hadamard_transform": mx_forms.hadamard,
+    "nvfp4_quantize_rht": mx_forms.transformed,
+    "nvfp4_quantize_per_token": mx_forms.per_token,
+    "nvfp4_quantize_of_fp8": mx_forms.of_fp8,
+    "mxfp4_quantize_of_fp8": mx_forms.mxfp4_of_fp8,
+    "scaled_fp4_grouped_quantize": mx_forms.masked,
+    "mxfp8_grouped_quantize": mx_forms.masked,
+    "scaled_fp4_experts_quant": mx_forms.contiguous,
+    "mxfp8_experts_quant": mx_forms.contiguous,
+    "block_scales_to_mxfp8": mx_forms.relabelled,
+    "fp8_block_to_mxfp8": mx_forms.requantised,
+    "mxfp8_to_fp8_block": mx_forms.to_blocks,
     "mm_mxfp8": mx_products.mm,
     "mm_fp4": mx_products.mm,
     "scaled_mm": mx_products.scaled_mm,

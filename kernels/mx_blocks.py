@@ -1,0 +1,161 @@
+"""Blocks that share a scale byte: splitting, shared exponents, scales of two levels, packing, layouts of scale bytes.
+
+What the quantisers of :mod:`kernels.mx` and its neighbours have in common. Plain torch operations, each rounded once in
+float32, the same bits on every device. Sources: OCP Microscaling Formats 1.0; TransformerEngine core_nvfp4.cuh.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels.checks import WIDE
+from kernels.errors import OptionError, ShapeError
+from kernels.layout import swizzle_scale
+
+MX_BLOCK, NVFP4_BLOCK = 32, 16
+LINEAR = "linear"
+HEIGHTS = {"128x4": 128, "8x4": 8}
+# Largest value, its exponent, and the fraction bits of an element format (OCP Microscaling Formats 1.0, 5.3).
+FP8_ELEMENTS = {"e4m3": (448.0, 8, 3, torch.float8_e4m3fn), "e5m2": (57344.0, 15, 2, torch.float8_e5m2)}
+FP4_MAX, FP4_EMAX, FP4_FRACTION = 6.0, 2, 1
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E4M3_MAX = 448.0
+NAN_BYTE, INF_BITS = 255, 0x7F800000
+
+
+def compiled_op(name: str, *arguments: object) -> tuple[Tensor, Tensor]:
+    """The operator of a quantiser."""
+    q, scale = getattr(torch.ops.fp8_kernels, name)(*arguments)
+    return q, scale
+
+
+# --- blocks and scales --------------------------------------------------------------------------------------------
+
+
+def split_blocks(x: Tensor, width: int) -> Tensor:
+    """Float32 ``[M, K / width, width]``."""
+    checks.dtype("x", checks.rank("x", x, 2), *WIDE)
+    checks.nonempty("x", x, 0, 1)
+    checks.multiple("K", x.shape[1], width, f"{width} elements share a scale; pad K")
+    return x.float().reshape(x.shape[0], x.shape[1] // width, width)
+
+
+def block_amax(blocks: Tensor) -> Tensor:
+    """The largest magnitude of each block, NaN left out."""
+    return torch.where(blocks.isnan(), 0.0, blocks).abs().amax(dim=-1)
+
+
+def shared_exponent(blocks: Tensor, rounding: str, top: float, emax: int, fraction: int) -> Tensor:
+    """The scale byte of each block, int32, from the exponent bits of float32 numbers."""
+    if rounding == "rceil":
+        bits = (block_amax(blocks) * (1.0 / top)).view(torch.int32)
+        tiny = (bits > 1 << 22).int()  # subnormal: above 2^-127 the next byte is 1
+        up = (bits >> 23) + (bits & 0x7FFFFF != 0).int()
+        return torch.where(bits >> 23 > 0, up, tiny).clamp(max=254)
+    bits = blocks.abs().amax(dim=-1).view(torch.int32)
+    if rounding == "even":
+        rounded = bits + (1 << (22 - fraction))
+        bits = torch.where(bits < INF_BITS, rounded, bits)
+    elif rounding not in ("floor", "ceil"):
+        raise OptionError(f"rounding={rounding!r}: there are rceil, floor, ceil, even")
+    step = (bits & 0x7FFFFF != 0).int() if rounding == "ceil" else 0
+    return torch.where(bits < INF_BITS, ((bits >> 23) + step - emax).clamp(0, 254), NAN_BYTE)
+
+
+def power(byte: Tensor) -> Tensor:
+    """``2^(byte - 127)`` for bytes 0 to 254 as float32; what lies below counts as 0."""
+    byte = byte.clamp(min=0)
+    return torch.where(byte == 0, 1 << 22, byte << 23).int().view(torch.float32)
+
+
+def store_scale(byte: Tensor, layout: str) -> Tensor:
+    scale = byte.to(torch.uint8)
+    return scale if layout == LINEAR else swizzle_scale(scale, _tile(layout))
+
+
+def _tile(layout: str) -> str:
+    if layout not in HEIGHTS:
+        raise OptionError(f"layout={layout!r}: there are {', '.join(HEIGHTS)}, {LINEAR}")
+    return layout
+
+
+def load_scale(scale: Tensor, m: int, k: int, width: int, layout: str) -> Tensor:
+    """The scale bytes ``[M, K / width]`` out of their layout, contiguous."""
+    checks.dtype("scale", checks.tensor("scale", scale), torch.uint8)
+    checks.multiple("K", k, width, f"{width} codes share a scale")
+    c = k // width
+    if layout == LINEAR:
+        return checks.shape("scale", scale, (m, c), "a byte for each block").contiguous()
+    height = HEIGHTS[_tile(layout)]
+    down, across, row = -(-m // height), -(-c // 4), min(32, height)
+    if tuple(scale.shape) != (down * across * height * 4,):
+        raise ShapeError(
+            f"scale has shape {list(scale.shape)}; the {layout} layout of {m} x {c} bytes is "
+            f"[{down * across * height * 4}]"
+        )
+    tiles = scale.reshape(down, across, row, height // row, 4).permute(0, 3, 2, 1, 4)
+    return tiles.reshape(down * height, across * 4)[:m, :c].contiguous()
+
+
+def times(values: Tensor, scale: Tensor) -> Tensor:
+    """Values ``[M, K]`` times a scale for each block of a row."""
+    m, c = scale.shape
+    return (values.reshape(m, c, -1) * scale[..., None]).reshape(values.shape)
+
+
+def two_levels(amax: Tensor, g: Tensor, inversed: bool = False) -> tuple[Tensor, Tensor]:
+    """E4M3 scale bytes of blocks, and what their values are multiplied by; ``g`` is 2688/amax, or its inverse.
+
+    A block of zeros has the scale 0.
+    """
+    one = torch.ones_like(g)
+    t = amax * (1.0 / FP4_MAX) / g if inversed else amax * (g * (1.0 / FP4_MAX))
+    return e4m3_scale(torch.where(amax == 0, 0.0, t), g if inversed else one / g)
+
+
+def e4m3_scale(t: Tensor, decode: Tensor) -> tuple[Tensor, Tensor]:
+    """``t`` as E4M3 bytes, and ``1 / (scale * decode)``, finite."""
+    scale = t.clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
+    both = scale.float() * decode
+    inverse = (torch.ones_like(both) / both).clamp(max=torch.finfo(torch.float32).max)
+    return scale.view(torch.uint8), inverse
+
+
+# --- four bits ----------------------------------------------------------------------------------------------------
+
+
+def pack(codes: Tensor) -> Tensor:
+    """Codes ``[..., C, B]`` two in a byte: ``[..., C * B / 2]``, the even column in the low nibble."""
+    flat = codes.flatten(-2)
+    return flat[..., ::2] | flat[..., 1::2] << 4
+
+
+def pack_nearest(scaled: Tensor) -> Tensor:
+    """The nearest codes of ``[..., C, B]``, ties to even, two in a byte."""
+    return pack(fp4_codes(scaled))
+
+
+def fp4_codes(scaled: Tensor) -> Tensor:
+    """The nearest codes of E2M1, uint8 of any shape, ties to even; NaN is the largest value."""
+    magnitude = scaled.abs()
+    code = torch.zeros_like(magnitude, dtype=torch.uint8)
+    for low, value in enumerate(FP4_VALUES[:-1]):
+        middle = (value + FP4_VALUES[low + 1]) / 2
+        code += magnitude >= middle if low % 2 else magnitude > middle
+    return torch.where(scaled.isnan(), 7, code | torch.signbit(scaled).to(torch.uint8) << 3).to(torch.uint8)
+
+
+def fp4_values(q: Tensor) -> Tensor:
+    """The float32 values of packed codes ``[M, K / 2]``."""
+    checks.dtype("q", checks.rank("q", q, 2), torch.uint8)
+    return fp4_decoded(torch.stack([q & 0xF, q >> 4], dim=-1).flatten(1))
+
+
+def fp4_decoded(code: Tensor) -> Tensor:
+    """The float32 values of codes of E2M1, one each."""
+    codes = code.int()
+    exponent, fraction = codes >> 1 & 3, codes & 1  # no table: one on the device would have to be copied there first
+    halves = (fraction + 2 * (exponent > 0).int()) << (exponent - 1).clamp(min=0)
+    return torch.where(codes > 7, -halves.float(), halves.float()) * 0.5

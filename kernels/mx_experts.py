@@ -1,0 +1,181 @@
+"""MXFP8 and NVFP4 of rows that belong to experts, each with its own 128-row tiles of scale bytes.
+
+Masked forms take a buffer ``[G, M, K]`` of which expert ``i`` has its first ``mask[i]`` rows, and return codes ``[M,
+K', G]`` and scales ``[32, 4, M', 4, C', G]`` (a view of ``[G, M', C', 32, 4, 4]``). Contiguous forms take ``[M, K]``
+whose rows are one expert's after another's, ``expert_offsets [G + 1]``, and return flat scale bytes of ``floor((M + 127
+G) / 128) 128`` rows. Where an expert's tiles start there::
+
+    tight        at the sum of the rows of the experts before it, each padded to 128     vLLM, torchao, PyTorch
+    flashinfer   at row floor((offset + 127 i) / 128) 128                                FlashInfer's grouped products
+
+Rows and bytes of no expert are unspecified (here: of whatever the buffer held, and zero). No operation waits for the
+device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels.checks import WIDE
+from kernels.errors import OptionError, ShapeError
+from kernels.layout import swizzle_scale
+from kernels.mx import mxfp8_quantize
+from kernels.mx_blocks import (
+    LINEAR,
+    NVFP4_BLOCK,
+    block_amax,
+    compiled_op,
+    pack_nearest,
+    split_blocks,
+    two_levels,
+)
+
+HEIGHT = 128
+PLACEMENTS = ("tight", "flashinfer")
+
+
+@checks.verb
+def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise the first ``mask[i]`` rows of each expert's buffer to NVFP4.
+
+    Parameters
+    ----------
+    x
+        ``[G, M, K]`` bf16, f16 or f32, ``K`` a multiple of 16.
+    mask
+        int32 ``[G]``; values are not looked at.
+    global_scale
+        float32 ``[G]``, 2688/amax of each expert.
+
+    Returns
+    -------
+    q, scale
+        ``q [M, K / 2, G]`` uint8; ``scale [32, 4, M', 4, C', G]`` uint8 (E4M3), ``M'`` and ``C'`` tiles down and
+        across.
+    """
+    g, m, _ = _buffers(x, mask)
+    checks.shape("global_scale", checks.dtype("global_scale", global_scale, torch.float32), (g,), "one for each expert")
+    checks.same_device(x=x, mask=mask, global_scale=global_scale)
+    if torch.compiler.is_compiling():
+        return compiled_op("scaled_fp4_grouped_quantize", x, mask, global_scale)
+    q, scale = _nvfp4(x.flatten(0, 1), global_scale.repeat_interleave(m))
+    return _expert_last(q, scale, g)
+
+
+@checks.verb
+def mxfp8_grouped_quantize(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise the first ``mask[i]`` rows of each expert's buffer to MXFP8 (E4M3); arguments as above, blocks of 32.
+
+    Returns ``q [M, K, G]`` E4M3 and ``scale [32, 4, M', 4, C', G]`` uint8 (E8M0).
+    """
+    g, _, _ = _buffers(x, mask)
+    checks.same_device(x=x, mask=mask)
+    if torch.compiler.is_compiling():
+        return compiled_op("mxfp8_grouped_quantize", x, mask)
+    q, scale = mxfp8_quantize(x.flatten(0, 1), LINEAR)
+    return _expert_last(q, scale, g)
+
+
+@checks.verb
+def scaled_fp4_experts_quant(
+    x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
+) -> tuple[Tensor, Tensor]:
+    """Quantise rows that lie expert by expert to NVFP4.
+
+    Parameters
+    ----------
+    x
+        ``[M, K]`` bf16, f16 or f32, ``K`` a multiple of 16.
+    global_scale
+        float32 ``[G]``, 2688/amax of each expert.
+    expert_offsets
+        int32 ``[G + 1]``: the first row of each expert, and behind the last one's; values are not looked at.
+    placement
+        ``tight`` or ``flashinfer``.
+
+    Returns
+    -------
+    q, scale
+        ``q [M, K / 2]`` uint8; ``scale`` uint8 (E4M3), flat, in 128x4 tiles.
+    """
+    g = _placed(x, expert_offsets, placement)
+    checks.shape("global_scale", checks.dtype("global_scale", global_scale, torch.float32), (g,), "one for each expert")
+    checks.same_device(x=x, expert_offsets=expert_offsets, global_scale=global_scale)
+    if torch.compiler.is_compiling():
+        return compiled_op("scaled_fp4_experts_quant", x, global_scale, expert_offsets, placement)
+    expert, row = _rows(x.shape[0], expert_offsets, placement)
+    q, scale = _nvfp4(x, global_scale[expert.clamp(max=g - 1)])
+    return q, _scattered(scale, row, g)
+
+
+@checks.verb
+def mxfp8_experts_quant(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
+    """Quantise rows that lie expert by expert to MXFP8 (E4M3, E8M0 scales); arguments as above, blocks of 32."""
+    g = _placed(x, expert_offsets, placement)
+    checks.same_device(x=x, expert_offsets=expert_offsets)
+    if torch.compiler.is_compiling():
+        return compiled_op("mxfp8_experts_quant", x, expert_offsets, placement)
+    q, scale = mxfp8_quantize(x, LINEAR)
+    return q, _scattered(scale, _rows(x.shape[0], expert_offsets, placement)[1], g)
+
+
+def rows_of_scales(m: int, experts: int) -> int:
+    """Rows of scale bytes that either placement of ``m`` rows fits into."""
+    return (m + (HEIGHT - 1) * experts) // HEIGHT * HEIGHT
+
+
+def _nvfp4(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and scale bytes of rows, each under its own global scale."""
+    blocks = split_blocks(x, NVFP4_BLOCK)
+    scale, inverse = two_levels(block_amax(blocks), g[:, None])
+    return pack_nearest(blocks * inverse[..., None]), scale
+
+
+def _buffers(x: Tensor, mask: Tensor) -> tuple[int, int, int]:
+    checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 3), *WIDE), 0, 1, 2)
+    g, m, k = x.shape
+    checks.shape("mask", checks.dtype("mask", mask, torch.int32), (g,), "one for each expert")
+    return g, m, k
+
+
+def _expert_last(q: Tensor, scale: Tensor, g: int) -> tuple[Tensor, Tensor]:
+    """Codes and bytes of all rows in the views that masked products take."""
+    tiles = swizzle_scale(scale.reshape(g, -1, scale.shape[1]))
+    down, across = -(-scale.shape[0] // g // HEIGHT), -(-scale.shape[1] // 4)
+    view = tiles.reshape(g, down, across, 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
+    return q.reshape(g, -1, q.shape[1]).permute(1, 2, 0), view
+
+
+def _placed(x: Tensor, offsets: Tensor, placement: str) -> int:
+    """The number of experts of a checked call."""
+    checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 2), *WIDE), 0, 1)
+    checks.dtype("expert_offsets", checks.rank("expert_offsets", offsets, 1), torch.int32)
+    if offsets.shape[0] < 2:
+        raise ShapeError(f"expert_offsets has shape {list(offsets.shape)}; pass [G + 1] for G experts")
+    if placement not in PLACEMENTS:
+        raise OptionError(f"placement={placement!r}: there are {', '.join(PLACEMENTS)}")
+    return offsets.shape[0] - 1
+
+
+def _rows(m: int, offsets: Tensor, placement: str) -> tuple[Tensor, Tensor]:
+    """The expert of every row (G for none), and its row of scale bytes."""
+    row = torch.arange(m, device=offsets.device, dtype=torch.int64)
+    ends = offsets.to(torch.int64)
+    expert = torch.searchsorted(ends[1:].contiguous(), row, right=True)
+    if placement == "flashinfer":
+        index = torch.arange(len(ends), device=offsets.device)
+        start = (ends + (HEIGHT - 1) * index) // HEIGHT * HEIGHT
+    else:
+        padded = (ends.diff() + HEIGHT - 1) // HEIGHT * HEIGHT
+        start = torch.nn.functional.pad(padded.cumsum(0), (1, 0))
+    return expert, torch.where(row < ends[-1], row - ends[expert] + start[expert], -1)
+
+
+def _scattered(scale: Tensor, row: Tensor, experts: int) -> Tensor:
+    """Scale bytes ``[M, C]`` at their rows, in tiles; those of no expert fall into a row that is cut off."""
+    height = rows_of_scales(scale.shape[0], experts)
+    whole = torch.zeros(height + 1, scale.shape[1], dtype=torch.uint8, device=scale.device)
+    whole[torch.where(row < 0, height, row)] = scale
+    return swizzle_scale(whole[:height])

@@ -1,0 +1,195 @@
+"""Contracts of the other element formats: MXFP6, MXINT8, and DeepGEMM's FP4 under float32 scales.
+
+MXFP6 (E3M2, E2M3) and MXINT8 have one code a byte: torchao keeps six bits unpacked, in the low ones. A NaN scale makes
+a block NaN in formats that have no NaN. DeepGEMM's cast of E2M1 takes groups of 32 or 128 along K, the last one
+shorter; its ties go toward zero, no code is -0 and NaN is coded 0.
+
+Sources: torchao mx_formats; OCP Microscaling Formats 1.0, 5.3 and 6.3; DeepGEMM deep_gemm/utils/math.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.errors import ShapeError
+from oracle.numbers import mx_recipes
+from oracle.numbers.formats import E2M1, E2M3, E3M2, MXINT8, Format, decode
+from oracle.numbers.quantize import WIDE
+from oracle.numbers.recipes import Recipe
+from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
+from oracle.numbers.scaling import Block
+from oracle.routines.base import F32, Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.mx.contract import (
+    LAYOUT,
+    ROUNDING,
+    SCALE_BYTES,
+    BlockDequantiser,
+    BlockQuantiser,
+    pack,
+    unpack,
+)
+from oracle.routines.quantisers.contract import UE8M0, QuantiserContract, QuantiserSets
+from oracle.verdict.compare import Admissible
+from oracle.verdict.sets import Elements, Found, Range, Sets
+
+SIX: Mapping[str, Format] = {"e3m2": E3M2, "e2m3": E2M3}
+ELEMENT_OF_SIX = OptionSpec("element", "e3m2", tuple(SIX), "format of the codes")
+BY_32 = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
+ONE_A_BYTE = TensorSpec("q", (torch.uint8,), ("M", "K"), "codes, one a byte")
+GRANULARITIES = (32, 128)
+
+
+@register
+class Mxfp6Quantize(BlockQuantiser):
+    name = "mxfp6_quantize"
+    gpu = False
+    summary = "MXFP6: blocks of 32, E3M2 or E2M3 codes one a byte, E8M0 scales"
+    source = "torchao mx_formats to_mx"
+    inputs = BY_32
+    options = (LAYOUT, ROUNDING, ELEMENT_OF_SIX)
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        return (mx_recipes.TORCHAO[SIX[str(options["element"])], str(options["rounding"])],)
+
+
+@register
+class Mxint8Quantize(BlockQuantiser):
+    name = "mxint8_quantize"
+    gpu = False
+    summary = "MXINT8: blocks of 32, two's complement codes of value code/64, E8M0 scales"
+    source = "OCP Microscaling Formats 1.0, 6.3"
+    inputs = BY_32
+    options = (LAYOUT,)
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        return (mx_recipes.OCP_MXINT8,)
+
+
+class _OneAByte(BlockDequantiser):
+    """Codes of a format that torch has no dtype for, one a byte."""
+
+    inputs = (ONE_A_BYTE, SCALE_BYTES)
+    packed = False
+    gpu = False
+
+    def values(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+        """The values of the codes; InputError where a byte is no code of the format."""
+        return decode(inputs["q"], self.element_of(options))
+
+    def element_of(self, options: Mapping[str, object]) -> Format:
+        """Format of the codes."""
+        return MXINT8
+
+
+@register
+class Mxfp6Dequantize(_OneAByte):
+    name = "mxfp6_dequantize"
+    summary = "MXFP6 codes times their E8M0 scales"
+    source = "torchao mx_formats; OCP Microscaling Formats 1.0"
+    options = (LAYOUT, ELEMENT_OF_SIX)
+
+    def element_of(self, options: Mapping[str, object]) -> Format:
+        return SIX[str(options["element"])]
+
+
+@register
+class Mxint8Dequantize(_OneAByte):
+    """The code -128 is -2, which no quantiser writes."""
+
+    name = "mxint8_dequantize"
+    summary = "MXINT8 codes times their E8M0 scales"
+    source = "OCP Microscaling Formats 1.0"
+
+
+# --- DeepGEMM's FP4 -----------------------------------------------------------------------------------------------
+
+GRAN_K = OptionSpec("gran_k", 128, GRANULARITIES, "elements of K that share a scale")
+
+
+@register
+class PerTokenCastToFp4(QuantiserContract):
+    name = "per_token_cast_to_fp4"
+    summary = "E2M1 codes two a byte under float32 scales, max(amax, 1e-4)/6; ties toward zero, no -0"
+    source = "DeepGEMM deep_gemm/utils/math.py per_token_cast_to_fp4"
+    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K even"),)
+    options: ClassVar[tuple[OptionSpec, ...]] = (UE8M0, GRAN_K)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if inputs["x"].shape[1] % 2:
+            raise ShapeError(f"K={inputs['x'].shape[1]} is odd; two codes make a byte, pad K")
+        return resolved
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        recipe = mx_recipes.DEEPGEMM_FP4_UE8M0 if options["use_ue8m0"] else mx_recipes.DEEPGEMM_FP4
+        return (recipe.with_block(Block(1, int(str(options["gran_k"])))),)
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        m, k = call.inputs["x"].shape
+        return {"q": Out((m, k // 2), (torch.uint8, torch.int8)), "scale": Out(None, F32)}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        return [PackedSets(self, call, self.recipes(call, numerics))]
+
+    def published(self, made: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
+        return {"q": pack(made["q"]), "scale": made["scale"]}
+
+    def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
+        return unpack(found["q"].view(torch.uint8)), self.scale_of(found["scale"], call, admitted)
+
+    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        bad = super().refused(call, given, right)
+        assert bad is not None
+        return {"q": pack(bad["q"].to(torch.uint8)) != 0, "scale": bad["scale"]}
+
+
+class PackedSets(QuantiserSets):
+    """The codes and scales that one recipe admits as a whole."""
+
+    def ranges(self, expected: Found) -> dict[str, Range] | None:
+        """None: neighbours of a packed code are no interval of bytes."""
+        return None
+
+
+@register
+class CastBackFromFp4(Contract):
+    """The code 8 is read as +0."""
+
+    name = "cast_back_from_fp4"
+    section = "Quantisation"
+    summary = "E2M1 codes times the float32 scale of their group"
+    source = "DeepGEMM deep_gemm/utils/math.py cast_back_from_fp4"
+    inputs = (
+        TensorSpec("q", (torch.uint8, torch.int8), ("M", "P"), "codes, two a byte"),
+        TensorSpec("scale", F32, ("M", "G"), "a scale for each group of a row"),
+    )
+    options = (GRAN_K,)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        k, width, have = inputs["q"].shape[1] * 2, int(str(resolved["gran_k"])), inputs["scale"].shape[1]
+        if have != -(-k // width):
+            raise ShapeError(f"scale has {have} columns; K={k} codes in groups of {width} have {-(-k // width)}")
+        return resolved
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        resolved = self.check(inputs, options)
+        values = decode(unpack(inputs["q"].view(torch.uint8)), E2M1)
+        values = torch.where(values == 0, 0.0, values)
+        scale = decode(inputs["scale"]).repeat_interleave(int(str(resolved["gran_k"])), dim=1)[:, : values.shape[1]]
+        return to_dtype(f32(values * scale), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        m, packed = call.inputs["q"].shape
+        return {"out": Out((m, packed * 2), F32)}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        def ends() -> tuple[dict[str, Admissible], str]:
+            due = decode(call.truth["out"])
+            return {"out": Admissible(due, due, due)}, "one float32 product"
+
+        return [Elements(ends)]

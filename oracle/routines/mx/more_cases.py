@@ -1,0 +1,308 @@
+"""Cases of the further quantisers: other elements, training forms, rows and experts with scales of their own, casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from oracle.routines import data
+from oracle.routines.case import Case, Grammar, seeds
+from oracle.routines.mx.cases import TOP, poisoned
+from oracle.routines.mx.contract import LAYOUTS, LINEAR
+from oracle.routines.mx.experts import PLACEMENTS
+from oracle.truth.hadamard import LARGEST
+
+FAMILIES = ("randn", "fp4ties", "steps", "heavy", "special", "range", "nan")
+FINITE = ("randn", "fp4ties", "steps", "heavy", "nan")
+SHAPE = "m=17,k=192"
+UNOWNED = (float("nan"), float("inf"), -3.0e38, 1.0e30)
+"""What lies in the rows of no expert."""
+
+
+def _x(case: Case, name: str = "x", rows: int | None = None) -> Tensor:
+    (dtype,) = case.operand_dtypes
+    return data.activations(case.label(name), case.family, rows or case["m"], case["k"], dtype=dtype)
+
+
+def _amax(x: Tensor) -> float:
+    wide = x.float()
+    return float(wide[torch.isfinite(wide)].abs().amax().clamp(min=2.0**-100))
+
+
+def _f32(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
+def _layout(case: Case) -> dict[str, object]:
+    return {"layout": case.option("layout") or LAYOUTS[0]}
+
+
+def _values(case: Case) -> dict[str, Tensor]:
+    return {"x": _x(case)}
+
+
+def _encoded(case: Case) -> dict[str, Tensor]:
+    """The global scale of the values, or 1: every formula is exact under a power of two."""
+    x = _x(case)
+    if case.contract == "nvfp4_quantize_rht":
+        x = x.clamp(-LARGEST, LARGEST)
+    return {"x": x, "global_scale": _f32(1.0 if case.option("global") == "one" else TOP / _amax(x))}
+
+
+def _per_token(case: Case) -> dict[str, Tensor]:
+    """A row of zeros between others, where there are several."""
+    x = _x(case)
+    if len(x) > 2:
+        x[1] = 0.0
+    return {"x": x, "global_scale": _f32(1.0 / 2048 if case.option("global") == "one" else 1.0 / TOP)}
+
+
+def _eight(case: Case) -> Tensor:
+    (dtype,) = case.operand_dtypes
+    return data.operand(case.label("x"), case.family, case["m"], case["k"], dtype=dtype, side="a")
+
+
+def _of_fp8(case: Case) -> dict[str, Tensor]:
+    amax = float(data.scales(case.label("global_scale"), "randn", (1,))) * 512.0
+    return {"x": _eight(case), "global_scale": _f32(0.75 if case.option("global") == "one" else TOP / amax)}
+
+
+def _six(case: Case) -> dict[str, object]:
+    return _layout(case) | {"element": case.dtypes}
+
+
+def _mxfp6(case: Case) -> dict[str, object]:
+    return _layout(case) | {
+        "element": case.option("element") or "e3m2", "rounding": case.option("rounding") or "rceil"
+    }
+
+
+def _one_a_byte(case: Case) -> dict[str, Tensor]:
+    """Every code; scale bytes of ordinary values, or all bytes."""
+    m, k, bits = case["m"], case["k"], 8 if case.contract.startswith("mxint8") else 6
+    low, high = (112, 142) if case.family == "randn" else (0, 0x100)
+    q, scale = (
+        torch.from_numpy(case.stream(name).integers(first, last, shape)).to(torch.uint8)
+        for name, first, last, shape in (("q", 0, 1 << bits, (m, k)), ("scale", low, high, (m, k // 32)))
+    )
+    if case.family == "codes":
+        scale.view(-1)[0], scale.view(-1)[-1] = 0, 0xFF
+    return {"q": q, "scale": poisoned(scale, case.option("layout") or LAYOUTS[0])}
+
+
+def _fp4_cast(case: Case) -> dict[str, object]:
+    return {"use_ue8m0": case.option("ue8m0") == "1", "gran_k": int(case.option("gran") or 128)}
+
+
+def _packed(case: Case) -> dict[str, Tensor]:
+    m, k, gran = case["m"], case["k"], int(case.option("gran") or 128)
+    q = torch.from_numpy(case.stream("q").integers(0, 256, (m, k // 2))).to(torch.uint8)
+    return {"q": q, "scale": data.scales(case.label("scale"), case.family, (m, -(-k // gran)))}
+
+
+def _gran(case: Case) -> dict[str, object]:
+    return {"gran_k": int(case.option("gran") or 128)}
+
+
+def _seeded(case: Case) -> dict[str, object]:
+    return _layout(case) | {"seed": case.seed * 1_000_003}
+
+
+def _error(case: Case) -> dict[str, object]:
+    return _layout(case) | {"error": case.option("error") or "mae"}
+
+
+def _signed(case: Case) -> dict[str, object]:
+    given = {} if case.option("signs") is None else {"sign_mask": 0}
+    return given if case.contract == "hadamard_transform" else _layout(case) | given
+
+
+def _summable(case: Case) -> dict[str, Tensor]:
+    return {"x": _x(case).clamp(-LARGEST, LARGEST)}
+
+
+# --- experts --------------------------------------------------------------------------------------------------------
+
+
+def _spoiled(x: Tensor, owned: Tensor) -> Tensor:
+    """Rows of no expert hold what no kernel may read."""
+    poison = torch.tensor(UNOWNED, dtype=x.dtype, device="cpu").repeat(-(-x.shape[1] // len(UNOWNED)))[: x.shape[1]]
+    return torch.where(owned[:, None], x, poison)
+
+
+def _masked(case: Case) -> dict[str, Tensor]:
+    """The first expert has all of its rows, the second none, the others some."""
+    g, m, k = case["g"], case["m"], case["k"]
+    counts = case.stream("mask").integers(1, m + 1, (g,))
+    counts[0] = m
+    if g > 1:
+        counts[1] = 0
+    mask = torch.from_numpy(counts).to(torch.int32)
+    owned = (torch.arange(m, device="cpu")[None, :] < mask[:, None]).flatten()
+    x = _spoiled(_x(case, rows=g * m), owned).reshape(g, m, k)
+    return {"x": x, "mask": mask} | _globals(case, [x[i, :count] for i, count in enumerate(mask.tolist())])
+
+
+def _contiguous(case: Case) -> dict[str, Tensor]:
+    """Experts of any number of rows, the second none; rows behind the last one's belong to nobody."""
+    g, m = case["g"], case["m"]
+    cuts = sorted(int(cut) for cut in case.stream("offsets").integers(1, max(m, 2), (g,)))
+    offsets = [0, *cuts]
+    if g > 1:
+        offsets[2] = offsets[1]
+    owned = torch.arange(m, device="cpu") < offsets[-1]
+    x = _spoiled(_x(case), owned)
+    rows = [x[first:last] for first, last in zip(offsets, offsets[1:], strict=False)]
+    given = {"x": x, "expert_offsets": torch.tensor(offsets, dtype=torch.int32, device="cpu")}
+    return given | _globals(case, rows)
+
+
+def _globals(case: Case, rows: list[Tensor]) -> dict[str, Tensor]:
+    if not case.contract.startswith("scaled_fp4"):
+        return {}
+    return {"global_scale": _f32(*(TOP / _amax(part) if len(part) else 1.0 + i for i, part in enumerate(rows)))}
+
+
+def _placement(case: Case) -> dict[str, object]:
+    return {"placement": case.option("placement") or PLACEMENTS[0]}
+
+
+# --- casts ----------------------------------------------------------------------------------------------------------
+
+
+def _block_scaled(case: Case) -> dict[str, Tensor]:
+    m, k = case["m"], case["k"]
+    shape = (m if case.scheme == "1x128" else -(-m // 128), -(-k // 128))
+    if case.contract == "block_scales_to_mxfp8":
+        return {"x": _eight(case), "scale": data.powers_of_two(case.label("scale"), shape)}
+    return {"x": _eight(case), "block_scale": data.scales(case.label("scale"), case.family, shape)}
+
+
+def _mx_scaled(case: Case) -> dict[str, Tensor]:
+    scale = torch.from_numpy(case.stream("scale").integers(112, 142, (case["m"], case["k"] // 32))).to(torch.uint8)
+    return {"x": _eight(case), "mx_scale": poisoned(scale, case.option("layout") or LAYOUTS[0])}
+
+
+def _between(case: Case) -> dict[str, object]:
+    return _layout(case) | {"dtype": case.option("dtype") or "bfloat16"}
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def _ids(shapes: tuple[str, ...], few: int = 2) -> Callable[[str, Grammar, str], Iterable[str]]:
+    """Every family on the last shape, the first families on the others and with every option; other dtypes once."""
+
+    def listed(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+        options = ["", *(f"{key}={value}/" for key, values in grammar.options.items() for value in values)]
+        for scheme in grammar.schemes:
+            head = f"{contract}/{grammar.dtypes[0]}/{scheme}"
+            for shape in shapes:
+                yield f"{head}/{shape}/family={grammar.families[0]}/seed=1"
+            for option in options:
+                for family in grammar.families if profile == "full" or not option else grammar.families[:few]:
+                    for seed in seeds(profile):
+                        if not (option == "" and family == grammar.families[0] and seed == 1):
+                            yield f"{head}/{shapes[-1]}/{option}family={family}/seed={seed}"
+        for dtypes in grammar.dtypes[1:]:
+            for family in grammar.families[:few]:
+                yield f"{contract}/{dtypes}/{grammar.schemes[0]}/{shapes[-1]}/family={family}/seed=1"
+
+    return listed
+
+
+_MK, _GMK = ("m", "k"), ("g", "m", "k")
+_TILES: Mapping[str, tuple[str, ...]] = {"layout": ("8x4", LINEAR)}
+_ONE = {**_TILES, "global": ("one",)}
+_BOTH = ("bf16", "f32")
+_PLAIN, _CODED = ("m=1,k=160", SHAPE), ("randn", "codes")
+_EXPERTS = ("g=1,m=5,k=64", "g=4,m=37,k=192")
+
+GRAMMARS: Mapping[str, Grammar] = {
+    "mxfp6_quantize": Grammar(
+        _MK, _BOTH, ("1x32",), FAMILIES, _values, _mxfp6,
+        {**_TILES, "element": ("e2m3",), "rounding": ("floor", "ceil", "even")},
+        listed=_ids(_PLAIN, 3),
+    ),
+    "mxfp6_dequantize": Grammar(_MK, ("e3m2", "e2m3"), ("1x32",), _CODED, _one_a_byte, _six, _TILES,
+                                listed=_ids(_PLAIN)),
+    "mxint8_quantize": Grammar(_MK, _BOTH, ("1x32",), FAMILIES, _values, _layout, _TILES, listed=_ids(_PLAIN)),
+    "mxint8_dequantize": Grammar(_MK, ("int8",), ("1x32",), _CODED, _one_a_byte, _layout, _TILES, listed=_ids(_PLAIN)),
+    "per_token_cast_to_fp4": Grammar(
+        _MK, _BOTH, ("1x128",), FAMILIES, _values, _fp4_cast, {"ue8m0": ("1",), "gran": ("32",)},
+        listed=_ids(("m=1,k=130", "m=9,k=320"), 3),
+        extra=("bf16/1x128/m=9,k=320/ue8m0=1,gran=32/family=fp4ties/seed=1",),
+    ),
+    "cast_back_from_fp4": Grammar(
+        _MK, ("e2m1",), ("1x128",), ("randn", "wide"), _packed, _gran, {"gran": ("32",)},
+        listed=_ids(("m=1,k=130", "m=9,k=320")),
+    ),
+    "nvfp4_quantize_stochastic": Grammar(_MK, _BOTH, ("1x16",), FAMILIES, _encoded, _seeded, _ONE, listed=_ids(_PLAIN)),
+    "nvfp4_quantize_2d": Grammar(
+        _MK, _BOTH, ("16x16",), FAMILIES, _encoded, _layout, _ONE, listed=_ids(("m=16,k=160", "m=48,k=192")),
+        domain="m % 16 == 0",
+    ),
+    "nvfp4_quantize_4over6": Grammar(
+        _MK, _BOTH, ("1x16",), FAMILIES, _encoded, _error, {**_ONE, "error": ("mse",)}, listed=_ids(_PLAIN, 3),
+    ),
+    "hadamard_transform": Grammar(
+        _MK, ("bf16",), ("1x16",), FINITE, _summable, _signed, {"signs": ("0",)}, listed=_ids(_PLAIN),
+    ),
+    "nvfp4_quantize_rht": Grammar(
+        _MK, ("bf16",), ("1x16",), FINITE, _encoded, _signed, {**_ONE, "signs": ("0",)}, listed=_ids(_PLAIN),
+    ),
+    "nvfp4_quantize_per_token": Grammar(
+        _MK, _BOTH, ("1x16",), FAMILIES, _per_token, _layout, _ONE, listed=_ids(_PLAIN),
+    ),
+    "nvfp4_quantize_of_fp8": Grammar(
+        _MK, ("e4m3",), ("1x16",), ("randn", "codes", "nan", "outlier"), _of_fp8, _layout, _ONE, listed=_ids(_PLAIN),
+    ),
+    "mxfp4_quantize_of_fp8": Grammar(
+        _MK, ("e4m3",), ("1x32",), ("randn", "codes", "nan", "outlier"), lambda case: {"x": _eight(case)}, _layout,
+        _TILES,
+        listed=_ids(_PLAIN),
+    ),
+    "scaled_fp4_grouped_quantize": Grammar(
+        _GMK, _BOTH, ("1x16",), FAMILIES, _masked, lambda case: {}, listed=_ids(_EXPERTS), fixed=True,
+    ),
+    "mxfp8_grouped_quantize": Grammar(
+        _GMK, _BOTH, ("1x32",), FAMILIES, _masked, lambda case: {}, listed=_ids(_EXPERTS), fixed=True,
+    ),
+    "scaled_fp4_experts_quant": Grammar(
+        _GMK, _BOTH, ("1x16",), FAMILIES, _contiguous, _placement, {"placement": PLACEMENTS[1:]},
+        listed=_ids(("g=1,m=5,k=64", "g=4,m=140,k=192")), fixed=True,
+    ),
+    "mxfp8_experts_quant": Grammar(
+        _GMK, _BOTH, ("1x32",), FAMILIES, _contiguous, _placement, {"placement": PLACEMENTS[1:]},
+        listed=_ids(("g=1,m=5,k=64", "g=4,m=140,k=192")), fixed=True,
+    ),
+    "block_scales_to_mxfp8": Grammar(
+        _MK, ("e4m3",), ("1x128", "128x128"), ("randn",), _block_scaled, _layout, _TILES,
+        listed=_ids(("m=3,k=160", "m=130,k=160")), fixed=True,
+    ),
+    "fp8_block_to_mxfp8": Grammar(
+        _MK, ("e4m3",), ("1x128", "128x128"), ("randn", "codes", "nan", "wide"), _block_scaled, _between,
+        {**_TILES, "dtype": ("float32",)}, listed=_ids(("m=3,k=160", "m=130,k=160")), fixed=True,
+    ),
+    "mxfp8_to_fp8_block": Grammar(
+        _MK, ("e4m3",), ("128x128",), ("randn", "codes"), _mx_scaled, _between, {**_TILES, "dtype": ("float32",)},
+        listed=_ids(("m=3,k=160", "m=130,k=160")), fixed=True,
+    ),
+}  # fmt: skip
+
+
+def _goldens() -> Iterable[str]:
+    """Two families of each contract without options, one with every option."""
+    small = {_MK: "m=5,k=96", _GMK: "g=3,m=5,k=64"}
+    for contract, grammar in GRAMMARS.items():
+        shape = "m=16,k=96" if contract == "nvfp4_quantize_2d" else small[grammar.extents]
+        options = ["", *(f"{key}={values[0]}/" for key, values in grammar.options.items() if key != "layout")]
+        for option in options:
+            both = dict.fromkeys((grammar.families[0], grammar.families[-1]))
+            for family in grammar.families[:1] if option else both:
+                yield f"{contract}/{grammar.dtypes[0]}/{grammar.schemes[-1]}/{shape}/{option}family={family}/seed=7"
+
+
+GOLDENS = tuple(_goldens())
