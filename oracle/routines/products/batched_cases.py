@@ -63,7 +63,7 @@ def _k_grouped(case: Case) -> dict[str, Tensor]:
              for side, rows, dtype in zip("ab", (m, n), case.operand_dtypes, strict=True)}  # fmt: skip
     scales = {f"{side}_scale": cases.scale(case, f"{side}_scale", part, rows, sum(ks))
               for part, (side, rows) in enumerate((("a", m), ("b", n)))}  # fmt: skip
-    flat = {side: torch.cat([part.flatten() for part in x.view(torch.uint8).split(ks, dim=1)]).view(x.dtype)
+    flat = {side: torch.cat([part.flatten() for part in x.view(torch.uint8).split_with_sizes(ks, dim=1)]).view(x.dtype)
             for side, x in codes.items()}  # fmt: skip
     return {**flat, **scales, "ks": torch.tensor(ks, dtype=torch.int32, device="cpu"), "c": _summand(case, g, m, n)}
 

@@ -237,7 +237,7 @@ def _heads(place: Callable[[Tensor, int, int, int], Tensor]) -> Callable[..., di
     def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
         left, mid, right = (int(str(call.resolved[name])) for name in ("left", "mid", "right"))
         out = made["out"]
-        heads = out.unflatten(1, (-1, left + mid + right))
+        heads = out.view(out.shape[0], -1, left + mid + right)
         dense = torch.cat([heads[..., :left], heads[..., left + mid :]], dim=2)
         return {"out": place(dense, left, mid, right).reshape(out.shape[0], -1)[:, : out.shape[1]].contiguous()}
 
@@ -370,10 +370,10 @@ def _by_64(q: Tensor, scale: Tensor) -> Tensor:
     return to_dtype(q * wrong, torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
 
 
-def _swapped(q: Tensor) -> Tensor:
-    whole = q.shape[-1] // 2 * 2
-    pairs = q[..., :whole].unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.cat([pairs, q[..., whole:]], dim=-1)
+def _reversed(q: Tensor, count: int) -> Tensor:
+    """Whole groups of ``count`` weights along K in reverse order."""
+    k = torch.arange(q.shape[-1])
+    return q[..., torch.where(k < q.shape[-1] // count * count, k // count * count + (count - 1 - k % count), k)]
 
 
 ONE = 0x38
@@ -404,9 +404,8 @@ for name, family, seen, change, needs, same_if in (
      _int4(lambda q: torch.where(q > 0, 8 - q, q)), always, "no weight is positive"),
     ("zero int4 weights looked up as -8", CAST, f"{W4A8}: cutlass_encode_and_reorder_int4b",
      _int4(lambda q: torch.where(q == 0, -8, q)), always, "no weight is zero"),
-    ("nibbles of a byte exchanged", MOVEMENT, W4A8, _int4(_swapped), always, EQUAL),
+    ("nibbles of a byte exchanged", MOVEMENT, W4A8, _int4(lambda q: _reversed(q, 2)), always, EQUAL),
     ("int4 weights of groups of eight reversed", MOVEMENT, f"{W4A8}: eight weights of an int32",
-     _int4(lambda q: torch.cat([q[..., : q.shape[-1] // 8 * 8].unflatten(-1, (-1, 8)).flip(-1).flatten(-2),
-                                q[..., q.shape[-1] // 8 * 8 :]], -1)), always, EQUAL),
+     _int4(lambda q: _reversed(q, 8)), always, EQUAL),
 ):
     fault(name, family, seen=seen, contracts=INT4, read=change, needs=needs, same_if=same_if)
