@@ -390,6 +390,27 @@ def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
 
 
 @checks.verb
+def unified_encode_int4b(b: Tensor) -> Tensor:
+    """Bytes of two int4 weights each as CUTLASS looks them up: nibbles 1..7 become ``8 - v``, the others stay.
+
+    ``b`` uint8 of any shape; the same shape. It is its own inverse.
+    """
+    checks.dtype("b", b, torch.uint8)
+    low, high = b & 15, b >> 4
+    low, high = (torch.where((v > 0) & (v < 8), 8 - v, v) for v in (low, high))
+    return high << 4 | low
+
+
+@checks.verb
+def cutlass_pack_scale_fp8(scales: Tensor) -> Tensor:
+    """E4M3 ``[8 n]``: for each of ``n`` group scales its products with -8 to -1, rounded and saturated."""
+    checks.dtype("scales", scales, FP8)
+    steps = torch.arange(-8, 0, device=scales.device).to(torch.float32)
+    made = scales.to(torch.float32).flatten()[:, None] * steps
+    return made.clamp(-checks.FP8_MAX, checks.FP8_MAX).to(FP8).flatten()
+
+
+@checks.verb
 def cutlass_w4a8_mm(
     a: Tensor,
     b_q: Tensor,

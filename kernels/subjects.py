@@ -190,6 +190,8 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         for name in ("grouped_mm_fp8", "cutlass_moe_mm", "cutlass_w4a8_moe_mm")
     },
     "cutlass_w4a8_mm": ("linear", calls.runs(batched.cutlass_w4a8_mm)),
+    "unified_encode_int4b": ("layout", calls.tensor(batched.unified_encode_int4b)),
+    "cutlass_pack_scale_fp8": ("layout", calls.tensor(batched.cutlass_pack_scale_fp8)),
     "fp8_mqa_logits": ("mqa_logits", calls.mqa_logits),
     "fp8_paged_mqa_logits": ("paged_mqa_logits", calls.paged_logits),
     "scaled_fp8_quant": ("quant_tensor", calls.codes_and_scale(quantize.scaled_fp8_quant)),

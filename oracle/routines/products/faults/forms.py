@@ -40,7 +40,8 @@ HEADS, GROUPWISE = "fp8_gemm_nt_skip_head_mid", "gemm_fp8_nt_groupwise"
 SUMMED = frozenset({"fp8_gemm_nt_1d1d", K_GROUPED})
 TURNED = frozenset({"fp8_gemm_nn", "fp8_gemm_tn", "fp8_gemm_tt", "m_grouped_fp8_gemm_nn_contiguous", BMM})
 INT4 = frozenset({"cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"})
-FAULTS = Faults(SUMMED | TURNED | INT4 | RUNS | {EINSUM, HEADS, GROUPWISE})
+ENCODE, PACK = "unified_encode_int4b", "cutlass_pack_scale_fp8"
+FAULTS = Faults(SUMMED | TURNED | INT4 | RUNS | {EINSUM, HEADS, GROUPWISE, ENCODE, PACK})
 fault = FAULTS.declare
 EQUAL = "what is exchanged is equal"
 
@@ -409,3 +410,45 @@ for name, family, seen, change, needs, same_if in (
      _int4(lambda q: _reversed(q, 8)), always, EQUAL),
 ):
     fault(name, family, seen=seen, contracts=INT4, read=change, needs=needs, same_if=same_if)
+
+
+def _nibbles(change: Callable[[Tensor], Tensor]) -> Callable[..., dict[str, Tensor]]:
+    """Both nibbles of every byte by another rule."""
+
+    def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
+        b = call.inputs["b"]
+        return {"out": change(b >> 4) << 4 | change(b & 15)}
+
+    return write
+
+
+def _table(
+    change: Callable[[Tensor], Tensor], rounding: Rounding = Rounding.NEAREST_EVEN
+) -> Callable[..., dict[str, Tensor]]:
+    """Eight values of every scale ``[n, 1]`` by another rule."""
+
+    def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
+        value = change(decode(call.inputs["scales"]).flatten()[:, None])
+        out = to_dtype(value, torch.float8_e4m3fn, rounding=rounding, overflow=Overflow.SATURATE)
+        return {"out": out.flatten()}
+
+    return write
+
+
+EIGHT = -torch.arange(8, 0, -1, dtype=torch.float64, device="cpu")
+POSITIVE, SCALES = "no nibble is positive", "every scale is zero"
+for contract, name, seen, change, same_if in (
+    (ENCODE, "positive nibbles kept", W4A8, _nibbles(lambda v: v), POSITIVE),
+    (ENCODE, "nibble 0 encoded as 8", W4A8, _nibbles(lambda v: torch.where(v < 8, 8 - v, v)), "no nibble is zero"),
+    (ENCODE, "negative nibbles encoded too", W4A8, _nibbles(lambda v: torch.where(v > 0, (8 - v) & 15, v)), POSITIVE),
+    (ENCODE, "two nibbles of a byte exchanged", W4A8, entry("out", lambda out: out >> 4 | out << 4), EQUAL),
+    (PACK, "table of a scale in ascending order", W4A8, _table(lambda s: s * EIGHT.flip(0)), SCALES),
+    (PACK, "table of a scale without its sign", W4A8, _table(lambda s: s * -EIGHT), SCALES),
+    (PACK, "table of a scale from -7 to 0", W4A8, _table(lambda s: s * (EIGHT + 1)), SCALES),
+    (PACK, "table of a scale truncated", W4A8, _table(lambda s: s * EIGHT, Rounding.TOWARD_ZERO), "all are in E4M3"),
+    (PACK, "table of the next scale", W4A8, _table(lambda s: s.roll(-1, 0) * EIGHT), EQUAL),
+    (PACK, "tables of all scales by multiple", W4A8,
+     _table(lambda s: (s * EIGHT).t().contiguous().view(s.shape[0], 8)), "there is one scale"),
+):
+    family = MOVEMENT if contract == ENCODE else CAST
+    fault(name, family, seen=seen, contracts={contract}, write=change, same_if=same_if)
