@@ -13,6 +13,7 @@ from kernels.batched import (
     bmm_fp8,
     cutlass_blockwise_scaled_grouped_mm,
     cutlass_moe_mm,
+    cutlass_pack_scale_fp8,
     cutlass_w4a8_mm,
     cutlass_w4a8_moe_mm,
     fp8_einsum,
@@ -26,6 +27,7 @@ from kernels.batched import (
     grouped_mm_fp8,
     k_grouped_fp8_gemm_nt_contiguous,
     m_grouped_fp8_gemm_nn_contiguous,
+    unified_encode_int4b,
 )
 from kernels.blockscaled import (
     FlashInferFp8DeepGEMMDynamicBlockScaledKernel,
@@ -205,6 +207,7 @@ __all__ = [
     "cutlass_fp8_supported",
     "cutlass_group_gemm_supported",
     "cutlass_moe_mm",
+    "cutlass_pack_scale_fp8",
     "cutlass_scaled_mm",
     "cutlass_w4a8_mm",
     "cutlass_w4a8_moe_mm",
@@ -323,5 +326,6 @@ __all__ = [
     "torch_per_tensor_w8a8_scaled_mm",
     "torch_per_token_w8a8_scaled_mm",
     "transform_sf_into_required_layout",
+    "unified_encode_int4b",
     "use_rowwise_torch_scaled_mm",
 ]

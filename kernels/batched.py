@@ -390,6 +390,27 @@ def decode_int4(b_q: Tensor, b_group_scales: Tensor) -> Tensor:
 
 
 @checks.verb
+def unified_encode_int4b(b: Tensor) -> Tensor:
+    """Bytes of two int4 weights each as CUTLASS looks them up: nibbles 1..7 become ``8 - v``, the others stay.
+
+    ``b`` uint8 of any shape; the same shape. It is its own inverse.
+    """
+    checks.dtype("b", b, torch.uint8)
+    low, high = b & 15, b >> 4
+    low, high = (torch.where((v > 0) & (v < 8), 8 - v, v) for v in (low, high))
+    return high << 4 | low
+
+
+@checks.verb
+def cutlass_pack_scale_fp8(scales: Tensor) -> Tensor:
+    """E4M3 ``[8 n]``: for each of ``n`` group scales its products with -8 to -1, rounded and saturated."""
+    checks.dtype("scales", scales, FP8)
+    steps = torch.arange(-8, 0, device=scales.device).to(torch.float32)
+    made = scales.to(torch.float32).flatten()[:, None] * steps
+    return made.clamp(-checks.FP8_MAX, checks.FP8_MAX).to(FP8).flatten()
+
+
+@checks.verb
 def cutlass_w4a8_mm(
     a: Tensor,
     b_q: Tensor,
@@ -458,25 +479,46 @@ def _starts(expert_offsets: Tensor, problem_sizes: Tensor, b: Tensor) -> tuple[T
 def _runs(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, starts: Tensor, ends: Tensor, out_dtype: torch.dtype
 ) -> Tensor:
-    """Runs of any length by the product of aligned runs: every run moved to a multiple of the alignment, and back.
-
-    Shapes follow from ``M``, ``G`` and the alignment alone, so that nothing waits for the device.
-    """
+    """Runs of any length by the product of aligned runs: every run moved to a multiple of the alignment, and back."""
     checks.out_dtype(out_dtype)
-    m, groups = checks.dtype("a", checks.rank("a", a, 2), FP8).shape[0], b.shape[0]
-    unit = grouped.get_mk_alignment_for_contiguous_layout() if a.device.type == "cuda" else 1
-    rows = torch.arange(m, dtype=torch.int32, device=a.device)
-    expert = torch.searchsorted(ends, rows, right=True).to(torch.int32)
-    real = (expert < groups) & (rows >= starts[expert.clamp(max=groups - 1).long()])
-    whole = (ends - starts + unit - 1) // unit * unit
-    first = whole.cumsum(0, dtype=torch.int32) - whole
-    at = expert.clamp(max=groups - 1).long()
-    length = m if unit == 1 else m + groups * (unit - 1)
-    place = torch.where(real, first[at] + rows - starts[at], length).long()  # rows of nobody go behind the end
-    index = torch.full((length + 1,), -1, dtype=torch.int32, device=a.device).scatter_(0, place, expert)[:-1]
-    source = torch.zeros(length + 1, dtype=torch.int64, device=a.device).scatter_(0, place, rows.long())[:-1]
+    m = checks.dtype("a", checks.rank("a", a, 2), FP8).shape[0]
+    checks.rank("a_scale", a_scale, 2)
+    device = checks.same_device(a=a, b=b, a_scale=a_scale, b_scale=b_scale, starts=starts)
+    if a_scale.shape[0] != m:
+        raise ShapeError(f"a_scale {list(a_scale.shape)} has no row for each of the {m} rows of a")
+    if m == 0:
+        return torch.empty(0, b.shape[1], dtype=out_dtype, device=device)
+    if checks.wanted(None, device) and not is_compiling():
+        good = (starts[1:] >= ends[:-1]).all() & (ends >= starts).all() & (starts[0] >= 0) & (ends[-1] <= m)
+        checks.values(
+            "runs", None, good,
+            lambda: f"runs from {starts.tolist()} to {ends.tolist()} must ascend from 0 to at most M={m}",
+        )  # fmt: skip
+    unit = grouped.get_mk_alignment_for_contiguous_layout() if device.type == "cuda" else 1
+    source, index, place = aligned_runs(starts, ends, m, unit)
     codes = a.view(torch.uint8).index_select(0, source).view(a.dtype)
-    out = torch.zeros(length + 1, b.shape[1], dtype=out_dtype, device=a.device)
-    pair = (codes, checks.rank("a_scale", a_scale, 2).index_select(0, source))
+    out = torch.zeros(len(index) + 1, b.shape[1], dtype=out_dtype, device=device)
+    pair = codes, a_scale.index_select(0, source)
     grouped.m_grouped_fp8_gemm_nt_contiguous(pair, (b, b_scale), out[:-1], index, check=False)
     return out.index_select(0, place)
+
+
+def aligned_runs(starts: Tensor, ends: Tensor, m: int, unit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Where ``m`` rows in runs go when every run begins at a multiple of ``unit``; starts and ends int32 ``[G]``.
+
+    Returns ``(source, index, place)``: the row that each place takes (any for a place of nobody), int64 ``[L]``; each
+    place's group or -1, int32 ``[L]``; and each row's place, int64 ``[m]``, ``L`` for rows of no group. ``L`` follows
+    from ``m``, ``G`` and ``unit`` alone, so that nothing waits for a device.
+    """
+    groups, device = len(starts), starts.device
+    rows = torch.arange(m, dtype=torch.int32, device=device)
+    group = torch.searchsorted(ends.contiguous(), rows, right=True).to(torch.int32)
+    at = group.clamp(max=groups - 1).long()
+    real = (group < groups) & (rows >= starts[at])
+    whole = (ends - starts + unit - 1) // unit * unit
+    first = whole.cumsum(0, dtype=torch.int32) - whole
+    length = m if unit == 1 else -(-(m + groups * (unit - 1)) // unit) * unit
+    place = torch.where(real, first[at] + rows - starts[at], length).long()
+    index = torch.full((length + 1,), -1, dtype=torch.int32, device=device).scatter_(0, place, group)[:-1]
+    source = torch.zeros(length + 1, dtype=torch.int64, device=device).scatter_(0, place, rows.long())[:-1]
+    return source, index, place

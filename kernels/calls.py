@@ -131,12 +131,17 @@ def paired(verb: Callable[..., None], shape: Callable[[Inputs], tuple[int, ...]]
     return run
 
 
+def extents(*places: tuple[str, int]) -> Callable[[Inputs], tuple[int, ...]]:
+    """The shape that these axes of these inputs make."""
+    return lambda inputs: tuple(inputs[name].shape[axis] for name, axis in places)
+
+
 def k_grouped(inputs: Inputs, options: Options) -> Tensor:
     """The product of every group of K, into a fresh output."""
     c, ks = inputs["c"], inputs["ks"]
     out = torch.zeros_like(c, memory_format=torch.contiguous_format)
-    pairs = [(inputs[side], inputs[f"{side}_scale"]) for side in "ab"]
-    batched.k_grouped_fp8_gemm_nt_contiguous(*pairs, out, ks.tolist(), ks.to(torch.int32), c=c)
+    left, right = (inputs["a"], inputs["a_scale"]), (inputs["b"], inputs["b_scale"])
+    batched.k_grouped_fp8_gemm_nt_contiguous(left, right, out, ks.tolist(), ks.to(torch.int32), c=c)
     return out
 
 
@@ -148,8 +153,8 @@ def skip_head_mid(inputs: Inputs, options: Options) -> Tensor:
         inputs["a"].shape[0], n + n // (splits[0] + splits[2]) * splits[1], dtype=out_dtype_of(options),
         device=inputs["a"].device,
     )  # fmt: skip
-    pairs = [(inputs[side], inputs[f"{side}_scale"]) for side in "ab"]
-    batched.fp8_gemm_nt_skip_head_mid(*pairs, out, splits)
+    left, right = (inputs["a"], inputs["a_scale"]), (inputs["b"], inputs["b_scale"])
+    batched.fp8_gemm_nt_skip_head_mid(left, right, out, splits)
     return out
 
 

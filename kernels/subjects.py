@@ -157,7 +157,7 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "fp8_m_grouped_gemm_nt_masked": ("grouped_masked", calls.masked),
     "scaled_grouped_mm": ("grouped_scaled", calls.grouped_scaled),
     **{
-        f"fp8_gemm_{name}": ("fp8_gemm_nt", calls.paired(verb, lambda i, m=m, n=n: (i["a"].shape[m], i["b"].shape[n])))
+        f"fp8_gemm_{name}": ("fp8_gemm_nt", calls.paired(verb, calls.extents(("a", m), ("b", n))))
         for name, verb, m, n in (
             ("nn", batched.fp8_gemm_nn, 0, 1),
             ("tn", batched.fp8_gemm_tn, 1, 1),
@@ -166,19 +166,19 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     },
     "fp8_gemm_nt_1d1d": (
         "gemm_1d1d",
-        calls.paired(batched.fp8_gemm_nt_1d1d, lambda i: (i["a"].shape[0], i["b"].shape[0]), "c"),
+        calls.paired(batched.fp8_gemm_nt_1d1d, calls.extents(("a", 0), ("b", 0)), "c"),
     ),
     "k_grouped_fp8_gemm_nt_contiguous": ("k_grouped", calls.k_grouped),
     "m_grouped_fp8_gemm_nn_contiguous": (
         "grouped_contiguous",
         calls.paired(
-            batched.m_grouped_fp8_gemm_nn_contiguous, lambda i: (i["a"].shape[0], i["b"].shape[2]), "m_indices"
+            batched.m_grouped_fp8_gemm_nn_contiguous, calls.extents(("a", 0), ("b", 2)), "m_indices"
         ),
     ),
     "fp8_gemm_nt_skip_head_mid": ("skip_head_mid", calls.skip_head_mid),
     "fp8_einsum": (
         "einsum",
-        calls.paired(partial(batched.fp8_einsum, "bhr,hdr->bhd"), lambda i: (*i["a"].shape[:2], i["b"].shape[1])),
+        calls.paired(partial(batched.fp8_einsum, "bhr,hdr->bhd"), calls.extents(("a", 0), ("a", 1), ("b", 1))),
     ),
     "bmm_fp8": ("bmm", calls.bmm),
     "gemm_fp8_nt_groupwise": ("fp8_gemm_nt", calls.runs(batched.gemm_fp8_nt_groupwise)),
@@ -192,6 +192,8 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         for name in ("grouped_mm_fp8", "cutlass_moe_mm", "cutlass_w4a8_moe_mm")
     },
     "cutlass_w4a8_mm": ("linear", calls.runs(batched.cutlass_w4a8_mm)),
+    "unified_encode_int4b": ("layout", calls.tensor(batched.unified_encode_int4b)),
+    "cutlass_pack_scale_fp8": ("layout", calls.tensor(batched.cutlass_pack_scale_fp8)),
     "fp8_mqa_logits": ("mqa_logits", calls.mqa_logits),
     "fp8_paged_mqa_logits": ("paged_mqa_logits", calls.paged_logits),
     "scaled_fp8_quant": ("quant_tensor", calls.codes_and_scale(quantize.scaled_fp8_quant)),

@@ -340,8 +340,10 @@ def skip_head_mid(
 ) -> None:
     """Dense product into the columns of ``out`` outside of the heads' gaps."""
     left, mid, right = splits
-    acc = block_product(a, a_scale, b, b_scale).to(out.dtype).unflatten(1, (-1, left + right))
-    heads = out.unflatten(1, (-1, left + mid + right))
+    acc = block_product(a, a_scale, b, b_scale).to(out.dtype).view(len(a), -1, left + right)
+    heads = out.as_strided(
+        (len(a), acc.shape[1], left + mid + right), (out.stride(0), (left + mid + right) * out.stride(1), out.stride(1))
+    )
     heads[..., :left], heads[..., left + mid :] = acc[..., :left], acc[..., left:]
 
 

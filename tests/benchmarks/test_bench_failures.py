@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from products import block_scaled
 from torch import Tensor
 
 import oracle
@@ -26,7 +27,6 @@ from oracle.routines.catalogue import Call, run
 from oracle.routines.catalogue import get as get_fault
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.verdict.compare import Status
-from tests.benchmarks.test_bench_engines import PROMOTE, product
 
 GEMM = "fp8_gemm_nt"
 SHAPE, SMALL = (256, 2048, 2048), (16, 128, 256)
@@ -37,9 +37,9 @@ Side = Callable[[], object]
 
 def outputs(m: int, n: int, k: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The inputs of a call, and outputs by what was done to the right one."""
-    p = product(m, n, k)
+    p = block_scaled("randn", m, n, k, seed=1)
     inputs = {"a": p.a, "a_scale": p.a_scale, "b": p.b, "b_scale": p.b_scale}
-    call = Call(get(GEMM), inputs, schedule=get_schedule(PROMOTE))
+    call = Call(get(GEMM), inputs, schedule=get_schedule("sm90.promote128"))
     right = run(call)
     assert isinstance(right, Tensor)
     found = {name: right.clone() for name in ("right", "one element", "moved row", "moved tile", "two faults")}

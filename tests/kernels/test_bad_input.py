@@ -60,6 +60,31 @@ def masked(a: Any, a_scale: Any, b: Any, b_scale: Any, out: Any, masked_m: Any, 
     return out
 
 
+def pairs(a: tuple[int, ...], b: tuple[int, ...], a_scale: tuple[int, ...], b_scale: tuple[int, ...]) -> Any:
+    """Operands of these shapes."""
+    return {"a": codes(*a), "a_scale": ones(*a_scale), "b": codes(*b), "b_scale": ones(*b_scale)}
+
+
+def one_by_one(a: Any, a_scale: Any, b: Any, b_scale: Any, out: Any, c: Any) -> Tensor:
+    k.fp8_gemm_nt_1d1d((a, a_scale), (b, b_scale), out, c=c)
+    return out
+
+
+def k_grouped(a: Any, a_scale: Any, b: Any, b_scale: Any, out: Any, ks: Any, ks_tensor: Any, c: Any) -> Tensor:
+    k.k_grouped_fp8_gemm_nt_contiguous((a, a_scale), (b, b_scale), out, ks, ks_tensor, c=c)
+    return out
+
+
+def skip(a: Any, a_scale: Any, b: Any, b_scale: Any, out: Any, head_splits: Any) -> Tensor:
+    k.fp8_gemm_nt_skip_head_mid((a, a_scale), (b, b_scale), out, head_splits)
+    return out
+
+
+def einsum(a: Any, a_scale: Any, b: Any, b_scale: Any, out: Any) -> Tensor:
+    k.fp8_einsum("bhr,hdr->bhd", (a, a_scale), (b, b_scale), out)
+    return out
+
+
 def mqa(q: Any, keys: Any, k_scale: Any, weights: Any, ks: Any, ke: Any) -> Tensor:
     return k.fp8_mqa_logits(q, (keys, k_scale), weights, ks, ke)
 
@@ -238,7 +263,43 @@ def calls() -> dict[str, Call]:
         (k.silu_and_mul, {"x": ones(3, 32), "limit": 7.0}),
         (fp8_linear, {"x": x, "weight": codes(100, 256), "weight_scale": ones(1, 2), "bias": ones(100)}),
         (k.calc_diff, {"x": ones(4), "y": ones(4)}),
-    ]
+        (one_by_one, {**pairs((4, 256), (48, 256), (4, 2), (48, 2)), "out": torch.zeros(4, 48), "c": ones(4, 48)}),
+        (
+            k_grouped,
+            {
+                **pairs((4 * 384,), (8 * 384,), (4, 3), (8, 3)),
+                "out": torch.zeros(3, 4, 8),
+                "ks": [256, 0, 128],
+                "ks_tensor": ints(256, 0, 128),
+                "c": ones(3, 4, 8),
+            },
+        ),
+        (skip, {**pairs((4, 256), (48, 256), (4, 2), (1, 2)), "out": torch.zeros(4, 64), "head_splits": (16, 8, 8)}),
+        (einsum, {**pairs((4, 2, 256), (2, 48, 256), (4, 2, 2), (2, 1, 2)), "out": torch.zeros(4, 2, 48)}),
+        (
+            k.bmm_fp8,
+            {"A": codes(2, 4, 64), "B": codes(2, 48, 64).mT, "A_scale": ones(1), "B_scale": ones(1),
+             "dtype": torch.bfloat16},
+        ),
+        (
+            k.gemm_fp8_nt_groupwise,
+            {**pairs((4, 256), (48, 256), (4, 2), (1, 2)), "out_dtype": torch.bfloat16},
+        ),
+        (
+            k.group_gemm_fp8_nt_groupwise,
+            {**pairs((4, 256), (2, 48, 256), (4, 2), (2, 1, 2)), "m_indptr": ints(0, 1, 3)},
+        ),
+        (
+            k.cutlass_moe_mm,
+            {"a": codes(4, 64), "b": codes(2, 48, 64), "scales_a": ones(4, 1), "scales_b": ones(2, 48),
+             "expert_offsets": ints(0, 1), "problem_sizes": ints(1, 48, 64, 3, 48, 64).view(2, 3)},
+        ),
+        (
+            k.cutlass_w4a8_mm,
+            {"a": codes(4, 256), "b_q": ints(*range(-8, 8)).to(torch.int8).repeat(48, 16),
+             "b_group_scales": ones(2, 48).to(FP8), "b_channel_scales": ones(48, 1), "a_token_scales": ones(4, 1)},
+        ),
+    ]  # fmt: skip
     return {f"{i:02} {function.__name__}": (function, arguments) for i, (function, arguments) in enumerate(table)}
 
 

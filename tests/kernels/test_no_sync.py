@@ -182,6 +182,8 @@ def calls() -> dict[str, Callable[[], object]]:
         ),
         "cutlass_moe_mm": lambda: k.cutlass_moe_mm(a, three, token, scales(2, 1), borders[:2], sizes),
         "grouped_mm_fp8": lambda: k.grouped_mm_fp8(a, three, borders, one),
+        "unified_encode_int4b": lambda: k.unified_encode_int4b(int4.view(torch.uint8)),
+        "cutlass_pack_scale_fp8": lambda: k.cutlass_pack_scale_fp8(int4_scale),
         "cutlass_w4a8_mm": lambda: k.cutlass_w4a8_mm(a, int4, int4_scale, channel, token),
         "cutlass_w4a8_moe_mm": lambda: k.cutlass_w4a8_moe_mm(
             a, int4.expand(2, N, K), int4_scale.expand(2, 2, N), scales(2, N), token, borders[:2], sizes

@@ -95,7 +95,7 @@ class GroupedMmFp8(Runs):
     numerics = TENSOR_NUMERICS
     roles = {"a": "a", "b": "b", "a_scale": "alpha"}
     groups = "m_indptr"
-    inputs = (
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
         A,
         EXPERTS,
         TensorSpec("m_indptr", INTEGERS, ("P",), "first row of each expert, and the end of the last"),

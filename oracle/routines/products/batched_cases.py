@@ -18,7 +18,7 @@ from torch import Tensor
 from oracle.errors import CaseError
 from oracle.numbers.formats import decode
 from oracle.routines import data
-from oracle.routines.case import Case, Grammar, out_dtype, seeds
+from oracle.routines.case import Case, Grammar, no_options, out_dtype, seeds
 from oracle.routines.products import cases
 from oracle.routines.products.cases import GRAMMARS as PLAIN
 
@@ -63,7 +63,7 @@ def _k_grouped(case: Case) -> dict[str, Tensor]:
              for side, rows, dtype in zip("ab", (m, n), case.operand_dtypes, strict=True)}  # fmt: skip
     scales = {f"{side}_scale": cases.scale(case, f"{side}_scale", part, rows, sum(ks))
               for part, (side, rows) in enumerate((("a", m), ("b", n)))}  # fmt: skip
-    flat = {side: torch.cat([part.flatten() for part in x.view(torch.uint8).split(ks, dim=1)]).view(x.dtype)
+    flat = {side: torch.cat([part.flatten() for part in x.view(torch.uint8).split_with_sizes(ks, dim=1)]).view(x.dtype)
             for side, x in codes.items()}  # fmt: skip
     return {**flat, **scales, "ks": torch.tensor(ks, dtype=torch.int32, device="cpu"), "c": _summand(case, g, m, n)}
 
@@ -170,6 +170,17 @@ def _mixed_grouped(case: Case) -> dict[str, Tensor]:
     channels = data.scales(case.label("b_channel_scales"), case.family, (g, n))
     tokens = data.scales(case.label("a_token_scales"), case.family, (m, 1))
     return {"a": a, **_int4(case, n, k, g), "b_channel_scales": channels, "a_token_scales": tokens, **_sizes(case)}
+
+
+def _nibbles(case: Case) -> dict[str, Tensor]:
+    """Every byte equally often."""
+    return {"b": torch.from_numpy(case.stream("b").integers(0, 256, (case["m"], case["k"]))).to(torch.uint8)}
+
+
+def _scales(case: Case) -> dict[str, Tensor]:
+    """Every code, of both signs; in its family a NaN."""
+    x = data.operand(case.label("scales"), case.family, case["m"], case["k"], dtype=torch.float8_e4m3fn, side="a")
+    return {"scales": x}
 
 
 # --- ids of a profile -------------------------------------------------------------------------------------------
@@ -299,6 +310,13 @@ GRAMMARS: Mapping[str, Grammar] = {
         MNKG, (ROW,), _mixed_grouped, RUNS, SMALL, operands=("e4m3xi4",), domain="k % 128 == 0",
         extra=(*RAGGED, WIDE.format(ROW).replace("xe4m3", "xi4"), TINY.format(",g=2")),
     ),
+    "unified_encode_int4b": Grammar(
+        ("m", "k"), ("i4",), ("-",), ("codes",), _nibbles, no_options, shapes=("m=1,k=1", "m=16,k=32", "m=33,k=64"),
+    ),
+    "cutlass_pack_scale_fp8": Grammar(
+        ("m", "k"), ("e4m3",), ("-",), ("codes", "nan"), _scales, no_options,
+        shapes=("m=1,k=1", "m=4,k=64", "m=3,k=130"),
+    ),
 }  # fmt: skip
 
 
@@ -323,4 +341,6 @@ GOLDENS = (
     *_golden("cutlass_moe_mm", "m=9,n=24,k=128,g=3", "randn", "codes"),
     *_golden("cutlass_w4a8_mm", "m=3,n=24,k=256", "randn", "codes"),
     *_golden("cutlass_w4a8_moe_mm", "m=9,n=24,k=128,g=3", "randn"),
+    *_golden("unified_encode_int4b", "m=16,k=32", "codes"),
+    *_golden("cutlass_pack_scale_fp8", "m=3,k=130", "codes", "nan"),
 )  # fmt: skip

@@ -164,13 +164,13 @@ class ProductContract(Contract):
 @register
 class Fp8GemmNt(ProductContract):
     name = "fp8_gemm_nt"
-    probed = (128, 128)
+    probed: ClassVar[tuple[int | None, int] | None] = (128, 128)
     gpu = True
     summary = "a [M, K] times b [N, K] transposed, 1x128 scales on a, 128x128 scales on b"
     source = "DeepGEMM fp8_gemm_nt; DeepSeek-V3 report, 3.3.2"
     numerics = BLOCK_NUMERICS
     roles = PLAIN_ROLES
-    inputs = (
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
         A,
         scale_input("a_scale", BLOCKS[0], "M", "K", doc="logical 1x128 scales"),
         B,

@@ -171,9 +171,9 @@ class KGrouped(ProductContract):
     def matrices(self, call: Call, role: str, given: Tensor) -> list[Tensor]:
         ks = [k for k in call.inputs["ks"].tolist() if k]
         if given.dim() == 2:
-            return list(given.split([k // 128 for k in ks], dim=1))
+            return list(given.split_with_sizes([k // 128 for k in ks], dim=1))
         rows = call.inputs[f"{role}_scale"].shape[0]
-        return [part.view(rows, k) for part, k in zip(given.split([rows * k for k in ks]), ks, strict=True)]
+        return [part.view(rows, k) for part, k in zip(given.split_with_sizes([rows * k for k in ks]), ks, strict=True)]
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
         c = inputs["c"]

@@ -44,7 +44,7 @@ class GroupedContiguous(ProductContract):
     roles = PLAIN_ROLES
     groups = "m_indices"
     row_unit = RUN
-    inputs = (
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
         A,
         scale_input("a_scale", BLOCKS[0], "M", "K", doc="logical 1x128 scales"),
         EXPERTS,

@@ -4,10 +4,15 @@
 
 The tensor core multiplies E4M3 by E4M3. The kernel therefore looks every 4-bit weight up in a table of the eight E4M3
 roundings of ``-8 s .. -1 s``, so that **weights are rounded a second time**: a scale of 1.125 and a weight of 7 give 8,
-not 7.875. A product beyond 448 saturates. ``q`` are two's-complement values -8..7, one in an int8 each; the packed and
-reordered forms are layouts, with contracts of their own.
+not 7.875. A product beyond 448 saturates. ``q`` are two's-complement values -8..7, one in an int8 each. Weights and
+scales as the kernel wants them are layouts with contracts of their own:
+
+    unified_encode_int4b      two nibbles a byte; 1..7 become 8 - v, the others stay, so that the low three bits of
+                              every nibble but 0 are its row of the table; it is its own inverse
+    cutlass_pack_scale_fp8    the table of every scale, ``RN(-8 s)`` to ``RN(-s)``, eight bytes
 Source: vLLM csrc/quantization/cutlass_w4a8; NVIDIA/cutlass examples/55_hopper_mixed_dtype_gemm/packed_scale.hpp.
-Not covered: groups of other lengths than 128, zero points, a bias.
+Not covered: groups of other lengths than 128, zero points, a bias; the order in which a warp reads encoded weights
+(``cutlass_encode_and_reorder_int4b`` permutes them after encoding them).
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from oracle.errors import InputError
 from oracle.numbers.formats import decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.base import E4M3, F32, TensorSpec, register
+from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.products.batched import NARROW, NARROW_OUT, OFFSETS, SIZES, CutlassBlockwiseGrouped
 from oracle.routines.products.contract import ROW_NUMERICS, ProductContract
 from oracle.truth.gemm import ScaledProduct
@@ -106,3 +112,36 @@ class W4A8Moe(CutlassBlockwiseGrouped):
         bound = super().extents(inputs)
         check_int4(inputs["b_q"])
         return bound
+
+
+def encoded(b: Tensor) -> Tensor:
+    """Bytes of two nibbles each, 1..7 of them replaced by ``8 - v``; uint8 of any shape."""
+    low, high = (torch.where((v > 0) & (v < 8), 8 - v, v) for v in (b & 15, b >> 4))
+    return high << 4 | low
+
+
+def packed(scales: Tensor) -> Tensor:
+    """E4M3 ``[8 n]`` of ``n`` scales: ``-8 s`` to ``-s`` rounded to nearest even and saturated, scale by scale."""
+    made = decode(scales).flatten()[:, None] * -torch.arange(8, 0, -1, device=scales.device).to(torch.float64)
+    overflow = Overflow.SATURATE
+    return to_dtype(made, torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=overflow).flatten()
+
+
+@register
+class EncodeInt4(LayoutContract):
+    name = "unified_encode_int4b"
+    gpu = True
+    summary = "nibbles of int4 weights, 1..7 as 8 - v: rows of a table of -8 s .. -s"
+    source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_utils.cu"
+    inputs = (TensorSpec("b", (torch.uint8,), None, "two weights a byte, any shape"),)
+    function = staticmethod(encoded)
+
+
+@register
+class PackScale(LayoutContract):
+    name = "cutlass_pack_scale_fp8"
+    gpu = True
+    summary = "eight E4M3 values for every group scale: -8 s to -s, rounded"
+    source = "vLLM csrc/quantization/cutlass_w4a8; NVIDIA/cutlass packed_scale.hpp"
+    inputs = (TensorSpec("scales", E4M3, None, "group scales, any shape"),)
+    function = staticmethod(packed)

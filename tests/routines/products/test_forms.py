@@ -165,6 +165,19 @@ class TestInt4:
         large = torch.tensor([[120.0]]).to(torch.float8_e4m3fn)
         assert decode(mixed.weights(q, large)).tolist() == [[448.0, -448.0, 352.0, 0.0]]
 
+    def test_the_table_gives_the_weights(self) -> None:
+        """Looked up by the low bits of an encoded nibble, the sign flipped for positive weights, every weight of every
+        scale is its second rounding; encoding twice is none."""
+        q = torch.arange(-8, 8, dtype=torch.int8)
+        nibbles = mixed.encoded((q & 15).view(torch.uint8))
+        assert torch.equal(mixed.encoded(nibbles), (q & 15).view(torch.uint8))
+        scales = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
+        table = decode(mixed.packed(scales)).view(-1, 8)[:, (nibbles & 7).long()]
+        found = torch.where(q == 0, 0.0, torch.where(q > 0, -table, table))
+        wanted = mixed.weights(q.repeat(len(scales), 1), scales[None])
+        assert torch.equal(found, decode(wanted))
+        assert not torch.equal(found.roll(1, 1), decode(wanted))
+
     def test_values_that_are_no_int4_are_refused(self) -> None:
         case = cases.parse("cutlass_w4a8_mm/e4m3xi4-bf16/token:channel/m=3,n=24,k=256/family=randn/seed=1")
         inputs = case.inputs()

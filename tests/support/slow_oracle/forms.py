@@ -8,6 +8,7 @@ from tests.support.slow_oracle.products import Rows, part, scaled, sums, transpo
 Inputs = dict[str, Array]
 Codes = list[int | None]
 E4M3 = "float8_e4m3fn"
+NIBBLES = [0, 7, 6, 5, 4, 3, 2, 1, *range(8, 16)]
 
 
 def dtype_of(options: dict[str, object]) -> str:

@@ -182,6 +182,10 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
         )
     },
     "cutlass_w4a8_mm": forms.mixed,
+    "unified_encode_int4b": lambda i, o: [forms.NIBBLES[c >> 4] << 4 | forms.NIBBLES[c & 15] for c in i["b"].codes],
+    "cutlass_pack_scale_fp8": lambda i, o: [
+        encode(multiply(Fraction(-n), v), forms.E4M3) for v in i["scales"].values() for n in range(8, 0, -1)
+    ],
     "fp8_mqa_logits": _logits,
     "fp8_paged_mqa_logits": _paged,
     "Fp8LinearOp": layers.linear,

@@ -40,7 +40,8 @@ HEADS, GROUPWISE = "fp8_gemm_nt_skip_head_mid", "gemm_fp8_nt_groupwise"
 SUMMED = frozenset({"fp8_gemm_nt_1d1d", K_GROUPED})
 TURNED = frozenset({"fp8_gemm_nn", "fp8_gemm_tn", "fp8_gemm_tt", "m_grouped_fp8_gemm_nn_contiguous", BMM})
 INT4 = frozenset({"cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"})
-FAULTS = Faults(SUMMED | TURNED | INT4 | RUNS | {EINSUM, HEADS, GROUPWISE})
+ENCODE, PACK = "unified_encode_int4b", "cutlass_pack_scale_fp8"
+FAULTS = Faults(SUMMED | TURNED | INT4 | RUNS | {EINSUM, HEADS, GROUPWISE, ENCODE, PACK})
 fault = FAULTS.declare
 EQUAL = "what is exchanged is equal"
 
@@ -237,7 +238,7 @@ def _heads(place: Callable[[Tensor, int, int, int], Tensor]) -> Callable[..., di
     def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
         left, mid, right = (int(str(call.resolved[name])) for name in ("left", "mid", "right"))
         out = made["out"]
-        heads = out.unflatten(1, (-1, left + mid + right))
+        heads = out.view(out.shape[0], -1, left + mid + right)
         dense = torch.cat([heads[..., :left], heads[..., left + mid :]], dim=2)
         return {"out": place(dense, left, mid, right).reshape(out.shape[0], -1)[:, : out.shape[1]].contiguous()}
 
@@ -370,10 +371,10 @@ def _by_64(q: Tensor, scale: Tensor) -> Tensor:
     return to_dtype(q * wrong, torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
 
 
-def _swapped(q: Tensor) -> Tensor:
-    whole = q.shape[-1] // 2 * 2
-    pairs = q[..., :whole].unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return torch.cat([pairs, q[..., whole:]], dim=-1)
+def _reversed(q: Tensor, count: int) -> Tensor:
+    """Whole groups of ``count`` weights along K in reverse order."""
+    k = torch.arange(q.shape[-1])
+    return q[..., torch.where(k < q.shape[-1] // count * count, k // count * count + (count - 1 - k % count), k)]
 
 
 ONE = 0x38
@@ -404,9 +405,50 @@ for name, family, seen, change, needs, same_if in (
      _int4(lambda q: torch.where(q > 0, 8 - q, q)), always, "no weight is positive"),
     ("zero int4 weights looked up as -8", CAST, f"{W4A8}: cutlass_encode_and_reorder_int4b",
      _int4(lambda q: torch.where(q == 0, -8, q)), always, "no weight is zero"),
-    ("nibbles of a byte exchanged", MOVEMENT, W4A8, _int4(_swapped), always, EQUAL),
+    ("nibbles of a byte exchanged", MOVEMENT, W4A8, _int4(lambda q: _reversed(q, 2)), always, EQUAL),
     ("int4 weights of groups of eight reversed", MOVEMENT, f"{W4A8}: eight weights of an int32",
-     _int4(lambda q: torch.cat([q[..., : q.shape[-1] // 8 * 8].unflatten(-1, (-1, 8)).flip(-1).flatten(-2),
-                                q[..., q.shape[-1] // 8 * 8 :]], -1)), always, EQUAL),
+     _int4(lambda q: _reversed(q, 8)), always, EQUAL),
 ):
     fault(name, family, seen=seen, contracts=INT4, read=change, needs=needs, same_if=same_if)
+
+
+def _nibbles(change: Callable[[Tensor], Tensor]) -> Callable[..., dict[str, Tensor]]:
+    """Both nibbles of every byte by another rule."""
+
+    def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
+        b = call.inputs["b"]
+        return {"out": change(b >> 4) << 4 | change(b & 15)}
+
+    return write
+
+
+def _table(
+    change: Callable[[Tensor], Tensor], rounding: Rounding = Rounding.NEAREST_EVEN
+) -> Callable[..., dict[str, Tensor]]:
+    """Eight values of every scale ``[n, 1]`` by another rule."""
+
+    def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
+        value = change(decode(call.inputs["scales"]).flatten()[:, None])
+        out = to_dtype(value, torch.float8_e4m3fn, rounding=rounding, overflow=Overflow.SATURATE)
+        return {"out": out.flatten()}
+
+    return write
+
+
+EIGHT = -torch.arange(8, 0, -1, dtype=torch.float64, device="cpu")
+POSITIVE, SCALES = "no nibble is positive", "every scale is zero"
+for contract, name, seen, change, same_if in (
+    (ENCODE, "positive nibbles kept", W4A8, _nibbles(lambda v: v), POSITIVE),
+    (ENCODE, "nibble 0 encoded as 8", W4A8, _nibbles(lambda v: torch.where(v < 8, 8 - v, v)), "no nibble is zero"),
+    (ENCODE, "negative nibbles encoded too", W4A8, _nibbles(lambda v: torch.where(v > 0, (8 - v) & 15, v)), POSITIVE),
+    (ENCODE, "two nibbles of a byte exchanged", W4A8, entry("out", lambda out: out >> 4 | out << 4), EQUAL),
+    (PACK, "table of a scale in ascending order", W4A8, _table(lambda s: s * EIGHT.flip(0)), SCALES),
+    (PACK, "table of a scale without its sign", W4A8, _table(lambda s: s * -EIGHT), SCALES),
+    (PACK, "table of a scale from -7 to 0", W4A8, _table(lambda s: s * (EIGHT + 1)), SCALES),
+    (PACK, "table of a scale truncated", W4A8, _table(lambda s: s * EIGHT, Rounding.TOWARD_ZERO), "all are in E4M3"),
+    (PACK, "table of the next scale", W4A8, _table(lambda s: s.roll(-1, 0) * EIGHT), EQUAL),
+    (PACK, "tables of all scales by multiple", W4A8,
+     _table(lambda s: (s * EIGHT).t().contiguous().view(s.shape[0], 8)), "there is one scale"),
+):
+    family = MOVEMENT if contract == ENCODE else CAST
+    fault(name, family, seen=seen, contracts={contract}, write=change, same_if=same_if)
