@@ -119,8 +119,8 @@ def fixtures_folder() -> Path:
 @pytest.fixture
 def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of verdicts: a failure is judged and not explained, which takes nine tenths of the time."""
-    for module in ("oracle.api", "oracle.harness.runner", "oracle.harness.validation"):
-        monkeypatch.setattr(f"{module}.explain_verdict", lambda verdict, *_, **__: verdict)
+    for module in ("api", "fixtures.golden_export", "harness.runner", "harness.validation"):
+        monkeypatch.setattr(f"oracle.{module}.explain_verdict", lambda verdict, *_, **__: verdict)
 
 
 @pytest.fixture
