@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,10 +118,12 @@ def fixtures_folder() -> Path:
 
 
 @pytest.fixture
-def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
+def unexplained() -> Iterator[None]:
     """For tests of verdicts: a failure is judged and not explained, which takes nine tenths of the time."""
-    for module in ("oracle.api", "oracle.harness.runner", "oracle.harness.validation"):
-        monkeypatch.setattr(f"{module}.explain_verdict", lambda verdict, *_, **__: verdict)
+    from oracle.diagnosis.level import explaining
+
+    with explaining("off"):
+        yield
 
 
 @pytest.fixture
