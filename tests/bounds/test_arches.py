@@ -54,7 +54,8 @@ def schedule_of(i: Instruction) -> Schedule:
 
 
 def operand(i: Instruction, rows: int, k: int, data: Data, g: torch.Generator) -> Tensor:
-    fmt = i.operands[int(torch.randint(0, len(i.operands), (1,), generator=g))]
+    taken = [f for f in i.operands if f == "tfloat32" or by_name(f).torch_dtype is not None] or list(i.operands)
+    fmt = taken[int(torch.randint(0, len(taken), (1,), generator=g))]
     if fmt == "float4_e2m1fn":
         return torch.randint(0, 16, (rows, k), generator=g, dtype=torch.uint8)
     x = torch.randn(rows, k, generator=g, dtype=torch.float64)
