@@ -1,9 +1,10 @@
 """How a kernel of a contract, or one with block scales, computes, found by probing it in a worker process.
 
-:func:`probe` and :func:`probe_block_scaled` send the probes of :func:`oracle.tensorcore.fingerprint.fingerprint` and of
-:mod:`oracle.tensorcore.block_probes` through the worker that :func:`oracle.validate` uses, with its calling convention, time limit, guard zones and poison. A kernel that
-raises, crashes, hangs or exits ends the question, not the process; what it prints, forks or does to its inputs reaches
-nobody. The numbers are not judged, and what the watches see is not reported: that is :func:`validate`.
+:func:`probe` and :func:`probe_block_scaled` send the probes of :mod:`oracle.tensorcore.fingerprint` and of
+:mod:`oracle.tensorcore.block_probes` through the worker that :func:`oracle.validate` uses, with its calling convention,
+time limit, guard zones and poison. A kernel that raises, crashes, hangs or exits ends the question, not the process;
+what it prints, forks or does to its inputs reaches nobody. The numbers are not judged, and what the watches see is not
+reported: that is :func:`validate`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from oracle.errors import OptionError, SubjectError
+from oracle.errors import NumericsError, OptionError, SubjectError
 from oracle.harness.memory import is_poison
 from oracle.harness.process import Worker
 from oracle.harness.session import Session
@@ -26,7 +27,6 @@ from oracle.tensorcore.block_probes import BlockFingerprint, Kind, fingerprint_b
 from oracle.tensorcore.fingerprint import Fingerprint, Kernel, fingerprint
 from oracle.tensorcore.probes import Shape
 from oracle.verdict.sets import Sets
-
 
 _CODES = (torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALES = (torch.float8_e8m0fnu, torch.float8_e4m3fn)

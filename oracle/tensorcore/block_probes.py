@@ -163,7 +163,8 @@ def fingerprint_block_scaled(kernel: Kernel, kind: Kind, *, out_dtype: torch.dty
             f"the probes do not answer: element (0, 0) is {float(got[0]):g} where one product of 1 under scales of 1 "
             "is all there is; the kernel is no product of these operands under block scales"
         )
-    equal = {s.name: same_bits(store(p, out_dtype), got) for s, p in zip(kind.candidates, _predicted(kind), strict=True)}
+    models = zip(kind.candidates, _predicted(kind), strict=True)
+    equal = {s.name: same_bits(store(p, out_dtype), got) for s, p in models}
     fitting = tuple(name for name, same in equal.items() if bool(same.all()))
     worst = {name: same for name, same in equal.items() if name not in fitting}
     name = max(worst, key=lambda n: int(worst[n].sum()))
@@ -485,7 +486,8 @@ def _read_floor(seen: dict[float, float]) -> str:
     kept = [e for e, value in seen.items() if value == 0]
     if not kept:
         return "no term below 2^-149 is kept"
-    return f"terms down to 2^-{max(kept):g} are kept next to 2^-149" + (" (no less was tried)" * (max(kept) == max(seen)))
+    said = f"terms down to 2^-{max(kept):g} are kept next to 2^-149"
+    return said + (" (no less was tried)" if max(kept) == max(seen) else "")
 
 
 def _read_sums(seen: dict[float, float]) -> str:

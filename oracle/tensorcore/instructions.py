@@ -152,7 +152,7 @@ def _emulated(name: str, source: str, status: Status) -> Instruction:
 
 
 FLOOR_FP8, FLOOR_FP4 = -133, -139
-"""Least exponents of an alignment in MMA-Sim 2.1.1 (``e_zero``): of f8f6f4 kinds, as KM has it too, and of FP4 kinds."""
+"""Least exponents of an alignment in MMA-Sim 2.1.1 (``e_zero``): of f8f6f4 kinds (KM has the same) and of FP4 kinds."""
 
 
 def _block_scaled(base: Instruction) -> list[Instruction]:

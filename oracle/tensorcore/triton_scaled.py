@@ -28,9 +28,8 @@ def _kernel(
     rows = tl.arange(0, EDGE)
     acc = tl.zeros((EDGE, EDGE), tl.float32)
     for k in range(0, K, STEP):
-        in_a, in_b, blocks = (
-            k // PA + tl.arange(0, STEP // PA), k // PB + tl.arange(0, STEP // PB), k // BLOCK + tl.arange(0, STEP // BLOCK)
-        )  # fmt: skip
+        in_a, in_b = k // PA + tl.arange(0, STEP // PA), k // PB + tl.arange(0, STEP // PB)
+        blocks = k // BLOCK + tl.arange(0, STEP // BLOCK)
         x = tl.load(a + rows[:, None] * (K // PA) + in_a[None, :])
         y = tl.load(b + rows[None, :] * (K // PB) + in_b[:, None])
         u = tl.load(sa + rows[:, None] * (K // BLOCK) + blocks[None, :])

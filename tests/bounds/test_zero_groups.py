@@ -1,4 +1,4 @@
-"""Block scales: three published models differ in which zeros take part in the alignment; the interval holds them all."""
+"""Block scales: three published models differ in which zeros align what is added; the interval holds them all."""
 
 from __future__ import annotations
 

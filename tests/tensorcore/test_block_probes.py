@@ -12,7 +12,16 @@ from torch import Tensor
 from oracle.errors import NumericsError, OptionError, ShapeError
 from oracle.numbers.formats import decode
 from oracle.tensorcore import block_probes
-from oracle.tensorcore.block_probes import EDGE, Kernel, Kind, fingerprint_block_scaled, inputs, pairs, predicted, probes
+from oracle.tensorcore.block_probes import (
+    EDGE,
+    Kernel,
+    Kind,
+    fingerprint_block_scaled,
+    inputs,
+    pairs,
+    predicted,
+    probes,
+)
 from oracle.tensorcore.fused import Operand, exponent, scaled_addends
 from oracle.tensorcore.instructions import Instruction
 from oracle.tensorcore.schedules import Schedule
