@@ -31,10 +31,9 @@ from oracle.bounds.quantiser import (
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
 from oracle.numbers.recipes import Recipe, of_element, recipes
-from oracle.numbers.rounding import power_of_two
 from oracle.verdict.compare import Admissible, Error, Status, Verdict, Worst
 from oracle.verdict.heatmap import Evidence, Piece, gather, gather_pieces, ratio_of
-from oracle.verdict.loss import Loss, Tally, sqnr
+from oracle.verdict.loss import Loss, Tally
 from oracle.verdict.pattern import describe
 
 
@@ -112,32 +111,13 @@ def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Err
     None where no element is left.
     """
     fmt, published, tally = recipe.element, decode(scale), Tally(recipe.element)
-    codes, worst, signal, noise, seen = q.reshape(-1, q.shape[-1]), 0.0, 0.0, 0.0, False
-    broken = False
+    codes = q.reshape(-1, q.shape[-1])
     for band in x.bands(recipe.block):
         cells = band.x.grid(recipe.block)
         wanted, s = band.x.values.reshape(-1, q.shape[-1]), cells.spread(of_band(published, band, x, recipe))
-        s = x.both(s.reshape(wanted.shape), recipe)
-        value = decode(codes[band.rows], fmt)
-        tally.add(wanted, value, s)
-        counted = torch.isfinite(wanted) & torch.isfinite(s) & (s > 0)
-        if not bool(counted.any()):
-            continue
-        if not bool(counted.all()):
-            value, wanted, s = value[counted], wanted[counted], s[counted]
-        seen = True
-        if not bool(torch.isfinite(value).all()):
-            broken = True
-            continue
-        exactly = wanted / s
-        due = exactly.clamp(-fmt.max_finite, fmt.max_finite)
-        exponent = torch.where(due == 0, fmt.emin, (torch.frexp(due)[1] - 1).clamp(min=fmt.emin))
-        ulps = (value - exactly).abs_() * power_of_two(fmt.fraction_bits - exponent)
-        worst = max(worst, float(ulps.max()))
-        signal += float(wanted.square().sum())
-        noise += float((wanted - value * s).square().sum())
-    error = Error(math.inf, -math.inf) if broken else Error(worst, sqnr(signal, noise))
-    return (error if seen else None), tally.loss()
+        tally.add(wanted, decode(codes[band.rows], fmt), x.both(s.reshape(wanted.shape), recipe))
+    error = tally.error()
+    return None if error is None else Error(*error), tally.loss()
 
 
 def _evidence(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Evidence:
