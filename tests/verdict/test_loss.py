@@ -25,6 +25,10 @@ from oracle.verdict.loss import Loss, Tally
 INF = math.inf
 
 
+def db(signal: float, noise: float) -> float:
+    return 10 * math.log10(signal / noise)
+
+
 def plainly(x: Tensor, value: Tensor, scale: Tensor, fmt: Format) -> tuple[float, ...]:
     """The four figures, element by element."""
     signal = noise = relative = 0.0
@@ -39,8 +43,8 @@ def plainly(x: Tensor, value: Tensor, scale: Tensor, fmt: Format) -> tuple[float
         saturated += abs(v) == fmt.max_finite and abs(a) > beyond * s
         if a and y:
             relative = max(relative, abs(y - a) / abs(a))
-    db = INF if noise == 0 else -INF if not math.isfinite(noise) else 10 * math.log10(signal / noise)
-    return db, relative if math.isfinite(noise) else INF, saturated / count, zeros / count
+    ratio = INF if noise == 0 else -INF if not math.isfinite(noise) else db(signal, noise)
+    return ratio, relative if math.isfinite(noise) else INF, saturated / count, zeros / count
 
 
 def drawn(fmt: Format, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,13 +94,13 @@ def test_the_figures_are_those_of_the_definition(fmt: Format, odd: str) -> None:
             [448.0, 465.0],
             [448.0, 448.0],
             [1.0, 1.0],
-            Loss(10 * math.log10((448**2 + 465**2) / 17**2), 17 / 465, 0.5, 0.0),
+            Loss(db(448**2 + 465**2, 17**2), 17 / 465, 0.5, 0.0),
         ),
         (
             [448.0, 464.0],
             [448.0, 448.0],
             [1.0, 1.0],
-            Loss(10 * math.log10((448**2 + 464**2) / 16**2), 16 / 464, 0.0, 0.0),
+            Loss(db(448**2 + 464**2, 16**2), 16 / 464, 0.0, 0.0),
         ),
     ],
 )
@@ -156,7 +160,7 @@ def test_a_wrong_kernel_may_lose_little() -> None:
     assert isinstance(made, dict)
     spoilt = {**made, "q": made["q"].clone()}
     spoilt["q"].view(torch.uint8)[0, 0] ^= 1
-    right, wrong = (oracle.judge("per_token_cast_to_fp8", x, out) for out in (made, spoilt))
+    right, wrong = (get("per_token_cast_to_fp8").judge(x, out) for out in (made, spoilt))
     assert right.status is Status.PASSED and wrong.status is Status.FAILED
     assert right.loss is not None and wrong.loss is not None
     assert 0 < right.loss.sqnr - wrong.loss.sqnr < 2
