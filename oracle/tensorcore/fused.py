@@ -7,8 +7,8 @@ For products ``p_k`` with exponents ``e_k`` and an accumulator ``c``::
     S   = tz_q(c) + sum_k tz_q(p_k)                     tz_q(x) = sign(x) floor(|x|/q) q; the sum is exact
     out = S rounded to `to` fraction bits (toward zero for float32; to nearest even for float16)
 
-With block scales (:func:`scaled_addends`) the products, or exact sums of 16 of them, are scaled before they are aligned,
-and the instruction says which zeros take part (:class:`oracle.tensorcore.instructions.Zeros`).
+With block scales (:func:`scaled_addends`) the products, or exact sums of 16 of them, are scaled before they are
+aligned, and the instruction says which zeros take part (:class:`oracle.tensorcore.instructions.Zeros`).
 
 Every number here is a float64 tensor and every operation on it is exact: products have at most 22 significant
 bits, scaled terms are integers below 2^46, sums of them stay below 2^53. This file is the definition
