@@ -173,13 +173,8 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     checks.multiple("MN", scale.shape[1], WIDTH, "pad the rows of the operand")
     checks.shape("scale", scale, (sum(counts), scale.shape[1]), "[sum of ceil(ks / gran_k), MN]")
     powers_of_two(scale, check)
-    source: list[int] = []
-    for count in counts:
-        first = sum(1 for i in source if i >= 0)
-        source += [*range(first, first + count), *[-1] * (-count % WIDTH)]
     exponents = scale.contiguous().view(torch.int32) >> 23
-    padded = torch.cat([exponents, torch.zeros_like(exponents[:1])])  # row -1: of what no block fills
-    if not source:
-        return exponents
-    rows = padded[torch.tensor(source, device=scale.device)].view(-1, WIDTH, scale.shape[1])
+    groups = exponents.split(counts)
+    padded = [torch.nn.functional.pad(x, (0, 0, 0, -count % WIDTH)) for x, count in zip(groups, counts, strict=True)]
+    rows = torch.cat([exponents[:0], *padded]).view(-1, WIDTH, scale.shape[1])
     return rows[:, 0] | rows[:, 1] << 8 | rows[:, 2] << 16 | rows[:, 3] << 24

@@ -98,8 +98,8 @@ def expert_offsets(
         height = (scale.shape[0] + (BLOCK - 1) * len(starts)) // BLOCK * BLOCK
     everywhere = swizzle_offsets(height, columns, tile="128x4")
     placed = zip(expert_starts(starts, counts, placement, capacity), starts, counts, strict=True)
-    pairs = [(torch.arange(p, p + m), torch.arange(at, at + m)) for at, p, m in placed]
-    source, target = (torch.cat(x) for x in zip(*pairs, strict=True))
+    pairs = [(torch.arange(p, p + m, device="cpu"), at - p) for at, p, m in placed]
+    source, target = torch.cat([row for row, _ in pairs]), torch.cat([row + shift for row, shift in pairs])
     return source, everywhere[target], height * align(columns, WIDTH)
 
 

@@ -169,7 +169,8 @@ def _parts(case: Case, total: int, name: str) -> Tensor:
     cuts = sorted(case.stream(name).integers(0, total + 1, (case["g"] - 1,)).tolist())
     if case["g"] > 2:
         cuts[1] = cuts[0]
-    return torch.tensor([b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)], device="cpu")
+    widths = [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+    return torch.tensor(widths, dtype=torch.int64, device="cpu")
 
 
 def _expert_scales(case: Case) -> dict[str, Tensor]:
