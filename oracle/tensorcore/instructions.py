@@ -258,6 +258,13 @@ def instruction(name: str) -> Instruction:
     raise NumericsError(f"no instruction {name!r}; known: {known}")
 
 
+def least_align_bits(i: Instruction) -> int | None:
+    """The fewest alignment bits of any reading of an instruction, for the bound that holds the results of all of them;
+    a reading with a name of its own (``….align36``) has its own."""
+    readings = [j.align_bits for j in INSTRUCTIONS.values() if j.name == i.name or j.name.startswith(f"{i.name}.align")]
+    return min((t for t in readings if t is not None), default=i.align_bits)
+
+
 def arches() -> tuple[str, ...]:
     """Architectures with at least one instruction in the table, in table order."""
     return tuple(dict.fromkeys(i.arch for i in _TABLE))

@@ -37,6 +37,19 @@ def drawn(name: str, seed: int) -> ScaledProduct:
     return ScaledProduct(a, b, *(torch.exp2(e.double()).float() for e in powers), block, 1)
 
 
+def test_also_a_coarser_alignment() -> None:
+    """1 next to 2**35 and -2**35: lost by 34 bits, kept by 35; refused by a bound of 35 alone."""
+    name, a = "sm100.chain_mxf4", torch.zeros(1, 64, dtype=torch.uint8)
+    a[0, 0], a[0, 16], a[0, 32] = 2, 10, 2  # 1, -1 and 1
+    b = torch.full((1, 64), 2, dtype=torch.uint8)
+    scale = torch.tensor([[2.0**20, 1.0]])
+    given = ScaledProduct(a, b, scale, torch.tensor([[2.0**15, 1.0]]), 32, 1)
+    bits = [float(predict.predict_product(given, name + x, out_dtype=torch.float32)) for x in ("", ".align34")]
+    assert bits == [1.0, 0.0]
+    assert outside(given, name, seen=f"{name}.align34") == 0
+    assert outside(given, f"{name}.align36", seen=f"{name}.align34") == 1  # a named reading has its own width
+
+
 def drawn_fp8(seed: int) -> ScaledProduct:
     """Rows of zeros under large scales beside small products, scale exponents over most of E8M0."""
     g = torch.Generator().manual_seed(seed)
@@ -57,7 +70,7 @@ def outside(given: ScaledProduct, name: str, *, seen: str = "") -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("reading", ["", ".zero_sums", ".counted"])
+@pytest.mark.parametrize("reading", ["", ".zero_sums", ".counted", ".align34", ".align36"])
 def test_the_interval_holds_every_reading(name: str, reading: str) -> None:
     assert sum(outside(drawn(name, seed), name, seen=name + reading) for seed in range(4)) == 0
 
