@@ -126,6 +126,11 @@ class Instruction:
     unshown: str = ""
 
     @property
+    def is_reading(self) -> bool:
+        """Whether this is another reading of a block-scaled instruction (``….counted``), and not the usual one."""
+        return self.name.count(".") > 2
+
+    @property
     def subnormals(self) -> str:
         """What happens to subnormal operands."""
         return "flushed to zero" if self.flush_subnormals else "used, with the fixed exponent emin"
