@@ -174,7 +174,7 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     checks.shape("scale", scale, (sum(counts), scale.shape[1]), "[sum of ceil(ks / gran_k), MN]")
     powers_of_two(scale, check)
     exponents = scale.contiguous().view(torch.int32) >> 23
-    groups = exponents.split(counts)
+    groups = torch.split(exponents, counts)
     padded = [torch.nn.functional.pad(x, (0, 0, 0, -count % WIDTH)) for x, count in zip(groups, counts, strict=True)]
     rows = torch.cat([exponents[:0], *padded]).view(-1, WIDTH, scale.shape[1])
     return rows[:, 0] | rows[:, 1] << 8 | rows[:, 2] << 16 | rows[:, 3] << 24

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -185,7 +186,8 @@ def loss(
         known = ", ".join(name for name, other in registered().items() if other.loses)
         raise OptionError(f"{contract!r} is no quantiser whose loss is measured; those are {known}")
     made = found.predict(values, numerics=numerics, **options)
-    return found.judge(values, made, numerics=numerics, **options).loss
+    call: dict[str, Any] = {"numerics": numerics, **options}
+    return found.judge(values, made, **call).loss
 
 
 def classify(

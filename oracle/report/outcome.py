@@ -188,7 +188,7 @@ LOSS_COLUMNS = ("routine", "subject", "arch", "cases", "SQNR dB", "relative erro
 
 def losses(report: Report) -> list[tuple[str, ...]]:
     """For each contract, subject and arch with a measured loss the cells of :data:`LOSS_COLUMNS`."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for group in report.groups():
         found = [o.verdict.loss for o in group.outcomes if o.verdict.loss is not None]
         if found:

@@ -154,7 +154,8 @@ def fingerprint_block_scaled(kernel: Kernel, kind: Kind, *, out_dtype: torch.dty
     Raises ShapeError: another shape than ``[EDGE, EDGE]``; NumericsError: an ordinary row (one product of 1 under
     scales of 1) does not come back, so this is no product of the operands under these scales.
     """
-    out = kernel(*vars(inputs(kind)).values(), out_dtype)
+    given = inputs(kind)
+    out = kernel(given.a, given.b, given.a_scale, given.b_scale, out_dtype)
     if tuple(out.shape) != (EDGE, EDGE):
         raise ShapeError(f"the kernel returned {list(out.shape)} for a probe of [{EDGE}, {EDGE}]")
     got = out.detach().cpu().diagonal()[: len(_rows(kind))].contiguous()
@@ -201,8 +202,8 @@ def predicted(kind: Kind, instruction: Instruction) -> Tensor:
     left, right = (
         operand(codes, instruction, format=fmt.name) for codes, fmt in zip((a, b), kind.formats, strict=True)
     )
-    scales = [from_codes(s, E4M3FN) if kind.name == "nvf4" else _e8m0(s) for s in (sa, sb)]
-    return scaled_mma(instruction, left, right, *scales, torch.zeros(len(a), dtype=torch.float32, device="cpu"))
+    sa, sb = (from_codes(s, E4M3FN) if kind.name == "nvf4" else _e8m0(s) for s in (sa, sb))
+    return scaled_mma(instruction, left, right, sa, sb, torch.zeros(len(a), dtype=torch.float32, device="cpu"))
 
 
 @lru_cache(maxsize=32)
@@ -417,13 +418,17 @@ def _stacked(kind: Kind) -> tuple[Tensor, ...]:
             values[:, i, k] = torch.tensor(pair, dtype=torch.float64, device="cpu")
         for b, pair in row.scales.items():
             scales[:, i, b] = torch.tensor(pair, dtype=torch.float64, device="cpu")
-    exactly = {"rounding": Rounding.NEAREST_EVEN, "overflow": Overflow.SATURATE}
-    codes = [encode(v, fmt, **exactly).to(torch.uint8) for v, fmt in zip(values, kind.formats, strict=True)]
+    codes = [_codes(v, fmt) for v, fmt in zip(values, kind.formats, strict=True)]
     for code, v, fmt in zip(codes, values, kind.formats, strict=True):
         assert torch.equal(decode(code, fmt), v), "an operand of a probe is no value of its format"
     if kind.name == "nvf4":
-        return *codes, *(encode(s, E4M3FN, **exactly).to(torch.uint8) for s in scales)
+        return *codes, *(_codes(s, E4M3FN) for s in scales)
     return *codes, *((torch.frexp(s)[1] + 126).to(torch.uint8) for s in scales)
+
+
+def _codes(values: Tensor, fmt: Format) -> Tensor:
+    """The codes of values that a format holds, uint8."""
+    return encode(values, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE).to(torch.uint8)
 
 
 def _e8m0(codes: Tensor, _: Format | None = None) -> Tensor:

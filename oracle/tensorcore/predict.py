@@ -124,8 +124,8 @@ def scaled_mma(
     if instruction.scale_block is None or k % unit:
         raise ShapeError(f"{instruction.name} takes no K={k} with block scales; pad with zeros to a multiple of {unit}")
     blocks = torch.arange(0, k, unit, device=a.values.device) // instruction.scale_block
-    scales = (float32_scale(s).to(torch.float64)[..., blocks] for s in (a_scale, b_scale))
-    p, e = scaled_addends(a, b, *scales, instruction)
+    sa, sb = (float32_scale(s).to(torch.float64)[..., blocks] for s in (a_scale, b_scale))
+    p, e = scaled_addends(a, b, sa, sb, instruction)
     total, step = c.to(torch.float64), instruction.k // unit
     for start in range(0, p.shape[-1], step):
         part = slice(start, start + step)

@@ -10,17 +10,22 @@ Source: Triton 3.6, ``triton.language.dot_scaled``. Not covered: FP6 (Triton has
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+jit: Callable[..., Any] = triton.jit  # typed by hand
+
 EDGE = 128
 FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2", torch.uint8: "e2m1"}
 
 
-@triton.jit
-def _kernel(
+@jit
+def _kernel(  # type: ignore[no-untyped-def]  # triton reads annotations: only constexpr may stand there
     a, b, sa, sb, out, K: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
     FA: tl.constexpr, FB: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip

@@ -156,7 +156,7 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, ks: Te
         )
     words = [
         get_mn_major_tma_aligned_packed_ue8m0_tensor(part.t().contiguous()).t()
-        for part in scale.split(counts)
+        for part in torch.split(scale, counts)
         if part.shape[0]
     ]
     return torch.cat([torch.empty((0, scale.shape[1]), dtype=torch.int32, device=scale.device), *words]).contiguous()

@@ -6,6 +6,8 @@ a dict of outputs).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -129,6 +131,10 @@ def _placed_as(placement: str) -> Change:
     return change
 
 
+def _asks_for(placement: str) -> Callable[[Call], object]:
+    return lambda call: call.resolved["placement"] == placement
+
+
 def _unpadded_experts(call: Call, out: Tensor) -> Tensor:
     return _experts_at(call, out, None)
 
@@ -210,7 +216,7 @@ for _wrong, _of in (("tight", "flashinfer"), ("flashinfer", "tight")):
     fault(f"experts' tiles placed as {_wrong} where {_of} is meant", INDEX,
           seen="by construction: FlashInfer's placement is not torchao's", contracts={"swizzle_scale_experts"},
           write=entry("out", _placed_as(_wrong)),
-          needs=need(lambda c, _of=_of: c.resolved["placement"] == _of, "the call asks for another placement"),
+          needs=need(_asks_for(_of), "the call asks for another placement"),
           same_if="every expert starts at the same tile in both")
 fault("experts' tiles start at their first row, not padded", INDEX, seen="flashinfer 3547",
       contracts={"swizzle_scale_experts"}, write=entry("out", _unpadded_experts),
