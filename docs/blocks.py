@@ -26,6 +26,7 @@ from oracle.routines import profiles
 from oracle.routines.cases import parse
 from oracle.routines.catalogue import BEHAVIOURS, Family, catalogue
 from oracle.routines.options import word
+from oracle.tensorcore.block_probes import KINDS, Kind, pairs
 from oracle.tensorcore.instructions import INSTRUCTIONS
 from oracle.tensorcore.schedules import schedules
 from oracle.verdict.compare import Status
@@ -85,10 +86,22 @@ def instruction_table() -> str:
         (
             f"`{i.name}`", " ".join(f"`{o}`" for o in i.operands), str(i.k), str(i.group),
             "-" if i.align_bits is None else str(i.align_bits), str(i.out_bits), i.status.value, i.source,
+            i.unshown or "-",
         )
         for i in INSTRUCTIONS.values()
     ]  # fmt: skip
-    return _table(("instruction", "operands", "k", "group", "t", "result", "checked", "source"), rows)
+    head = ("instruction", "operands", "k", "group", "t", "result", "checked", "source", "no hardware has shown")
+    return _table(head, rows)
+
+
+def probe_pairs() -> str:
+    """For every pair of readings of a block-scaled instruction the probes whose bits differ."""
+    rows = []
+    for kind in map(Kind.of, KINDS):
+        for (first, second), names in pairs(kind).items():
+            short = [name.split(".", 1)[1] for name in (first, second)]
+            rows.append((kind.name, *(f"`{name}`" for name in short), ", ".join(names)))
+    return _table(("kind", "reading", "other reading", "probes that differ"), rows)
 
 
 def fault_catalogue() -> str:
@@ -294,7 +307,7 @@ def case_parts(identity: str) -> str:
 
 BLOCKS: dict[str, Callable[..., str]] = {
     "api": api, "module": module, "contracts": contract_list, "schedules": schedule_table,
-    "instructions": instruction_table, "faults": fault_catalogue, "routines": routine_table, "capture": capture,
+    "instructions": instruction_table, "probe_pairs": probe_pairs, "faults": fault_catalogue, "routines": routine_table, "capture": capture,
     "environment": environment, "private-names": private_names,
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
     "validations": validations, "measurements": measurements, "statuses": statuses,

@@ -178,6 +178,13 @@ from kernels.quantize import (
     scaled_fp8_quant,
 )
 from kernels.routes import explain
+from kernels.tiles import (
+    from_blocked,
+    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+    swizzle_scale_experts,
+    to_blocked,
+    to_blocked_k_groups,
+)
 
 NAMESPACE = _ops.NAMESPACE
 """Namespace of the custom operators: ``torch.ops.fp8_kernels``."""
@@ -232,11 +239,13 @@ __all__ = [
     "fp8_m_grouped_gemm_nt_masked",
     "fp8_mqa_logits",
     "fp8_paged_mqa_logits",
+    "from_blocked",
     "fused_add_rms_norm_static_fp8_quant",
     "fused_add_rmsnorm_quant",
     "gemm_fp8_nt_groupwise",
     "get_col_major_tma_aligned_tensor",
     "get_flashinfer_moe_backend",
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_mk_alignment_for_contiguous_layout",
     "get_mn_major_tma_aligned_packed_ue8m0_tensor",
     "get_num_sms",
@@ -322,6 +331,9 @@ __all__ = [
     "sparse_cutlass_supported",
     "swap_w13_to_w31",
     "swizzle_scale",
+    "swizzle_scale_experts",
+    "to_blocked",
+    "to_blocked_k_groups",
     "torch_channelwise_w8a8_scaled_mm",
     "torch_per_tensor_w8a8_scaled_mm",
     "torch_per_token_w8a8_scaled_mm",

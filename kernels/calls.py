@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernels import batched, blockscaled, checks, grouped, layout, linear, logits, moe, moe_layer, platform
+from kernels import batched, blockscaled, checks, grouped, layout, linear, logits, moe, moe_layer, platform, tiles
 from kernels.errors import OptionError
 
 T = TypeVar("T")
@@ -378,10 +378,16 @@ def required_layout(inputs: Inputs, options: Options) -> Tensor:
     """Scales in the layout of the ``target`` architecture."""
     machine = platform.Machine.described(str(options.get("target", "sm90")))
     groups = inputs["scale"].shape[0] if inputs["scale"].dim() == 3 else None
-    recipe = options.get("gran_mn", 1), 128, 128
+    recipe = options.get("gran_mn", 1), 128, options.get("gran_k", 128)
     return layout.transform_sf_into_required_layout(
         inputs["scale"], options["mn"], options["k"], recipe, groups, machine=machine
     )
+
+
+def packed_groups(inputs: Inputs, options: Options) -> Tensor:
+    """Packed exponents of groups along K, whose sizes lie on the host."""
+    ks = inputs["ks"].tolist()
+    return tiles.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(inputs["scale"], ks, options.get("gran_k", 128))
 
 
 def routing(inputs: Inputs, options: Options) -> dict[str, Tensor]:

@@ -99,18 +99,24 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(scale: Tensor, *, check: bool |
     """
     checks.dtype("scale", checks.rank("scale", scale, 2, 3), torch.float32)
     checks.nonempty("scale", scale, -1)
-    if check is not False:
-        bits = checks.concrete("scale", scale).contiguous().view(torch.int32)
-        whole = ((bits & 0x7FFFFF) == 0) & (bits > 0) & (bits < 0x7F800000)
-        good = whole | (bits == 0x00400000)  # 2**-127 is a float32 subnormal
-        checks.values(
-            "scale",
-            check,
-            good.all(),
-            lambda: f"scale {scale.contiguous()[~good].flatten()[0].item()!r} is no power of two in [2**-127, 2**127]; "
-            "quantise with use_ue8m0=True (rounding a finished scale changes every value)",
-        )
+    powers_of_two(scale, check)
     return pack_ue8m0(scale)
+
+
+def powers_of_two(scale: Tensor, check: bool | None) -> None:
+    """Refuse float32 scales that UE8M0 does not hold; ``check`` as for :func:`kernels.checks.values`, False: none."""
+    if check is False:
+        return
+    bits = checks.concrete("scale", scale).contiguous().view(torch.int32)
+    whole = ((bits & 0x7FFFFF) == 0) & (bits > 0) & (bits < 0x7F800000)
+    good = whole | (bits == 0x00400000)  # 2**-127 is a float32 subnormal
+    checks.values(
+        "scale",
+        check,
+        good.all(),
+        lambda: f"scale {scale.contiguous()[~good].flatten()[0].item()!r} is no power of two in [2**-127, 2**127]; "
+        "quantise with use_ue8m0=True (rounding a finished scale changes every value)",
+    )
 
 
 @checks.verb
@@ -128,28 +134,31 @@ def transform_sf_into_required_layout(
     """Scales in the layout that DeepGEMM's kernels read on a machine.
 
     sm90 (and the CPU path): scales of one row float32, MN-major and TMA-aligned; scales of 128 rows unchanged.
-    sm100: packed UE8M0, one scale for each row (a 128-row scale is repeated); float32 MN-major with
-    ``disable_ue8m0_cast``.
+    sm100: packed UE8M0, one scale for each row (a 128-row scale is repeated), for 128 or 32 elements of K; float32
+    MN-major with ``disable_ue8m0_cast``.
 
     Parameters
     ----------
     sf
-        ``[ceil(mn/g), ceil(k/128)]`` float32, with a leading ``num_groups`` when given.
+        ``[ceil(mn/g), ceil(k/gran_k)]`` float32, with a leading ``num_groups`` when given.
     recipe
-        Rows of A a scale, rows of B a scale, K a scale: ``(1, 128, 128)``.
+        Rows of A a scale, rows of B a scale, K a scale: ``(1, 128, 128)``; K is 32 on sm100 alone.
     is_sfa
         Whether ``sf`` belongs to A (first entry of the recipe) or B (second).
     """
-    if len(recipe) != 3 or recipe[2] != 128 or recipe[0 if is_sfa else 1] not in (1, 128):
-        raise OptionError(f"recipe {recipe} is not (1 or 128, 1 or 128, 128)")
+    machine = machine or machines.current_machine()
+    plain = machine.sm // 10 != 10 or disable_ue8m0_cast
+    granularities = (128,) if plain else (32, 128)
+    if len(recipe) != 3 or recipe[2] not in granularities or recipe[0 if is_sfa else 1] not in (1, 128):
+        said = " or ".join(map(str, granularities))
+        raise OptionError(f"recipe {recipe} is not (1 or 128, 1 or 128, {said})")
     rows = recipe[0 if is_sfa else 1]
     groups = () if num_groups is None else (num_groups,)
-    expected = (*groups, ceil_div(mn, rows), ceil_div(k, 128))
+    expected = (*groups, ceil_div(mn, rows), ceil_div(k, recipe[2]))
     checks.shape(
-        "sf", checks.dtype("sf", checks.tensor("sf", sf), torch.float32), expected, "[..., ceil(mn/g), ceil(k/128)]"
+        "sf", checks.dtype("sf", checks.tensor("sf", sf), torch.float32), expected, "[..., ceil(mn/g), ceil(k/gran_k)]"
     )
-    machine = machine or machines.current_machine()
-    if machine.sm // 10 != 10 or disable_ue8m0_cast:
+    if plain:
         return get_col_major_tma_aligned_tensor(sf) if rows == 1 else sf.contiguous()
     if rows == 128:
         sf = sf.repeat_interleave(128, dim=-2).narrow(-2, 0, mn)

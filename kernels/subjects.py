@@ -30,6 +30,7 @@ from kernels import (
     platform,
     quantize,
     routes,
+    tiles,
 )
 from kernels.calls import Inputs, Options, Outputs, Runner
 from kernels.config import current_config
@@ -261,6 +262,11 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     **{name: ("layout", calls.by_row(verb)) for name, verb in DECISIONS.items()},
     **{name: ("layout", calls.by_row_named(verb, *fields)) for name, (verb, fields) in RECORDS.items()},
     "swizzle_scale": ("layout", calls.tensor(layout.swizzle_scale)),
+    **{
+        name: ("layout", calls.tensor(getattr(tiles, name)))
+        for name in ("to_blocked", "from_blocked", "swizzle_scale_experts", "to_blocked_k_groups")
+    },
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": ("layout", calls.packed_groups),
     "prepare_fp8_moe_layer_for_fi": ("layout", calls.prepared_layer),
     "ceil_div": ("layout", calls.by_row(layout.ceil_div)),
     "calculate_tile_tokens_dim": ("layout", calls.by_row(layout.calculate_tile_tokens_dim)),

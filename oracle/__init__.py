@@ -6,6 +6,7 @@
     predict(contract, inputs)            the bits that the hardware produces
     identify(contract, inputs, output)   which known arithmetic produced these bits
     classify(contract, inputs, output)   the tightest class of arithmetic that holds an output
+    loss(contract, inputs)               what the recipe of a quantiser loses on these values
     validate(kernel, contract)           a kernel by name, run in a worker process, judged and watched
 
 Contract and input names are those of the routines that engines call (``contracts()`` lists them). This package never
@@ -23,12 +24,14 @@ from typing import TYPE_CHECKING, Any
 from oracle.errors import NonconformanceError, OracleError
 
 if TYPE_CHECKING:
-    from oracle.api import assert_conforms, classify, contracts, identify, judge, predict, reference
+    from oracle.api import assert_conforms, classify, contracts, identify, judge, loss, predict, reference
     from oracle.harness.validation import validate
     from oracle.routines import cases, data, strategies
     from oracle.verdict.compare import Status, Verdict, Worst
+    from oracle.verdict.loss import Loss
 
 __all__ = [
+    "Loss",
     "NonconformanceError",
     "OracleError",
     "Status",
@@ -41,6 +44,7 @@ __all__ = [
     "data",
     "identify",
     "judge",
+    "loss",
     "predict",
     "reference",
     "strategies",
@@ -49,9 +53,10 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(
-        ("assert_conforms", "classify", "contracts", "identify", "judge", "predict", "reference"), "oracle.api"
+        ("assert_conforms", "classify", "contracts", "identify", "judge", "loss", "predict", "reference"), "oracle.api"
     ),
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
+    "Loss": "oracle.verdict.loss",
     "validate": "oracle.harness.validation",
     **dict.fromkeys(("cases", "data", "strategies"), "oracle.routines"),  # modules: ids of cases, their data, calls
 }

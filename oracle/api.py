@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
 from oracle.diagnosis.explain import explain_verdict
 from oracle.diagnosis.level import explain_level
-from oracle.errors import InputError, NumericsError
+from oracle.errors import InputError, NumericsError, OptionError
 from oracle.routines import Contract, get, registered
 from oracle.routines.base import Call, plain
 from oracle.tensorcore.identify import Match
 from oracle.verdict.classes import Class, tightest_class
 from oracle.verdict.compare import Verdict
+from oracle.verdict.loss import Loss
 
 
 def contracts() -> Mapping[str, Contract]:
@@ -151,6 +153,41 @@ def identify(
     """
     _name("arch", arch)
     return get(contract).identify(_values(inputs), _values_of(output), arch=arch, **options)
+
+
+def loss(
+    contract: str, inputs: Mapping[str, Tensor], *, numerics: str | None = None, **options: object
+) -> Loss | None:
+    """What the recipe of a quantiser loses on ``inputs``, before there is a kernel: of the bits that :func:`predict`
+    gives.
+
+    Parameters
+    ----------
+    contract, inputs, options : as for :func:`judge`.
+    numerics : a recipe by name; None is the contract's own.
+
+    Returns
+    -------
+    Loss or None
+        SQNR in dB, the largest relative error, and the shares of elements that saturate and that are lost to zero; NaN
+        and infinities among ``inputs`` say nothing. None where no finite value is quantised. A verdict has the same
+        figures of a kernel's output (``verdict.loss``); none depends on them.
+
+    Raises
+    ------
+    OptionError
+        The contract is no quantiser whose loss is measured.
+    OracleError
+        The call is wrong.
+    """
+    _name("numerics", numerics)
+    found, values = get(contract), _values(inputs)
+    if not found.loses:
+        known = ", ".join(name for name, other in registered().items() if other.loses)
+        raise OptionError(f"{contract!r} is no quantiser whose loss is measured; those are {known}")
+    made = found.predict(values, numerics=numerics, **options)
+    call: dict[str, Any] = {"numerics": numerics, **options}
+    return found.judge(values, made, **call).loss
 
 
 def classify(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from oracle.errors import NumericsError
-from oracle.tensorcore.instructions import Order, Sum
+from oracle.tensorcore.instructions import Order, Sum, least_align_bits
 from oracle.tensorcore.schedules import Schedule, Split
 from oracle.truth.gemm import ScaledProduct
 
@@ -65,10 +65,10 @@ class Accumulator:
 
 
 def of_schedule(schedule: Schedule) -> Accumulator:
-    """The accumulator of a schedule."""
+    """The accumulator of a schedule; that of a block-scaled instruction aligns as coarsely as any of its readings."""
     i = schedule.instruction
     return Accumulator(
-        schedule.name, i.group, i.align_bits or 0, i.out_bits, schedule.interval, schedule.scales_inside, i.sum,
+        schedule.name, i.group, least_align_bits(i) or 0, i.out_bits, schedule.interval, schedule.scales_inside, i.sum,
         i.order, i.k, i.wide_out_bits or 0, i.flush_subnormals, "tfloat32" in i.operands,
         i.scale_format or "float8_e8m0fnu", split=schedule.split,
         dequantised=getattr(torch, i.operands[0]) if schedule.dequantises else None,

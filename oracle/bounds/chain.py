@@ -44,13 +44,18 @@ MOST_STRIDE = 16  # partial sums over which the tiles of K are dealt out in turn
 
 @dataclass(frozen=True)
 class Operand:
-    """Decoded values ``[R, K]`` (float64) and their nominal exponents (int64, ``NONE`` for zeros)."""
+    """Decoded values ``[R, K]`` (float64) and their nominal exponents (int64, ``NONE`` for zeros).
+
+    ``counted``: exponents in which zeros have one too, where they may take part in the alignment; else None.
+    """
 
     value: Tensor
     exponent: Tensor
+    counted: Tensor | None = None
 
     def steps(self, start: int, stop: int) -> Operand:
-        return Operand(self.value[:, start:stop], self.exponent[:, start:stop])
+        counted = None if self.counted is None else self.counted[:, start:stop]
+        return Operand(self.value[:, start:stop], self.exponent[:, start:stop], counted)
 
 
 def operand(value: Tensor, fmt: Format) -> Operand:
@@ -64,6 +69,7 @@ def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, T
     With ``mg`` the largest product exponent of the step and ``mbar = max(mg, floor(log2 max|x + [l, h]|))``, the
     products lose at most their residues modulo ``2**(mbar - t)``, the accumulator at most ``2**(mg - t)`` where its
     exponent may lie below ``mg``, and the output truncation ``2**-to pw`` of the largest possible sum (L1 to L4).
+    Where zeros may be counted, ``mg`` lies between the exponent without them and that with them.
     """
     x = _zeros(a, b)
     low, high, slack = (torch.zeros_like(x) for _ in range(3))
@@ -71,8 +77,10 @@ def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, T
         sa, sb = a.steps(start, stop), b.steps(start, stop)
         slack = slack + float64_slack(sa, sb, a.value.shape[1], acc)
         p = sa.value[:, None, :] * sb.value[None, :, :]
-        top = (sa.exponent[:, None, :] + sb.exponent[None, :, :]).amax(dim=2)
-        x, low, high = residue_step(x, low, high, slack, p, top, acc)
+        top, least = (sa.exponent[:, None, :] + sb.exponent[None, :, :]).amax(dim=2), None
+        if sa.counted is not None and sb.counted is not None:
+            top, least = torch.maximum((sa.counted[:, None, :] + sb.counted[None, :, :]).amax(dim=2), top), top
+        x, low, high = residue_step(x, low, high, slack, p, top, acc, least)
     return x, low - slack, high + slack
 
 

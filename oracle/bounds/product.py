@@ -56,7 +56,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.accumulator import Accumulator, chains
-from oracle.bounds.chain import Operand, any_order, operand, residue, split
+from oracle.bounds.chain import EMIN32, Operand, any_order, operand, residue, split
 from oracle.bounds.interval import Interval
 from oracle.bounds.steps import scaled_groups, stepwise
 from oracle.bounds.steps import split as stepwise_split
@@ -306,7 +306,8 @@ class _Side:
             factor = _spread(x.scales.nan_to_num(nan=1.0), rows, x.codes.shape[0])
             factor = factor.repeat_interleave(product.block, dim=1)[:, : product.K]
             shift = torch.frexp(factor)[1].to(torch.int64) - 1
-            given = Operand(given.value * factor, given.exponent + shift)
+            zeros = given.exponent.clamp(min=EMIN32) + shift  # of an instruction that counts them (Zeros.COUNTED)
+            given = Operand(given.value * factor, given.exponent + shift, zeros)
         if not (acc.flushes or acc.truncates):
             return cls(given, None)
         value = given.value

@@ -16,9 +16,10 @@ LATE_FLOOR       ``[-D+, D-]``; then the floors, all downwards: ``2**(top - t)``
 A rounding to nearest errs by ``2**-150`` where the result is subnormal; beyond float32 nothing is claimed.
 
 BLOCK_SCALED_GROUPS is the fused step of :func:`oracle.bounds.chain.residue_step` on other addends: exact sums of 16
-products times the significands of their scales, whose exponent is that of the scales alone. Whether a sum of 0 takes
-part in the alignment is not known (:func:`oracle.tensorcore.fused.block_scaled`); the largest exponent lies between
-those of the sums that are not 0 and those of all, and the interval holds the results of both.
+products times the significands of their scales, whose exponent is that of the scales alone. Which zeros take part in
+the alignment is not known (:class:`oracle.tensorcore.instructions.Zeros`); the largest exponent lies between those of
+the sums that are not 0 and those of all, and the interval holds the results of every reading. The same is true of
+zero products of mxf8f6f4 (:func:`oracle.bounds.chain.residue`). A least exponent of an alignment below -126 loses less.
 
 Source: the definitions in :mod:`oracle.tensorcore.fused`; standard error analysis (Higham, ch. 2 to 4).
 """

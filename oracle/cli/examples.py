@@ -34,6 +34,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "identify": (("which arithmetic made an output", "identify call.safetensors --contract fp8_gemm_nt --top 3"),),
     "fingerprint": (
         ("how a black box accumulates", "fingerprint mypackage.ops:my_gemm --contract fp8_gemm_nt --device cuda"),
+        (
+            "which reading of a Blackwell's NVFP4 instruction is right (Triton's tl.dot_scaled asks it)",
+            "fingerprint oracle.tensorcore.triton_scaled:dot_scaled --block-scaled nvf4 --device cuda",
+        ),
     ),
     "doctor": (("what is usable here, and why not", "doctor"),),
     "list": (

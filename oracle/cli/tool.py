@@ -223,7 +223,9 @@ def _lines(arguments: argparse.Namespace) -> Iterator[str]:
             yield f"{c.id}\t{c.contract}\t{c.recording.arch}"
     else:
         for schedule in schedules():
-            yield f"{schedule.name}\t{schedule.status.value}\t{schedule.seen_in}"
+            unshown = schedule.instruction.unshown
+            said = f"\tno hardware has shown: {unshown}" if unshown else ""
+            yield f"{schedule.name}\t{schedule.status.value}\t{schedule.seen_in}{said}"
 
 
 def _coverage(arguments: argparse.Namespace) -> int:

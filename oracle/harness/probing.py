@@ -1,27 +1,36 @@
-"""How a kernel of a contract computes, found by probing it in a worker process.
+"""How a kernel of a contract, or one with block scales, computes, found by probing it in a worker process.
 
-:func:`probe` sends the probes of :func:`oracle.tensorcore.fingerprint.fingerprint` through the worker that
-:func:`oracle.validate` uses, with its calling convention, time limit, guard zones and poison. A kernel that
-raises, crashes, hangs or exits ends the question, not the process; what it prints, forks or does to its inputs reaches
-nobody. The numbers are not judged, and what the watches see is not reported: that is :func:`validate`.
+:func:`probe` and :func:`probe_block_scaled` send the probes of :mod:`oracle.tensorcore.fingerprint` and of
+:mod:`oracle.tensorcore.block_probes` through the worker that :func:`oracle.validate` uses, with its calling convention,
+time limit, guard zones and poison. A kernel that raises, crashes, hangs or exits ends the question, not the process;
+what it prints, forks or does to its inputs reaches nobody. The numbers are not judged, and what the watches see is not
+reported: that is :func:`validate`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from oracle.errors import OptionError, SubjectError
+from oracle.errors import NumericsError, OptionError, SubjectError
 from oracle.harness.memory import is_poison
 from oracle.harness.process import Worker
 from oracle.harness.session import Session
 from oracle.harness.validation import LIMIT, arch_of, importable
 from oracle.routines import get, registered
+from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec
+from oracle.routines.products.contract import OUT_DTYPES
+from oracle.tensorcore.block_probes import BlockFingerprint, Kind, fingerprint_block_scaled
 from oracle.tensorcore.fingerprint import Fingerprint, Kernel, fingerprint
 from oracle.tensorcore.probes import Shape
+from oracle.verdict.sets import Sets
+
+_CODES = (torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+_SCALES = (torch.float8_e8m0fnu, torch.float8_e4m3fn)
+_PLAIN = {name: name for name in ("a", "b", "a_scale", "b_scale")}
 
 
 def probe(
@@ -74,12 +83,62 @@ def probe(
     with Worker(name, adapter=called, device=device, limit=limit) as worker:
         session = Session(worker, found, device=device, arch=arch, numerics=None)
         shape = Shape(torch.float8_e4m3fn, k, block, b_rows)
-        return fingerprint(_asked(session, name), shape, out_dtype=out_dtype, seed=seed)
+        return fingerprint(_asked(session, name, found.roles), shape, out_dtype=out_dtype, seed=seed)
 
 
-def _asked(session: Session, name: str) -> Kernel:
+class _BlockScaled(Contract):
+    """What a kernel with block scales is called with (:class:`oracle.tensorcore.block_probes.Inputs`); not registered:
+    nothing of it is judged."""
+
+    name, summary, source = "block_scaled_probe", "a product with block scales inside the instruction", "probes"
+    inputs = tuple(TensorSpec(name, _CODES, None, "as the probes lay it out") for name in ("a", "b"))
+    inputs += tuple(TensorSpec(name, _SCALES, None, "[M, K / block]") for name in ("a_scale", "b_scale"))
+    options = (OptionSpec("out_dtype", torch.float32, OUT_DTYPES, "dtype of the output"),)
+
+    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+        raise NumericsError(f"{self.name} has no reference: its readings differ")
+
+    def outputs(self, call: Call) -> dict[str, Out]:
+        dtype = call.resolved["out_dtype"]
+        assert isinstance(dtype, torch.dtype)
+        return {"out": Out((len(call.inputs["a"]), len(call.inputs["b"])), (dtype,))}
+
+    def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
+        raise NumericsError(f"{self.name} is not judged: fp8-oracle fingerprint says which reading a kernel follows")
+
+
+def probe_block_scaled(
+    kernel: str | Callable[..., object],
+    kind: Kind,
+    *,
+    adapter: str | Callable[..., object] | None = None,
+    device: str = "cpu",
+    out_dtype: torch.dtype = torch.float32,
+    limit: float = LIMIT,
+) -> BlockFingerprint:
+    """Find out which named reading of a block-scaled instruction ``kernel`` follows, with one call.
+
+    Parameters
+    ----------
+    kernel, adapter : as for :func:`oracle.validate`; called with ``a``, ``b``, ``a_scale``, ``b_scale`` and
+        ``out_dtype`` (:class:`oracle.tensorcore.block_probes.Inputs`: scales by row and block, not swizzled).
+    kind : what the kernel takes.
+    device : ``"cpu"`` or ``"cuda"``.
+    out_dtype : float32 tells every pair of readings apart; bfloat16 and float16 may not.
+
+    Raises SubjectError, NumericsError, DeviceError, OptionError: as :func:`probe`.
+    """
+    if not 0 < limit < math.inf:
+        raise OptionError(f"limit={limit:g} is no number of seconds; give a positive one")
+    name, arch = importable(kernel), arch_of(device)
+    called = None if adapter is None else importable(adapter)
+    with Worker(name, adapter=called, device=device, limit=limit) as worker:
+        session = Session(worker, _BlockScaled(), device=device, arch=arch, numerics=None)
+        return fingerprint_block_scaled(_asked(session, name, _PLAIN), kind, out_dtype=out_dtype)
+
+
+def _asked(session: Session, name: str, role: Mapping[str, str]) -> Kernel:
     """The kernel of a session as the probes call it; SubjectError for every answer that is none."""
-    role = session.contract.roles
     transposed = session.contract.b_columns  # torch's weight is the column-major [K, N] view
 
     def ask(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.report.outcome import Outcome, Report
+from oracle.report.outcome import LOSS, LOSS_COLUMNS, Outcome, Report, losses
 from oracle.verdict.compare import Status
 
 STYLES = {
@@ -30,6 +30,8 @@ def print_report(report: Report, console: Console, *, quiet: bool = False, verbo
     if not quiet:
         _print_reasons(report, console)
         console.print(table(report))
+        if losses(report):
+            console.print(loss_table(report))
     for complaint in report.complaints:
         console.print(Text.assemble(("LEDGER ", "bold red"), complaint), soft_wrap=True)
     console.print(closing(report), soft_wrap=True)
@@ -55,6 +57,16 @@ def table(report: Report) -> Table:
     return result
 
 
+def loss_table(report: Report) -> Table:
+    """One row for each contract, subject and arch that quantises."""
+    result = Table(title=LOSS, title_justify="left", header_style="bold")
+    for i, name in enumerate(LOSS_COLUMNS):
+        result.add_column(name, overflow="fold", justify="left" if i < 3 else "right")
+    for row in losses(report):
+        result.add_row(*row)
+    return result
+
+
 def closing(report: Report) -> Text:
     """The last line: what was counted and whether the run is good."""
     counts = ", ".join(f"{count} {name.lower()}" for name, count in report.counts().items() if count)
@@ -77,6 +89,8 @@ def sentence(outcome: Outcome) -> Text:
         lines.append(f"\n  explained by: {', '.join(outcome.verdict.explained_by)}")
     if outcome.verdict.error is not None:
         lines.append(f"\n  {outcome.verdict.error}")
+    if outcome.verdict.loss is not None:
+        lines.append(f"\n  {outcome.verdict.loss}")
     if outcome.known is not None:
         lines.append(f"\n  known failure: {outcome.known}")
     if outcome.repro:

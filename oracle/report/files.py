@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
-from oracle.report.outcome import Cause, Outcome, Report, causes, printable
+from oracle.report.outcome import LOSS, LOSS_COLUMNS, Cause, Outcome, Report, causes, losses, printable
 from oracle.verdict.compare import Status
 
 LIMIT = 60_000
@@ -94,7 +94,7 @@ def to_markdown(report: Report) -> str:
             head += [text for cause in chosen for text in _cause(cause)]
     facts = ", ".join(f"{name} {value}" for name, value in sorted({**report.machine, **report.versions}.items()))
     fold = ("<details><summary>machine and versions</summary>", "", _line(facts, longest=4000), "", "</details>", "")
-    return printable(_within([*head, "", *_table(report), "", *fold]))
+    return printable(_within([*head, "", *_table(report), "", *_losses(report), *fold]))
 
 
 def _cause(cause: Cause) -> Iterator[str]:
@@ -123,6 +123,15 @@ def _table(report: Report) -> list[str]:
     head = ("| routine | subject | arch | cases | verdict | worst margin |", "|---|---|---|--:|---|--:|")
     said = f"<details><summary>{len(rows)} routines by subject and arch</summary>"
     return [said, "", *head, *rows, "", "</details>"]
+
+
+def _losses(report: Report) -> list[str]:
+    """The loss of quantisers, folded; nothing where there are none."""
+    rows = ["| " + " | ".join(map(_line, cells)) + " |" for cells in losses(report)]
+    if not rows:
+        return []
+    head = ("| " + " | ".join(LOSS_COLUMNS) + " |", "|---|---|---|--:|--:|--:|--:|--:|")
+    return [f"<details><summary>{LOSS}</summary>", "", *head, *rows, "", "</details>", ""]
 
 
 def _within(lines: list[str]) -> str:

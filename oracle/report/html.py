@@ -13,7 +13,19 @@ from html import escape
 
 from oracle.report import picture
 from oracle.report.markup import SIGNS, TONES, badge, count, cut, page, scrolling, section, table, theme_button
-from oracle.report.outcome import JUDGED, KNOWN, PASSING, Cause, Group, Outcome, Report, causes
+from oracle.report.outcome import (
+    JUDGED,
+    KNOWN,
+    LOSS,
+    LOSS_COLUMNS,
+    PASSING,
+    Cause,
+    Group,
+    Outcome,
+    Report,
+    causes,
+    losses,
+)
 from oracle.verdict.compare import Status
 
 DETAILED = 300  # failures with pictures and bits in one page
@@ -46,7 +58,7 @@ def to_html(report: Report) -> str:
     facts = {**report.machine, **report.versions, "started": report.started or "not recorded"}
     listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in sorted(facts.items()))
     tables = (
-        *(_matrix(report), _margins(report), _reasons(report), _cases(report)),
+        *(_matrix(report), _margins(report), _losses(report), _reasons(report), _cases(report)),
         section("legend", "How to read this", legend),
         section("provenance", "Machine and versions", f'<dl class="facts">{listed}</dl>'),
     )
@@ -230,6 +242,21 @@ def _margins(report: Report) -> str:
     said = "How near the worst element of each passing case comes to the edge of its admissible interval."
     bars = picture.bars(rows, "passing cases by margin")
     return section("margins", "Margins of what passes", f'<p class="soft">{said}</p><div class="narrow">{bars}</div>')
+
+
+def _losses(report: Report) -> str:
+    """What the recipes of quantisers lose."""
+    rows = [
+        f'<tr><th scope="row">{escape(cells[0])}</th><td>{escape(cells[1])}</td><td>{escape(cells[2])}</td>'
+        + "".join(f"<td class=n>{escape(cell)}</td>" for cell in cells[3:])
+        + "</tr>"
+        for cells in losses(report)
+    ]
+    if not rows:
+        return ""
+    said = f'<p class="soft">{escape(LOSS)}: a kernel can be right and its recipe bad.</p>'
+    listed = table([*LOSS_COLUMNS[:3], *(f"{name}#" for name in LOSS_COLUMNS[3:])], rows)
+    return section("loss", "What the recipes lose", said + scrolling(listed, "loss of quantisers"))
 
 
 def _reasons(report: Report) -> str:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from oracle.verdict.compare import Status, Verdict
+from oracle.verdict.loss import share
 
 SCHEMA = "fp8-oracle.report/1"
 
@@ -177,6 +180,31 @@ class Report:
             "seconds": round(self.seconds, 3),
             "outcomes": [o.to_json() for o in self.outcomes],
         }
+
+
+LOSS = "loss of quantisers: median of the cases (worst); no verdict depends on it"
+LOSS_COLUMNS = ("routine", "subject", "arch", "cases", "SQNR dB", "relative error", "saturated", "lost to zero")
+
+
+def losses(report: Report) -> list[tuple[str, ...]]:
+    """For each contract, subject and arch with a measured loss the cells of :data:`LOSS_COLUMNS`."""
+    rows: list[tuple[str, ...]] = []
+    for group in report.groups():
+        found = [o.verdict.loss for o in group.outcomes if o.verdict.loss is not None]
+        if found:
+            cells = (
+                _middle([x.sqnr for x in found], lambda x: f"{x:.1f}", min),
+                _middle([x.relative for x in found], lambda x: f"{x:.3g}", max),
+                _middle([x.saturated for x in found], share, max),
+                _middle([x.zeros for x in found], share, max),
+            )
+            rows.append((group.contract, group.subject, group.arch, str(len(found)), *cells))
+    return rows
+
+
+def _middle(values: list[float], words: Callable[[float], str], worst: Callable[[list[float]], float]) -> str:
+    """The lower median and the worst of some figures."""
+    return f"{words(median_low(values))} ({words(worst(values))})"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from oracle.report.outcome import SCHEMA as REPORT
 from oracle.report.outcome import Outcome, Report
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Error, Status, Verdict, Worst
+from oracle.verdict.loss import Loss
 
 SCHEMA = "fp8-oracle.record/1"
 LARGEST = 1 << 30  # bytes of a record; a full run writes a hundredth of that
@@ -223,10 +224,10 @@ def _sound(value: Any, name: str | None = None) -> Any:
 
 
 def _as_now(outcome: Any) -> Any:
-    """An outcome with the evidence and the error that older files lack; anything else as it is."""
+    """An outcome with the evidence, the error and the loss that older files lack; anything else as it is."""
     if not isinstance(outcome, dict) or not isinstance(outcome.get("verdict"), dict):
         return outcome
-    return {**outcome, "verdict": {"evidence": None, "error": None, **outcome["verdict"]}}
+    return {**outcome, "verdict": {"evidence": None, "error": None, "loss": None, **outcome["verdict"]}}
 
 
 def _outcome(record: Mapping[str, Any]) -> Outcome:
@@ -237,7 +238,7 @@ def _outcome(record: Mapping[str, Any]) -> Outcome:
 
 
 def _verdict(record: Mapping[str, Any]) -> Verdict:
-    worst, seen, error = record["worst"], record["evidence"], record["error"]
+    worst, seen, error, loss = (record[name] for name in ("worst", "evidence", "error", "loss"))
     if worst is not None:
         worst = Worst(**{**worst, "index": tuple(worst["index"]), **{n: float(worst[n]) for n in _NUMBERS}})
     read = {
@@ -247,6 +248,7 @@ def _verdict(record: Mapping[str, Any]) -> Verdict:
         "margin": float(record["margin"]),
         "evidence": None if seen is None else _evidence(seen),
         "error": None if error is None else Error(**{name: float(x) for name, x in error.items()}),
+        "loss": None if loss is None else Loss(**{name: float(x) for name, x in loss.items()}),
     }
     return Verdict(**{**record, **read})
 

@@ -236,6 +236,7 @@ class Contract(ABC):
     section : the heading under which coverage and the reference pages list the routine; ``also``: rows beside its own,
         as ``heading: name``, for promises that engines name by themselves.
     gpu : a GPU library computes it, so that a capture is due.
+    loses : its verdicts carry the loss of a quantisation.
     production : the attribute of the production package that computes it ("" for the routine's own name).
     golden_arches : arches whose admissible sets are stored with golden fixtures; empty where all arches share one.
     """
@@ -256,6 +257,7 @@ class Contract(ABC):
     probed: ClassVar[tuple[int | None, int] | None] = None
     section: ClassVar[str] = "Other"
     gpu: ClassVar[bool] = False
+    loses: ClassVar[bool] = False
     production: ClassVar[str] = ""
     also: ClassVar[tuple[str, ...]] = ()
 

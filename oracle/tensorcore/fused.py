@@ -7,6 +7,9 @@ For products ``p_k`` with exponents ``e_k`` and an accumulator ``c``::
     S   = tz_q(c) + sum_k tz_q(p_k)                     tz_q(x) = sign(x) floor(|x|/q) q; the sum is exact
     out = S rounded to `to` fraction bits (toward zero for float32; to nearest even for float16)
 
+With block scales (:func:`scaled_addends`) the products, or exact sums of 16 of them, are scaled before they are
+aligned, and the instruction says which zeros take part (:class:`oracle.tensorcore.instructions.Zeros`).
+
 Every number here is a float64 tensor and every operation on it is exact: products have at most 22 significant
 bits, scaled terms are integers below 2^46, sums of them stay below 2^53. This file is the definition
 that the compiled engines must equal bit for bit; it is not fast.
@@ -30,9 +33,9 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DtypeError, NumericsError
-from oracle.numbers.formats import by_name, decode, of_dtype
+from oracle.numbers.formats import E2M1, by_name, decode, of_dtype
 from oracle.numbers.rounding import power_of_two, two_sum
-from oracle.tensorcore.instructions import Instruction, Order, Sum
+from oracle.tensorcore.instructions import Instruction, Order, Sum, Zeros
 
 ABSENT = -20_000
 """Exponent of a zero: below every real one, also when two of them are added."""
@@ -64,7 +67,7 @@ def operand(x: Tensor, instruction: Instruction, *, format: str | None = None) -
     ----------
     x : Tensor
         Elements in the operand's torch dtype; float4 as unpacked integer codes, one per element. With
-        ``format`` named, a float32 or float64 tensor of values that this format holds.
+        ``format`` named, such codes of it (FP6 too), or a float32 or float64 tensor of values that this format holds.
     format : str or None, format of the values; None takes the dtype's own (float32 is read as TF32).
 
     Returns Operand: TF32 ignores the 13 low bits of a float32 (truncation). Subnormals keep the exponent ``emin``, or
@@ -92,8 +95,8 @@ def operand(x: Tensor, instruction: Instruction, *, format: str | None = None) -
 def _format_name(x: Tensor, instruction: Instruction) -> str:
     if x.dtype == torch.float32 and "tfloat32" in instruction.operands:
         return "tfloat32"
-    if not x.dtype.is_floating_point and len(instruction.operands) == 1:
-        return instruction.operands[0]
+    if not x.dtype.is_floating_point and E2M1.name in instruction.operands:
+        return E2M1.name
     return of_dtype(x.dtype).name
 
 
@@ -226,26 +229,41 @@ def _group_step(p: Tensor, e: Tensor, c: Tensor, instruction: Instruction, out: 
     return round_accumulator(total, instruction, out=out)
 
 
-def block_scaled(p: Tensor, scale: Tensor, scale_exponent: Tensor) -> tuple[Tensor, Tensor]:
-    """Reduce FP4 products to one addend per 16, as the block-scaled FP4 instructions do.
+def scaled_addends(
+    a: Operand, b: Operand, a_scale: Tensor, b_scale: Tensor, instruction: Instruction
+) -> tuple[Tensor, Tensor]:
+    """What an instruction with block scales adds, and the exponents at which it aligns: float64 and int32.
 
-    The 16 products are summed exactly and multiplied by the scales' significands; the addend's exponent is
-    the scales' alone (MMA-Sim).
-
-    A sum of 0 takes no part in the alignment here, as in MMA-Sim 735c9b7, whose own source leaves zeros open; in its
-    revision c785138 such a group still counts with the exponent of its scales. No hardware has shown which is right, so
-    the bits are a prediction and the interval holds both (:mod:`oracle.bounds.steps`).
+    mxf8f6f4: products times both scales ``[..., K]``, exponents ``E(a) + E(b) + E(sa) + E(sb)``. FP4: the exact sum of
+    16 products times the scales' significands ``[..., K / 16]``, at the exponent of the scales alone. Which zeros have
+    the exponent :data:`ABSENT` is the instruction's ``zeros``. The sign of an E4M3 scale is ignored (UE4M3); a NaN
+    among scales makes its addends NaN.
 
     Parameters
     ----------
-    p : Tensor, ``[..., K]``, ``K % 16 == 0``.
-    scale, scale_exponent : Tensor
-        Product of the two scales (float64) and sum of their exponents (int32), ``[..., K / 16]``.
-
-    Returns (Tensor, Tensor): addends ``[..., K / 16]`` and exponents.
+    a, b : Operand, ``[..., K]``, broadcast; FP4: ``K % 16 == 0``.
+    a_scale, b_scale : Tensor, float64, one for each product ``[..., K]``; FP4: one for each 16 ``[..., K / 16]``.
     """
-    addends = p.reshape(*p.shape[:-1], -1, 16).sum(dim=-1) * scale
-    return addends, torch.where(addends == 0, ABSENT, scale_exponent)
+    counted, p = instruction.zeros is Zeros.COUNTED, a.values * b.values
+    if instruction.scale_format == "float8_e4m3fn":
+        a_scale, b_scale = a_scale.abs(), b_scale.abs()
+    scale = a_scale * b_scale
+    shift = scale_exponents(a_scale, instruction) + scale_exponents(b_scale, instruction)
+    if instruction.sum is not Sum.BLOCK_SCALED_GROUPS:
+        ea, eb = (x.exponents.clamp(min=FLOAT32_EMIN) if counted else x.exponents for x in (a, b))
+        return p * scale, torch.where((p == 0) & (not counted), ABSENT, ea + eb + shift)
+    groups = p.reshape(*p.shape[:-1], -1, 16)
+    addends = groups.sum(dim=-1) * scale
+    if counted:
+        return addends, shift.expand_as(addends)
+    sums = instruction.zeros is Zeros.SUMS
+    return addends, torch.where(addends == 0 if sums else (groups == 0).all(dim=-1) | (scale == 0), ABSENT, shift)
+
+
+def scale_exponents(scale: Tensor, instruction: Instruction) -> Tensor:
+    """Alignment exponents of float64 block scales: those of their format; a zero has that of a zero float32."""
+    assert instruction.scale_format is not None
+    return torch.where(scale == 0, FLOAT32_EMIN, exponent(scale, emin=by_name(instruction.scale_format).emin))
 
 
 def round_to_odd(high: Tensor, low: Tensor) -> Tensor:

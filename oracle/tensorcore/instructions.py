@@ -7,23 +7,27 @@ into fused groups, how wide the aligner is, and how the result is rounded. The a
 Symbols: ``t`` (``align_bits``) is the number of fraction bits kept below the largest exponent of a group; every addend,
 ``c`` included, is truncated toward zero to a multiple of ``2^(m-t)``. ``to`` (``out_bits``) is the number of fraction
 bits of the result. Exponents of products are sums of the operands' exponents and are not normalised; subnormal operands
-have the fixed exponent ``emin``; products with a zero operand do not take part.
+have the fixed exponent ``emin``; products with a zero operand do not take part (block scales: see below).
 
-Sources: MMA-Sim (Xie et al., arXiv 2511.10909; revisions c785138, 735c9b7) · KM (Khattak and Mikaitis, ACM TACO 2025,
+Sources: MMA-Sim (Xie et al., arXiv 2511.10909; revisions c785138, 735c9b7 and release 2.1.1, which states its models
+again for FP6 and for zeros) · KM (Khattak and Mikaitis, ACM TACO 2025,
 10.1145/3830409, and their published hardware vectors) · outputs captured from an H200 · DeepSeek-V3 report, 3.3.2 ·
 Fasi et al., PeerJ CS 7:e330. ``status`` says which of these could be checked here.
 
-Not shown by any hardware: whether, in block-scaled FP4, a group whose products sum to 0 takes part in the alignment
-(two revisions of MMA-Sim differ; :func:`oracle.tensorcore.fused.block_scaled`).
-Not covered: sparse instructions, float64 and integer instructions, gfx950 (no model is published), FP6 operands.
+Block scales: three revisions of MMA-Sim say three things of zeros (:class:`Zeros`) and of the least exponent of an
+alignment, and users' probes of a B200 left ``t`` of FP4 open between 34 and 37 (DeepGEMM issue 176). No output of a
+block-scaled instruction is published. So every reading is an instruction with a name of its own
+(``….counted``), and ``unshown`` says what of it nobody has shown; ``fp8-oracle fingerprint --block-scaled`` decides.
+Not covered: sparse instructions, float64 and integer instructions, gfx950 (no model is published).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 from oracle.errors import NumericsError
 
@@ -48,6 +52,17 @@ class Sum(Enum):
     LATE_FLOOR_ODD_EVEN = "as LATE_FLOOR, with even and odd products summed apart"
 
 
+class Zeros(Enum):
+    """Which zeros take part in the alignment of a block-scaled instruction; an absent one has no exponent at all.
+
+    Without block scales a product with a zero operand is absent (MMA-Sim and KM agree).
+    """
+
+    PRODUCTS = "a zero product is absent; a sum of 16 is absent where all its products are zero, or its scale is"
+    SUMS = "a zero product is absent; a sum of 16 is absent where it is zero, also by cancellation"
+    COUNTED = "none is absent: a zero operand and a zero c count with exponent -126, a sum with that of its scales"
+
+
 class Order(Enum):
     """Which products of an instruction form a group."""
 
@@ -58,6 +73,9 @@ class Order(Enum):
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 FP8_FNUZ = ("float8_e4m3fnuz", "float8_e5m2fnuz")
 FP4 = ("float4_e2m1fn",)
+FP6 = ("float6_e3m2fn", "float6_e2m3fn")
+F8F6F4 = (*FP8, *FP6, *FP4)
+"""Any two of these: PTX ISA, kinds f8f6f4 and mxf8f6f4."""
 BF16 = ("bfloat16",)
 FP16 = ("float16",)
 TF32 = ("tfloat32",)
@@ -79,6 +97,9 @@ class Instruction:
     align_bits : int or None, ``t``; None where nothing is aligned (trees and exact sums).
     out_bits : int, fraction bits of the float32 result: 23, or 13 (the e8m13 accumulator).
     float16_out : bool, whether a float16 accumulator and result exists (rounded to nearest even at every step).
+    min_exponent : int, least exponent of an alignment.
+    zeros : Zeros, of block-scaled instructions.
+    unshown : str, what no published output of hardware shows, or "".
     """
 
     name: str
@@ -101,6 +122,13 @@ class Instruction:
     nan_float32: int = NAN_FLOAT32
     nan_float16: int = NAN_FLOAT16
     wide_out_bits: int | None = None
+    zeros: Zeros = Zeros.PRODUCTS
+    unshown: str = ""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether this is another reading of a block-scaled instruction (``….counted``), and not the usual one."""
+        return self.name.count(".") > 2
 
     @property
     def subnormals(self) -> str:
@@ -116,13 +144,9 @@ _PUB, _LIT, _HW = Status.PUBLIC_VECTORS, Status.LITERATURE, Status.SEEN_ON_HARDW
 
 def _nvidia(
     name: str, operands: tuple[str, ...], k: int, group: int, t: int, to: int, source: str, status: Status,
-    *, sum: Sum = Sum.FUSED, order: Order = Order.SEQUENTIAL, float16_out: bool = False,
-    scale_block: int | None = None, scale_format: str | None = None,
+    **other: Any,
 ) -> Instruction:  # fmt: skip
-    return Instruction(
-        name, name.split(".")[0], operands, k, group, t, to, source, status, sum=sum, order=order,
-        float16_out=float16_out, scale_block=scale_block, scale_format=scale_format,
-    )  # fmt: skip
+    return Instruction(name, name.split(".")[0], operands, k, group, t, to, source, status, **other)
 
 
 def _emulated(name: str, source: str, status: Status) -> Instruction:
@@ -132,17 +156,44 @@ def _emulated(name: str, source: str, status: Status) -> Instruction:
     )  # fmt: skip
 
 
+FLOOR_FP8, FLOOR_FP4 = -133, -139
+"""Least exponents of an alignment in MMA-Sim 2.1.1 (``e_zero``): of f8f6f4 kinds (KM has the same) and of FP4 kinds."""
+
+
+def _block_scaled(base: Instruction) -> list[Instruction]:
+    """A block-scaled instruction as MMA-Sim 2.1.1 has it, then the other readings of it, one difference each.
+
+    An alignment of more than 36 bits is that of 36 where scales are E4M3: terms are multiples of 2**-20 and exponents
+    at most 16, so nothing is lost from 36 on, and 37 has no name there.
+    """
+    fp4 = base.sum is Sum.BLOCK_SCALED_GROUPS
+    widths = () if not fp4 else (34, 36) if base.scale_format == "float8_e4m3fn" else (34, 36, 37)
+    found = [
+        base,
+        replace(base, name=f"{base.name}.zero_sums", zeros=Zeros.SUMS, min_exponent=-126, source="MMA-Sim 735c9b7"),
+        replace(base, name=f"{base.name}.counted", zeros=Zeros.COUNTED, min_exponent=-126, source=_MMASIM),
+    ]
+    issue = "DeepGEMM issue 176: 34 to 37 bits could not be told apart"
+    return found + [replace(base, name=f"{base.name}.align{t}", align_bits=t, source=issue) for t in widths]
+
+
 def _blackwell(arch: str, unit: str, mma: str) -> list[Instruction]:
     """The families that tcgen05 and sm_120's mma share."""
     issue = "DeepGEMM issue 176 (25 bits), MMA-Sim"
+    newest, ue8m0 = "MMA-Sim 2.1.1", {"scale_block": 32, "scale_format": "float8_e8m0fnu"}
+    fp4 = {"min_exponent": FLOOR_FP4, "unshown": "zeros, least exponent, t (34 to 37), sums of 16, overflow"}
+    scaled = (
+        _nvidia(f"{arch}.{unit}.mxf8f6f4", F8F6F4, 32, 32, 25, 23, newest, _LIT, **ue8m0, min_exponent=FLOOR_FP8,
+                unshown="zeros, least exponent, overflow, exponents of FP6 and FP4 subnormals"),
+        _nvidia(f"{arch}.{unit}.mxf4", FP4, 64, 64, 35, 23, newest, _LIT, sum=Sum.BLOCK_SCALED_GROUPS, **ue8m0, **fp4),
+        _nvidia(f"{arch}.{unit}.nvf4", FP4, 64, 64, 35, 23, newest, _LIT,
+                sum=Sum.BLOCK_SCALED_GROUPS, scale_block=16, scale_format="float8_e4m3fn",
+                **fp4 | {"unshown": "zeros, t (34, 35, or 36 and more), sums of 16"}),
+    )  # fmt: skip
     return [
-        _nvidia(f"{arch}.{unit}.f8f6f4", FP8, 32, 32, 25, 23, issue, _LIT, float16_out=True),
-        _nvidia(f"{arch}.{unit}.mxf8f6f4", FP8, 32, 32, 25, 23, _MMASIM, _LIT,
-                scale_block=32, scale_format="float8_e8m0fnu"),
-        _nvidia(f"{arch}.{unit}.mxf4", FP4, 64, 64, 35, 23, _MMASIM, _LIT,
-                sum=Sum.BLOCK_SCALED_GROUPS, scale_block=32, scale_format="float8_e8m0fnu"),
-        _nvidia(f"{arch}.{unit}.nvf4", FP4, 64, 64, 35, 23, f"{_MMASIM}; DeepGEMM issue 176", _LIT,
-                sum=Sum.BLOCK_SCALED_GROUPS, scale_block=16, scale_format="float8_e4m3fn"),
+        _nvidia(f"{arch}.{unit}.f8f6f4", F8F6F4, 32, 32, 25, 23, issue, _LIT, float16_out=True,
+                unshown="exponents of FP6 and FP4 subnormals"),
+        *(variant for base in scaled for variant in _block_scaled(base)),
         _nvidia(f"{arch}.{mma}.f16", FP16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (B200)", _PUB, float16_out=True),
         _nvidia(f"{arch}.{mma}.bf16", BF16, 16, 16, 25, 23, f"{_MMASIM}; {_KM} (B200)", _PUB),
         _nvidia(f"{arch}.{mma}.tf32", TF32, 8, 8, 25, 23, f"{_MMASIM}; {_KM} (B200)", _PUB),
@@ -210,6 +261,13 @@ def instruction(name: str) -> Instruction:
     same = [n for n in INSTRUCTIONS if n.startswith(arch + ".")]
     known = ", ".join(same) if same else "architectures: " + ", ".join(arches())
     raise NumericsError(f"no instruction {name!r}; known: {known}")
+
+
+def least_align_bits(i: Instruction) -> int | None:
+    """The fewest alignment bits of any reading of an instruction, for the bound that holds the results of all of them;
+    a reading with a name of its own (``….align36``) has its own."""
+    readings = [j.align_bits for j in INSTRUCTIONS.values() if j.name == i.name or j.name.startswith(f"{i.name}.align")]
+    return min((t for t in readings if t is not None), default=i.align_bits)
 
 
 def arches() -> tuple[str, ...]:

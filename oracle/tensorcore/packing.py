@@ -9,6 +9,7 @@ bounds (:mod:`oracle.bounds.engines`) use the same packing. Not covered: the sum
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oracle.numbers.formats import Format, codes_of, decode
-from oracle.tensorcore.instructions import FP8, Instruction, Order, Sum
+from oracle.tensorcore.instructions import FP8, Instruction, Order, Sum, Zeros
 from oracle.tensorcore.schedules import Promotion, Scales, Schedule
 from oracle.truth.gemm import ScaledProduct
 
@@ -134,12 +135,22 @@ def supported(product: ScaledProduct, schedule: Schedule) -> bool:
         and schedule.accumulator == torch.float32
         and i.round_toward_zero
         and not i.flush_subnormals
-        and i.min_exponent == -126
+        and i.zeros is not Zeros.COUNTED
+        and (i.min_exponent == -126 or _least_exponent(product, schedule) >= -126)
         and i.align_bits is not None
         and i.align_bits <= 40
         and i.group <= 64
         and all(x.is_floating_point() and x.element_size() <= 2 for x in (product.a, product.b))
     )
+
+
+def _least_exponent(product: ScaledProduct, schedule: Schedule) -> int:
+    """No product that is not 0 is aligned below this exponent, so that a least one up to it changes nothing."""
+    least = product.left.fmt.emin + product.right.fmt.emin
+    if schedule.scales is Scales.OPERANDS:
+        scales = (x.scales.nan_to_num(nan=1.0) for x in (product.left, product.right))
+        least += sum(math.frexp(float(s.min()))[1] - 1 for s in scales if s.numel())
+    return least
 
 
 def narrow_lanes(instruction: Instruction) -> bool:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
-from oracle.numbers.formats import by_name, in_blocks
+from oracle.numbers.formats import in_blocks
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.tensorcore.fused import ABSENT, Operand, accumulate, block_scaled, exponent, float32_scale, fma32, operand
+from oracle.tensorcore.fused import ABSENT, Operand, accumulate, float32_scale, fma32, operand, scaled_addends
 from oracle.tensorcore.instructions import NAN_FLOAT16, NAN_FLOAT32, Instruction, Sum
 from oracle.tensorcore.instructions import instruction as instruction_named
 from oracle.tensorcore.schedules import Epilogue, Promotion, Scales, Schedule, get
@@ -103,6 +103,34 @@ def mma(
     start = to_dtype(c.to(torch.float64), out, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
     total = accumulate(p, e, start.to(torch.float64), instruction, out=out)
     return store(total.to(torch.float32), out)
+
+
+def scaled_mma(
+    instruction: Instruction | str, a: Operand, b: Operand, a_scale: Tensor, b_scale: Tensor, c: Tensor
+) -> Tensor:
+    """``d[i] = sum_k sa[i, k] sb[i, k] a[i, k] b[i, k] + c[i]`` through a chain of block-scaled instructions.
+
+    Parameters
+    ----------
+    a, b : Operand, ``[..., K]`` rows, paired (:func:`oracle.tensorcore.fused.operand` decodes codes).
+    a_scale, b_scale : Tensor, ``[..., ceil(K / block)]``, float32 or codes of the scale format.
+    c : Tensor, ``[...]``, float32.
+
+    Returns float32 ``[...]``, NaNs canonical. Raises ShapeError: a length that the instruction cannot take.
+    """
+    if isinstance(instruction, str):
+        instruction = instruction_named(instruction)
+    k, unit = a.values.shape[-1], 16 if instruction.sum is Sum.BLOCK_SCALED_GROUPS else 1
+    if instruction.scale_block is None or k % unit:
+        raise ShapeError(f"{instruction.name} takes no K={k} with block scales; pad with zeros to a multiple of {unit}")
+    blocks = torch.arange(0, k, unit, device=a.values.device) // instruction.scale_block
+    sa, sb = (float32_scale(s).to(torch.float64)[..., blocks] for s in (a_scale, b_scale))
+    p, e = scaled_addends(a, b, sa, sb, instruction)
+    total, step = c.to(torch.float64), instruction.k // unit
+    for start in range(0, p.shape[-1], step):
+        part = slice(start, start + step)
+        total = accumulate(p[..., part], e[..., part], total, instruction)
+    return store(total.to(torch.float32), torch.float32)
 
 
 def store(acc: Tensor, out_dtype: torch.dtype) -> Tensor:
@@ -269,27 +297,16 @@ class _Tile:
     def products(self, rows: slice, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Products ``[m, N, k]`` of one instruction and their exponents, block scales included."""
         ks, inst = slice(start, stop), self.schedule.instruction
-        p = self.a.values[rows, None, ks] * self.b.values[None, :, ks]
-        e = torch.where(p == 0, ABSENT, self.a.exponents[rows, None, ks] + self.b.exponents[None, :, ks])
+        a = Operand(self.a.values[rows, None, ks], self.a.exponents[rows, None, ks])
+        b = Operand(self.b.values[None, :, ks], self.b.exponents[None, :, ks])
         if self.schedule.scales is not Scales.OPERANDS:
-            return p, e
-        blocks = torch.arange(start, stop, device=p.device) // self.product.block
+            p = a.values * b.values
+            return p, torch.where(p == 0, ABSENT, a.exponents + b.exponents)
+        blocks = torch.arange(start, stop, device=a.values.device) // self.product.block
+        if inst.sum is Sum.BLOCK_SCALED_GROUPS:
+            if (stop - start) % 16:
+                k = self.product.K
+                raise ShapeError(f"K={k} is not a multiple of 16, which {self.schedule.name} needs; pad with zeros")
+            blocks = blocks[::16]
         sa, sb = self.a_scale[rows].to(torch.float64), self.b_scale.to(torch.float64)
-        ea, eb = scale_exponents(sa, inst), scale_exponents(sb, inst)
-        if inst.sum is not Sum.BLOCK_SCALED_GROUPS:
-            shift = ea[:, None, blocks] + eb[None, :, blocks]
-            scaled = p * (sa[:, None, blocks] * sb[None, :, blocks])
-            return scaled, torch.where(p == 0, e, e + shift)
-        if (stop - start) % 16:
-            k = self.product.K
-            raise ShapeError(f"K={k} is not a multiple of 16, which {self.schedule.name} needs; pad with zeros")
-        firsts = blocks[::16]
-        shift = ea[:, None, firsts] + eb[None, :, firsts]
-        return block_scaled(p, sa[:, None, firsts] * sb[None, :, firsts], shift)
-
-
-def scale_exponents(scale: Tensor, instruction: Instruction) -> Tensor:
-    """Alignment exponents of block scales: those of their format, zeros as its least."""
-    assert instruction.scale_format is not None
-    emin = by_name(instruction.scale_format).emin
-    return exponent(scale, emin=emin).clamp(min=emin)
+        return scaled_addends(a, b, sa[:, None, blocks], sb[None, :, blocks], inst)

@@ -36,7 +36,7 @@ import torch
 
 from oracle.errors import NumericsError
 from oracle.extensions import added
-from oracle.tensorcore.instructions import Instruction, Status, arches, instruction
+from oracle.tensorcore.instructions import INSTRUCTIONS, Instruction, Status, arches, instruction
 
 if TYPE_CHECKING:
     from oracle.truth.gemm import ScaledProduct
@@ -285,8 +285,8 @@ def _foreign() -> tuple[Schedule, ...]:
 def _format_name(x: torch.Tensor, inst: Instruction) -> str:
     if x.dtype == torch.float32 and "tfloat32" in inst.operands:
         return "tfloat32"
-    if x.dtype in (torch.uint8, torch.int8) and len(inst.operands) == 1:
-        return inst.operands[0]
+    if x.dtype in (torch.uint8, torch.int8) and "float4_e2m1fn" in inst.operands:
+        return "float4_e2m1fn"
     return str(x.dtype).removeprefix("torch.")
 
 
@@ -340,10 +340,15 @@ def _dequantised(arch: str, inst: str) -> Schedule:
     )  # fmt: skip
 
 
-def _inside(name: str, inst: str, seen_in: str) -> Schedule:
-    return Schedule(
-        name, instruction(inst), None, Promotion.NONE, Epilogue.NONE, seen_in, Status.LITERATURE, scales_inside=True
-    )
+def _inside(name: str, inst: str, seen_in: str) -> list[Schedule]:
+    """One chain with the scales inside, by every reading of the instruction."""
+    found = []
+    for other in INSTRUCTIONS.values():
+        if other.name == inst or (other.name.startswith(f"{inst}.") and other.scale_block is not None):
+            suffix, said = other.name.removeprefix(inst), seen_in if other.name == inst else other.source
+            base = Schedule(name + suffix, other, None, Promotion.NONE, Epilogue.NONE, said, Status.LITERATURE)
+            found.append(replace(base, scales_inside=True))
+    return found
 
 
 _SEEN_SM90 = {
@@ -383,15 +388,15 @@ _TABLE: tuple[Schedule, ...] = (
     _dequantised("sm89", "mma.bf16"),
     *_family("sm89", "mma.f16", promoting=False, prefix=".f16"),
     *_family("sm100", "tcgen05.f8f6f4", promoting=True),
-    _inside("sm100.chain_ue8m0", "sm100.tcgen05.mxf8f6f4", "DeepGEMM sm100 1D1D: accumulator in TMEM over all of K"),
-    _inside("sm100.chain_mxf4", "sm100.tcgen05.mxf4", "tcgen05 block-scaled FP4"),
-    _inside("sm100.chain_nvf4", "sm100.tcgen05.nvf4", "tcgen05 block-scaled FP4 with UE4M3 scales of 16"),
+    *_inside("sm100.chain_ue8m0", "sm100.tcgen05.mxf8f6f4", "DeepGEMM sm100 1D1D: accumulator in TMEM over all of K"),
+    *_inside("sm100.chain_mxf4", "sm100.tcgen05.mxf4", "tcgen05 block-scaled FP4"),
+    *_inside("sm100.chain_nvf4", "sm100.tcgen05.nvf4", "tcgen05 block-scaled FP4 with UE4M3 scales of 16"),
     *_family("sm100", "mma.fp8", promoting=True, prefix=".mma_sync"),
     *_family("sm100", "tcgen05.bf16", promoting=False, prefix=".bf16"),
     *_family("sm120", "mma.f8f6f4", promoting=True),
-    _inside("sm120.chain_ue8m0", "sm120.mma.mxf8f6f4", "mma.sync block-scaled FP8"),
-    _inside("sm120.chain_mxf4", "sm120.mma.mxf4", "mma.sync block-scaled FP4"),
-    _inside("sm120.chain_nvf4", "sm120.mma.nvf4", "mma.sync block-scaled FP4 with UE4M3 scales of 16"),
+    *_inside("sm120.chain_ue8m0", "sm120.mma.mxf8f6f4", "mma.sync block-scaled FP8"),
+    *_inside("sm120.chain_mxf4", "sm120.mma.mxf4", "mma.sync block-scaled FP4"),
+    *_inside("sm120.chain_nvf4", "sm120.mma.nvf4", "mma.sync block-scaled FP4 with UE4M3 scales of 16"),
     *_family("gfx942", "mfma.fp8", promoting=True),
     *_family("gfx942", "mfma.bf16", promoting=False, prefix=".bf16"),
     *_family("gfx942", "mfma.f16", promoting=False, prefix=".f16"),

@@ -206,6 +206,8 @@ def transform_sf_into_required_layout(
     sm100        128                  packed UE8M0 of the rows repeated 128 times (to ``mn``)
     ============ ==================== =====================================================
 
+    ``gran_k`` is 128, on sm100 also 32: the columns are K blocks of that many elements.
+
     Parameters
     ----------
     scale : Tensor ``[ceil(mn / gran_mn), ceil(k / gran_k)]`` float32, or with a leading ``G``
@@ -213,10 +215,10 @@ def transform_sf_into_required_layout(
     Raises OptionError: an arch or granularity that has no row above; ShapeError, DtypeError, InputError: as the layouts
     themselves.
     """
-    if arch not in ARCHES or gran_mn not in (1, BLOCK) or gran_k != BLOCK:
+    if arch not in ARCHES or gran_mn not in (1, BLOCK) or gran_k not in ((32, BLOCK) if arch == "sm100" else (BLOCK,)):
         raise OptionError(
             f"no layout is required for arch={arch!r}, granularity {gran_mn}x{gran_k}; arches {', '.join(ARCHES)}, "
-            f"granularities 1x{BLOCK} and {BLOCK}x{BLOCK}"
+            f"granularities 1x{BLOCK} and {BLOCK}x{BLOCK}, on sm100 1x32 and {BLOCK}x32 too"
         )
     _matrix_or_group("scale", scale, torch.float32)
     expected = (ceil_div(mn, gran_mn), ceil_div(k, gran_k))

@@ -23,6 +23,7 @@ from oracle.numbers.formats import Format, decode, of_dtype
 from oracle.numbers.rounding import power_of_two
 from oracle.verdict import heatmap
 from oracle.verdict.heatmap import Evidence
+from oracle.verdict.loss import Loss, sqnr
 from oracle.verdict.pattern import describe
 
 __all__ = ["Admissible", "Comparison", "Error", "Status", "Verdict", "Worst", "compare", "verdict"]
@@ -104,7 +105,8 @@ class Verdict:
     known faults that reproduce them; ``reason`` is present for every status that needs one; ``evidence`` of a failure
     is what a report draws (two verdicts that differ in it alone are equal); ``error`` what was measured, None where
     nothing was (a layout, or a product proved by its bits that is too large to be computed exactly beside them);
-    ``failing`` is kept of a large failure until it is explained.
+    ``loss`` what a quantisation loses by its recipe, right or wrong, None for everything else; neither changes a
+    verdict; ``failing`` is kept of a large failure until it is explained.
     """
 
     status: Status
@@ -121,6 +123,7 @@ class Verdict:
     reason: str | None = None
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
     error: Error | None = field(default=None, compare=False, repr=False)
+    loss: Loss | None = field(default=None, compare=False, repr=False)
     failing: Failing | None = field(default=None, compare=False, repr=False)
 
     def __bool__(self) -> bool:
@@ -153,8 +156,9 @@ class Verdict:
             record["worst"]["index"] = list(record["worst"]["index"])
             record["worst"] = {key: _jsonable(value) for key, value in record["worst"].items()}
         record["margin"] = _jsonable(record["margin"])
-        if record["error"] is not None:
-            record["error"] = {key: _jsonable(value) for key, value in record["error"].items()}
+        for name in ("error", "loss"):
+            if record[name] is not None:
+                record[name] = {key: _jsonable(value) for key, value in record[name].items()}
         record["explained_by"] = list(self.explained_by)
         record["evidence"] = None if self.evidence is None else self.evidence.to_json()
         return record
@@ -222,16 +226,6 @@ def measured(value: Tensor, expected: Tensor, fmt: Format) -> Error | None:
     exponent = torch.where(expected == 0, fmt.emin, (torch.frexp(expected)[1] - 1).clamp(min=fmt.emin))
     ulps = float((error * power_of_two(fmt.fraction_bits - exponent)).max())
     return Error(ulps, sqnr(float(expected.square().sum()), float(error.square().sum())))
-
-
-def sqnr(signal: float, noise: float) -> float:
-    """``10 log10(signal / noise)`` of two energies, to a thousandth: infinite without noise, -infinity without signal.
-
-    A thousandth of a decibel is far above what the order of the float64 sums of the energies can change.
-    """
-    if noise == 0.0:
-        return math.inf
-    return round(10.0 * math.log10(signal / noise), 3) if signal else -math.inf
 
 
 def verdict(

@@ -85,7 +85,10 @@ def constrained(schedule: Schedule, seeds: range) -> int:
     return sum(c.total - c.unconstrained for c in found)
 
 
-@pytest.mark.parametrize("schedule", schedules(), ids=lambda s: s.name)
+USUAL = [s for s in schedules() if not s.instruction.is_reading or s.name == "sm100.chain_ue8m0.counted"]
+
+
+@pytest.mark.parametrize("schedule", USUAL, ids=lambda s: s.name)
 def test_every_schedule_lies_in_its_own_interval(schedule: Schedule) -> None:
     """One draw; a campaign runs :func:`constrained` over many."""
     constrained(schedule, range(1))

@@ -122,6 +122,27 @@ class TestBadKernels:
         assert worker.starts == 1 and worker._process is None
 
 
+class TestBlockScaled:
+    """A kernel with block scales; the readings themselves are in tests/tensorcore/test_block_probes.py."""
+
+    def test_the_reading_is_named(self, cli: Cli) -> None:
+        ran = cli("fingerprint", f"{PROBED}:nvf4_counted", "--block-scaled", "nvf4")
+        said = "schedules that reproduce every bit: sm100.chain_nvf4.counted, sm120.chain_nvf4.counted"
+        assert ran.status == 0 and ran.out.splitlines()[-1] == said
+        assert "alignment: 35 fraction bits" in ran.out
+
+    @pytest.mark.parametrize(
+        ("asked", "said"),
+        [
+            (("--block-scaled", "nvf4", "--a-format", "float8_e5m2"), "nvf4 takes no float8_e5m2"),
+            (("--contract", GEMM, "--b-format", "float8_e5m2"), "belong to --block-scaled"),
+        ],
+    )
+    def test_refused(self, cli: Cli, asked: tuple[str, ...], said: str) -> None:
+        ran = cli("fingerprint", f"{PROBED}:nvf4_counted", *asked)
+        assert ran.status == 2 and said in ran.err
+
+
 class TestQuestions:
     """Wrong questions are told from wrong kernels."""
 

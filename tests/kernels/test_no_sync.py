@@ -235,6 +235,13 @@ def calls() -> dict[str, Callable[[], object]]:
         "scaled_fp4_experts_quant": lambda: k.scaled_fp4_experts_quant(x, one, ends[:2]),
         "mxfp8_experts_quant": lambda: k.mxfp8_experts_quant(x, ends[:2], "flashinfer"),
         "swizzle_scale": lambda: k.swizzle_scale(b),
+        "to_blocked": lambda: k.to_blocked(b),
+        "from_blocked": lambda: k.from_blocked(k.to_blocked(b), *b.shape),
+        "swizzle_scale_experts": lambda: k.swizzle_scale_experts(a, integers(0, 10), integers(10, M - 10)),
+        "to_blocked_k_groups": lambda: k.to_blocked_k_groups(b, integers(10, K)),
+        "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": lambda: (
+            k.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scales(2, 8), [256], check=False)
+        ),
         "make_fp8_moe_alpha_scales_for_fi": lambda: k.make_fp8_moe_alpha_scales_for_fi(**named),
         "register_scales_for_trtllm_fp8_per_tensor_moe": lambda: k.register_scales_for_trtllm_fp8_per_tensor_moe(
             moe, **named

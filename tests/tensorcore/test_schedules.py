@@ -74,20 +74,26 @@ class TestScalesInside:
                     c = value
                 assert c == got[i, j].item()
 
+    @pytest.mark.parametrize("reading", ["", ".zero_sums", ".counted"])
     @pytest.mark.parametrize(("name", "block"), [("sm100.chain_nvf4", 16), ("sm100.chain_mxf4", 32)])
-    def test_fp4(self, name: str, block: int) -> None:
-        """Exact sums of 16 products times the scales' significands, aligned at the scales' exponents, t = 35."""
+    def test_fp4(self, name: str, block: int, reading: str) -> None:
+        """Exact sums of 16 products times the scales' significands, aligned at the scales' exponents, t = 35; groups of
+        zeros and groups that cancel under scales far above the others, as each reading aligns them."""
         m, n, k = 2, 3, 128
+        floor = -126 if reading else -139
         random = torch.Generator().manual_seed(1)
         a = torch.randint(0, 16, (m, k), generator=random, dtype=torch.uint8)
         b = torch.randint(0, 16, (n, k), generator=random, dtype=torch.uint8)
         shape_a, shape_b = (m, k // block), (n, k // block)
+        a[:, 64:80], b[:, 97:112:2] = 0, b[:, 96:112:2]
+        a[:, 97:112:2] = a[:, 96:112:2] ^ 8  # the same magnitudes with the other sign
         if block == 16:
             sa, sb = (torch.rand(s, generator=random).mul(400).to(E4M3).float() for s in (shape_a, shape_b))
         else:
             sa, sb = (torch.exp2(torch.randint(-9, 9, s, generator=random).float()) for s in (shape_a, shape_b))
+        sa[:, 64 // block], sa[:, 96 // block] = (448.0, 256.0) if block == 16 else (2.0**30, 2.0**40)
         got = predict_product(
-            ScaledProduct(a, b, sa, sb, block, 1), name, out_dtype=torch.float32, engine="torch"
+            ScaledProduct(a, b, sa, sb, block, 1), name + reading, out_dtype=torch.float32, engine="torch"
         )  # fmt: skip
         e2m1 = by_name("float4_e2m1fn")
         x, y = decode(a, e2m1).tolist(), decode(b, e2m1).tolist()
@@ -100,10 +106,11 @@ class TestScalesInside:
                         u, v = (Fraction(float(s)) for s in (sa[i, first // block], sb[j, first // block]))
                         least = -6 if block == 16 else -127
                         pairs = zip(x[i][first:][:16], y[j][first:][:16], strict=True)
-                        total = sum((Fraction(p) * Fraction(q) for p, q in pairs), Fraction(0))
+                        terms = [Fraction(p) * Fraction(q) for p, q in pairs]
+                        present = {"": any(terms), ".zero_sums": sum(terms) != 0, ".counted": True}[reading]
                         e = exponent(u, least) + exponent(v, least)
-                        addends.append((total * u * v, e if total else None))
-                    summed, _ = aligned_sum(addends, 35, -126)
+                        addends.append((sum(terms) * u * v, e if present else None))
+                    summed, _ = aligned_sum(addends, 35, floor)
                     value = rounded(summed, 23, -126, 127, nearest=False)
                     assert isinstance(value, Fraction)
                     c = value

@@ -98,6 +98,7 @@ class FusedContract(Contract):
     """A kernel that computes a value and quantises it at once."""
 
     section = "Fused quantisation"
+    loses = True
     returns: ClassVar[tuple[str, ...]] = ("q", "scale")
     gpu = True
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import E4M3FN
-from oracle.numbers.scaling import E4M3_128X128, TILE_128, Block, Scaling
+from oracle.numbers.scaling import E4M3_128X128, Block, Scaling
 from oracle.routines import data
 from oracle.routines.case import MATRICES, TABLE_ROWS, Case, Grammar, no_options
+from oracle.truth.layout import swizzle_scale
 
 Builder = Callable[[Case], dict[str, Tensor]]
 
@@ -29,7 +30,7 @@ def _scale(case: Case) -> dict[str, Tensor]:
 
 
 def _required(case: Case) -> dict[str, Tensor]:
-    shape = Scaling(E4M3FN, Block(_gran(case), TILE_128.columns)).scale_shape((case["m"], case["k"]))
+    shape = Scaling(E4M3FN, Block(_gran(case), _gran_k(case))).scale_shape((case["m"], case["k"]))
     return {"scale": data.powers_of_two(case.label("scale"), _lead(case, *shape))}
 
 
@@ -131,9 +132,77 @@ def _gran(case: Case) -> int:
     return int(case.option("gran") or 1)
 
 
+def _gran_k(case: Case) -> int:
+    return int(case.option("gran_k") or 128)
+
+
 def _required_options(case: Case) -> dict[str, object]:
-    target = case.option("target") or "sm90"
-    return {"mn": case["m"], "k": case["k"], "gran_mn": _gran(case), "target": target}
+    target = case.option("target") or ("sm90" if _gran_k(case) == 128 else "sm100")
+    return {"mn": case["m"], "k": case["k"], "gran_mn": _gran(case), "gran_k": _gran_k(case), "target": target}
+
+
+POISON = torch.tensor([0xFF, 0x7F, 0xFE, 0x7E, 0x7C, 0xFC], dtype=torch.uint8, device="cpu")
+"""NaN of E8M0 and E4M3, the largest finite bytes of both, infinities of E5M2: what nobody may read."""
+
+
+def poison(size: int) -> Tensor:
+    """Bytes that must not be read, NaN, large and infinite in turn."""
+    return POISON.repeat(-(-size // len(POISON)))[:size]
+
+
+def _blocked(case: Case) -> dict[str, Tensor]:
+    """Tiles whose padding is poisoned."""
+    zeros = torch.zeros(_lead(case, case["m"], case["c"]), dtype=torch.uint8, device="cpu")
+    tile = case.option("tile") or "128x4"
+    pads = swizzle_scale(zeros, tile=tile, fill=1).to(torch.bool)
+    memory = swizzle_scale(_scale_bytes(case)["scale"], tile=tile)
+    memory[pads] = poison(int(pads.sum()))
+    return {"memory": memory}
+
+
+def _blocked_options(case: Case) -> dict[str, object]:
+    return {"rows": case["m"], "columns": case["c"], "tile": case.option("tile") or "128x4"}
+
+
+def _parts(case: Case, total: int, name: str) -> Tensor:
+    """``g`` sizes that add up to ``total``: uneven, and one of them 0 where there are three and more."""
+    cuts = sorted(case.stream(name).integers(0, total + 1, (case["g"] - 1,)).tolist())
+    if case["g"] > 2:
+        cuts[1] = cuts[0]
+    widths = [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+    return torch.tensor(widths, dtype=torch.int64, device="cpu")
+
+
+def _expert_scales(case: Case) -> dict[str, Tensor]:
+    """Scales of ``m`` rows cut into experts; masked: room for ``m`` rows each, poison in those that are not filled."""
+    m, c, g = case["m"], case["c"], case["g"]
+    if case.option("placement") != "masked":
+        rows = _parts(case, m, "rows")
+        scale = torch.from_numpy(case.stream("scale").integers(0, 256, (m, c))).to(torch.uint8)
+        return {"scale": scale, "first": torch.cumsum(rows, 0) - rows, "rows": rows}
+    rows = torch.from_numpy(case.stream("rows").integers(0, m + 1, (g,)))
+    scale = torch.from_numpy(case.stream("scale").integers(0, 256, (g, m, c))).to(torch.uint8)
+    empty = torch.arange(m, device="cpu") >= rows[:, None]
+    scale[empty] = poison(int(empty.sum()) * c).reshape(-1, c)
+    return {"scale": scale.reshape(g * m, c), "first": torch.arange(g, device="cpu") * m, "rows": rows}
+
+
+def _placement(case: Case) -> dict[str, object]:
+    placement = case.option("placement") or "tight"
+    return {"placement": placement, "capacity": case["m"] if placement == "masked" else 0}
+
+
+def _column_groups(case: Case) -> dict[str, Tensor]:
+    scale = torch.from_numpy(case.stream("scale").integers(0, 256, (case["m"], case["c"]))).to(torch.uint8)
+    return {"scale": scale, "ends": torch.cumsum(_parts(case, case["c"], "groups"), 0)}
+
+
+def _packed_groups(case: Case) -> dict[str, Tensor]:
+    """K of groups in whole blocks but for the last element of one; ``c`` blocks in all."""
+    gran, blocks = _gran_k(case), _parts(case, case["c"], "groups")
+    short = (torch.arange(case["g"], device="cpu") == int(blocks.argmax())).to(torch.int64)
+    scale = data.powers_of_two(case.label("scale"), (case["c"], 4 * case["m"]))
+    return {"scale": scale, "ks": blocks * gran - short}
 
 
 def _flag(name: str) -> Callable[[Case], dict[str, object]]:
@@ -157,6 +226,8 @@ _SHAPES: Mapping[tuple[str, ...], tuple[str, ...]] = {
 }
 # The shuffle of expert rows takes whole blocks of 32; block scales are exchanged in two halves.
 _WHOLE_BLOCKS = ("e=1,h=128,i=128", "e=3,h=128,i=96", "e=2,h=256,i=192")
+# Rows or columns of one group, of several, and of groups of which one is empty.
+_EXPERTS = ("m=1,c=1,g=1", "m=130,c=7,g=2", "m=200,c=21,g=4")
 _HALVES = ("e=1,h=128,i=128", "e=3,h=128,i=72", "e=2,h=256,i=256")
 
 
@@ -186,7 +257,18 @@ _GRAMMARS: Mapping[str, Grammar] = {
     ),
     "transform_sf_into_required_layout": Grammar(
         ("m", "k", "g"), ("f32",), ("-",), ("randn",), _required, _required_options,
-        {"gran": ("128",), "target": ("sm100",)},
+        {"gran": ("128",), "gran_k": ("32",), "target": ("sm100",)},
+    ),
+    "to_blocked": Grammar(_MCG, ("u8",), ("-",), ("randn",), _scale_bytes, no_options),
+    "from_blocked": Grammar(_MCG, ("u8",), ("-",), ("randn",), _blocked, _blocked_options, {"tile": ("8x4",)}),
+    "swizzle_scale_experts": Grammar(
+        _MCG, ("u8",), ("-",), ("randn",), _expert_scales, _placement, {"placement": ("flashinfer", "masked")},
+        shapes=_EXPERTS,
+    ),
+    "to_blocked_k_groups": Grammar(_MCG, ("u8",), ("-",), ("randn",), _column_groups, no_options, shapes=_EXPERTS),
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": Grammar(
+        _MCG, ("f32",), ("-",), ("randn",), _packed_groups, lambda case: {"gran_k": _gran_k(case)}, {"gran_k": ("32",)},
+        shapes=_EXPERTS,
     ),
     "swizzle_scale": Grammar(
         _MCG, ("u8",), ("-",), ("randn",), _scale_bytes, lambda case: {"tile": case.option("tile") or "128x4"},

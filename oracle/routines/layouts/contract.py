@@ -108,19 +108,20 @@ class RequiredLayout(LayoutContract):
     name = "transform_sf_into_required_layout"
     summary = "scales as DeepGEMM takes them: float32 columns on sm90, packed UE8M0 on sm100"
     source = "DeepGEMM transform_sf_into_required_layout"
-    inputs = (TensorSpec("scale", F32, None, "[ceil(mn / gran_mn), ceil(k / 128)], or with a leading G"),)
+    inputs = (TensorSpec("scale", F32, None, "[ceil(mn / gran_mn), ceil(k / gran_k)], or with a leading G"),)
     options = (
         OptionSpec("mn", None, None, "rows of the operand"),
         OptionSpec("k", None, None, "columns of the operand"),
         OptionSpec("gran_mn", 1, (1, 128), "rows that share a scale"),
+        OptionSpec("gran_k", 128, (128, 32), "elements of K that share a scale; 32 on sm100 alone"),
         OptionSpec("target", "sm90", layout.ARCHES, "arch whose layout is asked for"),
     )
     strided = True
 
     def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        mn, k, gran = (positive(options, name) for name in ("mn", "k", "gran_mn"))
+        mn, k, gran, gran_k = (positive(options, name) for name in ("mn", "k", "gran_mn", "gran_k"))
         made = layout.transform_sf_into_required_layout(
-            inputs["scale"], mn=mn, k=k, gran_mn=gran, arch=str(options["target"])
+            inputs["scale"], mn=mn, k=k, gran_mn=gran, gran_k=gran_k, arch=str(options["target"])
         )
         return {"out": made}
 

@@ -6,18 +6,23 @@ a dict of outputs).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need, ones
+from oracle.truth import layout, tiles
 
 ALIGN = "align_fp8_moe_weights_for_fi"
 REQUANTISE, FNUZ, CHANNELWISE = "requantize_with_max_scale", "normalize_e4m3fn_to_e4m3fnuz", "convert_to_channelwise"
+K_GROUPED = "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor"
 REORDER, SHUFFLE = "reorder_rows_for_gated_act_gemm", "shuffle_matrix_a"
 CONTRACTS = frozenset({
     ALIGN, REQUANTISE, FNUZ, CHANNELWISE, REORDER, SHUFFLE, "per_tensor_dequantize", "ceil_to_ue8m0", "swap_w13_to_w31",
     "get_mn_major_tma_aligned_packed_ue8m0_tensor", "make_fp8_moe_alpha_scales_for_fi",
-    "register_scales_for_trtllm_fp8_per_tensor_moe", "swizzle_scale",
+    "register_scales_for_trtllm_fp8_per_tensor_moe", "swizzle_scale", "to_blocked", "from_blocked",
+    "swizzle_scale_experts", "to_blocked_k_groups", K_GROUPED, "transform_sf_into_required_layout",
 })  # fmt: skip
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -85,6 +90,95 @@ def _plain_layout(call: Call, out: Tensor) -> Tensor:
     return buffer.view(out.dtype).reshape(out.shape)
 
 
+def _stale_padding(call: Call, out: Tensor) -> Tensor:
+    """NaN where the reference writes zeros into padding."""
+    given = dict(call.inputs) | {"scale": torch.ones_like(bits_of(call.inputs["scale"]))}
+    ones = call.contract.reference(given, **call.options)
+    assert isinstance(ones, Tensor)
+    return torch.where(ones == 0, 0xFF, bits_of(out)).to(torch.uint8).view(out.dtype)
+
+
+def _one_tall_matrix(call: Call, out: Tensor) -> Tensor:
+    """All rows in tiles of one matrix, in a buffer of the right size."""
+    tile = str(call.resolved.get("tile", "128x4"))
+    flat = layout.swizzle_scale(bits_of(call.inputs["scale"]).flatten(0, 1), tile=tile)
+    buffer = torch.zeros(out.numel(), dtype=torch.uint8, device="cpu")
+    buffer[: flat.numel()] = flat[: out.numel()]
+    return buffer.view(out.dtype).reshape(out.shape)
+
+
+def _tiles_as_rows(call: Call, out: Tensor) -> Tensor:
+    memory = bits_of(call.inputs["memory"])
+    wide = layout.align(out.shape[-1], layout.WIDTH)
+    rows = memory.reshape(*memory.shape[:-1], -1, wide)
+    return rows[..., : out.shape[-2], : out.shape[-1]].contiguous().view(out.dtype)
+
+
+def _other_height(call: Call, out: Tensor) -> Tensor:
+    tile = "8x4" if call.resolved["tile"] == "128x4" else "128x4"
+    memory, (rows, columns) = bits_of(call.inputs["memory"]), out.shape[-2:]
+    size = layout.align(rows, layout.HEIGHTS[tile]) * layout.align(columns, layout.WIDTH)
+    padded = torch.nn.functional.pad(memory, (0, max(0, size - memory.shape[-1])))[..., :size].contiguous()
+    return layout.unswizzle_scale(padded, rows, columns, tile=tile).view(out.dtype)
+
+
+def _placed_as(placement: str) -> Change:
+    """The tiles of experts where another placement has them."""
+
+    def change(call: Call, out: Tensor) -> Tensor:
+        return _experts_at(call, out, placement)
+
+    return change
+
+
+def _asks_for(placement: str) -> Callable[[Call], object]:
+    return lambda call: call.resolved["placement"] == placement
+
+
+def _unpadded_experts(call: Call, out: Tensor) -> Tensor:
+    return _experts_at(call, out, None)
+
+
+def _experts_at(call: Call, out: Tensor, placement: str | None, *, early: int = 0) -> Tensor:
+    """Each expert's rows in tiles from the row of a placement; None: right behind the last expert's rows. All but the
+    first are read ``early`` rows too early."""
+    scale, first, rows = bits_of(call.inputs["scale"]), call.inputs["first"].tolist(), call.inputs["rows"].tolist()
+    width = layout.align(scale.shape[1], layout.WIDTH)
+    height = out.numel() // width
+    capacity = call.resolved["capacity"]
+    assert isinstance(capacity, int)
+    starts = [sum(rows[:i]) for i in range(len(rows))]
+    if placement is not None:
+        starts = tiles.expert_starts(first, rows, placement, capacity)
+    offsets = layout.swizzle_offsets(height, scale.shape[1], tile="128x4")
+    memory = torch.zeros(out.numel(), dtype=torch.uint8, device="cpu")
+    for at, p, m in zip(starts, first, rows, strict=True):
+        p = max(0, p - early)
+        memory[offsets[at : at + m]] = scale[p : p + m]
+    return memory.view(out.dtype)
+
+
+def _neighbours_rows(call: Call, out: Tensor) -> Tensor:
+    """Every expert but the first read from one row early."""
+    return _experts_at(call, out, str(call.resolved["placement"]), early=1)
+
+
+def _words_across(call: Call, out: Tensor) -> Tensor:
+    """Four consecutive blocks in a word, whatever group they belong to."""
+    blocks = call.inputs["scale"].view(torch.int32) >> 23
+    padded = torch.nn.functional.pad(blocks, (0, 0, 0, 4 * out.shape[0] - blocks.shape[0]))
+    four = padded[: 4 * out.shape[0]].view(out.shape[0], 4, -1)
+    return four[:, 0] | four[:, 1] << 8 | four[:, 2] << 16 | four[:, 3] << 24
+
+
+def _every_fourth(call: Call, out: Tensor) -> Tensor:
+    """One scale of 32 elements repeated for four."""
+    scale = call.inputs["scale"][..., ::4].repeat_interleave(4, dim=-1)[..., : call.inputs["scale"].shape[-1]]
+    made = call.contract.reference({"scale": scale.contiguous()}, **call.options)
+    assert isinstance(made, Tensor)
+    return made
+
+
 gated = need(lambda call: call.resolved["is_act_and_mul"], "the weights are not gated")
 ragged = need(lambda c: c.inputs["w2"].shape[2] % 16, lambda c: f"I={c.inputs['w2'].shape[2]} is aligned")
 fault("gated weights padded as one run (up half at the unpadded offset)", MOVEMENT, seen="vLLM 0.20.2",
@@ -106,7 +200,40 @@ fault("packed exponents in reverse byte order", INDEX, seen="TransformerEngine P
       contracts={"get_mn_major_tma_aligned_packed_ue8m0_tensor"}, write=entry("out", _word_order),
       same_if="every word reads the same in both orders")
 fault("128x4 swizzle omitted in the layout", INDEX, seen="triton PR 10382",
-      contracts={"swizzle_scale"}, write=entry("out", _plain_layout), same_if="both layouts are the same memory")
+      contracts={"swizzle_scale", "to_blocked"}, write=entry("out", _plain_layout),
+      same_if="both layouts are the same memory")
+fault("padding of tiles not cleared", MOVEMENT, seen="flashinfer PR 3650, TransformerEngine PR 3070",
+      contracts={"to_blocked", "to_blocked_k_groups"}, write=entry("out", _stale_padding),
+      same_if="no tile has padding")
+fault("batch of scales swizzled as one tall matrix", INDEX, seen="flashinfer 3604",
+      contracts={"swizzle_scale", "to_blocked"}, write=entry("out", _one_tall_matrix),
+      needs=need(lambda c: c.inputs["scale"].dim() == 3, "one matrix"), same_if="M is a multiple of the tile's height")
+fault("tiles of scales read as rows", INDEX, seen="triton PR 10382",
+      contracts={"from_blocked"}, write=entry("out", _tiles_as_rows), same_if="both layouts are the same memory")
+fault("tiles of scales read with the other tile's height", INDEX, seen="triton PR 10382, flashinfer 3604",
+      contracts={"from_blocked"}, write=entry("out", _other_height), same_if="both layouts are the same memory")
+for _wrong, _of in (("tight", "flashinfer"), ("flashinfer", "tight")):
+    fault(f"experts' tiles placed as {_wrong} where {_of} is meant", INDEX,
+          seen="by construction: FlashInfer's placement is not torchao's", contracts={"swizzle_scale_experts"},
+          write=entry("out", _placed_as(_wrong)),
+          needs=need(_asks_for(_of), "the call asks for another placement"),
+          same_if="every expert starts at the same tile in both")
+fault("experts' tiles start at their first row, not padded", INDEX, seen="flashinfer 3547",
+      contracts={"swizzle_scale_experts"}, write=entry("out", _unpadded_experts),
+      same_if="every expert but the last has a multiple of 128 rows")
+fault("tiles of an expert filled from the row before it", INDEX, seen="flashinfer 3547",
+      contracts={"swizzle_scale_experts"}, write=entry("out", _neighbours_rows),
+      needs=need(lambda c: len(c.inputs["first"]) > 1, "one expert"), same_if="no expert but the first has rows")
+fault("columns of groups swizzled as one matrix", INDEX, seen="flashinfer 3604",
+      contracts={"to_blocked_k_groups"}, read=entry("ends", lambda ends: torch.full_like(ends, int(ends[-1]))),
+      needs=need(lambda c: len(c.inputs["ends"]) > 1, "one group"), same_if="one group has all columns")
+fault("packed words cross the border of K groups", INDEX, seen="by construction: DeepGEMM ends a group's words",
+      contracts={K_GROUPED}, write=entry("out", _words_across), same_if="every group but the last fills its words")
+fault("packed exponents of K groups in reverse byte order", INDEX, seen="TransformerEngine PR 2589",
+      contracts={K_GROUPED}, write=entry("out", _word_order), same_if="every word reads the same in both orders")
+fault("scales of 32 elements taken for scales of 128", INDEX, seen="by construction: DeepGEMM has both recipes",
+      contracts={"transform_sf_into_required_layout"}, write=entry("out", _every_fourth),
+      needs=need(lambda c: c.resolved["gran_k"] == 32, "scales of 128"), same_if="four neighbouring scales are equal")
 fault("shard scale overwritten by the next shard's", INDEX, seen="Megatron-LM PR 6045, vllm 52997",
       contracts={CHANNELWISE}, read=entry("weight_scale", lambda scale: torch.cat([scale[1:], scale[-1:]])),
       needs=need(lambda call: call.inputs["weight_scale"].numel() > 1, "one shard"))

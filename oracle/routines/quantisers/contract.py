@@ -69,6 +69,7 @@ class QuantiserContract(Contract):
     section = "Quantisation"
     inputs: ClassVar[tuple[TensorSpec, ...]] = (X,)
     roles = {"x": "x"}
+    loses = True
     returns: ClassVar[tuple[str, ...]] = ("q", "scale")
 
     @abstractmethod

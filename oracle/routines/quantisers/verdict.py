@@ -31,9 +31,9 @@ from oracle.bounds.quantiser import (
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
 from oracle.numbers.recipes import Recipe, of_element, recipes
-from oracle.numbers.rounding import power_of_two
-from oracle.verdict.compare import Admissible, Error, Status, Verdict, Worst, sqnr
+from oracle.verdict.compare import Admissible, Error, Status, Verdict, Worst
 from oracle.verdict.heatmap import Evidence, Piece, gather, gather_pieces, ratio_of
+from oracle.verdict.loss import Loss, Tally
 from oracle.verdict.pattern import describe
 
 
@@ -65,8 +65,10 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
-    error = measured(x, q, scale, best.recipe)
-    return Verdict(status, said, 0, total, worst, matches, (), _basis(best), "", margin, 0, mistrust, error=error)
+    error, loss = measured(x, q, scale, best.recipe)
+    return Verdict(
+        status, said, 0, total, worst, matches, (), _basis(best), "", margin, 0, mistrust, error=error, loss=loss,
+    )  # fmt: skip
 
 
 def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> Verdict:
@@ -93,39 +95,29 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
         summary += f"; {', '.join(sound)} {admit} every code and scale"
     if sound:
         summary += f": to judge by that recipe declare it (--recipe {sound[0]}, numerics={sound[0]!r})"
+    error, loss = measured(x, q, scale, best.recipe)
     return Verdict(
         Status.FAILED, summary, scales + codes, total, worst, None, explained, _basis(best), where, margin,
-        evidence=_evidence(x, q, scale, best), error=measured(x, q, scale, best.recipe),
+        evidence=_evidence(x, q, scale, best), error=error, loss=loss,
     )  # fmt: skip
 
 
-def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Error | None:
+def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Error | None, Loss | None]:
     """The error of the values that codes and published scale stand for, beside the input: the largest in ulps of a code
-    (of ``x`` over the scale; at most 1/2 for a right code below saturation), and the ratio of energies.
+    (of ``x`` over the scale; at most 1/2 for a right code below saturation), and the ratio of energies; and the loss
+    (:mod:`oracle.verdict.loss`).
 
-    Elements that are not finite, or whose scale is 0, say nothing unless a finite one is coded as none; None where no
-    element is left.
+    Of the error, elements that are not finite, or whose scale is 0, say nothing unless a finite one is coded as none;
+    None where no element is left.
     """
-    fmt, published = recipe.element, decode(scale)
-    codes, worst, signal, noise, seen = q.reshape(-1, q.shape[-1]), 0.0, 0.0, 0.0, False
+    fmt, published, tally = recipe.element, decode(scale), Tally(recipe.element)
+    codes = q.reshape(-1, q.shape[-1])
     for band in x.bands(recipe.block):
         cells = band.x.grid(recipe.block)
         wanted, s = band.x.values.reshape(-1, q.shape[-1]), cells.spread(of_band(published, band, x, recipe))
-        s = x.both(s.reshape(wanted.shape), recipe)
-        value = decode(codes[band.rows], fmt)
-        counted = torch.isfinite(wanted) & torch.isfinite(s) & (s > 0)
-        if not bool(counted.any()):
-            continue
-        value, wanted, s = value[counted], wanted[counted], s[counted]
-        if not bool(torch.isfinite(value).all()):
-            return Error(math.inf, -math.inf)
-        due = (wanted / s).clamp(-fmt.max_finite, fmt.max_finite)
-        exponent = torch.where(due == 0, fmt.emin, (torch.frexp(due)[1] - 1).clamp(min=fmt.emin))
-        ulps = (value - wanted / s).abs() * power_of_two(fmt.fraction_bits - exponent)
-        worst, seen = max(worst, float(ulps.max())), True
-        signal += float(wanted.square().sum())
-        noise += float((wanted - value * s).square().sum())
-    return Error(worst, sqnr(signal, noise)) if seen else None
+        tally.add(wanted, decode(codes[band.rows], fmt), x.both(s.reshape(wanted.shape), recipe))
+    error = tally.error()
+    return None if error is None else Error(*error), tally.loss()
 
 
 def _evidence(x: Prepared, q: Tensor, scale: Tensor, judged: Judged) -> Evidence:

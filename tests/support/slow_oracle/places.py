@@ -118,6 +118,74 @@ def _spread(scale: Array, group: int, groups: int, mn: int, gran: int) -> list[C
     return [rows[m // gran] for m in range(mn)]
 
 
+def _byte(m: int, c: int, across: int, height: int) -> int:
+    """Where scale ``(m, c)`` of one matrix lies, tiles ``across`` of them side by side."""
+    inside = m % height
+    place = inside * 4 if height == 8 else inside % 32 * 16 + inside // 32 * 4
+    return (m // height * across + c // 4) * height * 4 + place + c % 4
+
+
+def blocked(scale: Array) -> Codes:
+    """Bytes in tiles of 128x4, zeros in the padding."""
+    return [code or 0 for code in swizzled(scale, "128x4")]
+
+
+def from_blocked(memory: Array, rows: int, columns: int, tile: str) -> Codes:
+    """The scales by row and column."""
+    height = int(tile.partition("x")[0])
+    matrices = memory.code_rows() if len(memory.shape) == 2 else [memory.codes]
+    found = []
+    for matrix in matrices:
+        found += [matrix[_byte(m, c, -(-columns // 4), height)] for m in range(rows) for c in range(columns)]
+    return found
+
+
+def of_experts(scale: Array, first: Codes, rows: Codes, placement: str, capacity: int) -> list[int | None]:
+    """Bytes of experts in tiles of their own; None in padding and gaps."""
+    total, columns = scale.shape
+    experts, across, room = len(first), -(-columns // 4), -(-capacity // 128) * 128
+    height = experts * room if placement == "masked" else (total + 127 * experts) // 128 * 128
+    memory: list[int | None] = [None] * (height * across * 4)
+    given, behind = scale.code_rows(), 0
+    for i in range(experts):
+        start = {"tight": behind, "flashinfer": (first[i] + 127 * i) // 128 * 128, "masked": i * room}[placement]
+        behind += -(-rows[i] // 128) * 128
+        for m in range(rows[i]):
+            for c in range(columns):
+                memory[_byte(start + m, c, across, 128)] = given[first[i] + m][c]
+    return memory
+
+
+def of_column_groups(scale: Array, ends: Codes) -> Codes:
+    """Bytes of groups of columns in tiles of their own, zeros elsewhere."""
+    rows, columns = scale.shape
+    height = -(-rows // 128) * 128
+    memory, base, first = [0] * (height * (columns + 4 * len(ends))), 0, 0
+    given = scale.code_rows()
+    for end in ends:
+        across = -(-(end - first) // 4)
+        for m in range(rows):
+            for c in range(first, end):
+                memory[base + _byte(m, c - first, across, 128)] = given[m][c]
+        base, first = base + height * across * 4, end
+    return memory
+
+
+def packed_groups(scale: Array, ks: Codes, gran: int) -> Codes:
+    """Exponent bytes of four K blocks of one group in an int32."""
+    given, found, first = scale.code_rows(), [], 0
+    for k in ks:
+        blocks = -(-k // gran)
+        for start in range(0, blocks, 4):
+            for column in range(scale.shape[1]):
+                word = 0
+                for i in range(start, min(start + 4, blocks)):
+                    word |= (given[first + i][column] >> 23) << 8 * (i - start)
+                found.append(word - (1 << 32) if word >> 31 else word)
+        first += blocks
+    return found
+
+
 def swizzled(scale: Array, tile: str) -> list[int | None]:
     """Bytes in tiles; None in the padding."""
     height = int(tile.partition("x")[0])

