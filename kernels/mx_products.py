@@ -421,7 +421,7 @@ def m_grouped_fp8_fp4_gemm_nt_contiguous(
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
-    """:func:`fp8_fp4_gemm_nt` of rows sorted by expert: ``b [G, N, K]``, the expert of each row ``m_indices [M]`` int32.
+    """:func:`fp8_fp4_gemm_nt` of rows sorted by expert: ``b [G, N, K]``, int32 ``m_indices [M]`` the expert of each.
 
     Runs of an expert begin at multiples of 128 rows; rows with index -1 are padding and are left alone.
     """

@@ -428,7 +428,8 @@ GOLDENS = (
                       ("group_gemm_nvfp4_nt_groupwise/e2m1xe2m1-bf16/1x16", "", "randn"),
                       ("group_gemm_nvfp4_nt_groupwise/e2m1xe2m1-bf16/1x16", "alpha=none/", "codes"))),
     *(f"scaled_grouped_mm_mx/{d}/m=9,n=16,k=96,g=3/{o}family=randn/seed=7"
-      for d, o in (("e4m3xe4m3-bf16/1x32", ""), ("e2m1xe2m1-bf16/1x16", "levels=2/"), ("e4m3xe4m3-bf16/1x32", "room=more/"))),
+      for d, o in (("e4m3xe4m3-bf16/1x32", ""), ("e2m1xe2m1-bf16/1x16", "levels=2/"),
+                   ("e4m3xe4m3-bf16/1x32", "room=more/"))),
     *(f"fp8_fp4_gemm_nt/{d}/m=3,n=16,k=160/family=randn/seed=7"
       for d in ("e4m3xe2m1-bf16/1x128:1x32", "e2m1xe4m3-f32/1x32:1x32", "e4m3xe4m3-bf16/1x128:128x128")),
     "m_grouped_fp8_fp4_gemm_nt_contiguous/e4m3xe2m1-bf16/1x128:1x32/m=128,n=4,k=64,g=2/family=randn/seed=7",

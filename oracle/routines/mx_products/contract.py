@@ -40,6 +40,7 @@ from oracle.routines.base import E4M3, F32, FP8, INTEGERS, Call, Operands, Optio
 from oracle.routines.mx.contract import LINEAR, unpack
 from oracle.routines.products.contract import BIAS, ProductContract
 from oracle.routines.products.grouped import RUN
+from oracle.tensorcore.schedules import schedules
 from oracle.truth.gemm import ScaledProduct, take_rows
 from oracle.truth.layout import HEIGHTS, WIDTH
 from oracle.verdict.products import Part
@@ -59,8 +60,12 @@ _CPU = {"cpu": (IEEE32,)}
 
 
 def _native(*kinds: str) -> Mapping[str, tuple[str, ...]]:
-    """The schedules of Blackwell's block-scaled instructions, those of older GPUs, and the CPU's."""
-    chains = {arch: tuple(f"{arch}.chain_{kind}" for kind in kinds) for arch in ("sm100", "sm120")}
+    """The schedules of Blackwell's block-scaled instructions in every reading, those of older GPUs, and the CPU's."""
+    chains = {}
+    for arch in ("sm100", "sm120"):
+        known, bases = [schedule.name for schedule in schedules(arch)], [f"{arch}.chain_{kind}" for kind in kinds]
+        readings = [name for base in bases for name in known if name.startswith(f"{base}.")]
+        chains[arch] = (*bases, *readings)
     return {**EMULATED, **chains, **_CPU}
 
 
@@ -494,6 +499,7 @@ class GroupGemmMxfp4(GroupGemm):
     gpu = True
     summary = "rows sorted by expert: MXFP8 a [M, K] times MXFP4 b [G, N, K]"
     source = "FlashInfer group_gemm_mxfp8_mxfp4_nt_groupwise"
+    golden_arches = ("cpu", "sm90")
     numerics = EIGHT
     inputs = (
         TensorSpec("a", FP8, ("M", "K"), "activation codes, rows sorted by expert"),
@@ -583,6 +589,7 @@ class Fp8Fp4(MxProduct):
     ``[rows / gran_n, ceil(K / gran_k)]``. One chain over K of kind mxf8f6f4, whatever the codes are."""
 
     numerics = EIGHT
+    golden_arches = ("cpu", "sm90")
     options: ClassVar[tuple[OptionSpec, ...]] = (
         OptionSpec("out_dtype", None, (None, torch.bfloat16, torch.float32), "dtype of the output"),
         OptionSpec("gran_k_a", 128, (32, 128), "codes of a that share a scale"),

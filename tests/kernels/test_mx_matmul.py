@@ -1,0 +1,98 @@
+"""Block-scaled products of the production layer: quantised and multiplied, rows of nobody, one typed error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+from kernels.errors import DtypeError, KernelError, OptionError, ShapeError
+from kernels.plan import plan
+from kernels.platform import Machine
+
+M, N, K = 7, 16, 96
+
+
+def matrices(seed: int = 1) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(M, K, generator=g), torch.randn(N, K, generator=g)
+
+
+def two_levels(x: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales, and what multiplies them."""
+    g = (2688 / x.abs().amax()).reshape(1)
+    return *kernels.nvfp4_quantize(x, g, layout), 1 / g
+
+
+def near(found: Tensor, x: Tensor, w: Tensor, least: float) -> bool:
+    """Signal over noise in dB, at least."""
+    due = x @ w.t()
+    return bool(10 * torch.log10(due.square().sum() / (found.float() - due).square().sum()) > least)
+
+
+class TestQuantisedAndMultiplied:
+    """The products read what the quantisers write; a scale one block on is seen."""
+
+    @pytest.mark.parametrize("small", [False, True])
+    def test_mxfp8(self, small: bool) -> None:
+        x, w = matrices()
+        (a, sa), (b, sb) = kernels.mxfp8_quantize(x, "8x4" if small else "128x4"), kernels.mxfp8_quantize(w)
+        assert near(kernels.mm_mxfp8(a, b.t(), sa, sb, use_8x4_sf_layout=small), x, w, 28)
+        assert not near(kernels.mm_mxfp8(a.roll(32, 1), b.t(), sa, sb, use_8x4_sf_layout=small), x, w, 28)
+
+    def test_fp4(self) -> None:
+        x, w = matrices()
+        (a, sa, ga), (b, sb, gb) = two_levels(x), two_levels(w)
+        out = kernels.mm_fp4(a, b.t(), sa, sb, ga * gb)
+        assert near(out, x, w, 16) and not near(kernels.mm_fp4(a, b.t(), sa, sb, ga), x, w, 16)
+        views = (s.view(torch.float8_e4m3fn) for s in (sa, sb))
+        assert torch.equal(kernels.scaled_mm(a, b.t(), *views, ga, gb), out)
+        assert torch.equal(kernels.mm_fp4(a, b.t(), sa.view(128, 8), sb.view(128, 8).t(), ga * gb), out)
+
+    def test_groups(self) -> None:
+        """Two experts: FlashInfer's placement and torch's are the dense products of their rows."""
+        (x, w), (_, v) = matrices(), matrices(2)
+        a, b = kernels.mxfp8_quantize(x, "linear"), [kernels.mxfp8_quantize(z) for z in (w, v)]
+        weights, scales = torch.stack([q for q, _ in b]), torch.cat([s for _, s in b]).view(torch.float8_e8m0fnu)
+        parts = [kernels.swizzle_scale(rows, "128x4") for rows in (a[1][:4], a[1][4:])]
+        own = torch.cat(parts).view(torch.float8_e8m0fnu)
+        out = kernels.scaled_grouped_mm_mx(a[0], weights, own, scales, torch.tensor([4, 7], dtype=torch.int32))
+        for rows, part, (q, s) in ((slice(0, 4), parts[0], b[0]), (slice(4, 7), parts[1], b[1])):
+            assert torch.equal(out[rows], kernels.mm_mxfp8(a[0][rows], q.t(), part, s))
+
+    def test_rows_of_nobody_are_left_alone(self) -> None:
+        x, w = matrices()
+        a, b = x.to(torch.float8_e4m3fn)[None], kernels.mxfp4_quantize(w, "linear")[0][None]
+        sa, sb, out = torch.ones(1, M, 1), torch.ones(1, N, 3), torch.full((1, M, N), 7.0)
+        kernels.m_grouped_fp8_fp4_gemm_nt_masked((a, sa), (b, sb), out, torch.tensor([5], dtype=torch.int32))
+        assert bool((out[:, 5:] == 7).all()) and not bool((out[:, :5] == 7).any())
+
+
+BAD = (
+    (lambda a, b, s, t: kernels.mm_fp4(a, b.t(), s[1:], t), ShapeError, "a_descale holds 1023 scales"),
+    (lambda a, b, s, t: kernels.mm_fp4(a, b.t(), s, t, block_size=32), OptionError, "block_size=32"),
+    (lambda a, b, s, t: kernels.mm_fp4(a, b.t()[:-8], s, t), ShapeError, "b_descale|the same K"),
+    (lambda a, b, s, t: kernels.mm_mxfp8(a, b.t(), s, t), DtypeError, "a must be float8_e4m3fn"),
+    (lambda a, b, s, t: kernels.mm_fp4(a, b.t(), s, t, out_dtype=torch.float32), OptionError, "out_dtype"),
+    (lambda a, b, s, t: kernels.scaled_mm(a, b.t(), s, t), DtypeError, "scale_a must be float8_e8m0fnu"),
+    (lambda a, b, s, t: kernels.bmm_mxfp8(a[None], b.t()[None], s, t), DtypeError, "a must be float8_e4m3fn"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
+def test_a_bad_call_is_one_typed_error(call, error: type[KernelError], message: str) -> None:
+    x, w = matrices()
+    (a, sa, _), (b, sb, _) = two_levels(x), two_levels(w)
+    with pytest.raises(error, match=message):
+        call(a, b, sa, sb)
+
+
+def test_the_plan() -> None:
+    """Triton where there is an NVIDIA GPU from sm80, else plain torch on a CPU only."""
+    from kernels.config import Config
+    from kernels.plan import Problem
+
+    for arch, backend in (("sm80", "triton_mx"), ("sm90", "triton_mx"), ("cpu", "eager")):
+        machine = Machine.described(arch)
+        assert plan(Problem("mx_product", device=machine.device), machine, Config()).backend == backend
