@@ -145,9 +145,9 @@ def test_one_change_is_one_failure(name: str) -> None:
         assert verdict.status is Status.FAILED and verdict.worst is not None and verdict.worst.output == "scale"
 
 
-@pytest.mark.parametrize("name", ["silu_and_mul_per_block_quant", "silu_and_mul_masked_post_quant"])
-def test_zeroed_codes_above_2_126_are_named_from_the_output_alone(name: str) -> None:
+def test_zeroed_codes_above_2_126_are_named_from_the_output_alone() -> None:
     """sglang-kernel's approximate 448/amax is 0 there: right scales, codes zero with the sign of the value."""
+    name = "silu_and_mul_masked_post_quant"
     call = call_of(name, family="range")
     made = by_name(run(call))
     big = torch.isfinite(made["scale"]) & (decode(made["scale"]) * 448 > 2.0**126)
@@ -161,7 +161,6 @@ def test_zeroed_codes_above_2_126_are_named_from_the_output_alone(name: str) -> 
 
 NAMED = (
     ("silu_and_mul_masked_post_quant", "scale of the first K group for every group of the row"),
-    ("silu_and_mul_per_block_quant", "fused activation without silu"),
     ("silu_and_mul_quant", "given scale multiplies the value"),
     ("rms_norm_static_fp8_quant", "weight taken as 1 + w"),
     ("rms_norm_per_block_quant", "norm of the previous row"),
@@ -270,4 +269,4 @@ def test_numerics_are_recipes() -> None:
     with pytest.raises(NumericsError, match="sglang_group_row_major_ue8m0"):
         judged(call, made, numerics="sglang_group_row_major_ue8m0")
     best = call.contract.identify(call.inputs, made, arch=None, **call.options)[0]
-    assert best.schedule == "vllm_silu_block" and best.equal == 1.0
+    assert best.schedule in ("vllm_block", "vllm_silu_block") and best.equal == 1.0  # without a bound the same
