@@ -55,8 +55,8 @@ def gated_kernel(
 ):  # fmt: skip
     """``silu(gate) * up`` of rows ``[rows, 2 * width]`` and its codes. A program takes BLOCK groups, row by row.
 
-    ``ROUNDING``: 0 none, 1 the product, 2 silu and the product. ``MODE``: 0 a scale of each group, 1 that rounded up to
-    a power of two, 2 every step in bfloat16, 3 the scale is given in ``s``. ``EPS`` and ``FLOOR`` hold the bits of the
+    ``ROUNDING``: 0 none, 1 the product, 2 silu and the product, 3 ``x [rows, width]`` itself. ``MODE``: 0 a scale of each
+    group, 1 that rounded up to a power of two, 2 every step in bfloat16, 3 the scale is given in ``s``. ``EPS`` and ``FLOOR`` hold the bits of the
     least amax and the least scale. With ``MASKED`` row r is in use where ``r % tokens < masked[r // tokens]``.
     """
     groups = (width + GROUP - 1) // GROUP
@@ -71,13 +71,16 @@ def gated_kernel(
     inside = valid[:, None] & (lane < GROUP)[None, :] & (column < width)
     source = x + row[:, None] * x_stride + column
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + width, mask=inside, other=0.0).to(tl.float32)
-    active = gate / (1.0 + tl.exp(-gate))
-    if ROUNDING == 2:
-        active = _rounded(active, x, NATIVE)
-    v = active * up
-    if ROUNDING > 0:
-        v = _rounded(v, x, NATIVE)
+    if ROUNDING == 3:
+        v = gate
+    else:
+        up = tl.load(source + width, mask=inside, other=0.0).to(tl.float32)
+        active = gate / (1.0 + tl.exp(-gate))
+        if ROUNDING == 2:
+            active = _rounded(active, x, NATIVE)
+        v = active * up
+        if ROUNDING > 0:
+            v = _rounded(v, x, NATIVE)
     if MODE == 3:
         scale = tl.load(s) + tl.zeros([BLOCK], tl.float32)
     else:

@@ -101,7 +101,9 @@ def _reciprocal(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tens
 
 
 def gated(x: Tensor, rounding: str) -> Tensor:
-    """``silu(gate) * up`` of ``x [..., 2I]``, in the dtype of ``x`` or, with ``none``, in float32."""
+    """``silu(gate) * up`` of ``x [..., 2I]``, in the dtype of ``x`` or, with ``none``, in float32; ``plain``: ``x``."""
+    if rounding == "plain":
+        return x
     gate, up = x.to(torch.float32).chunk(2, dim=-1)
     active = torch.nn.functional.silu(gate)
     if rounding == "each":

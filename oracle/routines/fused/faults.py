@@ -43,8 +43,9 @@ NORMED = NORM_STATIC | NORM_DYNAMIC
 STEPWISE = NORMED - {"rmsnorm_quant", "fused_add_rmsnorm_quant"}
 SCALED = frozenset({"silu_and_mul_quant"}) | NORM_STATIC
 ROTATED = frozenset({"rope_quantize_fp8", "mla_rope_quantize_fp8"})
+PLAIN = frozenset({"per_token_group_quant_fp8_masked", "per_token_group_quant_fp8_packed"})
 GIVEN = SCALED | ROTATED
-COMPUTED = GROUPED | NORM_DYNAMIC
+COMPUTED = GROUPED | NORM_DYNAMIC | PLAIN
 """Contracts that compute their scale."""
 FUSED = COMPUTED | GIVEN
 """Every contract of the folder."""
@@ -203,17 +204,49 @@ fault("floor 1e-10 on the scale in place of 1/(448 * 512)", VALUE, seen="vllm PR
       contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC,
       recipe=lambda recipe: replace(recipe, scale_floor=1e-10),
       same_if="no scale lies below 1/(448 * 512)")
+IN_USE = MASKED | {"per_token_group_quant_fp8_masked"}
 several_experts = need(lambda call: call.inputs["masked_m"].numel() > 1, "there is one expert")
-fault("rows in use of the previous expert", INDEX, seen="flashinfer 3547", contracts=MASKED, needs=several_experts,
+fault("rows in use of the previous expert", INDEX, seen="flashinfer 3547", contracts=IN_USE, needs=several_experts,
       read=entry("masked_m", lambda rows: rows.roll(1)), same_if="all counts are equal")
-fault("last row in use of every expert left out", MOVEMENT, seen="DeepGEMM 34", contracts=MASKED,
+fault("last row in use of every expert left out", MOVEMENT, seen="DeepGEMM 34", contracts=IN_USE,
       read=entry("masked_m", lambda rows: (rows - 1).clamp(min=0)),
       needs=need(lambda call: int(call.inputs["masked_m"].max()) > 1, "no expert has two rows"))
 
 
-@fault("rows of the next expert quantised", INDEX, seen="DeepGEMM PR 343", contracts=MASKED, needs=several_experts)
+@fault("rows of the next expert quantised", INDEX, seen="DeepGEMM PR 343", contracts=IN_USE, needs=several_experts)
 def read_next_expert(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return given | {"x": given["x"].roll(-1, dims=0)}
+
+
+@fault("packed scales in the opposite order of bytes", INDEX, seen="sglang PR 25733, TransformerEngine PR 2589",
+       contracts={"per_token_group_quant_fp8_packed"}, same_if="the scales of every word are equal")
+def write_bytes_backwards(made: dict[str, Tensor]) -> dict[str, Tensor]:
+    return made | {"scale": _bytes_of(made["scale"], lambda byte: byte.flip(-1))}
+
+
+@fault("packed scales shifted by one mantissa bit", VALUE, seen="sglang PR 25733",
+       contracts={"per_token_group_quant_fp8_packed"})
+def write_bytes_shifted(made: dict[str, Tensor]) -> dict[str, Tensor]:
+    return made | {"scale": _bytes_of(made["scale"], lambda byte: byte >> 1)}
+
+
+fault("packed scales row-major", INDEX, seen="flashinfer 2147", contracts={"per_token_group_quant_fp8_packed"},
+      needs=need(lambda call: min(call.contract.outputs(call)["scale"].shape or (1,)) > 1, "one row or word"),
+      write=lambda made: made | {"scale": _lanes(made["scale"].reshape(made["scale"].shape[::-1]).t())},
+      same_if="all words are equal")
+
+
+def _bytes_of(words: Tensor, change) -> Tensor:  # type: ignore[no-untyped-def]
+    """Words whose bytes are changed, in the same memory layout."""
+    byte = words.clone(memory_format=torch.contiguous_format).view(torch.uint8).reshape(*words.shape, 4)
+    return _lanes(change(byte).contiguous().view(torch.int32).squeeze(-1))
+
+
+def _lanes(words: Tensor) -> Tensor:
+    rows = words.shape[0]
+    lanes = torch.zeros(words.shape[1], rows + -rows % 4, dtype=words.dtype, device=words.device)
+    lanes[:, :rows] = words.t()
+    return lanes[:, :rows].t()
 
 
 # --- the value: an RMS norm ---------------------------------------------------------------------------------
