@@ -55,9 +55,10 @@ def gated_kernel(
 ):  # fmt: skip
     """``silu(gate) * up`` of rows ``[rows, 2 * width]`` and its codes. A program takes BLOCK groups, row by row.
 
-    ``ROUNDING``: 0 none, 1 the product, 2 silu and the product, 3 ``x [rows, width]`` itself. ``MODE``: 0 a scale of each
-    group, 1 that rounded up to a power of two, 2 every step in bfloat16, 3 the scale is given in ``s``. ``EPS`` and ``FLOOR`` hold the bits of the
-    least amax and the least scale. With ``MASKED`` row r is in use where ``r % tokens < masked[r // tokens]``.
+    ``ROUNDING``: 0 none, 1 the product, 2 silu and the product, 3 the value is ``x [rows, width]`` itself. ``MODE``: 0 a
+    scale of each group, 1 that rounded up to a power of two, 2 every step in bfloat16, 3 the scale is given in ``s``.
+    ``EPS`` and ``FLOOR`` hold the bits of the least amax and the least scale. With ``MASKED`` row r is in use where
+    ``r % tokens < masked[r // tokens]``.
     """
     groups = (width + GROUP - 1) // GROUP
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -109,7 +109,8 @@ def ids(shapes: tuple[str, ...], family_shape: str):  # type: ignore[no-untyped-
             for family in few if profile == "quick" else grammar.families:
                 yield f"{head}/{family_shape}/{option}family={family}/seed=1"
         for dtypes in grammar.dtypes[1:]:
-            for option, family in (*(("", family) for family in (*few, "special")), *((o, "range") for o in options)):
+            with_options = ((option, family) for option in options for family in ("range", "heavy"))
+            for option, family in (*(("", family) for family in (*few, "special", "heavy")), *with_options):
                 if family in grammar.families:
                     yield f"{contract}/{dtypes}/{grammar.schemes[0]}/{shapes[-1]}/{option}family={family}/seed=1"
 
@@ -236,12 +237,12 @@ GRAMMARS: Mapping[str, Grammar] = {
     "per_token_group_quant_fp8_masked": Grammar(
         ("e", "t", "k"), _WIDE, ("1x128",), _FAMILIES, _plain, _plain_options,
         {"group": ("16", "32", "64", "256"), "ue8m0": ("1",), "eps": ("1e-4",)},
-        listed=ids(("e=1,t=1,k=256", "e=1,t=3,k=768", "e=3,t=9,k=512"), "e=4,t=13,k=512"), domain="k % 256 == 0",
+        listed=ids(("e=1,t=1,k=256", "e=1,t=3,k=384", "e=3,t=9,k=512"), "e=4,t=13,k=512"), domain="k % 256 == 0",
     ),
     "per_token_group_quant_fp8_packed": Grammar(
         ("m", "k"), _WIDE, ("1x128",), _FAMILIES, _plain, _plain_options,
         {"group": ("16", "32", "64", "256"), "eps": ("1e-4",)},
-        listed=ids(("m=1,k=256", "m=3,k=768", "m=37,k=512"), "m=33,k=1280"), domain="k % 256 == 0",
+        listed=ids(("m=1,k=256", "m=3,k=384", "m=37,k=512"), "m=33,k=1280"), domain="k % 256 == 0",
     ),
     **{
         name: Grammar(
