@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.backends.declaration import Backend
 from kernels.checks import WIDE
 from kernels.errors import OptionError, ShapeError
 from kernels.quantize import GROUP_EPS, floor
@@ -356,7 +357,7 @@ def mla_rope_quantize_fp8(
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _route(op: str, device: torch.device, x: Tensor, group: int = BLOCK):  # type: ignore[no-untyped-def]
+def _route(op: str, device: torch.device, x: Tensor, group: int = BLOCK) -> Backend:
     return route(op, device, ("group_size", group), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[-1]))
 
 
@@ -408,7 +409,4 @@ def _static(
         q, z = op(x, residual, weight, scale, epsilon)
         return q, z
     run = _route("quant_norm", device, x)
-    made: tuple[Tensor, Tensor | None] = run.norm_static(
-        x, weight, residual, scale.reshape(1), epsilon, rounding, rounded_sum
-    )
-    return made
+    return run.norm_static(x, weight, residual, scale.reshape(1), epsilon, rounding, rounded_sum)
