@@ -215,7 +215,7 @@ def codes_and_scale(verb: Callable[..., tuple[Tensor, Tensor]], first: str = "x"
 
 GATED = (
     "silu_and_mul_quant", "silu_and_mul_per_block_quant", "silu_and_mul_masked_post_quant",
-    "persistent_masked_m_silu_mul_quant",
+    "persistent_masked_m_silu_mul_quant", "per_token_group_quant_fp8_masked",
 )  # fmt: skip
 NORMS = (
     "rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant", "fused_add_rmsnorm_quant",

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.backends.declaration import Backend
 from kernels.checks import WIDE
 from kernels.errors import OptionError, ShapeError
-from kernels.quantize import GROUP_EPS
+from kernels.quantize import GROUP_EPS, floor
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK
 
@@ -143,6 +144,40 @@ def persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Ten
         q, scale = torch.ops.fp8_kernels.persistent_masked_m_silu_mul_quant(x, masked_m)
         return q, scale
     return _route("quant_gated", device, x).gated_group_bf16(x, GROUP_EPS, masked_m)
+
+
+@checks.verb
+def per_token_group_quant_fp8_masked(
+    x: Tensor, masked_m: Tensor, group_size: int = BLOCK, *, eps: float = GROUP_EPS, use_ue8m0: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The first ``masked_m[e]`` rows of every expert in groups, ``scale = max(amax, eps) / 448``.
+
+    Parameters
+    ----------
+    x
+        ``[E, T, K]`` bf16, f16 or f32, ``K`` a multiple of ``group_size``.
+    masked_m
+        ``[E]`` int32, rows in use; it is not read on the host.
+    use_ue8m0
+        Round the scale up to a power of two first.
+
+    Returns
+    -------
+    q, scale
+        ``q [E, T, K]`` E4M3, ``scale [E, T, K / group_size]`` float32; rows that are not in use hold anything.
+    """
+    checks.dtype("x", checks.rank("x", x, 3), *WIDE)
+    checks.nonempty("x", x, -1)
+    checks.positive("group_size", group_size)
+    checks.multiple("K", x.shape[-1], group_size, f"pad K or choose a group_size that divides {x.shape[-1]}")
+    floor(eps)
+    device = _masked(x, masked_m)
+    if torch.compiler.is_compiling():
+        op = torch.ops.fp8_kernels.per_token_group_quant_fp8_masked
+        q, scale = op(x, masked_m, group_size, eps, use_ue8m0)
+        return q, scale
+    run = _route("quant_gated", device, x, group_size)
+    return run.gated_group(x, group_size, "plain", eps, 0.0, None, use_ue8m0, False, masked_m)
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------
@@ -322,7 +357,7 @@ def mla_rope_quantize_fp8(
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _route(op: str, device: torch.device, x: Tensor, group: int = BLOCK):  # type: ignore[no-untyped-def]
+def _route(op: str, device: torch.device, x: Tensor, group: int = BLOCK) -> Backend:
     return route(op, device, ("group_size", group), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[-1]))
 
 
@@ -374,7 +409,4 @@ def _static(
         q, z = op(x, residual, weight, scale, epsilon)
         return q, z
     run = _route("quant_norm", device, x)
-    made: tuple[Tensor, Tensor | None] = run.norm_static(
-        x, weight, residual, scale.reshape(1), epsilon, rounding, rounded_sum
-    )
-    return made
+    return run.norm_static(x, weight, residual, scale.reshape(1), epsilon, rounding, rounded_sum)

@@ -191,6 +191,17 @@ def _silu_and_mul_masked_post_quant(
     )
 
 
+def _masked_groups_fake(x: Tensor, masked_m: Tensor, group_size: int, *_: object) -> tuple[Tensor, Tensor]:
+    return _codes_like(x), _empty(*x.shape[:-1], x.shape[-1] // group_size, like=x, dtype=torch.float32)
+
+
+@_operator(_masked_groups_fake)
+def _per_token_group_quant_fp8_masked(
+    x: Tensor, masked_m: Tensor, group_size: int, eps: float, use_ue8m0: bool
+) -> tuple[Tensor, Tensor]:
+    return fused.per_token_group_quant_fp8_masked(x, masked_m, group_size, eps=eps, use_ue8m0=use_ue8m0)
+
+
 @_operator(lambda x, masked_m: (_gated_codes(x), _gated_scales(x, 128)))
 def _persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Tensor, Tensor]:
     return fused.persistent_masked_m_silu_mul_quant(x, masked_m)

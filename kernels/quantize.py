@@ -173,7 +173,7 @@ def per_token_group_quant_fp8(
     checks.multiple(
         "K", x.shape[-1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[-1]}"
     )
-    _eps(eps)
+    floor(eps)
     if tma_aligned_scales and not column_major_scales:
         raise OptionError("tma_aligned_scales needs column_major_scales=True: the alignment is of the leading stride")
     if column_major_scales and x.dim() < 2:
@@ -214,7 +214,7 @@ def per_token_group_quant_fp8_packed(
     checks.nonempty("x", x, 1)
     checks.positive("group_size", group_size)
     checks.multiple("K", x.shape[1], group_size, f"pad the last axis or choose a group_size that divides {x.shape[1]}")
-    _eps(eps)
+    floor(eps)
     if is_compiling():
         q, scale = torch.ops.fp8_kernels.per_token_group_quant_fp8_packed(x, group_size, eps)
         return q, scale
@@ -453,7 +453,8 @@ def normalize_e4m3fn_to_e4m3fnuz(
     return codes.view(torch.float8_e4m3fnuz), weight_scale * 2.0, doubled
 
 
-def _eps(eps: object) -> None:
+def floor(eps: object) -> None:
+    """Refuse a floor of amax that float32 cannot hold."""
     if not isinstance(eps, float) or not FLOAT32_LEAST <= eps <= FLOAT32_MAX:
         raise OptionError(f"eps must be a positive finite float that float32 can hold, got {eps!r}")
 

@@ -199,6 +199,9 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "fp8_paged_mqa_logits": ("paged_mqa_logits", calls.paged_logits),
     "scaled_fp8_quant": ("quant_tensor", calls.codes_and_scale(quantize.scaled_fp8_quant)),
     "per_token_group_quant_fp8": ("quant_group", calls.codes_and_scale(quantize.per_token_group_quant_fp8)),
+    "per_token_group_quant_fp8_packed": (
+        "quant_group_packed", calls.codes_and_scale(quantize.per_token_group_quant_fp8_packed)
+    ),
     "per_block_cast_to_fp8": ("cast", calls.codes_and_scale(quantize.per_block_cast_to_fp8)),
     "per_token_cast_to_fp8": ("cast", calls.codes_and_scale(quantize.per_token_cast_to_fp8)),
     "per_channel_cast_to_fp8": ("cast", calls.codes_and_scale(quantize.per_channel_cast_to_fp8)),

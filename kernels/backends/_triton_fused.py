@@ -48,18 +48,19 @@ def _at_most(value, limit):
 
 @triton.jit
 def gated_kernel(
-    x, q, s, bound, masked, rows, width, x_stride, tokens,
+    x, q, s, bound, masked, rows, cols, x_stride, tokens,
     GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ROUNDING: tl.constexpr, MODE: tl.constexpr,
     BOUNDED: tl.constexpr, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr,
     NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """``silu(gate) * up`` of rows ``[rows, 2 * width]`` and its codes. A program takes BLOCK groups, row by row.
+    """``silu(gate) * up`` of rows ``[rows, 2 * cols]`` and its codes. A program takes BLOCK groups, row by row.
 
-    ``ROUNDING``: 0 none, 1 the product, 2 silu and the product. ``MODE``: 0 a scale of each group, 1 that rounded up to
-    a power of two, 2 every step in bfloat16, 3 the scale is given in ``s``. ``EPS`` and ``FLOOR`` hold the bits of the
-    least amax and the least scale. With ``MASKED`` row r is in use where ``r % tokens < masked[r // tokens]``.
+    ``ROUNDING``: 0 none, 1 the product, 2 silu and the product, 3 the value is ``x [rows, cols]`` itself. ``MODE``: 0 a
+    scale of each group, 1 that rounded up to a power of two, 2 every step in bfloat16, 3 the scale is given in ``s``.
+    ``EPS`` and ``FLOOR`` hold the bits of the least amax and the least scale. With ``MASKED`` row r is in use where
+    ``r % tokens < masked[r // tokens]``.
     """
-    groups = (width + GROUP - 1) // GROUP
+    groups = (cols + GROUP - 1) // GROUP
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, col = index // groups, (index % groups).to(tl.int32)
     valid = row < rows
@@ -68,16 +69,19 @@ def gated_kernel(
         valid = valid & (row % tokens < used)
     lane = tl.arange(0, LANES)
     column = col[:, None] * GROUP + lane[None, :]
-    inside = valid[:, None] & (lane < GROUP)[None, :] & (column < width)
+    inside = valid[:, None] & (lane < GROUP)[None, :] & (column < cols)
     source = x + row[:, None] * x_stride + column
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + width, mask=inside, other=0.0).to(tl.float32)
-    active = gate / (1.0 + tl.exp(-gate))
-    if ROUNDING == 2:
-        active = _rounded(active, x, NATIVE)
-    v = active * up
-    if ROUNDING > 0:
-        v = _rounded(v, x, NATIVE)
+    if ROUNDING == 3:
+        v = gate
+    else:
+        up = tl.load(source + cols, mask=inside, other=0.0).to(tl.float32)
+        active = gate / (1.0 + tl.exp(-gate))
+        if ROUNDING == 2:
+            active = _rounded(active, x, NATIVE)
+        v = active * up
+        if ROUNDING > 0:
+            v = _rounded(v, x, NATIVE)
     if MODE == 3:
         scale = tl.load(s) + tl.zeros([BLOCK], tl.float32)
     else:
@@ -97,7 +101,7 @@ def gated_kernel(
         y = _rounded(v * inverse[:, None], x, NATIVE)
     else:
         y = _quotient(v, tl.broadcast_to(scale[:, None], [BLOCK, LANES]), NATIVE)
-    tl.store(q + row[:, None] * width + column, _encode(y, NATIVE), mask=inside)
+    tl.store(q + row[:, None] * cols + column, _encode(y, NATIVE), mask=inside)
     if MODE < 3:
         if TRANSPOSED:
             tl.store(s + col.to(tl.int64) * rows + row, scale, mask=valid)

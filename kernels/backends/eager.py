@@ -101,7 +101,9 @@ def _reciprocal(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tens
 
 
 def gated(x: Tensor, rounding: str) -> Tensor:
-    """``silu(gate) * up`` of ``x [..., 2I]``, in the dtype of ``x`` or, with ``none``, in float32."""
+    """``silu(gate) * up`` of ``x [..., 2I]``, in the dtype of ``x`` or, with ``none``, in float32; ``plain``: ``x``."""
+    if rounding == "plain":
+        return x
     gate, up = x.to(torch.float32).chunk(2, dim=-1)
     active = torch.nn.functional.silu(gate)
     if rounding == "each":
@@ -128,7 +130,7 @@ def _groups(
     value: Tensor, group: int, amax_floor: float, scale_floor: float, amax_ub: Tensor | None, scale_ub: Tensor | None,
     ue8m0: bool, transposed: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    parts = value.unflatten(-1, (-1, group))
+    parts = value.reshape(*value.shape[:-1], value.shape[-1] // group, group)
     amax = parts.abs().amax(dim=-1).to(torch.float32).clamp(min=amax_floor)
     if amax_ub is not None:
         amax = torch.minimum(amax, amax_ub.reshape(()))
@@ -146,7 +148,8 @@ def _groups(
 @no_autocast_no_grad
 def gated_group_bf16(x: Tensor, amax_floor: float, masked_m: Tensor) -> tuple[Tensor, Tensor]:
     """Every step in bfloat16: ``scale = amax * (1/448)``, codes of ``value * (1/scale)``; every row is written."""
-    parts = gated(x, "each").unflatten(-1, (-1, BLOCK))
+    value = gated(x, "each")
+    parts = value.reshape(*value.shape[:-1], value.shape[-1] // BLOCK, BLOCK)
     amax = torch.maximum(parts.abs().amax(dim=-1), torch.full((), amax_floor, dtype=x.dtype, device=x.device))
     one = torch.ones((), dtype=torch.float32, device=x.device)
     scale = (amax.float() * (one / fp8_max(x)).bfloat16().float()).bfloat16().float()

@@ -19,7 +19,7 @@ from kernels.support import BLOCK
 
 ELEMENTS = 4096
 """Elements of one program of the gated kernel."""
-ROUNDINGS = {"none": 0, "product": 1, "each": 2}
+ROUNDINGS = {"none": 0, "product": 1, "each": 2, "plain": 3}
 SCALE_FLOOR = 1.0 / (448.0 * 512.0)
 
 
@@ -60,8 +60,8 @@ def _gated(
     x: Tensor, group: int, rounding: str, mode: int, *, scale: Tensor | None = None, amax_floor: float = 0.0,
     scale_floor: float = 0.0, scale_ub: Tensor | None = None, transposed: bool = False, masked_m: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    native, width = library()[1], x.shape[-1] // 2
-    tokens, matrix = x.shape[-2], x.reshape(-1, 2 * width)
+    native, width = library()[1], x.shape[-1] if rounding == "plain" else x.shape[-1] // 2
+    tokens, matrix = x.shape[-2], x.reshape(-1, x.shape[-1])
     matrix = matrix if matrix.stride(1) == 1 else matrix.contiguous()
     rows, groups = matrix.shape[0], -(-width // group)
     q = torch.empty(*x.shape[:-1], width, dtype=FP8, device=x.device)

@@ -40,9 +40,8 @@ def reciprocal_norm(z: Tensor, epsilon: float) -> Norm:
     total = z.square().sum(dim=1, keepdim=True)
     mean = total / width + epsilon
     n = width + 2
-    d = n * U / (1 - n * U) + APPROXIMATE + width * 2.0**-52
-    flushed = 2.0**-126 / mean
-    d = d + torch.nan_to_num(flushed, 0.0, 0.0, 0.0)
+    flushed = torch.nan_to_num(2.0**-126 / mean, 0.0, 0.0, 0.0)
+    d = flushed + (n * U / (1 - n * U) + APPROXIMATE + width * 2.0**-52)
     exact = mean.rsqrt()
     over = total > 2 * OVERFLOW
     exact = torch.where(over, torch.zeros_like(exact), exact)

@@ -367,8 +367,8 @@ def prepare_between(
     found = prepare(x, **given)
     most = torch.maximum(low.abs(), high.abs())
     least = torch.where((low <= 0) & (high >= 0), torch.zeros_like(x), torch.minimum(low.abs(), high.abs()))
-    stacked = (prepare(torch.cat(parts), **given) for parts in ((x, low, high), (x, least, most)))
-    found.ends = Ends(*stacked, unknown)
+    values, magnitudes = (prepare(torch.cat(parts), **given) for parts in ((x, low, high), (x, least, most)))
+    found.ends = Ends(values, magnitudes, unknown)
     return found
 
 

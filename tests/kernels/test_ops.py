@@ -80,6 +80,9 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "silu_and_mul_per_block_quant columns": (x, 64, None, True, "product"),
         "silu_and_mul_masked_post_quant": (x.view(2, -1, K), torch.tensor([1, 2], dtype=torch.int32), 32, True, "each"),
         "persistent_masked_m_silu_mul_quant": (x.view(2, -1, K), torch.tensor([1, 0], dtype=torch.int32)),
+        "per_token_group_quant_fp8_masked": (
+            x.view(2, -1, K), torch.tensor([1, 0], dtype=torch.int32), 16, 1e-10, True
+        ),
         "rms_norm_static_fp8_quant": (x, x[0], one, 1e-6),
         "rmsnorm_quant": (x, x[0], one, 1e-6),
         "fused_add_rms_norm_static_fp8_quant": (x, x + 1, x[0], one, 1e-6),
@@ -350,6 +353,7 @@ def graphs_of(make) -> dict[str, Callable[[], object]]:
         "persistent_masked_m_silu_mul_quant": lambda: kernels.persistent_masked_m_silu_mul_quant(
             x.view(2, 3, K), counts
         ),
+        "per_token_group_quant_fp8_masked": lambda: kernels.per_token_group_quant_fp8_masked(x.view(2, 3, K), counts),
         "rms_norm_static_fp8_quant": lambda: kernels.rms_norm_static_fp8_quant(x, x[0], one),
         "rmsnorm_quant": lambda: kernels.rmsnorm_quant(x, x[0], one),
         "fused_add_rms_norm_static_fp8_quant": lambda: kernels.fused_add_rms_norm_static_fp8_quant(x, x, x[0], one),

@@ -109,7 +109,8 @@ def ids(shapes: tuple[str, ...], family_shape: str):  # type: ignore[no-untyped-
             for family in few if profile == "quick" else grammar.families:
                 yield f"{head}/{family_shape}/{option}family={family}/seed=1"
         for dtypes in grammar.dtypes[1:]:
-            for option, family in (*(("", family) for family in (*few, "special")), *((o, "range") for o in options)):
+            with_options = ((option, family) for option in options for family in ("range", "heavy"))
+            for option, family in (*(("", family) for family in (*few, "special", "heavy")), *with_options):
                 if family in grammar.families:
                     yield f"{contract}/{dtypes}/{grammar.schemes[0]}/{shapes[-1]}/{option}family={family}/seed=1"
 
@@ -176,6 +177,23 @@ def _rotary_options(case: Case) -> dict[str, object]:
     return {"is_neox": case.option("neox") != "0", **factors}
 
 
+def _plain(case: Case) -> dict[str, Tensor]:
+    (dtype,) = case.operand_dtypes
+    if "m" in dict(case.extents):
+        return {"x": data.activations(case.label("x"), case.family, case["m"], case["k"], dtype=dtype)}
+    e, t = case["e"], case["t"]
+    x = data.activations(case.label("x"), case.family, e * t, case["k"], dtype=dtype).reshape(e, t, -1)
+    rows = in_use(case)
+    unused = torch.arange(t, device="cpu")[None, :] >= rows[:, None]
+    return {"x": x.masked_fill(unused[..., None], torch.nan), "masked_m": rows}
+
+
+def _plain_options(case: Case) -> dict[str, object]:
+    group, eps = case.option("group"), case.option("eps")
+    found: dict[str, object] = {"group_size": 128 if group is None else int(group), "eps": float(eps or 1e-10)}
+    return found | ({"use_ue8m0": case.option("ue8m0") == "1"} if "masked" in case.contract else {})
+
+
 _FAMILIES = tuple(data.ACTIVATION_FAMILIES)
 _WIDE = ("bf16-e4m3", "f16-e4m3", "f32-e4m3")
 NORM_SHAPES, NORM_FAMILY_SHAPE = ("m=1,h=128", "m=3,h=384", "m=33,h=640"), "m=21,h=384"
@@ -216,6 +234,16 @@ GRAMMARS: Mapping[str, Grammar] = {
         {"residual": ("1",), "ub": ("5",), "group": ("64",), "columns": ("1",), **_EPSILON}, listed=_NORMS,
         domain="h % 128 == 0",
     ),
+    "per_token_group_quant_fp8_masked": Grammar(
+        ("e", "t", "k"), _WIDE, ("1x128",), _FAMILIES, _plain, _plain_options,
+        {"group": ("16", "32", "64", "256"), "ue8m0": ("1",), "eps": ("1e-4",)},
+        listed=ids(("e=1,t=1,k=256", "e=1,t=3,k=384", "e=3,t=9,k=512"), "e=4,t=13,k=512"), domain="k % 256 == 0",
+    ),
+    "per_token_group_quant_fp8_packed": Grammar(
+        ("m", "k"), _WIDE, ("1x128",), _FAMILIES, _plain, _plain_options,
+        {"group": ("16", "32", "64", "256"), "eps": ("1e-4",)},
+        listed=ids(("m=1,k=256", "m=3,k=384", "m=37,k=512"), "m=33,k=1280"), domain="k % 256 == 0",
+    ),
     **{
         name: Grammar(
             ("t", "h", "d", "n"), _WIDE[:2], ("tensor",), tuple(f for f in _FAMILIES if f != "range"), _rotary,
@@ -245,4 +273,8 @@ GOLDENS = (
     *(f"{name}/bf16-e4m3/tensor/t=3,h=2,d=16,n=32/{o}family={f}/seed=7"
       for name in ("rope_quantize_fp8", "mla_rope_quantize_fp8")
       for o, f in (("", "randn"), ("neox=0/", "ties"), ("scaled=0/", "special"))),
+    *(f"per_token_group_quant_fp8_masked/bf16-e4m3/1x128/e=3,t=3,k=256/{o}family={f}/seed=7"
+      for o, f in (("", "ties"), ("group=16/", "amax"), ("ue8m0=1/", "special"))),
+    *(f"per_token_group_quant_fp8_packed/bf16-e4m3/1x128/m=5,k=256/{o}family={f}/seed=7"
+      for o, f in (("", "randn"), ("group=32/", "ties"), ("group=16/", "special"))),
 )  # fmt: skip

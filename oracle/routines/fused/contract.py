@@ -100,6 +100,7 @@ class FusedContract(Contract):
     section = "Fused quantisation"
     loses = True
     returns: ClassVar[tuple[str, ...]] = ("q", "scale")
+    interval: ClassVar[bool] = True  # whether admissible outputs are an interval around the expected ones
     gpu = True
 
     @abstractmethod
@@ -285,8 +286,9 @@ class FusedSets(Sets):
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The sets of the first recipe for the expected scale; rows that are not specified are free."""
-        found = self.quantiser.ranges(self.contract.split(expected, self.call))
-        assert found is not None
+        found = self.quantiser.ranges(self.contract.split(expected, self.call)) if self.contract.interval else None
+        if found is None:
+            return None
         inputs, codes = self.call.inputs, found["q"]
         ends = [self.contract.codes(end.view(torch.uint8), inputs, 0x7F) for end in (codes.low, codes.high)]
         free, dtype = self.contract.codes(codes.free, inputs, 1), codes.low.dtype

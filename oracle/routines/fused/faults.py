@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,12 +44,15 @@ NORMED = NORM_STATIC | NORM_DYNAMIC
 STEPWISE = NORMED - {"rmsnorm_quant", "fused_add_rmsnorm_quant"}
 SCALED = frozenset({"silu_and_mul_quant"}) | NORM_STATIC
 ROTATED = frozenset({"rope_quantize_fp8", "mla_rope_quantize_fp8"})
+PLAIN = frozenset({"per_token_group_quant_fp8_masked", "per_token_group_quant_fp8_packed"})
 GIVEN = SCALED | ROTATED
-COMPUTED = GROUPED | NORM_DYNAMIC
+COMPUTED = GROUPED | NORM_DYNAMIC | PLAIN
 """Contracts that compute their scale."""
 FUSED = COMPUTED | GIVEN
 """Every contract of the folder."""
 PREFIX = "fused: "
+OfTensor = Callable[[Tensor], Tensor]
+Change = Callable[..., Any]
 MINE = "no public thread: "
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -107,11 +111,12 @@ fault("multiplier of a power-of-two scale overflows in float16", VALUE, seen="sg
        admissible_if="a power-of-two scale seldom changes with it", same_if="the largest values are bfloat16 values")
 def amax_before_rounding(call: Call, amax: Amax) -> Tensor:
     contract = call.contract
-    assert isinstance(contract, Inner) and isinstance(contract.outer.contract, FusedContract)
-    outer = contract.outer
+    assert isinstance(contract, Inner)
+    outer, fused = contract.outer, contract.outer.contract
+    assert isinstance(fused, FusedContract)
     wide = _gated(outer.inputs["x"], lambda gate: gate * sigmoid(gate))
     cells = amax.x.grid(amax.recipe.block)
-    blocks = cells.split(matrix_of(wide, outer.contract.rows(outer.inputs)).double())
+    blocks = cells.split(matrix_of(wide, fused.rows(outer.inputs)).double())
     right = blocks.nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True)
     return torch.where(torch.isfinite(amax.right), right, amax.right)
 
@@ -119,13 +124,13 @@ def amax_before_rounding(call: Call, amax: Amax) -> Tensor:
 # --- the value: silu(gate) * up -----------------------------------------------------------------------------
 
 
-def _gated(x: Tensor, active) -> Tensor:  # type: ignore[no-untyped-def]
+def _gated(x: Tensor, active: OfTensor) -> Tensor:
     """``active(gate) * up`` in float32."""
     gate, up = decode(x).chunk(2, dim=-1)
     return rounded_to(nearest(active(gate) * up, FP32), torch.float32)
 
 
-def _instead(active):  # type: ignore[no-untyped-def]
+def _instead(active: OfTensor) -> Change:
     """Another activation, rounded once to the dtype of the value."""
     def store(call: Call, value: Tensor) -> Tensor:
         return rounded_to(_gated(call.inputs["x"], active).double(), value.dtype)
@@ -203,17 +208,49 @@ fault("floor 1e-10 on the scale in place of 1/(448 * 512)", VALUE, seen="vllm PR
       contracts={"silu_and_mul_per_block_quant"} | NORM_DYNAMIC,
       recipe=lambda recipe: replace(recipe, scale_floor=1e-10),
       same_if="no scale lies below 1/(448 * 512)")
+IN_USE = MASKED | {"per_token_group_quant_fp8_masked"}
 several_experts = need(lambda call: call.inputs["masked_m"].numel() > 1, "there is one expert")
-fault("rows in use of the previous expert", INDEX, seen="flashinfer 3547", contracts=MASKED, needs=several_experts,
+fault("rows in use of the previous expert", INDEX, seen="flashinfer 3547", contracts=IN_USE, needs=several_experts,
       read=entry("masked_m", lambda rows: rows.roll(1)), same_if="all counts are equal")
-fault("last row in use of every expert left out", MOVEMENT, seen="DeepGEMM 34", contracts=MASKED,
+fault("last row in use of every expert left out", MOVEMENT, seen="DeepGEMM 34", contracts=IN_USE,
       read=entry("masked_m", lambda rows: (rows - 1).clamp(min=0)),
       needs=need(lambda call: int(call.inputs["masked_m"].max()) > 1, "no expert has two rows"))
 
 
-@fault("rows of the next expert quantised", INDEX, seen="DeepGEMM PR 343", contracts=MASKED, needs=several_experts)
+@fault("rows of the next expert quantised", INDEX, seen="DeepGEMM PR 343", contracts=IN_USE, needs=several_experts)
 def read_next_expert(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return given | {"x": given["x"].roll(-1, dims=0)}
+
+
+@fault("packed scales in the opposite order of bytes", INDEX, seen="sglang PR 25733, TransformerEngine PR 2589",
+       contracts={"per_token_group_quant_fp8_packed"}, same_if="the scales of every word are equal")
+def write_bytes_backwards(made: dict[str, Tensor]) -> dict[str, Tensor]:
+    return made | {"scale": _bytes_of(made["scale"], lambda byte: byte.flip(-1))}
+
+
+@fault("packed scales shifted by one mantissa bit", VALUE, seen="sglang PR 25733",
+       contracts={"per_token_group_quant_fp8_packed"})
+def write_bytes_shifted(made: dict[str, Tensor]) -> dict[str, Tensor]:
+    return made | {"scale": _bytes_of(made["scale"], lambda byte: byte >> 1)}
+
+
+fault("packed scales row-major", INDEX, seen="flashinfer 2147", contracts={"per_token_group_quant_fp8_packed"},
+      needs=need(lambda call: min(call.contract.outputs(call)["scale"].shape or (1,)) > 1, "one row or word"),
+      write=lambda made: made | {"scale": _lanes(made["scale"].reshape(made["scale"].shape[::-1]).t())},
+      same_if="all words are equal")
+
+
+def _bytes_of(words: Tensor, change: OfTensor) -> Tensor:
+    """Words whose bytes are changed, in the same memory layout."""
+    byte = words.clone(memory_format=torch.contiguous_format).view(torch.uint8).reshape(*words.shape, 4)
+    return _lanes(change(byte).contiguous().view(torch.int32).squeeze(-1))
+
+
+def _lanes(words: Tensor) -> Tensor:
+    rows = words.shape[0]
+    lanes = torch.zeros(words.shape[1], rows + -rows % 4, dtype=words.dtype, device=words.device)
+    lanes[:, :rows] = words.t()
+    return lanes[:, :rows].t()
 
 
 # --- the value: an RMS norm ---------------------------------------------------------------------------------
@@ -222,7 +259,10 @@ NORMS = Faults(NORMED)
 fault = NORMS.declare
 
 
-def _normed(call: Call, value: Tensor, *, root=None, weight=lambda w: w, centre=False, later=False) -> Tensor:  # type: ignore[no-untyped-def]
+def _normed(
+    call: Call, value: Tensor, *, root: Callable[[Call, Tensor], Tensor] | None = None,
+    weight: OfTensor = lambda w: w, centre: bool = False, later: bool = False,
+) -> Tensor:
     """The norm with another root of the mean square, weight, centre or place of the residual, in the value's dtype."""
     x, w = decode(call.inputs["x"]), decode(call.inputs["weight"])
     beside = decode(call.inputs["residual"]) if "residual" in call.inputs else torch.zeros_like(x)
@@ -234,19 +274,23 @@ def _normed(call: Call, value: Tensor, *, root=None, weight=lambda w: w, centre=
     return rounded_to(nearest(made + beside, fmt) if later else made, value.dtype)
 
 
-def _root(call: Call, z: Tensor) -> Tensor:
+def _epsilon(call: Call) -> float:
     epsilon = call.resolved["epsilon"]
     assert isinstance(epsilon, float)
-    return (z.square().mean(dim=1, keepdim=True) + epsilon).rsqrt()
+    return epsilon
 
 
-def _with_root(root):  # type: ignore[no-untyped-def]
+def _root(call: Call, z: Tensor) -> Tensor:
+    return (z.square().mean(dim=1, keepdim=True) + _epsilon(call)).rsqrt()
+
+
+def _with_root(root: Callable[[Call, Tensor], Tensor]) -> Change:
     return lambda call, value: _normed(call, value, root=root)
 
 
-def _of_mean(change):  # type: ignore[no-untyped-def]
+def _of_mean(change: OfTensor) -> Change:
     """The reciprocal root of a changed mean square."""
-    return _with_root(lambda call, z: (change(z) + call.resolved["epsilon"]).rsqrt())
+    return _with_root(lambda call, z: (change(z) + _epsilon(call)).rsqrt())
 
 
 def _padded(z: Tensor) -> Tensor:
@@ -257,7 +301,7 @@ def _padded(z: Tensor) -> Tensor:
 def _in_bf16(z: Tensor) -> Tensor:
     """Terms of 32 columns at a time, each partial sum rounded to bfloat16."""
     total = torch.zeros(z.shape[0], 1, dtype=torch.float64, device=z.device)
-    for part in z.square().split(32, dim=1):
+    for part in torch.split(z.square(), 32, dim=1):
         total = rounded_to(total + part.sum(dim=1, keepdim=True), torch.bfloat16).double()
     return total / z.shape[1]
 
@@ -283,7 +327,7 @@ fault("epsilon 1e-5 whatever was asked for", ARITHMETIC,
       options=lambda options: options | {"epsilon": 1e-5},
       needs=need(lambda call: call.resolved["epsilon"] != 1e-5, "epsilon is 1e-5"), same_if=LARGE)
 fault("epsilon added to the root", ARITHMETIC, seen=MINE + "sqrt(mean) + epsilon for sqrt(mean + epsilon)",
-      store=_with_root(lambda call, z: 1 / (z.square().mean(dim=1, keepdim=True).sqrt() + call.resolved["epsilon"])),
+      store=_with_root(lambda call, z: 1 / (z.square().mean(dim=1, keepdim=True).sqrt() + _epsilon(call))),
       same_if=LARGE)
 fault("mean subtracted before the norm", ARITHMETIC, seen=MINE + "LayerNorm for RMS norm",
       store=lambda call, value: _normed(call, value, centre=True), same_if="all means are 0")
@@ -325,16 +369,11 @@ ROTARY = Faults(ROTATED)
 fault = ROTARY.declare
 
 
-def _options(**changed):  # type: ignore[no-untyped-def]
+def _options(**changed: object) -> Change:
     return lambda options: options | changed
 
 
-def _of(names: tuple[str, ...], change):  # type: ignore[no-untyped-def]
-    """A change of some inputs."""
-    return lambda given: given | {name: change(given[name]) for name in names}
-
-
-def _cache(change):  # type: ignore[no-untyped-def]
+def _cache(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Change:
     """A change of cosines and sines."""
     return entry("cos_sin_cache", lambda cache: torch.cat(change(*cache.chunk(2, dim=-1)), dim=-1))
 

@@ -122,7 +122,7 @@ class RmsnormQuant(_Static):
     name = "rmsnorm_quant"
     summary = "RMS norm of a row in float32, quantised with a given scale"
     source = "FlashInfer flashinfer.norm.rmsnorm_quant"
-    inputs = (X, WEIGHT, SCALE)
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (X, WEIGHT, SCALE)
     stepwise = False
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:

@@ -95,7 +95,7 @@ class RopeQuantizeFp8(FusedContract):
             return plain, plain, plain
         half = x.shape[-1] // 2
         cache = decode(inputs["cos_sin_cache"])[inputs["pos_ids"].long()]
-        cos, sin = cache.split(half, dim=-1)
+        cos, sin = torch.split(cache, half, dim=-1)
         if options["is_neox"]:
             beside = torch.cat([x[..., half:], -x[..., :half]], dim=-1)
             cos, sin = (torch.cat([t, t], dim=-1) for t in (cos, sin))
@@ -117,7 +117,7 @@ class RopeQuantizeFp8(FusedContract):
         sizes = [inputs[name].numel() for name in NAMES]
         return {
             name: part.reshape(inputs[name].shape).contiguous()
-            for name, part in zip(NAMES, made.flatten().split(sizes), strict=True)
+            for name, part in zip(NAMES, torch.split(made.flatten(), sizes), strict=True)
         }
 
 
