@@ -25,7 +25,6 @@ from kernels.mx_blocks import (
     FP4_EMAX,
     FP4_FRACTION,
     FP4_MAX,
-    FP8_ELEMENTS,
     NAN_BYTE,
     block_amax,
     compiled_op,
@@ -39,6 +38,7 @@ from kernels.mx_blocks import (
     times,
     two_levels,
 )
+from kernels.mx_blocks import FP8_ELEMENTS as FP8_ELEMENTS
 from kernels.mx_blocks import HEIGHTS as HEIGHTS
 from kernels.mx_blocks import LINEAR as LINEAR
 from kernels.mx_blocks import MX_BLOCK as MX_BLOCK
