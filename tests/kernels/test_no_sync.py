@@ -76,6 +76,15 @@ def calls() -> dict[str, Callable[[], object]]:
     torch_linear = {"qinput": a, "weight": b.t(), "out_dtype": torch.bfloat16}
     named = {"w13_scale": scales(2), "w13_input_scale": one, "w2_scale": scales(2), "w2_input_scale": one}
 
+    fours = [torch.full((r, K // 2), 0x42, dtype=torch.uint8, device=DEVICE) for r in (M, N)]
+    two = fours[1].expand(2, N, K // 2)
+    fours[1] = fours[1].t()
+
+    def tiles(rows: int, width: int = 32, whole: bool = False) -> Tensor:
+        """Scale bytes of 1 in 128x4 tiles; ``whole`` tiles of rows alone."""
+        high = rows // 128 if whole else -(-rows // 128)
+        return torch.full((high * 128 * K // width,), 127 if width == 32 else 0x38, dtype=torch.uint8, device=DEVICE)
+
     def into(verb: Callable[..., None], target: Tensor, *operands: object) -> Tensor:
         verb(*operands[:2], target, *operands[2:])
         return target
@@ -241,6 +250,30 @@ def calls() -> dict[str, Callable[[], object]]:
         "to_blocked_k_groups": lambda: k.to_blocked_k_groups(b, integers(10, K)),
         "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": lambda: (
             k.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scales(2, 8), [256], check=False)
+        ),
+        "mm_mxfp8": lambda: k.mm_mxfp8(a, b.t(), tiles(M), tiles(N)),
+        "mm_fp4": lambda: k.mm_fp4(*fours, tiles(M, 16), tiles(N, 16), one),
+        "scaled_mm": lambda: k.scaled_mm(
+            *fours, tiles(M, 16).view(FP8), tiles(N, 16).view(FP8), one, one, sa.new_zeros(N)
+        ),
+        "bmm_mxfp8": lambda: k.bmm_mxfp8(cube, three.mT, tiles(256), tiles(2 * N)),
+        "group_gemm_mxfp8_mxfp4_nt_groupwise": lambda: k.group_gemm_mxfp8_mxfp4_nt_groupwise(
+            a, two, tiles(M + 254, whole=True), tiles(N).repeat(2), borders
+        ),
+        "group_gemm_nvfp4_nt_groupwise": lambda: k.group_gemm_nvfp4_nt_groupwise(
+            fours[0], two, tiles(M + 254, 16, whole=True), tiles(N, 16).repeat(2), borders, scales(2)
+        ),
+        "scaled_grouped_mm_mx": lambda: k.scaled_grouped_mm_mx(
+            a, three, *(t.view(torch.float8_e8m0fnu) for t in (tiles(M + 254), tiles(N).repeat(2))), borders[1:]
+        ),
+        "fp8_fp4_gemm_nt": lambda: into(k.fp8_fp4_gemm_nt, out, (a, sa), (two[0], sa.new_ones(N, K // 32))),
+        "m_grouped_fp8_fp4_gemm_nt_contiguous": lambda: into(
+            k.m_grouped_fp8_fp4_gemm_nt_contiguous, tall_out, (tall, tall_scale),
+            (two, sa.new_ones(2, N, K // 32)), rows,
+        ),
+        "m_grouped_fp8_fp4_gemm_nt_masked": lambda: into(
+            k.m_grouped_fp8_fp4_gemm_nt_masked, cube_out, (cube, scales(2, 128, 2)),
+            (two, sa.new_ones(2, N, K // 32)), counts,
         ),
         "make_fp8_moe_alpha_scales_for_fi": lambda: k.make_fp8_moe_alpha_scales_for_fi(**named),
         "register_scales_for_trtllm_fp8_per_tensor_moe": lambda: k.register_scales_for_trtllm_fp8_per_tensor_moe(
