@@ -140,8 +140,8 @@ def norm_kernel(
     The first pass sums the squares; the later ones read the row again, from the cache, so that few registers are
     held and many rows are in flight. ``SUM``: 0 no residual, 1 the sum ``x + residual`` stays float32, 2 it is rounded
     to the dtype of ``x`` first; it is stored in ``z``. ``ROUNDED``: the norm and its product with the weight are
-    rounded to that dtype. ``MODE``: 0 a scale of each group, 1 of the row, 3 the scale is given in ``s``. ``EPSILON`` and
-    ``FLOOR`` hold the bits of what is added to the mean square, and of the least scale.
+    rounded to that dtype. ``MODE``: 0 a scale of each group, 1 of the row, 3 the scale is given in ``s``. ``EPSILON``
+    and ``FLOOR`` hold the bits of what is added to the mean square, and of the least scale.
     """
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride

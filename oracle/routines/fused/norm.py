@@ -4,7 +4,8 @@
     value = T(T(z r) weight)  vLLM, T the dtype of x;     value = (z r) weight    FlashInfer, float32
 
 The sum with a residual is rounded to T before the norm (vLLM's static kernel) or stays float32 (its dynamic ones and
-FlashInfer's): two contracts, as their codes differ. Either way ``residual`` is returned as T(x + residual). The
+FlashInfer's): two contracts, as their codes differ. Either way ``residual`` is returned as T(x + residual); where it is
+optional and not given, as x. The
 interval of ``r`` is that of :mod:`oracle.bounds.norm`, float32 sums in any order; a kernel's sum of a row is one number
 for all its columns, which is not used.
 
@@ -66,7 +67,7 @@ class _Norm(FusedContract):
         return nearest(total, of_dtype(inputs["x"].dtype)) if rounded else total
 
     def others(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Admissible]:
-        if "residual" not in inputs:
+        if "residual" not in self.returns:
             return {}
         total = self.summed(inputs, rounded=True)
         return {"residual": Admissible(total, total, total)}
