@@ -227,14 +227,14 @@ ROTARY = ("rope_quantize_fp8", "mla_rope_quantize_fp8")
 
 
 def fused(verb: Callable[..., Any]) -> Runner:
-    """Fused quantisers: codes, or codes and a scale, or these and the sum with a residual."""
+    """Fused quantisers: codes, or codes and a scale, or these and the sum with a residual (x without one)."""
 
     def run(inputs: Inputs, options: Options) -> dict[str, Tensor]:
         made = verb(**inputs, **options)
         if isinstance(made, Tensor):
             return {"q": made}
         names = ("q", "residual") if "scale" in inputs else ("q", "scale", "residual")
-        return {name: t for name, t in zip(names, made, strict=False) if t is not None}
+        return {name: inputs["x"].clone() if t is None else t for name, t in zip(names, made, strict=False)}
 
     return run
 

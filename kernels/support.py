@@ -65,8 +65,6 @@ ROWWISE_CUBLAS = (12, 9)
 kernel, which writes bf16 (torch's ScaledBlas.cpp; the newest writes f16 too)."""
 SGL_SM: Mapping[str, tuple[int, ...]] = {"linear": (89, 90, 100), "block_linear": (90, 100)}
 """Capabilities whose kernels sgl-kernel's sources dispatch to."""
-NORM_COLUMNS = 32768
-"""Columns of a row that one Triton program holds: 64 float32 a thread at 16 warps."""
 SGL_WORD = 4
 """Groups to one packed scale of sgl-kernel: K is a multiple of four groups."""
 PLAIN_TORCH_ON_GPU = (
@@ -144,7 +142,6 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("triton", "none"),
         _need("sm", ">=", E4M3_SM, f"E4M3 conversion {E4M3}"),
         _need("group_size", "in", range(4097), "group_size={value} is beyond one tile of 4096"),
-        _need("k", "in", range(NORM_COLUMNS + 1), "H={value} is beyond one program's row of {bound[-1]}", "quant_norm"),
     ),
     "triton_gemm": (
         *NVIDIA,

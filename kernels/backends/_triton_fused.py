@@ -61,12 +61,13 @@ def gated_kernel(
     ``r % tokens < masked[r // tokens]``.
     """
     groups = (cols + GROUP - 1) // GROUP
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row, col = index // groups, (index % groups).to(tl.int32)
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, col = index // groups, index % groups
     valid = row < rows
     if MASKED:
         used = tl.load(masked + row // tokens, mask=valid, other=0)
         valid = valid & (row % tokens < used)
+    row = row.to(tl.int64)
     lane = tl.arange(0, LANES)
     column = col[:, None] * GROUP + lane[None, :]
     inside = valid[:, None] & (lane < GROUP)[None, :] & (column < cols)
@@ -110,46 +111,86 @@ def gated_kernel(
 
 
 @triton.jit
+def _summed(x, residual, column, inside, SUM: tl.constexpr, NATIVE: tl.constexpr):
+    """``x [+ residual]`` as the norm takes it, float32; both point to their rows."""
+    v = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+    if SUM:
+        v += tl.load(residual + column, mask=inside, other=0.0).to(tl.float32)
+        if SUM == 2:
+            v = _rounded(v, x, NATIVE)
+    return v
+
+
+@triton.jit
+def _normed(v, root, weight, column, inside, ROUNDED: tl.constexpr, NATIVE: tl.constexpr):
+    """The norm of ``v`` times the weight, float32."""
+    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    return _rounded(_rounded(v * root, weight, NATIVE) * w, weight, NATIVE) if ROUNDED else v * root * w
+
+
+@triton.jit
 def norm_kernel(
     x, weight, residual, z, q, s, bound, rows, cols, x_stride, r_stride,
-    GROUP: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, ROUNDED: tl.constexpr, SUM: tl.constexpr,
-    STATIC: tl.constexpr, BOUNDED: tl.constexpr, TRANSPOSED: tl.constexpr, EPSILON: tl.constexpr, FLOOR: tl.constexpr,
-    NATIVE: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, PARTS: tl.constexpr, ROUNDED: tl.constexpr,
+    SUM: tl.constexpr, MODE: tl.constexpr, BOUNDED: tl.constexpr, TRANSPOSED: tl.constexpr, EPSILON: tl.constexpr,
+    FLOOR: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """RMS norm of one row and its codes: the row lies in registers as ``[GROUPS, LANES]``.
+    """RMS norm of one row and its codes, in parts of GROUPS groups of GROUP columns.
 
-    ``SUM``: 0 no residual, 1 the sum ``x + residual`` stays float32, 2 it is rounded to the dtype of ``x`` first; it is
-    stored in ``z``. ``ROUNDED``: the norm and its product with the weight are rounded to that dtype. ``EPSILON`` and
-    ``FLOOR`` hold the bits of what is added to the mean square, and of the least scale.
+    The first pass sums the squares; the later ones read the row again, from the cache, so that few registers are
+    held and many rows are in flight. ``SUM``: 0 no residual, 1 the sum ``x + residual`` stays float32, 2 it is rounded
+    to the dtype of ``x`` first; it is stored in ``z``. ``ROUNDED``: the norm and its product with the weight are
+    rounded to that dtype. ``MODE``: 0 a scale of each group, 1 of the row, 3 the scale is given in ``s``. ``EPSILON``
+    and ``FLOOR`` hold the bits of what is added to the mean square, and of the least scale.
     """
     row = tl.program_id(0).to(tl.int64)
+    x += row * x_stride
+    residual += row * r_stride
     group, lane = tl.arange(0, GROUPS), tl.arange(0, LANES)
-    column = group[:, None] * GROUP + lane[None, :]
-    inside = (lane < GROUP)[None, :] & (column < cols)
-    v = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if SUM:
-        v += tl.load(residual + row * r_stride + column, mask=inside, other=0.0).to(tl.float32)
-        kept = _rounded(v, x, NATIVE)
-        tl.store(z + row * cols + column, kept.to(x.dtype.element_ty), mask=inside)
-        if SUM == 2:
-            v = kept
-    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    square = tl.sum(tl.sum(v * v, axis=1), axis=0)
-    epsilon = tl.full([GROUPS, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True)
-    v = v * tl.rsqrt(square / cols + epsilon)
-    v = _rounded(_rounded(v, x, NATIVE) * w, x, NATIVE) if ROUNDED else v * w
-    if STATIC:
-        scale = tl.load(s) + tl.zeros([GROUPS], tl.float32)
-    else:
-        amax = tl.max(_bits(v), axis=1).to(tl.float32, bitcast=True)
+    first = group[:, None] * GROUP + lane[None, :]
+    within, step = (lane < GROUP)[None, :], GROUPS * GROUP
+    squares = tl.zeros([GROUPS, LANES], tl.float32)
+    for part in range(PARTS):
+        column = part * step + first
+        inside = within & (column < cols)
+        v = _summed(x, residual, column, inside, SUM, NATIVE)
+        if SUM:
+            kept = v if SUM == 2 else _rounded(v, x, NATIVE)
+            tl.store(z + row * cols + column, kept.to(x.dtype.element_ty), mask=inside)
+        squares += v * v
+    square = tl.sum(tl.sum(squares, axis=1), axis=0)
+    root = tl.rsqrt(square / cols + tl.full([GROUPS, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True))
+    groups, scale = (cols + GROUP - 1) // GROUP, tl.zeros([GROUPS], tl.float32)
+    if MODE == 3:
+        scale += tl.load(s)
+    if MODE == 1:
+        top = tl.zeros([GROUPS, LANES], tl.int32)
+        for part in range(PARTS):
+            column = part * step + first
+            inside = within & (column < cols)
+            v = _summed(x, residual, column, inside, SUM, NATIVE)
+            v = _normed(v, root, weight, column, inside, ROUNDED, NATIVE)
+            top = tl.maximum(top, _bits(v))
+        amax = (tl.max(tl.max(top, axis=1), axis=0) + tl.zeros([GROUPS], tl.int32)).to(tl.float32, bitcast=True)
         if BOUNDED:
             amax = _at_most(amax, tl.load(bound) + tl.zeros([GROUPS], tl.float32))
         scale = _floored(_divide(amax, tl.full([GROUPS], 448.0, tl.float32), NATIVE), FLOOR)
-        groups = (cols + GROUP - 1) // GROUP
-        at = group * rows + row if TRANSPOSED else row * groups + group
-        tl.store(s + at, scale, mask=group < groups)
-    y = _quotient(v, tl.broadcast_to(scale[:, None], [GROUPS, LANES]), NATIVE)
-    tl.store(q + row * cols + column, _encode(y, NATIVE), mask=inside)
+        tl.store(s + row + group, scale, mask=group < 1)
+    for part in range(PARTS):
+        column = part * step + first
+        inside = within & (column < cols)
+        v = _summed(x, residual, column, inside, SUM, NATIVE)
+        v = _normed(v, root, weight, column, inside, ROUNDED, NATIVE)
+        if MODE == 0:
+            amax = tl.max(_bits(v), axis=1).to(tl.float32, bitcast=True)
+            if BOUNDED:
+                amax = _at_most(amax, tl.load(bound) + tl.zeros([GROUPS], tl.float32))
+            scale = _floored(_divide(amax, tl.full([GROUPS], 448.0, tl.float32), NATIVE), FLOOR)
+            at = part * GROUPS + group
+            place = at * rows + row if TRANSPOSED else row * groups + at
+            tl.store(s + place, scale, mask=at < groups)
+        y = _quotient(v, tl.broadcast_to(scale[:, None], [GROUPS, LANES]), NATIVE)
+        tl.store(q + row * cols + column, _encode(y, NATIVE), mask=inside)
 
 
 @triton.jit

@@ -17,8 +17,10 @@ from kernels.backends._launch import Launch, imported
 from kernels.checks import FP8
 from kernels.support import BLOCK
 
-ELEMENTS = 4096
-"""Elements of one program of the gated kernel."""
+ELEMENTS, WARPS = 2048, 4
+"""Elements of one program of the gated kernel, and its warps."""
+PART, PART_WARPS = 1024, 4
+"""Columns of a row that the norm reads at once, and the warps that share a row."""
 ROUNDINGS = {"none": 0, "product": 1, "each": 2, "plain": 3}
 SCALE_FLOOR = 1.0 / (448.0 * 512.0)
 
@@ -71,7 +73,7 @@ def _gated(
         lanes = _power_of_two(group)
         block = max(1, ELEMENTS // lanes)
         start = _prepared(
-            "gated_kernel", 4, GROUP=group, LANES=lanes, BLOCK=block, ROUNDING=ROUNDINGS[rounding], MODE=mode,
+            "gated_kernel", WARPS, GROUP=group, LANES=lanes, BLOCK=block, ROUNDING=ROUNDINGS[rounding], MODE=mode,
             BOUNDED=scale_ub is not None, MASKED=masked_m is not None, TRANSPOSED=transposed, EPS=_bits(amax_floor),
             FLOOR=_bits(scale_floor), NATIVE=native,
         )  # fmt: skip
@@ -103,7 +105,7 @@ def _norm(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     native, (rows, cols) = library()[1], x.shape
     x = x if x.stride(1) == 1 else x.contiguous()
-    groups, static = -(-cols // group), given is not None
+    groups = -(-cols // group)
     q, z = torch.empty(rows, cols, dtype=FP8, device=x.device), None
     scale = given
     if scale is None:
@@ -112,11 +114,13 @@ def _norm(
         residual = residual if residual.stride(1) == 1 else residual.contiguous()
         z = torch.empty(rows, cols, dtype=x.dtype, device=x.device)
     if rows:
-        lanes, down = _power_of_two(group), _power_of_two(groups)
-        size = lanes * down
+        whole = given is not None or groups == 1  # one scale: parts need not be groups
+        width = PART if whole else group
+        lanes = _power_of_two(width)
         start = _prepared(
-            "norm_kernel", 4 if size <= 2048 else 8 if size <= 8192 else 16, GROUP=group, LANES=lanes, GROUPS=down,
-            ROUNDED=rounded, SUM=0 if residual is None else 1 + rounded_sum, STATIC=static,
+            "norm_kernel", PART_WARPS, GROUP=width, LANES=lanes, GROUPS=(down := max(1, PART // lanes)),
+            PARTS=-(-cols // (width * down)), ROUNDED=rounded,
+            SUM=0 if residual is None else 1 + rounded_sum, MODE=3 if given is not None else int(whole),
             BOUNDED=scale_ub is not None, TRANSPOSED=transposed, EPSILON=_bits(epsilon), FLOOR=_bits(SCALE_FLOOR),
             NATIVE=native,
         )  # fmt: skip

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 U = 2.0**-24
+FLUSHED = 2.0**-126
 APPROXIMATE = 2.0**-21
 OVERFLOW = 2.0**128
 
@@ -40,7 +41,7 @@ def reciprocal_norm(z: Tensor, epsilon: float) -> Norm:
     total = z.square().sum(dim=1, keepdim=True)
     mean = total / width + epsilon
     n = width + 2
-    flushed = torch.nan_to_num(2.0**-126 / mean, 0.0, 0.0, 0.0)
+    flushed = torch.nan_to_num(FLUSHED / mean, 0.0, 0.0, 0.0)
     d = flushed + (n * U / (1 - n * U) + APPROXIMATE + width * 2.0**-52)
     exact = mean.rsqrt()
     over = total > 2 * OVERFLOW

@@ -455,6 +455,9 @@ SGLANG_GROUP_UE8M0 = like(
 SGLANG_GROUP_ROW_MAJOR_UE8M0 = like(
     SGLANG_GROUP_UE8M0, "sglang_group_row_major_ue8m0", f"{_SGLANG_GROUP}, UE8M0, row major", code=_XQ,
     fault="publishes the scale rounded up to a power of two, but computes the codes with the exact 448/amax")
+SGLANG_GROUP_V2_UE8M0 = like(
+    SGLANG_GROUP_UE8M0, "sglang_group_v2_ue8m0",
+    f"{_SGLANG_GROUP}, UE8M0, clamped before the cast (sglang-kernel 0.4.4 on an H200)", nan_code=NanCode.NEGATIVE_MAX)
 SGLANG_TOKEN = Recipe(
     "sglang_token", f"{_SGLANG_TOKEN}, warp kernel", E4M3_TOKEN, _DIVIDE, _X_RECIPROCAL,
     zero_codes=True, nan_code=NanCode.POSITIVE_MAX)

@@ -79,7 +79,7 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"q": q, "scale": scale}
     weight, epsilon, q = inputs["weight"], options["epsilon"], _empty(*x.shape)
     residual = inputs["residual"].clone() if "residual" in inputs else None
-    beside = {} if residual is None else {"residual": residual}
+    beside = {"residual": x.clone() if residual is None else residual}
     if contract == "rms_norm_static_fp8_quant":
         op(q, x, weight, inputs["scale"], epsilon)
         return {"q": q}
@@ -276,8 +276,30 @@ def measure(out: Path) -> int:
         rates = {who: round(times["copy"] / t, 3) for who, t in times.items()}
         measured[name] = {"bytes": bytes_moved, "microseconds": times, "share_of_copy": rates}
         print(f"{name}: {times} us, of the copy's rate {rates}", flush=True)
+    measured["sweep"] = _swept(wide, x, weight)
     (out / "timed.json").write_text(json.dumps(measured, indent=1))
     return 0
+
+
+def _swept(wide: Tensor, x: Tensor, weight: Tensor) -> dict[str, float]:
+    """Device time of our two kernels at other extents of a program, microseconds."""
+    from hardware.timings import device_microseconds, replay_of
+
+    from kernels.backends import triton_fused as own
+
+    kept, replays = (own.ELEMENTS, own.WARPS, own.PART, own.PART_WARPS), {}
+    for size, warps in ((1024, 2), (1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8)):
+        own.ELEMENTS, own.WARPS, own.PART, own.PART_WARPS = size, warps, size, warps
+        calls = {
+            f"gated {size} by {warps} warps": lambda: fused.silu_and_mul_per_block_quant(wide),
+            f"norm {size} by {warps} warps": lambda: fused.rms_norm_per_block_quant(x, weight),
+        }
+        replays |= {name: replay_of(lambda _, call=call: call()) for name, call in calls.items()}
+    own.ELEMENTS, own.WARPS, own.PART, own.PART_WARPS = kept
+    found = {name: round(t / 10, 2) for name, t in device_microseconds(replays, "cuda", inner=3).items()}
+    for name, t in found.items():
+        print(f"{name}: {t} us", flush=True)
+    return found
 
 
 def _present(name: str) -> bool:

@@ -22,7 +22,7 @@ TYPES = {"x": "*bf16", "q": "*fp8e4nv", "p": "*fp8e4nv", "s": "*fp32", "bound": 
          "positions": "*i32"}  # fmt: skip
 GATED = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "ROUNDING": 0, "MODE": 0, "BOUNDED": True, "MASKED": False,
          "TRANSPOSED": False, "EPS": 0, "FLOOR": 0x36924925, "NATIVE": True}  # fmt: skip
-NORM = {"GROUP": 128, "LANES": 128, "GROUPS": 64, "ROUNDED": True, "SUM": 1, "STATIC": False, "BOUNDED": False,
+NORM = {"GROUP": 128, "LANES": 128, "GROUPS": 8, "PARTS": 7, "ROUNDED": True, "SUM": 1, "MODE": 0, "BOUNDED": False,
         "TRANSPOSED": False, "EPSILON": 0x358637BD, "FLOOR": 0x36924925, "NATIVE": True}  # fmt: skip
 ROPE = {"DEPTH": 64, "LANES": 64, "WIDTH": 512, "OTHERS": 512, "BLOCK": 4, "NEOX": True, "FACTOR": 0x3F800000,
         "NATIVE": True}  # fmt: skip
@@ -31,7 +31,7 @@ KERNELS = {
     "gated masked": ("gated_kernel", GATED | {"ROUNDING": 2, "MODE": 1, "MASKED": True, "BOUNDED": False}),
     "gated bf16": ("gated_kernel", GATED | {"ROUNDING": 2, "MODE": 2, "MASKED": True, "BOUNDED": False}),
     "norm": ("norm_kernel", NORM),
-    "norm static": ("norm_kernel", NORM | {"STATIC": True, "SUM": 0, "GROUP": 7168, "LANES": 8192, "GROUPS": 1}),
+    "norm static": ("norm_kernel", NORM | {"MODE": 3, "SUM": 0, "GROUP": 1024, "LANES": 1024, "GROUPS": 1}),
     "rope": ("rope_kernel", ROPE),
 }
 

@@ -53,7 +53,10 @@ class _Groups(FusedContract):
     def families(self, options: Mapping[str, object], *, powers: bool) -> tuple[Recipe, ...]:
         """The recipes of the group quantiser, over these groups and with this floor."""
         plain = (recipes.TORCH_GROUP, recipes.VLLM_GROUP, recipes.SGLANG_GROUP)
-        rounded = (recipes.TORCH_GROUP_UE8M0, recipes.VLLM_GROUP_UE8M0_BITS, recipes.SGLANG_GROUP_UE8M0)
+        rounded = (
+            recipes.TORCH_GROUP_UE8M0, recipes.VLLM_GROUP_UE8M0_BITS, recipes.SGLANG_GROUP_UE8M0,
+            recipes.SGLANG_GROUP_V2_UE8M0,
+        )  # fmt: skip
         eps, block = options["eps"], Block(1, positive(options, "group_size"))
         assert isinstance(eps, float)
         return tuple(r.with_block(block).with_floor(eps) for r in (rounded if powers else plain))

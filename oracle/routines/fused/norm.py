@@ -4,7 +4,8 @@
     value = T(T(z r) weight)  vLLM, T the dtype of x;     value = (z r) weight    FlashInfer, float32
 
 The sum with a residual is rounded to T before the norm (vLLM's static kernel) or stays float32 (its dynamic ones and
-FlashInfer's): two contracts, as their codes differ. Either way ``residual`` is returned as T(x + residual). The
+FlashInfer's): two contracts, as their codes differ. Either way ``residual`` is returned as T(x + residual); where it is
+optional and not given, as x. The
 interval of ``r`` is that of :mod:`oracle.bounds.norm`, float32 sums in any order; a kernel's sum of a row is one number
 for all its columns, which is not used.
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
-from oracle.bounds.norm import U, reciprocal_norm
+from oracle.bounds.norm import FLUSHED, U, reciprocal_norm
 from oracle.errors import DtypeError, OptionError, ShapeError
 from oracle.numbers import recipes
 from oracle.numbers.formats import FP32, decode, of_dtype
@@ -66,7 +67,7 @@ class _Norm(FusedContract):
         return nearest(total, of_dtype(inputs["x"].dtype)) if rounded else total
 
     def others(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Admissible]:
-        if "residual" not in inputs:
+        if "residual" not in self.returns:
             return {}
         total = self.summed(inputs, rounded=True)
         return {"residual": Admissible(total, total, total)}
@@ -79,8 +80,9 @@ class _Norm(FusedContract):
         norm = reciprocal_norm(z, float(f32(torch.tensor(epsilon, dtype=torch.float64, device=z.device))))
         stepwise = bool(options.get("stepwise", self.stepwise))
         fmt = of_dtype(inputs["x"].dtype) if stepwise else FP32
-        ends = [z * norm.low, z * norm.high]
-        low, high = torch.minimum(*ends), torch.maximum(*ends)
+        flushed = 0.0 if stepwise else 2 * FLUSHED  # builds with fast math take a subnormal term, or the sum, as 0
+        ends = [e * r for e in (z - flushed, z + flushed) for r in (norm.low, norm.high)]
+        low, high = torch.stack(ends).amin(dim=0), torch.stack(ends).amax(dim=0)
         # one rounding to float32, or none where a kernel rounds the product to T at once
         low, high = (nearest(e * (1 + s * 2 * U), fmt) for e, s in ((low, -low.sign()), (high, high.sign())))
         ends = [low * w, high * w]
@@ -146,6 +148,7 @@ class RmsNormDynamicPerTokenQuant(_Norm):
     summary = "RMS norm of a row [+ residual, in float32], rounded twice, one scale a row"
     source = "vLLM csrc/quantization/fused_kernels/fused_layernorm_dynamic_per_token_quant.cu"
     inputs = (X, WEIGHT, OPTIONAL, SCALE_UB)
+    returns = ("q", "scale", "residual")
     options = (EPSILON,)
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
@@ -160,6 +163,7 @@ class RmsNormPerBlockQuant(_Norm):
     summary = "RMS norm of a row [+ residual, in float32], rounded twice, one scale for each group of a row"
     source = "vLLM csrc/quantization/fused_kernels/fused_layernorm_dynamic_per_token_quant.cu"
     inputs = (X, WEIGHT, OPTIONAL, SCALE_UB)
+    returns = ("q", "scale", "residual")
     options = (
         EPSILON, OptionSpec("group_size", 128, None, "elements that share a scale; H is a multiple of it"), COLUMNS,
     )  # fmt: skip

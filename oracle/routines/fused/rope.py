@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
-from oracle.bounds.rotary import rotated
+from oracle.bounds.rotary import FLUSHED, rotated
 from oracle.errors import OptionError, ShapeError
 from oracle.numbers import recipes
 from oracle.numbers.formats import decode
@@ -92,7 +92,7 @@ class RopeQuantizeFp8(FusedContract):
         times = float(f32(torch.tensor(float(factor), dtype=torch.float64, device=x.device)))
         if name.endswith("nope"):
             plain = f32(x * times)
-            return plain, plain, plain
+            return f32(plain - FLUSHED * (1 + times)), f32(plain + FLUSHED * (1 + times)), plain
         half = x.shape[-1] // 2
         cache = decode(inputs["cos_sin_cache"])[inputs["pos_ids"].long()]
         cos, sin = torch.split(cache, half, dim=-1)

@@ -120,7 +120,7 @@ class SiluAndMulMaskedPostQuant(_Gated):
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
         plain = (recipes.TORCH_GROUP, recipes.SGLANG_TRITON_COLUMN, recipes.SGLANG_GROUP)
-        powers = (recipes.TORCH_GROUP_UE8M0, recipes.SGLANG_GROUP_UE8M0)
+        powers = (recipes.TORCH_GROUP_UE8M0, recipes.SGLANG_GROUP_UE8M0, recipes.SGLANG_GROUP_V2_UE8M0)
         block = Block(1, self.group(options))
         return tuple(r.with_block(block) for r in (powers if options["use_ue8m0"] else plain))
 
