@@ -422,7 +422,8 @@ fault("bfloat16 bits of the A scale read as float32", VALUE, seen="flashinfer PR
 fault("A scale left at exponent byte 1", VALUE, seen="triton-ascend PR 2280",
       contracts=BLOCKS, read=each("a_scale", lambda scale: torch.full_like(scale, 2.0**-126)))
 fault("last B scale left at its unloaded sentinel", VALUE, seen="vllm-omni 5263",
-      read=each("b_scale", lambda scale: torch.cat([scale[:-1], torch.full_like(scale[-1:], SENTINEL)])))
+      read=each("b_scale", lambda scale: torch.cat([scale[:-1], torch.full_like(scale[-1:], SENTINEL)])),
+      needs=has("b_scale"))
 
 
 def _pairs_share(scale: Tensor) -> Tensor:
