@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from products import block_scaled
 from torch import Tensor
 
 import oracle
