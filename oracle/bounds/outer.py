@@ -19,7 +19,7 @@ product too. Promotion adds, with ``c`` chains and ``T`` the sum of their ``P_S`
 ``y`` is the float64 product of operands times scales, which errs by ``2^-50 (K + 2)`` norm times norm at most.
 
 Not covered (:func:`why_not`): other orders, chains that end within a step, scales inside the instruction, split sums, a
-bias, NaN and infinity among the operands, intermediates that may exceed float32.
+bias or a summand, NaN and infinity among the operands, intermediates that may exceed float32.
 Source: derived here; the classical form is Blanchard, Higham, Lopez, Mary, Pranesh (SISC 42(3), 2020).
 """
 
@@ -43,8 +43,8 @@ def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
         return f"{acc.name} does not add by fused truncating steps in ascending order"
     if acc.scales_inside or acc.split is not None or acc.flushes or acc.truncates:
         return f"{acc.name} scales, splits or changes its operands"
-    if product.bias is not None:
-        return "a bias is added"
+    if product.bias is not None or product.c is not None:
+        return "a bias or a summand is added"
     if max(product.a.element_size(), product.b.element_size()) > 1:
         return "an operand is wider than 8 bits"
     length = min(acc.promotion or product.block, product.block)

@@ -52,7 +52,7 @@ def kept(words: Sequence[str]) -> Iterator[None]:
         yield
         return
     said = _Copy()
-    sys.stdout = said  # type: ignore[assignment]
+    sys.stdout = said
     try:
         yield
     finally:
@@ -98,8 +98,8 @@ def _place(words: Sequence[str]) -> Path | None:
             facts = os.stat(os.path.join(folder, name))
             found.update(f"{folder}/{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     here = Path.cwd()
-    for folder in (here, *here.parents):
+    for above in (here, *here.parents):
         with contextlib.suppress(OSError):
-            found.update((folder / "pyproject.toml").read_bytes())
+            found.update((above / "pyproject.toml").read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(home) / "fp8-oracle" / f"list-{found.hexdigest()[:32]}.txt"

@@ -43,7 +43,6 @@ from oracle.diagnosis.candidates import (
     other_groups,
     ranked,
     speaks,
-    work,
 )
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
 from oracle.diagnosis.level import Explain, explain_level
@@ -60,7 +59,7 @@ from oracle.tensorcore.schedules import Schedule, of_class
 from oracle.truth.gemm import rounded
 from oracle.verdict.compare import Failing, Status, Verdict, compare
 from oracle.verdict.pattern import describe, ranges
-from oracle.verdict.products import LARGE, Part, interval_of, wider_classes
+from oracle.verdict.products import LARGE, Part, interval_of, wider_classes, work
 
 TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks

@@ -136,7 +136,7 @@ def judge_outputs(
         verdict = contract.judge(inputs, output, arch=arch, numerics=numerics, **call)
     except OracleError as error:
         return _without_numbers(Status.CRASHED, f"the output cannot be judged: {error}")
-    return explain_verdict(verdict, contract, inputs, output, arch=arch, numerics=numerics, **call)
+    return explain_verdict(verdict, contract, inputs, output, arch=arch, numerics=numerics, explain=None, **call)
 
 
 def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:

@@ -288,7 +288,9 @@ def _explained(
     if answer.problem is not None:
         return finding  # another shape or dtype than the call declares needs no explanation
     contract, arch, numerics = session.contract, session.arch, session.numerics
-    verdict = explain_verdict(finding.verdict, contract, inputs, answer.output, arch=arch, numerics=numerics, **options)
+    verdict = explain_verdict(
+        finding.verdict, contract, inputs, answer.output, arch=arch, numerics=numerics, explain=None, **options
+    )
     return replace(finding, verdict=verdict)
 
 

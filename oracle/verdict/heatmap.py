@@ -170,7 +170,7 @@ def _largest(values: Tensor) -> list[int]:
     least = torch.topk(values, min(LISTED, len(values))).values[-1]
     above, level = (torch.nonzero(mask)[:LISTED, 0] for mask in (values > least, values == least))
     order = torch.sort(values[above], descending=True, stable=True).indices
-    return torch.cat([above[order], level])[:LISTED].tolist()  # type: ignore[no-any-return]
+    return torch.cat([above[order], level])[:LISTED].tolist()
 
 
 def _raw(actual: Tensor, fmt: Format) -> Tensor:

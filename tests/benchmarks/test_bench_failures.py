@@ -1,7 +1,7 @@
 """What a failing judgement costs beside a right one and a float64 matmul of the same shape, in one run.
 
 ``python -m tests.benchmarks.test_bench_failures [M N K]`` takes the sides in turn, several times, and prints for each
-the least CPU seconds of all threads (which other programs on the machine change less than the time that passes), as a ratio
+the least CPU seconds of all threads (which other programs change less than the time that passes), as a ratio
 to the least of the matmul and to that of the right output. ``pytest tests/benchmarks/test_bench_failures.py
 --benchmark-enable --benchmark-only`` compares within one group. Required at 256x2048x2048: 3.5 matmuls for a right
 output, 12 for a wrong one with its explanation. Nothing here asserts a time.
@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from products import block_scaled
 from torch import Tensor
 
 import oracle
@@ -27,6 +26,7 @@ from oracle.routines.catalogue import Call, run
 from oracle.routines.catalogue import get as get_fault
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.verdict.compare import Status
+from tests.support.products import block_scaled
 
 GEMM = "fp8_gemm_nt"
 SHAPE, SMALL = (256, 2048, 2048), (16, 128, 256)
