@@ -67,7 +67,7 @@ class Factors:
 def terms(product: ScaledProduct) -> tuple[Tensor, int]:
     """The right terms ``[B, M, N]`` (float64) of the K blocks, and their length."""
     length = product.block if product.B > 1 else min(CHUNK, product.K)
-    a, b = decode(product.a), decode(product.b)
+    a, b = product.left.value(), product.right.value()
     found = []
     for start in range(0, product.K, length):
         k = slice(start, min(start + length, product.K))

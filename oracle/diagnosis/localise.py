@@ -298,7 +298,7 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> lis
     """The effects that are close to the failing elements of ``part``, on a sample of it."""
     rows, columns, y, bad = _guess_sample(failure, part)
     product = subset(part.product, rows, columns)
-    a, b, scaled = decode(product.a), decode(product.b), product.B > 1
+    a, b, scaled = product.left.value(), product.right.value(), product.B > 1
     sums = torch.stack([x @ y.T for x, y in zip(torch.split(a, length, 1), torch.split(b, length, 1), strict=True)])
     right = exact(product).hi
     inside = bad & torch.isfinite(y) & torch.isfinite(right)
