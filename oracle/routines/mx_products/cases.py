@@ -416,10 +416,9 @@ GOLDENS = (
     *(f"mm_fp4/e2m1xe2m1-bf16/{s}/{_SMALL}/family={f}/seed=7" for s in ("1x16", "1x32") for f in _FEW),
     *(f"mm_fp4/e2m1xe2m1-bf16/{s}/{_SMALL}/{o}/family=randn/seed=7"
       for s in ("1x16", "1x32") for o in ("layout=8x4", "alpha=none")),
-    *(f"scaled_mm/{d}/{s}/{_SMALL}/family={f}/seed=7" for f in _FEW[1:]
-      for d, s in (("e5m2xe4m3-bf16", "1x32"), ("e2m1xe2m1-bf16", "1x32"), ("e2m1xe2m1-f16", "1x16"))),
+    # torch's E8M0 scales have no golden: the safetensors library loads no such dtype
+    *(f"scaled_mm/e2m1xe2m1-f16/1x16/{_SMALL}/family={f}/seed=7" for f in _FEW[1:]),
     f"scaled_mm/e2m1xe2m1-bf16/1x16/{_SMALL}/levels=2/family=randn/seed=7",
-    *(f"scaled_mm/e4m3xe4m3-bf16/1x32/{_SMALL}/{o}/family=randn/seed=7" for o in ("bias=bf16", "swizzle=none")),
     *(f"bmm_mxfp8/e4m3xe4m3-bf16/1x32/{_SMALL},g=2/{o}family={f}/seed=7"
       for o, f in (("", "randn"), ("placement=batch/", "codes"))),
     *(f"{c}/m=12,n=16,k=96,g=3/{o}family={f}/seed=7"
@@ -427,9 +426,7 @@ GOLDENS = (
                       ("group_gemm_mxfp8_mxfp4_nt_groupwise/e5m2xe2m1-bf16/1x32", "", "codes"),
                       ("group_gemm_nvfp4_nt_groupwise/e2m1xe2m1-bf16/1x16", "", "randn"),
                       ("group_gemm_nvfp4_nt_groupwise/e2m1xe2m1-bf16/1x16", "alpha=none/", "codes"))),
-    *(f"scaled_grouped_mm_mx/{d}/m=9,n=16,k=96,g=3/{o}family=randn/seed=7"
-      for d, o in (("e4m3xe4m3-bf16/1x32", ""), ("e2m1xe2m1-bf16/1x16", "levels=2/"),
-                   ("e4m3xe4m3-bf16/1x32", "room=more/"))),
+    "scaled_grouped_mm_mx/e2m1xe2m1-bf16/1x16/m=9,n=16,k=96,g=3/levels=2/family=randn/seed=7",
     *(f"fp8_fp4_gemm_nt/{d}/m=3,n=16,k=160/family=randn/seed=7"
       for d in ("e4m3xe2m1-bf16/1x128:1x32", "e2m1xe4m3-f32/1x32:1x32", "e4m3xe4m3-bf16/1x128:128x128")),
     "m_grouped_fp8_fp4_gemm_nt_contiguous/e4m3xe2m1-bf16/1x128:1x32/m=128,n=4,k=64,g=2/family=randn/seed=7",
