@@ -505,20 +505,23 @@ def _float32(call: Call) -> Iterator[tuple[str, Tensor]]:
         out = torch.full((call.rows, shape[-1]), torch.nan, dtype=dtype, device="cpu")
         for part in call.parts:
             p = part.product
-            finite = bool(torch.isfinite(p.a_scale).all() and torch.isfinite(p.b_scale).all())
+            sa, of_b = (x.scales.to(torch.float32) for x in (p.left, p.right))
+            finite = bool(torch.isfinite(sa).all() and torch.isfinite(of_b).all())
             if how != "float32 by blocks" and not finite:
                 break
-            a, b = decode(p.a).to(torch.float32), decode(p.b).to(torch.float32)
-            sb = p.b_scale.repeat_interleave(p.b_rows, dim=0)[: p.N]
+            a, b = p.left.value().to(torch.float32), p.right.value().to(torch.float32)
+            sb = of_b.repeat_interleave(p.b_rows, dim=0)[: p.N]
             if how == "float32 by blocks":
                 acc = torch.zeros((p.M, p.N), dtype=torch.float32, device="cpu")
                 for block in range(p.B):
                     k = slice(block * p.block, min(p.K, (block + 1) * p.block))
-                    acc = acc + (a[:, k] @ b[:, k].T) * (p.a_scale[:, block, None] * sb[None, :, block])
+                    acc = acc + (a[:, k] @ b[:, k].T) * (sa[:, block, None] * sb[None, :, block])
             else:
-                a = a * p.a_scale.repeat_interleave(p.block, dim=1)[:, : p.K]
+                a = a * sa.repeat_interleave(p.block, dim=1)[:, : p.K]
                 b = b * sb.repeat_interleave(p.block, dim=1)[:, : p.K]
                 acc = a.flip(1) @ b.flip(1).T if how == "float32 backwards" else a @ b.T
+            if p.alpha is not None:
+                acc = acc * p.alpha.to(torch.float32).prod()
             if p.bias is not None:
                 bias = to_dtype(decode(p.bias), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
                 acc = acc + bias[None, :]
