@@ -53,6 +53,7 @@ from oracle.verdict.products import (
 
 SHARE = 32  # a part of the products of a call whose intervals cost no more than the prediction of all bits
 FEW = 16  # failing elements of a row that a class must hold before every interval is computed
+SHARE_ON_DEVICE = 512  # the same where the interval is not compiled
 ALIKE = 0.5  # share of equal bits in a few rows and columns above which the whole is predicted
 
 
@@ -120,7 +121,7 @@ def _decided(
     """
     bad, undecided = torch.zeros_like(unknown), torch.zeros_like(unknown)
     grids = [(part, *_grid(part.of(unknown))) for part in parts]
-    room = work(parts) // SHARE
+    room = work(parts) // (SHARE_ON_DEVICE if output.is_cuda else SHARE)
     seen = list[_Seen]()
     if sum(len(rows) * len(columns) * part.product.K for part, rows, columns in grids) <= room:
         seen = [_closely(*grid, output, name) for grid in grids if len(grid[1])]
