@@ -506,21 +506,12 @@ def _float32(call: Call) -> Iterator[tuple[str, Tensor]]:
         out = torch.full((call.rows, shape[-1]), torch.nan, dtype=dtype, device="cpu")
         for part in call.parts:
             p = part.product
-<<<<<<< HEAD
             sa, sb = (x.scales.to(torch.float32) for x in (p.left, p.right))
             finite = bool(torch.isfinite(sa).all() and torch.isfinite(sb).all())
             if how != "float32 by blocks" and not finite:
                 break
             a, b = p.left.value().to(torch.float32), p.right.value().to(torch.float32)
             sb = sb.repeat_interleave(p.b_rows, dim=0)[: p.N]
-=======
-            sa, of_b = (x.scales.to(torch.float32) for x in (p.left, p.right))
-            finite = bool(torch.isfinite(sa).all() and torch.isfinite(of_b).all())
-            if how != "float32 by blocks" and not finite:
-                break
-            a, b = p.left.value().to(torch.float32), p.right.value().to(torch.float32)
-            sb = of_b.repeat_interleave(p.b_rows, dim=0)[: p.N]
->>>>>>> h-mxi
             if how == "float32 by blocks":
                 acc = torch.zeros((p.M, p.N), dtype=torch.float32, device="cpu")
                 for block in range(p.B):
@@ -530,12 +521,8 @@ def _float32(call: Call) -> Iterator[tuple[str, Tensor]]:
                 a = a * sa.repeat_interleave(p.block, dim=1)[:, : p.K]
                 b = b * sb.repeat_interleave(p.block, dim=1)[:, : p.K]
                 acc = a.flip(1) @ b.flip(1).T if how == "float32 backwards" else a @ b.T
-<<<<<<< HEAD
-            acc = acc if p.alpha is None else p.alpha.prod() * acc
-=======
             if p.alpha is not None:
                 acc = acc * p.alpha.to(torch.float32).prod()
->>>>>>> h-mxi
             if p.bias is not None:
                 bias = to_dtype(decode(p.bias), torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
                 acc = acc + bias[None, :]
