@@ -22,6 +22,7 @@ Source: ordinary least squares.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -155,7 +156,9 @@ def _is_sum_of_known_and_unknown(wrong: ScaledProduct, output: Tensor, right: Sc
 
 def _residual(y: Tensor, unscaled: Tensor, known: Tensor, free: Tensor) -> float:
     """The residual of ``y [N]`` over its size, once the terms ``unscaled [B, N]`` have their ``known [B]`` scales and
-    those that are ``free`` the best ones."""
+    those that are ``free`` the best ones; infinite where a term is NaN or infinite, for which there is no best one."""
+    if not bool(unscaled.isfinite().all()):
+        return math.inf
     rest = y - (unscaled * known[:, None]).sum(dim=0)
     if bool(free.any()):
         basis = unscaled[free].t()

@@ -474,7 +474,7 @@ class Contract(ABC):
             except (TypeError, ValueError, RuntimeError):  # an array or a tensor has no one truth value
                 admitted = False
             if choices is not None and not admitted:
-                raise OptionError(f"{self.name}: {name}={value!r} is not one of {', '.join(map(repr, choices))}")
+                raise OptionError(f"{self.name}: {name}={quoted(value)} is not one of {', '.join(map(repr, choices))}")
         return {name: options.get(name, spec.default) for name, spec in known.items()}
 
     def _check_names(self, inputs: Mapping[str, Tensor]) -> None:
@@ -533,9 +533,16 @@ def positive(options: Mapping[str, object], name: str) -> int:
     """The value of an option that must be a positive integer; OptionError else."""
     value = options[name]
     if not is_positive(value):
-        raise OptionError(f"{name}={value!r} is not a positive integer")
+        raise OptionError(f"{name}={quoted(value)} is not a positive integer")
     assert isinstance(value, int)
     return value
+
+
+def quoted(value: object) -> str:
+    """A value in a message; of anything but numbers, texts and lists of them its class: it may hold freed memory."""
+    parts = value if isinstance(value, (list, tuple)) else (value,)
+    plain = all(isinstance(part, (int, float, str, torch.dtype, type(None))) for part in parts)
+    return f"{value!r:.80}" if plain else f"a {type(value).__name__}"
 
 
 def is_positive(value: object) -> bool:

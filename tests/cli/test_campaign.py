@@ -6,6 +6,7 @@ size of the campaign as a fraction of its full size, which is 1; CI runs three h
     FP8_ORACLE_CAMPAIGN=1 python -m pytest tests/cli/test_campaign.py -q -s
 
 ``FP8_ORACLE_CAMPAIGN_PART=3/16`` tries every sixteenth input, from the fourth: sixteen such runs are the whole.
+``FP8_ORACLE_CAMPAIGN_ONLY=12697,11019`` tries these inputs again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sqlite3
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -37,14 +38,15 @@ from oracle.report.files import to_json
 SIZE = float(os.environ.get("FP8_ORACLE_CAMPAIGN", "0.01"))
 FULL = {"records": 1000, "files": 1000, "databases": 500, "layer": 85_000, "oracle": 15_000, "kernels": 200}
 PART, PARTS = (int(text) for text in os.environ.get("FP8_ORACLE_CAMPAIGN_PART", "0/1").split("/"))
+AGAIN = [int(text) for text in os.environ.get("FP8_ORACLE_CAMPAIGN_ONLY", "").split(",") if text]
 SECONDS = 20.0  # that one input may take before it counts as a hang
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 GEMM = "fp8_gemm_nt"
 
 
-def numbers(kind: str) -> range:
+def numbers(kind: str) -> Sequence[int]:
     """The inputs of a kind that this run tries."""
-    return range(max(1, round(FULL[kind] * SIZE)))[PART::PARTS]
+    return AGAIN or range(max(1, round(FULL[kind] * SIZE)))[PART::PARTS]
 
 
 class Tally:

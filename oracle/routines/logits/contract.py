@@ -22,7 +22,7 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.ieee32 import ieee32_bound
 from oracle.bounds.interval import Interval, admissible
 from oracle.bounds.logits import logits_bound
-from oracle.errors import ShapeError
+from oracle.errors import OptionError, ShapeError
 from oracle.numbers.formats import same_bits
 from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
 from oracle.routines.base import E4M3, F32, INTEGERS, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
@@ -198,7 +198,10 @@ class Fp8PagedMqaLogits(LogitsContract):
     def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
         if options["max_model_len"] is None:
             return inputs["block_tables"].shape[1] * inputs["kv_cache"].shape[1]
-        return positive(options, "max_model_len")
+        columns = positive(options, "max_model_len")
+        if columns >= 1 << 31:
+            raise OptionError(f"max_model_len={columns}; context lengths are int32, so it is below {1 << 31}")
+        return columns
 
 
 @register
