@@ -307,8 +307,8 @@ def case_parts(identity: str) -> str:
 
 BLOCKS: dict[str, Callable[..., str]] = {
     "api": api, "module": module, "contracts": contract_list, "schedules": schedule_table,
-    "instructions": instruction_table, "probe_pairs": probe_pairs, "faults": fault_catalogue, "routines": routine_table, "capture": capture,
-    "environment": environment, "private-names": private_names,
+    "instructions": instruction_table, "probe_pairs": probe_pairs, "faults": fault_catalogue,
+    "routines": routine_table, "capture": capture, "environment": environment, "private-names": private_names,
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
     "validations": validations, "measurements": measurements, "statuses": statuses,
     "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,

@@ -106,9 +106,8 @@ def prepare(
     if x.dtype not in WIDE:
         raise DtypeError(f"x has dtype {x.dtype}; quantise bfloat16, float16 or float32")
     grid(x.shape, TENSOR)
-    given = {"scale": scale, "scale_ub": scale_ub}
-    one = [_one_value(name, value, x) for name, value in given.items()]
-    return Prepared(x.detach(), *one, _per_row("global_scale", global_scale, x), random=random, span=span)
+    given, bound = _one_value("scale", scale, x), _one_value("scale_ub", scale_ub, x)
+    return Prepared(x.detach(), given, bound, _per_row("global_scale", global_scale, x), random=random, span=span)
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,10 @@ class Prepared:
 
     def _rows(self, rows: slice, shape: tuple[int, ...]) -> Prepared:
         """Some rows of this input seen as a matrix of that shape."""
-        cut = lambda t: t.reshape(shape)[rows]  # noqa: E731
+
+        def cut(t: Tensor) -> Tensor:
+            return t.reshape(shape)[rows]
+
         g = self.global_scale
         return Prepared(
             cut(self.x), self.given, self.scale_ub, g if g is None or g.dim() == 0 else g[rows], whole=self,
@@ -363,11 +365,12 @@ def prepare_between(
     All have one shape and dtype; a NaN of ``x`` stands in all of them. ``unknown``: see :class:`Ends`. Scales of one
     row, of groups of a row, or given.
     """
-    given = {"scale": scale, "scale_ub": scale_ub}
-    found = prepare(x, **given)
+    found = prepare(x, scale=scale, scale_ub=scale_ub)
     most = torch.maximum(low.abs(), high.abs())
     least = torch.where((low <= 0) & (high >= 0), torch.zeros_like(x), torch.minimum(low.abs(), high.abs()))
-    values, magnitudes = (prepare(torch.cat(parts), **given) for parts in ((x, low, high), (x, least, most)))
+    values, magnitudes = (
+        prepare(torch.cat(parts), scale=scale, scale_ub=scale_ub) for parts in ((x, low, high), (x, least, most))
+    )
     found.ends = Ends(values, magnitudes, unknown)
     return found
 

@@ -57,7 +57,7 @@ def transform(x: Tensor, signs: int = SIGNS) -> tuple[Tensor, Tensor]:
     """
     if x.dim() != 2 or x.shape[1] % SIZE:
         raise ShapeError(f"x has shape {list(x.shape)}; pass [M, K], K a multiple of {SIZE}")
-    blocks = decode(x).unflatten(1, (-1, SIZE))
+    blocks = torch.unflatten(decode(x), 1, (-1, SIZE))
     exact = (blocks[..., None] * matrix(signs).to(x.device)).sum(dim=-2)
     total = blocks.abs().sum(dim=-1, keepdim=True)
     least = torch.where(blocks == 0, torch.inf, blocks.abs()).amin(dim=-1, keepdim=True)

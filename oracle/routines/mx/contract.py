@@ -216,7 +216,9 @@ class Mxfp8Quantize(BlockQuantiser):
     name = "mxfp8_quantize"
     summary = "MXFP8: blocks of 32, E4M3 or E5M2 codes, E8M0 scales"
     source = "FlashInfer mxfp8_quantize; torchao to_mx; TransformerEngine quantize_mxfp8"
-    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),)
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 32"),
+    )
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, ROUNDING, ELEMENT)
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:

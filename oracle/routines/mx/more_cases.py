@@ -115,7 +115,7 @@ def _error(case: Case) -> dict[str, object]:
 
 
 def _signed(case: Case) -> dict[str, object]:
-    given = {} if case.option("signs") is None else {"sign_mask": 0}
+    given: dict[str, object] = {} if case.option("signs") is None else {"sign_mask": 0}
     return given if case.contract == "hadamard_transform" else _layout(case) | given
 
 

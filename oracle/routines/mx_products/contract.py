@@ -167,9 +167,11 @@ class MxProduct(ProductContract):
     ``names``: of a, b and their scales; ``a_dtype``...: what a side may be.
     """
 
-    golden_arches = ("cpu", "sm90", "sm100")
+    golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90", "sm100")
     names: ClassVar[tuple[str, str, str, str]] = ("a", "b", "a_scale", "b_scale")
-    numerics = {**FOUR, "sm100": (*TWO_LEVEL["sm100"], *FOUR["sm100"]), "sm120": (*TWO_LEVEL["sm120"], *FOUR["sm120"])}
+    numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **FOUR, "sm100": (*TWO_LEVEL["sm100"], *FOUR["sm100"]), "sm120": (*TWO_LEVEL["sm120"], *FOUR["sm120"])
+    }  # fmt: skip
     scale_tensor = BYTES
 
     # --- what a subclass says -------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def _codes(call: Call, part: int) -> Tensor:
 # --- where a scale is read ------------------------------------------------------------------------------------------
 
 
-def _read_at(part: int, wrong: Callable[[Side], Tensor]) -> Change:
+def _read_at(part: int, wrong: Callable[[Side], Tensor]) -> Callable[[Call, dict[str, Tensor]], dict[str, Tensor]]:
     """READ: every scale of an operand found at another index; beyond the memory it begins again."""
 
     def change(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -252,14 +252,14 @@ def _differs(wrong: Callable[[Call, Side], Tensor]) -> WhyNot:
 
 
 POINTED = frozenset({"group_gemm_mxfp8_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise"})
-for name, wrong, contracts in (
+for name, elsewhere, contracts in (
     ("scales of the groups without gaps", _row_by_row, POINTED | {"scaled_grouped_mm_mx", "bmm_mxfp8"}),
     ("scales of the groups placed tightly where FlashInfer's starts are meant", _tight, POINTED | {"bmm_mxfp8"}),
     ("scales of the groups at FlashInfer's starts where tight ones are meant", _gaps_of_flashinfer,
      frozenset({"scaled_grouped_mm_mx"})),
 ):
     fault(name, INDEX, seen="FlashInfer group placement against tight tiles of torch and vLLM", contracts=contracts,
-          read=_placed(wrong), needs=both(several, _differs(wrong)), same_if=EQUAL)
+          read=_placed(elsewhere), needs=both(several, _differs(elsewhere)), same_if=EQUAL)
 
 
 # --- what a scale means ---------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def _sides_codes(part: int, change: Callable[[Tensor], Tensor]) -> Callable[[Sca
 
 
 def _swapped(codes: Tensor) -> Tensor:
-    return codes.unflatten(1, (-1, 2)).flip(2).flatten(1)
+    return torch.unflatten(codes, 1, (-1, 2)).flip(2).flatten(1)
 
 
 def _nibbles(codes: Tensor) -> Tensor:
@@ -369,22 +369,30 @@ def _e2m1(codes: Tensor) -> Tensor:
     return decode(codes, E2M1)
 
 
+def _of_codes(part: int, holds: Callable[[Tensor], bool], otherwise: str) -> WhyNot:
+    return need(lambda call: holds(_codes(call, part)), otherwise)
+
+
+def _nan_code(part: int) -> WhyNot:
+    return need(lambda call: bool(torch.isnan(_product(call).left.value() if part == 0 else
+                                              _product(call).right.value()).any()), "no code is NaN")
+
+
 for part, letter in enumerate(LETTERS):
-    four = need(lambda call, part=part: _codes(call, part).dtype is torch.uint8, "the codes have eight bits")
-    eight = need(lambda call, part=part: _codes(call, part).dtype is not torch.uint8, "the codes have four bits")
-    e4m3 = need(lambda call, part=part: _codes(call, part).dtype is torch.float8_e4m3fn, "the codes are not E4M3")
-    has_nan = need(lambda call, part=part: bool(torch.isnan(_product(call).left.value() if part == 0 else
-                                                            _product(call).right.value()).any()), "no code is NaN")
+    four = _of_codes(part, lambda codes: codes.dtype is torch.uint8, "the codes have eight bits")
+    eight = _of_codes(part, lambda codes: codes.dtype is not torch.uint8, "the codes have four bits")
+    e4m3 = _of_codes(part, lambda codes: codes.dtype is torch.float8_e4m3fn, "the codes are not E4M3")
+    has_nan = _nan_code(part)
     fault(f"{letter}: nibbles of a byte exchanged", MOVEMENT, seen="pith-train PR 74", read=_recoded(part, _swapped),
           needs=four, same_if="the two codes of every byte are equal")
     fault(f"{letter}: neighbouring codes exchanged", MOVEMENT, seen="pith-train PR 74", read=_recoded(part, _swapped),
           needs=eight, same_if="the two codes of every pair are equal")
     fault(f"{letter}: codes of the next row", MOVEMENT, seen="NVIDIA/cutlass 2087",
           read=_recoded(part, lambda codes: codes.roll(-1, dims=0)),
-          needs=need(lambda call, part=part: _codes(call, part).shape[0] > 1, "one row"))
+          needs=_of_codes(part, lambda codes: codes.shape[0] > 1, "one row"))
     fault(f"{letter}: codes of the next block", MOVEMENT, seen="mlc-ai/TIRx-kernels PR 5",
           read=_recoded(part, lambda codes: codes.roll(-16, dims=1)),
-          needs=need(lambda call, part=part: _codes(call, part).shape[1] > 16, "one block"))
+          needs=_of_codes(part, lambda codes: codes.shape[1] > 16, "one block"))
     for name, change, when, seen in (
         ("E2M1 codes read as integers", _nibbles, four, MINE + "int4 kernels fed with FP4 weights"),
         ("E2M1 subnormal read as 0", lambda c: torch.where((c & 7) == 1, 0.0, _e2m1(c)), four,
@@ -493,9 +501,14 @@ def _alpha(change: Callable[[Tensor], Tensor | None]) -> Callable[[ScaledProduct
     return lambda product: replace(product, alpha=None if product.alpha is None else change(product.alpha))
 
 
+def _factors(call: Call) -> int:
+    alpha = _product(call).alpha
+    return 0 if alpha is None else alpha.numel()
+
+
 has_alpha = need(lambda call: _product(call).alpha is not None and _product(call).factor != 1.0, "no alpha, or 1")
-two = need(lambda call: _product(call).alpha is not None and _product(call).alpha.numel() == 2, "one global scale")
-for name, change, when, seen in (
+two = need(lambda call: _factors(call) == 2, "one global scale")
+for name, factor, when, seen in (
     ("alpha ignored", lambda alpha: None, has_alpha, "torchao NVFP4Tensor matmul: _scaled_mm without alpha"),
     ("alpha multiplied twice", lambda alpha: alpha * alpha, has_alpha,
      MINE + "alpha in the scales and in the epilogue"),
@@ -506,7 +519,7 @@ for name, change, when, seen in (
     ("first global scale forgotten", lambda alpha: alpha[1:], two, "PyTorch scaled_mm: the meta function checks one"),
     ("global scale of a taken for both", lambda alpha: alpha[:1].repeat(2), two, MINE + "one pointer passed twice"),
 ):
-    fault(name, VALUE, seen=seen, contracts=WITH_ALPHA, product=_alpha(change), needs=when,
+    fault(name, VALUE, seen=seen, contracts=WITH_ALPHA, product=_alpha(factor), needs=when,
           same_if="alpha has few bits" if "bfloat16" in name else "")
 
 
@@ -546,13 +559,16 @@ def _through(other: torch.dtype) -> Callable[[Call, Tensor], Tensor]:
     return lambda call, acc: store(store(acc, other).to(torch.float32), call.out_dtype)
 
 
+def _not_of(dtype: torch.dtype, word: str) -> WhyNot:
+    return need(lambda call: call.out_dtype is not dtype, f"the output is {word}")
+
+
 half = need(lambda call: call.out_dtype is not torch.float32, "the output is float32")
 fault("block-scaled store truncates", CAST, seen="H200 mutants", store=_toward_zero, needs=half,
       same_if="every sum is a value of the output dtype")
 for dtype, word in ((torch.float16, "float16"), (torch.bfloat16, "bfloat16")):
     fault(f"block-scaled result stored through {word}", CAST, seen="cutlass PR 3149", store=_through(dtype),
-          needs=need(lambda call, dtype=dtype: call.out_dtype is not dtype, f"the output is {word}"),
-          same_if=f"every sum is a {word} value")
+          needs=_not_of(dtype, word), same_if=f"every sum is a {word} value")
 fault("NaN of a block-scaled result stored as 0", CAST, seen=MINE + "a clamp that drops NaN",
       write=lambda out: torch.nan_to_num(out, nan=0.0, posinf=torch.inf, neginf=-torch.inf),
       same_if="no result is NaN")

@@ -86,7 +86,7 @@ class ProductContract(Contract):
 
     section = "GEMM"
     options: ClassVar[tuple[OptionSpec, ...]] = (OUT_DTYPE,)
-    golden_arches = ("cpu", "sm90", "gfx942")
+    golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90", "gfx942")
     multiplies = True
     scaling: ClassVar[tuple[Scaling, Scaling]] = BLOCKS
     out_dtypes: ClassVar[tuple[torch.dtype, ...]] = OUT_DTYPES

@@ -58,8 +58,6 @@ from oracle.verdict.compare import Admissible, Verdict, compare, verdict
 from oracle.verdict.sets import Elements, Found, Range, Sets, ranged, rounded_to
 
 X = TensorSpec("x", WIDE, ("M", "K"), "values to quantise")
-GIVEN = ("scale", "scale_ub", "global_scale")
-"""Scales that a caller gives, under the names of :func:`oracle.numbers.quantize.prepare`."""
 UE8M0 = OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two")
 
 
@@ -82,7 +80,8 @@ class QuantiserContract(Contract):
 
     def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
         """The values to quantise, with the scales that the call gives."""
-        return prepare(inputs["x"], **{name: inputs.get(name) for name in GIVEN})
+        scale, scale_ub, global_scale = inputs.get("scale"), inputs.get("scale_ub"), inputs.get("global_scale")
+        return prepare(inputs["x"], scale=scale, scale_ub=scale_ub, global_scale=global_scale)
 
     def published(self, made: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
         """Codes and logical scale as the routine returns them."""

@@ -437,7 +437,7 @@ def _table(
 
 EIGHT = -torch.arange(8, 0, -1, dtype=torch.float64, device="cpu")
 POSITIVE, SCALES = "no nibble is positive", "every scale is zero"
-for contract, name, seen, change, same_if in (
+for contract, name, seen, wrong, same_if in (
     (ENCODE, "positive nibbles kept", W4A8, _nibbles(lambda v: v), POSITIVE),
     (ENCODE, "nibble 0 encoded as 8", W4A8, _nibbles(lambda v: torch.where(v < 8, 8 - v, v)), "no nibble is zero"),
     (ENCODE, "negative nibbles encoded too", W4A8, _nibbles(lambda v: torch.where(v > 0, (8 - v) & 15, v)), POSITIVE),
@@ -451,4 +451,4 @@ for contract, name, seen, change, same_if in (
      _table(lambda s: (s * EIGHT).t().contiguous().view(s.shape[0], 8)), "there is one scale"),
 ):
     family = MOVEMENT if contract == ENCODE else CAST
-    fault(name, family, seen=seen, contracts={contract}, write=change, same_if=same_if)
+    fault(name, family, seen=seen, contracts={contract}, write=wrong, same_if=same_if)
