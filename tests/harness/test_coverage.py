@@ -21,7 +21,6 @@ NOT_ROUTINES = {
     "NAMESPACE": "a name",
     "get_mk_alignment_for_contiguous_layout": "a constant of a library, compared in tests/kernels/test_grouped.py",
     "deepgemm_blockscale_linear": "one branch of dynamic_flashinfer_deepgemm_blockscale_gemm, which is judged",
-    "per_token_group_quant_fp8_packed": "codes of one judged quantiser, scales of one judged packing",
     "prepare_fp8_gemm_nt": "bits compared with fp8_gemm_nt in tests/kernels/test_blockscaled.py",
     "prepare_blockscale_linear": "bits compared with dynamic_flashinfer_deepgemm_blockscale_gemm there",
     "explain": "the decisions of a layer, in words",

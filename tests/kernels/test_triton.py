@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,7 @@ import torch
 triton = pytest.importorskip("triton", reason="Triton is not installed; the tox factor `interpreter` has it")
 
 import triton.language as tl  # noqa: E402  # only where Triton is installed
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from ptx import divides_truly, ptx_of  # noqa: E402
 
 from kernels import context  # noqa: E402
 from kernels.backends import _launch, _triton_kernels, triton_quant  # noqa: E402
@@ -76,24 +74,6 @@ def approximate_kernel(x, s, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
     v = tl.load(x + lane).to(tl.float32)
     tl.store(s + lane, v / (v + 1.0))
-
-
-def ptx_of(kernel: Any, constants: dict[str, object], types: dict[str, str]) -> str:
-    """What the kernel becomes for sm90, its pointers, row strides and extents multiples of 16."""
-    names = kernel.arg_names
-    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
-    whole = ("x", "q", "s", "x_stride", "cols", "total")
-    aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in whole if n in names}
-    indexed = {(names.index(n),): v for n, v in constants.items()}
-    source = ASTSource(kernel, signature, constexprs=indexed, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **_launch.EXACT})
-    ptx: str = compiled.asm["ptx"]
-    return ptx
-
-
-def divides_truly(ptx: str) -> bool:
-    """Every float division is IEEE's, subnormals included: none approximate, none flushing, no reciprocal."""
-    return set(re.findall(r"\b(?:div|rcp)\.[\w.]*f(?:16|32|64)", ptx)) == {"div.rn.f32"}
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -12,9 +12,10 @@ import torch
 
 triton = pytest.importorskip("triton", reason="Triton is not installed; the tox factor `interpreter` has it")
 
+from ptx import divides_truly, ptx_of  # noqa: E402
+
 from kernels import fused  # noqa: E402
 from kernels.backends import _launch, _triton_fused, triton_fused  # noqa: E402
-from tests.kernels.test_triton import divides_truly, ptx_of  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 TYPES = {"x": "*bf16", "q": "*fp8e4nv", "p": "*fp8e4nv", "s": "*fp32", "bound": "*fp32", "masked": "*i32",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from mx_witnesses import Reals, cast, every_amax, nvfp4_witness
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,9 +20,7 @@ from oracle.numbers.quantize import prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.scaling import Block
 from oracle.truth import hadamard
-from tests.numbers.test_mx_recipes import cast, every_amax, nvfp4_witness
 
-Reals = NDArray[np.float32]
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
 
 

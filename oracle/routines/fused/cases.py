@@ -39,7 +39,7 @@ def binades(case: Case, rows: int, width: int, *, name: str = "binades", per_row
     fmt, groups = of_dtype(dtype), -(-width // 128)
     turn = torch.arange(rows * groups, device="cpu").reshape(rows, groups)
     turn = (turn // groups if per_row else turn) % len(EXPONENTS)
-    chosen = torch.tensor(EXPONENTS, device="cpu")[turn].clamp(fmt.emin - 2, fmt.emax - 2)
+    chosen = torch.tensor(EXPONENTS, dtype=torch.int64, device="cpu")[turn].clamp(fmt.emin - 2, fmt.emax - 2)
     stream = case.stream(name)
     significand = 1 + torch.from_numpy(stream.integers(0, 1 << 7, (rows, width))).double() / 128
     signs = torch.from_numpy(stream.signs((rows, width))).double()

@@ -1,0 +1,89 @@
+"""Blocks for every bfloat16 amax, and the published formulas of NVFP4 in numpy, which share no code with the oracle."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oracle.numbers import recipes as R
+from oracle.numbers.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, MXINT8, Format, decode
+
+Reals = NDArray[np.float32]
+CASTS = {
+    E4M3FN: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2, E3M2: ml_dtypes.float6_e3m2fn,
+    E2M3: ml_dtypes.float6_e2m3fn, E2M1: ml_dtypes.float4_e2m1fn,
+}  # fmt: skip
+
+
+def cast(values: Reals, fmt: Format) -> NDArray[np.uint8]:
+    """Codes of clamped float32 values, by another library."""
+    values = np.clip(values, -np.float32(fmt.max_finite), np.float32(fmt.max_finite))
+    if fmt is MXINT8:
+        return np.rint(values * 64).astype(np.int8).view(np.uint8)
+    return values.astype(CASTS[fmt]).view(np.uint8)
+
+
+def every_amax(fmt: Format, width: int, *, seed: int = 1) -> Tensor:
+    """Blocks ``[32640, width]``, the amax of each another finite bfloat16, beside midpoints of the element format."""
+    top = torch.arange(0x7F80).to(torch.int16).view(torch.bfloat16)[:, None]
+    codes = torch.arange(fmt.max_code)
+    values = decode(torch.arange(fmt.max_code + 1), fmt)
+    middle = torch.cat([(values[codes] + values[codes + 1]) / 2, values])
+    rng = torch.Generator().manual_seed(seed)
+    picked = middle[torch.randint(0, len(middle), (len(top), width - 1), generator=rng)]
+    down = torch.randint(0, 3, (len(top), 1), generator=rng)
+    unit = torch.exp2(torch.floor(torch.log2(top.double().clamp(min=2.0**-133))) - fmt.emax - down)
+    sign = torch.randint(0, 2, picked.shape, generator=rng) * 2 - 1
+    rest = torch.minimum(picked * unit, top.double()) * sign
+    return torch.cat([top, rest.to(torch.bfloat16)], dim=1)
+
+
+def nvfp4_witness(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Scale bytes and codes by the published formulas, each a line of float32 operations."""
+    with np.errstate(all="ignore"):
+        one, six, sixth = np.float32(1), np.float32(6), np.float32(1) / np.float32(6)
+        am = np.abs(x).max(axis=1)
+        if recipe.candidates is not None:
+            return four_over_six(x, recipe, g)
+        family = recipe.name.split("_")[0]
+        if family == "te" or recipe.name.endswith("exact"):
+            t = am * (g * sixth)
+        elif family == "torchao":
+            t = np.maximum(am / six / g, np.float32(2.0**-6))
+        elif family == "modelopt":
+            t = am / (six * g)
+            t = np.where(t == 0, one, t)
+        else:
+            t = g * (am * sixth) if recipe.encodes else am * sixth / g
+        stored = np.minimum(t, np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
+        sf = stored.astype(np.float32)[:, None]
+        if family == "torchao":
+            quotient = x * ((one / g) / sf)
+        elif family == "modelopt":
+            quotient = x / (sf * g)
+        else:
+            quotient = x * np.minimum(one / (sf * (one / g if recipe.encodes else g)), np.finfo(np.float32).max)
+        codes = cast(np.nan_to_num(quotient, nan=6.0).astype(np.float32), E2M1)
+        if recipe.zero_sign is R.ZeroSign.SMALL:
+            codes = np.where(quotient == 0, np.uint8(0), codes)
+        return stored.view(np.uint8), codes
+
+
+def four_over_six(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The smaller error of a block under ``sf`` and ``1.5 sf``, summed in the order of K; ``sf`` on equality."""
+    one, am, made = np.float32(1), np.abs(x).max(axis=1), []
+    fast = recipe.name.endswith("fast")
+    t = g * (am * (one / np.float32(6))) if fast else am / np.float32(6) * g
+    for factor in (np.float32(1), np.float32(1.5)):
+        stored = np.minimum(t * factor, np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
+        both = (stored.astype(np.float32) * (one / g))[:, None]
+        quotient = x * np.minimum(one / both, np.finfo(np.float32).max)
+        codes = cast(np.nan_to_num(quotient, nan=6.0).astype(np.float32), E2M1)
+        difference = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32) * both - x
+        terms = difference * difference if "mse" in recipe.name else np.abs(difference)
+        made.append((stored.view(np.uint8), codes, np.add.accumulate(terms, axis=1, dtype=np.float32)[:, -1]))
+    wide = made[1][2] < made[0][2]
+    return np.where(wide, made[1][0], made[0][0]), np.where(wide[:, None], made[1][1], made[0][1])
