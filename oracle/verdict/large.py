@@ -201,7 +201,7 @@ def _may_hold(known: ExactPart, output: Tensor, found: Comparison, other: str) -
     """Whether this class may hold the output: its accumulator in any order (which is asked first, as it costs little)
     or float32 in any order the worst element of what was seen, and the class itself some failing ones of its row."""
     assert found.worst is not None
-    row, column = (torch.tensor([i], device=output.device) for i in found.worst.index)
+    row, column = (torch.tensor([i], dtype=torch.int64, device=output.device) for i in found.worst.index)
     some = torch.nonzero(found.bad[row[0]])[:FEW, 0]
 
     def held(columns: Tensor, name: str) -> bool:

@@ -86,7 +86,11 @@ class ExpertQuantiser(BlockQuantiser):
 
     def _rows(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Tensor, Tensor, Tensor]:
         parts = [
-            (torch.arange(first, last, device="cpu"), torch.full((last - first,), i, device="cpu"), place - first)
+            (
+                torch.arange(first, last, device="cpu"),
+                torch.full((last - first,), i, dtype=torch.int64, device="cpu"),
+                place - first,
+            )
             for i, (first, last, place) in enumerate(self.experts(inputs, options))
         ]
         row, expert = (torch.cat([part[axis] for part in parts]) for axis in (0, 1))  # type: ignore[misc]
@@ -149,7 +153,7 @@ class ExpertQuantiser(BlockQuantiser):
         return q
 
     def shape_of_codes(self, call: Call) -> tuple[int, ...]:
-        return tuple(self.outward(torch.empty(self.stored_shape(call), device="meta")).shape)
+        return tuple(self.outward(torch.empty(self.stored_shape(call), dtype=torch.uint8, device="meta")).shape)
 
     def outputs(self, call: Call) -> dict[str, Out]:
         """As of any quantiser; codes and scale bytes of no expert are unspecified."""

@@ -304,7 +304,7 @@ def _rows_lost(call: Call, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     assert isinstance(contract, ExpertQuantiser)
     ends = {last - 1 for _, last, _ in _parts(call)}
     row = contract.rows(call)[0]
-    dead = torch.tensor([int(r) in ends for r in row.tolist()], device=row.device)
+    dead = torch.tensor([int(r) in ends for r in row.tolist()], dtype=torch.bool, device=row.device)
     q, scale = contract.codes_of(outputs["q"], call).clone(), contract.scales_of(outputs["scale"], call)
     bits = q.view(torch.uint8).clone()
     bits[dead], scale[dead] = 0, 0

@@ -74,7 +74,7 @@ def memory(case: Case, side: Side, part: int) -> Tensor:
         made[:] = torch.from_numpy(stream.integers(low, high, (side.size,))).to(torch.int32) << 23
         return made.view(torch.float32)
     if side.dtype is UE4M3 and case.family == "exact":
-        found = torch.tensor(HALVES, dtype=torch.uint8)[torch.from_numpy(stream.integers(0, 3, shape))]
+        found = torch.tensor(HALVES, dtype=torch.uint8, device="cpu")[torch.from_numpy(stream.integers(0, 3, shape))]
     else:
         special = E4M3_BYTES if side.dtype is UE4M3 else E8M0_BYTES
         low, high = special.get(case.family, ORDINARY[side.dtype])[part]

@@ -186,9 +186,8 @@ class KGrouped(ProductContract):
             blocks = slice(start // 128, (start + k) // 128)
             a_scale, b_scale = (inputs[name][:, blocks].contiguous() for name in ("a_scale", "b_scale"))
             if not k:  # the sum over nothing is that over a zero
-                zeros = {"a": torch.zeros(m, 1, device=c.device), "b": torch.zeros(n, 1, device=c.device)}
-                a, b = (x.to(inputs[name].dtype) for name, x in zeros.items())
-                a_scale, b_scale = (torch.ones(rows, 1, device=c.device) for rows in (m, n))
+                a_scale, b_scale = (torch.ones(rows, 1, dtype=torch.float32, device=c.device) for rows in (m, n))
+                a, b = ((0 * one).to(inputs[name].dtype) for name, one in (("a", a_scale), ("b", b_scale)))
             rows_of = torch.arange(g * m, (g + 1) * m, device=c.device)
             parts.append(Part(summed(a, b, a_scale, b_scale, c[g]), rows_of, g))
             start += k

@@ -142,7 +142,7 @@ class Runs(ProductContract):
 
     def parts(self, inputs: Mapping[str, Tensor]) -> list[Part]:
         parts = []
-        one = torch.ones(1, 1, device=inputs["a"].device)
+        one = torch.ones(1, 1, dtype=torch.float32, device=inputs["a"].device)
         for g, (start, end) in enumerate(self.spans(inputs)):
             if end > start:
                 rows = torch.arange(start, end, device=inputs["a"].device)

@@ -75,7 +75,8 @@ def each(role: str, function: Callable[..., Tensor]) -> Change:
 def matrix(call: Call, role: str) -> Tensor:
     """The first matrix of ``role`` as the contract gives it: ``[rows, blocks]`` or ``[rows, K]``; one 1 without it."""
     name = ROLES[call.contract.name].get(role)
-    return torch.ones(1, 1) if name is None else matrices(call, role, call.inputs[name])[0]
+    one = torch.ones(1, 1, dtype=torch.float32, device="cpu")
+    return one if name is None else matrices(call, role, call.inputs[name])[0]
 
 
 def has(role: str) -> WhyNot:

@@ -68,7 +68,8 @@ for name, seen, change, same_if in (
 ):
     fault(name, ARITHMETIC, seen=seen, contracts=SUMMED, product=_summand(change), needs=summed, same_if=same_if)
 fault("B scale per 128 rows instead of per row", INDEX, seen="DeepGEMM csrc/apis/gemm.hpp: recipe (1, 128, 128)",
-      contracts=SUMMED, read=each("b_scale", lambda scale: scale[torch.arange(len(scale)) // 128 * 128]),
+      contracts=SUMMED,
+      read=each("b_scale", lambda scale: scale[torch.arange(len(scale), device=scale.device) // 128 * 128]),
       needs=several_rows("b_scale"), same_if=EQUAL)
 
 
@@ -102,7 +103,8 @@ def _first_pitch(parts: list[Tensor]) -> list[Tensor]:
     pitch, flat = parts[0].shape[1], torch.cat([codes_of(part).flatten() for part in parts])
     made, start = [], 0
     for part in parts:
-        rows, columns = torch.arange(part.shape[0])[:, None], torch.arange(part.shape[1])[None, :]
+        rows, columns = (torch.arange(size, device=part.device) for size in part.shape)
+        rows, columns = rows[:, None], columns[None, :]
         made.append(flat[(start + rows * pitch + columns) % len(flat)].view(part.dtype))
         start += part.numel()
     return made
@@ -114,7 +116,7 @@ def _scales_from(first: Callable[[int], int]) -> Callable[[list[Tensor]], list[T
     def change(parts: list[Tensor]) -> list[Tensor]:
         whole, made, start = torch.cat(parts, dim=1), [], 0
         for part in parts:
-            at = first(start) + torch.arange(part.shape[1])
+            at = first(start) + torch.arange(part.shape[1], device=part.device)
             made.append(whole[:, at % whole.shape[1]])
             start += part.shape[1]
         return made
@@ -366,14 +368,14 @@ def _without_saturation(q: Tensor, scale: Tensor) -> Tensor:
 
 def _by_64(q: Tensor, scale: Tensor) -> Tensor:
     """Group scales advance every 64 steps of K."""
-    at = (torch.arange(q.shape[-1]) // 64 * GROUP).clamp(max=q.shape[-1] - 1)
+    at = (torch.arange(q.shape[-1], device=q.device) // 64 * GROUP).clamp(max=q.shape[-1] - 1)
     wrong = scale[..., at]
     return to_dtype(q * wrong, torch.float8_e4m3fn, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
 
 
 def _reversed(q: Tensor, count: int) -> Tensor:
     """Whole groups of ``count`` weights along K in reverse order."""
-    k = torch.arange(q.shape[-1])
+    k = torch.arange(q.shape[-1], device=q.device)
     return q[..., torch.where(k < q.shape[-1] // count * count, k // count * count + (count - 1 - k % count), k)]
 
 
