@@ -77,7 +77,7 @@ def calls() -> dict[str, Callable[[], object]]:
     named = {"w13_scale": scales(2), "w13_input_scale": one, "w2_scale": scales(2), "w2_input_scale": one}
 
     norm, query, angles = made(K, seed=3), made(M, 2, 64, seed=4), made(M, 64, dtype=torch.float32, seed=5)
-    positions, used = torch.arange(M, dtype=torch.int32, device=DEVICE), integers(M)
+    positions, used, nope = torch.arange(M, dtype=torch.int32, device=DEVICE), integers(M), x.view(M, 2, K // 2)
 
     fours = [torch.full((r, K // 2), 0x42, dtype=torch.uint8, device=DEVICE) for r in (M, N)]
     two = fours[1].expand(2, N, K // 2)
@@ -310,10 +310,10 @@ def calls() -> dict[str, Callable[[], object]]:
         ),
         "rms_norm_per_block_quant": lambda: k.rms_norm_per_block_quant(x, norm, residual=x),
         "rope_quantize_fp8": lambda: k.rope_quantize_fp8(
-            query, query[:, :1], x[:, None], x[:, None], angles, positions, quant_scale_q=2.0
+            query, query[:, :1], nope, nope[:, :1], angles, positions, quant_scale_q=2.0
         ),
         "mla_rope_quantize_fp8": lambda: k.mla_rope_quantize_fp8(
-            query, query[:, 0], x[:, None], x, angles, positions, False
+            query, query[:, 0], nope, nope[:, 0], angles, positions, False
         ),
     }
 
