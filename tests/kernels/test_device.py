@@ -14,7 +14,7 @@ from kernels import blockscaled
 from kernels.backends import _host, cutlass, deep_gemm, flashinfer, sgl_kernel
 
 HELPERS = {
-    "operators", "m_major", "columns", "addressable", "writable", "context_lens",  # torch alone
+    "operators", "m_major", "columns", "addressable", "writable", "lanes", "context_lens",  # torch alone
     "blockscale_sm90", "fp8_gemm_nt", "aligned_gemm_nt", "dense_gemm_nt",  # two look by themselves, else the callers do
 }  # fmt: skip
 

@@ -76,6 +76,9 @@ def calls() -> dict[str, Callable[[], object]]:
     torch_linear = {"qinput": a, "weight": b.t(), "out_dtype": torch.bfloat16}
     named = {"w13_scale": scales(2), "w13_input_scale": one, "w2_scale": scales(2), "w2_input_scale": one}
 
+    norm, query, angles = made(K, seed=3), made(M, 2, 64, seed=4), made(M, 64, dtype=torch.float32, seed=5)
+    positions, used, nope = torch.arange(M, dtype=torch.int32, device=DEVICE), integers(M), x.view(M, 2, K // 2)
+
     fours = [torch.full((r, K // 2), 0x42, dtype=torch.uint8, device=DEVICE) for r in (M, N)]
     two = fours[1].expand(2, N, K // 2)
     fours[1] = fours[1].t()
@@ -88,6 +91,10 @@ def calls() -> dict[str, Callable[[], object]]:
     def into(verb: Callable[..., None], target: Tensor, *operands: object) -> Tensor:
         verb(*operands[:2], target, *operands[2:])
         return target
+
+    def every_row(verb: Callable[[Tensor, Tensor], object]) -> object:
+        """Rows that are not in use hold anything, which a comparison of two calls would see."""
+        return verb(x[None], used)
 
     def loaded() -> Tensor:
         module = torch.nn.Module()
@@ -289,6 +296,25 @@ def calls() -> dict[str, Callable[[], object]]:
         "route_llama4": lambda: k.route_llama4(sa, 1),
         "route_softmax": lambda: k.route_softmax(sa, 1, renormalize=True),
         "route_deepseek_v3": lambda: k.route_deepseek_v3(weights, key_scale[:HEADS], 2, n_group=4, topk_group=2),
+        "silu_and_mul_quant": lambda: k.silu_and_mul_quant(x, one),
+        "silu_and_mul_per_block_quant": lambda: k.silu_and_mul_per_block_quant(x, scale_ub=one),
+        "silu_and_mul_masked_post_quant": lambda: every_row(k.silu_and_mul_masked_post_quant),
+        "persistent_masked_m_silu_mul_quant": lambda: every_row(k.persistent_masked_m_silu_mul_quant),
+        "per_token_group_quant_fp8_masked": lambda: every_row(k.per_token_group_quant_fp8_masked),
+        "rms_norm_static_fp8_quant": lambda: k.rms_norm_static_fp8_quant(x, norm, one),
+        "fused_add_rms_norm_static_fp8_quant": lambda: k.fused_add_rms_norm_static_fp8_quant(x, x, norm, one),
+        "rmsnorm_quant": lambda: k.rmsnorm_quant(x, norm, one),
+        "fused_add_rmsnorm_quant": lambda: k.fused_add_rmsnorm_quant(x, x, norm, one),
+        "rms_norm_dynamic_per_token_quant": lambda: k.rms_norm_dynamic_per_token_quant(
+            x, norm, scale_ub=one, residual=x
+        ),
+        "rms_norm_per_block_quant": lambda: k.rms_norm_per_block_quant(x, norm, residual=x),
+        "rope_quantize_fp8": lambda: k.rope_quantize_fp8(
+            query, query[:, :1], nope, nope[:, :1], angles, positions, quant_scale_q=2.0
+        ),
+        "mla_rope_quantize_fp8": lambda: k.mla_rope_quantize_fp8(
+            query, query[:, 0], nope, nope[:, 0], angles, positions, False
+        ),
     }
 
 
