@@ -17,7 +17,7 @@ from kernels.blockscaled import _pair
 from kernels.checks import FP8
 from kernels.errors import OptionError, ShapeError
 from kernels.routes import dtype_name, route
-from kernels.support import BLOCK
+from kernels.support import BLOCK, LEAST_1D1D
 
 E5M2 = torch.float8_e5m2
 NARROW = (torch.bfloat16, torch.float16)
@@ -97,7 +97,7 @@ def fp8_gemm_nt_1d1d(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None) 
     if is_compiling():
         torch.ops.fp8_kernels.fp8_gemm_nt_1d1d(x, xs, w, ws, out, c)
         return
-    run = route("gemm_1d1d", device, ("n", n), ("k", k), ("out_dtype", "float32"))
+    run = route("gemm_1d1d", device, ("m", min(m, LEAST_1D1D)), ("n", n), ("k", k), ("out_dtype", "float32"))
     if m:
         run.gemm_1d1d(x, xs, w, ws, out, c)
 
@@ -142,7 +142,8 @@ def k_grouped_fp8_gemm_nt_contiguous(
     if is_compiling():
         torch.ops.fp8_kernels.k_grouped_fp8_gemm_nt_contiguous(x, xs, w, ws, out, steps, ks_tensor, c)
         return
-    run = route("k_grouped", device, ("n", n), ("groups", groups), ("out_dtype", "float32"))
+    key = ("m", min(m, LEAST_1D1D)), ("n", n), ("groups", groups), ("out_dtype", "float32")
+    run = route("k_grouped", device, *key)
     if total == 0 or m * n * groups == 0:
         if c is not None:
             out.copy_(c)

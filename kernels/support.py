@@ -67,6 +67,9 @@ SGL_SM: Mapping[str, tuple[int, ...]] = {"linear": (89, 90, 100), "block_linear"
 """Capabilities whose kernels sgl-kernel's sources dispatch to."""
 SGL_WORD = 4
 """Groups to one packed scale of sgl-kernel: K is a multiple of four groups."""
+LEAST_1D1D = 33
+"""Rows from which DeepGEMM chooses tiles of 64: sm90_fp8_gemm_1d1d.cuh asserts ``BLOCK_M % 64 == 0``, and for fewer rows
+its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
 PLAIN_TORCH_ON_GPU = (
     "quant_tensor", "quant_token", "quant_group", "quant_group_packed", "quant_reciprocal", "quant_gated", "quant_norm",
     "quant_rope", "cast", "layout",
@@ -242,6 +245,8 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("out_dtype", "in", ("bfloat16",), "", "skip_head_mid", "einsum"),
         _need("sm", "in", (90,), "float32 scales for every row of both operands are sm90's; this is {arch}",
               "gemm_1d1d", "k_grouped", "einsum"),
+        _need("m", ">=", LEAST_1D1D, "its kernel of at most 32 rows does not compile (it multiplies tiles of 64 rows)",
+              "gemm_1d1d", "k_grouped"),
         *_multiples("gemm_1d1d", k=16, n=8),
         *_multiples("k_grouped", n=8),
         _need("heads", "in", (32, 64), "", "mqa_logits", "paged_mqa_logits"),

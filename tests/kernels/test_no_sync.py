@@ -50,6 +50,8 @@ def calls() -> dict[str, Callable[[], object]]:
     def scales(*shape: int) -> Tensor:
         return torch.full(shape, 0.5, device=DEVICE)
 
+    firsts, counts_of, columns = integers(0, 10), integers(10, M - 10), integers(10, K)  # a copy to the device waits
+    depths = integers(0, K)
     x, a, b, one = made(M, K), made(M, K, dtype=FP8), made(N, K, dtype=FP8, seed=1), scales(1)
     sa, sb, token, channel = scales(M, 2), scales(2, 2), scales(M, 1), scales(N, 1)
     out = torch.zeros(M, N, dtype=torch.bfloat16, device=DEVICE)
@@ -175,7 +177,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "fp8_gemm_tt": lambda: into(k.fp8_gemm_tt, out, (a.mT, sa.mT), (b, sb)),
         "fp8_gemm_nt_1d1d": lambda: into(k.fp8_gemm_nt_1d1d, sums[0], (a, sa), (b, scales(N, 2))),
         "k_grouped_fp8_gemm_nt_contiguous": lambda: k.k_grouped_fp8_gemm_nt_contiguous(
-            (a.flatten(), sa), (b.flatten(), scales(N, 2)), sums, (0, K), integers(0, K), c=sums.clone()
+            (a.flatten(), sa), (b.flatten(), scales(N, 2)), sums, (0, K), depths, c=sums.clone()
         ),
         "m_grouped_fp8_gemm_nn_contiguous": lambda: into(
             k.m_grouped_fp8_gemm_nn_contiguous, tall_out, (tall, tall_scale), (three.mT, threes.mT), rows
@@ -253,8 +255,8 @@ def calls() -> dict[str, Callable[[], object]]:
         "swizzle_scale": lambda: k.swizzle_scale(b),
         "to_blocked": lambda: k.to_blocked(b),
         "from_blocked": lambda: k.from_blocked(k.to_blocked(b), *b.shape),
-        "swizzle_scale_experts": lambda: k.swizzle_scale_experts(a, integers(0, 10), integers(10, M - 10)),
-        "to_blocked_k_groups": lambda: k.to_blocked_k_groups(b, integers(10, K)),
+        "swizzle_scale_experts": lambda: k.swizzle_scale_experts(a, firsts, counts_of),
+        "to_blocked_k_groups": lambda: k.to_blocked_k_groups(b, columns),
         "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": lambda: (
             k.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scales(2, 8), [256], check=False)
         ),
