@@ -57,7 +57,7 @@ from oracle.numbers.recipes import (
     of_element,
     recipes,
 )
-from oracle.numbers.rounding import Overflow, Rounding, encode, f32
+from oracle.numbers.rounding import Overflow, Rounding, encode, f32, round_to
 from oracle.numbers.scaling import Block, ScaleFormat
 
 U = 2.0**-24
@@ -71,8 +71,8 @@ TINY = 2.0**-126
 class ScaleSet:
     """Admissible scales per block, float64 of the logical scale shape; NaN in ``expected`` asks for NaN.
 
-    With ``ends_only`` (a scale format coarser than float32) nothing between ``low`` and ``high`` is admitted.
-    ``other``: a second set, NaN where there is none.
+    With ``ends_only`` (a scale format coarser than float32) nothing between ``low`` and ``high`` is admitted; with
+    ``grid`` the values of that format alone are. ``other``: a second set, NaN where there is none.
     """
 
     low: Tensor
@@ -81,12 +81,15 @@ class ScaleSet:
     ends_only: bool = False
     open: Tensor | None = None
     other: tuple[Tensor, Tensor] | None = None
+    grid: Format | None = None
 
     def admits(self, scale: Tensor) -> Tensor:
         """Bool per block; ``scale`` decoded to float64. NaN fails where a number is due. ``open`` blocks admit any."""
         inside = (self.low <= scale) & (scale <= self.high)
         if self.ends_only:  # values between ends more than a factor 2 apart may be admissible as well
             inside = inside & ((scale == self.low) | (scale == self.high) | (self.high > 2 * self.low))
+        if self.grid is not None:
+            inside = inside & ((scale == self.low) | (scale == self.high) | _is_value(scale, self.grid))
         if self.other is not None:
             inside = inside | (scale == self.other[0]) | (scale == self.other[1])
         found = torch.where(torch.isnan(self.expected), torch.isnan(scale), inside)
@@ -201,7 +204,8 @@ def _between(x: Prepared, recipe: Recipe) -> ScaleSet:
     near = torch.where(nearer, x.span[0], x.span[1]).masked_fill(straddles, 0.0)
     least, most = (scale_set(x.with_values(end), recipe) for end in (near, far))
     expected = x.steps(recipe).scale.reshape(least.low.shape)
-    return ScaleSet(least.low, most.high, expected)
+    fmt = recipe.scale_format.number_format(of_dtype(x.dtype))
+    return ScaleSet(least.low, most.high, expected, grid=None if fmt == FP32 else fmt)
 
 
 def _either(x: Prepared, recipe: Recipe) -> ScaleSet:
@@ -280,8 +284,7 @@ def _of_steps(x: Prepared, recipe: Recipe, steps: Steps, factor: float = 1.0) ->
     if recipe.scale_format is ScaleFormat.FLOAT32:
         return sets
     low, high = (to_scale_format(edge.clamp(min=0.0), recipe, of_dtype(x.dtype)) for edge in (sets.low, sets.high))
-    # what is published in a byte lies on the grid of its format
-    return ScaleSet(low, high, expected, ends_only=recipe.scale_format is not ScaleFormat.E4M3)
+    return ScaleSet(low, high, expected, grid=recipe.scale_format.number_format(of_dtype(x.dtype)))
 
 
 def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
@@ -348,7 +351,7 @@ def _scales_between(x: Prepared, ends: Ends, recipe: Recipe) -> ScaleSet:
     low, high, expected = (t.reshape(3, *shape) for t in (sets.low, sets.high, sets.expected))
     unknown = x.grid(recipe.block).split(ends.open.to(torch.uint8)).amax(dim=(1, 3)).to(torch.bool).reshape(shape)
     ends_of = torch.fmin(torch.fmin(low[0], low[1]), low[2]), torch.fmax(torch.fmax(high[0], high[1]), high[2])
-    return ScaleSet(*ends_of, expected[0], sets.ends_only, unknown)
+    return ScaleSet(*ends_of, expected[0], sets.ends_only, unknown, grid=sets.grid)
 
 
 def _codes_between(x: Prepared, ends: Ends, recipe: Recipe, published: Tensor) -> CodeSet:
@@ -474,6 +477,13 @@ def _unless_exceptional(low: Tensor, high: Tensor, expected: Tensor, *, ends_onl
     regular = (low <= expected) & (expected <= high) & (expected > 0)
     low, high = (torch.where(regular, edge, expected) for edge in (low, high))
     return ScaleSet(low, high, expected, ends_only)
+
+
+def _is_value(x: Tensor, fmt: Format) -> Tensor:
+    """Numbers that a format holds."""
+    number = torch.isfinite(x)
+    known = torch.where(number, x, torch.ones_like(x))
+    return number & (round_to(known, fmt, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE) == known)
 
 
 def _is_power(x: Tensor) -> Tensor:

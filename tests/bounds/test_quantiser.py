@@ -182,6 +182,9 @@ class TestIdentify:
         {"trtllm_128x128", "flashinfer_128x128"},
         {"deepgemm_device_1x32_ue8m0", "te_mxfp8_1x32"},
         {"flashinfer_testing_1x128_ue8m0", "torch_cast_1x128_ue8m0"},
+        {"vllm_block", "vllm_silu_block"},  # but where a scale_ub is given
+        {"torch_block", "torch_silu_block"},
+        {"vllm_group_ue8m0_bits", "sglang_group_v2_ue8m0"},  # on every input: both formulas leave 1 at the same amax
     )
 
     @pytest.mark.parametrize("name", [r.name for r in R.of_element(E4M3FN) if r.formula is not R.ScaleFormula.GIVEN])
@@ -208,6 +211,27 @@ class TestIdentify:
         made = quantize(x, R.FLASHINFER_TESTING_1X128_UE8M0)
         found = identify(prepare(x), made.codes, made.scale)
         assert "flashinfer_testing_1x128_ue8m0" in found and "torch_cast_1x128_ue8m0" not in found
+
+    @pytest.mark.parametrize(
+        "block, silu", [(R.VLLM_BLOCK, R.VLLM_SILU_BLOCK), (R.TORCH_BLOCK, R.TORCH_SILU_BLOCK)], ids=lambda r: r.name
+    )
+    def test_a_bound_tells_the_silu_block_from_the_block(self, block, silu):
+        """2 bounds an amax of 1344 to 2 and its scale of 3 to 2."""
+        x, bound = torch.tensor([[1344.0] + [0.5] * 127]), torch.tensor([2.0])
+        for recipe, other in ((block, silu), (silu, block)):
+            made = quantize(x, recipe, scale_ub=bound)
+            found = identify(prepare(x, scale_ub=bound), made.codes, made.scale)
+            assert recipe.name in found and other.name not in found
+
+    def test_a_quotient_and_a_product_by_the_constant_leave_a_power_of_two_together(self):
+        """Why vLLM's bits and SGLang's are one: both are monotone, 1 at an amax of 448 and above it one ulp later."""
+        top = torch.tensor([448.0]).view(torch.int32)
+        for ulps, expected in ((-1, 1.0), (0, 1.0), (1, 2.0)):
+            x = torch.zeros(61, 128)
+            powers = torch.exp2(torch.arange(-30, 31).to(torch.float64)).float()
+            x[:, 0] = (top + ulps).view(torch.float32) * powers
+            for recipe in (R.VLLM_GROUP_UE8M0_BITS, R.SGLANG_GROUP_V2_UE8M0):
+                assert torch.equal(quantize(x, recipe).scale[:, 0], expected * powers)
 
     def test_a_given_scale_is_matched_with_given_recipes_only(self):
         x, s = normals(8), torch.tensor([0.37])

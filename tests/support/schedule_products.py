@@ -24,6 +24,15 @@ def any_codes(rows: int, k: int, fmt: str, *, seed: int, special: bool) -> Tenso
     return from_codes(codes, f)
 
 
+def within(x: Tensor) -> Tensor:
+    """Finite values with their exponents folded into [-105, 105], so that any scale of 2^-20 to 2^19 leaves them normal
+    bfloat16 values, as a schedule that dequantises asks."""
+    value = decode(x)
+    fraction, exponent = torch.frexp(value)
+    folded = torch.ldexp(fraction, (exponent + 105) % 211 - 105)
+    return torch.where(torch.isfinite(value), folded, value).to(x.dtype)
+
+
 def bell(rows: int, k: int, fmt: str, *, seed: int) -> Tensor:
     g = torch.Generator().manual_seed(seed)
     return torch.randn(rows, k, generator=g).to(by_name(fmt).torch_dtype)
@@ -45,6 +54,8 @@ def product_of(
     else:
         a = any_codes(m, k, left, seed=seed + 1, special=data == "special")
         b = any_codes(n, k, right, seed=seed + 2, special=data == "special")
+        if schedule.dequantises:
+            a, b = within(a), within(b)
     if schedule.scales is Scales.OPERANDS or schedule.dequantises:
         sa = 2.0 ** torch.randint(-20, 20, (m, blocks), generator=g)
         sb = 2.0 ** torch.randint(-20, 20, (-(-n // 2), blocks), generator=g)
