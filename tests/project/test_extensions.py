@@ -130,7 +130,7 @@ class TestTreatedAsOurs:
             ("verify --contract", 0, "OK  9 passed"),
             ("validate foreign_family:kernel", 0, "CONFORMS"),
             ("judge", 1, "FAILED out"),
-            ("explain", 1, "1. row scale of the previous row: 910 of 910"),
+            ("explain", 1, "1. dequantised by the row above: 910 of 910"),
         ],
     )
     def test_command(self, said: dict[str, Any], command: str, status: int, shown: str) -> None:

@@ -89,7 +89,7 @@ FAULTS = Faults({"dequantize_rows"})
 fault = FAULTS.declare
 several_rows = need(lambda call: call.inputs["q"].shape[0] > 1, "there is one row")
 
-fault("row scale of the previous row", INDEX, seen="this example", needs=several_rows,
+fault("dequantised by the row above", INDEX, seen="this example", needs=several_rows,
       read=entry("scale", lambda scale: scale.roll(1)))  # fmt: skip
 fault("row scale divides", INDEX, seen="this example", read=entry("scale", lambda scale: 1 / scale))
 
