@@ -68,8 +68,8 @@ SGL_SM: Mapping[str, tuple[int, ...]] = {"linear": (89, 90, 100), "block_linear"
 SGL_WORD = 4
 """Groups to one packed scale of sgl-kernel: K is a multiple of four groups."""
 LEAST_1D1D = 33
-"""Rows from which DeepGEMM chooses tiles of 64: sm90_fp8_gemm_1d1d.cuh asserts ``BLOCK_M % 64 == 0``, and for fewer rows
-its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
+"""Rows from which DeepGEMM chooses tiles of 64. Its sm90_fp8_gemm_1d1d.cuh asserts ``BLOCK_M % 64 == 0``, and for fewer
+rows its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
 PLAIN_TORCH_ON_GPU = (
     "quant_tensor", "quant_token", "quant_group", "quant_group_packed", "quant_reciprocal", "quant_gated", "quant_norm",
     "quant_rope", "cast", "layout",
