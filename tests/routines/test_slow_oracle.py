@@ -90,7 +90,9 @@ class TestInputsMatter:
     """The second derivation reads its inputs: another code or scale gives another answer."""
 
     @pytest.mark.parametrize("contract", ["fp8_gemm_nt", "fp8_mqa_logits", "moe_fp8", "Fp8LinearOp", "silu_and_mul",
-                                          "scaled_grouped_mm", "apply_fi_trtllm_fp8_per_tensor_moe"])  # fmt: skip
+                                          "scaled_grouped_mm", "apply_fi_trtllm_fp8_per_tensor_moe",
+                                          "silu_and_mul_quant", "fused_add_rmsnorm_quant", "rope_quantize_fp8",
+                                          ])  # fmt: skip
     def test_a_changed_input_is_noticed(self, contract: str) -> None:
         entries = [e for e in CASES if e["contract"] == contract and "family=randn" in e["id"]]
         for entry in {e["id"].split("/")[1]: e for e in reversed(entries)}.values():  # the first of each pair of dtypes

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 
-from tests.support.slow_oracle import decisions, forms, layers, mx, mx_forms, mx_products, places, products, quantisers
+from tests.support.slow_oracle import (
+    decisions,
+    forms,
+    fused,
+    layers,
+    mx,
+    mx_forms,
+    mx_products,
+    places,
+    products,
+    quantisers,
+)
 from tests.support.slow_oracle.numbers import Array, decode, divide, encode, multiply, rounded
 
 Inputs = dict[str, Array]
@@ -201,6 +212,20 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "per_channel_cast_to_fp8": _quantiser("cast", 128, 1),
     "flashinfer_quantize_1x128": _flashinfer_rows,
     "flashinfer_quantize_128x128": _quantiser("flashinfer", 128, 128),
+    "silu_and_mul_quant": fused.silu_static,
+    "silu_and_mul_per_block_quant": fused.silu_blocks,
+    "silu_and_mul_masked_post_quant": fused.silu_masked,
+    "persistent_masked_m_silu_mul_quant": fused.silu_in_bfloat16,
+    "per_token_group_quant_fp8_masked": fused.masked_groups,
+    "per_token_group_quant_fp8_packed": fused.packed_groups,
+    "rms_norm_static_fp8_quant": fused.norm_static(),
+    "fused_add_rms_norm_static_fp8_quant": fused.norm_static(sum_in_dtype=True),
+    "rmsnorm_quant": fused.norm_static(stepwise=False),
+    "fused_add_rmsnorm_quant": fused.norm_static(stepwise=False),
+    "rms_norm_dynamic_per_token_quant": fused.norm_groups,
+    "rms_norm_per_block_quant": fused.norm_groups,
+    "rope_quantize_fp8": fused.rope,
+    "mla_rope_quantize_fp8": fused.rope,
     "mxfp8_quantize": lambda i, o: mx.powers(i, o, str(o["element"])),
     "mxfp4_quantize": lambda i, o: mx.powers(i, o, "e2m1"),
     "nvfp4_quantize": mx.two_levels,
