@@ -50,18 +50,21 @@ class Accumulator:
     exact: bool = True
     split: Split | None = None
     dequantised: torch.dtype | None = None
+    widened: torch.dtype | None = None
 
     def lowered(self, product: ScaledProduct) -> tuple[ScaledProduct, Accumulator]:
-        """What is summed, and how: dequantised operands where that is what the kernel multiplies.
+        """What is summed, and how: dequantised or widened operands where that is what the kernel multiplies.
 
         Raises NumericsError: they are not exact.
         """
-        if self.dequantised is None:
+        dtype = self.dequantised or self.widened
+        if dtype is None:
             return product, self
-        seen = product.dequantised(self.dequantised)
+        seen = product.dequantised(dtype) if self.dequantised else product.widened(dtype)
         if seen is None:
-            raise NumericsError(f"{self.name} dequantises to {self.dequantised}, which does not hold every operand")
-        return seen, replace(self, dequantised=None)
+            done = "dequantises" if self.dequantised else "widens codes"
+            raise NumericsError(f"{self.name} {done} to {dtype}, which does not hold every operand")
+        return seen, replace(self, dequantised=None, widened=None)
 
 
 def of_schedule(schedule: Schedule) -> Accumulator:
@@ -72,6 +75,7 @@ def of_schedule(schedule: Schedule) -> Accumulator:
         i.order, i.k, i.wide_out_bits or 0, i.flush_subnormals, "tfloat32" in i.operands,
         i.scale_format or "float8_e8m0fnu", split=schedule.split,
         dequantised=getattr(torch, i.operands[0]) if schedule.dequantises else None,
+        widened=getattr(torch, i.operands[0]) if schedule.widens else None,
     )  # fmt: skip
 
 

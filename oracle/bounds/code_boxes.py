@@ -8,9 +8,11 @@ amax, one of codes: with ``x`` in ``[x1, x2]`` and ``s`` in ``[s1, s2]``
 
 as rounding is monotone. ``e`` and the width of the scales cover every float32 formula in use; they are derived in
 :mod:`oracle.bounds.quantiser`. A right quantiser's codes and scale lie in one of the boxes, group by group.
-Covered: given scales, one scale for the tensor, for a row, or for a group of a row; float32 scales and powers of two by
-CEIL. Not covered: other powers of two, scales in the input's dtype, NaN and infinity, an amax below 2^-100 without a
-floor.
+Where every operation is a correctly rounded bfloat16 one, each is monotone, so scale and code lie between those of the
+two ends, with no width.
+Covered: given scales, one scale for the tensor, for a row, or for a group of a row; float32 scales, powers of two by
+CEIL, and bfloat16 operations throughout. Not covered: other powers of two, other scales in the input's dtype, NaN and
+infinity, an amax below 2^-100 without a floor.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from oracle.bounds.boxed import Box
 from oracle.bounds.quantiser import APPROXIMATE_WIDTH, CODE_WIDTH, SCALE_WIDTH
 from oracle.errors import InputError, NumericsError
 from oracle.numbers import ue8m0
-from oracle.numbers.formats import Format, codes_of, decode, from_codes
-from oracle.numbers.recipes import PowerOfTwo, Recipe, ScaleFormula, Special
+from oracle.numbers.formats import BF16, Format, codes_of, decode, from_codes
+from oracle.numbers.quantize import bf16
+from oracle.numbers.recipes import CodeFormula, PowerOfTwo, Recipe, ScaleFormula, Special
 from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
 from oracle.numbers.scaling import ScaleFormat
 from oracle.truth.routing import Span
@@ -54,7 +57,8 @@ def code_boxes(
     group = x.low.shape[1] if recipe.block.columns is None else recipe.block.columns
     if recipe.block.rows not in (None, 1) or recipe.fault is not None:
         raise NumericsError(f"recipe {recipe.name} has blocks of {recipe.block}; no interval is derived for its codes")
-    covered = recipe.scale_format in (ScaleFormat.FLOAT32, ScaleFormat.UE8M0) and not recipe.scaling.global_scale
+    formats = (ScaleFormat.FLOAT32, ScaleFormat.UE8M0, *((ScaleFormat.INPUT,) if _narrow(recipe) else ()))
+    covered = recipe.scale_format in formats and not recipe.scaling.global_scale
     if recipe.power_of_two not in (None, PowerOfTwo.CEIL) or not covered:
         raise NumericsError(f"no interval is derived for the scales of {recipe.name}; take a CEIL or float32 recipe")
     boxes = [
@@ -94,6 +98,10 @@ def _pieces(
 
 def _scale(amax: Tensor, recipe: Recipe) -> Span:
     """Bounds of the published scale of an amax (float64), every float32 formula in use."""
+    if _narrow(recipe):
+        floored, factor = (bf16(torch.full_like(amax, x)) for x in (recipe.amax_floor, 1 / recipe.element.max_finite))
+        made = bf16(torch.maximum(amax, floored) * factor).clamp(min=BF16.min_subnormal)
+        return Span(made, made)
     a = amax.clamp(min=recipe.amax_floor) if recipe.amax_floor else amax
     width = APPROXIMATE_WIDTH if recipe.approximate else SCALE_WIDTH
     ideal = a / torch.full_like(a, recipe.element.max_finite)
@@ -115,13 +123,23 @@ def _box(low: Tensor, high: Tensor, s1: Tensor, s2: Tensor, recipe: Recipe, *, g
     """Codes of values in ``[low, high]`` for scales in ``[s1, s2]`` (``[R, B]``, positive)."""
     width = 0.0 if recipe.scale_format is ScaleFormat.UE8M0 else APPROXIMATE_WIDTH if recipe.approximate else CODE_WIDTH
     spread = [s.repeat_interleave(group, dim=1)[:, : low.shape[1]] for s in (s1, s2)]
-    v1 = torch.minimum(low / spread[0], low / spread[1])
-    v2 = torch.maximum(high / spread[0], high / spread[1])
+    if _narrow(recipe):
+        spread = [bf16(1 / s) for s in spread]
+        v1, v2 = (bf16(pick(x * spread[0], x * spread[1])) for pick, x in ((torch.minimum, low), (torch.maximum, high)))
+        width = 0.0
+    else:
+        v1 = torch.minimum(low / spread[0], low / spread[1])
+        v2 = torch.maximum(high / spread[0], high / spread[1])
     c1, c2 = (
         round_to(v, recipe.element, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
         for v in (v1 - width * v1.abs(), v2 + width * v2.abs())
     )
     return Box(c1, c2, s1, s2, recipe.element)
+
+
+def _narrow(recipe: Recipe) -> bool:
+    """Whether every operation is a bfloat16 one."""
+    return recipe.code is CodeFormula.BF16
 
 
 def _clipped(x: Tensor, most: Tensor, group: int) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oracle.bounds import product as definition
+from oracle.bounds import triton_sums
 from oracle.bounds.accumulator import Accumulator, chains
 from oracle.bounds.interval import Interval
 from oracle.errors import NumericsError
@@ -39,10 +41,17 @@ Run = Callable[[ScaledProduct, NDArray[np.float64], int], Callable[..., None]]
 
 def exact(product: ScaledProduct) -> Exact:
     """:func:`oracle.truth.gemm.exact` by the fastest engine that takes ``product``."""
+    return product.once("exact", lambda: _exact(product))
+
+
+def _exact(product: ScaledProduct) -> Exact:
     if product.alpha is not None:
         return gemm.finished(product, exact(replace(product, alpha=None, bias=None, c=None)))
     if why_not(product):
-        return gemm.exact(product)
+        if triton_sums.why_not(product):
+            return gemm.exact(product)
+        value = triton_sums.exact(product)
+        return value if product.c is None else gemm.with_summand(value, product.c)
     value = compiled_exact(replace(product, c=None))
     return value if product.c is None else gemm.with_summand(value, product.c)
 
@@ -55,6 +64,10 @@ def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
 
 def exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
     """:func:`exact` and :func:`residue_bound`, in one pass where the engine can."""
+    return product.once(("residue", acc), lambda: _exact_and_residue(product, acc))
+
+
+def _exact_and_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, Interval]:
     if product.c is not None:
         value, interval = exact_and_residue(replace(product, c=None), acc)
         return gemm.with_summand(value, product.c), definition.with_summand(value, interval, product.c)
@@ -74,8 +87,8 @@ def why_not(product: ScaledProduct, acc: Accumulator | None = None) -> str | Non
     if product.alpha is not None:
         return "an alpha multiplies the sum"
     if acc is not None:
-        if acc.dequantised is not None:
-            return f"{acc.name} dequantises its operands"
+        if acc.dequantised is not None or acc.widened is not None:
+            return f"{acc.name} converts its operands"
         if acc.split is not None:
             return f"{acc.name} splits K"
         if acc.scales_inside:
@@ -158,14 +171,20 @@ def compiled_residue(product: ScaledProduct, acc: Accumulator) -> tuple[Exact, I
 
 def _packed(product: ScaledProduct, acc: Accumulator | None, chain_end: int, block_end: int) -> Packed:
     """Chains that never cross a scale block, in steps of ``acc.group`` products; without one, blocks."""
-    group = TILE if acc is None else min(acc.group, TILE)
+    group, promotion = (TILE, None) if acc is None else (min(acc.group, TILE), acc.promotion)
+    ends = tuple(k.stop for _, k in product.blocks())
+    return _packed_chains(tuple(chains(product, promotion)), ends, group, chain_end, block_end)
+
+
+@lru_cache(maxsize=64)
+def _packed_chains(
+    found: tuple[tuple[int, int, int], ...], ends: tuple[int, ...], group: int, chain_end: int, block_end: int
+) -> Packed:
     unit = max(1, TILE // (-(-group // UNROLL) * UNROLL)) * group
-    ends = {k.stop for _, k in product.blocks()}
-    found = (
-        (start, stop, block, chain_end | (block_end if stop in ends else 0))
-        for block, start, stop in chains(product, None if acc is None else acc.promotion)
+    flagged = (
+        (start, stop, block, chain_end | (block_end if stop in ends else 0)) for block, start, stop in found
     )
-    return pack(found, group=group, unit=unit)
+    return pack(flagged, group=group, unit=unit)
 
 
 def _shared(product: ScaledProduct, order: Packed) -> tuple[NDArray[Any], ...]:

@@ -31,10 +31,12 @@ from torch import Tensor
 from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.chain import floor_power
 from oracle.bounds.product import ETA, FLOAT32_MAX, U, check_fit
+from oracle.numbers.formats import codes_of, decode
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.truth.gemm import Decoded, ScaledProduct
 
 LEAST = 2.0**-126
+BAND, BAND_ON_DEVICE = 1 << 19, 1 << 24  # elements of b that are looked at together: 4 MiB of float64, 128 MiB
 
 
 def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
@@ -51,6 +53,8 @@ def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
     if product.K % length or length % acc.group or product.K % product.block:
         return f"K={product.K} is no whole number of chains of whole steps"
     left, right = product.left, product.right
+    if left.fmt.complement or right.fmt.complement:
+        return "codes of an operand do not rise with its magnitude"
     scales = [side.scales.abs().max() for side in (left, right)]
     if not (left.finite and right.finite and all(bool(torch.isfinite(s)) for s in scales)):
         return "an operand or a scale is no number"
@@ -68,31 +72,45 @@ def outer(product: ScaledProduct, acc: Accumulator) -> tuple[Tensor, Tensor]:
     check_fit(product, acc)
     length = min(acc.promotion or product.block, product.block)
     count, steps = product.K // length, length // acc.group
-    sides = ((product.left, 1), (product.right, product.b_rows))
-    left, right = (_Side(side, rows, product, length, acc) for side, rows in sides)
+    left, right = product.left, product.right
+    most = product.K * left.fmt.max_finite * right.fmt.max_finite
+    sa, sb = (float(side.scales.abs().max()) for side in (left, right))
     c1, c2, rounding = (acc.group + 1) * 2.0**-acc.align, 2.0**-acc.out, (count + 3) * U
     grown = ((1 + c1) * (1 + c2)) ** steps * (1 + rounding)
-    weighted = [c1 * grown * left.largest, c1 * grown * left.before, c2 * grown * left.after, rounding * left.ends]
-    width = torch.cat(weighted, dim=1) @ torch.cat([right.largest, right.before, right.after, right.ends], dim=1).T
-    most = product.K * product.left.fmt.max_finite * product.right.fmt.max_finite
-    sa, sb = (float(side.scales.abs().max()) for side in (product.left, product.right))
     tiny = count * (ETA * (1 + 2 * most + sa + sb) + grown * steps * LEAST * max(1.0, sa * sb))
-    width.addmm_(left.size, right.size.T, alpha=2.0**-50 * (product.K + 2))
-    return left.scaled @ right.scaled.T, width.add_(tiny).mul_(1 + 2.0**-20)
+    rows = _Side(left, product.block, length, acc)
+    weighted = rows.factors(c1 * grown, c1 * grown, c2 * grown, rounding, 2.0**-50 * (product.K + 2))
+    y, width = (torch.empty((product.M, product.N), dtype=torch.float64, device=product.a.device) for _ in range(2))
+    band = max(1, (BAND_ON_DEVICE if product.a.is_cuda else BAND) // product.K)
+    for start in range(0, product.N, band):
+        columns = product.columns(start, min(product.N, start + band))
+        own = _Side(columns.right, product.block, length, acc)
+        place = (slice(None), slice(start, start + columns.N))
+        y[place] = rows.scaled @ own.scaled.T
+        width[place] = weighted @ own.factors(1.0, 1.0, 1.0, 1.0, 1.0).T
+    return y, width.add_(tiny).mul_(1 + 2.0**-20)
 
 
 class _Side:
-    """One operand ``[R, K]`` times its scales, and its factor of each term: a column for each step or chain."""
+    """One operand ``[R, K]`` times its scales ``[R or 1, B]``, and its factor of each term: a column for each step or
+    chain."""
 
-    def __init__(self, x: Decoded, rows: int, product: ScaledProduct, length: int, acc: Accumulator) -> None:
+    def __init__(self, x: Decoded, block: int, length: int, acc: Accumulator) -> None:
         value, count = x.number(), len(x.codes)
-        scales = x.scales.repeat_interleave(rows, dim=0)[:count].expand(count, -1)
-        steps = value.view(count, -1, length // acc.group, acc.group)
-        of_chain = scales.abs().repeat_interleave(product.block // length, dim=1)[:, :, None]
-        top = steps.abs().amax(dim=3)
-        norm = torch.linalg.vector_norm(steps, dim=3).square().cumsum(dim=2).sqrt() * of_chain
+        scales = x.scales.expand(count, -1)
+        steps = (count, -1, length // acc.group, acc.group)
+        of_chain = scales.abs().repeat_interleave(block // length, dim=1)[:, :, None]
+        magnitudes = codes_of(x.codes, x.fmt).bitwise_and(x.fmt.magnitude_mask)  # larger codes, larger numbers
+        top = decode(magnitudes.view(steps).amax(dim=3), x.fmt)
+        norm = torch.linalg.vector_norm(value.view(steps), dim=3).square().cumsum(dim=2).sqrt() * of_chain
         power = torch.where(top == 0, 0.0, floor_power(top).clamp(min=2.0**x.fmt.emin)) * of_chain
-        self.largest, self.before, self.after = (t.flatten(1) for t in (power, norm[:, :, :-1], norm))
-        self.ends = norm[:, :, -1]
-        self.size = self.ends.norm(dim=1, keepdim=True)
-        self.scaled = (value.view(count, -1, product.block) * scales[:, :, None]).view(count, -1)
+        ends = norm[:, :, -1]
+        self._terms = (power.flatten(1), norm[:, :, :-1].flatten(1), norm.flatten(1), ends)
+        self._size = ends.norm(dim=1, keepdim=True)
+        self.scaled = (value.view(count, -1, block) * scales[:, :, None]).view(count, -1)
+
+    def factors(self, largest: float, before: float, after: float, ends: float, size: float) -> Tensor:
+        """``[R, .]``: the largest of each step, norms before and after it, at the end of a chain, of the row; each kind
+        times its weight."""
+        weights = (largest, before, after, ends, size)
+        return torch.cat([w * t for w, t in zip(weights, (*self._terms, self._size), strict=True)], dim=1)

@@ -73,6 +73,7 @@ FLUSHED = 3 * 2.0**-126
 """An addition in memory may take either addend and its sum for zero where they are subnormal (PTX ISA 9.0, ``red``:
 ``.add.f32`` on global memory)."""
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+BF16_MAX = (2.0 - 2.0**-7) * 2.0**127
 
 
 class Promotion:
@@ -232,6 +233,19 @@ def with_summand(value: Exact, interval: Interval, c: Tensor) -> Interval:
     total = torch.where(torch.isfinite(y), total, 0.0)  # NaN and infinity decide the result themselves
     phi = (U * total + FLUSHED) * (1 + 2.0**-20)
     opened = ~(total < FLOAT32_MAX * (1 - 2.0**-20))
+    opened = opened if interval.open is None else interval.open | opened
+    return replace(interval, lo=interval.lo - phi, hi=interval.hi + phi, open=opened)
+
+
+def stored_before(value: Exact, interval: Interval, c: Tensor) -> Interval:
+    """``interval`` around ``value = y + c`` where ``y`` is rounded to bfloat16, or is not, before ``c`` is added.
+
+    ``|y + e| <= |y| + max(|lo|, |hi|)`` moves by half a unit of bfloat16 at most, or half its least subnormal.
+    """
+    y = (value.hi - decode(c)).abs() + value.slack + torch.maximum(interval.lo.abs(), interval.hi.abs())
+    y = torch.where(torch.isfinite(y), y, 0.0)  # NaN and infinity decide the result themselves
+    phi = (2.0**-8 * y + 2.0**-134) * (1 + 2.0**-20)
+    opened = ~(y < BF16_MAX * (1 - 2.0**-8))
     opened = opened if interval.open is None else interval.open | opened
     return replace(interval, lo=interval.lo - phi, hi=interval.hi + phi, open=opened)
 

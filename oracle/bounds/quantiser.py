@@ -19,16 +19,15 @@ Let ``a`` be the exact, floored amax of a block, ``max`` the largest value of th
 * *Two candidates* (four over six). The error of a block under a scale is a sum of 16 terms of at most six float32
   operations on values below ``|x|`` and ``|x'|``; where the two errors lie further apart than both can be off
   (:func:`_undecided`), one candidate is right, else either.
-* *Computed values.* Where what is quantised is computed (a Hadamard transform, a dequantisation), each value lies
-  between two ends. Scale and code are monotone, so their sets reach from that of the least to that of the largest.
 * *Special blocks.* What a zero or non-finite block gives is the declared recipe's own bits; a published
   scale of 0 admits any finite code, since the product is 0. NaN codes are one value whatever their sign.
 * The exact bits of the declared recipe are admissible too, unless the record says that it is faulty.
-* *Values known up to an interval* (``Prepared.ends``: what a fused kernel quantises). amax lies between the largest of
-  the least magnitudes and the largest of all, and every formula above is monotone in it: ``s`` lies between the sets of
-  both. Each code is monotone in its value at the published ``s``: it lies between the sets of the value's two ends.
-  A block with a value of which nothing is known admits any scale, that value any code. The sets are hulls: that all
-  values of a block share one amax is not used.
+* *Values known up to an interval* (``Prepared.ends``: what a kernel computes and quantises at once: an activation, a
+  norm, a Hadamard transform, a dequantisation). amax lies between the largest of the least magnitudes and the largest
+  of all, and every formula above is monotone in it: ``s`` lies between the sets of both, on the grid of its format.
+  Each code is monotone in its value at the published ``s``: it lies between the sets of the value's two ends. A block
+  with a value of which nothing is known admits any scale, that value any code. The sets are hulls: that all values of
+  a block share one amax is not used.
 
 So a wrong scale fails as a scale, and a wrong code fails whatever the scale: the two are told apart.
 Sources: IEEE 754; the formulas of :mod:`oracle.numbers.recipes`. Not covered: verdicts
@@ -39,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -129,41 +129,51 @@ class CodeSet:
 class Judged:
     """One output against one recipe; ``exact`` says that every bit is the recipe's own.
 
-    The codes' sets are not kept: :func:`code_bands` makes them again, some rows at a time.
+    Sets are not kept: :attr:`scales` is made where it is asked for, and :func:`code_bands` the codes', some rows at a
+    time.
     """
 
+    x: Prepared
     recipe: Recipe
-    scales: ScaleSet
     bad_scales: Tensor
     bad_codes: Tensor
     exact: bool
 
-    @property
+    @cached_property
+    def scales(self) -> ScaleSet:
+        """The admissible scales."""
+        return scale_set(self.x, self.recipe)
+
+    @cached_property
     def outside(self) -> int:
-        return int(self.bad_scales.sum()) + int(self.bad_codes.sum())
+        return int(torch.count_nonzero(self.bad_scales)) + int(torch.count_nonzero(self.bad_codes))
 
 
 def judge_recipe(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> Judged:
     """Judge codes ``q`` (of the element format) and ``scale`` (any float dtype, logical shape) by a recipe."""
     fmt = recipe.element
-    published, scales = decode(scale), scale_set(x, recipe)
-    own_scale = _same(published, scales.expected)
-    bad_scales, exact = ~scales.admits(published), bool(own_scale.all())
+    published = decode(scale)
+    own_scale = _same(published, x.scale(recipe).reshape(published.shape))
+    exact = bool(own_scale.all())
+    sound = exact and recipe.fault is None  # the recipe's own bits are admissible
+    bad_scales = ~own_scale if sound else ~scale_set(x, recipe).admits(published)
     bad_codes = torch.zeros(q.shape, dtype=torch.bool, device=q.device)
     raw, bad = codes_of(q, fmt).reshape(-1, q.shape[-1]), bad_codes.view(-1, q.shape[-1])
     for band in x.bands(recipe.block):
         rows, cells = raw[band.rows], band.x.grid(recipe.block)
-        own = _same_code(rows, band.x.codes(recipe).view(rows.shape), fmt)
+        scaled, due = of_band(own_scale, band, x, recipe), band.x.codes(recipe).view(rows.shape)
+        if recipe.fault is None and bool(scaled.all()) and same_bytes(rows, due):
+            continue
+        own = _same_code(rows, due, fmt)
         exact = exact and bool(own.all())
         if recipe.fault is None:
-            blocks = of_band(own_scale, band, x, recipe).to(torch.float64)
-            own = own & cells.spread(blocks).to(torch.bool).view(rows.shape)
+            own = own & cells.spread(scaled.to(torch.float64)).to(torch.bool).view(rows.shape)
             if bool(own.all()):
                 continue  # the recipe's own bits are admissible
         sets = code_set(band.x, recipe, of_band(published, band, x, recipe))
         admitted = sets.admits(rows.reshape(sets.low.shape)).view(rows.shape)
         bad[band.rows] = ~admitted if recipe.fault is not None else ~admitted & ~own
-    return Judged(recipe, scales, bad_scales, bad_codes, exact)
+    return Judged(x, recipe, bad_scales, bad_codes, exact)
 
 
 def code_bands(x: Prepared, recipe: Recipe, published: Tensor) -> Iterator[tuple[slice, CodeSet]]:
@@ -188,24 +198,9 @@ def scale_set(x: Prepared, recipe: Recipe) -> ScaleSet:
     """The scales that a right implementation of ``recipe`` may publish for ``x``."""
     if x.ends is not None:
         return _scales_between(x, x.ends, recipe)
-    if x.span is not None:
-        return _between(x, recipe)
     if recipe.candidates is not None:
         return _either(x, recipe)
     return _of_steps(x, recipe, x.steps(recipe))
-
-
-def _between(x: Prepared, recipe: Recipe) -> ScaleSet:
-    """The scales of values between their ends: from those of the least magnitudes to those of the largest."""
-    assert x.span is not None
-    low, high = (decode(end) for end in x.span)
-    straddles, nearer = (low < 0) & (high > 0), low.abs() < high.abs()
-    far = torch.where(nearer, x.span[1], x.span[0])
-    near = torch.where(nearer, x.span[0], x.span[1]).masked_fill(straddles, 0.0)
-    least, most = (scale_set(x.with_values(end), recipe) for end in (near, far))
-    expected = x.steps(recipe).scale.reshape(least.low.shape)
-    fmt = recipe.scale_format.number_format(of_dtype(x.dtype))
-    return ScaleSet(least.low, most.high, expected, grid=None if fmt == FP32 else fmt)
 
 
 def _either(x: Prepared, recipe: Recipe) -> ScaleSet:
@@ -291,10 +286,6 @@ def code_set(x: Prepared, recipe: Recipe, published: Tensor) -> CodeSet:
     """The codes that ``recipe`` may give once it has published these scales (float64, logical shape)."""
     if x.ends is not None:
         return _codes_between(x, x.ends, recipe, published)
-    if x.span is not None:
-        parts = [code_set(x.with_values(end), recipe, published) for end in (*x.span, x.x)]
-        low, high = torch.minimum(parts[0].low, parts[1].low), torch.maximum(parts[0].high, parts[1].high)
-        return replace(parts[2], low=low, high=high)
     cells = x.grid(recipe.block)
     fmt, blocks, s = recipe.element, x.blocks(recipe.block), cells.over(published)
     if recipe.code is CodeFormula.BF16:  # correctly rounded operations: one code
@@ -344,27 +335,26 @@ def _codes_around(v: Tensor, widths: Tensor, x: Prepared, recipe: Recipe) -> tup
 
 def _scales_between(x: Prepared, ends: Ends, recipe: Recipe) -> ScaleSet:
     """The hull of the sets of the expected, the least and the largest amax."""
-    assert recipe.formula is ScaleFormula.GIVEN or recipe.block.rows == 1, "blocks of a row, or a given scale"
-    sets, shape = scale_set(ends.magnitudes, recipe), x.grid(recipe.block).scale_shape
+    own, *others = (scale_set(x.with_values(values), recipe) for values in (x.x, *ends.magnitudes()))
     if recipe.formula is ScaleFormula.GIVEN:
-        return sets
-    low, high, expected = (t.reshape(3, *shape) for t in (sets.low, sets.high, sets.expected))
-    unknown = x.grid(recipe.block).split(ends.open.to(torch.uint8)).amax(dim=(1, 3)).to(torch.bool).reshape(shape)
-    ends_of = torch.fmin(torch.fmin(low[0], low[1]), low[2]), torch.fmax(torch.fmax(high[0], high[1]), high[2])
-    return ScaleSet(*ends_of, expected[0], sets.ends_only, unknown, grid=sets.grid)
+        return own
+    low, high = own.low, own.high
+    for sets in others:
+        low, high = torch.fmin(low, sets.low), torch.fmax(high, sets.high)
+    unknown = ends.open
+    if unknown is not None:
+        unknown = x.grid(recipe.block).split(unknown.to(torch.uint8)).amax(dim=(1, 3)).reshape(low.shape) != 0
+    fmt = recipe.scale_format.number_format(of_dtype(x.dtype))
+    return ScaleSet(low, high, own.expected, open=unknown, grid=None if fmt == FP32 else fmt)
 
 
 def _codes_between(x: Prepared, ends: Ends, recipe: Recipe, published: Tensor) -> CodeSet:
     """The hull of the sets of the expected value and of both ends."""
-    rows = recipe.formula is not ScaleFormula.GIVEN
-    sets = code_set(ends.values, recipe, torch.cat([published] * 3) if rows else published)
-    shape = x.x.shape
-    low, high, expected, nan, free = (
-        t.reshape(3, *shape) for t in (sets.low, sets.high, sets.expected, sets.nan, sets.free)
-    )
-    return CodeSet(
-        low.amin(dim=0), high.amax(dim=0), expected[0], nan[0], free[0], sets.fmt, ends.open.reshape(shape)
-    )
+    own, *others = (code_set(x.with_values(values), recipe, published) for values in (x.x, ends.low, ends.high))
+    low, high = own.low, own.high
+    for sets in others:
+        low, high = torch.minimum(low, sets.low), torch.maximum(high, sets.high)
+    return replace(own, low=low, high=high, open=ends.open)
 
 
 def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] | None = None) -> tuple[str, ...]:
@@ -493,6 +483,13 @@ def _is_power(x: Tensor) -> Tensor:
 
 def _same(x: Tensor, y: Tensor) -> Tensor:
     return (x == y) | (torch.isnan(x) & torch.isnan(y))
+
+
+def same_bytes(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bytes, in words of 8 where they can be read so."""
+    flat = [t.reshape(-1).view(torch.uint8) for t in (x, y)]
+    wide = all(t.numel() % 8 == 0 and t.data_ptr() % 8 == 0 for t in flat)
+    return torch.equal(*(t.view(torch.int64) if wide else t for t in flat))
 
 
 def _same_code(x: Tensor, y: Tensor, fmt: Format) -> Tensor:

@@ -5,7 +5,7 @@
     G  stored golden fixtures of its contract
     H  captures of real hardware that its contract judges: their arches
 
-``-`` in H: no GPU library computes it. Not covered: how good a leg is.
+``-`` in H: no library computes it on a GPU that captures are of. Not covered: how good a leg is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from oracle.routines import Contract, profiles, registered
 BEGIN, END = "<!-- coverage:begin -->", "<!-- coverage:end -->"
 LEGEND = (
     "P: exposed by the production package. D: arches on which a subject runs in `verify`. "
-    "G: stored golden fixtures. H: arches with captures of real hardware (`-`: no GPU library computes it)."
+    "G: stored golden fixtures. H: arches with captures of real hardware (`-`: no library computes it on a GPU that "
+    "captures are of)."
 )
 LEGS = "PDGH"
 SECTIONS = ("Quantisation", "Padding and layout", "GEMM", "MoE", "Attention logits", "Platform decisions")

@@ -168,9 +168,14 @@ class Shared:
             else:
                 buffer = torch.empty(one.size, dtype=torch.uint8, device=device)
                 made.append((one.put(buffer, poison), {**known, "handle": exported(buffer)}))
-        if device != "cpu":
-            torch.cuda.synchronize()  # the other process reads on streams of its own
+        settle(device)
         return made
+
+
+def settle(device: str) -> None:
+    """Wait for what this process has enqueued: another one reads and writes the same memory on streams of its own."""
+    if device != "cpu":
+        torch.cuda.synchronize()
 
 
 def opened(name: str, spec: Mapping[str, Any], shared: mmap.mmap) -> Guarded:

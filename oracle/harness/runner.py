@@ -9,6 +9,8 @@ Not covered: subjects that end, hang or damage their process (:mod:`oracle.harne
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +21,14 @@ from pathlib import Path
 from torch import Tensor
 
 from oracle.diagnosis.explain import explain_verdict
-from oracle.errors import OracleError
+from oracle.errors import OptionError, OracleError
 from oracle.fixtures import captures
 from oracle.harness import subjects as registry
 from oracle.harness.isolated import Crash, Isolated
 from oracle.harness.subjects import Provider, Subject
 from oracle.report.outcome import Outcome
-from oracle.routines import profiles
-from oracle.routines.base import Contract, get, registered
+from oracle.routines import get, profiles, registered
+from oracle.routines.base import Contract
 from oracle.routines.cases import Case
 from oracle.verdict.compare import Status, Verdict
 
@@ -71,6 +73,31 @@ class Filter:
         wanted = zip((self.contract, self.subject, self.id, self.arch), found, strict=True)
         named = not self.subjects or any(fnmatchcase(item.subject, pattern) for pattern in self.subjects)
         return named and all(want is None or want == found for want, found in wanted)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of ``total`` parts of everything, ``number`` from 1: a digest of what an item is says which part has it, so
+    each machine finds its own items without the others."""
+
+    number: int
+    total: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """``i/n``; OptionError for anything else."""
+        found = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise OptionError(f"--shard {text!r} is not i/n with i from 1 to n, as 2/8")
+        return cls(int(found[1]), int(found[2]))
+
+    def holds(self, item: Item) -> bool:
+        """Whether the item belongs to this part."""
+        digest = hashlib.sha256(f"{item.id} {item.subject} {item.arch}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") % self.total == self.number - 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.total}"
 
 
 def live(

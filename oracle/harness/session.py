@@ -18,7 +18,8 @@ from torch import Tensor
 
 from oracle.errors import NumericsError, OracleError
 from oracle.fixtures.strides import TMA_BYTES, padded_memory, restored
-from oracle.harness.memory import GUARD, Guarded, Shared, Wanted, is_poison
+from oracle.harness.jobs import Lost
+from oracle.harness.memory import GUARD, Guarded, Shared, Wanted, is_poison, settle
 from oracle.harness.process import Worker
 from oracle.harness.protocol import Claim
 from oracle.harness.report import NUMBERS, Finding
@@ -103,6 +104,7 @@ class Session:
         shared = self.worker.memory(size + ROOM + TMA_BYTES * size)
         laid = shared.lay_out(wanted, poison, self.worker.place)
         before = [(made, made.snapshot()) for made, _ in laid[: ends[0]]]
+        settle(self.worker.place)  # some modes put other inputs there first: no snapshot may be of those
         request = {
             "op": "call",
             "slots": [{"name": made.name, **spec} for made, spec in laid],
@@ -158,16 +160,26 @@ class Session:
         """The verdict on the numbers of an answer."""
         if answer.problem is not None:
             return answer.problem
-        try:
-            verdict = self.contract.judge(inputs, answer.output, arch=self.arch, numerics=self.numerics, **options)
-        except OracleError as error:
-            if isinstance(error, NumericsError) and not self.judged:
-                raise  # nothing could be judged under this arch or numerics: the question is wrong, not the kernel
-            return crashed(f"the output cannot be judged: {error}")
-        self.judged = True
+        said = verdict_on(self.contract, self.arch, self.numerics, inputs, options, answer.output)
+        return self.settled(inputs, options, answer, said)
+
+    def settled(
+        self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer,
+        said: Verdict | OracleError | Lost,
+    ) -> Verdict:  # fmt: skip
+        """The verdict on an answer of which ``said`` is what :func:`verdict_on` gave, here or in another process."""
+        if answer.problem is not None:
+            return answer.problem
+        if isinstance(said, Lost):
+            return crashed(said.cause)
+        if isinstance(said, OracleError):
+            if isinstance(said, NumericsError) and not self.judged:
+                raise said  # nothing could be judged under this arch or numerics: the question is wrong
+            return crashed(f"the output cannot be judged: {said}")
+        self.judged, verdict = True, said
         if verdict.status is Status.FAILED and self._unwritten(inputs, options, answer):
-            said = f"nothing was written: every specified element holds what was there before; {verdict.summary}"
-            return replace(verdict, summary=said, explained_by=("nothing written",))
+            text = f"nothing was written: every specified element holds what was there before; {verdict.summary}"
+            return replace(verdict, summary=text, explained_by=("nothing written",))
         return verdict
 
     def _unwritten(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer) -> bool:
@@ -210,6 +222,17 @@ class Session:
             return {}
         fixed = {name: due for name, due in self.contract.outputs(call).items() if due.shape is not None}
         return {n: (list(due.shape or ()), str(due.dtypes[0]).removeprefix("torch.")) for n, due in fixed.items()}
+
+
+def verdict_on(
+    contract: Contract, arch: str, numerics: str | None, inputs: Mapping[str, Tensor], options: Mapping[str, object],
+    output: Tensor | dict[str, Tensor],
+) -> Verdict | OracleError:  # fmt: skip
+    """The verdict of a contract, or why it has none."""
+    try:
+        return contract.judge(inputs, output, arch=arch, numerics=numerics, **options)
+    except OracleError as error:
+        return error
 
 
 def read(claim: Claim, shared: Shared, slots: Sequence[Guarded]) -> Tensor | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
 import platform
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,13 +21,14 @@ from oracle.diagnosis.explain import explain_verdict
 from oracle.diagnosis.level import explaining
 from oracle.diagnosis.minimise import extents, minimise
 from oracle.diagnosis.mutation import poisoned
-from oracle.errors import CaseError, DeviceError, OptionError, SubjectError
+from oracle.errors import CaseError, DeviceError, OptionError, OracleError, SubjectError
 from oracle.fixtures.failing_case import FailingCase, write
 from oracle.harness import mixtures, offsets, watches
+from oracle.harness.jobs import Pool, divided
 from oracle.harness.process import Worker
 from oracle.harness.reach import Reach
 from oracle.harness.report import BATCH, COVERAGE, LARGE, LOAD, NUMBERS, OPTIONAL, THREADS, Finding, Report
-from oracle.harness.session import Answer, Session, failed
+from oracle.harness.session import Answer, Session, failed, verdict_on
 from oracle.harness.soak import drawn
 from oracle.routines import cases, get, profiles
 from oracle.routines.base import Call
@@ -41,6 +45,7 @@ SOAK = 600.0  # seconds of a soak
 LONG = 300.0  # a soak this long or longer makes the call beyond 2^31 elements, which takes minutes on a CPU
 GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
 EXPLAINED = 2  # failing cases of one scheme of scales whose output is explained
+AHEAD = 4  # answers for each judging process that may wait
 SEEDS = 1 << 31  # seeds that a run draws from
 
 
@@ -62,6 +67,7 @@ def validate(
     domain: str | None = None,
     untrusted: bool = False,
     explain: str | None = None,
+    jobs: int = 1,
 ) -> Report:
     """Run ``kernel`` over the cases of ``contract`` in a worker process, judge it and watch it.
 
@@ -95,6 +101,7 @@ def validate(
     untrusted : run the kernel in a sandbox, where it cannot import the oracle, write outside of a private folder, or
         reach the network (:mod:`oracle.harness.sandbox`). On the CPU alone: CUDA does not start there.
     explain : how much is said of why an output fails, as for :func:`oracle.judge`.
+    jobs : processes that judge what the kernel, in its one process, has answered; the findings are those of one job.
 
     Returns
     -------
@@ -131,7 +138,12 @@ def validate(
         raise OptionError(f"{contract} has no model of {arch}; name arch= or numerics=")
     name, start = importable(kernel), time.perf_counter()
     called = None if adapter is None else importable(adapter)
-    with explaining(explain), Worker(name, adapter=called, device=device, limit=limit, untrusted=untrusted) as worker:
+    threads = divided(jobs, None)
+    with ExitStack() as stack:
+        stack.enter_context(explaining(explain))
+        made = partial(_judging, contract, arch, numerics)
+        pool = None if jobs == 1 else stack.enter_context(Pool(made, jobs, threads))
+        worker = stack.enter_context(Worker(name, adapter=called, device=device, limit=limit, untrusted=untrusted))
         session = Session(worker, found, device=device, arch=arch, numerics=numerics, domain=stated or EVERYTHING)
         chosen = _cases(contract, profile, run_seed, case)
         probed: list[Finding] = []
@@ -140,7 +152,8 @@ def validate(
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
-        items = list(_run(session, chosen, watching, reach))
+        judges = None if pool is None else Judges(pool, jobs)
+        items = list(_run(session, chosen, watching, reach, judges))
         findings = [*(item for item in items if isinstance(item, Finding)), *probed, *mixtures.late(session)]
         notes = [item for item in items if isinstance(item, watches.Note)]
         if not any(f.watch == LOAD for f in findings):  # a required watch without a finding or note did not run
@@ -200,16 +213,12 @@ class _Watching:
 
 
 def _run(
-    session: Session, chosen: Iterator[Case], watching: _Watching, reach: Reach
+    session: Session, chosen: Iterator[Case], watching: _Watching, reach: Reach, judges: Judges | None
 ) -> Iterator[Finding | watches.Note]:
     lost, explained = 0, Counter[str]()
-    for case in reach.cases(chosen):
-        if watching.over:
-            return
-        inputs, options = _asked(case)
-        answer = session.call(inputs, options)
-        reach.saw(case, _refused(answer))
-        finding = session.numbers(str(case), inputs, options, answer)
+    for asked in _asked_ahead(session, chosen, watching, reach, judges):
+        case, inputs, options, answer = asked.case, asked.inputs, asked.options, asked.answer
+        finding = asked.finding()
         if answer.hopeless:
             yield Finding(str(case), LOAD, finding.verdict)
             return
@@ -217,8 +226,7 @@ def _run(
             explained[case.scheme] += 1
             finding = _explained(session, finding, inputs, options, answer)
         yield finding
-        yield from watches.memory(session, str(case), answer)
-        yield from watches.row_major(session, str(case), answer)
+        yield from asked.watched
         lost = lost + 1 if finding.verdict.status is Status.CRASHED else 0
         if lost >= GIVE_UP:
             return
@@ -228,6 +236,77 @@ def _run(
             calls = watches.Calls(session, str(case))
             yield from _watched(calls, case, inputs, options, answer, finding.verdict, watching)
             watching.cases = 0 if calls.hung else watching.cases
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One answered call: what was found beside the numbers, and the finding on these."""
+
+    case: Case
+    inputs: Mapping[str, Tensor]
+    options: Mapping[str, object]
+    answer: Answer
+    watched: Sequence[Finding | watches.Note]
+    finding: Callable[[], Finding]
+
+
+def _asked_ahead(
+    session: Session, chosen: Iterator[Case], watching: _Watching, reach: Reach, judges: Judges | None
+) -> Iterator[_Call]:
+    """Every call, answered in the order of the cases. With ``judges`` the kernel is called some cases ahead of what is
+    judged, but never while the watches may call it."""
+    waiting = deque[_Call]()
+    for case in reach.cases(chosen):
+        if watching.over:
+            break
+        inputs, options = _asked(case)
+        answer = session.call(inputs, options)
+        reach.saw(case, _refused(answer))
+        watched = [*watches.memory(session, str(case), answer), *watches.row_major(session, str(case), answer)]
+        find: Callable[[], Finding]
+        if judges is None:
+            find = partial(session.numbers, str(case), inputs, options, answer)
+        else:
+            find = judges.finding(session, str(case), inputs, options, answer)
+        waiting.append(_Call(case, inputs, options, answer, watched, find))
+        at_once = judges is None or answer.problem is not None or (watching.cases and case.family == "randn")
+        while waiting and (at_once or len(waiting) > AHEAD * judges.jobs):  # type: ignore[union-attr]
+            yield waiting.popleft()
+    yield from waiting
+
+
+class Judges:
+    """Processes that judge; the kernel is called by its own one."""
+
+    def __init__(self, pool: Pool[Verdict | OracleError], jobs: int) -> None:
+        self.pool, self.jobs = pool, jobs
+
+    def finding(
+        self, session: Session, case: str, inputs: Mapping[str, Tensor], options: Mapping[str, object], answer: Answer
+    ) -> Callable[[], Finding]:
+        """The finding on the numbers of an answer, as :meth:`Session.numbers` gives it, once a process has judged."""
+        start, number = time.perf_counter(), None
+        if answer.problem is None:
+            stream = io.BytesIO()  # torch's own form: pickle has none for tensors of every dtype
+            torch.save((dict(inputs), dict(options), answer.output), stream)
+            number = self.pool.submit(stream.getvalue())
+
+        def found() -> Finding:
+            said = answer.problem if number is None else self.pool.result(number)
+            if isinstance(said, BaseException) and not isinstance(said, OracleError):
+                raise said
+            assert said is not None
+            verdict = session.settled(inputs, options, answer, said)
+            return Finding(case, NUMBERS, verdict, time.perf_counter() - start + answer.seconds)
+
+        return found
+
+
+@contextmanager
+def _judging(contract: str, arch: str, numerics: str | None) -> Iterator[Callable[[bytes], Verdict | OracleError]]:
+    """Judges one answer, in a process of its own."""
+    found = get(contract)
+    yield lambda asked: verdict_on(found, arch, numerics, *torch.load(io.BytesIO(asked), weights_only=False))
 
 
 def _refused(answer: Answer) -> str | None:

@@ -20,7 +20,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -102,7 +102,7 @@ class Recorder:
 
     def append(self, key: str, outcome: Outcome) -> None:
         """Append one outcome; it is on the disk when this returns."""
-        self._line({"kind": "outcome", "key": key, "versions": self.run.stamp, "outcome": outcome.to_json()})
+        self._line(_outcome_line(self.run, key, outcome))
 
     def end(self, complaints: tuple[str, ...], seconds: float, unfinished: int) -> None:
         """Append the last line and close."""
@@ -111,7 +111,7 @@ class Recorder:
         self.stream.close()
 
     def _line(self, record: Mapping[str, object]) -> None:
-        self.stream.write(json.dumps(record, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        self.stream.write(_bytes(record))
         self.stream.flush()
         os.fsync(self.stream.fileno())
 
@@ -187,6 +187,14 @@ def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
             raise FixtureError(f"{path}: not a sound {REPORT} file: {error}") from None
     record = read(path)
     return record.report(), record.notes
+
+
+def lines_of(record: Record) -> Iterator[bytes]:
+    """The lines of a record as a run writes them."""
+    yield _bytes(record.run.to_json())
+    yield from (_bytes(_outcome_line(record.run, key, outcome)) for key, outcome in record.outcomes.items())
+    if record.ended is not None:
+        yield _bytes(record.ended)
 
 
 def key_of(outcome_id: str, subject: str, arch: str, stamp: str, run: Run) -> str:
@@ -316,6 +324,14 @@ def _locked(path: Path) -> BinaryIO:
         stream.close()
         raise FixtureError(f"{path}: another run is writing it; wait for that one or name another file") from None
     return stream
+
+
+def _outcome_line(run: Run, key: str, outcome: Outcome) -> dict[str, object]:
+    return {"kind": "outcome", "key": key, "versions": run.stamp, "outcome": outcome.to_json()}
+
+
+def _bytes(line: Mapping[str, object]) -> bytes:
+    return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _words(selection: Mapping[str, str]) -> str:

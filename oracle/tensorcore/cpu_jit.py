@@ -29,12 +29,12 @@ TASK_ROWS = 256  # rows whose accumulators stay in the second-level cache
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def jit(function: Function) -> Function:
-    """Compile ``function`` at its first call. Typed by hand because numba carries no types."""
+def jit(function: Function, **other: Any) -> Function:
+    """Compile ``function`` at its first call, with ``other`` options. Typed by hand because numba carries no types."""
     try:
-        compiled = numba.njit(cache=True, **OPTIONS)(function)
+        compiled = numba.njit(cache=True, **(OPTIONS | other))(function)
     except RuntimeError:  # numba finds no directory it may write its cache to
-        compiled = numba.njit(cache=False, **OPTIONS)(function)
+        compiled = numba.njit(cache=False, **(OPTIONS | other))(function)
     return compiled  # type: ignore[no-any-return]
 
 

@@ -9,8 +9,9 @@ subnormals), zeros excluded, and ``c`` the accumulator,
 
 which is :mod:`oracle.tensorcore.fused` in floating-point lanes: a product of two FP8 significands has 8 bits, a power
 of two scales it exactly, and the integers ``S < 2^(t+2) (G+1)`` fit float32 for t = 13, float64 for t <= 35.
-``narrow`` runs float32 lanes with int8 exponents, ``wide`` float64 lanes with int16 ones and, where scales belong to
-the instruction, adds their exponents to ``m`` and multiplies the products by them, a power of two.
+``narrow`` runs float32 lanes with int8 exponents (where the machine and the data allow it,
+:mod:`oracle.tensorcore.cpu_truncation` in its place), ``wide`` float64 lanes with int16 ones and, where scales belong
+to the instruction, adds their exponents to ``m`` and multiplies the products by them, a power of two.
 
 Rows of ``a`` are unpacked in chunks; ``b`` is unpacked inside the kernel, one K tile and ``LANES`` columns at a time,
 into the first-level cache; every thread takes panels of columns and rows of a chunk. Tiles and modes:
@@ -32,15 +33,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oracle.numbers.formats import Format, of_dtype
-from oracle.tensorcore.cpu_jit import fma, jit, piece, run_tasks, task_pieces
+from oracle.tensorcore.cpu_jit import jit, piece, run_tasks, task_pieces
+from oracle.tensorcore.cpu_truncation import LANES, ZERO_EXPONENT, promote, truncating, why_not
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.packing import (
-    A_THEN_B,
     ADD,
-    FMA,
     FOLD,
     INSIDE,
-    MULTIPLY_ADD,
     PROMOTE,
     UNROLL,
     code_table,
@@ -58,8 +57,6 @@ from oracle.truth.gemm import ScaledProduct
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 CHUNK_RESULT = 1 << 23  # elements of one float32 chunk of the result
 CHUNK_EPILOGUE = 1 << 20  # elements that the epilogue holds in float64 at once
-LANES = 128  # columns of one panel
-ZERO_EXPONENT = -64  # of a zero FP8 operand: any sum with it lies below every exponent of two nonzero ones
 WIDE_ZERO_EXPONENT = -1000  # the same for 16-bit formats
 
 f32, f64, i8, i16, i32, i64 = np.float32, np.float64, np.int8, np.int16, np.int32, np.int64
@@ -86,6 +83,7 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tens
     """``(first row, float32 [rows, N])``: the promoted sums before the epilogue, in chunks of rows."""
     order, mode = plan(product, schedule), scale_mode(schedule)
     in_float32 = narrow_lanes(schedule.instruction)
+    truncates = in_float32 and why_not(schedule.instruction) is None
     kernel, absent = (narrow, ZERO_EXPONENT) if in_float32 else (wide, WIDE_ZERO_EXPONENT)
     a_values, a_exponents = _tables(of_dtype(product.a.dtype), in_float32)
     b_values, b_exponents = _tables(of_dtype(product.b.dtype), in_float32)
@@ -101,16 +99,20 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tens
         values, exponents = packed_rows(product.a[start:stop], order, a_values, a_exponents, absent)
         scale = np.ascontiguousarray(a_scale[start:stop].numpy())
         out = np.empty((stop - start, product.N), np.float32)
+        finite = truncates and bool(np.isfinite(values).all())
 
         def task(
             row0: int, row1: int, panel0: int, panel1: int,
             values: NDArray[Any] = values, exponents: NDArray[Any] = exponents,
             scale: NDArray[np.float32] = scale, out: NDArray[np.float32] = out,
+            finite: bool = finite,
         ) -> None:  # fmt: skip
-            kernel(
+            packed = (
                 values, exponents, scale, b, b_values, b_exponents, b_scale, product.b_rows,
                 source, tiles, order.group, t, to, mode, out, row0, row1, panel0, panel1,
             )  # fmt: skip
+            if not (finite and truncating(*packed)):
+                kernel(*packed)
 
         run_tasks(task, task_pieces(stop - start, product.N, lanes=LANES))
         yield start, torch.from_numpy(out)
@@ -183,7 +185,7 @@ def narrow(
                         s = i32(f32(c[j]).view(np.int32) & kept).view(np.float32)
                         c[j] = s * i32(i32(0x7F000000) - f32(shift[j]).view(np.int32)).view(np.float32)
                 if end & PROMOTE:
-                    _promote(c, total[i], sa[row0 + i, at], scale, mode)
+                    promote(c, total[i], sa[row0 + i, at], scale, mode)
         for i in range(rows):
             for j in range(width):
                 out[row0 + i, first + j] = total[i, j]
@@ -249,9 +251,9 @@ def wide(
                         folded[i, j] += f32(c[j])
                         c[j] = 0.0
                     if end & PROMOTE:
-                        _promote(folded[i], total[i], sa[row0 + i, at], scale, mode)
+                        promote(folded[i], total[i], sa[row0 + i, at], scale, mode)
                 elif end & PROMOTE:
-                    _promote(c, total[i], sa[row0 + i, at], scale, mode)
+                    promote(c, total[i], sa[row0 + i, at], scale, mode)
         for i in range(rows):
             for j in range(width):
                 out[row0 + i, first + j] = total[i, j]
@@ -335,24 +337,3 @@ def _add_products(
         s += np.trunc((a6 * b6[j]) * up)
         s += np.trunc((a7 * b7[j]) * up)
         total[j] = s
-
-
-@piece
-def _promote(
-    c: NDArray[Any], total: NDArray[np.float32], a_scale: float, b_scale: NDArray[np.float32], mode: int
-) -> None:
-    """Add the scaled ``c`` into ``total`` and clear it; every operation rounds once to float32."""
-    if mode == FMA:
-        for j in range(LANES):
-            total[j] = fma(f32(a_scale * b_scale[j]), f32(c[j]), total[j])
-    elif mode == MULTIPLY_ADD:
-        for j in range(LANES):
-            total[j] += f32(f32(a_scale * b_scale[j]) * f32(c[j]))
-    elif mode == A_THEN_B:
-        for j in range(LANES):
-            total[j] += f32(f32(f32(c[j]) * a_scale) * b_scale[j])
-    else:
-        for j in range(LANES):
-            total[j] += f32(c[j])
-    for j in range(LANES):
-        c[j] = 0

@@ -1,10 +1,14 @@
-"""The CUDA engine of :func:`oracle.tensorcore.predict.predict_product`: one Triton kernel, the same bits.
+"""The CUDA engine of :func:`oracle.tensorcore.predict.predict_product`: two kernels, the same bits.
 
-Operands are unpacked k-major in chunks of rows and columns; the kernel (:mod:`oracle.tensorcore.triton_fused`) sums
-and promotes; epilogue and store are torch operations. Rows of ``a`` and columns of ``b`` that hold a NaN or an
-infinity are computed by the definition. Memory beyond operands and result stays below 1 GiB for any shape.
+Operands are unpacked k-major in chunks of rows and columns; a kernel sums and promotes; epilogue and store are torch
+operations. Rows of ``a`` and columns of ``b`` that hold a NaN or an infinity are computed by the definition. Memory
+beyond operands and result stays below 1 GiB for any shape.
 
-With ``TRITON_INTERPRET=1`` in the environment before triton is imported, the kernel runs on CPU tensors.
+Instructions that keep few bits (FP8 on sm89 and sm90, E4M3 operands) are summed by CUDA C++
+(:mod:`oracle.tensorcore.cuda_sums`), the others by Triton (:mod:`oracle.tensorcore.triton_fused`), five to seven times
+slower. ``FP8_ORACLE_CUDA_SUMS=0`` in the environment leaves all of them to Triton.
+
+With ``TRITON_INTERPRET=1`` in the environment before triton is imported, the Triton kernel runs on CPU tensors.
 Not covered, and answered by :func:`supports`: operands wider than 8 bits, scales inside the instruction, and what the
 CPU engine does not cover either. Triton is optional: without it nothing is supported here.
 """
@@ -14,11 +18,13 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from oracle.numbers.formats import of_dtype
+from oracle.tensorcore import cuda_sums
 from oracle.tensorcore.fused import float32_scale
 from oracle.tensorcore.instructions import Instruction, Sum
 from oracle.tensorcore.packing import INSIDE, UNROLL, Packed, code_table, plan, scale_mode, supported
@@ -52,8 +58,8 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
     for rows, columns, part, acc in sums(product, schedule):
         out[rows, columns] = store(finish(acc, part, schedule), out_dtype)
     for side, dim in ((product.left, 0), (product.right, 1)):
-        index = torch.nonzero(~side.finite_rows)[:, 0]
-        if index.numel():
+        if not side.finite:
+            index = torch.nonzero(~side.finite_rows)[:, 0]
             part = product.take(index) if dim == 0 else product.take_columns(index)
             out.index_copy_(dim, index, predict_product(part, schedule, out_dtype=out_dtype, engine="torch"))
     return out
@@ -63,9 +69,11 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[slice, sl
     """Rows, columns, the product restricted to them, and its promoted sums float32 before the epilogue."""
     order, mode = plan(product, schedule), scale_mode(schedule)
     assert mode != INSIDE
-    device = product.a.device
-    source, tiles, length = _uniform(order)
-    source, tiles = source.to(device), tiles.to(device)
+    source, tiles, length = _uniform(order, product.a.device)
+    narrow = cuda_sums.kernels(product, schedule, order.group)
+    if narrow is not None:
+        yield from narrow.sums(product, source, tiles, length, CHUNK, CHUNK_RESULT)
+        return
     longest = max(BN, CHUNK // max(1, source.numel()))
     width = min(product.N, longest // BN * BN)
     height = min(product.M, longest // BM * BM, max(BM, CHUNK_RESULT // width // BM * BM))
@@ -103,14 +111,19 @@ def _launch(
     return out
 
 
-def _uniform(order: Packed) -> tuple[Tensor, Tensor, int]:
-    """Source, ``(scale block, flags)`` int32 and length of tiles padded to one length: zeros leave a chain as it is."""
+@lru_cache(maxsize=64)
+def _uniform(order: Packed, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """Source int32, ``(scale block, flags)`` int32 and length of tiles of one length: padding leaves a chain as it is.
+
+    One answer for one ``order``, which :func:`~oracle.tensorcore.packing.plan` keeps; do not write to it.
+    """
     starts, ends = order.tiles[:, 0].tolist(), order.tiles[:, 1].tolist()
     length = max((e - s for s, e in zip(starts, ends, strict=True)), default=order.group)
     source = torch.full((len(starts), length), -1, dtype=torch.int64, device="cpu")
     for row, s, e in zip(source, starts, ends, strict=True):
         row[: e - s] = order.source[s:e]
-    return source.reshape(-1), order.tiles[:, 2:].to(torch.int32).contiguous(), length
+    tiles = order.tiles[:, 2:].to(torch.int32).contiguous()
+    return source.reshape(-1).to(torch.int32).to(device), tiles.to(device), length
 
 
 def _packed(x: Tensor, source: Tensor, multiple: int) -> tuple[Tensor, Tensor]:

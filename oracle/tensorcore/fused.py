@@ -286,7 +286,7 @@ def fma32(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 def float32_scale(scale: Tensor) -> Tensor:
     """Scales (float32, or E8M0 codes) as float32, exactly; NaN stays NaN."""
-    return decode(scale).to(torch.float32)
+    return scale if scale.dtype == torch.float32 else decode(scale).to(torch.float32)
 
 
 def _exact_step(p: Tensor, c: Tensor) -> Tensor:

@@ -13,10 +13,18 @@ The first sum is of two products, and the compiler contracts the *first* of them
 starting with ``fl(x_0 w_0)`` instead gives 86.5 % of the captured bits (that order is registered too, to be
 told apart). The product with ``k_scale`` is used twice (sum and shuffle) and is therefore not contracted.
 
+sm100 adds the heads ``j`` mod 4 apart, ascending from 0, ``a + |a|`` for twice the relu (NaN stays NaN)::
+
+    s_i     = fma(fl(a_j + |a_j|), w_j, s_i),  i = j mod 4
+    logits  = fl(fl(s_0 + s_2) + fl(s_1 + s_3)) / 2 * k_scale
+
+and with bfloat16 weights the same in bfloat16, of ``bf16(relu(a_j))`` without the half. FP4 kernels have their scales
+in the dot products and no ``k_scale``.
+
 Sources: sm90_fp8_mqa_logits.cuh and sm90_fp8_paged_mqa_logits.cuh of DeepGEMM (the same reduction), the wgmma
-accumulator layout of the PTX ISA, and the captured H200 output (every element inside ``[ks, ke)`` equal).
-Not covered: what the kernel leaves outside ``[ks, ke)``; H = 8, where each ``S`` is one product and the
-contraction of ``S_{c,0} + S_{c,1}`` has not been seen; sm100 (its reduction was not captured).
+accumulator layout of the PTX ISA, and the captured H200 output (every element inside ``[ks, ke)`` equal);
+sm100_mqa_logits.cuh of DeepGEMM @54e2261 (no output of it was seen). Not covered: what the kernel leaves outside
+``[ks, ke)``; H = 8 on sm90, where each ``S`` is one product and the contraction of ``S_{c,0} + S_{c,1}`` was not seen.
 """
 
 from __future__ import annotations
@@ -29,10 +37,12 @@ import torch
 from torch import Tensor
 
 from oracle.errors import NumericsError, ShapeError
+from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype, two_sum
 from oracle.tensorcore.fused import fma32
 from oracle.tensorcore.instructions import Status
 from oracle.tensorcore.predict import Engine, canonical_nan, predict_product
-from oracle.truth.gemm import ScaledProduct
+from oracle.tensorcore.schedules import schedules
+from oracle.truth.logits import Logits
 
 _BLOCK = 1 << 22  # accumulators held at once: 16 MiB a temporary
 
@@ -45,7 +55,8 @@ class LogitsSchedule:
     ----------
     chain : str, Schedule of the dot products.
     first_product_fused : bool
-        Whether ``S`` starts as ``fma(x_0, w_0, fl(x_1 w_1))``, else as ``fma(x_1, w_1, fl(x_0 w_0))``.
+        Whether ``S`` starts as ``fma(x_0, w_0, fl(x_1 w_1))``, else as ``fma(x_1, w_1, fl(x_0 w_0))``; sm90.
+    by_fours : bool, the reduction of sm100.
     """
 
     name: str
@@ -53,8 +64,19 @@ class LogitsSchedule:
     first_product_fused: bool
     seen_in: str
     status: Status
+    by_fours: bool = False
+
+    @property
+    def heads(self) -> int:
+        """What divides the number of heads."""
+        return 4 if self.by_fours else 8
 
 
+def _sm100(name: str, chain: str) -> LogitsSchedule:
+    return LogitsSchedule(name, chain, False, "DeepGEMM's MQA logits on sm100", Status.LITERATURE, by_fours=True)
+
+
+FP4 = "sm100.mqa_logits_fp4"
 LOGITS: Mapping[str, LogitsSchedule] = MappingProxyType(
     {
         s.name: s
@@ -68,6 +90,9 @@ LOGITS: Mapping[str, LogitsSchedule] = MappingProxyType(
                 "sm90.mqa_logits.second_fused", "sm90.chain", False,
                 "the contraction a reader would write; no kernel known", Status.LITERATURE,
             ),
+            _sm100("sm100.mqa_logits", "sm100.chain"),
+            *(_sm100(s.name.replace("sm100.chain_mxf4", FP4), s.name)
+              for s in schedules("sm100") if s.name.startswith("sm100.chain_mxf4")),
         )
     }
 )  # fmt: skip
@@ -79,6 +104,8 @@ def predict_logits(
     k_scale: Tensor,
     weights: Tensor,
     *,
+    q_blocks: Tensor | None = None,
+    k_blocks: Tensor | None = None,
     schedule: LogitsSchedule | str = "sm90.mqa_logits",
     engine: Engine = "auto",
 ) -> Tensor:
@@ -86,12 +113,13 @@ def predict_logits(
 
     Parameters
     ----------
-    q : Tensor, ``[M, H, D]`` float8; H a multiple of 8.
-    k, k_scale : Tensor, ``[N, D]`` float8 and ``[N]`` float32.
-    weights : Tensor, ``[M, H]`` float32.
+    q : Tensor, ``[M, H, D]`` float8, or uint8 of E2M1; H a multiple of 8 (sm100: 4).
+    k, k_scale : Tensor, ``[N, D]`` of that kind and ``[N]`` float32.
+    weights : Tensor, ``[M, H]`` float32, or on sm100 bfloat16.
+    q_blocks, k_blocks : Tensor ``[M, H, D / 32]``, ``[N, D / 32]`` E8M0, with E2M1.
 
-    Returns ``[M, N]`` float32. relu of NaN is 0, as ``fmaxf`` has it.
-    Raises NumericsError: unknown schedule (the message lists those known), or H not a multiple of 8; ShapeError:
+    Returns ``[M, N]`` float32. relu of NaN is 0 on sm90, as ``fmaxf`` has it, and NaN on sm100.
+    Raises NumericsError: unknown schedule (the message lists those known), or a wrong multiple of heads; ShapeError:
     tensors that disagree.
     """
     if isinstance(schedule, str):
@@ -103,19 +131,21 @@ def predict_logits(
     m, heads, d = (int(extent) for extent in q.shape)
     if weights.shape != (m, heads) or k_scale.shape != (k.shape[0],):
         raise ShapeError(f"weights {list(weights.shape)} must be [{m}, {heads}], k_scale one per key")
-    if heads % 8:
-        raise NumericsError(f"H={heads} is not a multiple of 8, which {schedule.name} needs")
+    if heads % schedule.heads:
+        raise NumericsError(f"H={heads} is not a multiple of {schedule.heads}, which {schedule.name} needs")
     n = int(k.shape[0])
-    one = torch.ones((1, 1), dtype=torch.float32, device=q.device)
     out = torch.empty((m, n), dtype=torch.float32, device=q.device)
     step = max(1, _BLOCK // (heads * max(n, 1)))
     for start in range(0, m, step):
         rows = slice(start, min(start + step, m))
-        flat = q[rows].reshape(-1, d)
-        product = ScaledProduct(flat, k, one, one, d, n)
-        acc = predict_product(product, schedule.chain, out_dtype=torch.float32, engine=engine)
-        x = torch.where(acc > 0, acc, 0.0).reshape(-1, heads, n)
-        out[rows] = _reduce(x, weights[rows], k_scale, schedule)
+        blocks = None if q_blocks is None else q_blocks[rows]
+        window = torch.zeros(q[rows].shape[0], dtype=torch.int64, device=q.device)
+        product = Logits(q[rows], k, k_scale, weights[rows], window, window, blocks, k_blocks).products()
+        acc = predict_product(product, schedule.chain, out_dtype=torch.float32, engine=engine).reshape(-1, heads, n)
+        if schedule.by_fours:
+            out[rows] = _by_fours(acc, weights[rows], k_scale)
+        else:
+            out[rows] = _reduce(torch.where(acc > 0, acc, 0.0), weights[rows], k_scale, schedule)
     return canonical_nan(out)
 
 
@@ -134,3 +164,32 @@ def _reduce(x: Tensor, weights: Tensor, k_scale: Tensor, schedule: LogitsSchedul
             total = fma32(x[:, t], w[:, t], total)
     v = (total[:, :, 0] + total[:, :, 1]) * k_scale
     return (v[:, 0] + v[:, 1]) + (v[:, 2] + v[:, 3])
+
+
+def _by_fours(acc: Tensor, weights: Tensor, k_scale: Tensor) -> Tensor:
+    """``acc [M, H, N]`` to ``[M, N]``: four sums over heads, in the dtype of the weights."""
+    m, heads, n = acc.shape
+    bf16 = weights.dtype is torch.bfloat16
+    twice = acc + acc.abs()
+    x = _bf16(torch.where(acc <= 0, 0.0, acc).double()) if bf16 else twice
+    x = x.reshape(m, heads // 4, 4, n)
+    w = weights.to(torch.float32).reshape(m, heads // 4, 4, 1).expand(x.shape)
+    total = torch.zeros_like(x[:, 0])
+    for t in range(heads // 4):
+        if bf16:  # the product has 16 bits and is exact in float64; the sum is a pair
+            total = _bf16(*two_sum(x[:, t].double() * w[:, t].double(), total.double()))
+        else:
+            total = fma32(x[:, t], w[:, t], total)
+    if bf16:
+        pair = _bf16(total[:, :2].double() + total[:, 2:].double())
+        made = _bf16(pair[:, 0].double() + pair[:, 1].double())
+        return _bf16(made.double() * _bf16(k_scale.double()).double())
+    pair = total[:, :2] + total[:, 2:]
+    return (pair[:, 0] + pair[:, 1]) / 2 * k_scale
+
+
+def _bf16(high: Tensor, low: Tensor | None = None) -> Tensor:
+    """A pair rounded to bfloat16, as float32."""
+    low = torch.zeros_like(high) if low is None else torch.where(torch.isfinite(high), low, 0.0)
+    rounding, overflow = Rounding.NEAREST_EVEN, Overflow.INF
+    return pair_to_dtype(high, low, torch.bfloat16, rounding=rounding, overflow=overflow).to(torch.float32)

@@ -32,7 +32,7 @@ Chain = tuple[int, int, int, int]
 """First k, end k, scale block, and the flags of the chain's last tile."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Packed:
     """Packed order of the products of one sum.
 

@@ -59,11 +59,13 @@ def predict_product(
     schedule.check(product, out_dtype=out_dtype)
     if product.c is not None:
         sums = predict_product(replace(product, c=None), schedule, out_dtype=torch.float32, engine=engine)
+        if product.c.dtype is torch.bfloat16:
+            sums = store(sums, torch.bfloat16).to(torch.float32)
         return store(product.c.to(torch.float32) + sums, out_dtype)
-    if schedule.dequantises:
-        seen = schedule.lowered(product)
+    if schedule.dequantises or schedule.widens:
+        seen, plain = schedule.lowered(product), replace(schedule, dequantises=False, widens=False)
         assert seen is not None, "checked"
-        return predict_product(seen, replace(schedule, dequantises=False), out_dtype=out_dtype, engine=engine)
+        return predict_product(seen, plain, out_dtype=out_dtype, engine=engine)
     if schedule.split is not None:
         return store(finish(_partial_sums(product, schedule, engine), product, schedule), out_dtype)
     fast = _engine(product, schedule, engine)

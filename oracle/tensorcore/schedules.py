@@ -147,6 +147,7 @@ class Schedule:
     split : Split or None, how K is cut into partial sums.
     accumulator : torch.dtype, float32, or float16 where the instruction has such a result; promotions are float32.
     dequantises : bool, the kernel multiplies codes and scales first, into operands of the instruction's format.
+    widens : bool, the kernel converts codes into operands of the instruction's format; scales are applied as named.
     """
 
     name: str
@@ -161,10 +162,14 @@ class Schedule:
     split: Split | None = None
     accumulator: torch.dtype = torch.float32
     dequantises: bool = False
+    widens: bool = False
 
     def lowered(self, product: ScaledProduct) -> ScaledProduct | None:
-        """What the instruction multiplies: ``product``, or its dequantised operands; None where they are not exact."""
-        return product.dequantised(getattr(torch, self.instruction.operands[0])) if self.dequantises else product
+        """What the instruction multiplies: ``product``, or its dequantised or widened operands; None: not exactly."""
+        dtype: torch.dtype | None = getattr(torch, self.instruction.operands[0], None)
+        if not (self.dequantises or self.widens) or dtype is None:
+            return product
+        return product.dequantised(dtype) if self.dequantises else product.widened(dtype)
 
     def into(self, split: Split) -> Schedule:
         """This schedule with K cut by ``split``.
@@ -187,10 +192,11 @@ class Schedule:
         """Reason for which this schedule cannot compute the product, or None."""
         if out_dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return f"{self.name} stores float32, bfloat16 or float16, not {out_dtype}"
-        if self.dequantises:
+        if self.dequantises or self.widens:
             seen = self.lowered(product)
             if seen is None:
-                return f"{self.name} dequantises to {self.instruction.operands[0]}, which does not hold every operand"
+                done = "dequantises" if self.dequantises else "widens codes"
+                return f"{self.name} {done} to {self.instruction.operands[0]}, which does not hold every operand"
             product = seen
         for side, x in (("a", product.a), ("b", product.b)):
             name = _format_name(x, self.instruction)
@@ -340,6 +346,18 @@ def _dequantised(arch: str, inst: str) -> Schedule:
     )  # fmt: skip
 
 
+def _widened(arch: str, mma: str) -> Schedule:
+    """FP8 codes as float16, promoted every 128."""
+    seen = (
+        "this project's Triton products before sm89, which turn codes into float16: in the PTX that Triton 3.6 makes "
+        "for this capability a chain of 8 mma.m16n8k16 from zero for each block of 128, then one fma"
+    )
+    return Schedule(
+        f"{arch}.f16.promote128", instruction(f"{arch}.{mma}"), 128, Promotion.FMA, Epilogue.NONE, seen,
+        Status.LITERATURE, widens=True,
+    )  # fmt: skip
+
+
 def _inside(name: str, inst: str, seen_in: str) -> list[Schedule]:
     """One chain with the scales inside, by every reading of the instruction."""
     found = []
@@ -379,10 +397,12 @@ _TABLE: tuple[Schedule, ...] = (
     *_family("sm80", "mma.bf16", promoting=False, prefix=".bf16"),
     _dequantised("sm80", "mma.bf16"),
     *_family("sm80", "mma.f16", promoting=False, prefix=".f16"),
+    _widened("sm80", "mma.f16"),
     *_family("sm80", "mma.tf32", promoting=False, prefix=".tf32"),
     *_family("sm86", "mma.bf16", promoting=False, prefix=".bf16"),
     _dequantised("sm86", "mma.bf16"),
     *_family("sm86", "mma.f16", promoting=False, prefix=".f16"),
+    _widened("sm86", "mma.f16"),
     *_family("sm89", "mma.fp8", promoting=True),
     *_family("sm89", "mma.bf16", promoting=False, prefix=".bf16"),
     _dequantised("sm89", "mma.bf16"),

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from oracle.numbers.rounding import power_of_two
 from oracle.verdict import heatmap
 from oracle.verdict.heatmap import Evidence
 from oracle.verdict.loss import Loss, sqnr
+from oracle.verdict.notebook import card
 from oracle.verdict.pattern import describe
 
 __all__ = ["Admissible", "Comparison", "Error", "Status", "Verdict", "Worst", "compare", "verdict"]
@@ -147,6 +149,13 @@ class Verdict:
         if self.status.needs_reason and not self.reason:
             raise ValueError(f"a verdict {self.status} must carry its reason")
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        measured = "" if self.error is None else str(self.error)
+        loss = "" if self.loss is None else str(self.loss)
+        rows = (("explained by", ", ".join(self.explained_by)), ("measured", measured), ("loss", loss))
+        return card(str(self.status), self.summary.removeprefix(f"{self.status}: "), rows)
+
     def to_json(self) -> dict[str, object]:
         """A JSON-ready dict; non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
         record = asdict(replace(self, evidence=None, failing=None))
@@ -174,8 +183,13 @@ class Comparison:
     margin: float
     worst: Worst | None
     bad: Tensor
-    evidence: Evidence | None = None
+    picture: Callable[[], Evidence | None] = lambda: None
     measure: Callable[[], Error | None] = lambda: None
+
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """What a report draws of a failure, made when it is first asked for."""
+        return self.picture()
 
 
 def compare(actual: Tensor, admissible: Admissible, *, output: str = "out") -> Comparison:
@@ -198,14 +212,16 @@ def compare(actual: Tensor, admissible: Admissible, *, output: str = "out") -> C
         rank = torch.where(bad, beyond, torch.full_like(ratio, -1.0)) if outside else ratio
         worst = _worst(int(rank.argmax()), value, admissible, ratio, output)
     margin = max(0.0, float(ratio.max())) if ratio.numel() else 0.0
-    seen = heatmap.gather(actual, admissible, ratio, bad, output=output) if outside else None
     fmt = of_dtype(actual.dtype)
+
+    def picture() -> Evidence | None:
+        return heatmap.gather(actual, admissible, ratio, bad, output=output) if outside else None
 
     def measure() -> Error | None:
         counted = specified & ~unconstrained
         return measured(value[counted], expected[counted], fmt)
 
-    return Comparison(outside, total, int(unconstrained.sum()), margin, worst, bad, seen, measure)
+    return Comparison(outside, total, int(unconstrained.sum()), margin, worst, bad, picture, measure)
 
 
 def measured(value: Tensor, expected: Tensor, fmt: Format) -> Error | None:

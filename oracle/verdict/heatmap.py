@@ -33,6 +33,7 @@ from oracle.bounds.interval import Admissible
 from oracle.errors import DtypeError
 from oracle.numbers.formats import Format, codes_of, decode, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, encode, encode_scalar
+from oracle.verdict.pattern import places
 
 TILE = (128, 128)  # spacing of grid lines where the caller names none: the tile of a product
 GRID = 64  # cells along each axis of the picture, at most
@@ -99,26 +100,29 @@ class Piece:
     """Some rows of an output seen as a matrix, ``[R, C]`` each: what was found, its intervals, ratios and failures.
 
     ``ratio`` is float64, negative where an element is unspecified or not constrained; ``bad`` are the failing elements,
-    which alone get a level outside.
+    which alone get a level outside. ``edge``: the intervals in the output's dtype, where each is one value of it.
     """
 
     actual: Tensor
     admissible: Admissible
     ratio: Tensor
     bad: Tensor
+    edge: Tensor | None = None
 
 
 def gather(
-    actual: Tensor, admissible: Admissible, ratio: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE
-) -> Evidence:
+    actual: Tensor, admissible: Admissible, ratio: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE,
+    edge: Tensor | None = None,
+) -> Evidence:  # fmt: skip
     """The evidence of a comparison that failed; arguments as of :class:`Piece`, of any rank."""
-    sets = [_matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad)]
+    due = actual if edge is None else edge
+    sets = [_matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad, due)]
     step = max(1, BAND // max(1, sets[0].shape[1]))
 
     def pieces() -> Iterator[Piece]:
         for start in range(0, sets[0].shape[0], step):
-            seen, low, high, expected, ratios, failing = (t[start : start + step] for t in sets)
-            yield Piece(seen, Admissible(low, high, expected), ratios, failing)
+            seen, low, high, expected, ratios, failing, due = (t[start : start + step] for t in sets)
+            yield Piece(seen, Admissible(low, high, expected), ratios, failing, None if edge is None else due)
 
     return gather_pieces(pieces(), actual, output=output, tile=tile)
 
@@ -134,7 +138,7 @@ def gather_pieces(
     for piece in pieces:
         level, steps, beyond = _levels(piece, fmt)
         levels.append(level)
-        failing = torch.nonzero(piece.bad.flatten())[:, 0]
+        failing = places(piece.bad)
         for i in _largest(beyond):
             at = int(failing[i])
             found = _element_of(piece, at, _index(row * columns + at, like), int(steps[i]), fmt)
@@ -156,11 +160,13 @@ def _levels(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     low, high = piece.admissible.low.flatten(), piece.admissible.high.flatten()
     edges = torch.tensor(RATIOS, dtype=torch.float64, device=ratio.device)
     level = torch.bucketize(ratio, edges).to(torch.int8).masked_fill(ratio < 0, -1)
-    failing = torch.nonzero(piece.bad.flatten())[:, 0]
-    steps = _steps(_raw(piece.actual, fmt)[failing], value[failing], low[failing], high[failing], fmt)
+    failing = places(piece.bad)
+    value, low, high = value[failing], low[failing], high[failing]
+    edge = None if piece.edge is None else _raw(piece.edge, fmt)[failing]
+    steps = _steps(_raw(piece.actual, fmt)[failing], value, low, high, fmt, edge)
     outside = FIRST_OUTSIDE + torch.bucketize(steps, torch.tensor(STEPS, dtype=torch.int64, device=steps.device))
     level[failing] = torch.where(steps < 0, NO_NUMBER, outside).to(torch.int8)
-    return level.view(piece.actual.shape), steps, overshoot(value[failing], low[failing], high[failing])
+    return level.view(piece.actual.shape), steps, overshoot(value, low, high)
 
 
 def _largest(values: Tensor) -> list[int]:
@@ -168,7 +174,7 @@ def _largest(values: Tensor) -> list[int]:
     if not len(values):
         return []
     least = torch.topk(values, min(LISTED, len(values))).values[-1]
-    above, level = (torch.nonzero(mask)[:LISTED, 0] for mask in (values > least, values == least))
+    above, level = (places(mask)[:LISTED] for mask in (values > least, values == least))
     order = torch.sort(values[above], descending=True, stable=True).indices
     return torch.cat([above[order], level])[:LISTED].tolist()
 
@@ -255,11 +261,14 @@ def _element_of(piece: Piece, at: int, index: tuple[int, ...], steps: int, fmt: 
     return Element(index, actual, low, high, expected, ratio, f"{bits:0{digits}x}", f"{due:0{digits}x}", counted)
 
 
-def _steps(codes: Tensor, value: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Tensor:
-    """Representable values from the interval to each failing element (int64); -1 where one of them is no number."""
+def _steps(
+    codes: Tensor, value: Tensor, low: Tensor, high: Tensor, fmt: Format, edges: Tensor | None = None
+) -> Tensor:
+    """Representable values from the interval to each failing element (int64); -1 where one of them is no number.
+    ``edges``: the codes of the intervals, where each is one value."""
     edge = torch.where(value > high, high, low)
     numbers = torch.isfinite(value) & torch.isfinite(edge)
-    nearest = _encoded(torch.where(numbers, edge, torch.zeros_like(edge)), fmt)
+    nearest = _encoded(torch.where(numbers, edge, torch.zeros_like(edge)), fmt) if edges is None else edges
     return torch.where(numbers, (_ordinal(codes, fmt) - _ordinal(nearest, fmt)).abs(), -1)
 
 

@@ -19,6 +19,7 @@ Not covered: contracts whose first admitted numerics is a class; what :func:`ora
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -107,7 +108,7 @@ def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
     first = worst.found.worst
     assert first is not None
     place = replace(first, index=worst.index(first.index))
-    found = Comparison(int(bad.sum()), total, 0, margin, place, bad | undecided, picture)
+    found = Comparison(int(bad.sum()), total, 0, margin, place, bad | undecided, lambda: picture)
     said = banded(parts, verdict(found, basis=basis))
     return replace(said, failing=Failing(bad, near, right))
 
@@ -201,6 +202,8 @@ def _may_hold(known: ExactPart, output: Tensor, found: Comparison, other: str) -
     """Whether this class may hold the output: its accumulator in any order (which is asked first, as it costs little)
     or float32 in any order the worst element of what was seen, and the class itself some failing ones of its row."""
     assert found.worst is not None
+    if math.isnan(found.worst.actual):
+        return False  # no interval holds it
     row, column = (torch.tensor([i], dtype=torch.int64, device=output.device) for i in found.worst.index)
     some = torch.nonzero(found.bad[row[0]])[:FEW, 0]
 
@@ -220,7 +223,7 @@ def _picture(output: Tensor, near: Tensor, bad: Tensor, listed: Sequence[Element
     """What a report draws: failing elements by their distance from the right value, and those listed."""
     due = decode(near)
     ratio = torch.where(bad, torch.inf, 0.0)
-    made = heatmap.gather(output, Admissible(due, due, due), ratio, bad, output="out")
+    made = heatmap.gather(output, Admissible(due, due, due), ratio, bad, output="out", edge=near)
     return replace(made, elements=tuple(listed))
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import Format
+from oracle.verdict.loss_jit import WIDTH, figures
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Loss:
         )
 
 
+COMPILED = 1 << 20  # elements above which a compiled pass gains more than its start takes
+SMALL = 2.0**-200  # scales from which squares of errors and of values stay far inside float64
+
+
 class Tally:
     """Error and loss of a tensor, added up part by part.
 
@@ -53,6 +58,27 @@ class Tally:
         self.elements = self.scaled = self.saturated = self.zeros = 0
         self.signal = self.noise = self.under_zero = self.ulps = self.relative = 0.0
         self.broken = self.coded = False
+
+    def add_rows(self, x: Tensor, codes: Tensor, scale: Tensor, value: Tensor) -> bool:
+        """Rows of a matrix by a compiled pass: ``x [R, C]`` of its dtype, the codes as uint8, float64 scales ``[R, G]``
+        of ``C / G`` elements each, and the values of all codes. False, and nothing is added, where the pass is not for
+        these rows: few elements, another device, groups of no multiple of 16, or something that is not finite."""
+        columns, across = x.shape[1], scale.shape[1]
+        if x.numel() <= COMPILED or x.device.type != "cpu" or columns % across or columns // across % WIDTH:
+            return False
+        if not bool(((scale >= SMALL) & (scale <= 1 / SMALL)).all()):
+            return False
+        rows, own, scales, values = (t.contiguous().numpy() for t in (x.to(torch.float32), codes, scale, value))
+        top, least, unit = self.fmt.max_finite, self.fmt.min_normal, math.ldexp(1.0, self.fmt.fraction_bits)
+        signal, noise, ulps, relative, *counts = figures(
+            rows, own, scales, values, top, self.beyond, least, self.ulps / unit, self.relative)  # fmt: skip
+        if not math.isfinite(signal + noise):
+            return False
+        self.elements, self.scaled = self.elements + x.numel(), self.scaled + x.numel()
+        self.signal, self.noise = self.signal + signal, self.noise + noise
+        self.ulps, self.relative = ulps * unit, relative
+        self.saturated, self.zeros = self.saturated + counts[0], self.zeros + counts[1]
+        return True
 
     def add(self, x: Tensor, value: Tensor, scale: Tensor) -> None:
         """A part: values, those of their codes and their scales, float64 of one shape."""

@@ -31,7 +31,7 @@ from torch import Tensor
 from oracle.bounds import Accumulator, Interval, admissible, any_order_bound, ieee32_bound, of_schedule, split_bound
 from oracle.bounds.engines import exact, exact_and_residue
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.bounds.product import collapsed
+from oracle.bounds.product import collapsed, stored_before
 from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.tensorcore.identify import find_split, subset
 from oracle.tensorcore.instructions import Sum
@@ -48,9 +48,9 @@ BAND = 256  # rows predicted at a time: a schedule that is not the kernel's is r
 LARGE = 1 << 27  # products above which a failing output is examined by :mod:`oracle.verdict.large`
 MEASURED = 1 << 26  # products up to which an output that is proved by its bits is compared with the exact values too
 COINCIDENCES = 20
-"""Elements in which another arithmetic may have the bits of a fault by chance. Where these are not those of the exact
-value, which lies on the other side of a midpoint, an unbiased kernel has them less than every other time; all of 20
-elements agree in fewer than one of a million outputs."""
+"""Elements in which another arithmetic may have the bits of a fault by chance. Where these are neither those of the
+schedule without the fault nor of the exact value, which lies on the other side of a midpoint, an unbiased kernel has
+them less than every other time; all of 20 elements agree in fewer than one of a million outputs."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,19 @@ def accumulation_faults(schedule: Schedule) -> tuple[Schedule, ...]:
 
 def exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
     """The interval and, where one pass gives both, the exact value."""
+    return product.once(("interval", name), lambda: _exact_and_interval(product, name))
+
+
+def _exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
+    value, interval = _of_float32(product, name)
+    if product.c is not None and product.c.dtype is torch.bfloat16:
+        value = exact(product) if value is None else value
+        interval = stored_before(value, interval, product.c)
+    return value, interval
+
+
+def _of_float32(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
+    """Of a product whose sum stays in float32 until it is finished."""
     if name == IEEE32:
         return None, collapsed(product, ieee32_bound(product), None)
     accumulator = of_schedule(of_class(name))
@@ -318,14 +331,17 @@ def _excused(parts: Sequence[Part], output: Tensor, promised: Schedule, *, undec
     """Whether an output with the bits of a fault may be right all the same.
 
     It is, when another epilogue of the promised schedule gives them too, or when it is the exact value correctly
-    rounded. Undeclared, it may be when it is that but in a few elements.
+    rounded. Undeclared, it may be when it is that, or has the bits of the promised schedule, but in a few elements.
     """
     i = promised.instruction  # schedules that differ in the epilogue alone are as right, if not as declared
     siblings = [s for s in schedules(i.arch) if s.instruction == i and s.interval == promised.interval]
     if reproducing(parts, output, siblings) is not None:
         return True
-    pairs = ((rounded(p.product, exact(p.product), output.dtype), p.of(output)) for p in parts)
-    return sum(int((~same_bits(right, own)).sum()) for right, own in pairs) < (COINCIDENCES if undeclared else 1)
+    other = [~same_bits(rounded(p.product, exact(p.product), output.dtype), p.of(output)) for p in parts]
+    if undeclared:
+        due = predict_parts(parts, output.shape[0], promised, output.dtype)
+        other = [x & ~same_bits(p.of(due), p.of(output)) for p, x in zip(parts, other, strict=True)]
+    return sum(int(x.sum()) for x in other) < (COINCIDENCES if undeclared else 1)
 
 
 def _refuted(parts: Sequence[Part], output: Tensor, promised: Schedule, wrong: Schedule) -> Verdict:

@@ -41,6 +41,18 @@ class Range:
     free: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """The admissible values of one output, float64 in its shape: ``low`` and ``high``, both included, and ``free``,
+    bool, the elements of which nothing is said (``-inf`` to ``inf`` there). Both are NaN where a NaN is due.
+    ``numerics`` names the arithmetic that is admitted."""
+
+    low: Tensor
+    high: Tensor
+    free: Tensor
+    numerics: str
+
+
 class Sets(ABC):
     """One alternative. ``numerics`` names the arithmetic that it admits. ``wider``: the call did not declare it, so an
     element that it leaves unconstrained does not pass by it if the declared arithmetic refused that element."""
@@ -115,7 +127,7 @@ def judge_bits(actual: Tensor, expected: Tensor, *, output: str, mistrust: str |
         value, right = (float(decode(x)) if x.is_floating_point() else float(x) for x in first)
         worst = Worst(index, value, right, right, right, math.inf, output)
         seen = heatmap.of_bits(actual, expected, bad, output=output)
-    found = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad, seen)
+    found = Comparison(outside, bad.numel(), 0, math.inf if outside else 0.0, worst, bad, lambda: seen)
     return verdict(found, basis="every bit in its place", matches="the layout", mistrust=mistrust)
 
 
@@ -192,6 +204,18 @@ class Elements(Sets):
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         return {name: ranged(sets, expected[name].dtype, expected[name].shape) for name, sets in self.make()[0].items()}
+
+
+def bounds_of(found: Range, numerics: str, device: torch.device) -> Bounds:
+    """The values of a range; integers stand for themselves."""
+
+    def values(x: Tensor) -> Tensor:
+        return decode(x) if x.is_floating_point() and x.dtype is not torch.float64 else x.to(torch.float64)
+
+    free = found.free.to(torch.bool).expand(found.low.shape)
+    low = torch.where(free, -torch.inf, values(found.low))
+    high = torch.where(free, torch.inf, values(found.high))
+    return Bounds(low.to(device), high.to(device), free.to(device), numerics)
 
 
 def verdict_of_equality(

@@ -155,6 +155,8 @@ class TestSoundness:
                 given_, twin = product_of(i, 24, 24, k, seed=seed, data=Data(14, -7))
                 found = check(given_, twin, schedule, residue_bound(twin, of_schedule(schedule)))
                 worst = max(worst, float(found.max()))
+                if worst > 1:
+                    break
         assert (worst > 1) == sabotaged
 
     @settings(max_examples=120, deadline=None)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle.bounds import Accumulator, engines, of_schedule, residue_bound
+from oracle.bounds import Accumulator, engines, of_schedule, residue_bound, triton_sums
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of
 from oracle.tensorcore import cpu_jit, engine_cpu, engine_cuda
@@ -252,10 +252,13 @@ class TestBounds:
 
 
 INTERPRETED = """
+from dataclasses import replace
 import torch
+from oracle.bounds import triton_sums
 from oracle.tensorcore import engine_cuda
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get
+from oracle.truth import gemm
 from tests.support.schedule_products import differing, product_of
 for name, k, data in (("sm90.promote128", 160, "special"), ("sm90.mma_sync.chain", 40, "bell"),
                       ("sm100.promote128.muladd", 64, "finite"), ("sm89.promote128.row_then_col", 32, "finite")):
@@ -263,6 +266,19 @@ for name, k, data in (("sm90.promote128", 160, "special"), ("sm90.mma_sync.chain
     assert engine_cuda.supports(product, get(name)), name
     fast = predict_product(product, name, out_dtype=torch.bfloat16, engine="cuda")
     assert differing(fast, predict_product(product, name, out_dtype=torch.bfloat16, engine="torch")) == 0, name
+for kind in ("ones", "wide"):
+    p = product_of(get("sm90.promote128"), 5, 1100, 384, seed=4, data="bell", bias=True)
+    if kind == "wide":
+        g = torch.Generator().manual_seed(5)
+        scales = (torch.rand(s.shape, generator=g).mul(200).sub(100).exp2() for s in (p.a_scale, p.b_scale))
+        p = replace(p, **dict(zip(("a_scale", "b_scale"), scales)))
+    triton_sums.HELD = 2 * 8 * p.M * p.N  # two blocks at a time, then the last
+    assert triton_sums.why_not(p) is None
+    made, due = triton_sums.exact(p), gemm.exact(p)
+    assert all(torch.equal(getattr(made, x), getattr(due, x)) for x in ("hi", "lo", "slack")), kind
+    assert kind == "ones" or float(due.slack.max()) > 0
+    other = gemm.exact(replace(p, a_scale=p.a_scale.flip(1)))
+    assert not torch.equal(made.hi, other.hi)
 product = product_of(get("sm90.chain"), 2, 2, 32, seed=1)
 fast = predict_product(product, "sm90.chain", out_dtype=torch.float32, engine="cuda")
 product.a.view(torch.uint8)[0, 0] += 8
@@ -282,10 +298,29 @@ class TestCuda:
         done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
         assert done.stdout.strip() == "same bits", done.stderr
 
+    @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+    @pytest.mark.parametrize("ones", [(), ("rows",), ("columns",), ("blocks", "count"), ("b_rows",)])
+    def test_the_join_compiles(self, ones: tuple[str, ...]) -> None:
+        """For sm90; Triton compiles an integer that is 1 as a constant."""
+        from oracle.bounds import triton_join
+        from tests.support.ptx import ptx_of
+
+        types = dict.fromkeys(("sums", "a_scale", "b_scale", "hi", "lo", "slack"), "*fp64")
+        ptx = ptx_of(triton_join.join, {"BLOCK": 1024, **dict.fromkeys(ones, 1)}, types)
+        assert ".f64" in ptx and "fma." not in ptx  # no product is joined with a sum
+
     def test_needs_its_device(self) -> None:
         """Operands on the CPU are not for this engine."""
         schedule = get("sm90.chain")
         assert not engine_cuda.supports(product_of(schedule, 1, 1, 32, seed=0), schedule)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    def test_exact_on_a_device(self) -> None:
+        product = product_of(get("sm90.promote128"), 200, 300, 1000, seed=14, data="bell")
+        there = replace(product, **{f: getattr(product, f).cuda() for f in ("a", "b", "a_scale", "b_scale")})
+        assert triton_sums.why_not(there) is None
+        made, due = triton_sums.exact(there), gemm.exact(product)
+        assert all(torch.equal(getattr(made, x).cpu(), getattr(due, x)) for x in ("hi", "lo", "slack"))
 
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
     @pytest.mark.parametrize("name", ["sm90.promote128", "sm90.chain", "sm89.promote128", "sm90.mma_sync.promote128"])

@@ -25,7 +25,7 @@ from oracle.bounds.quantiser import (
 from oracle.numbers import recipes as R
 from oracle.numbers import scaling as S
 from oracle.numbers.formats import E4M3FN, decode
-from oracle.numbers.quantize import Prepared, Quantized, prepare, quantize
+from oracle.numbers.quantize import Ends, Prepared, Quantized, prepare, quantize
 from oracle.routines.quantisers.verdict import judge_quantised
 from oracle.verdict.compare import Status
 
@@ -177,13 +177,17 @@ class TestIdentify:
         return x
 
     TWINS = (
-        {"vllm_group", "sglang_triton_column"},
+        {"vllm_group", "sglang_triton_column", "flaggems_group"},
+        {"vllm_group_ue8m0", "flaggems_group_ue8m0"},
+        {"tile_kernels_1x128_ue8m0", "deepep_1x128_ue8m0"},
+        {"torchao_training_1x128", "fbgemm_group"},  # but where a scale_ub is given
         {"trtllm_1x128", "flashinfer_1x128"},
         {"trtllm_128x128", "flashinfer_128x128"},
         {"deepgemm_device_1x32_ue8m0", "te_mxfp8_1x32"},
         {"flashinfer_testing_1x128_ue8m0", "torch_cast_1x128_ue8m0"},
         {"vllm_block", "vllm_silu_block"},  # but where a scale_ub is given
         {"torch_block", "torch_silu_block"},
+        {"vllm_ds_mla", "trtllm_gen_1x128"},
         {"vllm_group_ue8m0_bits", "sglang_group_v2_ue8m0"},  # on every input: both formulas leave 1 at the same amax
     )
 
@@ -422,3 +426,37 @@ class TestMistrust:
         ):
             verdict = verdict_on(x, quantize(x, R.TORCH_GROUP), R.TORCH_GROUP)
             assert verdict.status is Status.MISTRUSTED and reason in str(verdict.reason)
+
+
+class TestEnds:
+    """Values known up to an interval: what any value in it gives is right, on the grid of the scales."""
+
+    X = normals(rows=5)
+    BETWEEN = prepare(X, ends=Ends(torch.minimum(X / 2, X * 2), torch.maximum(X / 2, X * 2)))
+
+    @pytest.mark.parametrize("recipe", [R.TORCH_GROUP, R.TORCH_GROUP_UE8M0, R.TORCH_SILU_MASKED, R.DEEPGEMM_128X128])
+    def test_ends_and_what_lies_between(self, recipe: R.Recipe):
+        for times in (0.5, 0.875, 1.0, 2.0):
+            made = quantize((self.X * times).bfloat16(), recipe)
+            assert judge_recipe(self.BETWEEN, made.codes, made.scale, recipe).outside == 0
+        far = quantize(self.X * 4, recipe)
+        assert judge_recipe(self.BETWEEN, far.codes, far.scale, recipe).bad_scales.all()
+
+    @pytest.mark.parametrize("recipe", [R.TORCH_GROUP_UE8M0, R.TORCH_SILU_MASKED])
+    def test_a_scale_off_its_grid_fails(self, recipe: R.Recipe):
+        made = quantize(self.X, recipe)
+        scale = made.scale * (1 + 2.0**-9)
+        assert judge_recipe(self.BETWEEN, made.codes, scale, recipe).bad_scales.all()
+
+    def test_of_an_unknown_value_nothing_is_asked(self):
+        unknown = torch.zeros(self.X.shape, dtype=torch.bool)
+        unknown[2, 130] = True
+        made = quantize(self.X, R.TORCH_GROUP)
+        scale, codes = made.scale.clone(), bits(made.codes).clone()
+        scale[2, 1] *= 64
+        codes[2, 130] ^= 0x78
+        for opened, wrong in ((unknown, 0), (None, 1)):
+            x = prepare(self.X, ends=Ends(self.X, self.X, opened))
+            assert int(scale_set(x, R.TORCH_GROUP).admits(decode(scale)).logical_not().sum()) == wrong
+            judged = judge_recipe(x, codes.view(E4M3), made.scale, R.TORCH_GROUP)
+            assert int(judged.bad_codes.sum()) == wrong

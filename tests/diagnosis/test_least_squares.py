@@ -70,7 +70,7 @@ class TestNothingElse:
     def test_one_row_that_is_no_such_sum(self) -> None:
         inputs, out = mutant(FEW_ROWS, UNPADDED, 1.0)
         out[2] = out[2].roll(1)
-        assert not any(SAID in name for name in diagnose("fp8_gemm_nt", inputs, out).names)
+        assert not any(SAID in name for name in diagnose("fp8_gemm_nt", inputs, out, numerics=DECLARED).names)
 
     def test_a_right_output_needs_no_name(self) -> None:
         inputs, _ = mutant(FEW_ROWS, UNPADDED, 1.0)

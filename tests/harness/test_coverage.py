@@ -21,10 +21,12 @@ NOT_ROUTINES = {
     "NAMESPACE": "a name",
     "get_mk_alignment_for_contiguous_layout": "a constant of a library, compared in tests/kernels/test_grouped.py",
     "deepgemm_blockscale_linear": "one branch of dynamic_flashinfer_deepgemm_blockscale_gemm, which is judged",
+    "few_rows_blockscale_linear": "the other branch",
     "prepare_fp8_gemm_nt": "bits compared with fp8_gemm_nt in tests/kernels/test_blockscaled.py",
     "prepare_blockscale_linear": "bits compared with dynamic_flashinfer_deepgemm_blockscale_gemm there",
     "explain": "the decisions of a layer, in words",
     "moe_per_token": "compared with float64 in tests/kernels/test_moe.py",
+    "route_by_method": "judged inside trtllm_fp8_block_scale_moe and its per-tensor twin",
     "route_llama4": "judged as moe_routing",
     "route_softmax": "judged as moe_routing",
 }

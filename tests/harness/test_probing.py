@@ -74,6 +74,7 @@ class TestSameAnswers:
     def test_every_contract_has_its_kernel(self) -> None:
         assert set(KERNELS) == set(SCALES) and all(get(name).returns == ("out",) for name in SCALES)
 
+    @pytest.mark.usefixtures("forked_workers")
     @pytest.mark.parametrize("kernel", ["scales_in_place", "noisy"])
     def test_what_a_kernel_does_besides(self, kernel: str, cli: Cli) -> None:
         """Overwritten inputs, a megabyte of output and forks change no answer, and print nothing."""
@@ -90,6 +91,7 @@ class TestSameAnswers:
         assert cli(*words).status == 2
 
 
+@pytest.mark.usefixtures("forked_workers")
 class TestBadKernels:
     """Named in one line, exit 2, nothing on the output; the process lives on."""
 
@@ -122,6 +124,7 @@ class TestBadKernels:
         assert worker.starts == 1 and worker._process is None
 
 
+@pytest.mark.usefixtures("forked_workers")
 class TestBlockScaled:
     """A kernel with block scales; the readings themselves are in tests/tensorcore/test_block_probes.py."""
 

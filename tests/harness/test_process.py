@@ -20,11 +20,12 @@ import torch
 
 from oracle.errors import OptionError, SandboxError
 from oracle.harness import sandbox
-from oracle.harness.memory import GUARD, Shared, Wanted, opened
+from oracle.harness.memory import GUARD, Guarded, Shared, Wanted, opened
 from oracle.harness.process import Worker, interrupted_by_every_end
 from oracle.harness.protocol import LIMIT, NONCE, SIZE, Claim, GarbledError, Reply, pack, unpack
-from oracle.harness.session import read
+from oracle.harness.session import Session, read
 from oracle.harness.validation import validate
+from oracle.routines import cases, get
 from tests.support import cheat_table
 from tests.support.commandline import Cli
 from tests.support.launched import launched
@@ -97,6 +98,31 @@ class TestMemory:
         shared = Shared(1 << 16)
         wanted = [Wanted.copy("x", torch.arange(12.0).reshape(3, 4)), Wanted.fresh("out", (3, 4), torch.bfloat16)]
         return shared, shared.lay_out(wanted, 0)
+
+    def test_the_worker_is_asked_after_the_snapshots(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a GPU a snapshot is enqueued, and a worker that is asked meanwhile may write other inputs there first;
+        `test_process_device.py` delays one."""
+        order: list[str] = []
+        monkeypatch.setattr(Guarded, "snapshot", lambda made: order.append(made.name))
+        monkeypatch.setattr("oracle.harness.session.settle", lambda place: order.append(f"settled on {place}"))
+
+        class Asked(Exception):
+            pass
+
+        class Silent:
+            place = "cpu"
+
+            def memory(self, size: int) -> Shared:
+                return Shared(size)
+
+            def ask(self, request: object) -> Reply:
+                raise Asked
+
+        case = cases.parse(EXACT[0])
+        session = Session(Silent(), get(GEMM), device="cpu", arch="sm90", numerics=None)  # type: ignore[arg-type]
+        with pytest.raises(Asked):
+            session.call(case.inputs(), case.call_options())
+        assert order == [*case.inputs(), "settled on cpu"]
 
     def test_an_output(self, laid: tuple[Shared, list[Any]]) -> None:
         """What the other process writes in its own mapping of the memory is read here."""

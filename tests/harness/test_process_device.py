@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from oracle.harness import launches
+from oracle.harness.memory import Guarded
 from oracle.harness.process import Worker
 from oracle.harness.session import Session
 from oracle.harness.validation import arch_of, validate
@@ -30,6 +32,22 @@ def test_every_way(place: str) -> None:
             answer = session.call(case.inputs(), case.call_options())
             assert answer.problem is None and bool(answer.guards) is guards and answer.changed == changed
             assert not session.judge(case.inputs(), case.call_options(), answer).status.is_failure
+
+
+def test_a_slow_snapshot_is_of_the_inputs_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker puts other inputs in their place before it calls: a copy made late would be of those."""
+    case, other = cases.parse(CASE), cases.parse(CASE.replace("exact", "ties"))
+    snapshot = Guarded.snapshot
+
+    def slow(made: Guarded) -> torch.Tensor:
+        torch.cuda._sleep(200_000_000)  # a tenth of a second on this stream
+        return snapshot(made)
+
+    monkeypatch.setattr(Guarded, "snapshot", slow)
+    with Worker(KERNELS + "right", adapter=None, device="cuda", limit=120) as worker:
+        session = Session(worker, get(GEMM), device="cuda", arch=arch_of("cuda"), numerics=None)
+        answer = session.call(case.inputs(), case.call_options(), mode=launches.LATE, beside=other.inputs())
+        assert answer.problem is None and answer.changed == ()
 
 
 def test_a_whole_run() -> None:

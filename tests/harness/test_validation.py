@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -60,6 +61,17 @@ class TestRightKernels:
         """``validate`` takes the function itself, and is a verb of the package."""
         assert oracle.validate(right.gemm, GEMM, case=FEW[:1], limit=60).conforms
 
+    @pytest.mark.usefixtures("in_process")
+    @pytest.mark.parametrize("kernel", ["right:gemm", "wrong:rows_swapped"])
+    def test_processes_that_judge_find_the_same(self, kernel: str) -> None:
+        """With ``jobs`` the findings are those of one job, in their order, but for the time."""
+        one, two = (
+            validate(f"tests.support.subjects.{kernel}", GEMM, case=[*FEW, *FEW[::-1]], limit=60, jobs=jobs)
+            for jobs in (1, 2)
+        )
+        same = [replace(found, seconds=0.0) for found in one.findings], one.notes, one.coverage
+        assert ([replace(found, seconds=0.0) for found in two.findings], two.notes, two.coverage) == same
+
     def test_the_quick_profile(self) -> None:
         """Every case of the profile."""
         report = validate("tests.support.subjects.right:gemm", GEMM)
@@ -108,7 +120,7 @@ class TestBrokenKernels:
     """Each is caught for its own reason, and the run survives."""
 
     @pytest.mark.parametrize(("kernel", "watch", "words"), CAUGHT, ids=[c[0] for c in CAUGHT])
-    @pytest.mark.usefixtures("unexplained")
+    @pytest.mark.usefixtures("unexplained", "forked_workers")
     def test_caught(self, monkeypatch: pytest.MonkeyPatch, kernel: str, watch: str, words: str) -> None:
         """The watch, and what it says."""
         if kernel not in NEED_PROCESS:
@@ -139,11 +151,12 @@ class TestBrokenKernels:
         assert padded.conforms and any("row-major output: rows with space" in note for note in padded.notes)
         assert not any("row-major" in note for note in validate(right.gemm, GEMM, case=FEW[:1], limit=60).notes)
 
+    @pytest.mark.usefixtures("forked_workers")
     def test_a_hang_ends_at_the_limit(self) -> None:
         """The worker is killed, a fresh one takes the next case."""
-        report = validate("tests.support.subjects.broken:hangs", GEMM, case=FEW, limit=3)
+        report = validate("tests.support.subjects.broken:hangs", GEMM, case=FEW, limit=1)
         assert [f.verdict.status for f in report.findings] == [Status.CRASHED] * 2
-        assert "no answer within 3 s" in report.findings[0].verdict.summary and report.workers == 2
+        assert "no answer within 1 s" in report.findings[0].verdict.summary and report.workers == 2
 
     @pytest.mark.usefixtures("in_process")
     def test_a_missing_module(self) -> None:

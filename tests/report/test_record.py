@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -17,6 +16,7 @@ import pytest
 import record_subjects
 from reports import every_status, many, outcome
 
+from oracle.cli import main
 from oracle.errors import FixtureError, OptionError
 from oracle.harness import provenance
 from oracle.report import record
@@ -26,6 +26,7 @@ from oracle.report.record import Run
 from oracle.routines import cases
 from oracle.verdict.compare import Status
 from tests.support.commandline import Cli
+from tests.support.forked import forked
 from tests.support.paths import ROOT
 
 CASES = [f"fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=256,k=256/family=randn/seed={s}" for s in range(1, 6)]
@@ -134,60 +135,36 @@ class TestResume:
 class TestKilled:
     """A real process, really killed."""
 
-    FIVE_CASES = f"""
-import sys
-from oracle.cli import main
-from oracle.routines import cases, profiles
-profiles.cases = lambda contract, profile: [*map(cases.parse, {CASES})]
-sys.exit(main())
-"""
-
-    def command(self, path: Path) -> list[str]:
-        return [
-            *(sys.executable, "-c", self.FIVE_CASES, "verify", "--contract", "fp8_gemm_nt", "--subject", "slow", "-q"),
-            *("--fixtures", "none", "--record", str(path), "--resume"),
-        ]
-
-    def environment(self, tmp_path: Path) -> dict[str, str]:
-        """An installed distribution that registers the slow subject."""
-        info = tmp_path / "slow_subject-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-subject\nVersion: 1\n")
-        (info / "entry_points.txt").write_text("[fp8_oracle.subjects]\nslow = record_subjects:slow\n")
-        places = os.pathsep.join([str(tmp_path), str(ROOT / "tests" / "support"), str(ROOT)])
-        return os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1"}
-
-    def stopped(self, path: Path, environment: dict[str, str], how: signal.Signals) -> tuple[int, str]:
+    def stopped(self, monkeypatch: pytest.MonkeyPatch, path: Path, how: signal.Signals) -> tuple[int, str]:
         """Start it, wait until three cases are on the disk, stop it."""
-        slow = environment | {"SLOW_SUBJECT": "0.3"}
-        # A job in the background of a shell inherits an ignored SIGINT; a user's terminal does not.
-        with subprocess.Popen(
-            self.command(path), env=slow, stderr=subprocess.PIPE, text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        ) as started:  # fmt: skip
+        provide(monkeypatch, "slow")
+        words = ["verify", "--contract", "fp8_gemm_nt", "--subject", "slow", "-q", "--fixtures", "none"]
+        words += ["--record", str(path), "--resume"]
+        with tempfile.TemporaryFile() as said, open(os.devnull, "wb") as nowhere:
+            child = forked(lambda: main(words), stdout=nowhere.fileno(), stderr=said.fileno(), SLOW_SUBJECT="0.1")
             deadline = time.monotonic() + 60
             while not path.exists() or path.read_bytes().count(b"\n") < 4:
                 assert time.monotonic() < deadline
-                assert started.poll() is None
+                assert child.running()
                 time.sleep(0.02)
-            started.send_signal(how)
-            _, said = started.communicate(timeout=60)
-        return started.returncode, said
+            os.kill(child.pid, how)
+            status = child.wait()
+            said.seek(0)
+            return status, said.read().decode()
 
     def test_killed_and_resumed(self, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        path, environment = tmp_path / "run.jsonl", self.environment(tmp_path)
-        assert self.stopped(path, environment, signal.SIGKILL) == (-9, "")
+        path = tmp_path / "run.jsonl"
+        assert self.stopped(monkeypatch, path, signal.SIGKILL) == (-9, "")
         done = [line["key"] for line in lines(path) if line["kind"] == "outcome"]
         assert len(done) >= 3
-        provide(monkeypatch, "slow")
         assert verify(cli, path, "--subject", "slow", "--resume") == 0
         keys = [line["key"] for line in lines(path) if line["kind"] == "outcome"]
         assert keys[: len(done)] == done
         assert len(keys) == len(set(keys)) > len(done)
 
-    def test_interrupted_by_hand(self, tmp_path: Path) -> None:
+    def test_interrupted_by_hand(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         path = tmp_path / "run.jsonl"
-        status, said = self.stopped(path, self.environment(tmp_path), signal.SIGINT)
+        status, said = self.stopped(monkeypatch, path, signal.SIGINT)
         assert (status, said) == (130, "fp8-oracle: interrupted\n")
         assert lines(path)[-1]["kind"] == "end"
         assert record.read(path).report().unfinished > 0

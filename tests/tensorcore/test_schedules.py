@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from tensorcore_scalar import aligned_sum, exponent, rounded
+from tensorcore_scalar import Product, aligned_sum, exponent, rounded, to_float32
 
 from oracle.errors import NumericsError, ShapeError
 from oracle.numbers.formats import by_name, codes_of, decode
@@ -117,6 +117,48 @@ class TestScalesInside:
                 assert c == got[i, j].item()
 
 
+class TestWidened:
+    """FP8 codes as float16."""
+
+    @pytest.mark.parametrize(("group", "same"), [(8, True), (16, False)])
+    def test_promoted_chains(self, group: int, same: bool) -> None:
+        """sm80: groups of 8 products, 16 of them from zero for each block of 128, then one fma; groups of 16, as many
+        as an instruction takes, give other bits (the twin)."""
+        m, n, k = 2, 3, 256
+        random = torch.Generator().manual_seed(4)
+        powers = (torch.exp2(torch.randint(-8, 9, (rows, k), generator=random).float()) for rows in (m, n))
+        a, b = ((torch.randn(power.shape, generator=random) * power).to(E4M3) for power in powers)
+        sa, sb = torch.rand(m, 2, generator=random), torch.rand(1, 2, generator=random)
+        product = ScaledProduct(a, b, sa, sb, 128, 128)
+        got = predict_product(product, "sm80.f16.promote128", out_dtype=torch.float32)
+        x, y, scales = decode(a).tolist(), decode(b).tolist(), (sa * sb).tolist()
+        equal = []
+        for i in range(m):
+            for j in range(n):
+                total: Fraction | float = Fraction(0)
+                for block in range(2):
+                    c = Fraction(0)
+                    for start in range(128 * block, 128 * (block + 1), group):
+                        terms = [Product(x[i][q], y[j][q], -14, -14) for q in range(start, start + group)]
+                        addends = [(c, exponent(c, -126) if c else None), *((t.value, t.e) for t in terms)]
+                        value = rounded(aligned_sum(addends, 24, -126)[0], 23, -126, 127, nearest=False)
+                        assert isinstance(value, Fraction)
+                        c = value
+                    assert isinstance(total, Fraction)
+                    total = to_float32(Fraction(scales[i][block]) * c + total)
+                equal.append(total == got[i, j].item())
+        assert all(equal) == same
+
+    def test_what_float16_does_not_hold(self) -> None:
+        """Codes that are no float16 values are refused by name; both FP8 formats and float16 are taken."""
+        wide = replace(blockwise(), a=torch.full((5, 300), 2.0**20).bfloat16())
+        with pytest.raises(NumericsError, match=r"sm86.f16.promote128 widens codes to float16, which does not hold"):
+            predict_product(wide, "sm86.f16.promote128", out_dtype=torch.float32)
+        for dtype in (torch.float16, torch.float8_e5m2):
+            product = replace(blockwise(), a=blockwise().a.float().to(dtype))
+            assert get("sm86.f16.promote128").why_not(product, out_dtype=torch.bfloat16) is None
+
+
 class TestStore:
     """Epilogue, bias, output formats and special values."""
 
@@ -205,7 +247,7 @@ class TestLogits:
         with pytest.raises(NumericsError, match="H=12 is not a multiple of 8"):
             predict_logits(q, k, torch.ones(3), w)
         with pytest.raises(NumericsError, match=r"known: sm90\.mqa_logits"):
-            predict_logits(q, k, torch.ones(3), w, schedule="sm100.mqa_logits")
+            predict_logits(q, k, torch.ones(3), w, schedule="sm80.mqa_logits")
         with pytest.raises(ShapeError, match="must be"):
             predict_logits(q, k, torch.ones(3), torch.ones(2, 8))
 
@@ -244,3 +286,45 @@ class TestRefusals:
     def test_every_schedule_names_its_source(self) -> None:
         assert all(s.seen_in and s.instruction.source for s in schedules())
         assert len({s.name for s in schedules()}) == len(schedules())
+
+
+class TestTruncation:
+    """The kernel that rounds toward zero in hardware gives the bits of the one that truncates every product."""
+
+    @pytest.mark.parametrize("name", ["sm90.promote128", "sm89.chain"])
+    def test_equal(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("numba")
+        from oracle.tensorcore import cpu_truncation, engine_cpu
+
+        if (why := cpu_truncation.why_not(get(name).instruction)) is not None:
+            pytest.skip(why)
+        product = blockwise(m=37, n=200, k=300) if "promote" in name else replace(
+            blockwise(m=37, n=200, k=300), a_scale=torch.ones(1, 1), b_scale=torch.ones(1, 1), block=300, b_rows=200
+        )  # fmt: skip
+        found = [next(engine_cpu.sums(product, get(name)))[1]]
+        monkeypatch.setattr(engine_cpu, "why_not", lambda instruction: "asked for the other one")
+        found.append(next(engine_cpu.sums(product, get(name)))[1])
+        assert torch.equal(*(codes_of(x) for x in found))
+        wider = replace(get(name).instruction, align_bits=14, out_bits=14)  # drops one bit less: other results
+        monkeypatch.undo()
+        other = next(engine_cpu.sums(product, replace(get(name), instruction=wider)))[1]
+        assert not torch.equal(codes_of(found[0]), codes_of(other))
+
+    def test_rounding_is_as_it_was(self) -> None:
+        """The direction is set for the kernel alone: afterwards this thread rounds to nearest."""
+        predict_product(blockwise(), "sm90.promote128", out_dtype=torch.float32)
+        assert float(torch.tensor(1.0) + torch.tensor(2.0**-24 + 2.0**-30)) == 1.0 + 2.0**-23
+
+    @pytest.mark.parametrize("side", ["a", "b"])
+    def test_nan_takes_the_other_kernel(self, side: str) -> None:
+        product = blockwise(m=5, n=140, k=256)
+        codes = getattr(product, side).clone()
+        codes.view(torch.uint8)[3, 7] = 0x7F
+        product = replace(product, **{side: codes})
+        made = (
+            predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine=e) for e in ("cpu", "torch")
+        )
+        cpu, plain = made
+        assert torch.equal(codes_of(cpu), codes_of(plain)) and int(torch.isnan(cpu).sum()) == (
+            140 if side == "a" else 5
+        )

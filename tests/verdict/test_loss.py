@@ -19,6 +19,7 @@ from oracle.report import files, html
 from oracle.report.outcome import LOSS, Outcome, Report, losses
 from oracle.report.record import outcome_from_json
 from oracle.routines import get, registered
+from oracle.verdict import loss
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.loss import Loss, Tally
 
@@ -77,6 +78,29 @@ def test_the_figures_are_those_of_the_definition(fmt: Format, odd: str) -> None:
     figures = (found.sqnr, found.relative, found.saturated, found.zeros)
     assert figures == pytest.approx(plainly(x, value, scale, fmt), rel=1e-9, abs=6e-4)
     assert found.saturated > 0 and found.zeros > 0
+
+
+@pytest.mark.parametrize("fmt", [E4M3FN, E2M1], ids=str)
+def test_the_compiled_pass_gives_the_same(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows at a time, in groups of 16 and 32, under scales that are no powers of two; with a NaN it adds nothing."""
+    x, value, scale = drawn(fmt, 5)
+    values = decode(torch.arange(1 << fmt.bits), fmt)
+    codes = (value[..., None] == torch.nan_to_num(values, nan=1e9)).to(torch.uint8).argmax(-1).to(torch.uint8)
+    plain, compiled = Tally(fmt), Tally(fmt)
+    assert not compiled.add_rows(x.float(), codes, scale[:, :1], values)  # so few elements are not worth it
+    monkeypatch.setattr(loss, "COMPILED", 1)
+    for rows, width in ((slice(0, 5), 16), (slice(5, 8), 32)):
+        part = x[rows].float()
+        odd = (scale[rows, ::width] * 1.1).float().double()
+        plain.add(part.double(), values[codes[rows].long()], odd.repeat_interleave(width, dim=1))
+        assert compiled.add_rows(part, codes[rows], odd, values)
+    assert vars(compiled.loss()) == pytest.approx(vars(plain.loss()), rel=1e-12, abs=1e-3)
+    assert compiled.ulps == pytest.approx(plain.ulps, rel=1e-12) and compiled.zeros and compiled.saturated
+    before = dict(vars(compiled))
+    for wrong, across in ((torch.full_like(x, math.nan), 4), (torch.full_like(x, INF), 4), (x, 3), (x, 8)):
+        assert not compiled.add_rows(wrong.float(), codes, torch.ones(8, across, dtype=torch.float64), values)
+    assert not compiled.add_rows(x.float(), codes, torch.zeros(8, 4, dtype=torch.float64), values)
+    assert vars(compiled) == before
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from torch import Tensor
 
 import oracle
 from oracle.bounds import Interval
+from oracle.numbers.formats import decode
+from oracle.routines import cases
 from oracle.routines.catalogue import agree
 from oracle.routines.products.contract import BLOCK_NUMERICS, ROW_NUMERICS
 from oracle.tensorcore.predict import predict_product
@@ -189,6 +191,19 @@ class TestCoincidence:
         wide = predict_product(p, wrong, out_dtype=torch.float32)
         verdict = oracle.judge("cutlass_scaled_mm", call, wide, arch="sm100")  # type: ignore[arg-type]
         assert verdict.status is Status.FAILED and verdict.explained_by == (wrong.name,)
+
+    def test_a_float32_kernel_is_no_fault_of_two_elements(self) -> None:
+        """Float32 sums of 16 products have the bits of a fault, and but in two elements those of its schedule; both
+        round the product of the scales, so the exact value is another in many."""
+        name = "fp8_gemm_nt_1d1d/e4m3xe5m2-f32/1x128:1x128/m=60,n=88,k=16/family=randn/seed=955747572"
+        case = cases.parse(name)
+        inputs, options = case.inputs(), case.call_options()
+        a, b, sa, sb = (decode(inputs[x]) for x in ("a", "b", "a_scale", "b_scale"))
+        out = ((a @ b.T).float() * (sa.float() * sb.float().T)).float()
+        right = oracle.reference(case.contract, inputs, **options)
+        assert isinstance(right, Tensor) and int((right != out).sum()) > COINCIDENCES
+        verdict = oracle.judge(case.contract, inputs, out, arch="sm120", **options)
+        assert verdict.status is Status.PASSED, verdict.summary
 
 
 class TestClasses:

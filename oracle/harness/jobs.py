@@ -1,0 +1,205 @@
+"""Many tasks at once in processes of one machine, their results in order.
+
+Every process makes the function that carries tasks out by itself (``make``), so nothing but tasks, often numbers, and
+results goes between processes; the function must give the same result in each of them. Processes come from
+a server that has loaded torch and computed nothing, so they start in a tenth of a second and inherit no thread pool and
+no CUDA context. The one that asks hands a task to each process that is idle, and yields results in the order of the
+tasks: what is written from them is the same with any number of processes.
+
+A process that dies costs the task it was at (:class:`Lost`); another one takes its place. An interrupt of the user ends
+all of them. Each computes with ``threads`` CPU threads: more than cores in all would wait for each other.
+
+Not covered: other machines (:mod:`oracle.harness.on_ray`), tasks that depend on each other.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+
+from oracle.errors import OptionError
+
+PRELOADED = ["oracle.harness.jobs", "oracle.diagnosis.explain"]
+R = TypeVar("R")
+Make = Callable[[], AbstractContextManager[Callable[[Any], R]]]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The result of a task whose process died; ``cause`` in words."""
+
+    cause: str
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def divided(jobs: int, threads: int | None) -> int:
+    """CPU threads of each of ``jobs`` processes: those asked for, but no more than cores in all; 1 at least.
+
+    Raises OptionError: ``jobs`` or ``threads`` is no positive number.
+    """
+    for what, value in (("--jobs", jobs), ("--threads", threads)):
+        if value is not None and value < 1:
+            raise OptionError(f"{what} {value}: at least 1")
+    share = max(1, cores() // jobs)
+    return share if threads is None else min(threads, share)
+
+
+def in_order(
+    make: Make[R],
+    tasks: Sequence[int],
+    *,
+    jobs: int,
+    threads: int = 1,
+    started: Callable[[int], None] = lambda task: None,
+) -> Generator[R | Lost]:
+    """The results of ``tasks``, in this order, by ``jobs`` processes; by this one where ``jobs`` is 1.
+
+    Parameters
+    ----------
+    make : picklable where ``jobs`` is more than 1; called once in every process, it gives a context manager of the
+        function that is called with a task. What that function raises is raised here, at its task's turn.
+    started : told of every task when it is handed to a process.
+    """
+    if jobs == 1:
+        with make() as run:
+            for task in tasks:
+                started(task)
+                yield run(task)
+        return
+    with Pool(make, min(jobs, len(tasks)), threads) as pool:
+        numbers = [pool.submit(task, started) for task in tasks]
+        for number in numbers:
+            result = pool.result(number)
+            if isinstance(result, BaseException):
+                raise result
+            yield result
+
+
+class Pool(Generic[R]):
+    """Processes that carry out tasks of any picklable kind; a context manager, whose end ends them.
+
+    ``environment`` is added to the variables of each.
+    """
+
+    def __init__(
+        self, make: Make[R], jobs: int, threads: int = 1, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._asked = make, threads, environment or {}
+        self._workers = [_Worker(*self._asked) for _ in range(jobs)]
+        self._left: deque[tuple[int, Any, Callable[[Any], None]]] = deque()
+        self._done: dict[int, R | Lost | BaseException] = {}
+        self._given = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.end()
+
+    def submit(self, task: Any, started: Callable[[Any], None] = lambda task: None) -> int:
+        """Hand a task in; the number by which :meth:`result` gives what became of it."""
+        self._left.append((self._given, task, started))
+        self._given += 1
+        self._hand_out()
+        return self._given - 1
+
+    def result(self, number: int) -> R | Lost | BaseException:
+        """The result of a task, once, or what it raised; waits for it."""
+        while number not in self._done:
+            busy = {worker.wire: worker for worker in self._workers if worker.number is not None}
+            for wire in wait(list(busy)):
+                assert isinstance(wire, Connection)
+                self._take(busy[wire])
+            self._hand_out()
+        return self._done.pop(number)
+
+    def _hand_out(self) -> None:
+        for worker in self._workers:
+            if worker.number is None and self._left:
+                worker.number, task, started = self._left.popleft()
+                started(task)
+                with suppress(BrokenPipeError, ConnectionError):  # it has died: the next look at it says so
+                    worker.wire.send_bytes(pickle.dumps(task))
+
+    def _take(self, worker: _Worker) -> None:
+        """What a process answers; one that has died is replaced."""
+        assert worker.number is not None
+        try:
+            result: R | Lost | BaseException = pickle.loads(worker.wire.recv_bytes())
+        except (EOFError, ConnectionError):
+            worker.process.join()
+            result = Lost(_cause(worker.process.exitcode))
+            worker.wire.close()
+            self._workers[self._workers.index(worker)] = _Worker(*self._asked)
+        self._done[worker.number], worker.number = result, None
+
+
+class _Worker:
+    """One process, and the number of the task it is at."""
+
+    def __init__(self, make: Make[R], threads: int, environment: Mapping[str, str]) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self.number: int | None = None
+        self.wire, theirs = context.Pipe()
+        arguments = (theirs, make, threads, environment)
+        self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.wire.close()
+
+
+def _cause(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"the process that judged it died by {signal.Signals(-code).name}"
+    return f"the process that judged it ended with status {code}"
+
+
+def _serve(wire: Connection, make: Make[R], threads: int, environment: Mapping[str, str]) -> None:
+    """Answer until the other side is gone."""
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the user interrupts the run, which then ends this process
+    torch.set_num_threads(threads)
+    run: Callable[[Any], R] | None = None
+    refused: Exception | None = None
+    with suppress(EOFError, ConnectionError), ExitStack() as stack:
+        try:
+            run = stack.enter_context(make())
+        except Exception as error:  # raised where the first result is due, as any of a task
+            refused = _portable(error)
+        while True:
+            task = pickle.loads(wire.recv_bytes())
+            try:
+                result: object = refused if run is None else run(task)
+            except Exception as error:
+                result = _portable(error)
+            wire.send_bytes(pickle.dumps(result))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or its words where another process could not read it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever foreign classes do
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,299 @@
+// The sums of oracle/tensorcore/fused.py for instructions whose grid is narrow enough for float32, in CUDA C++.
+//
+// `pack` decodes 8-bit codes by tables of the host, in the order in which an instruction takes its products. `sums`
+// computes a tile of 128 x 64 results. A group of GROUP products is summed in four steps, with q = 2^(m - T):
+//
+//   1. m. Each operand is also held as the power 256^e of its exponent, in bf16. The tensor cores sum the products of
+//      these powers: at most GROUP + 1 terms, none negative, so the sum lies in [256^m, 33 * 256^m] however smaller
+//      terms are rounded, and its exponent says m. Then m = max(m, E(c)).
+//   2. S = C + trunc(c / q) q with C = 1.5 * 2^(m + 23 - T), so that q is the unit in the last place of S.
+//   3. S = fma(a, b, S) rounded toward zero, product after product: S is positive and a multiple of q, so each adds
+//      floor(a b / q) q. All partial sums stay in the binade of C: they differ from C by less than
+//      (GROUP + 1) * 4 * 2^m <= 2^(m + 22 - T).
+//   4. floor and trunc differ by q where a product is negative and no multiple of q. Four products at once: a byte
+//      holds the exponent of the lowest set bit of an operand, counted from the least one; the sum of two such bytes
+//      and of 128 - (m - T - least) carries into bit 7 where the product is a multiple of q. The count is added to S.
+//
+// c = S - C then keeps more than TO bits. The next group cuts it at a q that is at least as coarse (T <= TO), and a
+// promotion cuts it to TO bits first.
+//
+// Not covered (the caller sees to it): NaN and infinite codes, scales inside the instruction, K or rows that are not
+// padded, products of more than 31 binades.
+//
+// Defined at compilation: GROUP (16 or 32), ALIGN (T above), OUT (TO above), MODE (how scales join a promotion: ADD 0,
+// FMA 1, MULTIPLY_ADD 2, A_THEN_B 3), LEAST_PRODUCT (least exponent of a product), LEAST_BIT (of its lowest bit).
+
+#define ROWS 128  // of a block
+#define COLUMNS 64
+#define THREADS 128  // 2 x 2 warps, each a tile of 64 x 32: 8 x 8 results a thread
+#define BLOCKS 3  // of a multiprocessor at once, so that steps of different kinds overlap: 168 registers a thread
+#define WORDS (GROUP / 4)
+#define STRIDE (GROUP + 8)  // of bf16 rows: 16 bytes more than the group, so that ldmatrix meets no bank twice
+#define PROMOTE 2
+#define TALL 8  // of the results of a thread, 8 x 4 are corrected together: more would need more registers
+#define WIDE 4
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+
+// The row of 64, or the column of 32, in a slot: what one thread holds is contiguous (accumulators of mma.m16n8).
+__device__ __forceinline__ int row_in(int slot) { return (slot & ~63) | ((slot & 7) << 3) | ((slot >> 3) & 7); }
+__device__ __forceinline__ int column_in(int slot) {
+  return (slot & ~31) | (((slot >> 1) & 3) << 3) | (((slot >> 3) & 3) << 1) | (slot & 1);
+}
+
+// One operand of one tile and group, in global memory as in shared memory.
+template <int SIZE> struct Part {
+  float value[GROUP][SIZE];
+  struct Words { u32 lowest[WORDS][SIZE], sign[WORDS][SIZE]; } words;
+  u16 power[SIZE][STRIDE];
+};
+
+// codes [rows, K] in memory with this stride -> parts [tiles of rows][Kp / GROUP]. source [Kp]: the k of each packed
+// position, or -1. A thread takes four positions of a row.
+template <int SIZE, bool IS_B> __device__ __forceinline__ void packed(
+    const u8* __restrict__ codes, long long stride, const int* __restrict__ source,
+    const float* __restrict__ value_of, const u16* __restrict__ power_of, const u8* __restrict__ lowest_of,
+    int zero, int rows, int groups, Part<SIZE>* __restrict__ parts) {
+  const int tile = (blockIdx.x * 32) / SIZE, slot = (blockIdx.x * 32) % SIZE + (threadIdx.x & 31);
+  const int word = blockIdx.y * (THREADS / 32) + (threadIdx.x >> 5);
+  if (word >= groups * WORDS) return;
+  const int in_tile = IS_B ? column_in(slot) : row_in(slot), in_group = word % WORDS;
+  const int row = tile * SIZE + in_tile;
+  Part<SIZE>& part = parts[(size_t)tile * groups + word / WORDS];
+  u32 low = 0, sign = 0, pair[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int k = source[word * 4 + i];
+    const int code = (row < rows && k >= 0) ? codes[(size_t)row * stride + k] : zero;
+    const float value = value_of[code];
+    part.value[in_group * 4 + i][slot] = value;
+    pair[i >> 1] |= (u32)power_of[code] << (16 * (i & 1));
+    low |= (u32)lowest_of[code] << (8 * i);
+    sign |= (value < 0.f ? 0x80u : 0u) << (8 * i);
+  }
+  *reinterpret_cast<uint2*>(&part.power[in_tile][in_group * 4]) = make_uint2(pair[0], pair[1]);
+  part.words.lowest[in_group][slot] = low;
+  part.words.sign[in_group][slot] = sign;
+}
+
+#define PACK(name, SIZE, IS_B)                                                                                     \
+  extern "C" __global__ void __launch_bounds__(THREADS) name(                                                     \
+      const u8* codes, long long stride, const int* source, const float* value_of, const u16* power_of,           \
+      const u8* lowest_of, int zero, int rows, int groups, Part<SIZE>* parts) {                                   \
+    packed<SIZE, IS_B>(codes, stride, source, value_of, power_of, lowest_of, zero, rows, groups, parts);          \
+  }
+PACK(pack_a, ROWS, false)
+PACK(pack_b, COLUMNS, true)
+
+struct Shared {
+  Part<ROWS> a;
+  Part<COLUMNS> b;
+};
+
+template <int BYTES> __device__ __forceinline__ void copy_all(void* to, const void* from, int thread) {
+  static_assert(BYTES % 16 == 0, "whole copies");
+  const u32 shared = (u32)__cvta_generic_to_shared(to) + 16 * thread;
+  const char* source = static_cast<const char*>(from) + 16 * thread;
+#pragma unroll
+  for (int i = 0; i < BYTES; i += 16 * THREADS)
+    if (i + 16 * THREADS <= BYTES || i + 16 * thread < BYTES)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared + i), "l"(source + i));
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void arrived() {  // all but the LEFT latest copies, of every thread
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+  __syncthreads();
+}
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], const void* p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((u32)__cvta_generic_to_shared(p)));
+}
+__device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <int N, typename X> __device__ __forceinline__ void load(X (&to)[N], const X* from) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + i);
+    *reinterpret_cast<float4*>(to + i) = four;
+  }
+}
+// bit 7 of each byte: low is not carried into it, and the signs differ (the signs have no other bit)
+__device__ __forceinline__ u32 inexact_negative(u32 low, u32 a_sign, u32 b_sign) {
+  u32 d;
+  asm("lop3.b32 %0, %1, %2, %3, 0x06;" : "=r"(d) : "r"(low), "r"(a_sign), "r"(b_sign));
+  return d;
+}
+__device__ __forceinline__ u32 add_bytes(u32 bytes, u32 sum) {
+  u32 d;
+  asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(bytes), "r"(0x01010101u), "r"(sum));
+  return d;
+}
+
+__device__ __forceinline__ float promoted(float total, float part, float sa, float sb) {
+#if MODE == 1
+  return __fmaf_rn(__fmul_rn(sa, sb), part, total);
+#elif MODE == 2
+  return __fadd_rn(total, __fmul_rn(__fmul_rn(sa, sb), part));
+#elif MODE == 3
+  return __fadd_rn(total, __fmul_rn(__fmul_rn(part, sa), sb));
+#else
+  return __fadd_rn(total, part);
+#endif
+}
+
+// c cut to TO bits below its own exponent
+__device__ __forceinline__ float cut(float c) {
+  const float unit = __uint_as_float((__float_as_uint(c) & 0xff800000u) + ((23u - OUT) << 23));
+  return __fsub_rn(__fadd_rz(c, unit), unit);
+}
+
+// out [rows, columns], zeros before. tiles [n][2]: scale block and flags of `length` packed positions each.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sums(
+    const Part<ROWS>* __restrict__ a, const float* __restrict__ a_scale, const Part<COLUMNS>* __restrict__ b,
+    const float* __restrict__ b_scale, const int* __restrict__ tiles, int n_tiles, int length, int rows, int columns,
+    float* __restrict__ out) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+  const int wm = (warp & 1) * 64, wn = (warp >> 1) * 32;
+  const int g = lane >> 2, t = lane & 3;
+  const int m0 = blockIdx.y * ROWS, n0 = blockIdx.x * COLUMNS;
+  const int per_tile = length / GROUP, groups = n_tiles * per_tile;
+  const Part<ROWS>* next_a = a + (size_t)blockIdx.y * groups;  // what is copied
+  const Part<COLUMNS>* next_b = b + (size_t)blockIdx.x * groups;
+  // the field of both operands of the next group, if there is one
+#define COPY(field, there)                                                                                        \
+  if (there) {                                                                                                    \
+    copy_all<sizeof(s.a.field)>(&s.a.field, &next_a->field, thread);                                              \
+    copy_all<sizeof(s.b.field)>(&s.b.field, &next_b->field, thread);                                              \
+  }                                                                                                               \
+  commit()
+
+  float acc[8][8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) acc[i][j] = 0.f;
+
+  COPY(power, groups > 0);
+  COPY(value, groups > 0);
+  COPY(words, groups > 0);
+  arrived<2>();
+  int in_tile = 0, tile = 0;
+#pragma unroll 1
+  for (int group = 0; group < groups; ++group) {
+    u32 right_powers[GROUP / 16][2][4];
+#pragma unroll
+    for (int h = 0; h < GROUP / 16; ++h)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        load_matrices(right_powers[h][n],
+                      &s.b.power[wn + 16 * n + (lane & 7) + 8 * (lane >> 4)][16 * h + 8 * ((lane >> 3) & 1)]);
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {  // 1 and 2
+      float d[4][4];
+#pragma unroll
+      for (int e = 0; e < 16; ++e) d[e >> 2][e & 3] = 0x1p-118f;  // 256^0 in the powers' unit
+#pragma unroll
+      for (int h = 0; h < GROUP / 16; ++h) {
+        u32 left_powers[4];
+        load_matrices(left_powers, &s.a.power[wm + 16 * m + (lane & 15)][16 * h + 8 * (lane >> 4)]);
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+          multiply(d[n], left_powers, right_powers[h][n >> 1][2 * (n & 1)], right_powers[h][n >> 1][2 * (n & 1) + 1]);
+      }
+#pragma unroll
+      for (int e = 0; e < 16; ++e) {
+        float& c = acc[2 * m + ((e >> 1) & 1)][2 * (e >> 2) + (e & 1)];
+        // the exponent field of d is 8 (m - LEAST_PRODUCT) + 9 + {0 .. 5}
+        const u32 bits = (__float_as_uint(d[e >> 2][e & 3]) >> 3) + ((u32)(126 + LEAST_PRODUCT) << 23);
+        const float top = __uint_as_float(bits);
+        const float power = __uint_as_float(__float_as_uint(fmaxf(fabsf(c), top)) & 0x7f800000u);
+        const float offset = __fmul_rn(power, 1.5f * (1 << (23 - ALIGN)));
+        const float up = __fadd_ru(c, offset), down = __fadd_rd(c, offset);
+        c = c < 0.f ? up : down;
+      }
+    }
+    arrived<1>();
+    ++next_a, ++next_b;
+    COPY(power, group + 1 < groups);
+#pragma unroll 8
+    for (int k = 0; k < GROUP; ++k) {  // 3
+      float left[8], right[8];
+      load<8>(left, &s.a.value[k][wm + 8 * g]);
+      load<8>(right, &s.b.value[k][wn + 8 * t]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j) acc[i][j] = __fmaf_rz(left[i], right[j], acc[i][j]);
+    }
+    arrived<1>();
+    COPY(value, group + 1 < groups);
+#pragma unroll
+    for (int ih = 0; ih < 8; ih += TALL)
+#pragma unroll
+      for (int jh = 0; jh < 8; jh += WIDE) {  // 4
+        u32 at[TALL][WIDE], count[TALL][WIDE];
+#pragma unroll
+        for (int i = 0; i < TALL; ++i)
+#pragma unroll
+          for (int j = 0; j < WIDE; ++j) {
+            // the exponent field of S is m + 150 - T; the byte is 128 - (m - T - LEAST_BIT)
+            at[i][j] = (278u + LEAST_BIT) * 0x01010101u - (__float_as_uint(acc[ih + i][jh + j]) >> 23) * 0x01010101u;
+            count[i][j] = 0;
+          }
+#pragma unroll 1
+        for (int w = 0; w < WORDS; ++w) {
+          u32 al[TALL], as[TALL], bl[WIDE], bs[WIDE];
+          load<TALL>(al, &s.a.words.lowest[w][wm + 8 * g + ih]);
+          load<TALL>(as, &s.a.words.sign[w][wm + 8 * g + ih]);
+          load<WIDE>(bl, &s.b.words.lowest[w][wn + 8 * t + jh]);
+          load<WIDE>(bs, &s.b.words.sign[w][wn + 8 * t + jh]);
+#pragma unroll
+          for (int i = 0; i < TALL; ++i)
+#pragma unroll
+            for (int j = 0; j < WIDE; ++j)
+              count[i][j] = add_bytes(inexact_negative(al[i] + bl[j] + at[i][j], as[i], bs[j]), count[i][j]);
+        }
+#pragma unroll
+        for (int i = 0; i < TALL; ++i)
+#pragma unroll
+          for (int j = 0; j < WIDE; ++j) {
+            float& c = acc[ih + i][jh + j];
+            const u32 sum = __float_as_uint(c) + (count[i][j] >> 7);
+            c = __fmaf_rn(__uint_as_float(sum & 0x7f800000u), -1.5f, __uint_as_float(sum));
+          }
+      }
+    if (++in_tile == per_tile) {
+      in_tile = 0;
+      const int block = tiles[2 * tile], flags = tiles[2 * tile + 1];
+      ++tile;
+      if (flags & PROMOTE) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int row = m0 + wm + g + 8 * i;
+          const float sa = a_scale[(size_t)block * rows + row];
+#pragma unroll
+          for (int n = 0; n < 4; ++n) {
+            const int column = n0 + wn + 8 * n + 2 * t;
+            float2* at = reinterpret_cast<float2*>(out + (size_t)row * columns + column);
+            const float2 sb = *reinterpret_cast<const float2*>(b_scale + (size_t)block * columns + column);
+            float2 total = *at;
+            total.x = promoted(total.x, cut(acc[i][2 * n]), sa, sb.x);
+            total.y = promoted(total.y, cut(acc[i][2 * n + 1]), sa, sb.y);
+            *at = total;
+            acc[i][2 * n] = acc[i][2 * n + 1] = 0.f;
+          }
+        }
+      }
+    }
+    arrived<1>();
+    COPY(words, group + 1 < groups);
+  }
+}

@@ -1,0 +1,62 @@
+"""A pool of processes gives what one process gives, in its order; what is lost costs one task."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+
+import job_tasks
+import pytest
+
+from oracle.errors import OptionError
+from oracle.harness.jobs import Lost, divided, in_order
+
+
+def test_results_come_in_order_and_a_process_that_dies_costs_its_task() -> None:
+    started: list[int] = []
+    found = list(in_order(job_tasks.tasks, range(6), jobs=2, threads=1, started=started.append))
+    assert [f[0] if isinstance(f, tuple) else f for f in found] == [
+        0, 1, 2, Lost("the process that judged it died by SIGKILL"), 4, 5
+    ]  # fmt: skip
+    assert sorted(started) == list(range(6)) and {f[1] for f in found if isinstance(f, tuple)} == {1}
+
+
+def test_an_error_is_raised_at_its_turn() -> None:
+    results = in_order(job_tasks.tasks, [0, 2, job_tasks.RAISES, 4], jobs=2)
+    assert [next(results), next(results)] == [(0, 1), (2, 1)]
+    with pytest.raises(OptionError, match="give a smaller one"):
+        next(results)
+
+
+def test_processes_end_with_the_reader() -> None:
+    """What a caller does not read is not computed on: closing the results kills the processes."""
+    results = in_order(_pids, range(8), jobs=2)
+    pids = {pid for pid in (next(results), next(results)) if not isinstance(pid, Lost)}
+    results.close()
+    assert pids and os.getpid() not in pids
+    assert not list(takewhile(lambda pid: os.path.exists(f"/proc/{pid}/stat") and _state(pid) != "Z", pids))
+
+
+def test_one_job_needs_no_process() -> None:
+    assert list(in_order(_pids, range(2), jobs=1)) == [os.getpid()] * 2
+
+
+def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oracle.harness.jobs.cores", lambda: 8)
+    assert (divided(1, None), divided(2, None), divided(3, None), divided(2, 1), divided(4, 16)) == (8, 4, 2, 1, 2)
+    assert divided(16, None) == 1
+    for wrong in ((0, None), (1, 0)):
+        with pytest.raises(OptionError, match="at least 1"):
+            divided(*wrong)
+
+
+@contextmanager
+def _pids() -> Iterator[Callable[[int], int]]:
+    yield lambda number: os.getpid()
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
