@@ -25,9 +25,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,64 +81,67 @@ class Format:
     def __str__(self) -> str:
         return self.name
 
-    @property
+    def __hash__(self) -> int:
+        return hash(self.name)  # formats are keys of every table
+
+    @cached_property
     def precision(self) -> int:
         """Significant bits of a normal value, the hidden one included."""
         return self.fraction_bits + 1
 
-    @property
+    @cached_property
     def emin(self) -> int:
         """Exponent of the smallest normal value."""
         return 1 - self.bias if self.has_subnormals else -self.bias
 
-    @property
+    @cached_property
     def emax(self) -> int:
         """Exponent of the largest finite value."""
         return (self.max_code >> self.fraction_bits) - self.bias
 
-    @property
+    @cached_property
     def has_zero(self) -> bool:
         """Whether some code is zero."""
         return self.has_subnormals
 
-    @property
+    @cached_property
     def has_negative_zero(self) -> bool:
         """Whether +0 and -0 have different codes."""
         return self.signed and self.has_zero and self.nan is not NanEncoding.NEGATIVE_ZERO and not self.complement
 
-    @property
+    @cached_property
     def has_nan(self) -> bool:
         """Whether some code is NaN."""
         return self.nan is not NanEncoding.NONE
 
-    @property
+    @cached_property
     def code_mask(self) -> int:
         """All the bits of a code."""
         return (1 << self.bits) - 1
 
-    @property
+    @cached_property
     def sign_mask(self) -> int:
         """The sign bit, 0 in an unsigned format."""
         return 1 << (self.bits - 1) if self.signed else 0
 
-    @property
+    @cached_property
     def magnitude_mask(self) -> int:
         """The bits of a code below its sign."""
         return self.code_mask ^ self.sign_mask
 
-    @property
+    @cached_property
     def max_code(self) -> int:
         """Code of the largest finite value."""
         if self.nan is NanEncoding.IEEE:
             return (((1 << self.exponent_bits) - 1) << self.fraction_bits) - 1
         return self.magnitude_mask - (1 if self.nan is NanEncoding.ALL_ONES else 0)
 
-    @property
+    @cached_property
     def inf_code(self) -> int | None:
         """Code of +infinity, None where the format has none."""
         return self.max_code + 1 if self.has_inf else None
 
-    @property
+    @cached_property
     def nan_code(self) -> int | None:
         """The code written for NaN: positive and quiet where there is a choice; None without NaN."""
         if self.nan is NanEncoding.NONE:
@@ -148,33 +152,33 @@ class Format:
             return self.magnitude_mask
         return self.max_code + 1 + (1 << (self.fraction_bits - 1))
 
-    @property
+    @cached_property
     def max_finite(self) -> float:
         """Largest finite value."""
         return decode_scalar(self.max_code, self)
 
-    @property
+    @cached_property
     def min_normal(self) -> float:
         """Smallest positive normal value, ``2**emin``."""
         return math.ldexp(1.0, self.emin)
 
-    @property
+    @cached_property
     def min_subnormal(self) -> float:
         """Smallest positive value; equal to :attr:`min_normal` in a format without subnormals."""
         return math.ldexp(1.0, self.emin - self.fraction_bits) if self.has_subnormals else self.min_normal
 
-    @property
+    @cached_property
     def torch_dtype(self) -> torch.dtype | None:
         """The torch dtype with one value per element, None where torch has none (4 and 6 bits, INT8)."""
         dtype = getattr(torch, self.name, None)
         return dtype if isinstance(dtype, torch.dtype) else None
 
-    @property
+    @cached_property
     def tensor_dtype(self) -> torch.dtype:
         """The dtype of a tensor of such values: :attr:`torch_dtype`, or :attr:`storage` where torch has none."""
         return self.torch_dtype or self.storage
 
-    @property
+    @cached_property
     def storage(self) -> torch.dtype:
         """The torch integer dtype in which tensors of codes are held."""
         return _STORAGE[(self.bits + 7) // 8]
@@ -290,10 +294,11 @@ def decode(codes: Tensor, fmt: Format | None = None) -> Tensor:
     integer is no code of the format.
     """
     fmt, stored = _stored(codes, fmt)
+    if fmt is FP32 and keeps_subnormals(stored.device):
+        return in_blocks(_widened, stored, dtype=torch.float64)
     if fmt.bits > 16:
         return in_blocks(partial(_from_bits, fmt=fmt), stored, dtype=torch.float64)
-    table, mask = _table(fmt, stored.device), fmt.code_mask
-    return in_blocks(lambda part: torch.index_select(table, 0, part.int() & mask), stored, dtype=torch.float64)
+    return in_blocks(partial(_from_table, table=_table(fmt, stored.device)), stored, dtype=torch.float64)
 
 
 def codes_of(x: Tensor, fmt: Format | None = None) -> Tensor:
@@ -367,7 +372,7 @@ def in_blocks(chain: Callable[..., Tensor], *operands: Tensor, dtype: torch.dtyp
     dtype : torch.dtype, of the result, which is contiguous and has the operands' shape.
     """
     first = operands[0]
-    block = CPU_BLOCK if first.device.type == "cpu" else DEVICE_BLOCK
+    block = DEVICE_BLOCK if first.is_cuda else CPU_BLOCK
     flat = [operand.detach().reshape(-1) for operand in operands]
     if first.numel() <= block:
         return chain(*flat).view(first.shape)
@@ -392,10 +397,31 @@ def _stored(codes: Tensor, fmt: Format | None) -> tuple[Format, Tensor]:
     if width < fmt.bits:
         raise DtypeError(f"{codes.dtype} is too narrow for codes of {fmt}; use {fmt.storage}")
     if width > fmt.bits and codes.numel():
-        low, high = (int(bound) for bound in torch.aminmax(codes.to(torch.int64)))
+        low, high = (int(bound) for bound in torch.aminmax(codes))
         if low < 0 or high > fmt.code_mask:
             raise InputError(f"{low if low < 0 else high} is no code of {fmt}; codes are 0..{fmt.code_mask}")
     return fmt, codes.view(fmt.storage) if width == 8 * fmt.storage.itemsize else codes.to(fmt.storage)
+
+
+def keeps_subnormals(device: torch.device) -> bool:
+    """Whether conversions between float64 and float32, one operation in place of twenty, are those of IEEE 754 there:
+    on a CPU whose thread was not told to flush subnormal numbers to zero (``torch.set_flush_denormal``)."""
+    return device.type == "cpu" and bool(_LEAST.to(torch.float32).to(torch.float64) == _LEAST)
+
+
+_LEAST = torch.tensor(2.0**-149, dtype=torch.float64, device="cpu")
+
+
+def _widened(codes: Tensor) -> Tensor:
+    value = codes.view(torch.float32).to(torch.float64)
+    return value.masked_fill_(value.isnan(), math.nan)
+
+
+def _from_table(codes: Tensor, *, table: Tensor) -> Tensor:
+    """Values of codes of up to 16 bits; those of 16 bits are read as signed integers."""
+    if codes.dtype is torch.uint8 and codes.device.type == "cpu":  # NumPy takes bytes as indices
+        return torch.from_numpy(np.take(table.numpy(), codes.numpy()))
+    return table.index_select(0, codes.int() if codes.dtype is torch.uint8 else codes.int().bitwise_and_(0xFFFF))
 
 
 def _from_bits(codes: Tensor, *, fmt: Format) -> Tensor:

@@ -68,6 +68,16 @@ TORCHAO: Final = {(E4M3FN, mode): row for mode, row in _TO_MX.items()} | {
     for name, element in ELEMENTS.items() for mode in MODES if element not in (E4M3FN, MXINT8)
 }
 """torchao's ``to_mx`` by element and rounding. What it codes under a NaN scale in a format without NaN is undefined."""
+TORCHAO_0_18: Final = {
+    (element, mode): like(
+        row, row.name.replace("torchao_", "torchao_0_18_"), f"{row.source}, release 0.18.0",
+        **(dict(formula=ScaleFormula.DIVIDE, inf_byte=254, unit_at_byte_0=True) if mode == "rceil"
+           else dict(inf_byte=255 - element.emax, divides_by_bits=True)))
+    for (element, mode), row in TORCHAO.items()
+}
+"""The release 0.18.0: under the byte 0 RCEIL codes ``x`` itself, which loses most blocks of so small an amax, the
+others half of ``x / 2^-127``; an infinite amax gives a number. RCEIL goes through ``log2``, which for a float32 amax
+just above a power of two may give the lower byte."""
 OCP_MXINT8 = Recipe(
     "ocp_mxint8_floor", "OCP Microscaling Formats 1.0, 6.3; negative codes stop at -127",
     mx(MXINT8), ScaleFormula.DIVIDE, CodeFormula.RECIPROCAL,
@@ -119,6 +129,8 @@ TE_NVFP4 = like(
 TE_NVFP4_REFERENCE = like(
     TE_NVFP4, "te_nvfp4_reference", "TransformerEngine custom_recipes/reference_nvfp4.py, torch: -0 is coded 0",
     nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.ZERO, zero_sign=ZeroSign.SMALL)
+TE_NVFP4_2D_REFERENCE = like(
+    TE_NVFP4_REFERENCE, "te_nvfp4_2d_reference", f"{TE_NVFP4_REFERENCE.source}; one scale for 16x16", scaling=NVFP4_2D)
 TE_NVFP4_2D = like(TE_NVFP4, "te_nvfp4_2d", f"{TE_NVFP4.source}: weights, one scale for 16x16", scaling=NVFP4_2D)
 TE_NVFP4_STOCHASTIC = like(
     TE_NVFP4, "te_nvfp4_stochastic", "TransformerEngine util/ptx.cuh mul_cvt_*_with_stochastic_rounding",
@@ -134,6 +146,13 @@ FLASHINFER_4OVER6: Final = {
         f"FlashInfer cvt_warp_fp16_to_fp4, exact; TransformerEngine quantize_4over6: {_FOUR_OVER_SIX} {error}",
         formula=ScaleFormula.DIVIDE, global_order=GlobalOrder.ENCODE_AFTER, candidates=error)
     for error in Candidates
+}
+TE_4OVER6_REFERENCE: Final = {
+    error: like(
+        row, row.name.replace("flashinfer", "te") + "_reference",
+        f"{TE_NVFP4_REFERENCE.source}; {_FOUR_OVER_SIX} {error}",
+        nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.ZERO, zero_sign=ZeroSign.SMALL)
+    for error, row in FLASHINFER_4OVER6.items()
 }
 FLASHINFER_4OVER6_FAST: Final = {
     error: like(
@@ -177,7 +196,8 @@ DEEPGEMM_FP4_UE8M0 = like(
 ROWS: Final = tuple(
     row
     for row in (
-        *TORCHAO.values(), *FLASHINFER_4OVER6.values(), *FLASHINFER_4OVER6_FAST.values(),
+        *TORCHAO.values(), *TORCHAO_0_18.values(), *FLASHINFER_4OVER6.values(), *FLASHINFER_4OVER6_FAST.values(),
+        *TE_4OVER6_REFERENCE.values(),
         *(value for value in list(globals().values()) if isinstance(value, Recipe)),
     )
     if row.name not in {known.name for known in _TO_MX.values()}

@@ -2,12 +2,16 @@
 
     a = max |x| over the block;  s, q = scale and inverse by the recipe;  code = RNE(sat(x / s)) in the element format
 
-Every step that the library takes in float32 is one correctly rounded float32 operation here: the operation in
-float64 on float32 values, then one rounding. For products this is exact (48 bits fit 53); for quotients the
-double rounding is innocuous because 53 >= 2*24 + 2 (Figueroa, "When is double rounding innocuous?", SIGNUM
-1995), also where the result is subnormal, which only makes the target shorter. No framework cast decides a
-bit, divisors are tensors (torch turns division by a number into a multiplication on CUDA), and powers of
-two come from exponent bits; so codes and scales are the same on every device.
+Every step that the library takes in float32 is one correctly rounded float32 operation here: of a scale in
+float64 on float32 values, then one rounding, of an element in float32 itself. For products the first is exact (48
+bits fit 53); for quotients the double rounding is innocuous because 53 >= 2*24 + 2 (Figueroa, "When is double
+rounding innocuous?", SIGNUM 1995), also where the result is subnormal, which only makes the target shorter. No
+cast to a narrow format decides a bit, divisors are tensors (torch turns division by a number into a multiplication on
+CUDA), and powers of two come from exponent bits; so codes and scales are the same on every device.
+
+The code of a quotient ``v`` is looked up: ``v`` rounded to odd in bfloat16 lies on the same side of every midpoint of
+a format of at most 6 significant bits, and on it where ``v`` does (Boldo and Melquiond, as in
+:mod:`oracle.numbers.rounding`), so the 65536 codes of bfloat16 have the codes of all quotients.
 
 Sources: :mod:`oracle.numbers.recipes`, one per record. Recipes in FAST_MATH take :mod:`oracle.numbers.fast_math`
 instead. Not covered: which *other* outputs are right (:mod:`oracle.bounds.quantiser`), memory layouts of scales.
@@ -15,16 +19,16 @@ instead. Not covered: which *other* outputs are right (:mod:`oracle.bounds.quant
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from oracle.errors import DeviceError, DtypeError, OptionError, ShapeError
 from oracle.numbers import fast_math, ue8m0
-from oracle.numbers.formats import BF16, FP32, Format, decode, of_dtype
+from oracle.numbers.formats import BF16, FP32, Format, codes_of, decode, is_nan, of_dtype
 from oracle.numbers.recipes import (
     AmaxScan,
     Arithmetic,
@@ -44,6 +48,7 @@ from oracle.numbers.rounding import f32 as f32
 from oracle.numbers.scaling import TENSOR, Block, Grid, ScaleFormat, Scaling, grid
 
 BAND = 1 << 21  # elements of a band: 16 MiB for each float64 temporary
+TABLE = 1 << 16  # codes of bfloat16
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -95,19 +100,19 @@ def prepare(
     scale_ub: Tensor | None = None,
     global_scale: Tensor | None = None,
     random: Tensor | None = None,
-    span: tuple[Tensor, Tensor] | None = None,
+    ends: Ends | None = None,
 ) -> Prepared:
     """An input decoded once, for any number of recipes; arguments and errors as :func:`quantize`.
 
     ``global_scale`` may hold a value for each row of a matrix. ``random``: uint8 of the shape of ``x``, the bits of
-    recipes that round stochastically. ``span``: the least and the largest value that may stand where ``x`` has one, of
-    its shape and dtype, where a kernel computes what it quantises.
+    recipes that round stochastically. ``ends``: where a kernel computes what it quantises, what may stand there; ``x``
+    is what is expected.
     """
     if x.dtype not in WIDE:
         raise DtypeError(f"x has dtype {x.dtype}; quantise bfloat16, float16 or float32")
     grid(x.shape, TENSOR)
     given, bound = _one_value("scale", scale, x), _one_value("scale_ub", scale_ub, x)
-    return Prepared(x.detach(), given, bound, _per_row("global_scale", global_scale, x), random=random, span=span)
+    return Prepared(x.detach(), given, bound, _per_row("global_scale", global_scale, x), random=random, ends=ends)
 
 
 @dataclass(frozen=True)
@@ -125,23 +130,46 @@ class Steps:
     inverse: Tensor
     total: Tensor
 
+    def rows(self, down: slice) -> Steps:
+        """Of some rows of blocks; a scale that all share stays."""
+        tensors = (self.amax, self.unrounded, self.scale, self.inverse, self.total)
+        return Steps(*(t if t.shape[0] == 1 else t[down] for t in tensors))
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The least and the largest value that may stand where a computed input has one, of its shape and dtype.
+
+    A NaN of the input stands in both. ``open`` (bool): nothing is known of these values, whatever the ends say.
+    """
+
+    low: Tensor
+    high: Tensor
+    open: Tensor | None = None
+
+    def each(self, of: Callable[[Tensor], Tensor]) -> Ends:
+        """The same of another form of the input, such as some of its rows."""
+        return Ends(of(self.low), of(self.high), None if self.open is None else of(self.open))
+
+    def magnitudes(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest magnitude between the ends."""
+        low, high = self.low.abs(), self.high.abs()
+        least = torch.minimum(low, high).masked_fill((self.low <= 0) & (self.high >= 0), 0.0)
+        return least, torch.maximum(low, high)
+
 
 class Prepared:
     """One input with everything that recipes share computed once; what is per element is made in bands of rows.
 
-    ``whole`` is the input of which this one is a band. ``global_scale`` is one value or ``[rows, 1, 1, 1]``. ``ends``:
-    the values are known up to an interval only, around what is given here; ``span``: the least and the largest value
-    that may stand where ``x`` has one, under scales of any block.
+    ``whole`` is the input of which this one is a band. ``global_scale`` is one value or ``[rows, 1, 1, 1]``.
     """
-
-    ends: Ends | None = None
 
     def __init__(
         self, x: Tensor, given: Tensor | None, scale_ub: Tensor | None, global_scale: Tensor | None,
-        *, whole: Prepared | None = None, random: Tensor | None = None, span: tuple[Tensor, Tensor] | None = None,
+        *, whole: Prepared | None = None, random: Tensor | None = None, ends: Ends | None = None,
     ) -> None:  # fmt: skip
         self.x, self.dtype, self.given, self.scale_ub, self.global_scale = x, x.dtype, given, scale_ub, global_scale
-        self.random, self.span = random, span
+        self.random, self.ends = random, ends
         self._whole = whole
         self._blocks: dict[Block, Tensor] = {}
         self._amax: dict[tuple[Block, NanAmax, AmaxScan], Tensor] = {}
@@ -169,8 +197,8 @@ class Prepared:
             rows = slice(start, min(cells.rows, start + height))
             down = slice(None) if block.rows is None else slice(start // unit, -(-rows.stop // unit))
             part = self._rows(rows, matrix.shape)
-            part.ends = None if self.ends is None else self.ends.rows(rows)
             part._amax = {key: amax[down] for key, amax in self._amax.items() if key[0] == block}
+            part._steps = {r: steps.rows(down) for r, steps in self._steps.items() if r.block == block}
             yield Band(part, rows, down)
 
     def _rows(self, rows: slice, shape: tuple[int, ...]) -> Prepared:
@@ -183,11 +211,11 @@ class Prepared:
         return Prepared(
             cut(self.x), self.given, self.scale_ub, g if g is None or g.dim() == 0 else g[rows], whole=self,
             random=None if self.random is None else cut(self.random),
-            span=None if self.span is None else (cut(self.span[0]), cut(self.span[1])),
+            ends=None if self.ends is None else self.ends.each(cut),
         )
 
     def with_values(self, x: Tensor) -> Prepared:
-        """Other values under the same scales and random bits, and no span."""
+        """Other values, exactly known, under the same scales and random bits."""
         return Prepared(x, self.given, self.scale_ub, self.global_scale, random=self.random)
 
     def blocks(self, block: Block) -> Tensor:
@@ -204,7 +232,7 @@ class Prepared:
                 return self._whole.amax(recipe)
             columns = self.x.shape[-1]
             bands = self.bands(recipe.block)
-            parts = [block_amax(band.x.blocks(recipe.block), recipe, columns=columns) for band in bands]
+            parts = [block_amax(band.x.grid(recipe.block).split(band.x.x), recipe, columns=columns) for band in bands]
             self._amax[key] = torch.stack(parts).amax(dim=0) if recipe.block.rows is None else torch.cat(parts)
         return self._amax[key]
 
@@ -287,12 +315,12 @@ class Prepared:
         out = torch.empty(self.x.shape, dtype=element.storage, device=self.x.device)
         matrix = out.view(-1, out.shape[-1])
         for band in self.bands(recipe.block):
-            steps = band.x.steps(recipe)
-            quotient = quotients(band.x.blocks(recipe.block), steps.total, steps.inverse, recipe)
-            joined = band.x.grid(recipe.block).join(to_codes(quotient, recipe, band.x.random_blocks(recipe)))
+            steps, cells = band.x.steps(recipe), band.x.grid(recipe.block)
+            blocks = cells.split(band.x.x.to(torch.float32))  # which holds them all
+            quotient = quotients(blocks, steps.total, steps.inverse, recipe)
+            joined = cells.join(to_codes(quotient, recipe, band.x.random_blocks(recipe)))
             matrix[band.rows] = joined.view(-1, joined.shape[-1])
         return out
-
 
     def random_blocks(self, recipe: Recipe) -> Tensor | None:
         """The random bits as ``[down, r, across, c]``, where the recipe takes them.
@@ -307,7 +335,18 @@ class Prepared:
 
 
 def to_codes(quotient: Tensor, recipe: Recipe, random: Tensor | None) -> Tensor:
-    """The codes of float64 quotients, ``storage`` of the element format; ``random``: uint8, for stochastic rounding."""
+    """The codes of quotients, float64 or float32, ``storage`` of the element format; ``random``: uint8, for stochastic
+    rounding."""
+    few, narrow = quotient.numel() < TABLE, recipe.element.fraction_bits <= BF16.fraction_bits - 2
+    if few or recipe.rounding.random or not narrow or quotient.dtype is torch.float64:
+        return _codes(quotient.to(torch.float64), recipe, random)
+    bits = quotient.view(torch.int32)
+    odd = ((bits & 0xFFFF).add_(0xFFFF).bitwise_or_(bits) >> 16).add_(TABLE // 2)  # bit 0 says whether any was lost
+    return torch.index_select(_code_table(recipe, quotient.device), 0, odd.flatten()).view(quotient.shape)
+
+
+def _codes(quotient: Tensor, recipe: Recipe, random: Tensor | None) -> Tensor:
+    """:func:`to_codes` of float64 quotients."""
     element, undefined = recipe.element, torch.isnan(quotient)
     numbers = quotient.masked_fill(undefined, 0.0)  # any code: the recipe's own replaces it below
     rounding = Rounding.NEAREST_EVEN
@@ -323,6 +362,13 @@ def to_codes(quotient: Tensor, recipe: Recipe, random: Tensor | None) -> Tensor:
     return codes.masked_fill_(undefined, recipe.code_of_nan)
 
 
+@lru_cache(maxsize=64)
+def _code_table(recipe: Recipe, device: torch.device) -> Tensor:
+    """The codes of all bfloat16 quotients, by their bits as signed numbers from -32768 on."""
+    bits = torch.arange(-TABLE // 2, TABLE // 2, device=device).to(torch.int16)
+    return _codes(decode(bits, BF16), recipe, None)
+
+
 def jittered(v: Tensor, element: Format, random: Tensor) -> Tensor:
     """``v`` moved away from zero by ``u step(|v|)``, one float32 fma; ``u = random / 256``, ``step`` the spacing of the
     format at ``|v|``, of its last binade above. What is truncated then is the value that was, plus up to a step.
@@ -332,47 +378,6 @@ def jittered(v: Tensor, element: Format, random: Tensor) -> Tensor:
     magnitude = v.abs()
     exponent = exponent_of(magnitude).clamp(element.emin, element.emax) - element.fraction_bits
     return torch.copysign(f32(magnitude + random.to(torch.float64) / 256.0 * power_of_two(exponent)), v)
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The interval of every value of an input, as matrices of three times its rows, one below the other.
-
-    ``values``: the expected values, the least and the largest. ``magnitudes``: the expected values, the least and the
-    largest magnitude of each interval. ``open`` (bool, the shape of the input): nothing is known of these values.
-    """
-
-    values: Prepared
-    magnitudes: Prepared
-    open: Tensor
-
-    def rows(self, rows: slice) -> Ends:
-        """The interval of some rows of the input."""
-
-        def part(x: Prepared) -> Prepared:
-            thirds = x.x.reshape(3, -1, x.x.shape[-1])[:, rows]
-            return Prepared(thirds.reshape(-1, x.x.shape[-1]), x.given, x.scale_ub, x.global_scale, whole=x)
-
-        return Ends(part(self.values), part(self.magnitudes), self.open.reshape(-1, self.open.shape[-1])[rows])
-
-
-def prepare_between(
-    x: Tensor, low: Tensor, high: Tensor, unknown: Tensor, *,
-    scale: Tensor | None = None, scale_ub: Tensor | None = None,
-) -> Prepared:  # fmt: skip
-    """As :func:`prepare`, of a matrix whose values lie between ``low`` and ``high``; ``x`` are the expected ones.
-
-    All have one shape and dtype; a NaN of ``x`` stands in all of them. ``unknown``: see :class:`Ends`. Scales of one
-    row, of groups of a row, or given.
-    """
-    found = prepare(x, scale=scale, scale_ub=scale_ub)
-    most = torch.maximum(low.abs(), high.abs())
-    least = torch.where((low <= 0) & (high >= 0), torch.zeros_like(x), torch.minimum(low.abs(), high.abs()))
-    values, magnitudes = (
-        prepare(torch.cat(parts), scale=scale, scale_ub=scale_ub) for parts in ((x, low, high), (x, least, most))
-    )
-    found.ends = Ends(values, magnitudes, unknown)
-    return found
 
 
 @dataclass(frozen=True)
@@ -429,22 +434,20 @@ def per_tensor_dequantize(q: Tensor, inv_scale: Tensor) -> Tensor:
 
 
 def block_amax(blocks: Tensor, recipe: Recipe, *, columns: int) -> Tensor:
-    """Amax of float64 blocks ``[down, r, across, c]``, as ``[down, 1, across, 1]``.
+    """Amax of blocks ``[down, r, across, c]`` of an input in its dtype, as float64 ``[down, 1, across, 1]``.
 
     NaN elements are ignored or propagated as the recipe says. ``columns`` is the unpadded K, which the
-    faulty scan of :class:`oracle.numbers.recipes.AmaxScan` looks at.
+    faulty scan of :class:`oracle.numbers.recipes.AmaxScan` looks at. Magnitudes are compared as the integers that
+    their codes are, which have the same order.
     """
-    magnitude = blocks.abs()
-    nan = torch.isnan(magnitude)
-    magnitude = torch.where(nan, torch.zeros_like(magnitude), magnitude)
+    fmt = of_dtype(blocks.dtype)
+    magnitude = codes_of(blocks) & fmt.magnitude_mask
     if recipe.scan is AmaxScan.ROW_AS_COLUMN:
-        seen = seen_by_row_as_column(blocks.shape, columns).to(blocks.device)
-        magnitude = torch.where(seen, magnitude, torch.zeros_like(magnitude))
-        nan = nan & seen
+        magnitude = magnitude * seen_by_row_as_column(blocks.shape, columns).to(blocks.device)
     amax = magnitude.amax(dim=(1, 3), keepdim=True)
-    if recipe.nan_amax is NanAmax.PROPAGATED:
-        amax = amax.masked_fill(nan.any(dim=3, keepdim=True).any(dim=1, keepdim=True), torch.nan)
-    return amax
+    if recipe.nan_amax is NanAmax.IGNORED and bool(is_nan(amax, fmt).any()):
+        amax = magnitude.masked_fill_(is_nan(magnitude, fmt), 0).amax(dim=(1, 3), keepdim=True)
+    return decode(amax, fmt)
 
 
 def seen_by_row_as_column(shape: tuple[int, ...] | torch.Size, columns: int) -> Tensor:
@@ -517,7 +520,7 @@ def _total(scale: Tensor, global_scale: Tensor, recipe: Recipe) -> Tensor:
 
 def _under(global_scale: Tensor, s: Tensor, a: Tensor, recipe: Recipe) -> Tensor:
     """The scale of a block under a global one, before it is rounded to its format (:class:`GlobalOrder`)."""
-    top = torch.full_like(a, recipe.element.max_finite)
+    top = a.new_tensor(recipe.element.max_finite)
     match recipe.global_order:
         case GlobalOrder.AFTER:
             return f32(s / global_scale)
@@ -545,25 +548,37 @@ def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
 
 
 def quotients(blocks: Tensor, s: Tensor, inverse: Tensor, recipe: Recipe) -> Tensor:
-    """What is rounded to codes: ``blocks [down, r, across, c]`` over a scale that broadcasts against them, float64."""
+    """What is rounded to codes: ``blocks [down, r, across, c]`` over a float64 scale that broadcasts against them.
+
+    Float32 values throughout, in the dtype of ``blocks``: float64, or float32, which is faster.
+    """
+    dtype = blocks.dtype
+    if recipe.divides_by_bits:
+        s = s.masked_fill(torch.isnan(s), torch.inf).clamp(min=FP32.min_normal)
+
+    def once(result: Tensor) -> Tensor:
+        return f32(result) if dtype is torch.float64 else result
+
     match recipe.code:
         case CodeFormula.DIVIDE:
-            quotient = f32(blocks / s)
+            quotient = once(blocks / s.to(dtype))
         case CodeFormula.RECIPROCAL:
-            quotient = f32(blocks * _reciprocal(s, recipe))
+            quotient = once(blocks * _reciprocal(s, recipe).to(dtype))
+        case CodeFormula.QUOTIENT | CodeFormula.SPLIT if recipe.arithmetic is Arithmetic.FAST_MATH:
+            quotient = fast_math.product(blocks.to(torch.float64), inverse).to(dtype)
         case CodeFormula.QUOTIENT | CodeFormula.SPLIT:
-            fast = recipe.arithmetic is Arithmetic.FAST_MATH
-            quotient = fast_math.product(blocks, inverse) if fast else f32(blocks * inverse)
+            quotient = once(blocks * inverse.to(dtype))
         case CodeFormula.BF16:
-            quotient = bf16(blocks * bf16(torch.ones_like(s) / s))
-    if recipe.zero_blocks:
+            quotient = bf16(blocks.to(torch.float64) * bf16(torch.ones_like(s) / s)).to(dtype)
+    if recipe.zero_blocks and not bool(((s >= FP32.min_normal) & torch.isfinite(s)).all()):  # else 0 over s is 0
         empty = (blocks == 0).all(dim=3, keepdim=True).all(dim=1, keepdim=True)
         quotient = torch.where(empty, blocks, quotient)
     if recipe.zero_codes:
         muted = s == 0
         if recipe.scale_format is ScaleFormat.UE8M0:
             muted = muted | (s == 2.0**-127)  # byte 0 shifted into a float32 exponent reads as 0.0
-        quotient = torch.where(muted, blocks * 0.0, quotient)
+        if bool(muted.any()):
+            quotient = torch.where(muted, blocks * 0.0, quotient)
     return quotient
 
 
@@ -572,6 +587,8 @@ def _reciprocal(s: Tensor, recipe: Recipe) -> Tensor:
     inverse = f32(torch.ones_like(s) / s)
     if recipe.inverse_limit:
         inverse = torch.where(torch.isinf(inverse), torch.full_like(inverse, FP32.max_finite), inverse)
+    if recipe.inf_wraps:
+        inverse = torch.where(torch.isinf(s), torch.full_like(inverse, -torch.inf), inverse)
     if recipe.inverse_flushed:
         inverse = torch.where(inverse < FP32.min_normal, inverse * 0.0, inverse)
     if recipe.unit_at_byte_0:
@@ -583,7 +600,7 @@ def _scale_and_inverse(a: Tensor, recipe: Recipe, fmt: Format) -> tuple[Tensor, 
     if recipe.arithmetic is Arithmetic.FAST_MATH:
         inverse = fast_math.quotient(a)
         return fast_math.scale(a, inverse), inverse
-    top = torch.full_like(a, recipe.element.max_finite)
+    top = a.new_tensor(recipe.element.max_finite)
     inverse = f32(top / a)
     if recipe.inverse_limit:
         inverse = torch.where(torch.isinf(inverse), torch.full_like(inverse, fmt.max_finite), inverse)

@@ -182,7 +182,10 @@ class Recipe:
     inverse_limit
         An infinite ``q`` becomes the largest finite value of the dtype of ``x`` (QUOTIENT codes) or of float32.
     inverse_flushed : ``1/s`` below 2^-126 is 0 (a scale of 2^127), so that infinity times it is NaN.
+    inf_wraps : the inverse of an infinite scale is minus infinity, as exponent bits beyond their range give.
     unit_at_byte_0 : under a scale of 2^-127 codes are those of ``x`` itself.
+    divides_by_bits
+        UE8M0 only: codes are ``x`` over the byte as exponent bits of a float32, at least 2^-126; byte 255 is infinity.
     zero_codes : where the float32 image of the scale is 0, every code is a (signed) zero instead of ``x * inf``.
     global_order : how a global scale is given, and where it enters.
     zero_blocks : a block of zeros has the scale 0 before it is rounded, and zero codes, whatever the global scale.
@@ -215,7 +218,9 @@ class Recipe:
     unit_when: frozenset[Special] = frozenset()
     inverse_limit: bool = False
     inverse_flushed: bool = False
+    inf_wraps: bool = False
     unit_at_byte_0: bool = False
+    divides_by_bits: bool = False
     zero_codes: bool = False
     global_order: GlobalOrder = GlobalOrder.AFTER
     zero_blocks: bool = False
@@ -291,9 +296,9 @@ class Recipe:
 @lru_cache(maxsize=1)
 def recipes() -> Mapping[str, Recipe]:
     """Every named recipe, by name; the faulty ones (``fault`` is not None) included."""
-    from oracle.numbers.mx_recipes import ROWS  # made of the records of this file
+    from oracle.numbers import kv_recipes, mx_recipes  # made of the records of this file
 
-    rows = [*(value for value in globals().values() if isinstance(value, Recipe)), *ROWS]
+    rows = [*(v for v in globals().values() if isinstance(v, Recipe)), *mx_recipes.ROWS, *kv_recipes.ROWS]
     return MappingProxyType({row.name: row for row in rows})
 
 
@@ -385,6 +390,9 @@ FLASHINFER_128X128_AMAX_FAULT = like(
     inverse_limit=False, arithmetic=Arithmetic.FAST_MATH, scan=AmaxScan.ROW_AS_COLUMN,
     fault="the amax scan tests the row index where the column index is meant, so it leaves rows out and the "
     "scale comes out too small")
+TRTLLM_GEN_1X128 = Recipe(
+    "trtllm_gen_1x128", "FlashInfer csrc/trtllm_fused_moe_dev_kernel.cu activationDeepSeekKernel", E4M3_1X128,
+    _DIVIDE, _X_OVER_S, scale_floor=2.0**-126)
 FLASHINFER_MXFP8_1X32 = Recipe(
     "flashinfer_mxfp8_1x32",
     "FlashInfer quantization_utils.cuh cvt_warp_fp16_to_mxfp8 (rcp.approx: a power of two is exact)",
@@ -449,6 +457,8 @@ TORCH_CAST_128X1_UE8M0 = like(TORCH_CAST_1X128_UE8M0, "torch_cast_128x1_ue8m0", 
 _SGLANG_GROUP = "SGLang per_token_group_quant_8bit_v2.cu @037cd6e"
 _SGLANG_TOKEN = "SGLang per_token_quant_fp8.cu @0490047"
 SGLANG_GROUP = Recipe("sglang_group", _SGLANG_GROUP, E4M3_1X128, _MULTIPLY, _XQ, amax_floor=1e-10)
+SGLANG_GROUP_V2 = like(
+    SGLANG_GROUP, "sglang_group_v2", f"{_SGLANG_GROUP}, clamped before the cast", nan_code=NanCode.NEGATIVE_MAX)
 SGLANG_GROUP_UE8M0 = like(
     SGLANG_GROUP, "sglang_group_ue8m0", f"{_SGLANG_GROUP}, UE8M0, column major",
     scaling=E4M3_1X128_UE8M0, code=_X_RECIPROCAL, power_of_two=_CEIL)
@@ -458,6 +468,12 @@ SGLANG_GROUP_ROW_MAJOR_UE8M0 = like(
 SGLANG_GROUP_V2_UE8M0 = like(
     SGLANG_GROUP_UE8M0, "sglang_group_v2_ue8m0",
     f"{_SGLANG_GROUP}, UE8M0, clamped before the cast (sglang-kernel 0.4.4 on an H200)", nan_code=NanCode.NEGATIVE_MAX)
+SGLANG_GROUP_V2_UE8M0_WRAPPED = like(
+    SGLANG_GROUP_V2_UE8M0, "sglang_group_v2_ue8m0_wrapped",
+    f"{_SGLANG_GROUP}, fast_pow2(128) and fast_pow2(-128); copies in DeepEP and elsewhere too",
+    inf_byte=None, inf_wraps=True,
+    fault="the exponent of an infinite amax leaves its range: the scale is infinite and the multiplier minus infinity, "
+    "so that every value but 0 gets the largest code of the other sign")
 SGLANG_TOKEN = Recipe(
     "sglang_token", f"{_SGLANG_TOKEN}, warp kernel", E4M3_TOKEN, _DIVIDE, _X_RECIPROCAL,
     zero_codes=True, nan_code=NanCode.POSITIVE_MAX)
@@ -469,6 +485,9 @@ SGLANG_TRITON_ROW = like(
     code=_X_RECIPROCAL, approximate=True)
 SGLANG_TRITON_COLUMN = like(
     SGLANG_TRITON_ROW, "sglang_triton_column", "SGLang fp8_kernel.py (Triton), column-major scales", code=_X_OVER_S)
+SGLANG_TRITON_UE8M0 = like(
+    SGLANG_TRITON_COLUMN, "sglang_triton_ue8m0", "SGLang fp8_kernel.py (Triton), exp2(ceil(log2(s)))",
+    scaling=E4M3_1X128_UE8M0, power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, inf_byte=None)
 
 # LMDeploy. Triton: maximum promotes bfloat16, so the floor is a float32; / is approximate.
 _LMDEPLOY = "LMDeploy lmdeploy/pytorch/kernels/cuda/blocked_gemm_fp8.py @00aa02f, _quant_fp8_kernel (Triton)"
@@ -504,6 +523,14 @@ TORCHAO_1X128 = like(TORCHAO_TENSOR, "torchao_1x128", f"{_TORCHAO}, 1x128", scal
 TORCHAO_ROW_POW2 = like(
     TORCHAO_ROW, "torchao_row_pow2", f"{_TORCHAO} with round_scales_to_power_of_2",
     scaling=E4M3_TOKEN.with_scales(ScaleFormat.UE8M0), power_of_two=PowerOfTwo.INVERSE_FLOOR)
+# Triton: a clamp between constants is min.xorsign.abs on sm90, which gives a NaN the limit with its sign.
+TORCHAO_TRAINING_1X128 = like(
+    TORCHAO_1X128, "torchao_training_1x128",
+    "torchao prototype/blockwise_fp8_training/kernels.py, act_quant (Triton)",
+    nan_amax=NanAmax.IGNORED, nan_code=NanCode.POSITIVE_MAX)
+TORCHAO_TRAINING_128X128 = like(
+    TORCHAO_TRAINING_1X128, "torchao_training_128x128",
+    "torchao prototype/blockwise_fp8_training/kernels.py, weight_quant (Triton)", scaling=E4M3_128X128)
 _TORCHAO_PRIMITIVES = "torchao quant_primitives.py _choose_scale_float8"
 TORCHAO_INFERENCE_1X128 = Recipe(
     "torchao_inference_1x128", f"{_TORCHAO_PRIMITIVES}: amax / 448 in the input dtype",
@@ -535,9 +562,12 @@ DEEPSEEK_V3_128X128 = like(
     scaling=E4M3_128X128)
 
 # Group quantisers of other engines and trainers; Triton's / is approximate.
-FLAGGEMS_GROUP = like(
-    SGLANG_TRITON_COLUMN, "flaggems_group", "FlagGems ops/per_token_group_quant_fp8.py (Triton)",
-    nan_code=NanCode.POSITIVE_MAX)
+FLAGGEMS_GROUP = like(  # its clamp takes limits at run time: max.f32, then min.f32, so that NaN becomes the lower one
+    SGLANG_TRITON_COLUMN, "flaggems_group", "FlagGems ops/per_token_group_quant_fp8.py @f017974 (Triton)")
+FLAGGEMS_GROUP_UE8M0 = like(
+    SGLANG_TRITON_UE8M0, "flaggems_group_ue8m0",
+    "FlagGems per_token_group_quant_fp8 (Triton), exp2(ceil(log2(max(s, 1e-10)))): a second floor, on the scale",
+    scale_floor=1e-10)
 TILE_KERNELS_1X128 = Recipe(
     "tile_kernels_1x128", "DeepSeek tile-kernels per_token_cast (TileLang)", E4M3_1X128, _DIVIDE, _XQ, amax_floor=1e-4)
 TILE_KERNELS_1X128_UE8M0 = like(
@@ -545,6 +575,9 @@ TILE_KERNELS_1X128_UE8M0 = like(
 DEEPEP_1X128 = like(
     TILE_KERNELS_1X128, "deepep_1x128", "DeepEP csrc/kernels/utils.cuh calculate_fp8_scales (low-latency dispatch)",
     formula=_MULTIPLY)
+DEEPEP_1X128_UE8M0 = like(
+    DEEPEP_1X128, "deepep_1x128_ue8m0", f"{DEEPEP_1X128.source}, round_scale", scaling=E4M3_1X128_UE8M0,
+    code=_X_RECIPROCAL, power_of_two=_CEIL)
 UNSLOTH_1X128 = like(
     DEEPSEEK_V3_1X128, "unsloth_1x128", "unsloth kernels/fp8.py act_quant (Triton): a zero scale becomes 1",
     unit_when=frozenset({Special.ZERO}))

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from oracle.errors import DeviceError, DtypeError, InputError, OptionError, ShapeError
-from oracle.numbers.formats import FP32, Format, from_codes, in_blocks, of_dtype
+from oracle.numbers.formats import FP32, Format, from_codes, in_blocks, keeps_subnormals, of_dtype
 
 
 class Rounding(Enum):
@@ -124,12 +124,16 @@ def encode(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) ->
     ``x`` holds NaN and the format has none (E2M1).
     """
     _check(fmt, overflow, x)
+    if _by_conversion(x, fmt, rounding, overflow):
+        return in_blocks(lambda part: _narrowed(part).view(torch.int32), x, dtype=fmt.storage)
     return in_blocks(lambda part: _codes(part, fmt, rounding, overflow), x, dtype=fmt.storage)
 
 
 def round_to(x: Tensor, fmt: Format, *, rounding: Rounding, overflow: Overflow) -> Tensor:
     """The values of :func:`encode`, as float64: ``decode(encode(x, ...), fmt)`` without the detour."""
     _check(fmt, overflow, x)
+    if _by_conversion(x, fmt, rounding, overflow):
+        return in_blocks(lambda part: _narrowed(part).to(torch.float64), x, dtype=torch.float64)
     return in_blocks(lambda part: _values(part, fmt, rounding, overflow), x, dtype=torch.float64)
 
 
@@ -255,6 +259,17 @@ def _check(fmt: Format, overflow: Overflow, *operands: Tensor) -> None:
             raise ShapeError(f"hi is {tuple(first.shape)}, lo {tuple(operand.shape)}; a pair has one shape")
         if operand.device != first.device:
             raise DeviceError(f"hi is on {first.device} and lo on {operand.device}; move one of them")
+
+
+def _by_conversion(x: Tensor, fmt: Format, rounding: Rounding, overflow: Overflow) -> bool:
+    """Whether the CPU's own conversion from float64 is what is asked for."""
+    asked = fmt is FP32 and rounding is Rounding.NEAREST_EVEN and overflow is Overflow.INF
+    return asked and keeps_subnormals(x.device)
+
+
+def _narrowed(x: Tensor) -> Tensor:
+    value = x.to(torch.float32)
+    return value.masked_fill_(value.isnan(), math.nan)
 
 
 def _bits_of_power(exponent: int) -> int:

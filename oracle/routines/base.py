@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
@@ -38,8 +38,9 @@ from oracle.numbers.recipes import Recipe
 from oracle.tensorcore.identify import Match
 from oracle.tensorcore.schedules import Schedule
 from oracle.verdict.compare import Verdict
+from oracle.verdict.notebook import card
 from oracle.verdict.products import Part
-from oracle.verdict.sets import Sets, judge_alternatives
+from oracle.verdict.sets import Bounds, Sets, bounds_of, judge_alternatives
 
 if TYPE_CHECKING:
     from oracle.routines.fault import Fault
@@ -171,6 +172,12 @@ class Call:
         """The options with their defaults; refuses a bad call (:meth:`Contract.check`)."""
         return self.contract.check(self.inputs, self.options)
 
+    def by(self, schedule: Schedule | None) -> Call:
+        """The same call by another arithmetic, with the operands that this one has decoded."""
+        call, known = replace(self, schedule=schedule), vars(self)
+        vars(call).update({name: known[name] for name in ("resolved", "optional_operands") if name in known})
+        return call
+
     def checked(self) -> Call:
         """This call, which is not refused."""
         _ = self.resolved
@@ -235,7 +242,7 @@ class Contract(ABC):
         be fingerprinted from calls of one shape.
     section : the heading under which coverage and the reference pages list the routine; ``also``: rows beside its own,
         as ``heading: name``, for promises that engines name by themselves.
-    gpu : a GPU library computes it, so that a capture is due.
+    gpu : a GPU library computes it on an arch that captures are taken of, so that one is due.
     loses : its verdicts carry the loss of a quantisation.
     production : the attribute of the production package that computes it ("" for the routine's own name).
     golden_arches : arches whose admissible sets are stored with golden fixtures; empty where all arches share one.
@@ -327,13 +334,39 @@ class Contract(ABC):
         **options: object,
     ) -> Verdict:
         """The verdict on ``output``; see :func:`oracle.judge`."""
-        if numerics is not None and not self.takes_numerics:
-            raise NumericsError(f"{self.name} has one numerics; pass none, not {numerics!r}")
         out = output.get("out") if isinstance(output, Mapping) else output
         dtype = out.dtype if isinstance(out, Tensor) else torch.bfloat16
-        call = Call(self, inputs, options, out_dtype=dtype, arch=arch).checked()
-        found = self.taken(call, output)
+        return self.judged(Call(self, inputs, options, out_dtype=dtype, arch=arch), output, numerics)
+
+    @final
+    def judged(self, call: Call, output: Output, numerics: str | None = None) -> Verdict:
+        """The verdict on ``output`` of a call, in the dtype of the output, that may be asked of several outputs."""
+        self.check_numerics(numerics)
+        found = self.taken(call.checked(), output)
         return judge_alternatives(self.admissible(call, numerics), found)
+
+    @final
+    def bounds(
+        self, inputs: Mapping[str, Tensor], *, arch: str = "sm90", numerics: str | None = None, **options: object
+    ) -> dict[str, Bounds]:
+        """The bounds of every output; see :func:`oracle.interval`."""
+        self.check_numerics(numerics)
+        given = Call(self, inputs, options, arch=arch).checked()
+        device = next(iter(inputs.values())).device
+        out = self.outputs(given).get("out")
+        dtype = torch.bfloat16 if out is None else out.dtypes[0]
+        if given.resolved.get("out_dtype", dtype) is None:
+            options = {**options, "out_dtype": dtype}
+        call = Call(self, {n: x.cpu() for n, x in inputs.items()}, options, out_dtype=dtype, arch=arch).checked()
+        sets = self.admissible(call, numerics)[0]
+        if (found := sets.ranges(self.expected(call))) is None:
+            raise NumericsError(f"{self.name}: right outputs are no interval for each element; judge() decides them")
+        return {name: bounds_of(each, sets.numerics, device) for name, each in found.items()}
+
+    def check_numerics(self, numerics: str | None) -> None:
+        """Refuse declared numerics where there are none to choose."""
+        if numerics is not None and not self.takes_numerics:
+            raise NumericsError(f"{self.name} has one numerics; pass none, not {numerics!r}")
 
     @property
     def takes_numerics(self) -> bool:
@@ -412,6 +445,13 @@ class Contract(ABC):
     ) -> list[Match]:
         """Known arithmetic ranked by equal bits; see :func:`oracle.identify`."""
         raise NumericsError(f"{self.name} has one right result and no numerics to identify; judge() compares with it")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        takes = ", ".join(f"{spec.name}{' (optional)' if spec.optional else ''}" for spec in self.inputs)
+        options = ", ".join(spec.name for spec in self.options)
+        rows = (("inputs", takes), ("options", options), ("returns", ", ".join(self.returns)), ("source", self.source))
+        return card(self.name, self.summary, rows)
 
     # --- checking a call ------------------------------------------------------------------------------------
 

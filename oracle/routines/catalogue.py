@@ -12,13 +12,13 @@ watch of :mod:`oracle.harness` that sees it. Not covered: attention beyond the l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
 from oracle.errors import OptionError
 from oracle.routines.base import Beyond, Call
-from oracle.routines.family import families
+from oracle.routines.family import BUILT_IN, families
 from oracle.routines.fault import Family, Fault, Stage, agree
 from oracle.routines.mutants import run
 
@@ -69,12 +69,25 @@ __all__ = [
 
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, Fault]:
-    """Every fault by name, in the order of the families."""
+    """Every fault by name, in the order of the families.
+
+    A fault of another distribution whose name an earlier family has is listed as ``name (its family)``: a name that
+    this project takes later breaks nobody.
+
+    Raises OptionError: a family, or this project, has a name twice.
+    """
     found: dict[str, Fault] = {}
-    for fault in (fault for family in families() for table in family.faults for fault in table):
-        if fault.name in found:
-            raise OptionError(f"fault {fault.name!r} stands twice in the catalogue")
-        found[fault.name] = fault
+    for family in families():
+        own: set[str] = set()
+        for fault in (fault for table in family.faults for fault in table):
+            listed = fault
+            if fault.name in found and fault.name not in own and family.name not in BUILT_IN:
+                listed = replace(fault, name=f"{fault.name} ({family.name})")
+            if fault.name in own or listed.name in found:
+                said = f"fault {fault.name!r} of family {family.name!r}"
+                raise OptionError(f"{said} stands twice in the catalogue; rename it")
+            own.add(fault.name)
+            found[listed.name] = listed
     return MappingProxyType(found)
 
 

@@ -110,9 +110,9 @@ def stale(call: Call, like: Tensor) -> Tensor:
 
 def _plain(product: ScaledProduct, schedule: Schedule | None, dtype: torch.dtype) -> Tensor:
     if schedule is not None:
-        return predict_product(product, schedule, out_dtype=dtype)
-    acc = rounded(product, exact(product), torch.float32)
-    return acc if dtype == torch.float32 else store(acc, dtype)
+        return product.once((schedule, dtype), lambda: predict_product(product, schedule, out_dtype=dtype)).clone()
+    acc = product.once("float32", lambda: rounded(product, exact(product), torch.float32))
+    return acc.clone() if dtype == torch.float32 else store(acc, dtype)
 
 
 def _fitting(product: ScaledProduct, schedule: Schedule | None) -> Schedule | None:

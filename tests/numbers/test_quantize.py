@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from oracle.errors import DtypeError, OptionError, ShapeError
+from oracle.numbers import mx_recipes as M
 from oracle.numbers import recipes as R
 from oracle.numbers import scaling as S
-from oracle.numbers.formats import E4M3FN, decode
+from oracle.numbers.formats import E2M3, E3M2, E4M3FN, decode
 from oracle.numbers.quantize import (
     dequantize,
     f32,
@@ -28,6 +30,7 @@ from oracle.numbers.quantize import (
     quantize,
     seen_by_row_as_column,
     suits,
+    to_codes,
 )
 from oracle.truth.gemm import take_rows
 from tests.support.paths import SHARED
@@ -449,6 +452,31 @@ class TestDevices:
             assert same(here.codes, there.codes.cpu()), recipe.name
             assert torch.equal(torch.isnan(here.scale), torch.isnan(scale)), recipe.name
             assert torch.equal(here.scale.nan_to_num(nan=-1.0), scale.nan_to_num(nan=-1.0)), recipe.name
+
+
+class TestCodeTable:
+    """A code by the high half of a quotient's bits and whether the low half is zero: what the definition gives."""
+
+    LOW = torch.tensor([0, 1, 0x7FFF, 0x8000, 0xFFFF])
+    QUOTIENTS = ((torch.arange(-1 << 15, 1 << 15) << 16)[:, None] + LOW).to(torch.int32).view(torch.float32)
+
+    @pytest.mark.parametrize(
+        "recipe", [R.VLLM_GROUP, M.TE_MXFP8_E5M2, M.TORCHAO[E3M2, "floor"], M.TORCHAO[E2M3, "even"],
+                   M.FLASHINFER_NVFP4, M.TE_NVFP4_REFERENCE, M.DEEPGEMM_FP4, M.MODELOPT_NVFP4], ids=attrgetter("name"),
+    )  # fmt: skip
+    def test_every_high_half(self, recipe: R.Recipe):
+        due = to_codes(self.QUOTIENTS.double(), recipe, None)
+        assert torch.equal(to_codes(self.QUOTIENTS, recipe, None), due)
+        cut = (self.QUOTIENTS.view(torch.int32) & -0x10000).view(torch.float32)  # without the bit for what was lost
+        assert not torch.equal(to_codes(cut, recipe, None), due)
+
+    def test_codes_of_many_equal_codes_of_few(self):
+        x, g = mixed(64, 2048, torch.float32), torch.tensor([0.37])
+        for recipe in (R.VLLM_GROUP, R.TORCH_SILU_MASKED, M.OCP_MXINT8, M.FLASHINFER_NVFP4_EXACT, M.VLLM_NVFP4):
+            taken = x.bfloat16() if recipe is R.TORCH_SILU_MASKED else x
+            given = g if recipe.scaling.global_scale else None
+            few = torch.cat([quantize(row, recipe, global_scale=given).codes for row in taken.split(16)])
+            assert torch.equal(bits(quantize(taken, recipe, global_scale=given).codes), bits(few))
 
 
 class TestSharing:

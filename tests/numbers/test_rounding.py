@@ -34,6 +34,7 @@ from oracle.numbers.rounding import (
     encode_pair,
     encode_scalar,
     exponent_of,
+    f32,
     pair_to_dtype,
     power_of_two,
     round_pair,
@@ -344,6 +345,20 @@ class TestRules:
             power_of_two(x)
         with pytest.raises(DtypeError, match="float32"):
             exponent_of(x.float())
+
+
+class TestToFloat32:
+    """The conversion of the device is the rounding of the definition, subnormals, overflow and NaN included."""
+
+    @pytest.mark.parametrize("offset", [-1, 0, 1])
+    def test_at_midpoints_and_beside_them(self, offset: int) -> None:
+        low = torch.arange(0, 0x7F800001, 0x3FFF1, dtype=torch.int64).to(torch.int32).view(torch.float32).double()
+        high = torch.nextafter(low.float(), torch.tensor(math.inf)).double()
+        x = ((low + high) / 2).view(torch.int64).add(offset).view(torch.float64)
+        x = torch.cat([x, -x, torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, 2.0**-1074], dtype=F64)])
+        due, codes = round_to(x, FP32, rounding=RNE, overflow=INF), encode(x, FP32, rounding=RNE, overflow=INF)
+        assert torch.equal(codes_of(f32(x)), codes_of(due))
+        assert torch.equal(codes_of(to_dtype(x, torch.float32, rounding=RNE, overflow=INF)), codes)
 
 
 class TestShapes:

@@ -67,13 +67,38 @@ class TestCatalogue:
         found = {name for name, one in registered().items() if isinstance(one, QuantiserContract)}
         assert found == QUANTISERS | mx.QUANTISERS | more_faults.FP4 | more_faults.BACKWARD
 
-    def test_a_name_in_two_families_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Two families that declare the same name cannot be one catalogue."""
-        again = Faults({"fp8_gemm_nt"})
-        again.declare("store truncates", CAST, seen="this test", store=lambda acc: acc)
-        monkeypatch.setattr(module, "families", lambda: (*families(), RoutineFamily("again", faults=(again,))))
-        with pytest.raises(OptionError, match="'store truncates' stands twice in the catalogue"):
-            catalogue.__wrapped__()
+    @staticmethod
+    def again(*names: str) -> Faults:
+        """Declarations of names that the catalogue has."""
+        found = Faults({"fp8_gemm_nt"})
+        for name in names:
+            found.declare(name, CAST, seen="this test", store=lambda acc: torch.zeros_like(acc).to(torch.bfloat16))
+        return found
+
+    def test_a_name_of_ours_in_another_family_is_listed_with_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Both faults are there, each with its own change, and are found by their names."""
+        theirs = RoutineFamily("again", faults=(self.again("store truncates", "a name of its own"),))
+        monkeypatch.setattr(module, "families", lambda: (*families(), theirs))
+        found = catalogue.__wrapped__()
+        assert set(found) - set(catalogue()) == {"store truncates (again)", "a name of its own"}
+        assert found["store truncates"] is catalogue()["store truncates"]
+        monkeypatch.setattr(module, "catalogue", lambda: found)
+        mine, other = (run(call(), get_fault(name)) for name in ("store truncates", "store truncates (again)"))
+        assert isinstance(mine, torch.Tensor) and isinstance(other, torch.Tensor)
+        assert other.count_nonzero() == 0 < mine.count_nonzero()
+        assert {"store truncates", "store truncates (again)"} <= {fault.name for fault in faults_of("fp8_gemm_nt")}
+
+    def test_a_name_twice_in_a_family_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In two tables of one family, of this project or of another; and a name that is made of another's."""
+        for owner, name, *tables in (
+            ("again", "a name of its own", self.again("a name of its own"), self.again("a name of its own")),
+            ("products", "store truncates", self.again("store truncates")),
+            ("again", "store truncates", self.again("store truncates (again)", "store truncates")),
+        ):
+            family = RoutineFamily(str(owner), faults=tuple(t for t in tables if isinstance(t, Faults)))
+            monkeypatch.setattr(module, "families", lambda family=family: (*families(), family))
+            with pytest.raises(OptionError, match=f"'{name}' of family '{family.name}' stands twice in the catalogue"):
+                catalogue.__wrapped__()
 
 
 class TestDeclare:

@@ -140,7 +140,7 @@ def _norm(case: Case) -> dict[str, Tensor]:
 
 
 def _norm_options(case: Case) -> dict[str, object]:
-    epsilon: dict[str, object] = {"epsilon": float(case.option("epsilon") or 1e-6)}
+    epsilon = {"epsilon": float(case.option("epsilon") or 1e-6), **_rounding(case)}
     if case.granularity[0] != "1x128":
         return epsilon
     group = case.option("group")
@@ -221,9 +221,11 @@ GRAMMARS: Mapping[str, Grammar] = {
         listed=_MASKED_IDS, domain="i % 128 == 0",
     ),
     **{
-        name: Grammar(("m", "h"), _WIDE, ("tensor",), _FAMILIES, _norm, _norm_options, _EPSILON, listed=_NORMS)
-        for name in ("rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant",
-                     "fused_add_rmsnorm_quant")
+        name: Grammar(("m", "h"), _WIDE, ("tensor",), _FAMILIES, _norm, _norm_options, options, listed=_NORMS)
+        for name, options in (
+            ("rms_norm_static_fp8_quant", {"rounding": ("product",), **_EPSILON}),
+            ("fused_add_rms_norm_static_fp8_quant", {"rounding": ("product",), **_EPSILON}),
+            ("rmsnorm_quant", _EPSILON), ("fused_add_rmsnorm_quant", _EPSILON))
     },
     "rms_norm_dynamic_per_token_quant": Grammar(
         ("m", "h"), _WIDE, ("token",), _FAMILIES, _norm, _norm_options,
@@ -266,6 +268,8 @@ GOLDENS = (
     *(f"{name}/bf16-e4m3/tensor/m=3,h=96/family={f}/seed=7"
       for name in ("rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant",
                    "fused_add_rmsnorm_quant") for f in ("randn", "special")),
+    "rms_norm_static_fp8_quant/bf16-e4m3/tensor/m=3,h=96/rounding=product/family=randn/seed=7",
+    "fused_add_rms_norm_static_fp8_quant/bf16-e4m3/tensor/m=3,h=96/rounding=product/family=special/seed=7",
     *(f"rms_norm_dynamic_per_token_quant/bf16-e4m3/token/m=3,h=96/{o}family={f}/seed=7"
       for o, f in (("", "randn"), ("residual=1/", "ties"), ("ub=5/", "outlier"))),
     *(f"rms_norm_per_block_quant/bf16-e4m3/1x128/m=3,h=256/{o}family={f}/seed=7"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from oracle.bounds.interval import Admissible
 from oracle.errors import OptionError, ShapeError
-from oracle.numbers.quantize import WIDE, Prepared, prepare_between
+from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe, ScaleFormula
 from oracle.numbers.scaling import grid
 from oracle.routines.base import (
@@ -81,7 +81,7 @@ class Value:
 class Inner(QuantiserContract):
     """The quantiser inside the fused call ``outer``, on rows ``[M, K]`` of a value; never registered."""
 
-    inputs = INNER
+    inputs: ClassVar[tuple[TensorSpec, ...]] = INNER
 
     def __init__(self, outer: Call, recipes: Sequence[Recipe], between: Prepared | None) -> None:
         self.name = outer.contract.name  # type: ignore[misc]
@@ -172,7 +172,7 @@ class FusedContract(Contract):
         low, high = (torch.where(nan | unknown, x, end) for end in (low, high))
         rows = self.rows(call.inputs)
         x, low, high, unknown = (matrix_of(t, rows) for t in (x, low, high, unknown))
-        between = prepare_between(x, low, high, unknown, **given)
+        between = prepare(x, **given, ends=Ends(low, high, unknown))
         return Call(Inner(call, recipes, between), {"x": x, **given})
 
     def operands(self, call: Call) -> Operands:

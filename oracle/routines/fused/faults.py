@@ -68,16 +68,15 @@ class _Inside:
         for fault in quantisers.FAULTS:
             if "per_token_group_quant_fp8" in fault.contracts:
                 where = FUSED if fault.family in (CAST, MOVEMENT) else COMPUTED  # a given scale is nobody's mistake
-                yield replace(fault, name=PREFIX + fault.name, contracts=where, why_not=_inside(fault.why_not))
+                yield replace(fault, name=PREFIX + fault.name, contracts=where, why_not=asked_inside(fault.why_not))
 
 
-def _inside(why_not: WhyNot) -> WhyNot:
-    """A need of the quantiser, asked of the call inside."""
+def asked_inside(why_not: WhyNot) -> WhyNot:
+    """A need of the quantiser, asked of the call inside one whose contract has ``inner``."""
+
     def asked(call: Call) -> str | None:
-        if isinstance(call.contract, Inner):
-            return why_not(call)
-        assert isinstance(call.contract, FusedContract)
-        return why_not(call.contract.inner(call))
+        contract: Any = call.contract
+        return why_not(call if isinstance(contract, Inner) else contract.inner(call))
 
     return asked
 
@@ -85,8 +84,8 @@ def _inside(why_not: WhyNot) -> WhyNot:
 INSIDE = _Inside()
 
 
-several_groups = _inside(quantisers.several_across)
-float32_scale, powers = _inside(quantisers.float32_scale), _inside(quantisers.ue8m0)
+several_groups = asked_inside(quantisers.several_across)
+float32_scale, powers = asked_inside(quantisers.float32_scale), asked_inside(quantisers.ue8m0)
 QUANTISER = Faults(COMPUTED)
 fault = QUANTISER.declare
 
@@ -346,6 +345,20 @@ fault("residual returned as it came", MOVEMENT, seen="vllm fused_add_rms_norm, w
       write=lambda call, made: made | {"residual": call.inputs["residual"]}, same_if="x is 0")
 fault("x returned for the residual", MOVEMENT, seen=MINE + "the wrong buffer", needs=with_residual,
       write=lambda call, made: made | {"residual": call.inputs["x"]}, same_if="the residual is 0")
+def _flushed_sum(call: Call) -> Tensor:
+    """``x + residual`` by an addition that takes subnormal terms, and gives subnormal sums, as 0."""
+    def flushed(x: Tensor) -> Tensor:
+        return torch.where(x.abs() < 2.0**-126, x * 0.0, x)
+
+    total = flushed(decode(call.inputs["x"])) + flushed(decode(call.inputs["residual"]))
+    return rounded_to(flushed(nearest(total, FP32)), call.inputs["x"].dtype)
+
+
+fault("sum with a residual flushed below 2^-126", VALUE, contracts={"fused_add_rmsnorm_quant"},
+      seen="FlashInfer 0.6.18.post1 fused_add_rmsnorm_quant on an H200, built with fast math",
+      write=lambda call, made: made | {"residual": _flushed_sum(call)},
+      needs=need(lambda call: call.inputs["x"].dtype != torch.float16, "sums of float16 are no subnormal float32"),
+      same_if="no sum lies below 2^-126")
 fault("norm of the float32 sum where the rounded one is promised", CAST, seen="vLLM's static beside its dynamic kernel",
       contracts={"fused_add_rms_norm_static_fp8_quant"}, needs=narrow,
       options=lambda options: options | {"sum_in_dtype": False},
@@ -355,11 +368,19 @@ fault("norm of the rounded sum where the float32 one is promised", CAST, seen="v
       options=lambda options: options | {"sum_in_dtype": True}, same_if="all sums are values of the dtype")
 fault("norm kept in float32 where its dtype is promised", CAST, seen="FlashInfer's norm beside vLLM's",
       contracts=STEPWISE,
-      needs=narrow, options=lambda options: options | {"stepwise": False},
+      needs=narrow, options=lambda options: options | {"rounding": "none"},
       same_if="all products are values of the dtype")
+stepwise = need(lambda call: call.resolved.get("rounding", "each") == "each", "the norm is not rounded by itself")
+once = need(lambda call: call.resolved.get("rounding") == "product", "the norm is rounded by itself")
+fault("norm not rounded before its product with the weight", CAST, seen="vLLM 0.20.2's static norms on an H200",
+      contracts=STEPWISE, needs=both(stepwise, narrow), options=lambda options: options | {"rounding": "product"},
+      same_if="all norms are values of the dtype")
+fault("norm rounded before its product with the weight", CAST, seen="vLLM PR 37838, later static norms",
+      contracts=STEPWISE & NORM_STATIC, needs=both(once, narrow),
+      options=lambda options: options | {"rounding": "each"}, same_if="all norms are values of the dtype")
 fault("norm rounded where float32 is promised", CAST, seen="vLLM's norm beside FlashInfer's",
       contracts=NORMED - STEPWISE,
-      needs=narrow, options=lambda options: options | {"stepwise": True},
+      needs=narrow, options=lambda options: options | {"rounding": "each"},
       same_if="all products are values of the dtype")
 
 

@@ -261,6 +261,10 @@ _GRAMMARS: Mapping[str, Grammar] = {
     ),
     "to_blocked": Grammar(_MCG, ("u8",), ("-",), ("randn",), _scale_bytes, no_options),
     "from_blocked": Grammar(_MCG, ("u8",), ("-",), ("randn",), _blocked, _blocked_options, {"tile": ("8x4",)}),
+    "shuffle_matrix_sf_a": Grammar(
+        _MCG, ("u8",), ("-",), ("randn",), _scale_bytes, no_options,
+        shapes=("m=128,c=1,g=1", "m=384,c=7,g=1", "m=256,c=20,g=1"),
+    ),
     "swizzle_scale_experts": Grammar(
         _MCG, ("u8",), ("-",), ("randn",), _expert_scales, _placement, {"placement": ("flashinfer", "masked")},
         shapes=_EXPERTS,

@@ -17,12 +17,12 @@ from oracle.truth import layout, tiles
 ALIGN = "align_fp8_moe_weights_for_fi"
 REQUANTISE, FNUZ, CHANNELWISE = "requantize_with_max_scale", "normalize_e4m3fn_to_e4m3fnuz", "convert_to_channelwise"
 K_GROUPED = "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor"
-REORDER, SHUFFLE = "reorder_rows_for_gated_act_gemm", "shuffle_matrix_a"
+REORDER, SHUFFLE, OF_SCALES = "reorder_rows_for_gated_act_gemm", "shuffle_matrix_a", "shuffle_matrix_sf_a"
 CONTRACTS = frozenset({
     ALIGN, REQUANTISE, FNUZ, CHANNELWISE, REORDER, SHUFFLE, "per_tensor_dequantize", "ceil_to_ue8m0", "swap_w13_to_w31",
     "get_mn_major_tma_aligned_packed_ue8m0_tensor", "make_fp8_moe_alpha_scales_for_fi",
     "register_scales_for_trtllm_fp8_per_tensor_moe", "swizzle_scale", "to_blocked", "from_blocked",
-    "swizzle_scale_experts", "to_blocked_k_groups", K_GROUPED, "transform_sf_into_required_layout",
+    "swizzle_scale_experts", "to_blocked_k_groups", K_GROUPED, OF_SCALES, "transform_sf_into_required_layout",
 })  # fmt: skip
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -192,18 +192,28 @@ fault("rows of gated weights not reordered", MOVEMENT, seen="sglang PR 32430",
       contracts={REORDER}, write=entry("out", _given("w")), same_if="one row of each half")
 fault("rows of gated weights reordered backwards", MOVEMENT, seen="sglang PR 32430",
       contracts={REORDER}, write=entry("out", _inverse_rows), same_if="the order is its own inverse")
+ALIKE = "the rows that change places are alike"
 fault("weight rows not shuffled", MOVEMENT, seen="flashinfer 2907",
       contracts={SHUFFLE}, write=entry("out", _given("w")))
 fault("weight rows shuffled backwards", MOVEMENT, seen="flashinfer 2907",
       contracts={SHUFFLE}, write=entry("out", _inverse_rows), same_if="the order is its own inverse")
+fault("rows of scales not shuffled", MOVEMENT, seen="flashinfer 2907", contracts={OF_SCALES},
+      write=entry("out", lambda call, out: layout.swizzle_scale(call.inputs["scale"])), same_if=ALIKE)
+fault("rows of scales shuffled backwards", MOVEMENT, seen="flashinfer 2907", contracts={OF_SCALES}, same_if=ALIKE,
+      write=entry("out", lambda call, out: layout.swizzle_scale(
+          call.inputs["scale"][layout.inverse_order(layout.row_order(call.inputs["scale"].shape[0]))])))
+fault("rows of scales shuffled in blocks of 16", MOVEMENT, contracts={OF_SCALES}, same_if=ALIKE,
+      seen="by construction: the block of an epilogue tile of 64",
+      read=entry("scale", lambda scale: scale[layout.inverse_order(layout.row_order(scale.shape[0]))[
+          layout.row_order(scale.shape[0], epilogue_tile_m=64)]]))
 fault("packed exponents in reverse byte order", INDEX, seen="TransformerEngine PR 2589",
       contracts={"get_mn_major_tma_aligned_packed_ue8m0_tensor"}, write=entry("out", _word_order),
       same_if="every word reads the same in both orders")
 fault("128x4 swizzle omitted in the layout", INDEX, seen="triton PR 10382",
-      contracts={"swizzle_scale", "to_blocked"}, write=entry("out", _plain_layout),
+      contracts={"swizzle_scale", "to_blocked", OF_SCALES}, write=entry("out", _plain_layout),
       same_if="both layouts are the same memory")
 fault("padding of tiles not cleared", MOVEMENT, seen="flashinfer PR 3650, TransformerEngine PR 3070",
-      contracts={"to_blocked", "to_blocked_k_groups"}, write=entry("out", _stale_padding),
+      contracts={"to_blocked", "to_blocked_k_groups", OF_SCALES}, write=entry("out", _stale_padding),
       same_if="no tile has padding")
 fault("batch of scales swizzled as one tall matrix", INDEX, seen="flashinfer 3604",
       contracts={"swizzle_scale", "to_blocked"}, write=entry("out", _one_tall_matrix),

@@ -114,6 +114,21 @@ class ToBlockedKGroups(LayoutContract):
 
 
 @register
+class ShuffleMatrixSfA(LayoutContract):
+    """What ``nvfp4_quantize(do_shuffle=True)`` does to the scales of a weight; its codes are shuffled as they are."""
+
+    name = "shuffle_matrix_sf_a"
+    summary = "scales of a shuffled weight: rows in the order of the transposed MMA's fragments, then in tiles of 128x4"
+    source = "FlashInfer shuffle_matrix_sf_a, for TensorRT-LLM's kernels"
+    inputs = (TensorSpec("scale", ONE_BYTE, ("M", "C"), "scales by row, M a multiple of 128"),)
+    options = (OptionSpec("epilogue_tile_m", 128, None, "height of the epilogue's tile"),)
+    gpu = True
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        return {"out": tiles.shuffle_matrix_sf_a(inputs["scale"], positive(options, "epilogue_tile_m"))}
+
+
+@register
 class KGroupedPackedUe8m0(LayoutContract):
     name = "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor"
     gpu = True

@@ -4,6 +4,11 @@ Judged by the bits of an admitted reduction first (:mod:`oracle.tensorcore.logit
 products with the heads summed in any order. Outside its window a logit is unspecified, or -inf where the kernel is
 asked to clean (``clean_logits=True``). ``numerics`` names a reduction, ``<schedule>.any`` for the dot products of a
 schedule with heads in any order, or ``ieee32.any``.
+
+FP4 (DeepGEMM fp8_fp4_mqa_logits with a scale of q): E2M1 codes two in a byte, the even one in the low nibble; their
+E8M0 scales of 32 lie four in an int32, the first block in the lowest byte, of which ``D = 64`` uses two. They enter the
+dot products, and nothing scales the logits after. With ``max_seqlen_k`` row ``m`` holds its window from column 0 on.
+Not covered: tokens of several requests in one (``indices``).
 """
 
 from __future__ import annotations
@@ -11,6 +16,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -27,19 +34,25 @@ from oracle.numbers.formats import same_bits
 from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype
 from oracle.routines.base import E4M3, F32, INTEGERS, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.fault import Fault, Stage, fold
-from oracle.tensorcore.logits import LOGITS, predict_logits
+from oracle.tensorcore.logits import FP4, LOGITS, predict_logits
 from oracle.tensorcore.schedules import get as get_schedule
-from oracle.truth.gemm import ScaledProduct
-from oracle.truth.logits import Logits, exact, from_pages, schedule, shares
+from oracle.truth.gemm import Exact, ScaledProduct
+from oracle.truth.logits import BLOCK, Logits, exact, from_pages, nibbles, schedule, shares, words
 from oracle.verdict.compare import Admissible, Comparison, Status, Verdict, Worst, verdict
 from oracle.verdict.sets import Elements, Found, Prediction, Property, Sets, mostly_zero, rounded_to, with_float32
 
 CLEAN = OptionSpec("clean_logits", False, (False, True), "-inf outside the window, instead of unspecified")
 NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": ("sm90.mqa_logits",),
-    "sm100": ("sm100.chain.any",),
+    "sm100": ("sm100.mqa_logits",),
     "cpu": (IEEE32,),
 }
+NUMERICS_FP4: Mapping[str, tuple[str, ...]] = {
+    "sm100": tuple(name for name in LOGITS if name.startswith(FP4)),
+    **{arch: (f"{arch}.bf16.dequantised.any",) for arch in ("sm90", "sm89", "sm86", "sm80")},
+    "cpu": (IEEE32,),
+}
+BYTES, WORDS = (torch.uint8,), (torch.int32,)
 
 
 class LogitsContract(Contract):
@@ -48,7 +61,7 @@ class LogitsContract(Contract):
     section = "Attention logits"
     options: ClassVar[tuple[OptionSpec, ...]] = (CLEAN,)
     numerics = NUMERICS
-    golden_arches = ("cpu", "sm90")
+    golden_arches: ClassVar[tuple[str, ...]] = ("cpu", "sm90")
 
     @abstractmethod
     def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
@@ -58,22 +71,33 @@ class LogitsContract(Contract):
     def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
         """Columns of the output; those beyond a problem's keys are outside every window."""
 
+    def laid(self, problem: Logits, x: Tensor, columns: int, fill: float) -> Tensor:
+        """What the keys of a problem hold, ``x [M, N]``, in so many columns of the output."""
+        return _widened(x, columns, fill)
+
+    def dtypes(self, call: Call) -> tuple[torch.dtype, ...]:
+        """Those that the output may have."""
+        return F32
+
     def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
-        """Float64; outside the window -inf when cleaning, else NaN."""
+        """Float64, or what the options name; outside the window -inf when cleaned, else NaN."""
+        resolved = self.check(inputs, options)
+        dtype = resolved.get("out_dtype")
 
         def value(problem: Logits) -> Tensor:
             found = exact(problem)
-            return found.hi + found.lo
+            return _nearest(found, dtype) if isinstance(dtype, torch.dtype) else found.hi + found.lo
 
-        return self._assembled(inputs, self.check(inputs, options), value)
+        return self._assembled(inputs, resolved, value)
 
     def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> Tensor:
-        """The bits of a reduction (None: the one of sm90), float32; outside the window as :meth:`reference`."""
-        schedule = numerics or NUMERICS["sm90"][0]
-        return self._assembled(
-            inputs,
-            self.check(inputs, options),
-            lambda p: predict_logits(p.q, p.k, p.k_scale, p.weights, schedule=schedule),
+        """The bits of a reduction (None: the usual one), float32; outside the window as :meth:`reference`."""
+        return self._assembled(inputs, self.check(inputs, options), lambda p: self._bits(p, numerics))
+
+    def _bits(self, p: Logits, numerics: str | None = None) -> Tensor:
+        schedule = numerics or next(iter(self.numerics.values()))[0]
+        return predict_logits(
+            p.q, p.k, p.k_scale, p.weights, q_blocks=p.q_blocks, k_blocks=p.k_blocks, schedule=schedule
         )
 
     def _assembled(
@@ -83,62 +107,98 @@ class LogitsContract(Contract):
         columns, outside, rows = self.columns(inputs, options), -torch.inf if options["clean_logits"] else torch.nan, []
         for problem in self.problems(inputs, options):
             inside = value(problem).masked_fill(~problem.window(), outside)
-            rows.append(_widened(inside, columns, outside))
+            rows.append(self.laid(problem, inside, columns, outside))
         return torch.cat(rows)
 
     def outputs(self, call: Call) -> dict[str, Out]:
         problems, columns = self.problems(call.inputs, call.resolved), self.columns(call.inputs, call.resolved)
-        return {"out": Out((sum(p.q.shape[0] for p in problems), columns), F32, self.specified(call, problems))}
+        shape = sum(p.q.shape[0] for p in problems), columns
+        return {"out": Out(shape, self.dtypes(call), self.specified(call, problems))}
 
     def specified(self, call: Call, problems: list[Logits]) -> Tensor | None:
         """Bool ``[rows, columns]``: inside the windows; None where the rest is to be cleaned."""
-        return None if call.resolved["clean_logits"] else _windows(problems, self.columns(call.inputs, call.resolved))
+        if call.resolved["clean_logits"]:
+            return None
+        return self._windows(problems, self.columns(call.inputs, call.resolved))
+
+    def _windows(self, problems: list[Logits], columns: int) -> Tensor:
+        """Bool ``[rows, columns]``: the keys that each row attends to."""
+        return torch.cat([self.laid(problem, problem.window(), columns, False) for problem in problems])
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         problems, columns = self.problems(call.inputs, call.resolved), self.columns(call.inputs, call.resolved)
-        window = _windows(problems, columns)
+        window = self._windows(problems, columns)
         specified = torch.ones_like(window) if call.resolved["clean_logits"] else window
+        names = self.arithmetics(call, numerics)
 
-        def predictions(name: str) -> Iterator[Prediction]:
-            if name in LOGITS and all(problem.heads % 8 == 0 for problem in problems):
-                total = int(specified.sum())
+        def same(found: Found, name: str) -> bool:
+            bits = self.predict(call.inputs, numerics=name, **call.options).to(found["out"].dtype)
+            return bool((same_bits(bits, found["out"]) | ~specified).all())
 
-                def same(found: Found) -> bool:
-                    bits = self.predict(call.inputs, numerics=name, **call.options)
-                    return bool((same_bits(bits, found["out"]) | ~specified).all())
-
-                yield Prediction(f"bits of {name}", name, total, same)
+        def predictions(wider: bool) -> Iterator[Prediction]:
+            for name in () if wider else names:
+                if name in LOGITS and all(problem.heads % LOGITS[name].heads == 0 for problem in problems):
+                    check = partial(same, name=name)
+                    yield Prediction(f"bits of {name}", name, int(specified.sum()), check)
 
         def sets(name: str, wider: bool) -> Sets:
             def make() -> tuple[dict[str, Admissible], str]:
-                admitted, basis = _admissible(problems, name, specified)
+                admitted, basis = self._admissible(call, problems, name, specified)
                 return {"out": admitted}, basis
 
             mistrust = lambda found: _why_mistrust(problems, found["out"], window)  # noqa: E731
-            return Elements(make, name, wider, lambda: predictions(name), mistrust)
+            return Elements(make, name, wider, lambda: predictions(wider), mistrust)
 
-        name = self.arithmetics(call, numerics)[0]
-        return with_float32(sets, name, declared=numerics is not None)
+        return with_float32(sets, names[0], declared=numerics is not None)
 
     def expected(self, call: Call) -> dict[str, Tensor]:
-        """Float32; NaN outside the window (-inf when cleaning) and where a float32 sum may overflow."""
+        """NaN outside the window (-inf when cleaning) and where a float32 sum may overflow."""
         problems = self.problems(call.inputs, call.resolved)
-        window = _windows(problems, self.columns(call.inputs, call.resolved))
-        found, _ = _admissible(problems, IEEE32, torch.ones_like(window) if call.resolved["clean_logits"] else window)
+        window = self._windows(problems, self.columns(call.inputs, call.resolved))
+        specified = torch.ones_like(window) if call.resolved["clean_logits"] else window
+        found, _ = self._admissible(call, problems, IEEE32, specified)
         assert found.open is not None and found.specified is not None
-        return {"out": rounded_to(torch.where(found.open | ~found.specified, torch.nan, found.expected), torch.float32)}
+        value = torch.where(found.open | ~found.specified, torch.nan, found.expected)
+        return {"out": rounded_to(value, self.dtypes(call)[0])}
 
     def why_not(self, call: Call, numerics: str) -> str | None:
-        if numerics not in LOGITS and numerics.removesuffix(".any") not in LOGITS:
-            _accumulator(numerics)
+        base = numerics.removesuffix(".any")
+        if numerics == IEEE32:
+            return None
+        schedule = get_schedule(LOGITS[base].chain if base in LOGITS else base)
+        for problem in self.problems(call.inputs, call.resolved):
+            if (reason := schedule.why_not(problem.products(), out_dtype=torch.float32)) is not None:
+                return reason
         return None
+
+    def _admissible(
+        self, call: Call, problems: list[Logits], name: str, specified: Tensor
+    ) -> tuple[Admissible, str]:
+        basis, columns, acc, dtype = "", specified.shape[1], _accumulator(name), self.dtypes(call)[0]
+
+        def bound(product: ScaledProduct) -> Interval:
+            return ieee32_bound(product) if acc is None else residue_bound(product, acc)
+
+        edges: tuple[list[Tensor], ...] = ([], [], [])
+        opened = []
+        for problem in problems:
+            value = exact(problem)
+            interval = logits_bound(problem, bound)
+            basis = interval.name
+            found = admissible(value, _nearest(value, dtype), interval)
+            window = problem.window()
+            for rows, edge in zip(edges, (found.low, found.high, found.expected), strict=True):
+                rows.append(self.laid(problem, edge.masked_fill(~window, -torch.inf), columns, -torch.inf))
+            assert found.open is not None
+            opened.append(self.laid(problem, found.open & window, columns, False))
+        low, high, expected = (torch.cat(rows) for rows in edges)
+        return Admissible(low, high, expected, specified=specified, open=torch.cat(opened)), basis
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
         given = fold(call, faults, Stage.READ, dict(call.inputs))
         problems, columns = self.problems(given, call.resolved), self.columns(given, call.resolved)
-        bits = (predict_logits(p.q, p.k, p.k_scale, p.weights) for p in problems)
-        out = torch.cat([_widened(rows, columns, -torch.inf) for rows in bits])
-        out = out.masked_fill(~_windows(problems, columns), -torch.inf)
+        out = torch.cat([self.laid(p, self._bits(p), columns, -torch.inf) for p in problems])
+        out = out.masked_fill(~self._windows(problems, columns), -torch.inf).to(self.dtypes(call)[0])
         made: Tensor = fold(call, faults, Stage.WRITE, out)
         return {"out": made}
 
@@ -184,11 +244,7 @@ class Fp8PagedMqaLogits(LogitsContract):
 
     def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
         bound = super().extents(inputs)
-        if bound["R"] != bound["B"] * bound["T"]:
-            raise ShapeError(f"weights has {bound['R']} rows; B={bound['B']} requests of T={bound['T']} tokens differ")
-        if inputs["kv_cache"].dim() != 4 or inputs["kv_cache"].shape[3] != bound["D"] + 4:
-            shape = list(inputs["kv_cache"].shape)
-            raise ShapeError(f"kv_cache has shape {shape}; pass [blocks, P, 1, {bound['D'] + 4}]")
+        check_cache(inputs["kv_cache"], bound, bound["D"])
         return bound
 
     def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
@@ -196,12 +252,130 @@ class Fp8PagedMqaLogits(LogitsContract):
         return from_pages(q, cache, weights, lens, tables, max_model_len=self.columns(inputs, options))
 
     def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
-        if options["max_model_len"] is None:
-            return inputs["block_tables"].shape[1] * inputs["kv_cache"].shape[1]
-        columns = positive(options, "max_model_len")
-        if columns >= 1 << 31:
-            raise OptionError(f"max_model_len={columns}; context lengths are int32, so it is below {1 << 31}")
-        return columns
+        return paged_columns(inputs, options)
+
+
+def check_cache(cache: Tensor, bound: Mapping[str, int], width: int) -> None:
+    """Refuse a cache of another width than codes and scale of a key take, and another number of weights."""
+    if bound["R"] != bound["B"] * bound["T"]:
+        raise ShapeError(f"weights has {bound['R']} rows; B={bound['B']} requests of T={bound['T']} tokens differ")
+    if cache.dim() != 4 or cache.shape[3] != width + 4:
+        raise ShapeError(f"kv_cache has shape {list(cache.shape)}; pass [blocks, P, 1, {width + 4}]")
+
+
+def paged_columns(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+    """``max_model_len``, or what the blocks of the table hold."""
+    if options["max_model_len"] is None:
+        return inputs["block_tables"].shape[1] * inputs["kv_cache"].shape[1]
+    columns = positive(options, "max_model_len")
+    if columns >= 1 << 31:
+        raise OptionError(f"max_model_len={columns}; context lengths are int32, so it is below {1 << 31}")
+    return columns
+
+
+OUT = OptionSpec("out_dtype", None, (None, torch.float32, torch.bfloat16), "logits_dtype; None takes the output's own")
+WEIGHTS = TensorSpec("weights", (torch.float32, torch.bfloat16), None, "weight of each head; bf16 with a bf16 output")
+
+
+class Fp4Logits(LogitsContract):
+    """What the FP4 forms share."""
+
+    numerics = NUMERICS_FP4
+    golden_arches = ("cpu", "sm90", "sm100")
+
+    def dtypes(self, call: Call) -> tuple[torch.dtype, ...]:
+        named = call.resolved["out_dtype"]
+        return (named if isinstance(named, torch.dtype) else call.out_dtype,)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        half = inputs["weights"].dtype is torch.bfloat16
+        if half and resolved["out_dtype"] is not torch.bfloat16:
+            raise OptionError(f"weights are bfloat16 and out_dtype={resolved['out_dtype']}; pass torch.bfloat16")
+        return resolved
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        if 2 * bound["D2"] not in (BLOCK * n for n in (1, 2, 3, 4)):
+            raise ShapeError(f"q has D={2 * bound['D2']}; a word holds the scales of one to four blocks of {BLOCK}")
+        return bound
+
+
+@register
+class Fp4MqaLogits(Fp4Logits):
+    name = "fp8_fp4_mqa_logits"
+    gpu = True
+    summary = "the same logits of E2M1 codes with E8M0 scales of 32 inside the dot products"
+    source = "DeepGEMM fp8_fp4_mqa_logits with a scale of q"
+    inputs = (
+        TensorSpec("q", BYTES, ("M", "H", "D2"), "query codes, two a byte: [M, H, D/2]"),
+        TensorSpec("q_sf", WORDS, ("M", "H"), "four E8M0 bytes of each head"),
+        TensorSpec("k", BYTES, ("N", "D2"), "key codes, two a byte"),
+        TensorSpec("k_sf", WORDS, ("N",), "four E8M0 bytes of each key"),
+        replace(WEIGHTS, dims=("M", "H")),
+        TensorSpec("cu_seqlen_ks", INTEGERS, ("M",), "first key of each row"),
+        TensorSpec("cu_seqlen_ke", INTEGERS, ("M",), "end of the keys of each row, excluded"),
+    )
+    options = (CLEAN, OUT, OptionSpec("max_seqlen_k", 0, None, "columns, each row from its first key; 0: every key"))
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        longest = int((inputs["cu_seqlen_ke"].long() - inputs["cu_seqlen_ks"].long()).max())
+        columns = resolved["max_seqlen_k"]
+        if not isinstance(columns, int) or columns < 0 or columns and (columns < longest or resolved["clean_logits"]):
+            raise OptionError(
+                f"max_seqlen_k={columns}, clean_logits={resolved['clean_logits']}: it is 0, or at least the longest "
+                f"window ({longest}) and cleans nothing"
+            )
+        return resolved
+
+    def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
+        q, q_sf, k, k_sf, weights, start, stop = (inputs[spec.name] for spec in self.inputs)
+        depth, one = 2 * k.shape[1], torch.ones(k.shape[0], dtype=torch.float32, device=k.device)
+        blocks = words(q_sf, depth), words(k_sf, depth)
+        made = Logits(nibbles(q), nibbles(k), one, weights, start, stop, *blocks)
+        return [replace(made, first=start) if options["max_seqlen_k"] else made]
+
+    def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+        return int(str(options["max_seqlen_k"])) or inputs["k"].shape[0]
+
+    def laid(self, problem: Logits, x: Tensor, columns: int, fill: float) -> Tensor:
+        if problem.first is None:
+            return super().laid(problem, x, columns, fill)
+        at = problem.first[:, None].long() + torch.arange(columns, device=x.device)
+        inside = x.gather(1, at.clamp(max=x.shape[1] - 1))
+        return inside.masked_fill(at >= problem.stop[:, None], fill)
+
+
+@register
+class Fp4PagedMqaLogits(Fp4Logits):
+    """``[B * next_n, max_model_len]``; ``max_model_len`` None takes the blocks of the table."""
+
+    name = "fp8_fp4_paged_mqa_logits"
+    gpu = True
+    summary = "the FP4 logits with keys and scales in the blocks of a paged cache"
+    source = "DeepGEMM fp8_fp4_paged_mqa_logits with a scale of q"
+    inputs = (
+        TensorSpec("q", BYTES, ("B", "T", "H", "D2"), "query codes of the T new tokens, two a byte"),
+        TensorSpec("q_sf", WORDS, ("B", "T", "H"), "four E8M0 bytes of each head"),
+        TensorSpec("kv_cache", BYTES, None, "[blocks, P, 1, D/2 + 4]: codes of a block, then the words of its scales"),
+        replace(WEIGHTS, dims=("R", "H")),
+        *Fp8PagedMqaLogits.inputs[-2:],
+    )
+    options = (CLEAN, OUT, Fp8PagedMqaLogits.options[-1])
+
+    def extents(self, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+        bound = super().extents(inputs)
+        check_cache(inputs["kv_cache"], bound, bound["D2"])
+        return bound
+
+    def problems(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Logits]:
+        q, q_sf, cache, weights, lens, tables = (inputs[spec.name] for spec in self.inputs)
+        blocks, longest = words(q_sf, 2 * q.shape[-1]), self.columns(inputs, options)
+        return from_pages(nibbles(q), cache, weights, lens, tables, longest, q_blocks=blocks)
+
+    def columns(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> int:
+        return paged_columns(inputs, options)
 
 
 @register
@@ -250,29 +424,8 @@ def _judge_balance(found: list[int]) -> Verdict:
     return verdict(comparison, basis="every segment once, shares that differ by one at most", mistrust=mistrust)
 
 
-def _admissible(problems: list[Logits], name: str, specified: Tensor) -> tuple[Admissible, str]:
-    basis, columns, acc = "", specified.shape[1], _accumulator(name)
-
-    def bound(product: ScaledProduct) -> Interval:
-        return ieee32_bound(product) if acc is None else residue_bound(product, acc)
-
-    edges: tuple[list[Tensor], ...] = ([], [], [])
-    opened = []
-    for problem in problems:
-        value = exact(problem)
-        interval = logits_bound(problem, bound)
-        basis = interval.name
-        nearest = pair_to_dtype(
-            value.hi, value.lo, torch.float32, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF
-        )
-        found = admissible(value, nearest, interval)
-        window = problem.window()
-        for rows, edge in zip(edges, (found.low, found.high, found.expected), strict=True):
-            rows.append(_widened(edge.masked_fill(~window, -torch.inf), columns, -torch.inf))
-        assert found.open is not None
-        opened.append(_widened(found.open & window, columns, False))
-    low, high, expected = (torch.cat(rows) for rows in edges)
-    return Admissible(low, high, expected, specified=specified, open=torch.cat(opened)), basis
+def _nearest(value: Exact, dtype: torch.dtype) -> Tensor:
+    return pair_to_dtype(value.hi, value.lo, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
 
 
 def _accumulator(name: str) -> Accumulator | None:
@@ -286,16 +439,12 @@ def _accumulator(name: str) -> Accumulator | None:
 def _why_mistrust(problems: list[Logits], out: Tensor, window: Tensor) -> str | None:
     if not bool(window.any()):
         return "every window is empty"
-    for what in ("k_scale", "weights"):
+    for what in ("k_scale" if problems[0].k_blocks is None else "k_blocks", "weights"):
         tensors = [getattr(problem, what) for problem in problems if getattr(problem, what).numel()]
-        if max(t.numel() for t in tensors) > 1 and all(bool((t == t.flatten()[0]).all()) for t in tensors):
+        raw = [t.view(torch.uint8) if t.element_size() == 1 else t for t in tensors]
+        if max(t.numel() for t in raw) > 1 and all(bool((t == t.flatten()[0]).all()) for t in raw):
             return f"all values of {what} are equal, so a wrong index changes nothing"
     return mostly_zero(out[window])
-
-
-def _windows(problems: list[Logits], columns: int) -> Tensor:
-    """Bool ``[rows, columns]``: the keys that each row attends to."""
-    return torch.cat([_widened(problem.window(), columns, False) for problem in problems])
 
 
 def _widened(x: Tensor, columns: int, fill: float) -> Tensor:

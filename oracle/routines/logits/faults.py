@@ -7,13 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from oracle.numbers.formats import decode
-from oracle.routines.fault import ARITHMETIC, INDEX, MOVEMENT, Call, Change, Faults, entry, need
+from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, entry, need
+from oracle.routines.logits.contract import LogitsContract
+from oracle.truth.logits import dots
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
-FAULTS = Faults({"fp8_mqa_logits"})
+PLAIN, FP4, PAGED = "fp8_mqa_logits", "fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits"
+FAULTS = Faults({PLAIN, FP4})
 fault = FAULTS.declare
+EIGHT, FOUR = frozenset({PLAIN}), frozenset({FP4})
+CACHED = frozenset({"fp8_paged_mqa_logits", PAGED})
 
 UNSPECIFIED = "outside the window the contract leaves the content open unless the kernel cleans"
 
@@ -35,12 +39,15 @@ def _codes(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 def _recomputed(*, relu: bool, weighted: bool) -> Change:
     def change(call: Call, out: Tensor) -> Tensor:
-        q, k = decode(call.inputs["q"]), decode(call.inputs["k"])
-        x = torch.einsum("mhd,nd->mhn", q, k)
+        contract = call.contract
+        assert isinstance(contract, LogitsContract)
+        (problem,) = contract.problems(call.inputs, call.resolved)
+        x = dots(problem).hi
         x = x.clamp(min=0) if relu else x
-        w = call.inputs["weights"].to(torch.float64) if weighted else torch.ones_like(call.inputs["weights"]).double()
-        y = (x * w[:, :, None]).sum(dim=1) * call.inputs["k_scale"].to(torch.float64)[None, :]
-        return torch.where(torch.isneginf(out), out, y.to(torch.float32))
+        w = problem.weights.to(torch.float64)
+        y = (x * (w if weighted else torch.ones_like(w))[:, :, None]).sum(dim=1) * problem.k_scale.to(torch.float64)
+        made = contract.laid(problem, y, out.shape[1], -torch.inf)
+        return torch.where(torch.isneginf(out), out, made.to(out.dtype))
 
     return change
 
@@ -55,9 +62,10 @@ def _window(delta: int) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
     return change
 
 
-fault("k_scale of the next key", INDEX, seen="mlc-ai/TIRx-kernels PR 5",
+fault("k_scale of the next key", INDEX, seen="mlc-ai/TIRx-kernels PR 5", contracts=EIGHT,
       read=entry("k_scale", lambda scale: torch.roll(scale, -1)))
-fault("k_scale of the page's first key", INDEX, seen="aiter PR 5591", read=entry("k_scale", _page_first))
+fault("k_scale of the page's first key", INDEX, seen="aiter PR 5591", contracts=EIGHT,
+      read=entry("k_scale", _page_first))
 fault("weight of the next head", INDEX, seen="DeepGEMM 433", read=entry("weights", lambda w: torch.roll(w, -1, dims=1)))
 fault("weight of the previous token", INDEX, seen="DeepGEMM 433",
       read=entry("weights", lambda w: torch.roll(w, 1, dims=0)),
@@ -74,3 +82,82 @@ fault("logits outside the window finite", MOVEMENT, seen="DeepGEMM 433",
       read=_window(1 << 20), admissible_if=UNSPECIFIED)
 fault("masked logits filled with 0 instead of -inf", MOVEMENT, seen="flashinfer PR 4639",
       write=lambda out: torch.where(torch.isneginf(out), torch.zeros_like(out), out), admissible_if=UNSPECIFIED)
+
+
+# --- FP4: words of scales, nibbles ----------------------------------------------------------------------------------
+
+
+def _bytes(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Words of scales through a change of their bytes ``[.., 4]``."""
+    return lambda x: change(x.contiguous().view(torch.uint8).reshape(*x.shape, 4)).contiguous().view(x.dtype)[..., 0]
+
+
+def _used(bytes_: Tensor, change: Callable[[Tensor], Tensor], count: int) -> Tensor:
+    """The bytes of real blocks changed among themselves."""
+    return torch.cat([change(bytes_[..., :count]), bytes_[..., count:]], dim=-1)
+
+
+def _blocks(name: str, change: Callable[[Tensor], Tensor]) -> Change:
+    def read(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        count = inputs["q"].shape[-1] // 16
+        return inputs | {name: _bytes(lambda x: _used(x, change, count))(inputs[name])}
+
+    return read
+
+
+MINE = "no public thread: "
+EQUAL = "neighbours have equal scales"
+for letter in "qk":
+    for what, words, seen in (
+        ("next block", _blocks(f"{letter}_sf", lambda x: x.roll(-1, dims=-1)), "mlc-ai/TIRx-kernels PR 5"),
+        ("first block for all", _blocks(f"{letter}_sf", lambda x: x[..., :1].expand(x.shape)),
+         MINE + "one instruction's scale id for every step over K"),
+        ("blocks in reverse", _blocks(f"{letter}_sf", lambda x: x.flip(-1)), MINE + "a word read from its high byte"),
+    ):
+        fault(f"{letter} of FP4 logits: scale of the {what}", INDEX, seen=seen, contracts=FOUR, read=words,
+              same_if=EQUAL)
+    fault(f"{letter} of FP4 logits: nibbles of a byte exchanged", MOVEMENT, seen="pith-train PR 74", contracts=FOUR,
+          read=entry(letter, lambda x: (x << 4) | (x >> 4)), same_if="the two codes of every byte are equal")
+    fault(f"{letter} of FP4 logits: scales ignored", VALUE, seen=MINE + "the kernel without block scales (f8f6f4)",
+          contracts=FOUR, read=entry(f"{letter}_sf", lambda x: torch.full_like(x, 0x7F7F7F7F)))
+    fault(f"{letter} of FP4 logits: signs lost", CAST, seen="flashinfer PR 3932", contracts=FOUR,
+          read=entry(letter, lambda x: x & 0x77), same_if="no product of codes is negative")
+fault("q of FP4 logits: scale of the next head", INDEX, seen="DeepGEMM 433", contracts=FOUR,
+      read=entry("q_sf", lambda x: x.roll(-1, dims=-1)), same_if=EQUAL)
+fault("q of FP4 logits: scales of the next token", INDEX, seen="DeepGEMM 433", contracts=FOUR,
+      needs=need(lambda call: call.inputs["weights"].shape[0] > 1, "there is one token"),
+      read=entry("q_sf", lambda x: x.roll(-1, dims=0)), same_if=EQUAL)
+fault("k of FP4 logits: scale of the next key", INDEX, seen="mlc-ai/TIRx-kernels PR 5", contracts=FOUR,
+      read=entry("k_sf", lambda x: x.roll(-1, dims=0)), same_if=EQUAL)
+
+
+# --- pages ----------------------------------------------------------------------------------------------------------
+
+
+def _scales_of_cache(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The four bytes of a key ``[blocks, P, 4]`` behind the codes of every block."""
+
+    def read(cache: Tensor) -> Tensor:
+        blocks, page, _, width = cache.shape
+        flat, codes = cache.reshape(blocks, -1), page * (width - 4)
+        scale = change(flat[:, codes:].reshape(blocks, page, 4)).reshape(blocks, -1)
+        return torch.cat([flat[:, :codes], scale], dim=1).reshape(cache.shape)
+
+    return read
+
+
+fault("cache: scale of the next key", INDEX, seen="mlc-ai/TIRx-kernels PR 5", contracts=CACHED,
+      read=entry("kv_cache", _scales_of_cache(lambda x: x.roll(-1, dims=1))), same_if=EQUAL)
+fault("cache: scale of the page's first key", INDEX, seen="aiter PR 5591", contracts=CACHED,
+      read=entry("kv_cache", _scales_of_cache(lambda x: x[:, :1].expand(x.shape))), same_if=EQUAL)
+fault("cache: bytes of a key's scale reversed", INDEX, seen=MINE + "a word read from its high byte",
+      contracts={PAGED}, read=entry("kv_cache", _scales_of_cache(lambda x: x.flip(-1))), same_if=EQUAL)
+fault("cache: page of the next entry", INDEX, seen="aiter PR 5591", contracts=CACHED,
+      needs=need(lambda call: call.inputs["block_tables"].shape[1] > 1, "a request has one page"),
+      read=entry("block_tables", lambda x: x.roll(-1, dims=1)))
+fault("cache: pages of the next request", INDEX, seen="aiter PR 5591", contracts=CACHED,
+      needs=need(lambda call: call.inputs["block_tables"].shape[0] > 1, "there is one request"),
+      read=entry("block_tables", lambda x: x.roll(-1, dims=0)))
+fault("cache: last key of a context missed", MOVEMENT, seen="DeepGEMM 433", contracts=CACHED,
+      needs=need(lambda call: int(call.inputs["context_lens"].max()) > 1, "no context has two keys"),
+      read=entry("context_lens", lambda x: (x - 1).clamp(min=1)))

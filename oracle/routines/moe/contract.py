@@ -42,7 +42,7 @@ from oracle.routines.base import (
     positive,
     register,
 )
-from oracle.routines.moe.moe_ranges import act_span, outcome, shares, silu_span
+from oracle.routines.moe.moe_ranges import act_span, input_boxes, outcome, shares, silu_span
 from oracle.routines.products.contract import OUT_DTYPES
 from oracle.tensorcore.identify import Match
 from oracle.tensorcore.schedules import get as get_schedule
@@ -65,6 +65,8 @@ from oracle.verdict.sets import (
 
 BLOCK_NUMERICS = {"sm90": ("sm90.promote128",), "sm89": ("sm89.promote128",), "cpu": (IEEE32,)}
 TENSOR_NUMERICS = {"sm90": ("sm90.chain",), "sm89": ("sm89.chain",), "cpu": (IEEE32,)}
+WAYS = (Combine.STORED, Combine.WEIGHTED, Combine.FLOAT32, Combine.RUNNING)
+"""The combinations that the layers of moe_fp8 use."""
 ROUTERS = ("llama4", "deepseek_v3", "softmax")
 
 
@@ -150,7 +152,7 @@ class MoeFp8(Contract):
         ),
         OptionSpec("out_dtype", None, (None, *OUT_DTYPES), "dtype of the output; None takes the output's own"),
         OptionSpec(
-            "combine", None, (None, *(c.name for c in Combine)),
+            "combine", None, (None, *(c.name for c in WAYS)),
             "how the experts' outputs are weighted, stored and added; None admits any one",
         ),
     )  # fmt: skip
@@ -199,12 +201,13 @@ class MoeFp8(Contract):
         """For whatever a flipped code of the intermediate may do."""
         layer = call.once("layer", lambda: _call(call.inputs, call.resolved))
         declared = call.resolved["combine"] is not None
-        ways = [layer.steps.combine] if declared else list(Combine)
+        ways = [layer.steps.combine] if declared else WAYS
         mistrust = partial(why_mistrust, layer.tokens, layer.experts)
 
         def sets(combine: Combine, name: str, wider: bool) -> Sets:
             def make() -> tuple[dict[str, Admissible], str]:
-                admitted, basis = _admissible(call, layer, combine, name)
+                made_once = partial(_admissible, call, layer, combine, name)
+                admitted, basis = call.once(f"admissible by {combine.name} and {name}", made_once)
                 return {"out": admitted}, basis
 
             other = wider or combine is not ways[0]
@@ -217,13 +220,13 @@ class MoeFp8(Contract):
     def identify(
         self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
     ) -> list[Match]:
-        """Every :class:`Combine` by the fraction of elements that equal its reference, best first; ``arch`` changes
+        """Every one of :data:`WAYS` by the fraction of elements that equal its reference, best first; ``arch`` changes
         nothing. A right layer whose intermediate has other codes than the reference's is near 1, not 1."""
         call = Call(self, inputs, options).checked()
         out = self.taken(call, output)["out"]
         layer = _call(call.inputs, call.resolved)
         found = []
-        for combine in Combine:
+        for combine in WAYS:
             due = rounded_to(_expected(call, layer, combine), out.dtype)
             found.append(Match(combine.name, float(same_bits(due, out).double().mean()), out.numel()))
         return sorted(found, key=lambda match: -match.equal)
@@ -371,9 +374,10 @@ def _call(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> _Call:
 def _admissible(call: Call, layer: _Call, combine: Combine, name: str) -> tuple[Admissible, str]:
     acc = None if name == IEEE32 else of_schedule(get_schedule(name))
     given, steps = call.inputs.get("a_scale"), replace(layer.steps, combine=combine)
+    boxes, unknown = (None, None) if layer.x is None else input_boxes(layer.x, steps.recipe, given)
     parts = call.once(
         f"shares by {name}",
-        lambda: shares(layer.tokens, layer.experts, steps, numerics=name, acc=acc, x=layer.x, given=given),
+        lambda: shares(layer.tokens, layer.experts, steps, numerics=name, acc=acc, boxes=boxes, unknown=unknown),
     )
     found, fmt = outcome(layer.tokens, layer.experts, steps, parts), of_dtype(call.out_dtype)
     expected = nearest(_expected(call, layer, combine), fmt)

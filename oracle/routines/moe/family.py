@@ -2,14 +2,15 @@
 
 from oracle.routines.family import RoutineFamily
 from oracle.routines.layouts import faults as layouts
-from oracle.routines.moe import cases, contract, faults, moe_tensor
+from oracle.routines.moe import cases, contract, faults, moe_tensor, pipeline_cases, pipeline_contract, pipeline_faults
 from oracle.routines.products.faults import movement
 
 FAMILY = RoutineFamily(
     name="moe",
-    contracts=(contract, moe_tensor),
-    grammars=cases.GRAMMARS,
+    contracts=(contract, moe_tensor, pipeline_contract),
+    grammars={**cases.GRAMMARS, **pipeline_cases.GRAMMARS},
     # the catalogue names the faults of layouts before those of the layer, and those of runs among them
-    faults=(layouts.FAULTS, faults.ROUTING, faults.EXPERTS, movement.RUNS, faults.ACTIVATION, faults.LAYER),
-    goldens=cases.GOLDENS,
+    faults=(layouts.FAULTS, faults.ROUTING, faults.EXPERTS, movement.RUNS, faults.ACTIVATION, faults.LAYER,
+            pipeline_faults.FAULTS),
+    goldens=(*cases.GOLDENS, *pipeline_cases.GOLDENS),
 )

@@ -1,15 +1,17 @@
 """Intervals through a mixture-of-experts layer: sound although a code of the intermediate may flip.
 
-    1  first product    the interval of its accumulator, rounded to the stored dtype: ``[low, high]`` on that grid
+    1  first product    the interval of its accumulator, rounded to the stored dtype: ``[low, high]`` on that grid;
+                        where it is quantised too, codes and scales as in 3, and the hull of their products
     2  silu * up        silu falls to its minimum at x = -1.27846 and rises after it; a kernel's is within
-                        2^-20 (2^-20 + 2^-22 |x| for negative x) of it, relative; every rounding is monotone
+                        2^-20 (2^-20 + 2^-22 |x| for negative x) of it, relative; every rounding is monotone; a
+                        multiplier maps the ends, with one rounding
     3  quantiser        intervals of scales and codes (:mod:`oracle.bounds.code_boxes`)
     4  second product   :func:`oracle.bounds.boxed.boxed_product` over those alternatives
-    5  combination      STORED: rounded to the stored dtype, weighted; else weighted as float32 and, for WEIGHTED and
-                        RUNNING, rounded to the stored dtype then. The weight may meet the accumulator before its scales
-                        do: one rounding in another place, and 2^-149 times the scales where that underflows.
-                        Then the sum of intervals, plus (k + 2) u of its magnitudes for float32 sums in any order; of
-                        RUNNING the same roundings of both ends, slot by slot: they are monotone
+    5  combination      :class:`oracle.truth.moe.Ways`: each rounding maps both ends. A weight that meets the
+                        accumulator itself may do so before its scales do: one rounding in another place, and 2^-149
+                        times the scales where that underflows. Sums in float32: plus (k + 2) u of their magnitudes, in
+                        any order. Rounded sums slot by slot: the same roundings of both ends, which are monotone.
+                        Rounded sums in any order: :func:`any_order`
 
 Every step maps an interval to one that holds all its images, so a right kernel is never refused. A token reached by
 NaN, infinity or a possible float32 overflow is open, the others are not. Not covered: recipes that code_boxes does not
@@ -18,8 +20,10 @@ cover.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -30,14 +34,29 @@ from oracle.bounds.boxed import Box, Range, boxed_product
 from oracle.bounds.code_boxes import code_boxes
 from oracle.bounds.engines import exact
 from oracle.bounds.product import ETA, U
-from oracle.numbers.formats import FP32, decode, of_dtype
+from oracle.numbers.formats import FP32, Format, decode, of_dtype
+from oracle.numbers.recipes import Recipe
 from oracle.truth.gemm import ScaledProduct, rounded
-from oracle.truth.moe import Activation, Combine, Experts, Steps, Tokens, nearest, running_sum
+from oracle.truth.moe import (
+    Activation,
+    Addition,
+    Combine,
+    Experts,
+    Steps,
+    Tokens,
+    added,
+    between,
+    nearest,
+    running_sum,
+    stored_as,
+)
 from oracle.truth.routing import DEVICE_ERROR, DEVICE_SLOPE, FLUSH, Span, sigmoid
 from oracle.verdict.products import interval_of
 
 SILU_ARGMIN = -1.2784645427610738
 SILU_MIN = -0.27846454276107385
+MOST_TERMS = 8
+"""Terms of a sum in any order whose least and largest values are sought over all orders: 1,024 additions."""
 
 
 @dataclass(frozen=True)
@@ -80,73 +99,115 @@ def shares(
     *,
     numerics: str,
     acc: Accumulator | None,
-    x: Tensor | None = None,
-    given: Tensor | None = None,
+    boxes: Sequence[Box] | None = None,
+    unknown: Tensor | None = None,
 ) -> Shares:
     """The intervals of the second products, whatever combines them.
 
     ``numerics`` names the arithmetic of the products (:func:`oracle.verdict.products.interval_of`) and ``acc`` is its
-    accumulator, None for float32 in any order. With ``x [T, H]`` the layer quantises its input itself (with the scale
-    ``given``, where the recipe wants one) and only its intervals of codes are used, not ``tokens.codes``.
+    accumulator, None for float32 in any order. Where the input is not known exactly (:func:`input_boxes`) its ``boxes``
+    are used and not ``tokens.codes``; nothing is claimed of the rows ``unknown [T]``.
     """
     made, basis, flips, count = list[Share](), numerics, 0, 0
-    none = torch.zeros(tokens.codes.shape[0], dtype=torch.bool, device=tokens.codes.device)
-    inputs, unknown = ([], none) if x is None else _input_boxes(x, steps, given)
-    between = FP32 if steps.activation is Activation.NONE else of_dtype(steps.store)
+    fmt, first = of_dtype(between(steps)), steps.first or steps.store
     for expert, token, slot in tokens.slots(experts):
-        if x is None:
-            h, lost = stored_span(experts.product("w13", expert, *tokens.rows(token)), steps.store, numerics)
+        if boxes is None:
+            h, lost = stored_span(experts.product("w13", expert, *tokens.rows(token)), first, numerics)
         else:
-            taken = [box.taken(token) for box in inputs]
-            h, lost, _ = boxed_span(taken, experts, "w13", expert, steps.store, acc)
+            h, lost, _ = boxed_span([box.taken(token) for box in boxes], experts, "w13", expert, first, acc)
+        if unknown is not None:
             lost = lost | unknown[token]
-        act, burst = _finite(act_span(h, steps))
-        boxes, flipped = code_boxes(act, steps.recipe, between, experts.intermediate_scale)
-        found = boxed_range(boxes, experts, "w2", expert, acc)
-        flips, count, basis = flips + flipped, count + boxes[0].low.numel(), found.name
-        scales = max(float(b.scale_high.max()) for b in boxes), float(experts.w2_scale[expert].abs().max())
+        if steps.hidden is not None:
+            h = _read_back(h, steps.hidden, of_dtype(first))
+        act, burst = _finite(_multiplied(act_span(h, steps), experts.multiplier, fmt))
+        codes, flipped = code_boxes(act, steps.recipe, fmt, experts.intermediate_scale)
+        found = boxed_range(codes, experts, "w2", expert, acc)
+        flips, count, basis = flips + flipped, count + codes[0].low.numel(), found.name
+        scales = max(float(b.scale_high.max()) for b in codes), float(experts.w2_scale[expert].abs().max())
         made.append(Share(token, slot, found, lost | burst, max(1.0, scales[0]) * max(1.0, scales[1])))
     return Shares(made, basis, flips, count)
 
 
-def outcome(tokens: Tokens, experts: Experts, steps: Steps, found: Shares) -> Outcome:
-    """The interval of a layer's output by ``steps.combine``."""
-    combine, weights, fmt = steps.combine, tokens.output_weights(), of_dtype(steps.store)
+def outcome(
+    tokens: Tokens, experts: Experts, steps: Steps, found: Shares, weights: Span | None = None
+) -> Outcome:
+    """The interval of a layer's output by ``steps.combine``; with ``weights [T, k]`` the weights lie between bounds."""
+    combine, fmt = steps.combine.value, of_dtype(steps.store)
+    weights = weights or Span(*(tokens.output_weights(),) * 2)
+    if combine.weight:
+        weights = Span(nearest(weights.low, fmt), nearest(weights.high, fmt))
     shape = (tokens.codes.shape[0], experts.w2.shape[1])
-    low, high, size = (torch.zeros(shape, dtype=torch.float64, device=tokens.codes.device) for _ in range(3))
-    open_ = torch.zeros(shape[0], dtype=torch.bool, device=low.device)
-    running = combine is Combine.RUNNING
-    ends = [torch.zeros((tokens.ids.shape[1] if running else 0, *shape), dtype=torch.float64, device=low.device)
-            for _ in range(2)]  # fmt: skip
+    open_ = torch.zeros(shape[0], dtype=torch.bool, device=tokens.codes.device)
+    low, high = (
+        torch.zeros((tokens.ids.shape[1], *shape), dtype=torch.float64, device=open_.device) for _ in range(2)
+    )
     for share in found.of:
         token, slot = share.token, share.slot
-        y, overflow = rounded_span(share.found, steps.store if combine is Combine.STORED else torch.float32)
-        w = weights[token, slot, None]
-        left, right = torch.minimum(w * y.low, w * y.high), torch.maximum(w * y.low, w * y.high)
-        if combine is not Combine.STORED:
+        y, overflow = rounded_span(share.found, stored_as(steps))
+        ends = [w[token, slot, None] for w in (weights.low, weights.high)]
+        corners = torch.stack([w * edge for w in ends for edge in (y.low, y.high)])
+        left, right = corners.amin(dim=0), corners.amax(dim=0)
+        if not combine.stored:
             width = 2 * U * torch.maximum(left.abs(), right.abs()) + 2 * ETA * share.largest_scale
             left, right = left - width, right + width
-        if combine in (Combine.WEIGHTED, Combine.RUNNING):
+        if combine.term:
             left, right = nearest(left, fmt), nearest(right, fmt)
         gone = share.lost | overflow | ~torch.isfinite(left).all(dim=1) | ~torch.isfinite(right).all(dim=1)
         open_[token] |= gone
-        left, right = (torch.where(gone[:, None], 0.0, end) for end in (left, right))
-        if running:
-            ends[0][slot, token], ends[1][slot, token] = left, right
-            continue
-        low.index_add_(0, token, left)
-        high.index_add_(0, token, right)
-        size.index_add_(0, token, torch.maximum(left.abs(), right.abs()))
-    if running:
-        low, high = (running_sum(end, steps.store) for end in ends)
-        open_ |= ~(torch.isfinite(low) & torch.isfinite(high)).all(dim=1)
-        span = Span(low, high)
-    else:
+        low[slot, token], high[slot, token] = (torch.where(gone[:, None], 0.0, end) for end in (left, right))
+    if combine.addition is Addition.FLOAT32:
         n = tokens.ids.shape[1] + 2
-        slack = n * U / (1 - n * U) * (1 + 2.0**-20) * size + n * ETA
-        span = Span(low - slack, high + slack)
-    basis = found.basis if combine is Combine.STORED else f"{found.basis}, combine {combine.name}"
+        slack = n * U / (1 - n * U) * (1 + 2.0**-20) * torch.maximum(low.abs(), high.abs()).sum(dim=0) + n * ETA
+        span = Span(low.sum(dim=0) - slack, high.sum(dim=0) + slack)
+    else:
+        both = Span(low, high)
+        span = any_order(both, steps.store) if combine.addition is Addition.ANY else in_order(both, steps.store)
+        open_ |= ~(torch.isfinite(span.low) & torch.isfinite(span.high)).all(dim=1)
+    basis = found.basis if steps.combine is Combine.STORED else f"{found.basis}, combine {steps.combine.name}"
     return Outcome(span, open_[:, None].expand(shape), basis, found.flips, found.intermediates)
+
+
+def in_order(terms: Span, dtype: torch.dtype) -> Span:
+    """Bounds of the sum over the first axis, slot by slot, each sum rounded to ``dtype``."""
+    return Span(running_sum(terms.low, dtype), running_sum(terms.high, dtype))
+
+
+def any_order(terms: Span, dtype: torch.dtype) -> Span:
+    """Bounds of ``dtype`` sums over the first axis, one term after the other in any order, each sum rounded.
+
+    Of one order the sum is monotone in each term, so the least over all orders and terms is that of the lower ends.
+    With ``f(S)`` the least sum of the terms ``S``: ``f(S) = min over its last term j of RN(f(S - j) + t_j)``, since
+    ``RN(a + t_j)`` is monotone in ``a``: exact, in ``k 2^(k-1)`` additions. Above :data:`MOST_TERMS` terms the bound of
+    Higham (4.4) holds every order, each of whose ``k - 1`` roundings errs by ``u`` of its sum (or half a subnormal)::
+
+        |sum - exact| <= (k - 1) u / (1 - (k - 1) u) sum |t| + (k - 1) eta / 2
+
+    Terms that are 0 (experts of other ranks) change nothing.
+    """
+    nothing = (terms.low == 0) & (terms.high == 0)
+    present = [slot for slot in range(len(nothing)) if not bool(nothing[slot].all())]
+    low, high = terms.low[present], terms.high[present]
+    count = len(present)
+    if count > MOST_TERMS:
+        fmt = of_dtype(dtype)
+        u, eta = 2.0 ** -(fmt.fraction_bits + 1), fmt.min_subnormal
+        gamma = (count - 1) * u / (1 - (count - 1) * u) * (1 + 2.0**-40)
+        slack = gamma * torch.maximum(low.abs(), high.abs()).sum(dim=0) + count * eta
+        return Span(nearest(low.sum(dim=0) - slack, fmt), nearest(high.sum(dim=0) + slack, fmt))
+    return Span(_extreme(low, dtype, torch.minimum), _extreme(high, dtype, torch.maximum))
+
+
+def _extreme(terms: Tensor, dtype: torch.dtype, pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The least or largest sum of all terms over every order: one set of terms after the other, by its number."""
+    sums = {0: torch.zeros(terms.shape[1:], dtype=torch.float64, device=terms.device)}
+    count = terms.shape[0]
+    for size in range(1, count + 1):
+        made = {}
+        for members in combinations(range(count), size):
+            ends = [added(sums[sum(1 << m for m in members if m != j)], terms[j], dtype) for j in members]
+            made[sum(1 << m for m in members)] = reduce(pick, ends)
+        sums = made
+    return sums[(1 << count) - 1]
 
 
 def stored_span(product: ScaledProduct, dtype: torch.dtype, numerics: str) -> tuple[Span, Tensor]:
@@ -173,11 +234,12 @@ def boxed_range(
     boxes: Sequence[Box], experts: Experts, which: str, expert: int, acc: Accumulator | None
 ) -> Range:
     """Bounds of a product of boxes with a weight, before it is stored."""
-    weight, scale = getattr(experts, which)[expert], getattr(experts, f"{which}_scale")[expert]
-    rows, columns = weight.shape
-    if scale.dim() == 0:
-        return boxed_product(boxes, weight, scale.reshape(1, 1), block=columns, b_rows=rows, acc=acc)
-    return boxed_product([_by_block(box, scale) for box in boxes], weight, scale, block=128, b_rows=128, acc=acc)
+    scale, block, b_rows = experts.scale(which, expert)
+    if experts.alpha is not None:
+        alpha = decode(experts.alpha[which == "w2"][expert]).reshape(1, 1).expand(boxes[0].low.shape[0], 1)
+        boxes = [replace(box, scale_low=alpha, scale_high=alpha) for box in boxes]
+    fitting = [_by_block(box, scale) for box in boxes]
+    return boxed_product(fitting, getattr(experts, which)[expert], scale, block=block, b_rows=b_rows, acc=acc)
 
 
 def rounded_span(found: Range, store: torch.dtype) -> tuple[Span, Tensor]:
@@ -204,8 +266,28 @@ def act_span(h: Span, steps: Steps) -> Span:
     low, high = low - 2 * U * low.abs() - 2.0**-148, high + 2 * U * high.abs() + 2.0**-148
     if steps.activation is Activation.EACH:  # a product of two stored values is exact before it is rounded
         low, high = corners.amin(dim=0), corners.amax(dim=0)
-    into = FP32 if steps.activation is Activation.NONE else fmt
+    into = of_dtype(between(steps))
     return Span(nearest(low, into), nearest(high, into))
+
+
+def _multiplied(act: Span, multiplier: Tensor | None, fmt: Format) -> Span:
+    """Bounds of the activation times its multiplier, rounded once."""
+    if multiplier is None:
+        return act
+    ends = act.low * decode(multiplier), act.high * decode(multiplier)
+    return Span(nearest(torch.minimum(*ends), fmt), nearest(torch.maximum(*ends), fmt))
+
+
+def _read_back(h: Span, recipe: Recipe, fmt: Format) -> Span:
+    """The hull of codes times scale over the boxes of a quantised first product, each product rounded to float32."""
+    group = recipe.block.columns or h.low.shape[1]
+    ends = []
+    for box in code_boxes(h, recipe, fmt, None)[0]:
+        scales = [s.repeat_interleave(group, dim=1)[:, : h.low.shape[1]] for s in (box.scale_low, box.scale_high)]
+        corners = torch.stack([end * scale for end in (box.low, box.high) for scale in scales])
+        ends.append((corners.amin(dim=0), corners.amax(dim=0)))
+    low, high = (torch.stack(e) for e in zip(*ends, strict=True))
+    return Span(nearest(low.amin(dim=0), FP32), nearest(high.amax(dim=0), FP32))
 
 
 def silu_span(x: Span) -> Span:
@@ -217,11 +299,11 @@ def silu_span(x: Span) -> Span:
     return Span(low - error * low.abs() - 128 * FLUSH, high + error * high.abs() + 128 * FLUSH)
 
 
-def _input_boxes(x: Tensor, steps: Steps, given: Tensor | None) -> tuple[list[Box], Tensor]:
+def input_boxes(x: Tensor, recipe: Recipe, given: Tensor | None) -> tuple[list[Box], Tensor]:
     """Boxes of the quantised input, and its rows ``[T]`` with NaN or infinity, of which nothing is claimed."""
     rows = decode(x)
     known, unknown = _finite(Span(rows, rows))
-    boxes, _ = code_boxes(known, steps.recipe, of_dtype(x.dtype), given)
+    boxes, _ = code_boxes(known, recipe, of_dtype(x.dtype), given)
     return boxes, unknown
 
 

@@ -57,10 +57,11 @@ KEPT = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to route: experts ``[T]`` (global; -1 for none), and tokens about which nothing is claimed."""
+    """One way to route: experts ``[T]`` (global; -1 for none), tokens about which nothing is claimed, its number."""
 
     ids: Tensor
     lost: Tensor
+    number: int
 
 
 @register
@@ -145,7 +146,7 @@ class RoutedSets(Sets):
                 break
             other, _ = self._admissible(choice)
             better = wrong & ~compare(out, other).bad.any(dim=1)
-            sets, ids = _taken(sets, other, better), torch.where(better, choice.ids, ids)
+            sets, ids = taken(sets, other, better), torch.where(better, choice.ids, ids)
         one = out.new_ones((1, 1), dtype=torch.float32)
         tokens = Tokens(out, one, ids[:, None], one.expand(ids.shape[0], 1), on_input=True)
         basis = f"{basis}, routing weight in {str(self.kept).removeprefix('torch.')}"
@@ -160,8 +161,10 @@ class RoutedSets(Sets):
         return {"out": ranged(self._admissible(ways[0])[0], torch.bfloat16)}
 
     def _admissible(self, choice: Choice) -> tuple[Admissible, str]:
+        """Computed once for a call."""
         experts = experts_of(self.call.inputs, self.call.resolved)
-        return _admissible(self.call.inputs, experts, choice, self.kept, self.numerics)
+        made = partial(_admissible, self.call.inputs, experts, choice, self.kept, self.numerics)
+        return self.call.once(f"admissible {choice.number} by {self.kept} and {self.numerics}", made)
 
 
 def choices(logits: Tensor) -> list[Choice]:
@@ -175,7 +178,7 @@ def choices(logits: Tensor) -> list[Choice]:
     for n in range(most):
         wanted = torch.where(lost | (count <= n), 1, n + 1)
         ids = ((place == wanted[:, None]) & tied).to(torch.int64).argmax(dim=1)
-        found.append(Choice(ids, lost))
+        found.append(Choice(ids, lost, n))
     return found
 
 
@@ -245,7 +248,7 @@ def _rescaled(act: Span) -> Span:
     return Span(act.low - 8 * U * act.low.abs(), act.high + 8 * U * act.high.abs())
 
 
-def _taken(sets: Admissible, other: Admissible, rows: Tensor) -> Admissible:
+def taken(sets: Admissible, other: Admissible, rows: Tensor) -> Admissible:
     """``sets`` with the given rows of ``other``."""
     pick = rows[:, None]
     low, high, expected = (

@@ -52,12 +52,14 @@ GLOBAL = TensorSpec("global_scale", F32, ("1",), "2688/amax of the tensor, or it
 
 def pack(codes: Tensor) -> Tensor:
     """4-bit codes ``[M, K]`` as bytes ``[M, K/2]``: the low nibble is the even column."""
-    return codes[..., ::2] | codes[..., 1::2] << 4
+    pairs = codes.contiguous().view(torch.int16)  # little-endian: the even column is the low byte
+    return (pairs | pairs >> 4).to(torch.uint8)
 
 
 def unpack(packed: Tensor) -> Tensor:
     """The inverse of :func:`pack`."""
-    return torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2)
+    pairs = packed.to(torch.int16)
+    return (pairs & 0xF | (pairs & 0xF0) << 4).view(torch.uint8)
 
 
 def stored(scale: Tensor, layout: str) -> Tensor:
@@ -277,6 +279,7 @@ class ScaledFp4Quant(Nvfp4Quantize):
     """vLLM allocates the scales uninitialised, and the loop that should clear their padding is empty."""
 
     name = "scaled_fp4_quant"
+    gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "NVFP4 as vLLM quantises it: scales in 128x4 tiles whose padding is unspecified"
     source = "vLLM csrc nvfp4_quant_kernels.cu, nvfp4_utils.cuh @07c13c7"
     options = (OptionSpec("layout", LAYOUTS[0], LAYOUTS[:1], "how the scale bytes lie"),)

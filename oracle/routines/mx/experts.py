@@ -58,6 +58,7 @@ class ExpertQuantiser(BlockQuantiser):
     """A quantiser of rows that belong to experts."""
 
     owns_padding = False
+    gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     roles = {}
 
     @abstractmethod

@@ -18,7 +18,7 @@ from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Fa
 from oracle.routines.fault import ones as ones_of
 from oracle.routines.mx.contract import BlockQuantiser, loaded, stored
 from oracle.routines.mx.experts import HEIGHT, ExpertQuantiser, starts
-from oracle.routines.mx.faults import EXPERTS, MINE, QUANTISERS
+from oracle.routines.mx.faults import EXPERTS, MINE, MODED, QUANTISERS
 from oracle.routines.mx.tokens import ROW_SCALE, row_scales
 from oracle.routines.quantisers.contract import Values, prepared
 from oracle.truth.hadamard import SIZE, matrix
@@ -31,12 +31,22 @@ fault = FAULTS.declare
 NEAR = "beside a midpoint right formulas give either code unless the scale is a power of two"
 FREE = "codes are free under a scale of 0"
 
+def _field(**fields: object) -> Callable[..., object]:
+    return lambda recipe: replace(recipe, **fields)
+
+
 fault("nothing written", MOVEMENT, seen="FlashInfer fp4_quantize on sm90: the body is compiled for sm100 and later",
       write=lambda outputs: {name: torch.zeros_like(x.view(torch.uint8)).view(x.dtype) for name, x in outputs.items()},
       same_if="every block is zero")
 fault("codes 7 for zeros under a scale that rounds to 0", CAST, contracts={"nvfp4_quantize", "nvfp4_quantize_of_fp8"},
       seen="FlashInfer cvt_warp_fp16_to_fp4: 0 times R(0)", codes=lambda call, codes: _sevens(call, codes),
       same_if="no scale rounds to 0", admissible_if=FREE)
+
+TINY = "no shared scale is 2^-127"
+fault("values coded as they are under a scale of 2^-127", VALUE, contracts={"mxfp6_quantize"}, same_if=TINY,
+      seen="torchao 0.18.0 _to_mx_rceil: torch.where(exponent == 0, 1.0, ..)", recipe=_field(unit_at_byte_0=True))
+fault("values coded over 2^-126 under a scale of 2^-127", VALUE, contracts=MODED, same_if=TINY,
+      seen="torchao 0.18.0 to_mx: clamp(scale_fp32, min=F32_MIN_NORMAL)", recipe=_field(divides_by_bits=True))
 
 
 def _sevens(call: Call, codes: Tensor) -> Tensor:
@@ -320,10 +330,6 @@ fault("rows of the previous expert's buffer", INDEX, contracts=EXPERTS, seen=MIN
 
 FP4 = frozenset({"per_token_cast_to_fp4"})
 across = need(lambda call: call.inputs["x"].shape[1] > int(str(call.resolved["gran_k"])), "one group across")
-
-
-def _field(**fields: object) -> Callable[..., object]:
-    return lambda recipe: replace(recipe, **fields)
 
 
 fault("FP4 ties to the even code", CAST, contracts=FP4, recipe=_field(rounding=CodeRounding.NEAREST_EVEN),

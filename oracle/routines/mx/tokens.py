@@ -23,7 +23,7 @@ from torch import Tensor
 from oracle.bounds.quantiser import APPROXIMATE_WIDTH, U
 from oracle.numbers import mx_recipes
 from oracle.numbers.formats import FP32, decode
-from oracle.numbers.quantize import WIDE, Prepared, prepare
+from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 from oracle.routines.base import E4M3, F32, Call, Out, TensorSpec, register
@@ -52,6 +52,7 @@ def row_scales(x: Tensor, a_global_sf: Tensor) -> Tensor:
 @register
 class Nvfp4QuantizePerToken(Nvfp4Quantize):
     name = "nvfp4_quantize_per_token"
+    gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "NVFP4 under a float32 scale of each row, which is returned as well"
     source = "FlashInfer nvfp4_quantize(per_token_activation=True)"
     inputs = (
@@ -112,11 +113,12 @@ class _OfFp8(BlockQuantiser):
     """A quantiser of E4M3 values."""
 
     packed = True
+    gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
 
     def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
         x, *ends = halves(inputs["x"], inputs.get("global_scale"))
         scale = inputs.get("global_scale")
-        return prepare(x, global_scale=scale, span=(ends[0], ends[1]))
+        return prepare(x, global_scale=scale, ends=Ends(ends[0], ends[1]))
 
 
 def halves(x8: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from oracle.errors import InputError, ShapeError
 from oracle.numbers import mx_recipes
 from oracle.numbers.formats import decode
-from oracle.numbers.quantize import WIDE, Prepared, prepare
+from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Candidates, Recipe
 from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec, register
 from oracle.routines.mx.contract import GLOBAL, LAYOUT, Nvfp4Quantize
@@ -54,6 +54,7 @@ class _Training(Nvfp4Quantize):
 @register
 class Nvfp4QuantizeStochastic(_Training):
     name = "nvfp4_quantize_stochastic"
+    gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "NVFP4 whose codes are rounded stochastically: either neighbour of a quotient is right"
     source = "TransformerEngine NVFP4Quantizer(stochastic_rounding=True); util/ptx.cuh stochastic_round_fp4_e2m1"
     options = (LAYOUT, SEED)
@@ -87,7 +88,7 @@ class Nvfp4Quantize2d(_Training):
         return resolved
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
-        return (mx_recipes.TE_NVFP4_2D,)
+        return mx_recipes.TE_NVFP4_2D, mx_recipes.TE_NVFP4_2D_REFERENCE
 
 
 @register
@@ -99,7 +100,8 @@ class Nvfp4Quantize4over6(_Training):
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
         error = Candidates[str(options["error"]).upper()]
-        return mx_recipes.FLASHINFER_4OVER6[error], mx_recipes.FLASHINFER_4OVER6_FAST[error]
+        by_error = mx_recipes.FLASHINFER_4OVER6, mx_recipes.FLASHINFER_4OVER6_FAST, mx_recipes.TE_4OVER6_REFERENCE
+        return tuple(recipes[error] for recipes in by_error)
 
 
 def _summable(x: Tensor) -> None:
@@ -167,4 +169,4 @@ class Nvfp4QuantizeRht(_Training):
 
     def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
         made, low, high = transform_ends(inputs["x"], torch.bfloat16, _signs(options))
-        return prepare(made, global_scale=inputs["global_scale"], span=(low, high))
+        return prepare(made, global_scale=inputs["global_scale"], ends=Ends(low, high))

@@ -28,6 +28,7 @@ FOUR_BITS = "e2m1"
 # One row and one whole tile of scales; a row and columns beyond a tile; fewer columns than a tile; a long K.
 SHAPES = ((1, 128, 256), (130, 136, 160), (33, 128, 352), (9, 192, 1056))
 FAMILY_SHAPE = (17, 136, 224)
+SHUFFLED_SHAPE = (17, 160, 224)
 Shape = tuple[int, int, int, int]
 NO_NAN = 0xBF  # clears a bit that every NaN of E4M3 has
 # Bytes of scales by family: [low, high) of a, then of b.
@@ -140,7 +141,10 @@ def _options(case: Case) -> dict[str, object]:
 
 
 def _small_tiles(case: Case) -> dict[str, object]:
-    return _options(case) | {"use_8x4_sf_layout": case.option("layout") == "8x4"}
+    if case.option("order") == "shuffled" and case["n"] % 32:
+        raise CaseError(f"n={case['n']} of {case.contract}: shuffled rows come in blocks of 32")
+    shuffled = {"shuffled": True} if case.option("order") else {}
+    return _options(case) | {"use_8x4_sf_layout": case.option("layout") == "8x4"} | shuffled
 
 
 def _fp4(case: Case) -> dict[str, object]:
@@ -236,6 +240,24 @@ def _offsets(case: Case) -> dict[str, Tensor]:
     return given
 
 
+def _k_groups(case: Case) -> dict[str, Tensor]:
+    """Groups of any multiple of 32; the second of several is empty, and a last eighth of K belongs to nobody."""
+    m, n, k = case["m"], case["n"], case["k"]
+    if k % MX:
+        raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
+    given = {"mat_a": codes(case, "mat_a", 0, m, k), "mat_b": codes(case, "mat_b", 1, n, k)}
+    ends = _ends(case, "offs", MX, k - k // 8 // MX * MX)
+    empty = torch.empty(0, dtype=torch.uint8 if case.option("scales") else UE8M0, device="cpu")
+    given |= {"offs": torch.tensor(ends, dtype=torch.int32, device="cpu"), "scale_a": empty, "scale_b": empty}
+    for name in ("mat_a", "mat_b"):
+        given[name].view(torch.uint8)[:, ends[-1] :] = 0x7F
+    given = with_scales(case, given)
+    if case.option("room") == "more":
+        for name in ("scale_a", "scale_b"):
+            given[name] = torch.cat([given[name].view(torch.uint8), POISON.repeat(128)]).view(given[name].dtype)
+    return given
+
+
 def _with_powers(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Float32 scales in the shapes that the granularities give."""
     shapes = scale_shapes(given, case.call_options())
@@ -247,7 +269,15 @@ def _fp8_fp4(case: Case) -> dict[str, Tensor]:
     m, n, k = case["m"], case["n"], case["k"]
     if k % MX:
         raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
-    return _with_powers(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)})
+    given = _with_powers(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)})
+    if case.option("c") is None:
+        return given
+    if case.family == "exact":
+        return given | {"c": data.small_integers(case.label("c"), (m, n), bound=8, dtype=case.out_dtype)}
+    size = contract_of(case).reference(given, **case.call_options() | {"out_dtype": None})  # of the sums' own size
+    assert isinstance(size, Tensor)
+    c = data.normal(case.label("c"), (m, n), dtype=torch.float32) * float(size.abs().median().clamp(2.0**-60, 2.0**60))
+    return given | {"c": c.to(case.out_dtype)}
 
 
 def _contiguous(case: Case) -> dict[str, Tensor]:
@@ -298,8 +328,9 @@ def _ids(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
         yield _id(head, shape, "randn", 1)
     for option in options[1:]:
         near = next((pair for pair in pairs if _admits(option, *pair)), pairs[0])
-        yield _id(_head(contract, *near), FAMILY_SHAPE, "randn", 2, option)
-        yield _id(_head(contract, *near), FAMILY_SHAPE, "exact", 2, option)
+        shape = SHUFFLED_SHAPE if option.startswith("order") else FAMILY_SHAPE
+        yield _id(_head(contract, *near), shape, "randn", 2, option)
+        yield _id(_head(contract, *near), shape, "exact", 2, option)
     for dtypes, scheme in pairs[1:]:
         few = [family for family in ("randn", "exact", "nan") if family in grammar.families]
         for family in few if profile == "quick" else grammar.families:
@@ -358,12 +389,13 @@ _BIAS = ("bf16", "f16", "f32")
 
 GRAMMARS: Mapping[str, Grammar] = {
     "mm_mxfp8": Grammar(
-        _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("1x32",), FAMILIES, _mm, _small_tiles, {"layout": ("8x4",)},
+        _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("1x32",), FAMILIES, _mm, _small_tiles,
+        {"layout": ("8x4",), "order": ("shuffled",)},
         listed=_ids, domain="k % 32 == 0, k >= 128, n >= 128",
     ),
     "mm_fp4": Grammar(
         _MNK, ("e2m1xe2m1-bf16", "e2m1xe2m1-f16"), ("1x16", "1x32"), FAMILIES, _mm, _fp4,
-        {"layout": ("8x4",), "alpha": ("none",)}, listed=_ids, domain="k % 32 == 0",
+        {"layout": ("8x4",), "alpha": ("none",), "order": ("shuffled",)}, listed=_ids, domain="k % 32 == 0",
     ),
     "scaled_mm": Grammar(
         _MNK, ("e4m3xe4m3-bf16", "e2m1xe2m1-bf16", "e5m2xe4m3-bf16", "e4m3xe4m3-f32", "e2m1xe2m1-f16"),
@@ -392,10 +424,17 @@ GRAMMARS: Mapping[str, Grammar] = {
         listed=partial(_grouped, sizes=((1, 128, 128, 1), (300, 72, 128, 3), (33, 136, 160, 3))),
         domain="k % 32 == 0, n % 16 == 0",
     ),
+    "scaled_grouped_mm_mx_k_groups": Grammar(
+        _MNKG, ("e4m3xe4m3-bf16",), ("1x32",), FAMILIES, _k_groups, _options,
+        {"room": ("more",), "scales": ("bytes",)},
+        listed=partial(_grouped, sizes=((130, 72, 160, 1), (33, 136, 416, 4), (17, 40, 512, 3))),
+        domain="k % 32 == 0, n % 16 == 0",
+    ),
     "fp8_fp4_gemm_nt": Grammar(
-        _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _fp8_fp4, _granularity, listed=_ids,
+        _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _fp8_fp4, _granularity, {"c": ("1",)}, listed=_ids,
         domain="k % 32 == 0, n % 8 == 0",
-        extra=("e4m3xe4m3-bf16/1x128:1x32/m=17,n=136,k=224/family=subnormal/seed=1",),
+        extra=("e4m3xe4m3-bf16/1x128:1x32/m=17,n=136,k=224/family=subnormal/seed=1",
+               "e2m1xe4m3-f32/1x128:1x32/m=17,n=136,k=224/c=1/family=randn/seed=1"),
     ),
     "m_grouped_fp8_fp4_gemm_nt_contiguous": Grammar(
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity,
@@ -426,9 +465,14 @@ GOLDENS = (
                       ("group_gemm_mxfp8_mxfp4_nt_groupwise/e5m2xe2m1-bf16/1x32", "", "codes"),
                       ("group_gemm_nvfp4_nt_groupwise/e2m1xe2m1-bf16/1x16", "", "randn"),
                       ("group_gemm_nvfp4_nt_groupwise/e2m1xe2m1-bf16/1x16", "alpha=none/", "codes"))),
+    "mm_fp4/e2m1xe2m1-bf16/1x16/m=3,n=32,k=96/order=shuffled/family=randn/seed=7",
     "scaled_grouped_mm_mx/e2m1xe2m1-bf16/1x16/m=9,n=16,k=96,g=3/levels=2/family=randn/seed=7",
+    *(f"scaled_grouped_mm_mx_k_groups/e4m3xe4m3-bf16/1x32/m=3,n=5,k=256,g=3/scales=bytes/family={f}/seed=7"
+      for f in ("randn", "codes")),
     *(f"fp8_fp4_gemm_nt/{d}/m=3,n=16,k=160/family=randn/seed=7"
       for d in ("e4m3xe2m1-bf16/1x128:1x32", "e2m1xe4m3-f32/1x32:1x32", "e4m3xe4m3-bf16/1x128:128x128")),
+    *(f"fp8_fp4_gemm_nt/{d}/1x32:1x32/m=3,n=16,k=96/c=1/family={f}/seed=7"
+      for d, f in (("e4m3xe2m1-bf16", "randn"), ("e2m1xe4m3-f32", "randn"), ("e2m1xe2m1-bf16", "exact"))),
     "m_grouped_fp8_fp4_gemm_nt_contiguous/e4m3xe2m1-bf16/1x128:1x32/m=128,n=4,k=64,g=2/family=randn/seed=7",
     "m_grouped_fp8_fp4_gemm_nt_masked/e4m3xe2m1-bf16/1x128:1x32/m=3,n=16,k=160,g=3/family=randn/seed=7",
 )  # fmt: skip

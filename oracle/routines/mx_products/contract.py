@@ -10,7 +10,7 @@ prediction and judgement are those of every scaled product (:mod:`oracle.routine
     tiles       :func:`places`: 128x4 or 8x4 tiles (:mod:`oracle.truth.layout`), or a matrix ``[R, C]``
     batch       each matrix in tiles of its own; or the rows of all of them as one matrix (FlashInfer's quantiser)
     FlashInfer  group ``i`` starts at row ``floor((m_indptr[i] + 127 i) / 128) * 128`` of one tiled matrix
-    tight       groups in tiles of their own, one behind the other (torch.scaled_grouped_mm, vLLM)
+    tight       groups in tiles of their own, one behind the other (torch.scaled_grouped_mm, vLLM), of rows or of K
 
 E2M1 codes lie two in a byte, the even column in the low nibble. E8M0 byte ``x`` is ``2^(x - 127)``, 255 NaN; the sign
 of an E4M3 scale must be 0 (cuBLASLt ignores it). The padding of scales is never read, whatever it holds. ``alpha`` is
@@ -19,8 +19,8 @@ finite; of two-level scales it is the product of both global scales, in float32.
 Arithmetic: on sm100 and sm120 the scales enter the instruction (mxf8f6f4, mxf4, mxf4nvf4) and alpha multiplies the
 finished sum; older GPUs dequantise to bfloat16, which is exact from 2^-133 to 2^127, and multiply; a CPU computes in
 float32 in any order. Sources: FlashInfer flashinfer/gemm/gemm_base.py @fb28d7242, DeepGEMM 2.6.1 @54e2261, PyTorch
-ScaledBlas.cpp @0174dfa and GroupedBlas.cpp @00d4eaf. Not covered: a further summand ``c``; shuffled weights of
-TRT-LLM-gen kernels; 6-bit operands; K groups.
+ScaledBlas.cpp @0174dfa and GroupedBlas.cpp @00d4eaf. A summand ``c`` (DeepGEMM) is added in memory to the sum as it is
+stored: ``RN(c + RN(sum))``, both in the output's dtype. Not covered: 6-bit operands.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from oracle.routines.products.contract import BIAS, ProductContract
 from oracle.routines.products.grouped import RUN
 from oracle.tensorcore.schedules import schedules
 from oracle.truth.gemm import ScaledProduct, take_rows
-from oracle.truth.layout import HEIGHTS, WIDTH
+from oracle.truth.layout import HEIGHTS, WIDTH, inverse_order, row_order
 from oracle.verdict.products import Part
 
 UE8M0, UE4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn
@@ -79,6 +79,7 @@ HALVES = (torch.bfloat16, torch.float16)
 OUT_HALF = OptionSpec("out_dtype", None, (None, *HALVES), "dtype of the output; None takes the output's own")
 OUT_ANY = OptionSpec("out_dtype", None, (None, *HALVES, torch.float32), "dtype of the output; None takes its own")
 SMALL = OptionSpec("use_8x4_sf_layout", False, (False, True), "the scales of a lie in 8x4 tiles")
+SHUFFLED = OptionSpec("shuffled", False, (False, True), "rows of the weight and its scales in TensorRT-LLM's order")
 
 
 def places(rows: int, columns: int, tile: str) -> Tensor:
@@ -201,6 +202,9 @@ class MxProduct(ProductContract):
     def parts(self, inputs: Inputs, **options: object) -> list[Part]:
         left, right = self.sides(inputs, options)
         a, b = self.matrix(inputs, 0), self.matrix(inputs, 1)
+        if options.get("shuffled"):  # row i of the memory is row order[i] of the weight, whose scales went along
+            at = inverse_order(row_order(b.shape[0]))
+            b, right = take_rows(b, at), replace(right, at=right.at[at])
         block = math.gcd(left.width, right.width)
         sa, sb = (
             _spread(side.read(inputs[side.scale]), side.width // block, a.shape[1], block) for side in (left, right)
@@ -212,7 +216,7 @@ class MxProduct(ProductContract):
                 rows = torch.arange(rows.start, rows.stop, device=a.device)
             product = ScaledProduct(
                 take_rows(a, rows), b[run.columns], take_rows(sa, rows), sb[run.columns], block=block, b_rows=1,
-                bias=inputs.get("bias"), alpha=self.factors(inputs, run),
+                bias=inputs.get("bias"), c=inputs.get("c"), alpha=self.factors(inputs, run),
             )  # fmt: skip
             found.append(Part(product, None if run.rows is None else rows))
         return found
@@ -326,7 +330,7 @@ class MmMxfp8(MxProduct):
         TensorSpec("b", E4M3, ("K", "N"), "weight codes, logical [K, N]"),
         scale_bytes("a_descale", "a, in 128x4 or 8x4 tiles"), scale_bytes("b_descale", "b, in 128x4 tiles"),
     )  # fmt: skip
-    options = (OUT_HALF, SMALL)
+    options = (OUT_HALF, SMALL, SHUFFLED)
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
         (m, k), n = inputs["a"].shape, inputs["b"].shape[1]
@@ -351,7 +355,7 @@ class MmFp4(MxProduct):
     )  # fmt: skip
     options = (
         OUT_HALF, OptionSpec("block_size", NV, (NV, MX), "codes that share a scale"), SMALL,
-        OptionSpec("use_nvfp4", True, (True, False), "E4M3 scales, else E8M0"),
+        OptionSpec("use_nvfp4", True, (True, False), "E4M3 scales, else E8M0"), SHUFFLED,
     )  # fmt: skip
 
     def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
@@ -583,6 +587,71 @@ class ScaledGroupedMmMx(MxProduct):
         return bound
 
 
+@register
+class ScaledGroupedMmMxKGroups(MxProduct):
+    """Group ``g`` is the product over its own part of K, which ends at ``offs[g]``: a weight gradient of each expert.
+    The blocks of each group lie in tiles of their own, group behind group, and the memory may be larger. A group
+    without K is unspecified."""
+
+    name = "scaled_grouped_mm_mx_k_groups"
+    gpu = True
+    summary = "MXFP8: for every group of K mat_a [M, K_g] times mat_b [N, K_g] transposed, tiles of scales by group"
+    source = "torch.nn.functional.scaled_grouped_mm, 2-D by 2-D, with BlockWise1x32; torchao's blocked K groups"
+    golden_arches = ("cpu", "sm90")
+    numerics = EIGHT
+    groups = "offs"
+    names = ("mat_a", "mat_b", "scale_a", "scale_b")
+    inputs = (
+        TensorSpec("mat_a", E4M3, ("M", "K"), "codes, K sorted by group"),
+        TensorSpec("mat_b", E4M3, ("N", "K"), "codes, K sorted by group"),
+        scale_bytes("scale_a", "mat_a, by groups of K", (UE8M0, *BYTES)),
+        scale_bytes("scale_b", "mat_b, by groups of K", (UE8M0, *BYTES)),
+        TensorSpec("offs", INTEGERS, ("G",), "where the K of each group ends, multiples of 32"),
+    )  # fmt: skip
+    options = (OptionSpec("out_dtype", None, (None, torch.bfloat16), "dtype of the output"),)
+
+    def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
+        found = []
+        for part in (0, 1):
+            rows, start, at = inputs[self.names[part]].shape[0], 0, []
+            for begin, end in self._pairs(inputs):
+                columns = (end - begin) // MX
+                at.append(start + places(rows, columns, TILE))
+                start += size_of(rows, columns, TILE)
+            size = max(start, inputs[self.names[2 + part]].numel())
+            found.append(Side(self.names[part], self.names[2 + part], MX, UE8M0, TILE, torch.cat(at, dim=1), size))
+        return found[0], found[1]
+
+    def parts(self, inputs: Inputs, **options: object) -> list[Part]:
+        m, (left, right) = inputs["mat_a"].shape[0], self.sides(inputs, options)
+        sa, sb = (side.read(inputs[side.scale]) for side in (left, right))
+        found = []
+        for g, (begin, end) in enumerate(self._pairs(inputs)):
+            if end > begin:
+                k, c = slice(begin, end), slice(begin // MX, end // MX)
+                product = ScaledProduct(
+                    inputs["mat_a"][:, k], inputs["mat_b"][:, k], sa[:, c], sb[:, c], block=MX, b_rows=1
+                )
+                found.append(Part(product, torch.arange(g * m, g * m + m, device=inputs["mat_a"].device)))
+        return found
+
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
+        return inputs["offs"].shape[0], inputs["mat_a"].shape[0], inputs["mat_b"].shape[0]
+
+    def extents(self, inputs: Inputs) -> dict[str, int]:
+        bound, ends = super().extents(inputs), inputs["offs"].tolist()
+        if ends != sorted(ends) or ends[0] < 0 or ends[-1] > bound["K"] or any(end % MX for end in ends):
+            raise InputError(f"offs are {ends}; multiples of {MX} from 0 to at most {bound['K']}, never back")
+        if ends[-1] == 0:
+            raise InputError("offs are all zero: no group has K and there is nothing to judge")
+        return bound
+
+    @staticmethod
+    def _pairs(inputs: Inputs) -> list[tuple[int, int]]:
+        ends = inputs["offs"].tolist()
+        return list(zip([0, *ends], ends, strict=False))
+
+
 # --- DeepGEMM -----------------------------------------------------------------------------------------------------
 
 
@@ -643,6 +712,7 @@ def scale_shapes(inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tup
 
 
 CODES = (*E4M3, *BYTES)
+SUMMAND = "in the output's dtype; added by the memory to the sum as it is stored"
 POWERS = "float32 powers of two, [rows, ceil(K / gran_k)]"
 
 
@@ -661,9 +731,15 @@ def _fp8_fp4(*lead: str, weight: tuple[str, ...] = (), last: tuple[TensorSpec, .
 class Fp8Fp4GemmNt(Fp8Fp4):
     name = "fp8_fp4_gemm_nt"
     gpu = True
-    summary = "a [M, K] times b [N, K] transposed, E4M3 or E2M1 codes, power-of-two scales of 32 or 128"
-    source = "DeepGEMM 2.6.1 fp8_fp4_gemm_nt"
-    inputs = _fp8_fp4("M")
+    summary = "a [M, K] times b [N, K] transposed, E4M3 or E2M1 codes, power-of-two scales of 32 or 128, plus c"
+    source = "DeepGEMM 2.6.1 fp8_fp4_gemm_nt; epilogue/sm100_store_cd.cuh for c"
+    inputs = _fp8_fp4("M", last=(TensorSpec("c", (*F32, torch.bfloat16), ("M", "N"), SUMMAND, optional=True),))
+
+    def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if "c" in inputs and resolved["out_dtype"] not in (None, inputs["c"].dtype):
+            raise DtypeError(f"c is {inputs['c'].dtype}, out_dtype={resolved['out_dtype']}; they are the same")
+        return resolved
 
 
 @register

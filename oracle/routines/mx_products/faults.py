@@ -14,7 +14,20 @@ from torch import Tensor
 
 from oracle.numbers.formats import E2M1, E4M3FN, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
-from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, need
+from oracle.routines.fault import (
+    ARITHMETIC,
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Call,
+    Change,
+    Faults,
+    WhyNot,
+    both,
+    entry,
+    need,
+)
 from oracle.routines.mutants import Sum, stale
 from oracle.routines.mx.contract import LINEAR, pack
 from oracle.routines.mx_products.contract import (
@@ -30,14 +43,15 @@ from oracle.routines.mx_products.contract import (
 )
 from oracle.tensorcore.predict import store
 from oracle.truth.gemm import ScaledProduct, exact, rounded
-from oracle.truth.layout import HEIGHTS, WIDTH
+from oracle.truth.layout import HEIGHTS, WIDTH, row_order
 
 GROUPED = frozenset({
     "group_gemm_mxfp8_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx",
     "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked",
 })  # fmt: skip
 STACKED = GROUPED | {"bmm_mxfp8"}
-PRODUCTS = STACKED | {"mm_mxfp8", "mm_fp4", "scaled_mm", "fp8_fp4_gemm_nt"}
+SHUFFLED, K_GROUPS = frozenset({"mm_mxfp8", "mm_fp4"}), frozenset({"scaled_grouped_mm_mx_k_groups"})
+PRODUCTS = STACKED | SHUFFLED | K_GROUPS | {"scaled_mm", "fp8_fp4_gemm_nt"}
 WITH_ALPHA = frozenset({"mm_fp4", "scaled_mm", "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx"})
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -262,6 +276,58 @@ for name, elsewhere, contracts in (
           read=_placed(elsewhere), needs=both(several, _differs(elsewhere)), same_if=EQUAL)
 
 
+# --- groups of K, shuffled rows ---------------------------------------------------------------------------------------
+
+
+def _one_matrix(side: Side) -> Tensor:
+    """The blocks of all groups as one matrix in tiles."""
+    return places(side.rows, side.columns, TILE)
+
+
+for part, letter in enumerate(LETTERS):
+    fault(f"{letter}: scales of all groups of K in one matrix of tiles", INDEX, contracts=K_GROUPS, same_if=EQUAL,
+          seen="FlashInfer group placement against tight tiles of torch and vLLM", read=_read_at(part, _one_matrix),
+          needs=_of_side(part, lambda side: not torch.equal(_one_matrix(side), side.at), "both are one here"))
+
+
+@fault("K of a group begins at 0", MOVEMENT, seen=MINE + "the first offset taken for all", contracts=K_GROUPS,
+       needs=several)
+def write_from_zero(call: Call, out: Tensor) -> Tensor:
+    """Every group adds what the groups before it have."""
+    made, total = out.clone(), torch.zeros_like(out[: call.parts[0].product.M], dtype=torch.float32)
+    for part in call.parts:
+        assert part.rows is not None
+        total = total + out[part.rows].to(torch.float32)
+        made[part.rows] = total.to(out.dtype)
+    return made
+
+
+@fault("groups of K written one place on", INDEX, seen=MINE + "empty groups left out of the count", contracts=K_GROUPS,
+       needs=several)
+def write_one_on(call: Call, out: Tensor) -> Tensor:
+    """The results of the groups with K exchanged in a ring."""
+    made, rows = out.clone(), [part.rows for part in call.parts]
+    for own, other in zip(rows, rows[1:] + rows[:1], strict=True):
+        assert own is not None and other is not None
+        made[own] = out[other]
+    return made
+
+
+shuffled = need(lambda call: bool(call.resolved.get("shuffled")), "the weight is not shuffled")
+
+
+def _unshuffled(product: ScaledProduct) -> ScaledProduct:
+    """The weight as it lies."""
+    return product.take_columns(row_order(product.N))
+
+
+fault("shuffled weight multiplied as it lies", MOVEMENT, contracts=SHUFFLED, needs=shuffled, product=_unshuffled,
+      seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one")
+fault("codes of a shuffled weight in order, its scales as they lie", INDEX, contracts=SHUFFLED, needs=shuffled,
+      seen="FlashInfer mm_fp4: the trtllm backend requires a shuffled weight, the others a plain one",
+      product=lambda product: replace(product, b_scale=_unshuffled(product).b_scale), same_if=EQUAL)
+
+
 # --- what a scale means ---------------------------------------------------------------------------------------------
 
 
@@ -420,7 +486,7 @@ def _kept(stop: Callable[[int], int], start: Callable[[int], int] = lambda k: 0)
     def change(total: Sum) -> Tensor:
         product = total.product
         piece = _piece(product, start(product.K), stop(product.K))
-        return total.right(replace(piece, bias=product.bias, alpha=product.alpha))
+        return total.right(replace(piece, bias=product.bias, alpha=product.alpha, c=product.c))
 
     return change
 
@@ -430,13 +496,15 @@ def _piece(product: ScaledProduct, start: int, stop: int) -> ScaledProduct:
     first, last = start // product.block, -(-stop // product.block)
     return replace(product, a=product.a[:, start:stop], b=product.b[:, start:stop],
                    a_scale=product.a_scale[:, first:last], b_scale=product.b_scale[:, first:last],
-                   bias=None, alpha=None)
+                   bias=None, alpha=None, c=None)
 
 
 def _finished(product: ScaledProduct, acc: Tensor) -> Tensor:
-    """Alpha and bias of a float32 sum."""
+    """Alpha, bias and summand of a float32 sum."""
     if product.alpha is not None:
         acc = acc * product.alpha.to(torch.float32).prod()
+    if product.c is not None:
+        return store(acc, product.c.dtype).to(torch.float32) + product.c.to(torch.float32)
     return acc if product.bias is None else acc + decode(product.bias).to(torch.float32)
 
 
@@ -457,7 +525,7 @@ def _running(dtype: torch.dtype) -> Callable[[Sum], Tensor]:
 def _twice(total: Sum) -> Tensor:
     """The first 64 products added again."""
     product = total.product
-    bare = total.right(replace(product, bias=None, alpha=None))
+    bare = total.right(replace(product, bias=None, alpha=None, c=None))
     return _finished(product, bare + total.right(_piece(product, 0, min(64, product.K))))
 
 
@@ -543,6 +611,15 @@ for name, bias in (
 ):
     fault(name, ARITHMETIC, seen="cutlass PR 3149", contracts=BIASED, needs=has_bias,
           product=lambda product, bias=bias: replace(product, bias=bias(product.bias)))
+for name, summand, same in (
+    ("c of a block-scaled product ignored", lambda c: torch.zeros_like(c), ""),
+    ("c of a block-scaled product added twice", lambda c: c * 2, ""),
+    ("c of a block-scaled product read from the next row", lambda c: c.roll(-1, dims=0), "its rows are equal"),
+    ("c of a block-scaled product read from the next column", lambda c: c.roll(-1, dims=1), "its columns are equal"),
+):
+    fault(name, ARITHMETIC, seen="cutlass PR 3149", contracts={"fp8_fp4_gemm_nt"},
+          needs=need(lambda call: "c" in call.inputs, "there is no c"), same_if=same,
+          read=entry("c", summand))
 fault("sum rounded to the output dtype before the bias", ARITHMETIC, seen="H200 mutants", contracts=BIASED,
       sum=_rounded_first, same_if="every sum is a value of the output dtype",
       needs=both(has_bias, need(lambda call: call.out_dtype is not torch.float32, "the output is float32")))

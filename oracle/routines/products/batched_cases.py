@@ -177,6 +177,12 @@ def _nibbles(case: Case) -> dict[str, Tensor]:
     return {"b": torch.from_numpy(case.stream("b").integers(0, 256, (case["m"], case["k"]))).to(torch.uint8)}
 
 
+def _words(case: Case) -> dict[str, Tensor]:
+    """Eight weights a word, the words of a row side by side."""
+    byte = torch.from_numpy(case.stream("b").integers(0, 256, (case["n"], case["k"] // 2))).to(torch.uint8)
+    return {"b": byte.view(torch.int32).t()}
+
+
 def _scales(case: Case) -> dict[str, Tensor]:
     """Every code, of both signs; in its family a NaN."""
     x = data.operand(case.label("scales"), case.family, case["m"], case["k"], dtype=torch.float8_e4m3fn, side="a")
@@ -313,6 +319,10 @@ GRAMMARS: Mapping[str, Grammar] = {
     "unified_encode_int4b": Grammar(
         ("m", "k"), ("i4",), ("-",), ("codes",), _nibbles, no_options, shapes=("m=1,k=1", "m=16,k=32", "m=33,k=64"),
     ),
+    "cutlass_encode_and_reorder_int4b": Grammar(
+        ("n", "k"), ("i4",), ("-",), ("codes",), _words, no_options, shapes=("n=16,k=32", "n=48,k=96", "n=64,k=256"),
+        domain="n % 16 == 0, k % 32 == 0",
+    ),
     "cutlass_pack_scale_fp8": Grammar(
         ("m", "k"), ("e4m3",), ("-",), ("codes", "nan"), _scales, no_options,
         shapes=("m=1,k=1", "m=4,k=64", "m=3,k=130"),
@@ -342,5 +352,6 @@ GOLDENS = (
     *_golden("cutlass_w4a8_mm", "m=3,n=24,k=256", "randn", "codes"),
     *_golden("cutlass_w4a8_moe_mm", "m=9,n=24,k=128,g=3", "randn"),
     *_golden("unified_encode_int4b", "m=16,k=32", "codes"),
+    *_golden("cutlass_encode_and_reorder_int4b", "n=32,k=64", "codes"),
     *_golden("cutlass_pack_scale_fp8", "m=3,k=130", "codes", "nan"),
 )  # fmt: skip

@@ -278,7 +278,7 @@ _FINITE = tuple(family for family in FAMILIES if "nan" not in family)
 EDGES = tuple(data.EDGE_FAMILIES)
 _OUT = ("e4m3xe4m3-bf16", "e4m3xe4m3-f16", "e4m3xe4m3-f32")
 _E5M2 = ("e5m2xe4m3-bf16", "e4m3xe5m2-bf16", "e5m2xe5m2-bf16")
-_FNUZ = "e4m3fnuzxe4m3fnuz-bf16"
+_FNUZ, _FNUZ_F32 = "e4m3fnuzxe4m3fnuz-bf16", "e4m3fnuzxe4m3fnuz-f32"
 _ROWS = ("tensor:tensor", "token:channel", "tensor:channel", "token:tensor")
 _MNK, _MNKG = ("m", "n", "k"), ("m", "n", "k", "g")
 
@@ -328,8 +328,11 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "cutlass_w8a8_scaled_mm": _scaled_mm(_ROWS, _torch_product, of="token:channel"),
     "rocm_per_tensor_w8a8_scaled_mm": replace(
-        _scaled_mm(("tensor:tensor",), _torch_product, (*_OUT, _FNUZ)),
-        extra=tuple(f"{_FNUZ}/tensor:tensor/m=33,n=64,k=200/family={f}/seed=1" for f in ("randn", "codes", "exact")),
+        _scaled_mm(("tensor:tensor",), _torch_product, (*_OUT, _FNUZ, _FNUZ_F32)),
+        extra=(
+            *(f"{_FNUZ}/tensor:tensor/m=33,n=64,k=200/family={f}/seed=1" for f in ("randn", "codes", "exact")),
+            *(f"{_FNUZ_F32}/tensor:tensor/m=33,n=64,k=200/family={f}/seed=1" for f in ("randn", "wide")),
+        ),
     ),
     "torch_per_tensor_w8a8_scaled_mm": _scaled_mm(
         ("tensor:tensor",), _torch_product, of="tensor:tensor", seeds=(1, 2, 3, 4)

@@ -41,6 +41,8 @@ BLOCK_NUMERICS: Mapping[str, tuple[str, ...]] = {
         "sm90.promote128", "sm90.promote128.muladd", "sm90.promote128.row_then_col", "sm90.mma_sync.promote128",
         "sm90.mma_sync.promote128.muladd",
     ),
+    "sm80": ("sm80.f16.promote128",),
+    "sm86": ("sm86.f16.promote128",),
     "sm89": ("sm89.promote128", "sm89.promote128.muladd", "sm89.promote128.row_then_col"),
     "sm100": ("sm100.chain_ue8m0", "sm100.promote128", "sm100.promote128.muladd"),
     "sm120": ("sm120.chain_ue8m0", "sm120.promote128", "sm120.promote128.muladd"),

@@ -10,9 +10,16 @@ scales as the kernel wants them are layouts with contracts of their own:
     unified_encode_int4b      two nibbles a byte; 1..7 become 8 - v, the others stay, so that the low three bits of
                               every nibble but 0 are its row of the table; it is its own inverse
     cutlass_pack_scale_fp8    the table of every scale, ``RN(-8 s)`` to ``RN(-s)``, eight bytes
-Source: vLLM csrc/quantization/cutlass_w4a8; NVIDIA/cutlass examples/55_hopper_mixed_dtype_gemm/packed_scale.hpp.
-Not covered: groups of other lengths than 128, zero points, a bias; the order in which a warp reads encoded weights
-(``cutlass_encode_and_reorder_int4b`` permutes them after encoding them).
+    cutlass_encode_and_reorder_int4b
+                              the same, then the 16 weights that a thread of a warp multiplies side by side
+
+That order is CuTe's: a warp's part of the left operand of a 64x32 FP8 product is 16 rows by 32 columns, of which thread
+``t = t0 + 4 t1`` (``t0 < 4, t1 < 8``) holds the values ``v = v0 + 4 v1 + 8 v2`` (``v0 < 4``, the others < 2) at row
+``t1 + 8 v1`` and column ``4 t0 + v0 + 16 v2``; value ``v`` of thread ``t`` goes to place ``16 t + v`` of its tile, and
+tiles follow each other down the rows.
+Sources: vLLM csrc/quantization/cutlass_w4a8; NVIDIA/cutlass examples/55_hopper_mixed_dtype_gemm/packed_scale.hpp,
+reorder_utils.hpp (compute_memory_reordering_atom), CuTe mma_traits_sm90_gmma.hpp (ALayout_64x32).
+Not covered: groups of other lengths than 128, zero points, a bias; weights reordered for 16-bit activations.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from oracle.errors import InputError
+from oracle.errors import InputError, ShapeError
 from oracle.numbers.formats import decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.base import E4M3, F32, TensorSpec, register
@@ -129,12 +136,55 @@ def packed(scales: Tensor) -> Tensor:
 
 @register
 class EncodeInt4(LayoutContract):
+    """vLLM has no operator for it: ``cutlass_encode_and_reorder_int4b`` contains it."""
+
     name = "unified_encode_int4b"
-    gpu = True
     summary = "nibbles of int4 weights, 1..7 as 8 - v: rows of a table of -8 s .. -s"
     source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_utils.cu"
     inputs = (TensorSpec("b", (torch.uint8,), None, "two weights a byte, any shape"),)
     function = staticmethod(encoded)
+
+
+WARP = (16, 32)
+"""Rows and columns of weights that a warp holds for one product."""
+
+
+def nibbles(words: Tensor) -> Tensor:
+    """uint8 ``[R, 8 C]`` of contiguous int32 ``[R, C]``: the lowest four bits of a word first."""
+    byte = words.contiguous().view(torch.uint8)
+    return torch.stack([byte & 15, byte >> 4], dim=-1).flatten(1)
+
+
+def words(each: Tensor) -> Tensor:
+    """The inverse of :func:`nibbles`."""
+    pairs = each.reshape(each.shape[0], -1, 2)
+    return (pairs[..., 1] << 4 | pairs[..., 0]).contiguous().view(torch.int32)
+
+
+def reordered(b: Tensor) -> Tensor:
+    """int32 ``[K/8, N]`` in columns, its nibbles encoded and in the order in which a warp reads them."""
+    rows, columns = WARP
+    each = encoded(nibbles(b.t()))
+    tiles = each.view(each.shape[0] // rows, 2, 8, each.shape[1] // columns, 2, 4, 4)  # row: v1 t1; column: v2 t0 v0
+    return words(tiles.permute(3, 0, 2, 5, 4, 1, 6).reshape(each.shape)).t()
+
+
+@register
+class EncodeAndReorderInt4(LayoutContract):
+    name = "cutlass_encode_and_reorder_int4b"
+    gpu = True
+    summary = "int4 weights [N, K], eight a word, encoded and in the order in which a warp of a W4A8 product reads them"
+    source = "vLLM csrc/quantization/cutlass_w4a8/w4a8_mm_entry.cu; NVIDIA/cutlass reorder_utils.hpp"
+    inputs = (TensorSpec("b", (torch.int32,), ("W", "N"), "W = K/8 words of eight weights; vLLM takes strides (1, W)"),)
+    strided = True
+    function = staticmethod(reordered)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        length, n = inputs["b"].shape
+        if n % WARP[0] or length * 8 % WARP[1]:
+            raise ShapeError(f"b holds weights [{n}, {length * 8}]; a warp reads {WARP[0]} by {WARP[1]}: pad them")
+        return resolved
 
 
 @register

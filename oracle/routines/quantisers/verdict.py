@@ -111,11 +111,14 @@ def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Err
     None where no element is left.
     """
     fmt, published, tally = recipe.element, decode(scale), Tally(recipe.element)
-    codes = q.reshape(-1, q.shape[-1])
+    codes, columns = codes_of(q, fmt).reshape(-1, q.shape[-1]), q.shape[-1]
+    values = decode(torch.arange(fmt.code_mask + 1, dtype=fmt.storage, device="cpu"), fmt)
     for band in x.bands(recipe.block):
-        cells = band.x.grid(recipe.block)
-        wanted, s = band.x.values.reshape(-1, q.shape[-1]), cells.spread(of_band(published, band, x, recipe))
-        tally.add(wanted, decode(codes[band.rows], fmt), x.both(s.reshape(wanted.shape), recipe))
+        cells, rows = band.x.grid(recipe.block), codes[band.rows]
+        s = band.x.both(of_band(published, band, x, recipe).reshape(cells.count), recipe)
+        of_rows = s.repeat_interleave(cells.block_rows, dim=0)[: cells.rows]
+        if not tally.add_rows(band.x.x.reshape(-1, columns), rows, of_rows, values):
+            tally.add(band.x.values.reshape(-1, columns), decode(rows, fmt), cells.spread(s).reshape(-1, columns))
     error = tally.error()
     return None if error is None else Error(*error), tally.loss()
 

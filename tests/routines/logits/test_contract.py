@@ -20,7 +20,8 @@ from oracle.fixtures.files import read_tensors
 from oracle.numbers.formats import decode
 from oracle.routines.base import get
 from oracle.routines.logits import contract as contracts
-from oracle.tensorcore.logits import predict_logits
+from oracle.tensorcore.logits import FP4, predict_logits
+from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth import logits
 from oracle.truth.gemm import ScaledProduct
@@ -31,6 +32,7 @@ from oracle.verdict.compare import Status, Verdict
 assert contracts  # imported for its registration
 NAMES = ("q", "k", "k_scale", "weights", "cu_seqlen_ks", "cu_seqlen_ke")
 POISON = 0x7F  # a NaN code
+CHAIN_FP4 = "sm100.chain_mxf4"
 
 
 @pytest.fixture(autouse=True)
@@ -386,3 +388,54 @@ class TestMetadata:
     def test_two_axes_of_lengths(self) -> None:
         lens = torch.tensor([[299, 300], [99, 100]], dtype=torch.int32)
         assert logits.segments(lens, 256) == [2, 1]
+
+
+class TestFp4:
+    """Scales inside the dot products; sm100's four sums over heads."""
+
+    @staticmethod
+    def parts(weights: torch.dtype, seed: int = 3) -> tuple[Logits, Tensor]:
+        g = torch.Generator().manual_seed(seed)
+        q, k = (torch.randint(0, 16, shape, generator=g, dtype=torch.uint8) for shape in ((2, 8, 64), (5, 64)))
+        a, b = (torch.randint(120, 134, (*x.shape[:-1], 2), generator=g, dtype=torch.uint8) for x in (q, k))
+        w, window = torch.randn(2, 8, generator=g).to(weights), torch.zeros(2, dtype=torch.int32)
+        blocks = a.view(torch.float8_e8m0fnu), b.view(torch.float8_e8m0fnu)
+        p = Logits(q, k, torch.ones(5), w, window, window + 5, *blocks)
+        return p, predict_product(p.products(), CHAIN_FP4, out_dtype=torch.float32).reshape(2, 8, 5)
+
+    @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+    def test_the_reduction_step_by_step(self, weights: torch.dtype) -> None:
+        """One logit at a time, every operation rounded by torch; another grouping of the heads gives other bits."""
+        p, acc = self.parts(weights)
+        bits = predict_logits(
+            p.q, p.k, p.k_scale, p.weights, q_blocks=p.q_blocks, k_blocks=p.k_blocks, schedule=FP4
+        )
+
+        def one(x: Tensor, w: Tensor, apart: int) -> float:
+            s = [torch.zeros((), dtype=weights) for _ in range(4)]
+            x = x.relu().to(weights)
+            for j in range(8):  # products are exact in float64, where a sum of few bits is too
+                s[j // apart % 4] = (x[j].double() * w[j].double() + s[j // apart % 4].double()).to(weights)
+            return float((s[0] + s[2]) + (s[1] + s[3]))
+
+        rows = [(m, n) for m in range(2) for n in range(5)]
+        assert [float(bits[m, n]) for m, n in rows] == [one(acc[m, :, n], p.weights[m], 1) for m, n in rows]
+        assert [float(bits[m, n]) for m, n in rows] != [one(acc[m, :, n], p.weights[m], 2) for m, n in rows]
+
+    def test_exact_and_bounded(self) -> None:
+        """Dequantised in float64; the reductions in both dtypes inside, and not inside without a head."""
+        for weights in (torch.float32, torch.bfloat16):
+            p, acc = self.parts(weights)
+            left, right = p.products().left, p.products().right
+            x = (left.value().reshape(-1, 2, 32) * left.scales[:, :, None]).flatten(1)
+            y = (right.value().reshape(-1, 2, 32) * right.scales[:, :, None]).flatten(1)
+            due = ((x @ y.t()).reshape(2, 8, 5).relu() * p.weights.double()[:, :, None]).sum(dim=1)
+            value = logits.exact(p)
+            assert torch.equal(value.hi, due)
+            interval = logits_bound(p, lambda product: residue_bound(product, of_schedule(get_schedule(CHAIN_FP4))))
+            made = predict_logits(
+                p.q, p.k, p.k_scale, p.weights, q_blocks=p.q_blocks, k_blocks=p.k_blocks, schedule=FP4
+            ).double()
+            less = made - acc[:, 0].relu().double() * p.weights[:, :1].double()
+            good, bad = ((z - due >= interval.lo) & (z - due <= interval.hi) for z in (made, less))
+            assert good.all() and (weights is torch.bfloat16 or not bad.all())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from decimal import Context, Decimal
+from functools import cache
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from oracle.numbers.quantize import quantize
 from oracle.routines import cases
 from oracle.routines.base import get
 from oracle.routines.moe import contract as contracts
+from oracle.routines.moe.contract import WAYS
 from oracle.routines.moe.moe_ranges import SILU_ARGMIN, SILU_MIN, act_span, silu_span
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get as get_schedule
@@ -31,6 +33,7 @@ from oracle.truth.gemm import ScaledProduct
 from oracle.truth.moe import Activation, Combine, Steps, activated
 from oracle.truth.routing import Span
 from oracle.verdict.compare import Status, Verdict
+from tests.support.judging import judged
 
 assert contracts  # imported for its registration
 SM90 = of_schedule(get_schedule("sm90.promote128"))
@@ -73,8 +76,14 @@ def make(*, seed: int = 0, static: bool = False, blocks: bool = True, top_k: int
     return inputs | ({"a2_scale": torch.tensor([0.0021])} if static else {})
 
 
+@cache
+def third() -> Inputs:
+    """Of which no test writes to a tensor."""
+    return make(seed=3)
+
+
 def judge(inputs: Inputs, out: Tensor, *, arch: str = "cpu", **options: object) -> Verdict:
-    return get("moe_fp8").judge(inputs, out, arch=arch, numerics=None, **options)
+    return judged("moe_fp8", inputs, out, arch=arch, **options)
 
 
 def sharp_silu(x: Tensor) -> Tensor:
@@ -321,7 +330,7 @@ class TestLayer:
         ],
     )  # fmt: skip
     def test_faults_fail(self, fault: str) -> None:
-        inputs = make(seed=3)
+        inputs = third()
         wrong = dict(inputs)
         if fault == "gate and up swapped":
             wrong["w13"] = layout.swap_w13_to_w31(inputs["w13"])
@@ -441,7 +450,7 @@ class TestLayer:
             out = kernel({**inputs, "w13": w13, "w2": w2})
             assert judge(inputs, out).status is status
 
-    @pytest.mark.parametrize("combine", list(Combine), ids=lambda c: c.name)
+    @pytest.mark.parametrize("combine", list(WAYS), ids=lambda c: c.name)
     def test_every_combine_is_judged_and_named(self, combine: Combine) -> None:
         """Right by its own declaration and without one; every other declaration refuses it."""
         static = combine in (Combine.FLOAT32, Combine.RUNNING)
@@ -451,12 +460,12 @@ class TestLayer:
         assert own.status is Status.PASSED, own.summary
         found = judge(inputs, out, arch="sm90")
         assert found.status is Status.PASSED and (combine.name in found.basis) == (combine is not Combine.STORED)
-        others = [judge(inputs, out, arch="sm90", combine=c.name) for c in Combine if c is not combine]
+        others = [judge(inputs, out, arch="sm90", combine=c.name) for c in WAYS if c is not combine]
         assert all(v.status is Status.FAILED for v in others), [v.summary for v in others]
         matches = get("moe_fp8").identify(inputs, kernel(inputs, combine=combine), arch=None)
         assert matches[0].schedule == combine.name and matches[0].equal > matches[1].equal + 0.05
 
-    @pytest.mark.parametrize("combine", list(Combine), ids=lambda c: c.name)
+    @pytest.mark.parametrize("combine", list(WAYS), ids=lambda c: c.name)
     def test_the_reference_of_every_combine_lies_in_its_interval(self, combine: Combine) -> None:
         inputs = make(seed=7, top_k=3)
         out = get("moe_fp8").reference(inputs, combine=combine.name, out_dtype=torch.bfloat16)

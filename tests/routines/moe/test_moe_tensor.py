@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +19,7 @@ from oracle.routines.moe.moe_tensor import choices
 from oracle.tensorcore.predict import predict_product
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.compare import Status, Verdict
+from tests.support.judging import judged
 
 NAME = "apply_fi_trtllm_fp8_per_tensor_moe"
 E4M3 = torch.float8_e4m3fn
@@ -27,8 +30,14 @@ def make(text: str = "t=17,g=6,e=3,h=64,i=40/", family: str = "randn", seed: int
     return cases.parse(f"{NAME}/bf16xe4m3-bf16/tensor:tensor/{text}family={family}/seed={seed}").inputs()
 
 
+@cache
+def second_rank() -> Inputs:
+    """Of which no test writes to a tensor."""
+    return make("t=17,g=6,e=3,h=64,i=40/rank=1/")
+
+
 def judge(inputs: Inputs, out: Tensor, *, arch: str = "cpu", **options: object) -> Verdict:
-    return get(NAME).judge(inputs, out, arch=arch, numerics=None, **options)
+    return judged(NAME, inputs, out, arch=arch, **options)
 
 
 def codes(x: Tensor) -> Tensor:
@@ -190,7 +199,7 @@ class TestFaults:
     @pytest.mark.parametrize("fault", faults_of(NAME), ids=lambda f: f.name)
     @pytest.mark.parametrize("arch", ["cpu", "sm90", "sm100"])
     def test_fails(self, fault: object, arch: str) -> None:
-        inputs = make("t=17,g=6,e=3,h=64,i=40/rank=1/")
+        inputs = second_rank()
         call = Call(get(NAME), inputs, {"ep_rank": 1})
         assert fault.applies(call) is None  # type: ignore[attr-defined]
         wrong = run(call, fault)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from oracle.numbers.formats import E2M1, decode
 from oracle.numbers.recipes import Candidates
 from oracle.routines import cases, get
 from oracle.routines.base import by_name
-from oracle.routines.catalogue import faults_of, run
+from oracle.routines.catalogue import catalogue, faults_of, run
 from oracle.routines.fault import Call
 from oracle.routines.mx.contract import unpack
 from oracle.routines.mx.experts import PLACEMENTS, ContiguousQuantiser, ExpertQuantiser, starts
@@ -22,6 +22,7 @@ from oracle.routines.mx.more_cases import GRAMMARS
 from oracle.routines.mx.more_faults import EXPERTS
 from oracle.truth.hadamard import transform_ends
 from oracle.verdict.compare import Status
+from tests.support.paths import ROOT
 
 POISON = {"NaN": 0x7F, "NaN of E8M0": 0xFF, "the largest": 0x7E, "infinity of E5M2": 0x7C}
 PLACED = sorted(EXPERTS)
@@ -247,3 +248,11 @@ class TestBadCalls:
         call = call_of("nvfp4_quantize_2d")
         with pytest.raises(NumericsError, match="te_nvfp4_2d"):
             judged(call, run(call), "te_nvfp4")
+
+
+def test_the_page_of_findings_names_entries_of_the_catalogue() -> None:
+    """Each candidate of the table has at least one fault, and no other text stands in its column."""
+    text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    table = text.split("| in the source | catalogue | run |\n|---|---|---|\n")[1].split("\n\n")[0]
+    named = [row.split("|")[2].strip().split("; ") for row in table.splitlines()]
+    assert len(named) == 14 and not {name for names in named for name in names} - set(catalogue())

@@ -35,6 +35,7 @@ SMALL = {
     "group_gemm_mxfp8_mxfp4_nt_groupwise": "e4m3xe2m1-bf16/1x32/m=12,n=16,k=96,g=3",
     "group_gemm_nvfp4_nt_groupwise": "e2m1xe2m1-bf16/1x16/m=12,n=16,k=96,g=3",
     "scaled_grouped_mm_mx": "e4m3xe4m3-bf16/1x32/m=9,n=16,k=96,g=3",
+    "scaled_grouped_mm_mx_k_groups": "e4m3xe4m3-bf16/1x32/m=5,n=16,k=416,g=3",
     "fp8_fp4_gemm_nt": "e4m3xe2m1-bf16/1x128:1x32/m=5,n=16,k=160",
     "m_grouped_fp8_fp4_gemm_nt_contiguous": "e4m3xe2m1-bf16/1x128:1x32/m=128,n=8,k=96,g=2",
     "m_grouped_fp8_fp4_gemm_nt_masked": "e4m3xe2m1-bf16/1x128:1x32/m=3,n=16,k=160,g=3",

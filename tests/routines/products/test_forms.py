@@ -26,6 +26,7 @@ from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import ScaledProduct, rational
 from oracle.verdict.compare import Status
 from tests.support.products import block_scaled
+from tests.support.slow_oracle.forms import cute_offset
 
 PROMOTED = get_schedule("sm90.promote128")
 K_GROUPED, HEADS = "k_grouped_fp8_gemm_nt_contiguous", "fp8_gemm_nt_skip_head_mid"
@@ -177,6 +178,30 @@ class TestInt4:
         wanted = mixed.weights(q.repeat(len(scales), 1), scales[None])
         assert torch.equal(found, decode(wanted))
         assert not torch.equal(found.roll(1, 1), decode(wanted))
+
+    def test_reordered_weights_are_all_there_once(self) -> None:
+        """Place by place, as CuTe's layout of a warp's operand says: nibble by nibble, in as many runs as an index has
+        digits, so that every weight's place is read off; tiles follow each other down the rows."""
+        n, k = 48, 96
+        index, found = torch.arange(n * k), torch.zeros(n * k, dtype=torch.int64)
+        for digit in range(5):
+            each = (index >> 3 * digit & 7).to(torch.uint8).view(n, k)  # 0..7: encoding is undone after
+            made = mixed.nibbles(mixed.reordered(mixed.words(each).t()).t())
+            found += mixed.nibbles(mixed.words(mixed.encoded(made))).flatten().long() << 3 * digit
+        assert torch.equal(found.sort().values, index)
+        threads, values = ((4, 8), (256, 1)), ((4, 2, 2), (64, 8, 1024))
+        for place in (0, 1, 5, 8, 17, 63, 64, 511, 512, 1024, 1536, n * k - 1):
+            tile, t, v = place // 512, place // 16 % 32, place % 16
+            offset = cute_offset(t, threads) + cute_offset(v, values)
+            row, column = tile % 3 * 16 + offset % 64, tile // 3 * 32 + offset // 64
+            assert int(found[place]) == row * k + column
+
+    @pytest.mark.parametrize("wrong", [
+        {"b": torch.zeros(4, 8, dtype=torch.int32).t()}, {"b": torch.zeros(16, 2, dtype=torch.int32).t()},
+    ])  # fmt: skip
+    def test_weights_that_fill_no_tile_are_refused(self, wrong: dict[str, torch.Tensor]) -> None:
+        with pytest.raises(ShapeError):
+            oracle.reference("cutlass_encode_and_reorder_int4b", wrong)
 
     def test_values_that_are_no_int4_are_refused(self) -> None:
         case = cases.parse("cutlass_w4a8_mm/e4m3xi4-bf16/token:channel/m=3,n=24,k=256/family=randn/seed=1")

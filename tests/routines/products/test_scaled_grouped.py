@@ -121,7 +121,7 @@ class TestFailure:
         out = kernel(inputs)
         start, end = inputs["offsets"][1:3].tolist()
         out[start:end] *= 1.5
-        found = explain.diagnose(SCALED, inputs, out, arch="sm90")
+        found = explain.diagnose(SCALED, inputs, out, arch="sm90", numerics="sm90.chain.row_then_col")
         assert "experts 2 only, of 3 in use" in found.findings
 
     @pytest.mark.parametrize("fault", ["groups end one row late", "weights of the next group of a run",

@@ -92,6 +92,7 @@ class TestReference:
         assert judge("per_token_cast_to_fp8", inputs, out).explained_by == (
             "vllm_group",
             "sglang_triton_column",
+            "flaggems_group",
         )
 
 

@@ -9,6 +9,34 @@ Inputs = dict[str, Array]
 Codes = list[int | None]
 E4M3 = "float8_e4m3fn"
 NIBBLES = [0, 7, 6, 5, 4, 3, 2, 1, *range(8, 16)]
+# CuTe's layout of the left operand of a 64x32 FP8 product over threads and values: extents, strides in m + 64 k
+THREADS, VALUES = ((4, 8, 4), (256, 1, 16)), ((4, 2, 2), (64, 8, 1024))
+
+
+def cute_offset(index: int, layout: tuple[tuple[int, ...], tuple[int, ...]]) -> int:
+    """The offset of a linear index, whose first mode runs fastest."""
+    offset = 0
+    for extent, stride in zip(*layout, strict=True):
+        offset += index % extent * stride
+        index //= extent
+    return offset
+
+
+def reordered_int4(i: Inputs, _: dict[str, object]) -> list[int]:
+    """Words ``[K/8, N]`` of weights, weight by weight where CUTLASS wants it."""
+    columns, rows = i["b"].shape
+    words = [code for row in zip(*i["b"].code_rows(), strict=True) for code in row]
+    found = [0] * len(words)
+    for row in range(rows):
+        for k in range(8 * columns):
+            nibble = NIBBLES[words[row * columns + k // 8] >> 4 * (k % 8) & 15]
+            wanted = row % 16 + 64 * (k % 32)
+            ((t, v),) = [(t, v) for t in range(32) for v in range(16)
+                         if cute_offset(t, THREADS) + cute_offset(v, VALUES) == wanted]  # fmt: skip
+            place = 512 * (row // 16 + rows // 16 * (k // 32)) + 16 * t + v
+            found[place // 8] |= nibble << 4 * (place % 8)
+    signed = [word - (word >> 31 << 32) for word in found]
+    return [signed[row * columns + column] for column in range(columns) for row in range(rows)]
 
 
 def dtype_of(options: dict[str, object]) -> str:

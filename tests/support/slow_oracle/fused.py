@@ -257,10 +257,11 @@ def row_factor(values: list[Value], epsilon: Fraction) -> Value:
     return root_inverse(total / len(values) + epsilon)
 
 
-def norm(i: Inputs, o: Options, *, sum_in_dtype: bool, stepwise: bool) -> tuple[Array, list[int]]:
+def norm(i: Inputs, o: Options, *, sum_in_dtype: bool, rounding: str) -> tuple[Array, list[int]]:
     """The value that is quantised, and the sum in the dtype of ``x``."""
     dtype = i["x"].dtype
-    held = dtype if stepwise else F32
+    rounding = str(o.get("rounding", rounding))
+    held, first = (F32 if rounding == "none" else dtype), (dtype if rounding == "each" else F32)
     epsilon = rounded(Fraction(float(str(o["epsilon"]))), F32)
     assert isinstance(epsilon, Fraction)
     weights = [(decode(c, dtype), is_negative(c, dtype)) for c in i["weight"].codes]
@@ -271,16 +272,16 @@ def norm(i: Inputs, o: Options, *, sum_in_dtype: bool, stepwise: bool) -> tuple[
             row = [(rounded(z, dtype), negative) for z, negative in row]
         r = row_factor([z for z, _ in row], epsilon)
         for (z, negative), (weight, turned) in zip(row, weights, strict=True):
-            normal = rounded(rounded(multiply(z, r), F32), held)
-            found.append(signed(rounded(multiply(normal, weight), held), negative != turned, held))
+            normal = rounded(rounded(multiply(z, r), F32), first)
+            found.append(signed(rounded(rounded(multiply(normal, weight), F32), held), negative != turned, held))
     return Array(held, i["x"].shape, found), sums
 
 
 def norm_static(
-    *, sum_in_dtype: bool = False, stepwise: bool = True
+    *, sum_in_dtype: bool = False, rounding: str = "each"
 ) -> Callable[[Inputs, Options], dict[str, list[int]]]:
     def run(i: Inputs, o: Options) -> dict[str, list[int]]:
-        value, sums = norm(i, o, sum_in_dtype=sum_in_dtype, stepwise=stepwise)
+        value, sums = norm(i, o, sum_in_dtype=sum_in_dtype, rounding=rounding)
         return {"q": given(value, i["scale"])} | ({"residual": sums} if "residual" in i else {})
 
     return run
@@ -288,7 +289,7 @@ def norm_static(
 
 def norm_groups(i: Inputs, o: Options) -> dict[str, list[int]]:
     """A scale for each row, or for each group of one."""
-    value, sums = norm(i, o, sum_in_dtype=False, stepwise=True)
+    value, sums = norm(i, o, sum_in_dtype=False, rounding="each")
     columns = int(str(o.get("group_size", value.shape[1])))
     q, scale = quantised(value, columns, bounded_scale(i.get("scale_ub"), of_scale=False), FLOORED)
     return {"q": q, "scale": scale, "residual": sums}

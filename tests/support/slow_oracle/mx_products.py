@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 
 from tests.support.slow_oracle.mx import FP4, power
-from tests.support.slow_oracle.numbers import Array, Value, decode, multiply
+from tests.support.slow_oracle.numbers import Array, Value, add, array, decode, encode, multiply
 from tests.support.slow_oracle.products import Rows, part, scaled, transposed
 
 E4M3 = "float8_e4m3fn"
@@ -57,10 +58,15 @@ def mm(i: Inputs, o: Options) -> list[int]:
     two_levels = bool(o.get("use_nvfp4"))
     tile = "8x4" if o["use_8x4_sf_layout"] else "128x4"
     alpha = i["alpha"].values()[0] if "alpha" in i else Fraction(1)
-    return dense(
+    found = dense(
         i["a"], i["b"], i["a_descale"], i["b_descale"], width=16 if two_levels else 32,
         dtype=E4M3 if two_levels else "e8m0", tiles=(tile, "128x4"), out=str(o["out_dtype"]), alpha=alpha,
     )  # fmt: skip
+    if not o.get("shuffled"):
+        return found
+    n = i["b"].shape[1]  # row 32 q + 8 r + c of the memory is row 32 q + 4 c + r of the weight
+    lies = [32 * (at // 32) + 8 * (at % 4) + at % 32 // 4 for at in range(n)]
+    return [found[start + at] for start in range(0, len(found), n) for at in lies]
 
 
 def scaled_mm(i: Inputs, o: Options) -> list[int]:
@@ -135,19 +141,41 @@ def ended(i: Inputs, o: Options) -> list[int | None]:
     return found + [None] * ((len(left) - first) * n)
 
 
-def mixed(a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, o: Options) -> list[int]:
-    """DeepGEMM's: each side with its own length of a scale."""
+def k_groups(i: Inputs, o: Options) -> list[int | None]:
+    """torch's groups of K, the blocks of each in tiles of its own; a group without K is anything."""
+    left, right = values(i["mat_a"]), values(i["mat_b"])
+    first, starts, found = 0, [0, 0], list[int | None]()
+    for end in i["offs"].codes:
+        columns = (end - first) // 32
+        pairs = []
+        for side, (name, rows) in enumerate((("scale_a", len(left)), ("scale_b", len(right)))):
+            pairs.append(scales(i[name], "e8m0", range(rows), columns, "128x4", starts[side]))
+            starts[side] += room(rows, columns)
+        if columns:
+            a, b = ([row[first:end] for row in x] for x in (left, right))
+            found += scaled(a, b, *pairs, block=32, b_rows=1, bias=None, dtype=str(o["out_dtype"]))
+        else:
+            found += [None] * (len(left) * len(right))
+        first = end
+    return found
+
+
+def mixed(
+    a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, o: Options, c: list[Value] | None = None
+) -> list[int]:
+    """DeepGEMM's: each side with its own length of a scale; ``c`` for every element."""
     of_a, of_b, height = (int(str(o[name])) for name in ("gran_k_a", "gran_k_b", "gran_n"))
     blocks = range(0, len(a[0]), 32)
     sa = [[row[k // of_a] for k in blocks] for row in a_scale]
     sb = [[b_scale[n // height][k // of_b] for k in blocks] for n in range(len(b))]
-    return scaled(a, b, sa, sb, block=32, b_rows=1, bias=None, dtype=str(o["out_dtype"]))
+    return scaled(a, b, sa, sb, block=32, b_rows=1, bias=c, dtype=str(o["out_dtype"]))
 
 
 def deep(i: Inputs, o: Options) -> list[int | None]:
     """Dense, contiguous or masked."""
     if "m_indices" not in i and "masked_m" not in i:
-        return list(mixed(values(i["a"]), values(i["b"]), i["a_scale"].rows(), i["b_scale"].rows(), o))
+        c = i["c"].values() if "c" in i else None
+        return list(mixed(values(i["a"]), values(i["b"]), i["a_scale"].rows(), i["b_scale"].rows(), o, c))
     n, found = i["b"].shape[1], list[int | None]()
     if "masked_m" in i:
         for g, count in enumerate(i["masked_m"].codes):
@@ -163,4 +191,65 @@ def deep(i: Inputs, o: Options) -> list[int | None]:
         else:
             right, sb = values(part(i["b"], expert)), part(i["b_scale"], expert).rows()
             found += mixed(rows[m : m + 1], right, left[m : m + 1], sb, o)
+    return found
+
+
+# --- FP4 logits -----------------------------------------------------------------------------------------------------
+
+
+def blocks(codes: Array, words: list[int]) -> Rows:
+    """Rows of codes times their scales: byte ``k // 32`` of the row's word, the lowest first."""
+    pairs = zip(values(codes), words, strict=True)
+    return [[multiply(v, power(word >> 8 * (k // 32) & 255)) for k, v in enumerate(row)] for row, word in pairs]
+
+
+def logits(
+    q: Rows, k: Rows, weights: Rows, start: list[int], stop: list[int], outside: int | None, dtype: str
+) -> list[list[int | None]]:
+    """``[M, N]`` codes; ``outside`` the window as given. ``q`` is ``[M H, D]``."""
+    found = []
+    for m, row in enumerate(weights):
+        mine = q[m * len(row) : (m + 1) * len(row)]
+        made: list[int | None] = []
+        for n, key in enumerate(k):
+            total: Value = Fraction(0)
+            for head, weight in zip(mine, row, strict=True) if start[m] <= n < stop[m] else ():
+                x: Value = Fraction(0)
+                for left, right in zip(head, key, strict=True):
+                    x = add(x, multiply(left, right))
+                total = add(total, multiply(weight, x if x != x else max(x, Fraction(0))))
+            made.append(encode(total, dtype) if start[m] <= n < stop[m] else outside)
+        found.append(made)
+    return found
+
+
+def fp4_logits(i: Inputs, o: Options) -> list[int | None]:
+    """Every key a column; or each row from its first key on."""
+    dtype, start, stop = str(o["out_dtype"]), i["cu_seqlen_ks"].codes, i["cu_seqlen_ke"].codes
+    outside = encode(-math.inf, dtype) if o.get("clean_logits") else None
+    q, k = blocks(i["q"], i["q_sf"].codes), blocks(i["k"], i["k_sf"].codes)
+    made = logits(q, k, i["weights"].rows(), start, stop, outside, dtype)
+    if columns := int(str(o.get("max_seqlen_k", 0))):
+        made = [(row[first:] + [None] * columns)[:columns] for row, first in zip(made, start, strict=True)]
+    return [code for row in made for code in row]
+
+
+def fp4_paged(i: Inputs, o: Options) -> list[int | None]:
+    """Keys and words picked byte by byte out of the blocks of each request."""
+    dtype, (requests, tokens, heads, half) = str(o["out_dtype"]), i["q"].shape
+    outside = encode(-math.inf, dtype) if o.get("clean_logits") else None
+    page, size = i["kv_cache"].shape[1], i["kv_cache"].shape[1] * i["kv_cache"].shape[3]
+    q, weights, found = blocks(i["q"], i["q_sf"].codes), i["weights"].rows(), list[int | None]()
+    for b in range(requests):
+        codes, words = list[int](), list[int]()
+        for block in i["block_tables"].code_rows()[b]:
+            raw = bytes(i["kv_cache"].codes[block * size : (block + 1) * size])
+            codes += raw[: page * half]
+            words += array("int32", (page,), raw[page * half :]).codes
+        keys = blocks(Array("uint8", (len(words), half), codes), words)
+        mine = slice(b * tokens, (b + 1) * tokens)
+        stop = [i["context_lens"].codes[b] - tokens + t + 1 for t in range(tokens)]
+        rows = q[mine.start * heads : mine.stop * heads]
+        made = logits(rows, keys, weights[mine], [0] * tokens, stop, outside, dtype)
+        found += [code for row in made for code in row]
     return found

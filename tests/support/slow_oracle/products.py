@@ -38,7 +38,7 @@ def scaled(
 ) -> list[int]:
     """Codes of ``alpha sum_k a_scale b_scale a b + bias``; one row of ``a_scale`` serves all rows of ``a``."""
     bare = [multiply(alpha, v) for v in sums(a, b, a_scale, b_scale, block=block, b_rows=b_rows)]
-    return [encode(v if bias is None else add(v, bias[at % len(b)]), dtype) for at, v in enumerate(bare)]
+    return [encode(v if bias is None else add(v, bias[at % len(bias)]), dtype) for at, v in enumerate(bare)]
 
 
 def sums(a: Rows, b: Rows, a_scale: Rows, b_scale: Rows, *, block: int, b_rows: int) -> list[Value]:

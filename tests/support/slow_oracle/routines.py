@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from tests.support.slow_oracle import (
+    caches,
     decisions,
     forms,
     fused,
@@ -13,6 +14,7 @@ from tests.support.slow_oracle import (
     mx,
     mx_forms,
     mx_products,
+    pipelines,
     places,
     products,
     quantisers,
@@ -150,6 +152,7 @@ def _two_levels_back(i: Inputs, o: Options) -> Codes:
 _SWITCHES = ("package", "use_deep_gemm", "use_flashinfer_moe_fp8")
 _CUDA = ("arch", "cuda_major", "cuda_minor")
 ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
+    **caches.ROUTINES,
     "fp8_gemm_nt": _block,
     "fp8_blockscale_gemm_sm90": _wide,
     "flashinfer_fp8_blockscale_gemm": _wide,
@@ -194,6 +197,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     },
     "cutlass_w4a8_mm": forms.mixed,
     "unified_encode_int4b": lambda i, o: [forms.NIBBLES[c >> 4] << 4 | forms.NIBBLES[c & 15] for c in i["b"].codes],
+    "cutlass_encode_and_reorder_int4b": forms.reordered_int4,
     "cutlass_pack_scale_fp8": lambda i, o: [
         encode(multiply(Fraction(-n), v), forms.E4M3) for v in i["scales"].values() for n in range(8, 0, -1)
     ],
@@ -201,6 +205,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "fp8_paged_mqa_logits": _paged,
     "Fp8LinearOp": layers.linear,
     "moe_fp8": layers.experts,
+    **{name: lambda i, o, name=name: pipelines.experts(name, i, o) for name in pipelines.ROWS},
     "apply_fi_trtllm_fp8_per_tensor_moe": layers.tensor_experts,
     "silu_and_mul": lambda i, o: layers.silu_and_mul(i["x"], o),
     "maybe_create_device_identity": lambda i, o: [encode(Fraction(1), "float32")],
@@ -220,8 +225,8 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "per_token_group_quant_fp8_packed": fused.packed_groups,
     "rms_norm_static_fp8_quant": fused.norm_static(),
     "fused_add_rms_norm_static_fp8_quant": fused.norm_static(sum_in_dtype=True),
-    "rmsnorm_quant": fused.norm_static(stepwise=False),
-    "fused_add_rmsnorm_quant": fused.norm_static(stepwise=False),
+    "rmsnorm_quant": fused.norm_static(rounding="none"),
+    "fused_add_rmsnorm_quant": fused.norm_static(rounding="none"),
     "rms_norm_dynamic_per_token_quant": fused.norm_groups,
     "rms_norm_per_block_quant": fused.norm_groups,
     "rope_quantize_fp8": fused.rope,
@@ -261,6 +266,9 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "group_gemm_mxfp8_mxfp4_nt_groupwise": lambda i, o: mx_products.pointed(i, o, 32, "e8m0"),
     "group_gemm_nvfp4_nt_groupwise": lambda i, o: mx_products.pointed(i, o, 16, mx_products.E4M3),
     "scaled_grouped_mm_mx": mx_products.ended,
+    "fp8_fp4_mqa_logits": mx_products.fp4_logits,
+    "fp8_fp4_paged_mqa_logits": mx_products.fp4_paged,
+    "scaled_grouped_mm_mx_k_groups": mx_products.k_groups,
     "fp8_fp4_gemm_nt": mx_products.deep,
     "m_grouped_fp8_fp4_gemm_nt_contiguous": mx_products.deep,
     "m_grouped_fp8_fp4_gemm_nt_masked": mx_products.deep,
@@ -293,6 +301,7 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "swap_w13_to_w31": lambda i, o: places.take(i["x"], places.exchanged(i["x"].shape[-2])),
     "reorder_rows_for_gated_act_gemm": lambda i, o: places.take(i["w"], places.alternating(i["w"].shape[0])),
     "shuffle_matrix_a": lambda i, o: places.take(i["w"], places.fragments(i["w"].shape[0])),
+    "shuffle_matrix_sf_a": lambda i, o: places.blocked_in_order(i["scale"], places.fragments(i["scale"].shape[0])),
     "rotate_weights_for_fi_trtllm_fp8_per_tensor_moe": lambda i, o: places.rotated(
         i["gemm1_weights"], i["gemm2_weights"], bool(o["is_gated"])
     ),

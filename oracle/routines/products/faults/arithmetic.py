@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,16 +49,32 @@ def _map(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 def _by_code(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """``change`` of every element of a one-byte tensor by a table: it maps codes one by one."""
-    every = torch.arange(256, dtype=torch.uint8, device=x.device).view(x.dtype)
-    return change(every)[_codes(x).to(torch.int32)]
+    table = change(torch.arange(256, dtype=torch.uint8, device=x.device).view(x.dtype))
+    if x.device.type == "cpu":  # NumPy takes bytes as indices
+        bits = table.view(torch.int16) if table.element_size() == 2 else table
+        return torch.from_numpy(np.take(bits.numpy(), _codes(x).numpy())).view(table.dtype)
+    return table[_codes(x).to(torch.int32)]
 
 
 def _has(role: str, found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
     """The matrix of ``role`` is E4M3 and holds such a code."""
     return both(
         need(lambda c: matrix(c, role).dtype == E4M3, lambda c: f"{role} is {matrix(c, role).dtype}, not {E4M3}"),
-        need(lambda c: bool(found(_codes(matrix(c, role))).any()), missing),
+        need(lambda c: bool(found(c.once(f"codes of {role}", lambda: _present(matrix(c, role)))).any()), missing),
     )
+
+
+def _present(x: Tensor) -> Tensor:
+    """The codes (uint8) that occur in ``x``, marked two at a time."""
+    codes = _codes(x).flatten()
+    even = len(codes) // 2 * 2
+    if x.device.type != "cpu":
+        return torch.nonzero(torch.bincount(codes.to(torch.int64), minlength=256))[:, 0].to(torch.uint8)
+    seen = np.zeros(1 << 16, np.bool_)
+    seen[codes[:even].numpy().view(np.uint16)] = True
+    pairs = np.flatnonzero(seen)
+    found = np.unique(np.concatenate([pairs & 0xFF, pairs >> 8, codes[even:].numpy()]))
+    return torch.from_numpy(found.astype(np.uint8))
 
 
 def _subnormal(codes: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from oracle.routines.fault import (
     need,
 )
 from oracle.routines.mutants import stale
-from oracle.routines.products.mixed import GROUP
+from oracle.routines.products.mixed import GROUP, encoded, nibbles, words
 from oracle.routines.products.roles import ROLES, RUNS, each, matrices, matrix, several_rows
 from oracle.truth.gemm import ScaledProduct
 from oracle.verdict.sets import rounded_to
@@ -41,7 +41,8 @@ SUMMED = frozenset({"fp8_gemm_nt_1d1d", K_GROUPED})
 TURNED = frozenset({"fp8_gemm_nn", "fp8_gemm_tn", "fp8_gemm_tt", "m_grouped_fp8_gemm_nn_contiguous", BMM})
 INT4 = frozenset({"cutlass_w4a8_mm", "cutlass_w4a8_moe_mm"})
 ENCODE, PACK = "unified_encode_int4b", "cutlass_pack_scale_fp8"
-FAULTS = Faults(SUMMED | TURNED | INT4 | RUNS | {EINSUM, HEADS, GROUPWISE, ENCODE, PACK})
+REORDER = "cutlass_encode_and_reorder_int4b"
+FAULTS = Faults(SUMMED | TURNED | INT4 | RUNS | {EINSUM, HEADS, GROUPWISE, ENCODE, REORDER, PACK})
 fault = FAULTS.declare
 EQUAL = "what is exchanged is equal"
 
@@ -437,6 +438,20 @@ def _table(
     return write
 
 
+def _placed(
+    *order: int, lengths: tuple[int, ...] = (2, 8, 2, 4, 4), encode: bool = True
+) -> Callable[..., dict[str, Tensor]]:
+    """Nibbles of tiles with other axes, in another order: row ``v1 t1`` and column ``v2 t0 v0``, or as ``lengths``."""
+
+    def write(call: Call, made: dict[str, Tensor]) -> dict[str, Tensor]:
+        each = nibbles(call.inputs["b"].t())
+        each = encoded(each) if encode else each
+        tiles = each.view(each.shape[0] // 16, *lengths[:2], each.shape[1] // 32, *lengths[2:])
+        return {"out": words((tiles.permute(*order) if order else tiles).reshape(each.shape)).t()}
+
+    return write
+
+
 EIGHT = -torch.arange(8, 0, -1, dtype=torch.float64, device="cpu")
 POSITIVE, SCALES = "no nibble is positive", "every scale is zero"
 for contract, name, seen, wrong, same_if in (
@@ -444,6 +459,14 @@ for contract, name, seen, wrong, same_if in (
     (ENCODE, "nibble 0 encoded as 8", W4A8, _nibbles(lambda v: torch.where(v < 8, 8 - v, v)), "no nibble is zero"),
     (ENCODE, "negative nibbles encoded too", W4A8, _nibbles(lambda v: torch.where(v > 0, (8 - v) & 15, v)), POSITIVE),
     (ENCODE, "two nibbles of a byte exchanged", W4A8, entry("out", lambda out: out >> 4 | out << 4), EQUAL),
+    (REORDER, "int4 weights reordered but not encoded", W4A8, _placed(3, 0, 2, 5, 4, 1, 6, encode=False), POSITIVE),
+    (REORDER, "int4 weights encoded but not reordered", W4A8, _placed(), EQUAL),
+    (REORDER, "tiles of int4 weights follow each other along the columns", W4A8, _placed(0, 3, 2, 5, 4, 1, 6), EQUAL),
+    (REORDER, "halves of a thread's rows and columns exchanged", W4A8, _placed(3, 0, 2, 5, 1, 4, 6), EQUAL),
+    (REORDER, "int4 weights in the order of 16-bit products", W4A8,
+     _placed(3, 0, 2, 5, 4, 1, 6, lengths=(2, 8, 4, 4, 2)), EQUAL),
+    (REORDER, "nibbles of reordered bytes exchanged", W4A8,
+     entry("out", lambda out: words(_reversed(nibbles(out.t()), 2)).t()), EQUAL),
     (PACK, "table of a scale in ascending order", W4A8, _table(lambda s: s * EIGHT.flip(0)), SCALES),
     (PACK, "table of a scale without its sign", W4A8, _table(lambda s: s * -EIGHT), SCALES),
     (PACK, "table of a scale from -7 to 0", W4A8, _table(lambda s: s * (EIGHT + 1)), SCALES),
@@ -452,5 +475,5 @@ for contract, name, seen, wrong, same_if in (
     (PACK, "tables of all scales by multiple", W4A8,
      _table(lambda s: (s * EIGHT).t().contiguous().view(s.shape[0], 8)), "there is one scale"),
 ):
-    family = MOVEMENT if contract == ENCODE else CAST
+    family = CAST if contract == PACK else MOVEMENT
     fault(name, family, seen=seen, contracts={contract}, write=wrong, same_if=same_if)

@@ -1,0 +1,757 @@
+"""Faults of KV caches: scales, casts, slots, pages, what lies beside the codes, memory that should have stayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oracle.numbers.formats import BF16, E4M3FN, codes_of, decode, from_codes, of_dtype
+from oracle.numbers.rounding import Overflow, Rounding, encode, f32, round_to
+from oracle.routines.fault import (
+    ARITHMETIC,
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Call,
+    Fault,
+    Faults,
+    both,
+    entry,
+    need,
+)
+from oracle.routines.fused.faults import asked_inside
+from oracle.routines.kv_cache.contract import (
+    CacheContract,
+    Coded,
+    Copied,
+    Piece,
+    Products,
+    Quantised,
+    Quotients,
+    flat,
+)
+from oracle.routines.kv_cache.tiles import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns
+from oracle.routines.quantisers import faults as quantisers
+from oracle.routines.quantisers.contract import Amax
+from oracle.verdict.sets import rounded_to
+
+FLASH, PACKED, MLA = "reshape_and_cache_flash", "reshape_and_cache", "concat_and_cache_mla"
+SET, CONVERT = "set_mla_kv_buffer", "convert_fp8"
+APPEND, APPEND_MLA = "append_paged_kv_cache", "append_paged_mla_kv_cache"
+DS_MLA, INDEXER, WHOLE = "concat_and_cache_ds_mla", "indexer_k_quant_and_cache", "quantize_k_cache"
+NVFP4 = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
+GATHER, COPY, INDEX_KEYS = "gather_and_maybe_dequant_cache", "cp_gather_cache", "cp_gather_indexer_k_quant_cache"
+UPCONVERT, DEQUANTIZE = "cp_gather_and_upconvert_fp8_kv_cache", "dequantize_k_cache"
+
+PAIRED = frozenset({FLASH, PACKED, NVFP4})
+"""Writers of keys and values, with a scale each."""
+SLOTTED = PAIRED | {MLA, DS_MLA, INDEXER}
+DIVIDED = frozenset({FLASH, PACKED, MLA, CONVERT})
+CAST_ALONE = DIVIDED | {SET}
+TILED = frozenset({DS_MLA, INDEXER, WHOLE})
+ROWS = frozenset({DS_MLA, WHOLE})
+APPENDED = frozenset({APPEND, APPEND_MLA})
+GATHERED = frozenset({GATHER, COPY, INDEX_KEYS, UPCONVERT})
+MULTIPLIED = frozenset({GATHER, UPCONVERT, DEQUANTIZE, CONVERT})
+READ_ROWS = frozenset({UPCONVERT, DEQUANTIZE})
+FRESH = frozenset({CONVERT, WHOLE, DEQUANTIZE, UPCONVERT})
+"""Routines that write all of their output."""
+ALL = SLOTTED | CAST_ALONE | TILED | APPENDED | GATHERED | READ_ROWS
+MINE = "no public thread: "
+PREFIX = "cache: "
+Tensors = dict[str, Tensor]
+Pieces = list[Piece]
+# A fault is a row: what is wrong and where it was met; the change; when it shows.
+# fmt: off
+FAULTS = Faults(ALL)
+fault = FAULTS.declare
+
+
+# --- what a call must have ----------------------------------------------------------------------------------
+
+
+def _pieces(call: Call, kind: type) -> list[Piece]:
+    assert isinstance(call.contract, CacheContract)
+    return [piece for piece in call.contract.work(call) if isinstance(piece, kind)]
+
+
+coded = need(lambda call: _pieces(call, Coded), "nothing is divided")
+read = need(lambda call: _pieces(call, Products), "nothing is multiplied")
+several_scales = need(lambda call: call.inputs["k_scale"].numel() > 1, "there is one scale")
+skipped = need(lambda call: bool((call.inputs["slot_mapping"] < 0).any()), "every token has a slot")
+several_tokens = need(lambda call: len(call.inputs["slot_mapping"]) > 1, "there is one token")
+several_heads = need(lambda call: next(iter(call.inputs.values())).shape[1] > 1, "there is one head")
+HEADED = frozenset({FLASH, PACKED, NVFP4})
+EQUAL = "the scales are equal"
+
+
+def page_of(call: Call) -> int:
+    """Slots of a page."""
+    memory = "key_cache" if "key_cache" in call.inputs else "kv_cache" if "kv_cache" in call.inputs else "k_cache"
+    x = call.inputs[memory]
+    if x.dim() == 5:
+        return x.shape[3]
+    if call.contract.name == PACKED:
+        return x.shape[3]
+    return x.shape[2] if call.resolved.get("kv_layout") == "HND" else x.shape[1]
+
+
+def room_of(call: Call) -> int:
+    """Slots of the cache."""
+    memory = "key_cache" if "key_cache" in call.inputs else "kv_cache" if "kv_cache" in call.inputs else "k_cache"
+    return call.inputs[memory].shape[0] * page_of(call)
+
+
+several_slots = need(lambda call: page_of(call) > 1, "a page has one slot")
+
+
+# --- the scale ----------------------------------------------------------------------------------------------
+
+
+def _scales(change: Callable[[Tensor], Tensor]) -> Any:
+    """Every scale that a call is given, changed: an input or an option."""
+
+    def of_inputs(given: Tensors) -> Tensors:
+        named = (name for name in ("scale", "k_scale", "v_scale") if name in given)
+        return given | {name: change(given[name]) for name in named}
+
+    def of_options(options: dict[str, object]) -> dict[str, object]:
+        if not isinstance(scale := options.get("scale"), int | float):
+            return options
+        return options | {"scale": float(change(torch.tensor(float(scale), dtype=torch.float32, device="cpu")))}
+
+    return {"read": of_inputs, "options": of_options}
+
+
+GIVEN = frozenset({FLASH, PACKED, MLA, NVFP4, GATHER, CONVERT})
+fault("scale of the cache silently 1", VALUE, seen="flashinfer 4979; sglang 18818, PR 20705, PR 34765", contracts=GIVEN,
+      same_if="it is 1", **_scales(torch.ones_like))
+fault("inverse of the scale of the cache", VALUE, seen="xpu-kernels PR 475", contracts=GIVEN - {CONVERT, GATHER},
+      same_if="it is 1", **_scales(lambda scale: 1.0 / scale))
+fault("scale of the cache rounded to bfloat16", VALUE, seen="vllm PR 49435, readers that shorten it", contracts=GIVEN,
+      same_if="it is a bfloat16 value", admissible_if="it moves few codes",
+      **_scales(lambda scale: scale.to(torch.bfloat16).to(torch.float32)))
+fault("scale of the cache applied twice", VALUE, seen="vllm 42580, a descale in the wrong place", contracts=GIVEN,
+      same_if="it is 1", **_scales(lambda scale: scale * scale))
+for mine, other in (("k", "v"), ("v", "k")):
+    fault(f"{other} scale of the cache used for {mine}", VALUE, seen="vllm PR 37054", contracts=PAIRED,
+          read=lambda given, mine=mine, other=other: given | {f"{mine}_scale": given[f"{other}_scale"]}, same_if=EQUAL)
+for words, change in (("first", lambda s: s[:1].expand_as(s)), ("next", lambda s: s.roll(-1))):
+    fault(f"scale of the {words} head of the cache", INDEX, seen="pytorch 159940, a scale read as another shape",
+          contracts={FLASH}, needs=several_scales, same_if=EQUAL,
+          read=lambda given, change=change: given | {n: change(given[n]) for n in ("k_scale", "v_scale")})
+
+
+def _quotient(value: Callable[[Quotients], Tensor]) -> Callable[[Quotients], Quotients]:
+    return lambda q: replace(q, quotient=value(q)) if isinstance(q, Quotients) else q
+
+
+fault("multiplied by the scale where it divides", VALUE, seen="xpu-kernels PR 475", contracts=DIVIDED, needs=coded,
+      quotient=_quotient(lambda q: f32(decode(q.x) * q.scale)), same_if="the scale is 1")
+fault("multiplied by the rounded reciprocal of the scale", VALUE, seen="sglang PR 4362, flashinfer 2441",
+      contracts=DIVIDED, needs=coded, quotient=_quotient(lambda q: f32(decode(q.x) * f32(1.0 / q.scale))),
+      same_if="no quotient lies beside a midpoint")
+fault("value rounded to float16 before the division", CAST, seen="HARDWARE.md 3, bf16 in an fp16 buffer",
+      contracts=DIVIDED, needs=coded,
+      quotient=_quotient(lambda q: f32(decode(q.x.to(torch.float16)) / q.scale)),
+      same_if="every value is a float16 value")
+fault("divided by the scale where it multiplies", VALUE, seen="xpu-kernels PR 475", contracts=MULTIPLIED, needs=read,
+      store=lambda pieces: _products(pieces, lambda p: replace(p, scale=f32(1.0 / p.scale))),
+      same_if="the scale is 1")
+
+
+def _products(pieces: Pieces, change: Callable[[Products], Products]) -> Pieces:
+    return [change(piece) if isinstance(piece, Products) else piece for piece in pieces]
+
+
+# --- the cast -----------------------------------------------------------------------------------------------
+
+
+def _cast(**how: object) -> Callable[[Quotients], Quotients]:
+    return lambda q: replace(q, **how) if isinstance(q, Quotients) else q  # type: ignore[arg-type]
+
+
+CASTS = Faults(CAST_ALONE)
+cast = CASTS.declare
+for top in (256.0, 240.0):
+    cast(f"{PREFIX}codes saturate at {top:.0f}", CAST, needs=coded, same_if=f"no quotient exceeds {top:.0f}",
+                 seen="sglang PR 40581" if top == 256.0 else "vllm PR 12134",
+                 quotient=_quotient(lambda q, top=top: q.quotient.clamp(-top, top)))  # type: ignore[misc]
+cast(f"{PREFIX}codes rounded half away from zero", CAST, seen="flashinfer 5128", needs=coded,
+             quotient=_cast(rounding=Rounding.NEAREST_AWAY), same_if="no quotient is a tie")
+cast(f"{PREFIX}codes rounded toward zero", CAST, seen="flashinfer 5128", needs=coded,
+             quotient=_cast(rounding=Rounding.TOWARD_ZERO), same_if="every quotient is a code")
+cast(f"{PREFIX}overflow coded as NaN", CAST, seen="ml_dtypes 400", needs=coded,
+             quotient=_cast(overflow=Overflow.NAN), same_if="no quotient exceeds 448")
+cast(f"{PREFIX}quotient rounded to bfloat16 first", CAST, seen="TensorRT-LLM PR 14464", needs=coded,
+             quotient=_quotient(lambda q: round_to(q.quotient, BF16, rounding=Rounding.NEAREST_EVEN,
+                                                   overflow=Overflow.INF)),
+             same_if="every quotient is a bfloat16 value")
+cast(f"{PREFIX}NaN coded as 448", CAST, seen="Model-Optimizer PR 1397", same_if="no value is NaN", needs=coded,
+             codes=lambda codes: torch.where((codes & 0x7F) == 0x7F, torch.full_like(codes, 0x7E), codes))
+cast(f"{PREFIX}subnormal codes flushed to zero", CAST, seen="flashinfer PR 3932", needs=coded,
+             same_if="no code is subnormal",
+             codes=lambda codes: torch.where(((codes & 0x78) == 0) & ((codes & 7) != 0), codes & 0x80, codes))
+cast(f"{PREFIX}sign lost", CAST, seen="flashinfer PR 3932", needs=coded, same_if="no value is negative",
+             codes=lambda codes: torch.where((codes & 0x7F) == 0x7F, codes, codes & 0x7F))
+cast(f"{PREFIX}codes exchanged in byte pairs", MOVEMENT, seen="pith-train PR 74", needs=coded,
+             codes=lambda codes: codes.reshape(*codes.shape[:-1], -1, 2).flip(-1).flatten(-2))
+
+
+class _Inside:
+    """Every fault of the group quantiser, on the tiles of a cache."""
+
+    def __iter__(self) -> Iterator[Fault]:
+        for one in quantisers.FAULTS:
+            if "per_token_group_quant_fp8" in one.contracts:
+                yield replace(one, name=PREFIX + "tile " + one.name, contracts=TILED, why_not=asked_inside(one.why_not))
+
+
+INSIDE = _Inside()
+
+
+@fault("amax of the bits of float16 values", VALUE, seen="vLLM 0.20.2 concat_and_cache_ds_mla on an H200",
+       contracts={DS_MLA, INDEXER},
+       needs=need(lambda call: next(iter(call.inputs.values())).dtype == torch.float16, "the values are no float16"))
+def amax_of_bits(amax: Amax) -> Tensor:
+    """The kernel is compiled for uint16, and takes the magnitude of that."""
+    bits = (codes_of(amax.x.x).to(torch.float64)) % 65536
+    return amax.x.grid(amax.recipe.block).split(bits).amax(dim=(1, 3), keepdim=True)
+
+
+# --- slots and pages ----------------------------------------------------------------------------------------
+
+
+def _slots(change: Callable[[Call, Tensor], Tensor]) -> Callable[[Call, Tensors], Tensors]:
+    """Another mapping of the tokens that have a slot; a slot beyond the cache is nobody's."""
+
+    def read(call: Call, given: Tensors) -> Tensors:
+        slot = given["slot_mapping"]
+        moved = torch.where(slot < 0, slot, change(call, slot))
+        return given | {"slot_mapping": moved.masked_fill(moved >= room_of(call), -1)}
+
+    return read
+
+
+fault("slot -1 written: the last slot of the cache", INDEX, seen="DeepGEMM 34, PR 450: -1 taken as an index",
+      contracts=SLOTTED, needs=skipped,
+      read=lambda call, given: given | {"slot_mapping": torch.where(
+          given["slot_mapping"] < 0, room_of(call) - 1, given["slot_mapping"])})
+fault("slot -1 written: slot 0", INDEX, seen="flashinfer 3547, -1 clamped", contracts=SLOTTED, needs=skipped,
+      read=entry("slot_mapping", lambda slot: slot.clamp(min=0)))
+fault("tokens behind the first one without a slot not written", MOVEMENT, seen=MINE + "break for continue",
+      contracts=SLOTTED, needs=skipped,
+      read=entry("slot_mapping", lambda slot: torch.where((slot < 0).cumsum(0) > 0, -1, slot)))
+fault("slots counted without the mapping", INDEX, seen="vllm PR 6761", contracts=SLOTTED,
+      read=_slots(lambda call, slot: torch.arange(len(slot), dtype=slot.dtype, device=slot.device)),
+      same_if="the mapping counts")
+fault("offset in the page modulo half of its slots", INDEX, seen=MINE + "a page size of another cache group",
+      contracts=SLOTTED, needs=several_slots,
+      read=_slots(lambda call, slot: slot - slot % page_of(call) + slot % page_of(call) % (page_of(call) // 2)),
+      same_if="no offset lies in the second half of a page")
+fault("slot of the next token", INDEX, seen="vllm 50084", contracts=SLOTTED, needs=several_tokens,
+      read=entry("slot_mapping", lambda slot: slot.roll(-1)))
+fault("page stride of two pages", INDEX, seen="vllm PR 54563, a cache whose pages hold keys and values",
+      contracts=SLOTTED,
+      read=_slots(lambda call, slot: slot + slot // page_of(call) * page_of(call)), same_if="all slots lie in page 0")
+fault("page stride one slot short", INDEX, seen=MINE + "a stride of the unpadded page", contracts=SLOTTED,
+      read=_slots(lambda call, slot: slot - slot // page_of(call)), same_if="all slots lie in page 0")
+fault("last page of the cache lost", MOVEMENT, seen="cache of an odd number of pages, " + "aprender 2765",
+      contracts=SLOTTED,
+      read=lambda call, given: given | {"slot_mapping": torch.where(
+          given["slot_mapping"] // page_of(call) == given["slot_mapping"].max() // page_of(call), -1,
+          given["slot_mapping"])})
+fault("only the first slot of each page written", MOVEMENT, seen="aiter PR 5591", contracts=SLOTTED,
+      needs=several_slots,
+      read=lambda call, given: given | {"slot_mapping": torch.where(
+          given["slot_mapping"] % page_of(call) == 0, given["slot_mapping"], -1)},
+      same_if="every token lies in a first slot")
+fault("token without an entry in the mapping written", MOVEMENT, seen="vllm 45741, padding of a CUDA graph",
+      contracts=SLOTTED - {INDEXER},
+      read=lambda call, given: given | {"slot_mapping": torch.cat([
+          given["slot_mapping"], columns(room_of(call)).to(given["slot_mapping"].dtype)[
+              ~torch.isin(columns(room_of(call)), given["slot_mapping"])][:1]])})
+
+
+def _other_layout(call: Call, pieces: Pieces) -> Pieces:
+    """Heads and slots of a page exchanged."""
+    def moved(at: Tensor, x: Tensor) -> Tensor:
+        _, a, b, depth = x.shape
+        page, rest = at // (a * b * depth), at % (a * b * depth)
+        first, second, column = rest // (b * depth), rest // depth % b, rest % depth
+        return ((page * b + second) * a + first) * depth + column
+
+    made: Pieces = []
+    for piece in pieces:
+        at = moved(piece.at, call.inputs[piece.name])
+        if isinstance(piece, Quantised):
+            made.append(replace(piece, at=at, scale_at=moved(piece.scale_at, call.inputs[piece.scales])))
+        else:
+            made.append(replace(piece, at=at))
+    return made
+
+
+fault("heads and slots of a page exchanged", INDEX, seen="flashinfer 1023, strides of the other layout",
+      contracts={FLASH, NVFP4, APPEND}, store=_other_layout,
+      needs=need(lambda call: min(call.inputs["k_cache" if "k_cache" in call.inputs else "key_cache"].shape[1:3]) > 1,
+                 "a page has one head or one slot"))
+
+
+def _rows(change: Callable[[Call, Tensor], Tensor]) -> Callable[[Call, Pieces], Pieces]:
+    """Rows of heads of every piece, changed in their places: ``[tokens, heads, D]``."""
+    def store(call: Call, pieces: Pieces) -> Pieces:
+        heads = next(iter(call.inputs.values())).shape[1]
+        made: Pieces = []
+        for piece in pieces:
+            kept = change(call, piece.at.reshape(-1, heads, piece.at.shape[-1])).flatten(0, 1)
+            if isinstance(piece, Quantised):
+                places = piece.scale_at.reshape(-1, heads, piece.scale_at.shape[-1])
+                scales = change(call, places).flatten(0, 1)
+                made.append(replace(piece, at=kept, scale_at=scales))
+            else:
+                made.append(replace(piece, at=kept))
+        return made
+
+    return store
+
+
+def _without_last(call: Call, at: Tensor) -> Tensor:
+    at = at.clone()
+    at[:, -1] = -1
+    return at
+
+
+fault("last head of the cache not written", MOVEMENT, seen="kernels-community 1153, a tail", contracts=HEADED,
+      store=_rows(_without_last))
+fault("place of the next head", INDEX, seen="vllm 57016, a head stride", contracts=HEADED, needs=several_heads,
+      store=_rows(lambda call, at: at.roll(-1, dims=1)))
+fault("head stride of two heads", INDEX, seen="flashinfer 1023, the stride of keys beside values", contracts=HEADED,
+      needs=several_heads,
+      store=_rows(lambda call, at: at + (at[:, 1:2] - at[:, :1]) * columns(at.shape[1]).reshape(1, -1, 1)))
+
+
+def _named(change: Callable[[str], str]) -> Callable[[Pieces], Pieces]:
+    def store(pieces: Pieces) -> Pieces:
+        return [
+            replace(p, name=change(p.name), scales=change(p.scales)) if isinstance(p, Quantised)
+            else replace(p, name=change(p.name)) for p in pieces
+        ]
+
+    return store
+
+
+def _exchanged(name: str) -> str:
+    pairs = {"key_cache": "value_cache", "k_cache": "v_cache", "k_scale_cache": "v_scale_cache"}
+    both_ways = pairs | {b: a for a, b in pairs.items()}
+    return both_ways[name]
+
+
+fault("keys and values exchanged", MOVEMENT, seen="vllm PR 6761", contracts=(HEADED - {PACKED}) | {APPEND},
+      store=_named(_exchanged))
+fault("keys written over by values", MOVEMENT, seen=MINE + "one pointer for both",
+      contracts=(HEADED - {PACKED}) | {APPEND},
+      store=_named(lambda name: _exchanged(name) if name.startswith("v") else name))
+fault("values not written", MOVEMENT, seen="vllm-omni 5263, memory left as it was", contracts=HEADED | {APPEND},
+      store=lambda pieces: pieces[:1])
+
+
+def _cleared(call: Call, made: Tensors) -> Tensors:
+    """Zeros wherever nothing was written."""
+    out = {}
+    for name, x in made.items():
+        raw = flat(x).clone()
+        assert isinstance(call.contract, CacheContract)
+        kept = torch.zeros(raw.numel(), dtype=torch.bool, device="cpu")
+        for piece in call.contract.work(call):
+            if piece.name == name:
+                kept[piece.at] = True
+            if isinstance(piece, Quantised) and piece.scales == name:
+                kept[piece.scale_at] = True
+        out[name] = raw.masked_fill(~kept, 0).view(x.dtype).reshape(x.shape)
+    return out
+
+
+fault("memory that no token owns cleared", MOVEMENT, seen="flashinfer 3978, a buffer written whole",
+      contracts=ALL - FRESH, write=_cleared)
+
+
+def _last_page(call: Call, made: Tensors) -> Tensors:
+    """A write past the last element of the last page that is used, one element."""
+    out = dict(made)
+    assert isinstance(call.contract, CacheContract)
+    piece = call.contract.work(call)[0]
+    raw = flat(made[piece.name]).clone()
+    following = int(piece.at.max()) + 1
+    raw[following] = raw[following] ^ 1
+    out[piece.name] = raw.view(made[piece.name].dtype).reshape(made[piece.name].shape)
+    return out
+
+
+def _follows(call: Call) -> bool:
+    assert isinstance(call.contract, CacheContract)
+    piece = call.contract.work(call)[0]
+    return int(piece.at.max()) + 1 < call.truth[piece.name].numel()
+
+
+fault("one element past the last one written", MOVEMENT, seen="flashinfer 3978",
+      contracts=ALL - FRESH,
+      write=_last_page, needs=need(_follows, "the last element is written"))
+
+
+# --- MLA: columns that are rotated --------------------------------------------------------------------------
+
+
+def _unscaled_rope(call: Call, pieces: Pieces) -> Pieces:
+    (piece,) = pieces
+    assert isinstance(piece, Coded)
+    rank = call.inputs["kv_c"].shape[1]
+    nope = replace(piece, x=piece.x[:, :rank], at=piece.at[:, :rank])
+    rope = replace(piece, x=piece.x[:, rank:], at=piece.at[:, rank:], scale=torch.ones_like(piece.scale))
+    return [nope, rope]
+
+
+def _widths(call: Call) -> tuple[int, int]:
+    names = ("kv_c", "k_pe") if "kv_c" in call.inputs else ("cache_k_nope", "cache_k_rope")
+    nope, rope = (call.inputs[name].shape[-1] for name in names)
+    return nope, rope
+
+
+def _rope_first(call: Call, pieces: Pieces) -> Pieces:
+    (piece,) = pieces
+    rank, rope = _widths(call)
+    return [replace(piece, at=torch.cat([piece.at[:, rope:], piece.at[:, :rope]], dim=1))]
+
+
+def _without_rope(call: Call, pieces: Pieces) -> Pieces:
+    (piece,) = pieces
+    assert isinstance(piece, Coded)
+    rank, _ = _widths(call)
+    return [replace(piece, x=piece.x[:, :rank], at=piece.at[:, :rank])]
+
+
+fault("rotated columns not divided by the scale", VALUE, seen="vllm 42956, PR 37054", contracts={MLA},
+      store=_unscaled_rope, same_if="the scale is 1")
+fault("rotated columns before the others", INDEX, seen=MINE + "the order of the two parts", contracts={MLA, SET},
+      store=_rope_first)
+fault("rotated columns not written", MOVEMENT, seen="vllm 42956, a part left out", contracts={MLA, SET},
+      store=_without_rope)
+fault("rotated columns of the next token", INDEX, seen="vllm 50084", contracts={MLA, DS_MLA},
+      read=entry("k_pe", lambda x: x.roll(-1, dims=0)))
+fault("reserved slot written", INDEX, seen="sglang memory pools: slot 0 takes padding", contracts={SET},
+      options=lambda options: options | {"reserved_skip_index": -1},
+      needs=need(lambda call: bool((call.inputs["loc"] == 0).any()), "no token has it"))
+fault("slot one too far", INDEX, seen=MINE + "slot 0 is reserved", contracts={SET},
+      read=entry("loc", lambda loc: torch.where(loc > 0, loc - 1, loc)),
+      needs=need(lambda call: len(call.inputs["loc"]) > 0, ""))
+
+
+# --- rows of 656 bytes, pages of index keys -----------------------------------------------------------------
+
+
+def _copied(pieces: Pieces, change: Callable[[Copied], Copied]) -> Pieces:
+    return [change(piece) if isinstance(piece, Copied) else piece for piece in pieces]
+
+
+def _quantised(pieces: Pieces, change: Callable[[Quantised], Quantised]) -> Pieces:
+    return [change(piece) if isinstance(piece, Quantised) else piece for piece in pieces]
+
+
+def _through_fp8(piece: Copied) -> Copied:
+    """16-bit values that were codes of E4M3 in between."""
+    bits = piece.bits.contiguous().view(torch.bfloat16)
+    value = decode(bits)
+    codes = encode(value.nan_to_num(0.0), E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+    once = torch.where(torch.isnan(value), value, decode(from_codes(codes, E4M3FN)))
+    made = codes_of(rounded_to(once, torch.bfloat16))
+    return replace(piece, bits=made.contiguous().view(torch.uint8) if piece.bits.dtype is torch.uint8 else made)
+
+
+fault("rotated columns quantised too", CAST, seen="vllm PR 54563", contracts=ROWS | READ_ROWS,
+      store=lambda pieces: _copied(pieces, _through_fp8), same_if="every one is a code")
+fault("rotated columns right behind the codes, the scales at the end", INDEX, seen="vllm PR 54563, byte offsets",
+      contracts=ROWS,
+      store=lambda pieces: _copied(_quantised(pieces, lambda p: replace(p, scale_at=p.scale_at + 2 * ROPE)),
+                                   lambda p: replace(p, at=p.at - 16)))
+fault("scales one word too far", INDEX, seen="vllm PR 54563, byte offsets", contracts=ROWS,
+      store=lambda pieces: _quantised(pieces, lambda p: replace(p, scale_at=p.scale_at + 4)))
+fault("scales of the tiles in the opposite order", INDEX, seen="sglang PR 25733, bytes of a word", contracts=ROWS,
+      store=lambda pieces: _quantised(pieces, lambda p: replace(
+          p, scale_at=p.scale_at.reshape(len(p.scale_at), -1, 4).flip(1).flatten(1))),
+      same_if="the scales of every row are equal")
+fault("scales of the tiles left as they were", VALUE, seen="vllm-omni 5263, a sentinel", contracts=TILED | {NVFP4},
+      store=lambda pieces: _quantised(pieces, lambda p: replace(p, scale_at=torch.full_like(p.scale_at, -1))))
+fault("codes left as they were", MOVEMENT, seen="vllm-omni 5263", contracts=TILED | {NVFP4},
+      store=lambda pieces: _quantised(pieces, lambda p: replace(p, at=torch.full_like(p.at, -1))))
+fault("rotated columns left as they were", MOVEMENT, seen="vllm-omni 5263", contracts=ROWS,
+      store=lambda pieces: [piece for piece in pieces if not isinstance(piece, Copied)])
+
+
+def _float16_bits(piece: Copied) -> Copied:
+    """The value in the other 16-bit dtype."""
+    value = decode(piece.bits.contiguous().view(torch.bfloat16))
+    made = codes_of(rounded_to(value, torch.float16))
+    return replace(piece, bits=made.contiguous().view(torch.uint8))
+
+
+fault("rotated columns stored as float16", CAST, seen="HARDWARE.md 3", contracts=ROWS,
+      store=lambda pieces: _copied(pieces, _float16_bits), same_if="they are zero")
+
+
+def _interleaved(call: Call, pieces: Pieces) -> Pieces:
+    """Each row of index keys followed by its own scales."""
+    _, page, row = call.inputs["kv_cache"].shape
+    def moved(piece: Quantised) -> Quantised:
+        depth = piece.x.shape[1]
+        first = piece.at[:, :1]
+        start = first // (page * row) * (page * row) + first % (page * row) // depth * row
+        return replace(piece, at=start + columns(depth), scale_at=start + depth + columns(row - depth))
+
+    return _quantised(pieces, moved)
+
+
+fault("scales beside the codes of their row", INDEX, seen="DeepGEMM 433, the layout of a page", contracts={INDEXER},
+      needs=several_slots, store=_interleaved)
+fault("scales of a page counted in elements instead of bytes", INDEX, seen="vllm 50084", contracts={INDEXER},
+      needs=several_slots,
+      store=lambda call, pieces: _quantised(pieces, lambda p: replace(p, scale_at=_by_elements(call, p))))
+
+
+def _by_elements(call: Call, piece: Quantised) -> Tensor:
+    _, page, row = call.inputs["kv_cache"].shape
+    depth = piece.x.shape[1]
+    start = piece.at[:, :1] // (page * row) * (page * row) + page * depth
+    return start + (piece.scale_at - start) // 4 + columns(piece.scale_at.shape[1])
+
+
+fault("scales of a page behind the codes of one slot less", INDEX, seen=MINE + "page size off by one",
+      contracts={INDEXER}, needs=several_slots,
+      store=lambda pieces: _quantised(pieces, lambda p: replace(p, scale_at=p.scale_at - p.x.shape[1])))
+
+
+# --- NVFP4 --------------------------------------------------------------------------------------------------
+
+
+def _of_memory(*names: str, change: Callable[[Tensor], Tensor]) -> Callable[[Call, Tensors], Tensors]:
+    """Codes that were written, changed."""
+    def write(call: Call, made: Tensors) -> Tensors:
+        assert isinstance(call.contract, CacheContract)
+        out = dict(made)
+        for piece in call.contract.work(call):
+            beside = [(piece.scales, piece.scale_at)] if isinstance(piece, Quantised) else []
+            for name, at in ((piece.name, piece.at), *beside):
+                if name in names:
+                    raw = flat(out[name]).clone()
+                    raw[at] = change(raw[at])
+                    out[name] = raw.view(out[name].dtype).reshape(out[name].shape)
+        return out
+
+    return write
+
+
+fault("nibbles of the cache exchanged", INDEX, seen="Primus-Turbo 397, packing", contracts={NVFP4},
+      write=_of_memory("k_cache", "v_cache", change=lambda b: (b >> 4) | (b << 4)))
+fault("block scales of the cache of the previous block", INDEX, seen="mlc-ai/TIRx-kernels PR 5", contracts={NVFP4},
+      write=_of_memory("k_scale_cache", "v_scale_cache", change=lambda s: s.roll(1, dims=-1)),
+      same_if="neighbours have equal scales")
+fault("block scale for 448 instead of 6", VALUE, seen=MINE + "the largest code of the wrong format", contracts={NVFP4},
+      write=_of_memory("k_scale_cache", "v_scale_cache", change=lambda s: _times(s, 6.0 / 448.0)))
+
+
+def _times(scale: Tensor, factor: float) -> Tensor:
+    value = decode(from_codes(scale, E4M3FN)) * factor
+    return encode(value, E4M3FN, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE)
+
+
+# --- FlashInfer: copies -------------------------------------------------------------------------------------
+
+
+def _page_of_append(call: Call) -> int:
+    if call.contract.name == APPEND_MLA:
+        return call.inputs["ckv_cache"].shape[1]
+    return call.inputs["k_cache"].shape[2 if call.resolved["kv_layout"] == "HND" else 1]
+
+
+several_requests = need(lambda call: len(call.inputs["kv_indptr"]) > 2, "there is one request")
+fault("pages of the first request for all of them", INDEX, seen="vllm 50084, a table of another request",
+      contracts=APPENDED, needs=several_requests, read=entry("batch_indices", lambda batch: batch * 0))
+fault("pages in their order without the table", INDEX, seen="vllm 50084", contracts=APPENDED,
+      read=entry("kv_indices", lambda table: torch.arange(len(table), dtype=table.dtype, device=table.device)),
+      same_if="the pages are in their order")
+fault("positions counted from the end", INDEX, seen=MINE + "a position among the appended tokens", contracts=APPENDED,
+      read=lambda call, given: given | {"positions": given["positions"] % _page_of_append(call)},
+      same_if="every request has one page")
+fault("position one too small", INDEX, seen="flashinfer 1023", contracts=APPENDED,
+      read=entry("positions", lambda position: (position - 1).clamp(min=0)))
+fault("rows of the next token appended", MOVEMENT, seen="flashinfer 4396", contracts=APPENDED,
+      read=lambda given: given | {n: flat(x).reshape(x.shape).roll(-1, 0).view(x.dtype) for n, x in given.items()
+                                  if n.startswith("append_")})
+fault("last partial page of every request lost", MOVEMENT, seen="aprender 2765, a tail", contracts=APPENDED,
+      store=lambda call, pieces: [_without_last_page(call, piece) for piece in pieces])
+
+
+def _without_last_page(call: Call, piece: Piece) -> Piece:
+    page, batch = _page_of_append(call), call.inputs["batch_indices"].long()
+    counts = call.inputs["kv_indptr"].long().diff()
+    last = call.inputs["positions"].long() // page == counts[batch] - 1
+    return replace(piece, at=torch.where(last.reshape(-1, *(1,) * (piece.at.dim() - 1)), -1, piece.at))
+
+
+# --- readers ------------------------------------------------------------------------------------------------
+
+fault("pages of the first request read for all of them", INDEX, seen="vllm 50084, a table of another request",
+      contracts=GATHERED, needs=need(lambda call: len(call.inputs["block_table"]) > 1, "there is one request"),
+      read=lambda given: given | {"block_table": _usable(given["block_table"], first=True)})
+fault("pages read in their order without the table", INDEX, seen="vllm 50084", contracts=GATHERED,
+      read=entry("block_table", lambda table: columns(table.numel()).to(table.dtype).reshape(table.shape)),
+      same_if="the pages are in their order")
+fault("first page of every request read throughout", INDEX, seen="sglang PR 20819, an index that never advances",
+      contracts=GATHERED, same_if="every request has one page",
+      store=lambda call, pieces: _reread(call, pieces, lambda table: table[:, :1].expand_as(table)))
+fault("starts of the requests ignored", INDEX, seen=MINE + "an optional argument not passed on",
+      contracts={GATHER, COPY},
+      needs=need(lambda call: "seq_starts" in call.inputs, "there are none"),
+      read=lambda given: {name: x for name, x in given.items() if name != "seq_starts"}, same_if="all are 0")
+fault("last row of every request not read", MOVEMENT, seen="aprender 2765, a tail", contracts=GATHERED,
+      store=lambda call, pieces: [replace(piece, at=_without_ends(call, piece.at)) for piece in pieces])
+fault("rows of the page behind the request read too", MOVEMENT, seen="flashinfer 3978, a page copied whole",
+      contracts=GATHERED - FRESH, write=lambda call, made: _overrun(call, made))
+fault("only the first row of each page read", MOVEMENT, seen="aiter PR 5591", contracts=GATHERED,
+      store=lambda call, pieces: [replace(piece, at=_firsts(call, piece.at)) for piece in pieces])
+
+
+def _usable(table: Tensor, *, first: bool = False) -> Tensor:
+    table = table[:1].expand_as(table) if first else table
+    return table.clamp(min=0).contiguous()
+
+
+def _reread(call: Call, pieces: Pieces, change: Callable[[Tensor], Tensor]) -> Pieces:
+    assert isinstance(call.contract, CacheContract)
+    given = dict(call.inputs) | {"block_table": _usable(change(call.inputs["block_table"]))}
+    return call.contract.pieces(given, call.resolved)
+
+
+def _lengths(call: Call) -> tuple[list[int], list[int]]:
+    """First row and rows of each request."""
+    if "cu_seq_lens" in call.inputs:
+        ends = call.inputs["cu_seq_lens"].tolist()
+        return ends[:-1], [b - a for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return call.inputs["workspace_starts"].tolist(), call.inputs["seq_lens"].tolist()
+
+
+def _kept(at: Tensor, rows: list[int]) -> Tensor:
+    """Places of the rows that are named, by their order; the others are not written."""
+    keep = torch.zeros(len(at), dtype=torch.bool, device="cpu")
+    keep[rows] = True
+    return torch.where(keep[:, None], at, -1)
+
+
+def _without_ends(call: Call, at: Tensor) -> Tensor:
+    return _kept(at, [a + i for a, n in zip(*_lengths(call), strict=True) for i in range(n - 1)])
+
+
+def _firsts(call: Call, at: Tensor) -> Tensor:
+    page = next(iter(call.inputs.values())).shape[1]
+    return _kept(at, [a + i for a, n in zip(*_lengths(call), strict=True) for i in range(0, n, page)])
+
+
+def _overrun(call: Call, made: Tensors) -> Tensors:
+    """The row behind the last one of the last request holds that row once more."""
+    first, counts = _lengths(call)
+    end = max(a + n for a, n in zip(first, counts, strict=True))
+    out = {}
+    for name, x in made.items():
+        raw = flat(x).reshape(x.shape).clone()
+        raw[end] = raw[end - 1]
+        out[name] = raw.view(x.dtype)
+    return out
+
+
+for words, change in (("previous", lambda s: s.roll(1, 1)), ("first", lambda s: s[:, :1].expand_as(s))):
+    fault(f"scale of the {words} tile", INDEX, seen="mlc-ai/TIRx-kernels PR 5; sglang PR 20819", contracts=READ_ROWS,
+          store=lambda pieces, change=change: _products(pieces, lambda p: replace(
+              p, scale=change(p.scale[:, ::TILE]).repeat_interleave(TILE, dim=1))),
+          same_if="the scales of a row are equal")
+fault("tile scales silently 1", VALUE, seen="vllm 42580", contracts=READ_ROWS,
+      store=lambda pieces: _products(pieces, lambda p: replace(p, scale=torch.ones_like(p.scale))),
+      same_if="they are 1")
+fault("tile scales rounded to bfloat16", VALUE, seen="vllm PR 49435", contracts=READ_ROWS,
+      store=lambda pieces: _products(pieces, lambda p: replace(
+          p, scale=round_to(p.scale, BF16, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))),
+      same_if="they are bfloat16 values")
+
+
+def _elsewhere(start: int) -> Callable[[Tensors], Tensors]:
+    """Scales taken from another byte of the row."""
+    def read(given: Tensors) -> Tensors:
+        name = "src_cache" if "src_cache" in given else "quant_k_cache"
+        memory = given[name].clone()
+        memory[..., SCALES_AT:ROPE_AT] = given[name][..., start : start + 16]
+        return given | {name: memory}
+
+    return read
+
+
+fault("scales read from the end of the row", INDEX, seen="vllm PR 54563, byte offsets", contracts=READ_ROWS,
+      read=_elsewhere(ROW - 16))
+fault("scales read one word too early", INDEX, seen="vllm PR 54563, byte offsets", contracts=READ_ROWS,
+      read=_elsewhere(SCALES_AT - 4))
+fault("rotated columns taken for codes of the last tile", INDEX, seen="vllm PR 54563", contracts=READ_ROWS,
+      read=lambda given: given | {
+          n: torch.cat([x[..., :RANK - ROPE], x[..., ROPE_AT : ROPE_AT + ROPE], x[..., RANK:]], dim=-1)
+          for n, x in given.items() if n in ("src_cache", "quant_k_cache")})
+
+
+def _stored(rounding: Rounding) -> Callable[[Call, Tensors], Tensors]:
+    """Products rounded otherwise on their way to the output."""
+    def write(call: Call, made: Tensors) -> Tensors:
+        assert isinstance(call.contract, CacheContract)
+        out = dict(made)
+        for piece in call.contract.work(call):
+            if isinstance(piece, Products):
+                x = out[piece.name]
+                raw = flat(x).clone()
+                exact = decode(piece.codes) * piece.scale
+                once = round_to(f32(exact), of_dtype(x.dtype), rounding=rounding, overflow=Overflow.INF)
+                raw[piece.at] = codes_of(rounded_to(once, x.dtype))
+                out[piece.name] = raw.view(x.dtype).reshape(x.shape)
+        return out
+
+    return write
+
+
+narrow = need(lambda call: call.truth[next(iter(call.truth))].dtype != torch.float32, "the output is float32")
+fault("read value truncated", CAST, seen="NUMERICS.md 1.7, a store that truncates", contracts=MULTIPLIED,
+      needs=both(read, narrow), write=_stored(Rounding.TOWARD_ZERO), same_if="every product is a value of the output")
+fault("read value through bfloat16", ARITHMETIC, seen="HARDWARE.md 3, the wrong 16 bits", contracts={GATHER, CONVERT},
+      needs=both(read, need(lambda call: call.truth[next(iter(call.truth))].dtype != torch.bfloat16,
+                            "the output is bfloat16")),
+      write=lambda call, made: {n: x.to(torch.bfloat16).to(x.dtype) if torch.isfinite(x.float()).any() else x
+                                for n, x in made.items()})
+fault("NaN codes read as 480", CAST, seen="ml_dtypes 400, NaN decoded as a number", contracts=MULTIPLIED, needs=read,
+      write=lambda call, made: _number_for_nan(call, made), same_if="no code is NaN")
+
+
+def _number_for_nan(call: Call, made: Tensors) -> Tensors:
+    assert isinstance(call.contract, CacheContract)
+    out = dict(made)
+    for piece in call.contract.work(call):
+        if isinstance(piece, Products):
+            x = out[piece.name]
+            raw, bits = flat(x).clone(), codes_of(piece.codes)
+            value = torch.where((bits & 0x7F) == 0x7F, torch.where(bits > 127, -480.0, 480.0), decode(piece.codes))
+            raw[piece.at] = codes_of(rounded_to(f32(value * piece.scale), x.dtype))
+            out[piece.name] = raw.view(x.dtype).reshape(x.shape)
+    return out
+
+
+# index keys as they are gathered
+fault("index scales of the codes' order in the page", INDEX, seen="DeepGEMM 433", contracts={INDEX_KEYS},
+      store=lambda pieces: [pieces[0], replace(pieces[1], bits=pieces[1].bits.roll(1, 0))]
+      if isinstance(pieces[1], Copied) else pieces)
+fault("index scales not gathered", MOVEMENT, seen="vllm-omni 5263", contracts={INDEX_KEYS},
+      store=lambda pieces: pieces[:1])

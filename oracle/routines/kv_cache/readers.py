@@ -1,0 +1,235 @@
+"""Contracts that read a cache: rows of requests one after the other, as they are or times their scale.
+
+    token i of request b lies in page block_table[b, (start_b + i) // P] at (start_b + i) mod P
+
+A read value is ``T(float32(value(code) * scale))``. Rows of the destination that belong to no request hold what they
+held. Sources: vLLM csrc/libtorch_stable/cache_kernels.cu @00eb0c8; SGLang kernels/ops/attention/dsa/dequant_k_cache.py
+(0.5.23). Not covered: starts within a page, which releases of vLLM round down to the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.errors import DtypeError, OptionError, ShapeError
+from oracle.numbers.formats import E4M3FN, decode, from_codes
+from oracle.numbers.quantize import WIDE
+from oracle.routines.base import E4M3, F32, Call, TensorSpec, register
+from oracle.routines.kv_cache.contract import CacheContract, Copied, Piece, Products, flat, fresh, one_scale
+from oracle.routines.kv_cache.tiles import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns, index_places
+from oracle.routines.kv_cache.writers import rows
+from oracle.verdict.sets import all_equal
+
+INT32 = (torch.int32,)
+TABLE = TensorSpec("block_table", INT32, ("B", "L"), "pages of each request")
+ENDS = TensorSpec("cu_seq_lens", INT32, ("E",), "first row of each request, and the end: B + 1")
+STARTS = TensorSpec("seq_starts", INT32, ("B",), "first token of each request, a whole number of pages", optional=True)
+
+
+def spans(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """First row and number of rows of each request."""
+    if "cu_seq_lens" in inputs:
+        ends = inputs["cu_seq_lens"].to(torch.int64)
+        return ends[:-1], ends.diff()
+    return inputs["workspace_starts"].to(torch.int64), inputs["seq_lens"].to(torch.int64)
+
+
+def gathered(inputs: Mapping[str, Tensor], page: int) -> tuple[Tensor, Tensor]:
+    """The slot in the cache, and the row of the destination, of every token."""
+    first, counts = spans(inputs)
+    table = inputs["block_table"].to(torch.int64)
+    start = inputs["seq_starts"].to(torch.int64) if "seq_starts" in inputs else torch.zeros_like(first)
+    slots, places = [], []
+    for b, (row, count) in enumerate(zip(first.tolist(), counts.tolist(), strict=True)):
+        token = start[b] + columns(count)
+        slots.append(table[b, token // page] * page + token % page)
+        places.append(row + columns(count))
+    return torch.cat(slots), torch.cat(places)
+
+
+def check_requests(inputs: Mapping[str, Tensor], pages: int, page: int, room: int) -> None:
+    """Refuse tables that lead beyond the cache or the destination."""
+    first, counts = spans(inputs)
+    table = inputs["block_table"].to(torch.int64)
+    if len(first) != len(table):
+        raise ShapeError(f"block_table has {len(table)} requests; their ends name {len(first)}")
+    following = torch.cumsum(counts, 0) - counts
+    if bool((counts < 0).any()) or not torch.equal(first, following) or int(counts.sum()) > room:
+        raise OptionError(
+            f"requests of {counts.tolist()} rows at {first.tolist()} do not lie one after the other in {room} rows"
+        )
+    if not int(counts.sum()):
+        raise ShapeError("no request has a row; there is nothing to judge")
+    start = inputs["seq_starts"].to(torch.int64) if "seq_starts" in inputs else torch.zeros_like(first)
+    if bool((start < 0).any()) or bool((start % page != 0).any()):
+        raise OptionError(f"seq_starts {start.tolist()} are no whole pages of {page}")
+    for b, count in enumerate(counts.tolist()):
+        last = -(-(int(start[b]) + count) // page)
+        used = table[b, int(start[b]) // page : last]
+        if count and (last > table.shape[1] or bool((used < 0).any()) or bool((used >= pages).any())):
+            raise OptionError(f"request {b} of {count} tokens needs pages {used.tolist()} of {pages}")
+
+
+class Gather(CacheContract):
+    """Rows of ``source`` to the destinations."""
+
+    cache: ClassVar[str] = "src_cache"
+    returns: ClassVar[tuple[str, ...]] = ("dst",)
+    memory: ClassVar[tuple[str, ...]] = ("dst",)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        pages, page = inputs[self.cache].shape[:2]
+        check_requests(inputs, pages, page, inputs[self.memory[0]].shape[0])
+        return resolved
+
+    def slots(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The slot in the cache, and the row of the destination, of every token."""
+        return gathered(inputs, inputs[self.cache].shape[1])
+
+
+@register
+class GatherAndMaybeDequantCache(Gather):
+    name = "gather_and_maybe_dequant_cache"
+    summary = "rows of requests out of pages, times one scale"
+    source = "vLLM csrc/libtorch_stable/cache_kernels.cu gather_and_maybe_dequant_cache"
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("src_cache", E4M3, ("S", "P", "C"), "pages of codes"),
+        TensorSpec("dst", WIDE, ("N", "C"), "rows before the call"), TABLE, ENDS,
+        TensorSpec("scale", F32, None, "multiplies"), STARTS,
+    )  # fmt: skip
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        one_scale(inputs, "scale")
+        return resolved
+
+    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+        slots, places = self.slots(inputs)
+        width = inputs["src_cache"].shape[2]
+        codes = from_codes(flat(inputs["src_cache"])[rows(slots * width, columns(width))], E4M3FN)
+        return [
+            Products("dst", codes, decode(inputs["scale"]).reshape(1, 1).expand(codes.shape),
+                     rows(places * width, columns(width)))
+        ]  # fmt: skip
+
+
+@register
+class CpGatherCache(Gather):
+    name = "cp_gather_cache"
+    summary = "rows of requests out of pages, as they are"
+    source = "vLLM csrc/libtorch_stable/cache_kernels.cu cp_gather_cache"
+    inputs = (
+        TensorSpec("src_cache", (*E4M3, torch.uint8, *WIDE), ("S", "P", "C"), "pages of any dtype"),
+        TensorSpec("dst", (*E4M3, torch.uint8, *WIDE), ("N", "C"), "rows before the call, of the same dtype"),
+        TABLE, ENDS, STARTS,
+    )  # fmt: skip
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if inputs["dst"].dtype != inputs["src_cache"].dtype:
+            raise DtypeError(f"dst has dtype {inputs['dst'].dtype}, src_cache {inputs['src_cache'].dtype}; pass one")
+        return resolved
+
+    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+        slots, places = self.slots(inputs)
+        width = columns(inputs["src_cache"].shape[2])
+        return [Copied("dst", flat(inputs["src_cache"])[rows(slots * len(width), width)],
+                       rows(places * len(width), width))]  # fmt: skip
+
+
+def read_rows(name: str, memory: Tensor, slots: Tensor, places: Tensor) -> list[Piece]:
+    """The values of rows of 656 bytes, in rows of 576."""
+    raw, first, target = flat(memory), slots * ROW, places * (RANK + ROPE)
+    codes = from_codes(raw[rows(first, columns(RANK))], E4M3FN)
+    scales = raw[rows(first, SCALES_AT + columns(16))].view(torch.float32)
+    rope = raw[rows(first, ROPE_AT + columns(2 * ROPE))].view(torch.int16)
+    return [
+        Products(name, codes, decode(scales).repeat_interleave(TILE, dim=1), rows(target, columns(RANK))),
+        Copied(name, rope, rows(target, RANK + columns(ROPE))),
+    ]
+
+
+def equal_scales(memory: Tensor) -> str | None:
+    """The reason for mistrust when every scale of rows of 656 bytes is the same."""
+    scales = flat(memory).reshape(-1, ROW)[:, SCALES_AT:ROPE_AT].contiguous().view(torch.float32)
+    return all_equal("the scales of tiles", [scales])
+
+
+@register
+class CpGatherAndUpconvertFp8KvCache(Gather):
+    """The kernel ends the last request with the destination, whatever its length: they must agree."""
+
+    name = "cp_gather_and_upconvert_fp8_kv_cache"
+    summary = "rows of requests out of pages of 656 bytes a row, dequantised tile by tile"
+    source = "vLLM csrc/libtorch_stable/cache_kernels.cu cp_gather_and_upconvert_fp8_kv_cache"
+    inputs = (
+        TensorSpec("src_cache", (torch.uint8,), ("S", "P", str(ROW)), "pages of rows of 656 bytes"),
+        TensorSpec("dst", (torch.bfloat16,), ("N", str(RANK + ROPE)), "rows before the call"), TABLE,
+        TensorSpec("seq_lens", INT32, ("B",), "rows of each request"),
+        TensorSpec("workspace_starts", INT32, ("B",), "first row of each request: they follow one another"),
+    )  # fmt: skip
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if (rows := int(inputs["seq_lens"].sum())) != inputs["dst"].shape[0]:
+            raise ShapeError(f"dst has {inputs['dst'].shape[0]} rows for requests of {rows}; pass as many")
+        return resolved
+
+    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+        return read_rows("dst", inputs["src_cache"], *self.slots(inputs))
+
+    def why_mistrust(self, call: Call) -> str | None:
+        return equal_scales(call.inputs["src_cache"])
+
+
+@register
+class DequantizeKCache(CacheContract):
+    name = "dequantize_k_cache"
+    summary = "every row of 656 bytes of a cache, dequantised tile by tile"
+    source = "SGLang kernels/ops/attention/dsa/dequant_k_cache.py dequantize_k_cache"
+    inputs = (TensorSpec("quant_k_cache", (torch.uint8,), ("B", "P", "1", str(ROW)), "pages of rows of 656 bytes"),)
+
+    def before(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        return {"out": fresh((*inputs["quant_k_cache"].shape[:3], RANK + ROPE), torch.bfloat16)}
+
+    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+        every = columns(inputs["quant_k_cache"].numel() // ROW)
+        return read_rows("out", inputs["quant_k_cache"], every, every)
+
+    def why_mistrust(self, call: Call) -> str | None:
+        return equal_scales(call.inputs["quant_k_cache"])
+
+
+@register
+class CpGatherIndexerKQuantCache(Gather):
+    name = "cp_gather_indexer_k_quant_cache"
+    summary = "index keys of requests and their scales out of pages, as they are"
+    source = "vLLM csrc/libtorch_stable/cache_kernels.cu cp_gather_indexer_k_quant_cache_kernel"
+    inputs = (
+        TensorSpec("kv_cache", (torch.uint8,), ("S", "P", "C"), "pages of codes, then scales; C = D + 4 D/128"),
+        TensorSpec("dst_k", (torch.uint8,), ("N", "D"), "rows of codes before the call"),
+        TensorSpec("dst_scale", (torch.uint8,), ("N", "G"), "bytes of their float32 scales before the call, 4 D/128"),
+        TABLE, ENDS,
+    )  # fmt: skip
+    cache = "kv_cache"
+    returns = memory = ("dst_k", "dst_scale")
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        depth, row = inputs["dst_k"].shape[1], inputs["kv_cache"].shape[2]
+        if depth % TILE or inputs["dst_scale"].shape[1] != 4 * (depth // TILE) or row != depth + 4 * (depth // TILE):
+            raise ShapeError(f"rows of {row} bytes do not hold {depth} codes in groups of 128 and their scales")
+        return resolved
+
+    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+        slots, places = self.slots(inputs)
+        raw, depth = flat(inputs["kv_cache"]), inputs["dst_k"].shape[1]
+        found = zip(self.memory, index_places(slots, inputs["kv_cache"].shape[1], depth), strict=True)
+        return [Copied(name, raw[at], rows(places * at.shape[1], columns(at.shape[1]))) for name, at in found]
+
+

@@ -1,0 +1,368 @@
+"""Faults of whole layers of experts: a step done wrongly, in the wrong place, or not at all.
+
+A right layer has these stages (:mod:`oracle.routines.moe.pipeline_contract`)::
+
+    READ       its inputs                    OPTIONS    its options, the routing method among them
+    PRODUCT    the tokens: codes, scales, experts and weights of the input, before rows are gathered
+    RECIPE     the roundings between (:class:`oracle.truth.moe.Steps`)
+    STORE      what an expert's first product is read as, float64       QUOTIENT   its activation
+    CODES      its quantised intermediate and scale                     SUM        its weighted outputs
+    WRITE      the output
+
+An expert's stages get :class:`oracle.truth.moe.Rows`. Not covered: wrong quantiser formulas, which are faults of the
+quantisers, and of one product, which are faults of the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oracle.numbers.formats import decode
+from oracle.numbers.quantize import quantize
+from oracle.numbers.recipes import TORCH_STATIC
+from oracle.routines.fault import (
+    ARITHMETIC,
+    CAST,
+    INDEX,
+    MOVEMENT,
+    VALUE,
+    Call,
+    Faults,
+    WhyNot,
+    both,
+    entry,
+    need,
+    ones,
+)
+from oracle.routines.moe.faults import ON_INPUT, halves_swapped, is_set, option
+from oracle.routines.moe.pipeline_contract import CONTRACTS, PipelineContract
+from oracle.routines.moe.pipelines import Pipeline, Sharing
+from oracle.truth.moe import Activation, Addition, Combine, Rows, Steps, Tokens
+from oracle.verdict.sets import rounded_to
+
+FAULTS = Faults(CONTRACTS)
+fault = FAULTS.declare
+
+
+def row_of(call: Call) -> Pipeline:
+    """The pipeline of a call."""
+    assert isinstance(call.contract, PipelineContract)
+    return call.contract.row
+
+
+def where(holds: Callable[[Pipeline], object], otherwise: str) -> WhyNot:
+    """The pipeline is of a kind."""
+    return need(lambda call: holds(row_of(call)), otherwise)
+
+
+def of_rows(holds: Callable[[Pipeline], object]) -> frozenset[str]:
+    """Names of the pipelines of a kind."""
+    return frozenset(name for name, contract in CONTRACTS.items() if holds(contract.row))
+
+
+routed, given = of_rows(lambda row: row.routed), of_rows(lambda row: not row.routed)
+mapped, grouped = of_rows(lambda row: row.mapped), of_rows(lambda row: row.weights in (Sharing.BLOCK, Sharing.GROUP))
+block = of_rows(lambda row: row.weights is Sharing.BLOCK)
+scaled = of_rows(lambda row: row.steps.recipe.formula is not TORCH_STATIC.formula)
+
+
+def _local(call: Call) -> tuple[Tensor, int]:
+    """Experts that a token goes to, as the layer sees them, and how many it has."""
+    contract = call.contract
+    assert isinstance(contract, PipelineContract)
+    first = call.resolved["first_expert"]
+    assert isinstance(first, int)
+    ids = contract.routes(call.inputs, call.resolved, torch.float32)[0].ids
+    return ids.to(torch.int64) - first, call.inputs["w13"].shape[0]
+
+
+def _busy(call: Call) -> Tensor:
+    """Rows of every expert."""
+    ids, count = _local(call)
+    return torch.bincount(ids[(ids >= 0) & (ids < count)], minlength=count)
+
+
+several: WhyNot = need(lambda call: int((_busy(call) > 0).sum()) > 1, "one expert has tokens")
+two_rows: WhyNot = need(lambda call: int(_busy(call).max()) > 1, "every expert has one row")
+two_slots: WhyNot = need(lambda call: call.contract.top_k(call) > 1, "one expert for each token")  # type: ignore[attr-defined]
+absent: WhyNot = need(lambda call: bool((_local(call)[0] < 0).any()), "every expert is here or behind")
+weighted: WhyNot = need(lambda call: not call.resolved.get(ON_INPUT), "the weight is on the input")
+two_groups: WhyNot = need(lambda call: call.inputs["w2"].shape[2] > 128, "one group of 128")
+wide: WhyNot = need(lambda call: call.inputs["w13"].shape[2] > 128, "one group of 128")
+
+
+# --- weights and their scales -------------------------------------------------------------------------------
+
+
+def _swapped(name: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """The halves of what belongs to gate and up rows exchanged, with their scales."""
+
+    def change(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        made = inputs | {"w13": halves_swapped(inputs["w13"])}
+        scale = inputs["w13_scale"]
+        if scale.dim() > 1:
+            made["w13_scale"] = halves_swapped(scale, 1)
+        return made
+
+    return change
+
+
+# fmt: off
+fault("experts: gate and up exchanged", MOVEMENT, seen="sglang PR 11081", read=_swapped("w13"))
+fault("experts: gate and up exchanged without their scales", MOVEMENT, seen="sglang PR 32430",
+      read=entry("w13", halves_swapped), contracts=of_rows(lambda row: row.weights is not Sharing.EXPERT))
+for which in ("w13", "w2"):
+    fault(f"experts: {which} scales of the next expert", INDEX, seen="DeepGEMM PR 343",
+          read=entry(f"{which}_scale", lambda scale: torch.roll(scale, -1, dims=0)), needs=several)
+fault("experts: group offsets off by one row", MOVEMENT, seen="DeepGEMM PR 450", product=lambda call, tokens:
+      replace(tokens, ids=_off_by_one(call, tokens)), needs=both(several, two_rows))
+fault("experts: weight scales of the first block for all blocks", INDEX, seen="sglang PR 20819",
+      read=entry("w13_scale", lambda scale: scale[..., :1].expand_as(scale).contiguous()),
+      contracts=grouped, needs=wide)
+fault("experts: group scales of int4 weights dropped", VALUE, seen="sglang PR 31529",
+      read=lambda i: i | {n: i[n].mean(dim=-1, keepdim=True).expand_as(i[n]).contiguous()
+                          for n in ("w13_scale",)},
+      contracts=of_rows(lambda row: row.weights is Sharing.GROUP), needs=wide)
+
+
+def _off_by_one(call: Call, tokens: Tokens) -> Tensor:
+    """The first row of every expert, in the order of tokens, goes with the expert before it."""
+    local, count = _local(call)
+    ids, first = tokens.ids.clone().to(torch.int64), call.resolved["first_expert"]
+    busy = [e for e in range(count) if bool((local == e).any())]
+    for before, expert in zip(busy, busy[1:], strict=False):
+        token, slot = torch.nonzero(local == expert)[0].tolist()
+        ids[token, slot] = before + first  # type: ignore[operator]
+    return ids
+
+
+# --- experts of this rank -----------------------------------------------------------------------------------
+
+fault("experts: rank's first expert not subtracted", INDEX, seen="flashinfer 3547",
+      options=option(first_expert=0), needs=is_set("first_expert", "this rank holds the first experts"))
+fault("experts: expert map off by one", INDEX, seen="flashinfer 3547", contracts=mapped,
+      read=entry("expert_map", lambda known: torch.roll(known, 1)),
+      needs=need(lambda call: "expert_map" in call.inputs, "there is no map"))
+fault("experts: absent experts taken for the first one", MOVEMENT, seen="DeepGEMM 34", needs=absent, contracts=given,
+      product=lambda call, tokens: replace(tokens, ids=torch.where(_local(call)[0] < 0,
+                                                                   call.resolved["first_expert"], tokens.ids)))
+fault("experts: the first expert taken for an absent one", INDEX,
+      seen="SGLang layers/moe/ep_moe/kernels.py post_reorder_triton_kernel, expert_id > 0",
+      product=lambda call, tokens: replace(tokens, ids=tokens.ids.masked_fill(_local(call)[0] == 0, -1)),
+      needs=need(lambda call: int(_busy(call)[0]), "the first expert has no token"))
+
+
+# --- the input ----------------------------------------------------------------------------------------------
+
+many: WhyNot = need(lambda call: call.inputs["w2" if row_of(call).quantise is None else "x"].shape[0] > 0, "")
+token_scales = of_rows(lambda row: row.weights is not Sharing.GROUP and not row.static and not row.apart
+                       and not (row.quantise is None and row.weights is Sharing.EXPERT))
+tokens_differ: WhyNot = need(lambda call: call.contract.outputs(call)["out"].shape[0] > 1, "one token")  # type: ignore[index]
+for words, change in (("left behind when rows are sorted", lambda scale: torch.roll(scale, 1, dims=0)),
+                      ("of the first token for all", lambda scale: scale[:1].expand_as(scale).contiguous())):
+    fault(f"experts: input scales {words}", INDEX, seen="sglang PR 31429",
+          product=lambda tokens, c=change: replace(tokens, scale=c(tokens.scale)),
+          contracts=token_scales, needs=tokens_differ)
+fault("experts: input scales of the next group", INDEX, seen="mlc-ai/TIRx-kernels PR 5", contracts=block,
+      product=lambda tokens: replace(tokens, scale=torch.roll(tokens.scale, -1, dims=1)), needs=wide)
+fault("experts: rows of the previous token", MOVEMENT, seen="flashinfer 4396",
+      product=lambda tokens: replace(tokens, codes=torch.roll(tokens.codes.view(torch.uint8), 1, dims=0)
+                                     .view(tokens.codes.dtype)), needs=tokens_differ)
+
+
+# --- activation and requantisation --------------------------------------------------------------------------
+
+
+def steps(**values: Any) -> Callable[[Steps], Steps]:
+    """A RECIPE change: the kernel computes with these steps."""
+    return lambda made: replace(made, **values)
+
+
+def _unscaled(call: Call, rows: Rows) -> Rows:
+    """The activation cast as it is, and read with the scale 1."""
+    one = torch.ones(1, dtype=torch.float32, device=rows.value.device)
+    made = quantize(rounded_to(decoded(rows), torch.float32), TORCH_STATIC, scale=one)
+    assert rows.scale is not None
+    return replace(rows, value=made.codes, scale=torch.ones_like(rows.scale))
+
+
+def decoded(rows: Rows) -> Tensor:
+    """Values of a quantised intermediate."""
+    assert rows.scale is not None
+    columns = rows.value.shape[1]
+    width = columns if rows.scale.shape[1] == 1 else 128
+    return decode(rows.value) * decode(rows.scale).repeat_interleave(width, dim=1)[:, :columns]
+
+
+def scaling(change: Callable[[Tensor], Tensor]) -> Callable[[Rows], Rows]:
+    """A CODES change of the scales of the intermediate alone."""
+    def apply(rows: Rows) -> Rows:
+        assert rows.scale is not None
+        return replace(rows, scale=change(rows.scale))
+    return apply
+
+
+def _input_scale(call: Call, rows: Rows) -> Rows:
+    """The scales of the first product's rows where those of the second's belong."""
+    contract = call.contract
+    assert isinstance(contract, PipelineContract) and rows.scale is not None
+    route = contract.routes(call.inputs, call.resolved, torch.float32)[0]
+    scale = contract.parts(call.inputs, call.resolved, route).tokens.scale
+    own = scale if scale.shape[0] == 1 else scale[rows.token]
+    blocks = rows.scale.shape[1]
+    return replace(rows, scale=own[:, torch.arange(blocks, device=own.device) % own.shape[1]].contiguous())
+
+
+unit = of_rows(lambda row: row.steps.recipe.formula is TORCH_STATIC.formula and not row.static or
+               row.weights is Sharing.GROUP)  # intermediates whose scale is 1
+own_scale = frozenset(CONTRACTS) - unit
+fault("experts: intermediate not requantised by a scale", VALUE, seen="vllm PR 41021", contracts=own_scale,
+      codes=_unscaled)
+fault("experts: intermediate's scale dropped", VALUE, seen="vllm-omni 5263", contracts=own_scale,
+      codes=scaling(ones))
+fault("experts: input's scale for the intermediate", VALUE, seen="vllm PR 41021", contracts=own_scale,
+      codes=_input_scale)
+fault("experts: intermediate's scales of the previous row", INDEX, seen="NVIDIA/cutlass 2087", contracts=scaled,
+      codes=scaling(lambda scale: torch.roll(scale, 1, dims=0)), needs=two_rows)
+fault("experts: one row's intermediate scales for all rows", INDEX, seen="NVIDIA/cutlass 2154", contracts=scaled,
+      codes=scaling(lambda scale: scale[:1].expand_as(scale).contiguous()), needs=two_rows)
+fault("experts: intermediate's multiplier dropped", VALUE, seen="TensorRT-LLM PR 14199",
+      read=lambda i: i | {n: ones(i[n]) for n in ("fc2_act_scale", "prequant2") if n in i},
+      contracts=of_rows(lambda row: row.multiplied))
+fault("experts: intermediate's multiplier inverted", VALUE, seen="vllm PR 36297",
+      read=lambda i: i | {n: 1 / i[n] for n in ("fc2_act_scale", "prequant2") if n in i},
+      contracts=of_rows(lambda row: row.multiplied))
+fault("experts: up rows by the gate's scale", VALUE, seen="vllm PR 52405",
+      read=lambda i: i | {"up_scale": i["w13_scale"]}, contracts=of_rows(lambda row: row.apart))
+fault("experts: gate multiplied without silu", ARITHMETIC, seen="sglang PR 39920",
+      store=lambda rows: replace(rows, value=_no_silu(rows.value)))
+
+
+def _no_silu(h: Tensor) -> Tensor:
+    """Gates so large that silu leaves them as they are, with the product where it was."""
+    gate, up = h.chunk(2, dim=1)
+    far = 128.0
+    return torch.cat([torch.full_like(gate, far), gate * up / far], dim=1)
+
+
+fault("experts: silu rounded where it is not", CAST, seen="flashinfer 5128",
+      recipe=steps(activation=Activation.EACH),
+      contracts=of_rows(lambda row: row.steps.activation is not Activation.EACH and not row.steps.hidden
+                        and row.steps.first is None),
+      admissible_if="the rounding moves no code beyond its neighbours")
+fault("experts: rounding of silu left out", CAST, seen="TensorRT-LLM PR 14464",
+      recipe=steps(activation=Activation.PRODUCT),
+      contracts=of_rows(lambda row: row.steps.activation is Activation.EACH),
+      same_if="no product of this call rounds otherwise",
+      admissible_if="the rounding moves no code beyond its neighbours")
+fault("experts: first product kept in float32", CAST, seen="TensorRT-LLM PR 14464", recipe=steps(first=torch.float32),
+      contracts=of_rows(lambda row: row.steps.first is None),
+      admissible_if="the rounding moves no code beyond its neighbours")
+fault("experts: first product not quantised", CAST, seen="TensorRT-LLM PR 14464", recipe=steps(hidden=None),
+      contracts=of_rows(lambda row: row.steps.hidden is not None))
+
+
+# --- weights and sums ---------------------------------------------------------------------------------------
+
+unit_weights = "every weight is 1"
+fault("experts: routing weight dropped", VALUE, seen="TensorRT-LLM PR 14199",
+      product=lambda tokens: replace(tokens, weights=ones(tokens.weights)), needs=weighted, same_if=unit_weights)
+fault("experts: routing weight applied twice", VALUE, seen="vllm PR 43694",
+      product=lambda tokens: replace(tokens, weights=tokens.weights * tokens.weights), needs=weighted,
+      same_if=unit_weights)
+fault("experts: routing weight before the activation", ARITHMETIC, seen="vllm PR 16744", needs=weighted,
+      same_if=unit_weights, store=lambda call, rows: replace(rows, value=rows.value * _weight(call, rows)),
+      product=lambda tokens: replace(tokens, weights=ones(tokens.weights)))
+fault("experts: weights of the next slot", INDEX, seen="flashinfer PR 4639", needs=both(two_slots, weighted),
+      product=lambda tokens: replace(tokens, weights=torch.roll(tokens.weights, 1, dims=1)),
+      same_if="all weights of a token are equal")
+fault("experts: weights of the previous token", INDEX, seen="flashinfer PR 4639", needs=both(tokens_differ, weighted),
+      product=lambda tokens: replace(tokens, weights=torch.roll(tokens.weights, 1, dims=0)))
+fault("experts: weight on the output instead of the input", ARITHMETIC, seen="flashinfer PR 4639", contracts=mapped,
+      options=option(**{ON_INPUT: False}), needs=is_set(ON_INPUT, "the weight is on the output"))
+fault("experts: last rows of the last expert lost", MOVEMENT, seen="TransformerEngine PR 3171",
+      sum=lambda call, rows: replace(rows, value=_tail(call, rows, 0.0)))
+fault("experts: last rows of the last expert stale", MOVEMENT, seen="aprender 2765", needs=two_rows,
+      sum=lambda call, rows: replace(rows, value=_tail(call, rows, None)), same_if="the last expert has one row")
+fault("experts: one slot of a token left out", MOVEMENT, seen="vllm 52997", needs=both(two_slots, several),
+      sum=lambda rows: replace(rows, value=rows.value * (rows.slot != 1)[:, None]))
+fault("experts: rows not put back in their order", MOVEMENT, seen="flashinfer PR 2716", needs=two_rows,
+      sum=lambda rows: replace(rows, value=torch.roll(rows.value, 1, dims=0)))
+fault("experts: sum in bfloat16", ARITHMETIC, seen="vLLM issue 15045", needs=two_slots,
+      recipe=steps(combine=Combine.REORDERED),
+      contracts=of_rows(lambda row: all(w.value.addition is Addition.FLOAT32 for w in row.ways)),
+      same_if="no sum of this call rounds otherwise", admissible_if="a code that may flip moves a sum as far")
+fault("experts: output of the last call", MOVEMENT, seen="flashinfer PR 2716", needs=tokens_differ,
+      write=entry("out", lambda out: torch.cat([out[:-1], out[:1]])))
+fault("experts: NaN of one token reaches the others of its expert", MOVEMENT, seen="flashinfer PR 3650",
+      write=entry("out", lambda call, out: out.masked_fill(_reached(call)[:, None], torch.nan)),
+      needs=need(lambda call: bool((_reached(call) & ~_hurt(call)).any()), "no token shares an expert with a NaN"))
+
+
+def _hurt(call: Call) -> Tensor:
+    """Tokens with NaN or infinity."""
+    return ~torch.isfinite(decode(call.inputs["x" if "x" in call.inputs else "a"])).all(dim=1)
+
+
+def _reached(call: Call) -> Tensor:
+    """Tokens that go to an expert of theirs."""
+    local, count = _local(call)
+    here = (local >= 0) & (local < count)
+    theirs = local[_hurt(call)][here[_hurt(call)]]
+    return (torch.isin(local, theirs) & here).any(dim=1)
+
+
+def _weight(call: Call, rows: Rows) -> Tensor:
+    contract = call.contract
+    assert isinstance(contract, PipelineContract)
+    weights = contract.routes(call.inputs, call.resolved, contract.kept(call.resolved)[0])[0].weights
+    return decode(weights)[rows.token, rows.slot, None]
+
+
+def _tail(call: Call, rows: Rows, fill: float | None) -> Tensor:
+    """The outputs of the last row of the last busy expert: ``fill``, or what the row before it has."""
+    if rows.expert != int(torch.nonzero(_busy(call))[-1]):
+        return rows.value
+    value = rows.value.clone()
+    value[-1] = value[-2 if value.shape[0] > 1 else -1] if fill is None else fill
+    return value
+
+
+# --- routing inside the layer -------------------------------------------------------------------------------
+
+
+def method(*names: str) -> WhyNot:
+    """The routing method is one of these."""
+    return need(lambda call: call.resolved["routing_method"] in names, "the routing method is another")
+
+
+def routes_by(name: str) -> Callable[[dict[str, object]], dict[str, object]]:
+    """Another routing method."""
+    return option(routing_method=name, n_group=1, topk_group=1, routed_scaling_factor=1.0)
+
+
+for words, seen, names, other in (
+    ("not renormalised", "flashinfer PR 4639", ("SigmoidRenorm", "MiniMax2"), "Sigmoid"),
+    ("not renormalised after softmax", "flashinfer PR 4639", ("RenormalizeNaive", "Renormalize"), "Default"),
+    ("renormalised", "flashinfer PR 4639", ("Default",), "RenormalizeNaive"),
+    ("by softmax for sigmoid", "sglang PR 39920", ("Sigmoid", "TopKSigmoid", "Llama4"), "Default"),
+    ("by sigmoid for softmax", "sglang PR 39920", ("Default",), "Sigmoid"),
+    ("without sigmoid", "sglang PR 39920", ("TopKSigmoid",), "TopK"),
+    ("by softmax for the logit itself", "flashinfer PR 1723", ("TopK",), "Renormalize"),
+):
+    fault(f"experts: routing weights {words}", ARITHMETIC, seen=seen, options=routes_by(other), contracts=routed,
+          needs=both(method(*names), two_slots) if "renorm" in words else method(*names))
+fault("experts: routed scaling factor lost", VALUE, seen="TensorRT-LLM PR 14199", contracts=routed,
+      options=option(routed_scaling_factor=1.0),
+      needs=need(lambda call: call.resolved["routed_scaling_factor"] != 1.0, "the factor is 1"))
+fault("experts: wrong number of expert groups", ARITHMETIC, seen="flashinfer PR 1723", contracts=routed,
+      options=option(n_group=1, topk_group=1), needs=need(lambda call: call.resolved["n_group"] != 1, "no groups"),
+      same_if="the best experts lie in the groups that remain")
+fault("experts: bias of the choice ignored", ARITHMETIC, seen="flashinfer PR 4639", contracts=routed,
+      read=lambda inputs: {name: value for name, value in inputs.items() if name != "bias"},
+      needs=need(lambda call: "bias" in call.inputs, "there is no bias"), same_if="the bias changes no choice")
