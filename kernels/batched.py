@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 from kernels import blockscaled, checks, grouped, linear
 from kernels.blockscaled import _pair
 from kernels.checks import FP8
-from kernels.errors import OptionError, ShapeError
+from kernels.errors import LayoutError, OptionError, ShapeError
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK, LEAST_1D1D
 
@@ -400,6 +400,40 @@ def unified_encode_int4b(b: Tensor) -> Tensor:
     low, high = b & 15, b >> 4
     low, high = (torch.where((v > 0) & (v < 8), 8 - v, v) for v in (low, high))
     return high << 4 | low
+
+
+@checks.verb
+def cutlass_encode_and_reorder_int4b(b: Tensor) -> Tensor:
+    """int4 weights encoded as :func:`unified_encode_int4b` does, in the order in which a warp of CUTLASS reads them.
+
+    Place ``16 t + v`` of a tile of 16 rows by 32 columns holds row ``t//4 + 8 (v//4 % 2)``, column
+    ``4 (t % 4) + v % 4 + 16 (v//8)``; tiles follow each other down the rows.
+
+    Parameters
+    ----------
+    b
+        int32 ``[K/8, N]``, strides ``(1, K/8)``: eight weights of a row a word, the lowest bits first. ``N`` is a
+        multiple of 16, ``K`` of 32.
+
+    Returns
+    -------
+    Tensor
+        Of the shape and strides of ``b``.
+    """
+    checks.dtype("b", checks.rank("b", b, 2), torch.int32)
+    n, k = b.shape[1], b.shape[0] * 8
+    checks.multiple("N", n, 16, "pad the rows of weights")
+    checks.multiple("K", k, 32, "pad K")
+    if not b.t().is_contiguous():
+        raise LayoutError(f"b has strides {b.stride()}; it must be [K/8, N] in columns, as `w.t().contiguous().t()`")
+    byte = unified_encode_int4b(b.t().view(torch.uint8))
+    nibble = torch.stack([byte & 15, byte >> 4], dim=-1).flatten()
+    place = torch.arange(n * k, device=b.device)
+    tile, t, v = place // 512, place // 16 % 32, place % 16
+    row = tile % (n // 16) * 16 + t // 4 + v // 4 % 2 * 8
+    column = tile // (n // 16) * 32 + t % 4 * 4 + v % 4 + v // 8 * 16
+    moved = nibble[row * k + column].view(-1, 2)
+    return (moved[:, 1] << 4 | moved[:, 0]).view(torch.int32).view(n, k // 8).t()
 
 
 @checks.verb

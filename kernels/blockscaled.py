@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 from kernels import checks, known, layout
 from kernels import platform as machines
 from kernels.backends._host import allocator, is_dense, is_other_device, lane_major
-from kernels.backends.declaration import Backend, Gemm, Pair, Quantiser
+from kernels.backends.declaration import Backend, Gemm, Pair, Quantiser, WideLinear
 from kernels.checks import FP8
 from kernels.config import current_config
 from kernels.errors import DtypeError, InputError, OptionError, ShapeError
@@ -290,6 +290,48 @@ def flashinfer_fp8_blockscale_gemm(input: Tensor, weight: Tensor, weight_scale: 
     return fp8_blockscale_gemm_sm90(input, weight, None, weight_scale)
 
 
+@checks.verb
+def few_rows_blockscale_linear(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """A linear layer of less than 32 rows, which quantises the input 1x128 by FlashInfer's formula inside the product.
+
+    Codes and scales are those of :func:`flashinfer_quantize_1x128` (a subnormal scale may differ by 2^-149). The sum is
+    that of :func:`fp8_gemm_nt`, or several of it over equal shares of K, added in float32; how many depends on N, K and
+    the GPU, not on M. NaN and infinity reach the elements of their row.
+
+    Parameters
+    ----------
+    input
+        ``[M, K]`` bf16 or f16, M < 32, K a multiple of 128.
+    weight, weight_scale
+        ``[N, K]`` E4M3 and ``[ceil(N/128), K/128]`` float32.
+
+    Returns
+    -------
+    Tensor
+        ``[M, N]`` of the dtype of ``input``.
+
+    Raises
+    ------
+    ShapeError, DtypeError, DeviceError, InputError
+        An operand does not fit the contract.
+    NoBackendError
+        No kernel serves the problem on this machine.
+    """
+    _check_linear(input, weight, weight_scale, torch.bfloat16, torch.float16)
+    m, (n, k) = input.shape[0], weight.shape
+    if is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.few_rows_blockscale_linear(input, weight, weight_scale)
+        return made
+    if m >= SWITCH_M:
+        raise ShapeError(f"input has {m} rows; from {SWITCH_M} use dynamic_flashinfer_deepgemm_blockscale_gemm")
+    return cached(_few_rows, input.device, input.dtype, n, k)(input, weight, weight_scale)
+
+
+def _few_rows(device: torch.device, dtype: torch.dtype, n: int, k: int) -> WideLinear:
+    name = dtype_name(dtype)
+    return route("few_rows", device, ("n", n), ("k", k), ("a_dtype", name), ("out_dtype", name)).few_rows(dtype, n, k)
+
+
 def deepgemm_blockscale_linear(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
@@ -330,13 +372,9 @@ def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: 
     checks.same_device(input=input, weight=weight, weight_scale=weight_scale)
 
 
-LinearFn = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``(wide input, weight codes, weight scale) -> output``."""
-
-
 def _quantise_then_gemm(
     device: torch.device, dtype: torch.dtype, n: int, k: int, e8m0: bool, dense: bool = False
-) -> LinearFn:
+) -> WideLinear:
     """Quantise, then GEMM, each on the backend that its plan chooses."""
     key = (("group_size", BLOCK), ("a_dtype", dtype_name(dtype)), ("ue8m0", e8m0))
     quantise = _quantiser(route("quant_group", device, *key), e8m0)
@@ -372,8 +410,10 @@ def _quantiser(backend: Backend, e8m0: bool) -> Quantiser:
 def dynamic_flashinfer_deepgemm_blockscale_gemm(
     input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int = BLOCK, use_deep_gemm_e8m0: bool = False
 ) -> Tensor:
-    """bf16 input: FlashInfer below 32 rows, else quantise and DeepGEMM; always DeepGEMM in batch-invariant mode.
+    """bf16 input: one kernel below 32 rows, else quantise and DeepGEMM; always the latter in batch-invariant mode.
 
+    The one kernel (:func:`few_rows_blockscale_linear`) quantises the input itself; where it does not serve the machine,
+    FlashInfer's product does, after a quantiser of the same formula.
     Under ``torch.compile`` the switch is a ``torch.cond``, so that a graph with a dynamic row count has both branches.
 
     Below 32 rows the input is quantised by FlashInfer's formula, else by that of :func:`per_token_group_quant_fp8`;
@@ -418,7 +458,7 @@ def _dynamic(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: in
     return y
 
 
-class _Runs(dict[bool, LinearFn]):
+class _Runs(dict[bool, WideLinear]):
     """The layers of one class of weights, for few rows (True) and for many, each decided when it is first asked for."""
 
     def __init__(self, device: torch.device, n: int, k: int, e8m0: bool, dense: bool) -> None:
@@ -426,7 +466,7 @@ class _Runs(dict[bool, LinearFn]):
         self._of = (n, k, e8m0, dense)
         self._device = device
 
-    def __missing__(self, few: bool) -> LinearFn:
+    def __missing__(self, few: bool) -> WideLinear:
         run = self[few] = _switched(self._device, SWITCH_M - 1 if few else SWITCH_M, *self._of)
         return run
 
@@ -473,12 +513,14 @@ def _check_switch(input: Tensor, weight: Tensor, weight_scale: Tensor) -> None:
     checks.multiple("N", weight.shape[0], 64, "pad the weight rows")
 
 
-def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool, dense: bool = False) -> LinearFn:
-    """FlashInfer's formula and product where the plan chooses them, else the group quantiser and a GEMM."""
+def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool, dense: bool = False) -> WideLinear:
+    """FlashInfer's formula, in one kernel or before its product, where the plan chooses it; else as for many rows."""
     small = m < SWITCH_M and not current_config().batch_invariant
     if m > 0:
         rows = SWITCH_M - 1 if small else SWITCH_M
-        run = route("dynamic_blockscale", device, ("m", rows), ("n", n), ("k", k))
+        run = route("dynamic_blockscale", device, ("m", rows), ("n", n), ("k", k), ("ue8m0", e8m0))
+        if small and run.declares("few_rows"):
+            return run.few_rows(torch.bfloat16, n, k)
         if small and run.declares("blockscale_sm90"):
             product, quantise = run.blockscale_sm90, _reciprocal(device)
             return lambda x, weight, scale: product(*_quantise_here(quantise, x), weight, scale, None)
@@ -487,7 +529,8 @@ def _switched(device: torch.device, m: int, n: int, k: int, e8m0: bool, dense: b
 
 def _switch(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: int, e8m0: bool) -> Tensor:
     def small(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
-        made: Tensor = torch.ops.fp8_kernels.flashinfer_fp8_blockscale_gemm(x, w, s)
+        op = torch.ops.fp8_kernels.dynamic_flashinfer_deepgemm_blockscale_gemm
+        made: Tensor = op(x, w, s, group_size, e8m0)
         return made
 
     def large(x: Tensor, w: Tensor, s: Tensor) -> Tensor:

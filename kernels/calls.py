@@ -13,7 +13,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from kernels import batched, blockscaled, checks, grouped, layout, linear, logits, moe, moe_layer, platform, tiles
+from kernels import (
+    batched,
+    blockscaled,
+    checks,
+    grouped,
+    layout,
+    linear,
+    logits,
+    moe,
+    moe_layer,
+    moe_pipelines,
+    mx_logits,
+    platform,
+    tiles,
+)
 from kernels.errors import OptionError
 
 T = TypeVar("T")
@@ -202,6 +216,27 @@ def paged_logits(inputs: Inputs, options: Options) -> Tensor:
     )  # fmt: skip
 
 
+def fp4_logits(inputs: Inputs, options: Options) -> Tensor:
+    """FP4 attention logits of a contiguous cache."""
+    names = ("q", "q_sf", "k", "k_sf", "weights", "cu_seqlen_ks", "cu_seqlen_ke")
+    q, q_sf, k, k_sf, weights, ks, ke = (inputs[n] for n in names)
+    return mx_logits.fp8_fp4_mqa_logits(
+        (q, q_sf), (k, k_sf), weights, ks.to(torch.int32), ke.to(torch.int32),
+        bool(options.get("clean_logits", True)), options.get("max_seqlen_k", 0), out_dtype_of(options),
+    )  # fmt: skip
+
+
+def fp4_paged_logits(inputs: Inputs, options: Options) -> Tensor:
+    """FP4 attention logits of a paged cache, which need no schedule."""
+    cache, lens = inputs["kv_cache"], inputs["context_lens"].to(torch.int32)
+    tables = inputs["block_tables"].to(torch.int32)
+    longest = options.get("max_model_len") or tables.shape[1] * cache.shape[1]
+    return mx_logits.fp8_fp4_paged_mqa_logits(
+        (inputs["q"], inputs["q_sf"]), cache, inputs["weights"], lens, tables, tables, longest,
+        bool(options.get("clean_logits", True)), out_dtype_of(options),
+    )  # fmt: skip
+
+
 def codes_and_scale(verb: Callable[..., tuple[Tensor, Tensor]], first: str = "x") -> Runner:
     """Quantisers, which give codes and a scale; ``first`` is the routine's name for the contract's ``x``."""
 
@@ -216,11 +251,11 @@ def codes_and_scale(verb: Callable[..., tuple[Tensor, Tensor]], first: str = "x"
 GATED = (
     "silu_and_mul_quant", "silu_and_mul_per_block_quant", "silu_and_mul_masked_post_quant",
     "persistent_masked_m_silu_mul_quant", "per_token_group_quant_fp8_masked",
-)  # fmt: skip
+)
 NORMS = (
     "rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rmsnorm_quant", "fused_add_rmsnorm_quant",
     "rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant",
-)  # fmt: skip
+)
 
 
 ROTARY = ("rope_quantize_fp8", "mla_rope_quantize_fp8")
@@ -235,6 +270,35 @@ def fused(verb: Callable[..., Any]) -> Runner:
             return {"q": made}
         names = ("q", "residual") if "scale" in inputs else ("q", "scale", "residual")
         return {name: inputs["x"].clone() if t is None else t for name, t in zip(names, made, strict=False)}
+
+    return run
+
+
+CACHES: dict[str, tuple[str, ...]] = {
+    # routines of kernels.kv_cache that write in place: what they write
+    "reshape_and_cache_flash": ("key_cache", "value_cache"),
+    "reshape_and_cache": ("key_cache", "value_cache"),
+    "concat_and_cache_mla": ("kv_cache",),
+    "set_mla_kv_buffer": ("kv_buffer",),
+    "append_paged_kv_cache": ("k_cache", "v_cache"),
+    "append_paged_mla_kv_cache": ("ckv_cache", "kpe_cache"),
+    "concat_and_cache_ds_mla": ("kv_cache",),
+    "indexer_k_quant_and_cache": ("kv_cache",),
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping": ("k_cache", "v_cache", "k_scale_cache", "v_scale_cache"),
+    "gather_and_maybe_dequant_cache": ("dst",),
+    "cp_gather_cache": ("dst",),
+    "cp_gather_and_upconvert_fp8_kv_cache": ("dst",),
+    "cp_gather_indexer_k_quant_cache": ("dst_k", "dst_scale"),
+}
+
+
+def in_place(verb: Callable[..., None], *written: str) -> Runner:
+    """Routines that write into inputs: copies of these, as the routine left them."""
+
+    def run(inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        made = {name: torch.empty_like(inputs[name]).copy_(inputs[name]) for name in written}
+        verb(**{**inputs, **made}, **options)
+        return made
 
     return run
 
@@ -257,7 +321,8 @@ def fp8_fp4(verb: Callable[..., None], last: str = "") -> Runner:
         left, right = (a, inputs["a_scale"]), (b, inputs["b_scale"])
         of_a = 1, options.get("gran_k_a", 128)
         of_b = options.get("gran_n", 1), options.get("gran_k_b", 32)
-        verb(left, right, out, *([inputs[last]] if last else []), recipe_a=of_a, recipe_b=of_b)
+        given = [inputs[last]] if last else [inputs["c"]] if "c" in inputs else []
+        verb(left, right, out, *given, recipe_a=of_a, recipe_b=of_b)
         return out
 
     return run
@@ -425,6 +490,34 @@ def moe_layer_of(inputs: Inputs, options: Options) -> Tensor:
         weight_on_input=bool(options.get("apply_router_weight_on_input", False)),
         round_silu=rounding == "EACH",
     )
+
+
+RENAMED = {
+    "a": "x", "a_scale": "x_scale", "fc2_act_scale": "a2_scale", "prequant1": "a1_scale", "prequant2": "a2_scale",
+    "first_expert": "expert_offset", "apply_router_weight_on_input": "weight_on_input",
+}  # fmt: skip
+"""Arguments of :func:`kernels.moe_experts` whose contract calls them otherwise."""
+
+
+def experts(name: str) -> Runner:
+    """One pipeline of experts; where the layer routes by itself, its routing before."""
+
+    def run(inputs: Inputs, options: Options) -> Tensor:
+        given: dict[str, Any] = {RENAMED.get(key, key): value for key, value in {**inputs, **options}.items()}
+        if "logits" in given:
+            kept = given.pop("weight_dtype", torch.float32)
+            names = ("top_k", "n_group", "topk_group", "routed_scaling_factor")
+            asked = {key: given.pop(key) for key in names if key in given}
+            method = given.pop("routing_method", "DeepSeekV3")
+            logits, bias, top_k = given.pop("logits"), given.pop("bias", None), asked.pop("top_k", 8)
+            weights, ids = moe_pipelines.route_by_method(logits, method, top_k, bias, **asked)
+            given |= {"topk_weights": weights.to(kept).to(torch.float32), "topk_ids": ids}
+            given["weight_on_input"] = method == "Llama4" and "up_scale" in given
+        elif "combine" in given:
+            given["combine"] = given["combine"].lower()
+        return moe_pipelines.moe_experts(**given, pipeline=name)
+
+    return run
 
 
 def trtllm_layer(inputs: Inputs, options: Options) -> Tensor:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import checks
+from kernels import checks, context
 from kernels.backends.declaration import Backend
 from kernels.checks import WIDE
 from kernels.errors import OptionError, ShapeError
+from kernels.known import remembered
 from kernels.quantize import GROUP_EPS, floor
 from kernels.routes import dtype_name, route
 from kernels.support import BLOCK
@@ -32,6 +33,88 @@ EPSILON = 1e-6
 """What is added to the mean square of a row."""
 
 
+# --- what runs when a call is checked, or like one that was ---------------------------------------------------------
+
+
+def _run_silu(x: Tensor, scale: Tensor, *, rounding: str = "each") -> Tensor:
+    return _route("quant_gated", x.device, x).gated_static(x, scale.reshape(1), rounding)
+
+
+def _run_silu_block(
+    x: Tensor, group_size: int = BLOCK, *, scale_ub: Tensor | None = None, is_scale_transposed: bool = False,
+    rounding: str = "none",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    run = _route("quant_gated", x.device, x, group_size)
+    return run.gated_group(x, group_size, rounding, 0.0, SCALE_FLOOR, scale_ub, False, is_scale_transposed, None)
+
+
+def _run_silu_masked(
+    x: Tensor, masked_m: Tensor, *, group_size: int = BLOCK, use_ue8m0: bool = False, rounding: str = "each"
+) -> tuple[Tensor, Tensor]:
+    run = _route("quant_gated", x.device, x, group_size)
+    return run.gated_group(x, group_size, rounding, GROUP_EPS, 0.0, None, use_ue8m0, False, masked_m)
+
+
+def _run_silu_bf16(x: Tensor, masked_m: Tensor) -> tuple[Tensor, Tensor]:
+    return _route("quant_gated", x.device, x).gated_group_bf16(x, GROUP_EPS, masked_m)
+
+
+def _run_masked(
+    x: Tensor, masked_m: Tensor, group_size: int = BLOCK, *, eps: float = GROUP_EPS, use_ue8m0: bool = False
+) -> tuple[Tensor, Tensor]:
+    run = _route("quant_gated", x.device, x, group_size)
+    return run.gated_group(x, group_size, "plain", eps, 0.0, None, use_ue8m0, False, masked_m)
+
+
+def _run_static(
+    x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
+) -> Tensor:
+    run = _route("quant_norm", x.device, x)
+    return run.norm_static(x, weight, None, scale.reshape(1), epsilon, rounding, True)[0]
+
+
+def _run_added(
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
+) -> tuple[Tensor, Tensor]:
+    run = _route("quant_norm", x.device, x)
+    q, z = run.norm_static(x, weight, residual, scale.reshape(1), epsilon, rounding, True)
+    assert z is not None
+    return q, z
+
+
+def _run_float(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
+    run = _route("quant_norm", x.device, x)
+    return run.norm_static(x, weight, None, scale.reshape(1), epsilon, "none", False)[0]
+
+
+def _run_float_added(
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
+) -> tuple[Tensor, Tensor]:
+    run = _route("quant_norm", x.device, x)
+    q, z = run.norm_static(x, weight, residual, scale.reshape(1), epsilon, "none", False)
+    assert z is not None
+    return q, z
+
+
+def _run_token(
+    x: Tensor, weight: Tensor, epsilon: float = EPSILON, *, scale_ub: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    return _route("quant_norm", x.device, x).norm_group(x, weight, residual, epsilon, x.shape[1], scale_ub, False)
+
+
+def _run_block(
+    x: Tensor, weight: Tensor, epsilon: float = EPSILON, group_size: int = BLOCK, *, scale_ub: Tensor | None = None,
+    residual: Tensor | None = None, is_scale_transposed: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    run = _route("quant_norm", x.device, x, group_size)
+    return run.norm_group(x, weight, residual, epsilon, group_size, scale_ub, is_scale_transposed)
+
+
+# --- activations ----------------------------------------------------------------------------------------------------
+
+
+@remembered(_run_silu)
 @checks.verb
 def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> Tensor:
     """``sat(silu(gate) * up / scale)`` of ``x [M, 2I] = [gate, up]``.
@@ -50,13 +133,14 @@ def silu_and_mul_quant(x: Tensor, scale: Tensor, *, rounding: str = "each") -> T
     """
     _gated(x, 2, rounding)
     checks.scalar("scale", scale)
-    device = checks.same_device(x=x, scale=scale)
+    checks.same_device(x=x, scale=scale)
     if torch.compiler.is_compiling():
         made: Tensor = torch.ops.fp8_kernels.silu_and_mul_quant(x, scale, rounding)
         return made
-    return _route("quant_gated", device, x).gated_static(x, scale.reshape(1), rounding)
+    return _run_silu(x, scale, rounding=rounding)
 
 
+@remembered(_run_silu_block)
 @checks.verb
 def silu_and_mul_per_block_quant(
     x: Tensor, group_size: int = BLOCK, *, scale_ub: Tensor | None = None, is_scale_transposed: bool = False,
@@ -80,15 +164,17 @@ def silu_and_mul_per_block_quant(
     """
     _gated(x, 2, rounding, group_size)
     checks.scalar("scale_ub", scale_ub)
-    device = checks.same_device(x=x, scale_ub=scale_ub)
+    checks.same_device(x=x, scale_ub=scale_ub)
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.silu_and_mul_per_block_quant
         q, scale = op(x, group_size, scale_ub, is_scale_transposed, rounding)
         return q, scale
-    run = _route("quant_gated", device, x, group_size)
-    return run.gated_group(x, group_size, rounding, 0.0, SCALE_FLOOR, scale_ub, False, is_scale_transposed, None)
+    return _run_silu_block(
+        x, group_size, scale_ub=scale_ub, is_scale_transposed=is_scale_transposed, rounding=rounding
+    )
 
 
+@remembered(_run_silu_masked)
 @checks.verb
 def silu_and_mul_masked_post_quant(
     x: Tensor, masked_m: Tensor, *, group_size: int = BLOCK, use_ue8m0: bool = False, rounding: str = "each"
@@ -110,15 +196,15 @@ def silu_and_mul_masked_post_quant(
         ``q [E, T, I]`` E4M3, ``scale [E, T, I / group_size]`` float32; rows that are not in use hold anything.
     """
     _gated(x, 3, rounding, group_size)
-    device = _masked(x, masked_m)
+    _masked(x, masked_m)
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.silu_and_mul_masked_post_quant
         q, scale = op(x, masked_m, group_size, use_ue8m0, rounding)
         return q, scale
-    run = _route("quant_gated", device, x, group_size)
-    return run.gated_group(x, group_size, rounding, GROUP_EPS, 0.0, None, use_ue8m0, False, masked_m)
+    return _run_silu_masked(x, masked_m, group_size=group_size, use_ue8m0=use_ue8m0, rounding=rounding)
 
 
+@remembered(_run_silu_bf16)
 @checks.verb
 def persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`silu_and_mul_masked_post_quant` whose every step is a bfloat16 operation, in groups of 128.
@@ -139,13 +225,14 @@ def persistent_masked_m_silu_mul_quant(x: Tensor, masked_m: Tensor) -> tuple[Ten
     """
     checks.dtype("x", checks.rank("x", x, 3), torch.bfloat16)
     _gated(x, 3, "each", BLOCK)
-    device = _masked(x, masked_m)
+    _masked(x, masked_m)
     if torch.compiler.is_compiling():
         q, scale = torch.ops.fp8_kernels.persistent_masked_m_silu_mul_quant(x, masked_m)
         return q, scale
-    return _route("quant_gated", device, x).gated_group_bf16(x, GROUP_EPS, masked_m)
+    return _run_silu_bf16(x, masked_m)
 
 
+@remembered(_run_masked)
 @checks.verb
 def per_token_group_quant_fp8_masked(
     x: Tensor, masked_m: Tensor, group_size: int = BLOCK, *, eps: float = GROUP_EPS, use_ue8m0: bool = False
@@ -171,21 +258,25 @@ def per_token_group_quant_fp8_masked(
     checks.positive("group_size", group_size)
     checks.multiple("K", x.shape[-1], group_size, f"pad K or choose a group_size that divides {x.shape[-1]}")
     floor(eps)
-    device = _masked(x, masked_m)
+    _masked(x, masked_m)
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.per_token_group_quant_fp8_masked
         q, scale = op(x, masked_m, group_size, eps, use_ue8m0)
         return q, scale
-    run = _route("quant_gated", device, x, group_size)
-    return run.gated_group(x, group_size, "plain", eps, 0.0, None, use_ue8m0, False, masked_m)
+    return _run_masked(x, masked_m, group_size, eps=eps, use_ue8m0=use_ue8m0)
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------
 
 
+@remembered(_run_static)
 @checks.verb
-def rms_norm_static_fp8_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
+def rms_norm_static_fp8_quant(
+    x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
+) -> Tensor:
     """``sat(T(T(x * rsqrt(mean(x^2) + epsilon)) * weight) / scale)``, ``T`` the dtype of ``x``.
+
+    With ``rounding="product"`` the norm is not rounded by itself, as in vLLM 0.20.2.
 
     Parameters
     ----------
@@ -201,25 +292,28 @@ def rms_norm_static_fp8_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon:
     Tensor
         ``[M, H]`` E4M3.
     """
-    return _static("rms_norm_static_fp8_quant", x, None, weight, scale, epsilon, "each", True)[0]
+    return _static("rms_norm_static_fp8_quant", x, None, weight, scale, epsilon, rounding, True)[0]
 
 
+@remembered(_run_added)
 @checks.verb
 def fused_add_rms_norm_static_fp8_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON, *, rounding: str = "each"
 ) -> tuple[Tensor, Tensor]:
     """:func:`rms_norm_static_fp8_quant` of ``z = T(x + residual)``; returns ``q`` and ``z``."""
-    q, z = _static("fused_add_rms_norm_static_fp8_quant", x, residual, weight, scale, epsilon, "each", True)
+    q, z = _static("fused_add_rms_norm_static_fp8_quant", x, residual, weight, scale, epsilon, rounding, True)
     assert z is not None
     return q, z
 
 
+@remembered(_run_float)
 @checks.verb
 def rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON) -> Tensor:
     """:func:`rms_norm_static_fp8_quant` in float32 until the cast, as FlashInfer computes it."""
     return _static("rmsnorm_quant", x, None, weight, scale, epsilon, "none", False)[0]
 
 
+@remembered(_run_float_added)
 @checks.verb
 def fused_add_rmsnorm_quant(
     x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float = EPSILON
@@ -230,6 +324,7 @@ def fused_add_rmsnorm_quant(
     return q, z
 
 
+@remembered(_run_token)
 @checks.verb
 def rms_norm_dynamic_per_token_quant(
     x: Tensor, weight: Tensor, epsilon: float = EPSILON, *, scale_ub: Tensor | None = None,
@@ -253,15 +348,15 @@ def rms_norm_dynamic_per_token_quant(
     q, scale, z
         ``q [M, H]`` E4M3, ``scale [M, 1]`` float32, the sum in the dtype of ``x`` (None without a residual).
     """
-    device = _norm(x, weight, epsilon, residual, scale_ub)
+    _norm(x, weight, epsilon, residual, scale_ub)
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.rms_norm_dynamic_per_token_quant
         q, scale, z = op(x, weight, epsilon, scale_ub, residual)
         return q, scale, z if residual is not None else None
-    run = _route("quant_norm", device, x)
-    return run.norm_group(x, weight, residual, epsilon, x.shape[1], scale_ub, False)
+    return _run_token(x, weight, epsilon, scale_ub=scale_ub, residual=residual)
 
 
+@remembered(_run_block)
 @checks.verb
 def rms_norm_per_block_quant(
     x: Tensor, weight: Tensor, epsilon: float = EPSILON, group_size: int = BLOCK, *, scale_ub: Tensor | None = None,
@@ -271,15 +366,16 @@ def rms_norm_per_block_quant(
 
     With ``is_scale_transposed`` the scale has strides ``(1, M)``.
     """
-    device = _norm(x, weight, epsilon, residual, scale_ub)
+    _norm(x, weight, epsilon, residual, scale_ub)
     checks.positive("group_size", group_size)
     checks.multiple("H", x.shape[1], group_size, f"choose a group_size that divides {x.shape[1]}")
     if torch.compiler.is_compiling():
         op = torch.ops.fp8_kernels.rms_norm_per_block_quant
         q, scale, z = op(x, weight, epsilon, group_size, scale_ub, residual, is_scale_transposed)
         return q, scale, z if residual is not None else None
-    run = _route("quant_norm", device, x, group_size)
-    return run.norm_group(x, weight, residual, epsilon, group_size, scale_ub, is_scale_transposed)
+    return _run_block(
+        x, weight, epsilon, group_size, scale_ub=scale_ub, residual=residual, is_scale_transposed=is_scale_transposed
+    )
 
 
 # --- rotary embeddings -----------------------------------------------------------------------------------------------
@@ -358,7 +454,13 @@ def mla_rope_quantize_fp8(
 
 
 def _route(op: str, device: torch.device, x: Tensor, group: int = BLOCK) -> Backend:
-    return route(op, device, ("group_size", group), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[-1]))
+    decisions, key = context.current().decisions, (op, device, group, x.dtype, x.shape[-1])
+    found: Backend | None = decisions.get(key)
+    if found is not None:
+        return found
+    made = route(op, device, ("group_size", group), ("a_dtype", dtype_name(x.dtype)), ("k", x.shape[-1]))
+    decisions.keep(key, made)
+    return made
 
 
 def _gated(x: Tensor, rank: int, rounding: str, group: int | None = None) -> None:
@@ -402,11 +504,14 @@ def _static(
     device = _norm(x, weight, epsilon, residual)
     checks.scalar("scale", scale)
     checks.same_device(x=x, scale=scale)
+    if rounding not in ROUNDINGS:
+        raise OptionError(f"rounding={rounding!r}: there are {', '.join(ROUNDINGS)}")
     if torch.compiler.is_compiling():
         op = getattr(torch.ops.fp8_kernels, name)
+        options = (epsilon,) if name.endswith("rmsnorm_quant") else (epsilon, rounding)
         if residual is None:
-            return op(x, weight, scale, epsilon), None
-        q, z = op(x, residual, weight, scale, epsilon)
+            return op(x, weight, scale, *options), None
+        q, z = op(x, residual, weight, scale, *options)
         return q, z
     run = _route("quant_norm", device, x)
     return run.norm_static(x, weight, residual, scale.reshape(1), epsilon, rounding, rounded_sum)

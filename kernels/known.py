@@ -1,18 +1,21 @@
 """Calls like one that was checked: for a weight and its scale, what their operands were, and the product decided.
 
 A call is like an earlier one when its weight and scale lie in the same memory, and every operand has the class,
-dispatch keys, dtype, device, extents and strides of that call, the number of rows apart. torch sees all
-but the memory in one compiled call (:func:`kernels.fast.torch.guard`); the checks of a verb read each of them from
-Python, one at a time. Of a torch release whose guard is not known, no call is like another: every one is checked.
+dispatch keys, dtype, device, extents and strides of that call, the number of rows apart; so is one without a weight
+(:func:`remembered`). torch sees all but the memory in one compiled call (:func:`kernels.fast.torch.guard`); the checks
+of a verb read each of them from Python, one at a time. Of a torch release whose guard is not known, no call is like
+another: every one is checked.
 What a context knows ends with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from kernels.backends._host import ALIGNMENT, packed
 from kernels.config import current_config
@@ -20,6 +23,8 @@ from kernels.context import current
 from kernels.fast import torch as fast
 
 Run = TypeVar("Run")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def _never(*operands: Tensor) -> bool:
@@ -48,16 +53,12 @@ class Kept(Generic[Run]):
 
     def rows(self, first: Any, *rest: Any) -> int:
         """The number of rows of a call that is like the last checked one, each operand on 16 bytes; else 0."""
-        return self._extent(first, rest) if self._guard(first, *rest) else 0
-
-    def _extent(self, first: Tensor, rest: tuple[Tensor, ...]) -> int:
-        m = first.nbytes // self._pitches[0]
-        if first.data_ptr() % ALIGNMENT:
+        if not self._guard(first, *rest) or first.data_ptr() % ALIGNMENT:
             return 0
-        if rest:
-            for x, pitch in zip(rest, self._pitches[1:], strict=True):
-                if x.nbytes != m * pitch or x.data_ptr() % ALIGNMENT:
-                    return 0
+        m: int = first.nbytes // self._pitches[0]
+        for x, pitch in zip(rest, self._pitches[1:], strict=True):
+            if x.nbytes != m * pitch or x.data_ptr() % ALIGNMENT:
+                return 0
         return m
 
 
@@ -72,14 +73,93 @@ class Known(Kept[Run]):
         self._guard, self._memory = _never, (w.data_ptr(), s.data_ptr())
         super().learn(*rows, weight=weight)
 
-    def rows(self, weight: Any, scale: Any, *rows: Any) -> int:
+    def rows(self, weight: Any, *others: Any) -> int:
         """As :meth:`Kept.rows`, after the weight and its scale."""
-        if not self._guard(weight, scale, *rows) or (weight.data_ptr(), scale.data_ptr()) != self._memory:
+        scale, first, *rest = others
+        if (
+            not self._guard(weight, scale, first, *rest)
+            or (weight.data_ptr(), scale.data_ptr()) != self._memory
+            or first.data_ptr() % ALIGNMENT
+        ):
             return 0
-        for x in rows:
-            if x.untyped_storage().nbytes() < x.nbytes:
+        held: int = first.nbytes
+        m = held // self._pitches[0]
+        if first.untyped_storage().nbytes() < held:
+            return 0
+        for x, pitch in zip(rest, self._pitches[1:], strict=True):
+            held = x.nbytes
+            if held != m * pitch or x.data_ptr() % ALIGNMENT or x.untyped_storage().nbytes() < held:
                 return 0
-        return self._extent(rows[0], rows[1:])
+        return m
+
+
+class Met:
+    """A checked call of dense tensors: whether those of another one are like its own, matrices with any rows."""
+
+    __slots__ = ("_guard", "_order", "_rows")
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        rows = [i for i, x in enumerate(tensors) if x.dim() == 2]
+        same = [i for i, x in enumerate(tensors) if x.dim() != 2]
+        found = fast.guard([tensors[i] for i in same], [tensors[i] for i in rows])
+        self._guard, self._order, self._rows = found or _never, (*same, *rows), tuple(rows)
+
+    def takes(self, tensors: list[Tensor]) -> bool:
+        """Whether these are like the first ones, in memory that holds them, with one number of rows."""
+        if not self._guard(*[tensors[i] for i in self._order]):
+            return False
+        for x in tensors:
+            if x.untyped_storage().nbytes() < x.nbytes:
+                return False
+        return len(self._rows) < 2 or len({tensors[i].shape[0] for i in self._rows}) == 1
+
+
+PLAIN = (int, float, str, bool, type(None))
+
+
+def remembered(run: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A verb whose calls like one that was checked go straight to ``run``, which takes the same arguments.
+
+    Like means: equal options, and tensors that torch's guard takes for those of the checked call (:class:`Met`).
+    """
+
+    def of(verb: Callable[P, R]) -> Callable[P, R]:
+        @wraps(verb)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if is_compiling():
+                return verb(*args, **kwargs)
+            tensors: list[Tensor] = []
+            key: list[object] = [verb]
+            for value in args:
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+                    key.append(Tensor)
+                elif type(value) in PLAIN:
+                    key.append(value)
+                else:
+                    return verb(*args, **kwargs)
+            for name, value in kwargs.items():
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+                    value = Tensor
+                elif type(value) not in PLAIN:
+                    return verb(*args, **kwargs)
+                key += (name, value)
+            if not tensors:
+                return verb(*args, **kwargs)
+            first, memo = tensors[0], current().weights
+            whole = (*key, first.dtype, first.shape[-1:])
+            met = memo.get(whole)
+            if met is not None and met.takes(tensors):
+                return run(*args, **kwargs)
+            made = verb(*args, **kwargs)
+            if current_config().fast_paths and all(x.is_contiguous() for x in tensors):
+                memo.keep(whole, Met(tensors))
+            return made
+
+        return call
+
+    return of
 
 
 def find(key: object, weight: object, scale: object) -> Known[Any] | None:

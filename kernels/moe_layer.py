@@ -164,11 +164,11 @@ def moe_block_scaled(
     experts = _experts(x, w13, w2, topk_weights, topk_ids)
     tile = get_mk_alignment_for_contiguous_layout()
     rows = align(topk_ids.numel() + experts * (tile - 1), tile)
-    target, groups, _ = _sorted_rows(topk_ids, experts, expert_offset, tile, rows)
+    target, groups, _ = sorted_rows(topk_ids, experts, expert_offset, tile, rows)
     spread = _spread(x, topk_weights, target, rows, weight_on_input)
     hidden = torch.empty(rows, w13.shape[1], dtype=torch.bfloat16, device=x.device)
     m_grouped_fp8_gemm_nt_contiguous(_quantise_groups(spread), (w13, w13_scale), hidden, groups, check=False)
-    inner = silu_and_mul(_without_padding(hidden, groups), limit, round_silu=round_silu)
+    inner = silu_and_mul(without_padding(hidden, groups), limit, round_silu=round_silu)
     y = torch.empty(rows, w2.shape[1], dtype=torch.bfloat16, device=x.device)
     m_grouped_fp8_gemm_nt_contiguous(_quantise_groups(inner), (w2, w2_scale), y, groups, check=False)
     return _combine(y, topk_weights, target, weight_on_input, out_dtype or x.dtype)
@@ -196,11 +196,11 @@ def moe_per_token(
     """
     experts = _experts(x, w13, w2, topk_weights, topk_ids)
     rows = topk_ids.numel()
-    target, groups, ends = _sorted_rows(topk_ids, experts, expert_offset, 1, rows)
+    target, groups, ends = sorted_rows(topk_ids, experts, expert_offset, 1, rows)
     spread = _spread(x, topk_weights, target, rows, weight_on_input)
     q, scale = scaled_fp8_quant(spread, use_per_token_if_dynamic=True)
     hidden = scaled_grouped_mm(q, w13, scale, w13_scale, ends, check=False)
-    inner = silu_and_mul(_without_padding(hidden, groups), limit, round_silu=round_silu)
+    inner = silu_and_mul(without_padding(hidden, groups), limit, round_silu=round_silu)
     q, scale = scaled_fp8_quant(inner, use_per_token_if_dynamic=True)
     y = scaled_grouped_mm(q, w2, scale, w2_scale, ends, check=False)
     return _combine(y, topk_weights, target, weight_on_input, out_dtype or x.dtype)
@@ -229,7 +229,7 @@ def _experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor) -
     return experts
 
 
-def _sorted_rows(ids: Tensor, experts: int, offset: int, tile: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def sorted_rows(ids: Tensor, experts: int, offset: int, tile: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Rows sorted by local expert.
 
     Returns the row of each (token, slot), ``rows`` when its expert is on another rank; the expert of each row, -1 for
@@ -266,7 +266,7 @@ def _quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
     return per_token_group_quant_fp8(x, BLOCK, column_major_scales=True, tma_aligned_scales=True)
 
 
-def _without_padding(y: Tensor, groups: Tensor) -> Tensor:
+def without_padding(y: Tensor, groups: Tensor) -> Tensor:
     return y.masked_fill((groups < 0).unsqueeze(1), 0.0)
 
 

@@ -9,8 +9,8 @@ stands in their padding is never read. Sums are taken in float32, alpha
 multiplies the finished sum in float32, the bias is added to that, and the result is rounded once.
 
 On a GPU without block-scaled instructions a Triton kernel dequantises to bfloat16 in registers, which is exact for
-operands from 2^-133 to 2^127 (:mod:`kernels.backends.triton_mx`); on a CPU plain torch multiplies in float32. Not
-covered: a further summand, K groups, Blackwell's own instructions.
+operands from 2^-133 to 2^127 (:mod:`kernels.backends.triton_mx`); on a CPU plain torch multiplies in float32. A summand
+``c`` is added in float32 too. Not covered: Blackwell's own instructions; scales that DeepGEMM packed (int32).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kernels import checks
 from kernels.backends.declaration import Rows, Scales
 from kernels.blockscaled import _pair
 from kernels.errors import DtypeError, OptionError, ShapeError
+from kernels.layout import shuffled_rows
 from kernels.mx import HEIGHTS, LINEAR, MX_BLOCK, NVFP4_BLOCK
 from kernels.routes import dtype_name, route
 
@@ -40,6 +41,7 @@ def mm_mxfp8(
     b_descale: Tensor,
     out_dtype: torch.dtype = torch.bfloat16,
     use_8x4_sf_layout: bool = False,
+    shuffled: bool = False,
 ) -> Tensor:
     """MXFP8: ``a [M, K]`` times ``b [K, N]``.
 
@@ -51,6 +53,9 @@ def mm_mxfp8(
         uint8 (E8M0), in 128x4 tiles; those of ``a`` in 8x4 tiles with ``use_8x4_sf_layout``. Any shape.
     out_dtype
         bf16 or f16.
+    shuffled
+        The rows of the weight and of its scales are in the order of :func:`kernels.shuffle_matrix_a`, as TensorRT-LLM's
+        kernels take them; ``N`` is a multiple of 32.
 
     Returns
     -------
@@ -67,7 +72,7 @@ def mm_mxfp8(
     tile = FLAT if use_8x4_sf_layout else TILE
     left = _scales("a_descale", a_descale, UE8M0, a.shape[0], a.shape[1], MX_BLOCK, tile)
     right = _scales("b_descale", b_descale, UE8M0, b.shape[1], b.shape[0], MX_BLOCK, TILE)
-    return _dense(a, left, b, right, checks.out_dtype(out_dtype, *HALVES))
+    return _in_order(_dense(a, left, b, right, checks.out_dtype(out_dtype, *HALVES)), shuffled)
 
 
 @checks.verb
@@ -81,6 +86,7 @@ def mm_fp4(
     block_size: int = NVFP4_BLOCK,
     use_8x4_sf_layout: bool = False,
     use_nvfp4: bool = True,
+    shuffled: bool = False,
 ) -> Tensor:
     """NVFP4 or MXFP4: ``alpha * a [M, K] b [K, N]``.
 
@@ -94,6 +100,8 @@ def mm_fp4(
         One float32 value, None for 1.
     block_size
         16 or 32, as ``use_nvfp4`` says.
+    shuffled
+        As of :func:`mm_mxfp8`.
 
     Raises
     ------
@@ -109,7 +117,14 @@ def mm_fp4(
     tile = FLAT if use_8x4_sf_layout else TILE
     left = _scales("a_descale", a_descale, dtype, a.shape[0], 2 * a.shape[1], width, tile)
     right = _scales("b_descale", b_descale, dtype, b.shape[1], 2 * b.shape[0], width, TILE)
-    return _dense(a, left, b, right, checks.out_dtype(out_dtype, *HALVES), alpha)
+    return _in_order(_dense(a, left, b, right, checks.out_dtype(out_dtype, *HALVES), alpha), shuffled)
+
+
+def _in_order(out: Tensor, shuffled: bool) -> Tensor:
+    """Columns of a product with a shuffled weight as those of the weight before."""
+    if not shuffled:
+        return out
+    return out.index_select(1, torch.argsort(shuffled_rows(out.shape[1], device=out.device)))
 
 
 @checks.verb
@@ -376,6 +391,57 @@ def scaled_grouped_mm_mx(
     return out
 
 
+@checks.verb
+def scaled_grouped_mm_mx_k_groups(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offs: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """torch's block-scaled grouped product of two matrices whose K the offsets cut, ``[G, M, N]``.
+
+    Parameters
+    ----------
+    mat_a, mat_b
+        ``[M, K]`` and ``[N, K]`` E4M3.
+    scale_a, scale_b
+        float8_e8m0fnu: the blocks of 32 of each group in 128x4 tiles of their own
+        (:func:`kernels.to_blocked_k_groups`), group behind group; the memory may be larger.
+    offs
+        ``[G]`` int32, multiples of 32: where the K of each group ends; what follows the last belongs to none. A group
+        without K gives zeros.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError
+    """
+    checks.dtype("mat_a", checks.rank("mat_a", mat_a, 2), E4M3)
+    checks.dtype("mat_b", checks.rank("mat_b", mat_b, 2), E4M3)
+    (m, k), n = mat_a.shape, mat_b.shape[0]
+    if mat_b.shape[1] != k:
+        raise ShapeError(f"mat_a is {list(mat_a.shape)} and mat_b {list(mat_b.shape)}; they have the same K")
+    checks.multiple("K", k, MX_BLOCK, "pad K with zeros")
+    groups = checks.tensor("offs", offs).numel()
+    _pointers("offs", offs, groups)
+    checks.same_device(mat_a=mat_a, offs=offs)
+    end = offs.to(torch.int32)
+    first = torch.cat([end.new_zeros(1), end[:-1]])
+    columns = torch.cumsum((end - first + 127) // 128 * 4, 0, dtype=torch.int32)
+    across = int(columns[-1]) if offs.device.type == "cpu" and groups else 0  # elsewhere a look would wait
+    sides = []
+    for name, scale, rows in (("scale_a", scale_a, m), ("scale_b", scale_b, n)):
+        memory = _memory(name, scale, UE8M0)
+        if memory.numel() < (least := _up(rows) * across):
+            raise ShapeError(f"{name} holds {memory.numel()} scales; these groups of {rows} rows take {least}")
+        sides.append(Scales(memory, MX_BLOCK, TILE))
+    out = torch.empty(groups * m, n, dtype=checks.out_dtype(out_dtype, torch.bfloat16), device=mat_a.device)
+    depth = torch.stack([first, end, torch.cat([columns.new_zeros(1), columns[:-1]])])
+    _product(mat_a, sides[0], mat_b[None], sides[1], out, Rows(None, None, depth))
+    return out.view(groups, m, n)
+
+
 # --- DeepGEMM -------------------------------------------------------------------------------------------------------
 
 
@@ -384,19 +450,25 @@ def fp8_fp4_gemm_nt(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
     out: Tensor,
+    c: Tensor | None = None,
     *,
+    recipe: tuple[int, int, int] | None = None,
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
-    """``out = a [M, K] b [N, K].T`` of E4M3 codes, or two E2M1 codes a byte, on either side.
+    """``out = c + a [M, K] b [N, K].T`` of E4M3 codes, or two E2M1 codes a byte, on either side.
 
     Parameters
     ----------
     a, b
-        ``(codes, scales)``: codes E4M3 ``[R, K]`` or uint8 ``[R, K/2]``; scales float32 powers of two
+        ``(codes, scales)``: codes E4M3 ``[R, K]``, or uint8 or int8 ``[R, K/2]``; scales float32 powers of two
         ``[ceil(R / gran), ceil(K / gran_k)]``.
     out
         ``[M, N]`` bf16 or f32.
+    c
+        ``[M, N]`` of its dtype, or ``out`` itself; None for 0.
+    recipe
+        ``(gran_a, gran_b, gran_k)`` for both instead of the next two.
     recipe_a, recipe_b
         ``(gran, gran_k)``: rows and codes that share a scale, ``(1, 32)`` or ``(1, 128)``; of ``b`` also
         ``(128, 128)``.
@@ -405,10 +477,16 @@ def fp8_fp4_gemm_nt(
     ------
     ShapeError, DtypeError, OptionError, DeviceError, LayoutError
     """
+    if recipe is not None:
+        recipe_a, recipe_b = (recipe[0], recipe[2]), (recipe[1], recipe[2])
     x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 2)
     w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 2, k)
     checks.output("out", out, (x.shape[0], w.shape[0]), "[M, N]", torch.bfloat16, torch.float32)
-    _into(x, left, w[None], right, out, None)
+    if c is not None and c is not out:
+        checks.shape("c", checks.dtype("c", checks.tensor("c", c), out.dtype), tuple(out.shape), "[M, N]")
+        checks.same_device(out=out, c=c)
+        out.copy_(c)
+    _into(x, left, w[None], right, out, None, c is not None)
 
 
 @checks.verb
@@ -470,7 +548,8 @@ def _codes(
 ) -> tuple[Tensor, Scales, int]:
     """Codes and scales of an operand of DeepGEMM, and its K; the scales a row for each row."""
     x, scale = _pair(name, pair)
-    checks.dtype(name, checks.rank(name, x, rank), E4M3, torch.uint8)
+    x = checks.dtype(name, checks.rank(name, x, rank), E4M3, torch.uint8, torch.int8)
+    x = x.view(torch.uint8) if x.dtype is torch.int8 else x
     if tuple(recipe) not in recipes:
         raise OptionError(f"recipe_{name}={recipe}: there are {', '.join(map(str, recipes))}")
     (gran, gran_k), rows, width = recipe, x.shape[-2], x.shape[-1] * (1 + (x.dtype is torch.uint8))
@@ -485,13 +564,15 @@ def _codes(
     return x, Scales(each.contiguous().reshape(-1), gran_k, LINEAR), width
 
 
-def _into(a: Tensor, left: Scales, b: Tensor, right: Scales, out: Tensor, rows: Rows | None) -> None:
+def _into(
+    a: Tensor, left: Scales, b: Tensor, right: Scales, out: Tensor, rows: Rows | None, accumulate: bool = False
+) -> None:
     """A product into the caller's output, of any strides."""
     if out.is_contiguous():
-        _product(a, left, b, right, out, rows)
+        _product(a, left, b, right, out, rows, accumulate=accumulate)
         return
     made = out.contiguous()
-    _product(a, left, b, right, made, rows)
+    _product(a, left, b, right, made, rows, accumulate=accumulate)
     out.copy_(made)
 
 
@@ -524,6 +605,7 @@ def _product(
     rows: Rows | None,
     alpha: Tensor | None = None,
     bias: Tensor | None = None,
+    accumulate: bool = False,
 ) -> None:
     """``a [R, K]`` times ``b [G, N, K]`` into ``out [R, N]``; rows of no group are left alone."""
     checks.nonempty("a", a, 0, 1)
@@ -531,8 +613,7 @@ def _product(
     a, b = a.contiguous(), b.contiguous()
     checks.same_device(a=a, a_scale=left.memory, b=b, b_scale=right.memory, out=out, alpha=alpha, bias=bias)
     run = torch.ops.fp8_kernels.mx_product if is_compiling() else mx_product
-    table, expert = (None, None) if rows is None else rows
-    run(a, *left, b, *right, out, table, expert, alpha, bias)
+    run(a, *left, b, *right, out, *(rows or Rows(None)), alpha, bias, accumulate)
 
 
 def mx_product(
@@ -547,14 +628,16 @@ def mx_product(
     out: Tensor,
     table: Tensor | None,
     expert: Tensor | None,
+    depth: Tensor | None,
     alpha: Tensor | None,
     bias: Tensor | None,
+    accumulate: bool,
 ) -> None:
     """The operator under every verb: :attr:`kernels.backends.declaration.Backend.mx_product` of the plan's backend."""
-    rows = None if table is None and expert is None else Rows(table, expert)
+    rows = Rows(table, expert, depth)
     left, right = Scales(a_scale, a_width, a_tile), Scales(b_scale, b_width, b_tile)
     backend = route("mx_product", a.device, ("out_dtype", dtype_name(out.dtype)))
-    backend.mx_product(a, left, b, right, out, rows, alpha, bias)
+    backend.mx_product(a, left, b, right, out, rows, alpha, bias, accumulate)
 
 
 def _scales(

@@ -25,14 +25,17 @@ from kernels import (
     blockscaled,
     fused,
     grouped,
+    kv_cache,
     linear,
     logits,
+    moe_pipelines,
     mx,
     mx_experts,
     mx_forms,
     mx_products,
     quantize,
 )
+from kernels.checks import FP8
 from kernels.errors import OptionError
 
 NAMESPACE = "fp8_kernels"
@@ -221,8 +224,8 @@ def _without_none(x: Tensor, z: Tensor | None) -> Tensor:
 
 
 @_operator(lambda x, *_: _codes_like(x))
-def _rms_norm_static_fp8_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> Tensor:
-    return fused.rms_norm_static_fp8_quant(x, weight, scale, epsilon)
+def _rms_norm_static_fp8_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float, rounding: str) -> Tensor:
+    return fused.rms_norm_static_fp8_quant(x, weight, scale, epsilon, rounding=rounding)
 
 
 @_operator(lambda x, *_: _codes_like(x))
@@ -232,9 +235,9 @@ def _rmsnorm_quant(x: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> 
 
 @_operator(lambda x, residual, *_: (_codes_like(x), _sum_like(x, residual)))
 def _fused_add_rms_norm_static_fp8_quant(
-    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float
+    x: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float, rounding: str
 ) -> tuple[Tensor, Tensor]:
-    return fused.fused_add_rms_norm_static_fp8_quant(x, residual, weight, scale, epsilon)
+    return fused.fused_add_rms_norm_static_fp8_quant(x, residual, weight, scale, epsilon, rounding=rounding)
 
 
 @_operator(lambda x, residual, *_: (_codes_like(x), _sum_like(x, residual)))
@@ -398,6 +401,30 @@ _operator(_experts_fake)(mx_experts.scaled_fp4_experts_quant)
 _operator(_mxfp8_experts_fake)(mx_experts.mxfp8_experts_quant)
 
 
+# --- KV caches ---------------------------------------------------------------------------------------------------
+
+_operator(_nothing, "key_cache", "value_cache")(kv_cache.reshape_and_cache_flash)
+_operator(_nothing, "key_cache", "value_cache")(kv_cache.reshape_and_cache)
+_operator(_nothing, "kv_cache")(kv_cache.concat_and_cache_mla)
+_operator(_nothing, "kv_buffer")(kv_cache.set_mla_kv_buffer)
+_operator(_nothing, "k_cache", "v_cache")(kv_cache.append_paged_kv_cache)
+_operator(_nothing, "ckv_cache", "kpe_cache")(kv_cache.append_paged_mla_kv_cache)
+_operator(_nothing, "kv_cache")(kv_cache.concat_and_cache_ds_mla)
+_operator(_nothing, "kv_cache")(kv_cache.indexer_k_quant_and_cache)
+_operator(_nothing, "k_cache", "v_cache", "k_scale_cache", "v_scale_cache")(
+    kv_cache.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping
+)
+_operator(_nothing, "dst")(kv_cache.gather_and_maybe_dequant_cache)
+_operator(_nothing, "dst")(kv_cache.cp_gather_cache)
+_operator(_nothing, "dst")(kv_cache.cp_gather_and_upconvert_fp8_kv_cache)
+_operator(_nothing, "dst_k", "dst_scale")(kv_cache.cp_gather_indexer_k_quant_cache)
+_operator(lambda src, scale=1.0, out_dtype=FP8: torch.empty_like(src, dtype=out_dtype))(kv_cache.convert_fp8)
+_operator(lambda x: _empty(*x.shape[:3], kv_cache.ROW, like=x, dtype=torch.uint8))(kv_cache.quantize_k_cache)
+_operator(lambda x: _empty(*x.shape[:3], kv_cache.RANK + kv_cache.ROPE, like=x, dtype=torch.bfloat16))(
+    kv_cache.dequantize_k_cache
+)
+
+
 # --- products ----------------------------------------------------------------------------------------------------
 
 
@@ -415,6 +442,11 @@ _operator(_matrix_fake)(linear.cutlass_scaled_mm)
 _operator(_linear_fake)(blockscaled.flashinfer_fp8_blockscale_gemm)
 _operator(_linear_fake)(blockscaled.deepgemm_blockscale_linear)
 _operator(_linear_fake)(blockscaled.dynamic_flashinfer_deepgemm_blockscale_gemm)
+
+
+@_operator(lambda input, weight, _: _empty(input.shape[0], weight.shape[0], like=input, dtype=input.dtype))
+def _few_rows_blockscale_linear(input: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    return blockscaled.few_rows_blockscale_linear(input, weight, weight_scale)
 
 
 @_operator(_matrix_fake)
@@ -538,6 +570,13 @@ def _bmm_fake(A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, dtype: tor
 
 
 _operator(_bmm_fake)(batched.bmm_fp8)
+
+
+def _layer_fake(x: Tensor, *_: object, **__: object) -> Tensor:
+    return _empty(*x.shape, like=x, dtype=torch.bfloat16)
+
+
+_operator(_layer_fake)(moe_pipelines.moe_experts)
 
 
 def _mqa_fake(q: Tensor, k: Tensor, *_: object) -> Tensor:

@@ -19,10 +19,12 @@ from kernels import (
     calc,
     calls,
     fused,
+    kv_cache,
     layout,
     linear,
     moe,
     moe_layer,
+    moe_pipelines,
     mx,
     mx_experts,
     mx_forms,
@@ -50,6 +52,8 @@ NUMERICS = {
     ("deep_gemm", "grouped_masked"): "sm90.promote128",
     ("deep_gemm", "mqa_logits"): "sm90.mqa_logits",
     ("triton_gemm", "fp8_gemm_nt"): "sm90.promote128",
+    ("triton_linear", "few_rows"): "sm90.promote128",
+    ("triton_linear", "dynamic_blockscale"): "sm90.promote128",
     ("triton_gemm", "grouped_contiguous"): "sm90.promote128",
     ("triton_gemm", "grouped_masked"): "sm90.promote128",
     **{("deep_gemm", op): "sm90.promote128" for op in ("gemm_1d1d", "k_grouped", "skip_head_mid", "einsum")},
@@ -57,6 +61,8 @@ NUMERICS = {
     ("flashinfer", "blockscale_sm90"): "sm90.promote128",
     ("triton_mx", "mx_product"): "sm90.bf16.dequantised",
 }
+WIDENED = {f"sm{sm}": f"sm{sm}.f16.promote128" for sm in (80, 86)}
+"""How the layer's Triton products accumulate where they turn codes into float16."""
 SUMS = frozenset(op for _, op in NUMERICS) | {
     "paged_mqa_logits", "grouped_scaled", "dynamic_blockscale", "moe_trtllm"
 }  # fmt: skip
@@ -137,6 +143,8 @@ def _typical(op: str, contract: str, device: str) -> Problem:
 def _numerics(backend: str, op: str, arch: str) -> str | None:
     if op not in SUMS:
         return None
+    if backend in ("triton_gemm", "triton_linear") and arch in WIDENED:
+        return WIDENED[arch]
     return "ieee32.any" if arch == "cpu" else NUMERICS.get((backend, op)) if arch == "sm90" else None
 
 
@@ -194,6 +202,7 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     },
     "cutlass_w4a8_mm": ("linear", calls.runs(batched.cutlass_w4a8_mm)),
     "unified_encode_int4b": ("layout", calls.tensor(batched.unified_encode_int4b)),
+    "cutlass_encode_and_reorder_int4b": ("layout", calls.tensor(batched.cutlass_encode_and_reorder_int4b)),
     "cutlass_pack_scale_fp8": ("layout", calls.tensor(batched.cutlass_pack_scale_fp8)),
     "fp8_mqa_logits": ("mqa_logits", calls.mqa_logits),
     "fp8_paged_mqa_logits": ("paged_mqa_logits", calls.paged_logits),
@@ -237,7 +246,7 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         name: ("mx_product", calls.tensor(getattr(mx_products, name)))
         for name in (
             "mm_mxfp8", "mm_fp4", "scaled_mm", "bmm_mxfp8", "group_gemm_mxfp8_mxfp4_nt_groupwise",
-            "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx",
+            "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx", "scaled_grouped_mm_mx_k_groups",
         )
     },
     "fp8_fp4_gemm_nt": ("mx_product", calls.fp8_fp4(mx_products.fp8_fp4_gemm_nt)),
@@ -247,6 +256,8 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "m_grouped_fp8_fp4_gemm_nt_masked": (
         "mx_product", calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nt_masked, "masked_m"),
     ),
+    "fp8_fp4_mqa_logits": ("mx_product", calls.fp4_logits),
+    "fp8_fp4_paged_mqa_logits": ("mx_product", calls.fp4_paged_logits),
     "ceil_to_ue8m0": ("cast", calls.tensor(quantize.ceil_to_ue8m0)),
     "per_tensor_dequantize": ("cast", calls.tensor(quantize.per_tensor_dequantize)),
     "get_col_major_tma_aligned_tensor": ("layout", calls.tensor(layout.get_col_major_tma_aligned_tensor)),
@@ -267,7 +278,9 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "swizzle_scale": ("layout", calls.tensor(layout.swizzle_scale)),
     **{
         name: ("layout", calls.tensor(getattr(tiles, name)))
-        for name in ("to_blocked", "from_blocked", "swizzle_scale_experts", "to_blocked_k_groups")
+        for name in (
+            "to_blocked", "from_blocked", "shuffle_matrix_sf_a", "swizzle_scale_experts", "to_blocked_k_groups",
+        )  # fmt: skip
     },
     "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": ("layout", calls.packed_groups),
     "prepare_fp8_moe_layer_for_fi": ("layout", calls.prepared_layer),
@@ -299,6 +312,7 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     "maybe_create_device_identity": ("layout", calls.device_identity),
     "apply_fi_trtllm_fp8_per_tensor_moe": ("moe_trtllm", calls.trtllm_layer),
     "moe_fp8": ("grouped_contiguous", calls.moe_layer_of),
+    **{name: (row.operation, calls.experts(name)) for name, row in moe_pipelines.PIPELINES.items()},
     "silu_and_mul": ("cast", calls.tensor(moe_layer.silu_and_mul)),
     **{name: ("quant_gated", calls.fused(getattr(fused, name))) for name in calls.GATED},
     **{name: ("quant_norm", calls.fused(getattr(fused, name))) for name in calls.NORMS},
@@ -306,6 +320,15 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         name: ("quant_rope", calls.named(getattr(fused, name), "q_rope", "k_rope", "q_nope", "k_nope"))
         for name in calls.ROTARY
     },
+    **{
+        name: ("quant_cache", calls.in_place(getattr(kv_cache, name), *written))
+        for name, written in calls.CACHES.items()
+    },
+    **{
+        name: ("quant_cache", calls.tensor(getattr(kv_cache, name)))
+        for name in ("quantize_k_cache", "dequantize_k_cache")
+    },
+    "convert_fp8": ("quant_tensor", calls.tensor(kv_cache.convert_fp8)),
 }
 
 

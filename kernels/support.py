@@ -72,11 +72,20 @@ LEAST_1D1D = 33
 rows its heuristics choose 16 or 32 (on an H200 with 0.1.4.post1 the compilation fails at M of 1, 5 and 17)."""
 PLAIN_TORCH_ON_GPU = (
     "quant_tensor", "quant_token", "quant_group", "quant_group_packed", "quant_reciprocal", "quant_gated", "quant_norm",
-    "quant_rope", "cast", "layout",
+    "quant_rope", "quant_cache", "cast", "layout",
 )  # fmt: skip
 """Operations that plain torch serves on every device."""
 GEMMS = ("fp8_gemm_nt", "dynamic_blockscale", "grouped_contiguous", "grouped_masked")
 """DeepGEMM's products."""
+
+
+SPARE = 4096
+"""Bytes of shared memory that a Triton product leaves for the scales in flight."""
+
+
+def shared_memory(sm: int) -> int:
+    """Bytes of shared memory that one block can have (CUDA programming guide, compute capabilities)."""
+    return {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}.get(sm, 99) * 1024
 
 
 def built(builds: tuple[Build, ...], sm: int, cuda: Version | None) -> bool:
@@ -153,6 +162,20 @@ NEEDS: Mapping[str, tuple[Need, ...]] = {
         _need("out_dtype", "in", (*OUT_16, "float32")),
         _need("bias", "none", None, NO_BLOCK_BIAS),
         _need("c", "none", None, "it has no further summand"),
+    ),
+    "triton_linear": (
+        *NVIDIA,
+        _need("triton", "none"),
+        _need("sm", ">=", F16_SM, f"needs sm{F16_SM} or newer; this is {{arch}}"),
+        _need("blockscale_gemm_flashinfer", "in", (True,),
+              "it quantises by FlashInfer's formula; switched off by VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0",
+              "dynamic_blockscale"),
+        _need("batch_invariant", "in", (False,), "batch-invariant mode keeps one kernel for every M",
+              "dynamic_blockscale"),
+        _need("m", "<", SWITCH_M, "M={value}: every program quantises all rows; it takes less than {bound}"),
+        _need("ue8m0", "in", (False,), "its scales are float32"),
+        *_multiples("dynamic_blockscale", "few_rows", k=BLOCK),
+        _need("a_dtype", "in", (*OUT_16, "float8_e4m3fn"), "a_dtype={value}; it takes bfloat16 or float16", "few_rows"),
     ),
     "triton_mx": (
         *NVIDIA,

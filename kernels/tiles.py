@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.backends._host import take
 from kernels.errors import OptionError, ShapeError
-from kernels.layout import align, ceil_div, powers_of_two, swizzle_scale
+from kernels.layout import align, ceil_div, powers_of_two, shuffled_rows, swizzle_scale
 
 HEIGHT, WIDTH = 128, 4
 PLACEMENTS = ("tight", "flashinfer", "masked")
@@ -26,6 +27,16 @@ PLACEMENTS = ("tight", "flashinfer", "masked")
 def to_blocked(scale: Tensor) -> Tensor:
     """Scales ``[M, C]`` or ``[G, M, C]`` of one byte in tiles of 128x4, flat for each matrix, zeros in the padding."""
     return swizzle_scale(scale)
+
+
+@checks.verb
+def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = 128) -> Tensor:
+    """Scales ``[M, C]`` of one byte with the rows of :func:`kernels.shuffle_matrix_a`, then as :func:`to_blocked`.
+
+    M must be a multiple of 128 (ShapeError).
+    """
+    rows = checks.multiple("rows", checks.rank("scale", scale, 2).shape[0], HEIGHT, "pad the rows of the scales")
+    return swizzle_scale(take(scale, shuffled_rows(rows, epilogue_tile_m, scale.device)))
 
 
 @checks.verb

@@ -12,9 +12,10 @@ Any other release, a profiler, ROCm (where Triton also specialises on the extent
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,10 @@ from kernels.errors import MissingPackageError
 from kernels.fast import torch as fast_torch
 from kernels.fast import triton as fast_triton
 from kernels.fast.triton import Start
+
+if TYPE_CHECKING:
+    from kernels.plan import Problem
+    from kernels.platform import Machine
 
 ALIGNMENT = 16
 """Bytes of a pointer, and the divisor of an integer, on which Triton specialises."""
@@ -45,6 +50,25 @@ def imported(module: str, kernel: str) -> tuple[ModuleType, bool]:
     except ImportError as error:
         raise MissingPackageError("Triton; install `triton`", {"triton": str(error)}) from error
     return kernels, isinstance(getattr(kernels, kernel), triton.JITFunction)
+
+
+def loads(library: Callable[[], object]) -> Callable[[Problem, Machine], None]:
+    """``missing`` of a backend in Triton, which may be installed and not load: its :func:`imported` then raises."""
+
+    def missing(p: Problem, machine: Machine) -> None:
+        library()
+
+    return missing
+
+
+def bits(value: float) -> int:
+    """The bits of a float32 as an int32, by which kernels get constants that are no integers."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def power_of_two(n: int) -> int:
+    """The smallest that is at least ``n``, and 1."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
 class Launch:
@@ -72,18 +96,24 @@ class Launch:
         else:
             self.here(programs, pointers, integers)
 
-    def here(self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]) -> None:
-        """As a call, where the first pointer's device is the current one already."""
+    def here(
+        self, programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...], own: int = 0
+    ) -> None:
+        """As a call, where the first pointer's device is the current one already.
+
+        The last ``own`` pointers are to memory that was allocated for this launch: on 16 bytes, of dtypes that those
+        of the other pointers and the constants decide.
+        """
         index, bits, dtypes = pointers[0].device.index, 0, []
         modes = None if index is None or HIP or not current_config().fast_paths else fast_triton.modes()
         if modes is None or modes[0]:  # without an index: the interpreter's CPU
             self._by_triton(programs, pointers, integers)
             return
-        for pointer in pointers:
+        for pointer in pointers[:-own] if own else pointers:
             bits |= pointer.data_ptr()
             dtypes.append(pointer.dtype)
         aligned = bits % ALIGNMENT == 0
-        met = (index, aligned, integers, *dtypes, *modes)
+        met = (index, aligned, integers, modes, *dtypes)
         start = (self._met.get(met) if aligned else None) or self._start(met, programs, pointers, integers)
         if start is not None:
             stream = fast_torch.STREAM(index) if fast_torch.STREAM else torch.cuda.current_stream(index).cuda_stream
@@ -93,7 +123,7 @@ class Launch:
         self, met: tuple[object, ...], programs: int, pointers: tuple[Tensor, ...], integers: tuple[int, ...]
     ) -> Start | None:
         """How to start the kernel of a class that is compiled already; None when this call went through Triton."""
-        key = (met[0], *map(class_of, pointers), *map(class_of, integers), *met[3 + len(pointers) :])
+        key = (met[0], *map(class_of, pointers), *map(class_of, integers), met[3])
         start = self._compiled.get(key)
         if start is None:
             made = self._by_triton(programs, pointers, integers)

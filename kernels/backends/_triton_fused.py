@@ -47,17 +47,51 @@ def _at_most(value, limit):
 
 
 @triton.jit
+def _shared_quotient(v, scale, GUARD: tl.constexpr, NATIVE: tl.constexpr):
+    """``v / scale [.., 1]`` for a positive scale that many values share: three instructions in place of a division.
+
+    ``near = v * inverse``, then ``near - (near * scale - v) * inverse`` by two fused multiply-adds, in signs that keep
+    -0 (``0 - x``, as Triton negates, would not). Its code is that of the float32 quotient
+    (``tests/kernels/test_shared_quotient.py``) for scales from 2^-90 and ``|v|`` up to 448 of the scale; beyond,
+    ``near`` may overflow, and ``GUARD`` keeps it. By an infinite scale finite values give 0, infinite ones NaN.
+    """
+    wide = tl.broadcast_to(scale, v.shape)
+    if NATIVE:
+        inverse = tl.broadcast_to(_divide(tl.full(scale.shape, 1.0, tl.float32), scale, NATIVE), v.shape)
+        finite = tl.where(wide == float("inf"), 0.0, wide)
+        near = v * inverse
+        found = tl.inline_asm_elementwise(
+            "{ .reg .f32 t; neg.f32 t, $1; fma.rn.f32 t, $2, $4, t; neg.f32 t, t; fma.rn.f32 $0, t, $3, $2; }",
+            "=f,f,f,f,f", [v, near, inverse, finite], tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+        return tl.where(tl.abs(near) < 512.0, found, near) if GUARD else found
+    return _quotient(v, wide, NATIVE)
+
+
+@triton.jit
+def _given_quotient(v, given, NATIVE: tl.constexpr):
+    """``v / given`` for a scale of any value, the same for all."""
+    wide = tl.zeros(v.shape, tl.float32) + given
+    if (given > 1e-18) & (given < 1e18):  # noqa: SIM108  # Triton evaluates both sides of an expression
+        y = _shared_quotient(v, wide, True, NATIVE)
+    else:
+        y = _quotient(v, wide, NATIVE)
+    return y
+
+
+@triton.jit
 def gated_kernel(
-    x, q, s, bound, masked, rows, cols, x_stride, tokens,
+    x, s, bound, masked, q, rows, cols, x_stride, tokens,
     GROUP: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, ROUNDING: tl.constexpr, MODE: tl.constexpr,
     BOUNDED: tl.constexpr, MASKED: tl.constexpr, TRANSPOSED: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr,
-    NATIVE: tl.constexpr,
+    SHARED: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """``silu(gate) * up`` of rows ``[rows, 2 * cols]`` and its codes. A program takes BLOCK groups, row by row.
 
     ``ROUNDING``: 0 none, 1 the product, 2 silu and the product, 3 the value is ``x [rows, cols]`` itself. ``MODE``: 0 a
     scale of each group, 1 that rounded up to a power of two, 2 every step in bfloat16, 3 the scale is given in ``s``.
-    ``EPS`` and ``FLOOR`` hold the bits of the least amax and the least scale. With ``MASKED`` row r is in use where
+    ``EPS`` and ``FLOOR`` hold the bits of the least amax and the least scale; ``SHARED`` where the least scale is one
+    that :func:`_shared_quotient` takes. With ``MASKED`` row r is in use where
     ``r % tokens < masked[r // tokens]``.
     """
     groups = (cols + GROUP - 1) // GROUP
@@ -83,9 +117,7 @@ def gated_kernel(
         v = active * up
         if ROUNDING > 0:
             v = _rounded(v, x, NATIVE)
-    if MODE == 3:
-        scale = tl.load(s) + tl.zeros([BLOCK], tl.float32)
-    else:
+    if MODE < 3:
         amax = tl.maximum(tl.max(_bits(v), axis=1), EPS).to(tl.float32, bitcast=True)
         if MODE == 2:
             scale = _rounded(amax * 0.002227783203125, x, NATIVE)  # bf16(1/448)
@@ -100,6 +132,10 @@ def gated_kernel(
     if MODE == 2:
         inverse = _rounded(_divide(tl.full([BLOCK], 1.0, tl.float32), scale, NATIVE), x, NATIVE)
         y = _rounded(v * inverse[:, None], x, NATIVE)
+    elif MODE == 3:
+        y = _given_quotient(v, tl.load(s), NATIVE)
+    elif SHARED:
+        y = _shared_quotient(v, scale[:, None], BOUNDED, NATIVE)
     else:
         y = _quotient(v, tl.broadcast_to(scale[:, None], [BLOCK, LANES]), NATIVE)
     tl.store(q + row[:, None] * cols + column, _encode(y, NATIVE), mask=inside)
@@ -111,86 +147,54 @@ def gated_kernel(
 
 
 @triton.jit
-def _summed(x, residual, column, inside, SUM: tl.constexpr, NATIVE: tl.constexpr):
-    """``x [+ residual]`` as the norm takes it, float32; both point to their rows."""
-    v = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
-    if SUM:
-        v += tl.load(residual + column, mask=inside, other=0.0).to(tl.float32)
-        if SUM == 2:
-            v = _rounded(v, x, NATIVE)
-    return v
-
-
-@triton.jit
-def _normed(v, root, weight, column, inside, ROUNDED: tl.constexpr, NATIVE: tl.constexpr):
-    """The norm of ``v`` times the weight, float32."""
-    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    return _rounded(_rounded(v * root, weight, NATIVE) * w, weight, NATIVE) if ROUNDED else v * root * w
-
-
-@triton.jit
 def norm_kernel(
-    x, weight, residual, z, q, s, bound, rows, cols, x_stride, r_stride,
-    GROUP: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, PARTS: tl.constexpr, ROUNDED: tl.constexpr,
-    SUM: tl.constexpr, MODE: tl.constexpr, BOUNDED: tl.constexpr, TRANSPOSED: tl.constexpr, EPSILON: tl.constexpr,
+    x, weight, residual, bound, s, z, q, rows, x_stride, r_stride,
+    COLS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr, ROUNDING: tl.constexpr,
+    SUM: tl.constexpr, GIVEN: tl.constexpr, BOUNDED: tl.constexpr, TRANSPOSED: tl.constexpr, EPSILON: tl.constexpr,
     FLOOR: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """RMS norm of one row and its codes, in parts of GROUPS groups of GROUP columns.
+    """RMS norm of one row of COLS columns and its codes, the row held in registers as GROUPS groups of GROUP columns.
 
-    The first pass sums the squares; the later ones read the row again, from the cache, so that few registers are
-    held and many rows are in flight. ``SUM``: 0 no residual, 1 the sum ``x + residual`` stays float32, 2 it is rounded
-    to the dtype of ``x`` first; it is stored in ``z``. ``ROUNDED``: the norm and its product with the weight are
-    rounded to that dtype. ``MODE``: 0 a scale of each group, 1 of the row, 3 the scale is given in ``s``. ``EPSILON``
-    and ``FLOOR`` hold the bits of what is added to the mean square, and of the least scale.
+    ``ROUNDING``: 0 none, 1 the product of norm and weight, 2 the norm and the product, to the dtype of ``x``. ``SUM``:
+    0 no residual, 1 the sum ``x + residual`` stays float32, 2 it is rounded to that dtype first; it is stored in
+    ``z``. A scale of each group, or ``GIVEN`` in ``s``. ``EPSILON`` and ``FLOOR`` hold the bits of what is added to the
+    mean square, and of the least scale.
     """
     row = tl.program_id(0).to(tl.int64)
-    x += row * x_stride
-    residual += row * r_stride
     group, lane = tl.arange(0, GROUPS), tl.arange(0, LANES)
-    first = group[:, None] * GROUP + lane[None, :]
-    within, step = (lane < GROUP)[None, :], GROUPS * GROUP
-    squares = tl.zeros([GROUPS, LANES], tl.float32)
-    for part in range(PARTS):
-        column = part * step + first
-        inside = within & (column < cols)
-        v = _summed(x, residual, column, inside, SUM, NATIVE)
-        if SUM:
-            kept = v if SUM == 2 else _rounded(v, x, NATIVE)
-            tl.store(z + row * cols + column, kept.to(x.dtype.element_ty), mask=inside)
-        squares += v * v
-    square = tl.sum(tl.sum(squares, axis=1), axis=0)
-    root = tl.rsqrt(square / cols + tl.full([GROUPS, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True))
-    groups, scale = (cols + GROUP - 1) // GROUP, tl.zeros([GROUPS], tl.float32)
-    if MODE == 3:
-        scale += tl.load(s)
-    if MODE == 1:
-        top = tl.zeros([GROUPS, LANES], tl.int32)
-        for part in range(PARTS):
-            column = part * step + first
-            inside = within & (column < cols)
-            v = _summed(x, residual, column, inside, SUM, NATIVE)
-            v = _normed(v, root, weight, column, inside, ROUNDED, NATIVE)
-            top = tl.maximum(top, _bits(v))
-        amax = (tl.max(tl.max(top, axis=1), axis=0) + tl.zeros([GROUPS], tl.int32)).to(tl.float32, bitcast=True)
+    column = group[:, None] * GROUP + lane[None, :]
+    inside = column < COLS
+    if LANES != GROUP:
+        inside = inside & (lane < GROUP)[None, :]
+    w = tl.load(weight + column, mask=inside, other=0.0, eviction_policy="evict_last")
+    v = tl.load(x + row * x_stride + column, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    if SUM:
+        other = tl.load(residual + row * r_stride + column, mask=inside, other=0.0, eviction_policy="evict_first")
+        v += other.to(tl.float32)
+        kept = _rounded(v, x, NATIVE)
+        tl.store(z + row * COLS + column, kept.to(x.dtype.element_ty), mask=inside)
+        if SUM == 2:
+            v = kept
+    square = tl.sum(tl.reshape(v * v, [GROUPS * LANES], can_reorder=True), axis=0)
+    root = tl.rsqrt(square / COLS + tl.full([1, 1], EPSILON, tl.int32).to(tl.float32, bitcast=True))
+    v *= root
+    if ROUNDING == 2:
+        v = _rounded(v, x, NATIVE)
+    v *= w.to(tl.float32)
+    if ROUNDING:
+        v = _rounded(v, x, NATIVE)
+    if GIVEN:
+        y = _given_quotient(v, tl.load(s), NATIVE)
+    else:
+        amax = tl.max(_bits(v), axis=1).to(tl.float32, bitcast=True)
         if BOUNDED:
             amax = _at_most(amax, tl.load(bound) + tl.zeros([GROUPS], tl.float32))
         scale = _floored(_divide(amax, tl.full([GROUPS], 448.0, tl.float32), NATIVE), FLOOR)
-        tl.store(s + row + group, scale, mask=group < 1)
-    for part in range(PARTS):
-        column = part * step + first
-        inside = within & (column < cols)
-        v = _summed(x, residual, column, inside, SUM, NATIVE)
-        v = _normed(v, root, weight, column, inside, ROUNDED, NATIVE)
-        if MODE == 0:
-            amax = tl.max(_bits(v), axis=1).to(tl.float32, bitcast=True)
-            if BOUNDED:
-                amax = _at_most(amax, tl.load(bound) + tl.zeros([GROUPS], tl.float32))
-            scale = _floored(_divide(amax, tl.full([GROUPS], 448.0, tl.float32), NATIVE), FLOOR)
-            at = part * GROUPS + group
-            place = at * rows + row if TRANSPOSED else row * groups + at
-            tl.store(s + place, scale, mask=at < groups)
-        y = _quotient(v, tl.broadcast_to(scale[:, None], [GROUPS, LANES]), NATIVE)
-        tl.store(q + row * cols + column, _encode(y, NATIVE), mask=inside)
+        y = _shared_quotient(v, scale[:, None], BOUNDED, NATIVE)
+        groups: tl.constexpr = (COLS + GROUP - 1) // GROUP
+        place = group.to(tl.int64) * rows + row if TRANSPOSED else row * groups + group
+        tl.store(s + place, scale, mask=group < groups)
+    tl.store(q + row * COLS + column, _encode(y, NATIVE), mask=inside)
 
 
 @triton.jit

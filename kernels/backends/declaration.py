@@ -33,6 +33,9 @@ Linear = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype], 
 Gemm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], None]
 """``(a, a_scale, b, b_scale, out, c, disable_ue8m0_cast)``."""
 
+WideLinear = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``(input [M, K] bf16 or f16, weight [N, K], weight_scale) -> [M, N]`` of the dtype of the input."""
+
 
 class Scales(NamedTuple):
     """The block scales of an operand in their memory.
@@ -63,10 +66,47 @@ class Rows(NamedTuple):
     expert
         int32 ``[R]`` instead: the group of every row, -1 for none, one group to a tile of 128 rows; scales lie row by
         row.
+    depth
+        int32 ``[3, G]`` instead: the first k of each group, the k behind its last, and the first of its columns of
+        scales, which lie in tiles of its own; the output is ``[G R, N]``.
     """
 
     table: Tensor | None
     expert: Tensor | None = None
+    depth: Tensor | None = None
+
+
+class Part(NamedTuple):
+    """What goes into one cache: ``x [T, H, D]`` into ``memory [pages, P, H, D]`` (or ``[..., D/x, x]``).
+
+    ``scale`` divides, one value or ``[H]``; without one ``x`` is cast, or copied where the dtypes are equal.
+    """
+
+    x: Tensor
+    memory: Tensor
+    scale: Tensor | None = None
+
+
+class Slots(NamedTuple):
+    """The slot of each token: ``slot [T]``, or that of ``positions`` in the pages of the request ``slot``.
+
+    ``skip``: the slot that is not written; None: negative ones.
+    """
+
+    slot: Tensor
+    positions: Tensor | None = None
+    indices: Tensor | None = None
+    indptr: Tensor | None = None
+    skip: int | None = None
+
+
+class CacheRows(NamedTuple):
+    """Rows of requests: ``table [B, L]`` of pages, first rows ``starts`` (and the end, where ``lens`` is None)."""
+
+    table: Tensor
+    starts: Tensor
+    seq_starts: Tensor | None
+    lens: Tensor | None
 
 
 def _absent(*operands: Any, **options: Any) -> Any:
@@ -128,6 +168,17 @@ class Backend:
     """``(x, weight, residual, epsilon, group, scale_ub, transposed)``: codes, scales and the sum."""
     rope: Callable[[Tensor, Tensor, Tensor, Tensor, bool, float], Pair] = _absent
     """``(rotated, other, cos_sin_cache, pos_ids, is_neox, factor)``: the codes of both."""
+    cache_store: Callable[[tuple[Part, ...], Slots], None] = _absent
+    cache_tiles: Callable[
+        [Tensor, Tensor | None, tuple[Tensor, Tensor, Tensor | None], Tensor | None, float, float, bool, bool], None
+    ] = _absent
+    """``(x, rope, (codes, scales, rotated), slot, amax_floor, scale_floor, ue8m0, reciprocal)``."""
+    cache_nvfp4: Callable[[tuple[Part, ...], tuple[Tensor, ...], Tensor], None] = _absent
+    """``(parts, their scales [pages, P, H, D/16], slot)``."""
+    cache_gather: Callable[
+        [Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor] | None, CacheRows | None], None
+    ] = _absent
+    """``(source [pages, P, C], out [N, C], scale [pages, P, tiles], (beside, its rows), rows)``."""
     linear: Linear = _absent
     block_linear: Linear = _absent
     scaled_mm: Linear = _absent
@@ -140,6 +191,9 @@ class Backend:
     """:attr:`aligned_gemm_nt` for a weight and a scale that are so too; only where that saves a look at them."""
     blockscale_sm90: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor] = _absent
     """``(a, a_scale [K/128, align(M, 4)], b, b_scale, out)``."""
+    few_rows: Callable[[torch.dtype, int, int], WideLinear] = _absent
+    """``(dtype, n, k)``: for inputs of a dtype with less than 32 rows and a weight ``[N, K]``; FlashInfer's
+    formula, inside the product."""
     grouped_contiguous: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], None] = _absent
     """``(a, a_scale, b, b_scale, out, m_indices, disable_ue8m0_cast)``."""
     grouped_masked: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, bool], None] = _absent
@@ -159,10 +213,11 @@ class Backend:
     bmm: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor] = _absent
     """``(A [G, M, K], B [G, K, N], A_scale [1], B_scale [1], out_dtype)``."""
     mx_product: Callable[
-        [Tensor, Scales, Tensor, Scales, Tensor, Rows | None, Tensor | None, Tensor | None], None
+        [Tensor, Scales, Tensor, Scales, Tensor, Rows | None, Tensor | None, Tensor | None, bool], None
     ] = _absent
-    """``(a [R, K], its scales, b [G, N, K], its scales, out [R, N], rows, alpha [1] or [G], bias [N])``; uint8 operands
-    hold two E2M1 codes a byte; the scales of each weight lie in tiles of its own."""
+    """``(a [R, K], its scales, b [G, N, K], its scales, out [R, N], rows, alpha [1] or [G], bias [N], accumulate)``;
+    uint8 operands hold two E2M1 codes a byte; the scales of each weight lie in tiles of its own; ``accumulate``: what
+    stands in ``out`` is added."""
     moe_trtllm: Callable[..., Tensor] = _absent
     moe_cutlass: Callable[..., Tensor] = _absent
     mqa_logits: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = _absent
@@ -197,10 +252,11 @@ FUNCTIONS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "quant_gated": (("gated_static", "gated_group", "gated_group_bf16"),),
     "quant_norm": (("norm_static", "norm_group"),),
     "quant_rope": (("rope",),),
+    "quant_cache": (("cache_store", "cache_tiles", "cache_nvfp4", "cache_gather"),),
     "cast": ((),),  # plain torch on every device; nothing is dispatched
     "layout": ((),),
     "torch_linear": (("scaled_mm", "unfused"),),
     "fp8_gemm_nt": (("fp8_gemm_nt", "aligned_gemm_nt"),),
-    "dynamic_blockscale": (("blockscale_sm90",), ("aligned_gemm_nt",)),  # in one kernel, or after a quantiser
+    "dynamic_blockscale": (("few_rows",), ("blockscale_sm90",), ("aligned_gemm_nt",)),  # or after a quantiser
     "grouped_contiguous": (("grouped_contiguous", "alignment"),),
 }

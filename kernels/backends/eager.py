@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.backends import eager_cache
 from kernels.backends._host import column_major, lane_major, no_autocast_no_grad, take
-from kernels.backends.declaration import Allocate, Backend, Quantiser, Rows, Scales
+from kernels.backends.declaration import Allocate, Backend, Quantiser, Rows, Scales, WideLinear
 from kernels.checks import FP8, FP8_MAX
 from kernels.formulas import ceil_to_ue8m0, divide_and_saturate, flashinfer_blocks, fp8_max, pack_ue8m0, saturate
 from kernels.support import BLOCK
@@ -167,9 +168,10 @@ def normed(
     if kept is not None and rounded_sum:
         z = kept.to(torch.float32)
     value = z * torch.rsqrt(z.square().mean(dim=-1, keepdim=True) + epsilon)
-    if rounding == "none":
-        return value * weight.to(torch.float32), kept
-    return (value.to(x.dtype).to(torch.float32) * weight.to(torch.float32)).to(x.dtype), kept
+    if rounding == "each":
+        value = value.to(x.dtype).to(torch.float32)
+    value = value * weight.to(torch.float32)
+    return value if rounding == "none" else value.to(x.dtype), kept
 
 
 @no_autocast_no_grad
@@ -262,6 +264,17 @@ def blockscale_sm90(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, out:
     """``[M, N]`` bf16, as the FlashInfer kernel: ``a_scale [K/128, align(M, 4)]``."""
     y = block_product(a, a_scale[:, : a.shape[0]].t(), b, b_scale)
     return y.to(torch.bfloat16) if out is None else out.copy_(y)
+
+
+def few_rows(dtype: torch.dtype, n: int, k: int) -> WideLinear:
+    """The input quantised by FlashInfer's formula, then the product in float32."""
+    return _few_rows
+
+
+@no_autocast_no_grad
+def _few_rows(x: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
+    q, scale = flashinfer_blocks(x, 1)
+    return block_product(q, scale, w, w_scale).to(x.dtype)
 
 
 @no_autocast_no_grad
@@ -371,10 +384,22 @@ TILE_HEIGHTS = {"128x4": 128, "8x4": 8}
 @no_autocast_no_grad
 def mx_product(
     a: Tensor, left: Scales, b: Tensor, right: Scales, out: Tensor, rows: Rows | None, alpha: Tensor | None,
-    bias: Tensor | None,
+    bias: Tensor | None, accumulate: bool,
 ) -> None:  # fmt: skip
-    """Dequantised to float32 group by group, multiplied in float32; alpha, bias, one rounding."""
+    """Dequantised to float32 group by group, multiplied in float32; alpha, bias, what is there, one rounding."""
     n = b.shape[1]
+    if rows is not None and rows.depth is not None:
+        each = 2 if a.dtype is torch.uint8 else 1
+        for group, (first, end, column) in enumerate(rows.depth.t().tolist()):
+            part = out[group * a.shape[0] : (group + 1) * a.shape[0]]
+            sides = []
+            for codes, scales in ((a, left), (b[0], right)):
+                memory = scales.memory[-(-codes.shape[0] // 128) * 128 * column :]
+                every = torch.arange(codes.shape[0], device=a.device)
+                columns = codes[:, first // each : end // each].contiguous()
+                sides.append(_dequantised(columns, scales._replace(memory=memory), every))
+            part.copy_(sides[0] @ sides[1].t())
+        return
     for group in range(b.shape[0]):
         own, first, weight = _own_rows(rows, group, a.shape[0], n, a.device)
         if not own.numel():
@@ -384,7 +409,8 @@ def mx_product(
         y = x @ w.t()
         if alpha is not None:
             y = y * alpha.reshape(-1)[group if alpha.numel() > 1 else 0]
-        out[own] = (y if bias is None else y + bias.to(torch.float32)).to(out.dtype)
+        y = y if bias is None else y + bias.to(torch.float32)
+        out[own] = (out[own].to(torch.float32) + y if accumulate else y).to(out.dtype)
 
 
 def _own_rows(rows: Rows | None, group: int, m: int, n: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
@@ -541,10 +567,11 @@ BACKEND = Backend(
     quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
     quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
     gated_static=gated_static, gated_group=gated_group, gated_group_bf16=gated_group_bf16,
-    norm_static=norm_static, norm_group=norm_group, rope=rope,
+    norm_static=norm_static, norm_group=norm_group, rope=rope, cache_store=eager_cache.store,
+    cache_tiles=eager_cache.tiles, cache_nvfp4=eager_cache.nvfp4, cache_gather=eager_cache.gather,
     linear=linear, block_linear=block_linear, fp8_gemm_nt=fp8_gemm_nt, aligned_gemm_nt=fp8_gemm_nt,
-    blockscale_sm90=blockscale_sm90, grouped_contiguous=grouped_contiguous, grouped_masked=grouped_masked,
-    alignment=alignment, grouped_scaled=grouped_scaled, gemm_1d1d=gemm_1d1d, k_grouped=k_grouped,
-    skip_head_mid=skip_head_mid, einsum=einsum, bmm=bmm, mx_product=mx_product, moe_trtllm=moe_trtllm,
-    mqa_logits=mqa_logits, paged_mqa_logits=paged_mqa_logits, paged_metadata=paged_metadata,
+    blockscale_sm90=blockscale_sm90, few_rows=few_rows, grouped_contiguous=grouped_contiguous,
+    grouped_masked=grouped_masked, alignment=alignment, grouped_scaled=grouped_scaled, gemm_1d1d=gemm_1d1d,
+    k_grouped=k_grouped, skip_head_mid=skip_head_mid, einsum=einsum, bmm=bmm, mx_product=mx_product,
+    moe_trtllm=moe_trtllm, mqa_logits=mqa_logits, paged_mqa_logits=paged_mqa_logits, paged_metadata=paged_metadata,
 )  # fmt: skip

@@ -7,22 +7,24 @@ exponential and reciprocal square root do. Under ``TRITON_INTERPRET=1`` they run
 from __future__ import annotations
 
 import functools
-import struct
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from kernels.backends._launch import Launch, imported
+from kernels.backends._host import allocator, is_other_device
+from kernels.backends._launch import Launch, bits, imported, power_of_two
 from kernels.checks import FP8
 from kernels.support import BLOCK
 
 ELEMENTS, WARPS = 2048, 4
 """Elements of one program of the gated kernel, and its warps."""
-PART, PART_WARPS = 1024, 4
-"""Columns of a row that the norm reads at once, and the warps that share a row."""
+PER_THREAD = 32
+"""Columns of a row that a thread of the norm holds; at most 16 warps share a row."""
 ROUNDINGS = {"none": 0, "product": 1, "each": 2, "plain": 3}
 SCALE_FLOOR = 1.0 / (448.0 * 512.0)
+LEAST_SHARED = 2.0**-90
+"""The least scale that ``_shared_quotient`` takes."""
 
 
 @functools.cache
@@ -62,32 +64,52 @@ def _gated(
     x: Tensor, group: int, rounding: str, mode: int, *, scale: Tensor | None = None, amax_floor: float = 0.0,
     scale_floor: float = 0.0, scale_ub: Tensor | None = None, transposed: bool = False, masked_m: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    native, width = library()[1], x.shape[-1] if rounding == "plain" else x.shape[-1] // 2
-    tokens, matrix = x.shape[-2], x.reshape(-1, x.shape[-1])
+    if is_other_device(x.device):
+        with torch.cuda.device(x.device):
+            return _gated(x, group, rounding, mode, scale=scale, amax_floor=amax_floor, scale_floor=scale_floor,
+                          scale_ub=scale_ub, transposed=transposed, masked_m=masked_m)  # fmt: skip
+    native, allocate, last, tokens = library()[1], allocator(x.device), x.shape[-1], x.shape[-2]
+    matrix = x if x.dim() == 2 else x.reshape(-1, last)
     matrix = matrix if matrix.stride(1) == 1 else matrix.contiguous()
+    width = last if rounding == "plain" else last // 2
     rows, groups = matrix.shape[0], -(-width // group)
-    q = torch.empty(*x.shape[:-1], width, dtype=FP8, device=x.device)
+    q = allocate((rows, width), (width, 1), FP8)
     if scale is None:
-        scale = torch.empty((groups, rows) if transposed else (rows, groups), dtype=torch.float32, device=x.device)
+        extents = (groups, rows) if transposed else (rows, groups)
+        scale = allocate(extents, (extents[1], 1), torch.float32)
     if rows:
-        lanes = _power_of_two(group)
-        block = max(1, ELEMENTS // lanes)
-        start = _prepared(
-            "gated_kernel", WARPS, GROUP=group, LANES=lanes, BLOCK=block, ROUNDING=ROUNDINGS[rounding], MODE=mode,
-            BOUNDED=scale_ub is not None, MASKED=masked_m is not None, TRANSPOSED=transposed, EPS=_bits(amax_floor),
-            FLOOR=_bits(scale_floor), NATIVE=native,
+        start = _gated_launch(
+            group, rounding, mode, scale_ub is not None, masked_m is not None, transposed, amax_floor, scale_floor,
+            native, ELEMENTS, WARPS,
         )  # fmt: skip
         bound, used = scale if scale_ub is None else scale_ub.reshape(1), scale if masked_m is None else masked_m
-        pointers = matrix, q if native else q.view(torch.uint8), scale, bound, used
-        start(-(-rows * groups // block), pointers, (rows, width, matrix.stride(0), tokens))
-    return q, scale.t() if transposed else scale.view(*x.shape[:-1], -1) if mode < 3 else scale
+        pointers = matrix, scale, bound, used, q if native else q.view(torch.uint8)
+        programs = -(-rows * groups // max(1, ELEMENTS // power_of_two(group)))
+        start.here(programs, pointers, (rows, width, matrix.stride(0), tokens), own=1)
+    if x.dim() > 2:
+        q = q.view(*x.shape[:-1], width)
+        scale = scale.view(*x.shape[:-1], -1) if mode < 3 else scale
+    return q, scale.t() if transposed else scale
+
+
+@functools.lru_cache(maxsize=256)
+def _gated_launch(
+    group: int, rounding: str, mode: int, bounded: bool, masked: bool, transposed: bool, amax_floor: float,
+    scale_floor: float, native: bool, elements: int, warps: int,
+) -> Launch:  # fmt: skip
+    lanes = power_of_two(group)
+    return _prepared(
+        "gated_kernel", warps, GROUP=group, LANES=lanes, BLOCK=max(1, elements // lanes), ROUNDING=ROUNDINGS[rounding],
+        MODE=mode, BOUNDED=bounded, MASKED=masked, TRANSPOSED=transposed, EPS=bits(amax_floor),
+        FLOOR=bits(scale_floor), SHARED=max(amax_floor / 448.0, scale_floor) > LEAST_SHARED, NATIVE=native,
+    )  # fmt: skip
 
 
 def norm_static(
     x: Tensor, weight: Tensor, residual: Tensor | None, scale: Tensor, epsilon: float, rounding: str, rounded_sum: bool
 ) -> tuple[Tensor, Tensor | None]:
     """``q = sat(norm / scale)``, and the sum."""
-    q, _, z = _norm(x, weight, residual, epsilon, x.shape[1], rounding == "each", rounded_sum, scale, None, False)
+    q, _, z = _norm(x, weight, residual, epsilon, x.shape[1], rounding, rounded_sum, scale, None, False)
     return q, z
 
 
@@ -96,39 +118,50 @@ def norm_group(
     transposed: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """``scale = max(min(amax, scale_ub) / 448, 1 / (448 * 512))`` of each group, and the sum."""
-    return _norm(x, weight, residual, epsilon, group, True, False, None, scale_ub, transposed)
+    return _norm(x, weight, residual, epsilon, group, "each", False, None, scale_ub, transposed)
 
 
 def _norm(
-    x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float, group: int, rounded: bool, rounded_sum: bool,
+    x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float, group: int, rounding: str, rounded_sum: bool,
     given: Tensor | None, scale_ub: Tensor | None, transposed: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    native, (rows, cols) = library()[1], x.shape
+    if is_other_device(x.device):
+        with torch.cuda.device(x.device):
+            return _norm(x, weight, residual, epsilon, group, rounding, rounded_sum, given, scale_ub, transposed)
+    native, (rows, cols), allocate = library()[1], x.shape, allocator(x.device)
     x = x if x.stride(1) == 1 else x.contiguous()
-    groups = -(-cols // group)
-    q, z = torch.empty(rows, cols, dtype=FP8, device=x.device), None
-    scale = given
+    q, scale, z = allocate((rows, cols), (cols, 1), FP8), given, None
     if scale is None:
-        scale = torch.empty((groups, rows) if transposed else (rows, groups), dtype=torch.float32, device=x.device)
+        groups = -(-cols // group)
+        extents = (groups, rows) if transposed else (rows, groups)
+        scale = allocate(extents, (extents[1], 1), torch.float32)
     if residual is not None:
         residual = residual if residual.stride(1) == 1 else residual.contiguous()
-        z = torch.empty(rows, cols, dtype=x.dtype, device=x.device)
+        z = allocate((rows, cols), (cols, 1), x.dtype)
     if rows:
-        whole = given is not None or groups == 1  # one scale: parts need not be groups
-        width = PART if whole else group
-        lanes = _power_of_two(width)
-        start = _prepared(
-            "norm_kernel", PART_WARPS, GROUP=width, LANES=lanes, GROUPS=(down := max(1, PART // lanes)),
-            PARTS=-(-cols // (width * down)), ROUNDED=rounded,
-            SUM=0 if residual is None else 1 + rounded_sum, MODE=3 if given is not None else int(whole),
-            BOUNDED=scale_ub is not None, TRANSPOSED=transposed, EPSILON=_bits(epsilon), FLOOR=_bits(SCALE_FLOOR),
-            NATIVE=native,
+        start = _norm_launch(
+            cols, group, rounding, 0 if residual is None else 1 + rounded_sum, given is not None, scale_ub is not None,
+            transposed, epsilon, native, PER_THREAD,
         )  # fmt: skip
         other, kept = (x, x) if residual is None or z is None else (residual, z)
         bound = scale if scale_ub is None else scale_ub.reshape(1)
-        pointers = x, weight.contiguous(), other, kept, q if native else q.view(torch.uint8), scale, bound
-        start(rows, pointers, (rows, cols, x.stride(0), other.stride(0)))
+        pointers = x, weight.contiguous(), other, bound, scale, kept, q if native else q.view(torch.uint8)
+        start.here(rows, pointers, (rows, x.stride(0), other.stride(0)), own=2)
     return q, scale.t() if transposed else scale, z
+
+
+@functools.lru_cache(maxsize=256)
+def _norm_launch(
+    cols: int, group: int, rounding: str, summed: int, given: bool, bounded: bool, transposed: bool, epsilon: float,
+    native: bool, per_thread: int,
+) -> Launch:  # fmt: skip
+    width = cols if given else group
+    lanes, down = power_of_two(width), power_of_two(-(-cols // width))
+    return _prepared(
+        "norm_kernel", min(16, max(1, lanes * down // (32 * per_thread))), COLS=cols, GROUP=width, LANES=lanes,
+        GROUPS=down, ROUNDING=ROUNDINGS[rounding], SUM=summed, GIVEN=given, BOUNDED=bounded, TRANSPOSED=transposed,
+        EPSILON=bits(epsilon), FLOOR=bits(SCALE_FLOOR), NATIVE=native,
+    )  # fmt: skip
 
 
 def rope(
@@ -141,22 +174,14 @@ def rope(
     tokens, heads, depth, width = *x.shape, y.shape[2]
     q, p = (torch.empty(t.shape, dtype=FP8, device=t.device) for t in (rotated, other))
     if tokens * heads:
-        lanes, others = _power_of_two(depth), _power_of_two(max(width, 1))
+        lanes, others = power_of_two(depth), power_of_two(max(width, 1))
         block = max(1, ELEMENTS // 2 // max(lanes, others))
         start = _prepared(
             "rope_kernel", 4, DEPTH=depth, LANES=lanes, WIDTH=width, OTHERS=others, BLOCK=block, NEOX=is_neox,
-            FACTOR=_bits(factor), NATIVE=native,
+            FACTOR=bits(factor), NATIVE=native,
         )  # fmt: skip
         codes = (q, p) if native else (q.view(torch.uint8), p.view(torch.uint8))
         pointers = x, y, cos_sin_cache.contiguous(), pos_ids.contiguous(), *codes
         strides = x.stride(0), x.stride(1), y.stride(0), y.stride(1)
         start(-(-tokens * heads // block), pointers, (tokens * heads, heads, *strides))
     return q, p
-
-
-def _bits(value: float) -> int:
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.backends._launch import Launch, imported
+from kernels.backends._launch import Launch, imported, loads
 from kernels.backends.declaration import Backend
 from kernels.platform import current_machine
-from kernels.support import BLOCK, E4M3_SM, F16_SM
+from kernels.support import BLOCK, E4M3_SM, F16_SM, SPARE, shared_memory
 
 if TYPE_CHECKING:
     from kernels.plan import Problem
@@ -85,10 +85,6 @@ TILES: Mapping[Tile, Cost] = {
     Tile(128, 3, pair=True, width=16): Cost(45.0, 61.0, HOPPER),
 }
 """Tiles, their costs on an H200 with K = 7168, and the capabilities whose registers hold their sums."""
-SHARED: Mapping[int, int] = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
-"""KiB of shared memory for one block by capability, 99 on the others (CUDA programming guide, compute capabilities)."""
-SPARE = 4096
-"""Bytes of shared memory left for the scales in flight."""
 
 
 def kernel(p: Problem, machine: Machine) -> str:
@@ -126,7 +122,7 @@ def _prepared(tile: Tile, mode: int, even: bool, sm: int, native: bool) -> Launc
 
 def _stages(tile: Tile, sm: int) -> int:
     """The tile's, or as many as fit the shared memory."""
-    return min(tile.stages, (SHARED.get(sm, 99) * 1024 - SPARE) // ((tile.rows + tile.columns) * BLOCK))
+    return min(tile.stages, (shared_memory(sm) - SPARE) // ((tile.rows + tile.columns) * BLOCK))
 
 
 def product(mode: int, a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out: Tensor, rows: Tensor, tile: Tile) -> None:
@@ -196,14 +192,8 @@ def alignment() -> int:
     return max(tile.rows for tile in TILES)
 
 
-def missing(p: Problem, machine: Machine) -> str | None:
-    """Triton may be installed and not load."""
-    library()
-    return None
-
-
 BACKEND = Backend(
-    name="triton_gemm", kernel=kernel, steps=steps, missing=missing, fp8_gemm_nt=fp8_gemm_nt,
+    name="triton_gemm", kernel=kernel, steps=steps, missing=loads(library), fp8_gemm_nt=fp8_gemm_nt,
     aligned_gemm_nt=fp8_gemm_nt, block_linear=block_linear, grouped_contiguous=grouped_contiguous,
     grouped_masked=grouped_masked, alignment=alignment,
 )  # fmt: skip

@@ -8,16 +8,15 @@ Not covered: GPUs without E4M3 conversion (before sm89), where plain torch serve
 from __future__ import annotations
 
 import functools
-import struct
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kernels.backends import triton_fused
+from kernels.backends import triton_cache, triton_fused
 from kernels.backends._host import allocator, column_major, on_its_device
-from kernels.backends._launch import Launch, imported
+from kernels.backends._launch import Launch, bits, imported, loads, power_of_two
 from kernels.backends.declaration import Allocate, Backend, Quantiser
 from kernels.support import BLOCK
 
@@ -37,7 +36,7 @@ def kernel(p: Problem, machine: Machine) -> str:
     return {
         "quant_group": "group_kernel", "quant_group_packed": "packed_kernel", "quant_token": "token_kernel",
         "quant_gated": "gated_kernel", "quant_norm": "norm_kernel",
-        "quant_rope": "rope_kernel",
+        "quant_rope": "rope_kernel", "quant_cache": "store_kernel",
     }.get(p.op, "tensor_kernel")  # fmt: skip
 
 
@@ -81,7 +80,7 @@ def quant_token(x: Tensor, scale_ub: Tensor | None) -> tuple[Tensor, Tensor]:
     rows, cols = x.shape
     scale = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     if rows:
-        block = min(_power_of_two(cols), 8192)
+        block = min(power_of_two(cols), 8192)
         bound = scale if scale_ub is None else scale_ub.reshape(1)
         start = _prepared(
             "token_kernel", 8 if block > 2048 else 4, BLOCK=block, PARTS=-(-cols // block),
@@ -111,7 +110,7 @@ def reciprocal_quantiser(dtype: torch.dtype) -> Quantiser:
     native = library()[1]
     start = _prepared(
         "group_kernel", 4, GROUP=BLOCK, LANES=BLOCK, BLOCK=TILE, LEAD=4, UE8M0=False, EPS=0,
-        LIMIT=_bits(torch.finfo(dtype).max), NATIVE=native,
+        LIMIT=bits(torch.finfo(dtype).max), NATIVE=native,
     )  # fmt: skip
 
     def quantise(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
@@ -130,8 +129,8 @@ def reciprocal_quantiser(dtype: torch.dtype) -> Quantiser:
 def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: bool) -> Quantiser:
     block, transposed, align = _tile(group), layout != "row", 4 if layout == "tma" else 1
     start = _prepared(
-        "group_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block,
-        LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=_bits(eps), LIMIT=0, NATIVE=native,
+        "group_kernel", 4, GROUP=group, LANES=power_of_two(group), BLOCK=block,
+        LEAD={"row": 0, "col": 1, "tma": 4}[layout], UE8M0=ue8m0, EPS=bits(eps), LIMIT=0, NATIVE=native,
     )  # fmt: skip
 
     def quantise(x: Tensor, out: Tensor | None, allocate: Allocate) -> tuple[Tensor, Tensor]:
@@ -146,7 +145,8 @@ def _group_quantiser(group: int, eps: float, ue8m0: bool, layout: str, native: b
             scale = allocate((rows, groups), (1, rows) if transposed else (groups, 1), torch.float32)
         if rows:
             programs = -(-lead // block) * groups if transposed else -(-rows * groups // block)
-            start.here(programs, (x, q if native else q.view(torch.uint8), scale), (rows, groups, pitch))
+            codes = q if native else q.view(torch.uint8)
+            start.here(programs, (x, codes, scale), (rows, groups, pitch), 2 if out is None else 1)
         return q, scale if lead == rows else scale.as_strided((rows, groups), (1, lead))
 
     return quantise
@@ -162,7 +162,7 @@ def quant_group_packed(x: Tensor, group: int, eps: float) -> tuple[Tensor, Tenso
     if rows:
         block = _tile(group)
         start = _prepared(
-            "packed_kernel", 4, GROUP=group, LANES=_power_of_two(group), BLOCK=block, EPS=_bits(eps), NATIVE=native
+            "packed_kernel", 4, GROUP=group, LANES=power_of_two(group), BLOCK=block, EPS=bits(eps), NATIVE=native
         )
         start(-(-lead // block) * words, (x, _bytes(q, native), scale), (rows, groups, x.stride(0)))
     return q, scale.as_strided((rows, words), (1, lead))
@@ -193,29 +193,16 @@ def _bytes(q: Tensor, native: bool) -> Tensor:
     return q if native else q.view(torch.uint8)
 
 
-def _bits(value: float) -> int:
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
-
-
 def _tile(group: int) -> int:
-    return max(1, TILE * 128 // _power_of_two(group))
-
-
-def missing(p: Problem, machine: Machine) -> str | None:
-    """Triton may be installed and not load."""
-    library()
-    return None
+    return max(1, TILE * 128 // power_of_two(group))
 
 
 BACKEND = Backend(
-    name="triton", kernel=kernel, missing=missing,
+    name="triton", kernel=kernel, missing=loads(library),
     quant_static=quant_static, quant_tensor=quant_tensor, quant_token=quant_token, quant_group=quant_group,
     group_quantiser=group_quantiser, quant_group_packed=quant_group_packed, reciprocal_quantiser=reciprocal_quantiser,
     gated_static=triton_fused.gated_static, gated_group=triton_fused.gated_group,
     gated_group_bf16=triton_fused.gated_group_bf16, norm_static=triton_fused.norm_static,
-    norm_group=triton_fused.norm_group, rope=triton_fused.rope,
+    norm_group=triton_fused.norm_group, rope=triton_fused.rope, cache_store=triton_cache.store,
+    cache_tiles=triton_cache.tiles, cache_nvfp4=triton_cache.nvfp4, cache_gather=triton_cache.gather,
 )  # fmt: skip

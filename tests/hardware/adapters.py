@@ -129,6 +129,11 @@ def flashinfer_fp4_quantize(kernel: Callable[..., tuple[Tensor, Tensor]], inputs
     return q.view(torch.uint8), scale.reshape(x.shape[0], -1) if layout == "linear" else scale.reshape(-1)
 
 
+def by_contract(kernel: Callable[..., Any], inputs: Inputs, options: Options) -> Any:
+    """``hardware.kv_caches:VLLM.NAME`` and the like: they take inputs and options by the contract's names."""
+    return kernel(inputs, options)
+
+
 def _offered(good: bool, what: str) -> None:
     if not good:
         raise NotImplementedError(f"taken: {what}")

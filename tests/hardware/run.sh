@@ -52,7 +52,7 @@ product(x, x.repeat(8, 1).to(torch.float8_e4m3fn), None, torch.ones(1, 4, device
 run_verify() {
     compile_flashinfer &
     keep deep_gemm 240 "$layer"
-    for subject in cutlass torch triton triton_gemm; do keep "$subject" 90 "$layer"; done
+    for subject in cutlass torch triton triton_gemm triton_linear; do keep "$subject" 90 "$layer"; done
     local names
     names=$("$python" -c 'from hardware import libraries; print(*sorted({s.name for s in libraries.subjects()}))')
     for subject in $names; do

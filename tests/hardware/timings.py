@@ -183,7 +183,7 @@ def end_to_end(notes: Notes, device: str) -> None:
     n, k = (4096, 7168) if device == "cuda" else (256, 512)
     weight = product(1, n, k, device)
     b, bs = weight["b"], weight["b_scale"]
-    for m in (16, 64, 512, 4096) if device == "cuda" else (16, 64):
+    for m in (1, 8, 16, 31, 64, 512, 4096) if device == "cuda" else (16, 64):
         with notes.attempt(f"timing: linear M={m}"):
             x = activation(m, k, device)
             kept = blockscaled.prepare_blockscale_linear(b, bs)

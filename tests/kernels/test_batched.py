@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import kernels
 from kernels import batched, grouped
 from kernels.backends import deep_gemm
-from kernels.errors import OptionError, ValueRangeError
+from kernels.errors import DtypeError, LayoutError, OptionError, ShapeError, ValueRangeError
 
 CODES = torch.float8_e4m3fn
 
@@ -95,3 +95,16 @@ class TestEquation:
         x = torch.zeros(1, 1, 128).to(CODES), torch.ones(1, 1, 1)
         with pytest.raises(OptionError, match="'bhd,hdr->bhr'; the FP8 product of heads"):
             kernels.fp8_einsum("bhd,hdr->bhr", x, x, torch.zeros(1, 1, 1))
+
+
+@pytest.mark.parametrize(("b", "error"), [
+    (torch.zeros(4, 16, dtype=torch.int32), LayoutError),
+    (torch.zeros(8, 4, dtype=torch.int32).t(), ShapeError),
+    (torch.zeros(16, 3, dtype=torch.int32).t(), ShapeError),
+    (torch.zeros(16, 4).t(), DtypeError),
+])  # fmt: skip
+def test_words_of_weights_that_cannot_be_reordered_are_refused(b: torch.Tensor, error: type[Exception]) -> None:
+    right = torch.arange(64, dtype=torch.int32).view(16, 4).t()
+    assert kernels.cutlass_encode_and_reorder_int4b(right).stride() == right.stride()
+    with pytest.raises(error):
+        kernels.cutlass_encode_and_reorder_int4b(b)

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import kernels
+from kernels import moe_pipelines
 from kernels.plan import MODULES
 
 PACKAGE = Path(kernels.__file__).parent
@@ -71,7 +72,7 @@ ROUTINES = {
     "moe_routing": ("route_deepseek_v3", "route_llama4", "route_softmax"),
     "output padding": ("Fp8LinearOp",),
     "scaled_fp4_quant": ("nvfp4_quantize",),
-}
+} | dict.fromkeys(moe_pipelines.PIPELINES, ("moe_experts",))
 """Contracts of several routines, or of a part of one."""
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels import logits
-from kernels.errors import ShapeError, ValueRangeError
+from kernels import logits, mx_logits
+from kernels.errors import DtypeError, InputError, OptionError, ShapeError, ValueRangeError
 
 H, D = 4, 32
 INF = float("-inf")
@@ -116,3 +116,48 @@ class TestPaged:
         assert starts[0] == 0 and starts[-1] == sum(pieces)
         sizes = [y - x for x, y in zip(starts, starts[1:], strict=False)]
         assert max(sizes) - min(sizes) <= 1
+
+
+class TestFp4:
+    """E2M1 codes with words of E8M0 scales: the paged form is the plain one; without a scale of q it is FP8's."""
+
+    @staticmethod
+    def parts(m: int = 4, n: int = 128, heads: int = H):
+        g = torch.Generator().manual_seed(5)
+        q, k = (torch.randint(0, 256, shape, generator=g, dtype=torch.uint8) for shape in ((m, heads, 32), (n, 32)))
+        words = (torch.randint(120, 134, (*x.shape[:-1], 4), generator=g, dtype=torch.uint8) for x in (q, k))
+        q_sf, k_sf = (x.view(torch.int32)[..., 0] for x in words)
+        ks, ke = (torch.full((m,), x, dtype=torch.int32) for x in (3, 100))
+        return (q, q_sf), (k, k_sf), torch.randn(m, heads, generator=g), ks, ke
+
+    def test_pages(self) -> None:
+        q, (k, k_sf), w, ks, ke = self.parts()
+        plain = mx_logits.fp8_fp4_mqa_logits(q, (k.view(torch.int8), k_sf), w, ks * 0, ke)
+        compact = mx_logits.fp8_fp4_mqa_logits(q, (k, k_sf), w, ks, ke, False, 97)
+        assert torch.equal(compact, plain[:, 3:100])
+        flat = torch.cat([x.contiguous().view(torch.uint8).reshape(2, -1) for x in (k, k_sf)], dim=1)
+        cache, pages = flat.reshape(2, 64, 1, 36)[[1, 0]], torch.tensor([[1, 0]] * 4, dtype=torch.int32)
+        asked = tuple(x.unsqueeze(1) for x in q)
+        out = mx_logits.fp8_fp4_paged_mqa_logits(asked, cache.contiguous(), w, ke, pages, pages, 128)
+        assert torch.equal(out, plain) and bool((plain[:, 100:] == INF).all())
+        swapped = mx_logits.fp8_fp4_paged_mqa_logits(asked, cache.contiguous(), w, ke, pages.flip(1), pages, 128)
+        assert not torch.equal(swapped, plain)
+
+    def test_fp8(self, make) -> None:
+        q, kv, w = TestMqa.parts(make)
+        ks, ke = torch.zeros(5, dtype=torch.int32), torch.full((5,), 4, dtype=torch.int32)
+        out = mx_logits.fp8_fp4_mqa_logits((q, None), kv, w, ks, ke)
+        assert torch.equal(out, logits.fp8_mqa_logits(q, kv, w, ks, ke))
+
+    def test_bad_calls(self) -> None:
+        q, k, w, ks, ke = self.parts()
+        for error, message, call in (
+            (InputError, "q must be a tuple", (q[:1], k, w, ks, ke)),
+            (DtypeError, "q_sf", ((q[0], q[1].float()), k, w, ks, ke)),
+            (ShapeError, "D=40", ((q[0][..., :20], q[1]), k, w, ks, ke)),
+            (OptionError, "max_seqlen_k=5", (q, k, w, ks, ke, True, 5)),
+            (OptionError, "weights are bfloat16", (q, k, w.bfloat16(), ks, ke)),
+            (ValueRangeError, "N=128", (q, k, w, ks, ke + 29)),
+        ):
+            with pytest.raises(error, match=message):
+                mx_logits.fp8_fp4_mqa_logits(*call)

@@ -61,6 +61,42 @@ class TestQuantisedAndMultiplied:
         for rows, part, (q, s) in ((slice(0, 4), parts[0], b[0]), (slice(4, 7), parts[1], b[1])):
             assert torch.equal(out[rows], kernels.mm_mxfp8(a[0][rows], q.t(), part, s))
 
+    def test_groups_of_k(self) -> None:
+        """Each group is the dense product over its own columns; one without K is zero."""
+        x, w = (torch.cat([matrices(seed)[side] for seed in (1, 2)], dim=1) for side in (0, 1))
+        pairs = [kernels.mxfp8_quantize(t, "linear") for t in (x, w)]
+        ends = torch.tensor([32, 32, 192], dtype=torch.int32)
+        scales = (kernels.to_blocked_k_groups(s, torch.tensor([1, 1, 6])) for _, s in pairs)
+        a, b = (q for q, _ in pairs)
+        out = kernels.scaled_grouped_mm_mx_k_groups(a, b, *scales, ends)
+        assert out.shape == (3, M, N) and not bool(out[1].any())
+        for g, k in ((0, slice(0, 32)), (2, slice(32, 192))):
+            own = (kernels.swizzle_scale(s[:, k.start // 32 : k.stop // 32].contiguous(), "128x4") for _, s in pairs)
+            assert torch.equal(out[g], kernels.mm_mxfp8(a[:, k], b[:, k].t(), *own))
+
+    def test_shuffled_weights(self) -> None:
+        x, w = torch.randn(M, K), torch.randn(32, K)
+        (a, sa), (b, sb) = kernels.mxfp8_quantize(x), kernels.mxfp8_quantize(w, "linear")
+        plain = kernels.mm_mxfp8(a, b.t(), sa, kernels.swizzle_scale(sb, "128x4"))
+        other = kernels.swizzle_scale(kernels.shuffle_matrix_a(sb), "128x4")
+        moved = kernels.shuffle_matrix_a(b).t()
+        assert torch.equal(kernels.mm_mxfp8(a, moved, sa, other, shuffled=True), plain)
+        assert not torch.equal(kernels.mm_mxfp8(a, moved, sa, other), plain)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    def test_summand(self, dtype: torch.dtype) -> None:
+        """A matrix of its own, or the output itself; DeepGEMM's int8 holds the same codes."""
+        x, w = matrices()
+        (a, sa), (b, sb) = kernels.mxfp8_quantize(x, "linear"), kernels.mxfp4_quantize(w, "linear")
+        given = (a, torch.exp2(sa.float() - 127)), (b.view(torch.int8), torch.exp2(sb.float() - 127))
+        c, out, zero = torch.randn(M, N).to(dtype), torch.empty(M, N, dtype=dtype), torch.empty(M, N, dtype=dtype)
+        kernels.fp8_fp4_gemm_nt(*given, zero, recipe=(1, 1, 32))
+        kernels.fp8_fp4_gemm_nt(*given, out, c, recipe_a=(1, 32))
+        own = c.clone()
+        kernels.fp8_fp4_gemm_nt(*given, own, own, recipe_a=(1, 32))
+        assert torch.equal(out, own) and not torch.equal(out, zero)
+        assert torch.allclose(out.float(), zero.float() + c.float(), rtol=2.0**-7, atol=2.0**-7)
+
     def test_rows_of_nobody_are_left_alone(self) -> None:
         x, w = matrices()
         a, b = x.to(torch.float8_e4m3fn)[None], kernels.mxfp4_quantize(w, "linear")[0][None]
@@ -76,6 +112,9 @@ BAD = (
     (lambda a, b, s, t: kernels.mm_mxfp8(a, b.t(), s, t), DtypeError, "a must be float8_e4m3fn"),
     (lambda a, b, s, t: kernels.mm_fp4(a, b.t(), s, t, out_dtype=torch.float32), OptionError, "out_dtype"),
     (lambda a, b, s, t: kernels.scaled_mm(a, b.t(), s, t), DtypeError, "scale_a must be float8_e8m0fnu"),
+    (lambda a, b, s, t: kernels.scaled_grouped_mm_mx_k_groups(
+        *(x.view(torch.float8_e4m3fn)[:, :32] for x in (a, b)), s[:32], t, torch.tensor([32], dtype=torch.int32)
+    ), ShapeError, "scale_a holds 32 scales; these groups of 7 rows take 512"),
     (lambda a, b, s, t: kernels.bmm_mxfp8(a[None], b.t()[None], s, t), DtypeError, "a must be float8_e4m3fn"),
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import kernels
 from kernels.config import Config, use_config
 from kernels.errors import NoBackendError, ValueRangeError
+from tests.support.cache_calls import operands as cache_operands
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -65,6 +66,10 @@ def calls() -> dict[str, Callable[[], object]]:
     cache = torch.zeros(3, 64, 1, 132, dtype=torch.uint8, device=DEVICE)
     lens, tables = integers(5, 70), torch.tensor([[0, 0], [1, 2]], dtype=torch.int32, device=DEVICE)
     schedule = kernels.get_paged_mqa_logits_metadata(lens, 64, 132)
+    fp4_q, fp4_k = (
+        (t.view(torch.uint8)[..., :64].contiguous(), torch.zeros(t.shape[:-1], dtype=torch.int32, device=DEVICE))
+        for t in (q, keys)
+    )
     layer, small = kernels.Fp8LinearOp(use_per_token_if_dynamic=True), made(16, K)
     ids, routed = torch.tensor([[0, 1]] * M, device=DEVICE), scales(M, 2)
     w13, w2 = made(2, 2 * N, K, dtype=FP8), made(2, K, N, dtype=FP8)
@@ -158,6 +163,8 @@ def calls() -> dict[str, Callable[[], object]]:
         "fp8_blockscale_gemm_sm90 wide": lambda: k.fp8_blockscale_gemm_sm90(x, wide),
         "flashinfer_fp8_blockscale_gemm": lambda: k.flashinfer_fp8_blockscale_gemm(x, b, sb),
         "deepgemm_blockscale_linear": lambda: k.deepgemm_blockscale_linear(x, b, sb),
+        "few_rows_blockscale_linear": lambda: k.few_rows_blockscale_linear(small, b, sb),
+        "few_rows_blockscale_linear float16": lambda: k.few_rows_blockscale_linear(small.half(), b, sb),
         "dynamic_flashinfer_deepgemm_blockscale_gemm": lambda: k.dynamic_flashinfer_deepgemm_blockscale_gemm(x, b, sb),
         "dynamic_flashinfer_deepgemm_blockscale_gemm few": lambda: k.dynamic_flashinfer_deepgemm_blockscale_gemm(
             small, b, sb
@@ -201,6 +208,9 @@ def calls() -> dict[str, Callable[[], object]]:
         "cutlass_moe_mm": lambda: k.cutlass_moe_mm(a, three, token, scales(2, 1), borders[:2], sizes),
         "grouped_mm_fp8": lambda: k.grouped_mm_fp8(a, three, borders, one),
         "unified_encode_int4b": lambda: k.unified_encode_int4b(int4.view(torch.uint8)),
+        "cutlass_encode_and_reorder_int4b": lambda: k.cutlass_encode_and_reorder_int4b(
+            torch.zeros(16, 32, dtype=torch.int32, device=DEVICE).t()
+        ),
         "cutlass_pack_scale_fp8": lambda: k.cutlass_pack_scale_fp8(int4_scale),
         "cutlass_w4a8_mm": lambda: k.cutlass_w4a8_mm(a, int4, int4_scale, channel, token),
         "cutlass_w4a8_moe_mm": lambda: k.cutlass_w4a8_moe_mm(
@@ -209,6 +219,11 @@ def calls() -> dict[str, Callable[[], object]]:
         "fp8_mqa_logits": lambda: k.fp8_mqa_logits(q, (keys, key_scale), weights, low, high),
         "fp8_paged_mqa_logits": lambda: k.fp8_paged_mqa_logits(
             q[:2].unsqueeze(1), cache, weights[:2], lens, tables, schedule, 128
+        ),
+        "fp8_fp4_mqa_logits": lambda: k.fp8_fp4_mqa_logits(fp4_q, fp4_k, weights, low, high),
+        "fp8_fp4_paged_mqa_logits": lambda: k.fp8_fp4_paged_mqa_logits(
+            tuple(t[:2].unsqueeze(1) for t in fp4_q), cache[..., :68].contiguous(), weights[:2], lens, tables, schedule,
+            128,
         ),
         "get_paged_mqa_logits_metadata": lambda: k.get_paged_mqa_logits_metadata(lens, 64, 132),
         "get_col_major_tma_aligned_tensor": lambda: k.get_col_major_tma_aligned_tensor(sa),
@@ -254,6 +269,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "mxfp8_experts_quant": lambda: k.mxfp8_experts_quant(x, ends[:2], "flashinfer"),
         "swizzle_scale": lambda: k.swizzle_scale(b),
         "to_blocked": lambda: k.to_blocked(b),
+        "shuffle_matrix_sf_a": lambda: k.shuffle_matrix_sf_a(b[:128]),
         "from_blocked": lambda: k.from_blocked(k.to_blocked(b), *b.shape),
         "swizzle_scale_experts": lambda: k.swizzle_scale_experts(a, firsts, counts_of),
         "to_blocked_k_groups": lambda: k.to_blocked_k_groups(b, columns),
@@ -275,6 +291,9 @@ def calls() -> dict[str, Callable[[], object]]:
         "scaled_grouped_mm_mx": lambda: k.scaled_grouped_mm_mx(
             a, three, *(t.view(torch.float8_e8m0fnu) for t in (tiles(M + 254), tiles(N).repeat(2))), borders[1:]
         ),
+        "scaled_grouped_mm_mx_k_groups": lambda: k.scaled_grouped_mm_mx_k_groups(
+            a, b, tiles(M).repeat(2), tiles(N).repeat(2), integers(64, K)
+        ),
         "fp8_fp4_gemm_nt": lambda: into(k.fp8_fp4_gemm_nt, out, (a, sa), (two[0], sa.new_ones(N, K // 32))),
         "m_grouped_fp8_fp4_gemm_nt_contiguous": lambda: into(
             k.m_grouped_fp8_fp4_gemm_nt_contiguous, tall_out, (tall, tall_scale),
@@ -295,6 +314,10 @@ def calls() -> dict[str, Callable[[], object]]:
         "moe_per_token": lambda: k.moe_per_token(
             x, w13, scales(2, 2 * N), w2, scales(2, K), routed, ids, expert_offset=1, weight_on_input=True
         ),
+        "moe_experts": lambda: k.moe_experts(
+            x, w13, scales(2, 4, 2), w2, scales(2, 2, 2), routed, ids, "fused_experts_block"
+        ),
+        "route_by_method": lambda: k.route_by_method(sa, "Renormalize", 1),
         "route_llama4": lambda: k.route_llama4(sa, 1),
         "route_softmax": lambda: k.route_softmax(sa, 1, renormalize=True),
         "route_deepseek_v3": lambda: k.route_deepseek_v3(weights, key_scale[:HEADS], 2, n_group=4, topk_group=2),
@@ -317,7 +340,14 @@ def calls() -> dict[str, Callable[[], object]]:
         "mla_rope_quantize_fp8": lambda: k.mla_rope_quantize_fp8(
             query, query[:, 0], nope, nope[:, 0], angles, positions, False
         ),
+        **{name: functools.partial(written, name, operands) for name, operands in cache_operands(DEVICE).items()},
     }
+
+
+def written(name: str, operands: tuple[object, ...]) -> object:
+    """What a routine of a cache returns, or its operands, into which it writes."""
+    made = getattr(kernels, name)(*operands)
+    return [t for t in operands if isinstance(t, Tensor)] if made is None else made
 
 
 @pytest.fixture

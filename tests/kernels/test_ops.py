@@ -14,10 +14,11 @@ import kernels
 from kernels import context, quantize
 from kernels.config import Config, use_config
 from kernels.errors import OptionError
+from tests.support.cache_calls import operands as cache_operands
 
 OPS = torch.ops.fp8_kernels
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-M, N, K = 6, 256, 256
+M, N, K, BLOCK = 6, 256, 256, 128
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
@@ -83,9 +84,9 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "per_token_group_quant_fp8_masked": (
             x.view(2, -1, K), torch.tensor([1, 0], dtype=torch.int32), 16, 1e-10, True
         ),
-        "rms_norm_static_fp8_quant": (x, x[0], one, 1e-6),
+        "rms_norm_static_fp8_quant": (x, x[0], one, 1e-6, "each"),
         "rmsnorm_quant": (x, x[0], one, 1e-6),
-        "fused_add_rms_norm_static_fp8_quant": (x, x + 1, x[0], one, 1e-6),
+        "fused_add_rms_norm_static_fp8_quant": (x, x + 1, x[0], one, 1e-6, "product"),
         "fused_add_rmsnorm_quant": (x, x + 1, x[0], one, 1e-6),
         "rms_norm_dynamic_per_token_quant": (x, x[0], 1e-6, one, x + 1),
         "rms_norm_per_block_quant": (x, x[0], 1e-6, 128, None, None, True),
@@ -119,7 +120,7 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "mx_product": (
             *(codes4[:M], make.codes(128 * 16), 16, "128x4"),
             *(codes4[None], make.codes(N * K // 16), 16, "linear"),
-            *(out, None, None, one, None),
+            *(out, None, None, None, one, None, False),
         ),
         "fp8_gemm_nt": (a, sa, b, sb, out, None, True),
         "fp8_blockscale_gemm_sm90": (x, b, None, sb),
@@ -127,6 +128,8 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "flashinfer_fp8_blockscale_gemm": (x, b, sb),
         "deepgemm_blockscale_linear": (x, b, sb, 128, False),
         "dynamic_flashinfer_deepgemm_blockscale_gemm": (x, b, sb, 128, False),
+        "few_rows_blockscale_linear": (x[:3], b, sb),
+        "few_rows_blockscale_linear float16": (x[:3].half(), b, sb),
         "m_grouped_fp8_gemm_nt_contiguous": (a, sa, three, scales, out, rows, True, False),
         "fp8_m_grouped_gemm_nt_masked": (
             cube,
@@ -168,8 +171,13 @@ def calls(make) -> dict[str, tuple[object, ...]]:
             a, sa, b, sb, torch.zeros(M, 3 * N // 2, dtype=torch.bfloat16), [N // 4, N // 4, N // 4], True
         ),
         "fp8_einsum": (a[:, None], sa[:, None], b[None], sb[None], out[:, None].clone()),
+        "moe_experts": (
+            x, make.codes(2, 256, K), make.scales(2, 2, 2), make.codes(2, K, BLOCK), make.scales(2, 2, 1),
+            torch.ones(M, 2), torch.tensor([[0, 1]] * M), "deep_gemm_moe",
+        ),
         "bmm_fp8": (cube, three.mT, one, one, torch.bfloat16),
         "fp8_mqa_logits": (q, k, make.scales(5), torch.randn(M, 32), ks, ke, True, False),
+        **cache_operands(),
     }
 
 
@@ -209,8 +217,9 @@ def test_gradients_and_vmap_are_refused(make, name: str) -> None:
     op, operands = operator_of(name), calls(make)[name]
     floats = [isinstance(t, torch.Tensor) and t.is_floating_point() for t in operands]
     wanted = [t.clone().requires_grad_() if wide else t for t, wide in zip(operands, floats, strict=True)]
-    with pytest.raises(OptionError, match=f"fp8_kernels::{name.split(' ')[0]} has no gradient"):
-        op(*wanted)
+    if any(floats):
+        with pytest.raises(OptionError, match=f"fp8_kernels::{name.split(' ')[0]} has no gradient"):
+            op(*wanted)
     with torch.no_grad():
         op(*wanted)
     op(*operands)
@@ -235,7 +244,7 @@ def test_autocast_changes_no_bit(make, name: str, device: str) -> None:
 
     def run() -> object:
         made = operator_of(name)(*operands)
-        return operands[8 if name == "mx_product" else 4] if made is None else made  # what it writes into
+        return [t for t in operands if isinstance(t, torch.Tensor)] if made is None else made  # what it writes into
 
     expected = tree_map(lambda t: t.clone(), run())
     with torch.autocast(device, torch.bfloat16):
@@ -271,7 +280,8 @@ def test_compiled_switch_keeps_both_branches(make, backend: str) -> None:
         assert torch.equal(traced(x), switch(x, weight, scale))
     assert len(graphs) == 1, "no recompilation at 32"
     code = "".join(m.code for m in graphs[0].modules() if isinstance(m, torch.fx.GraphModule))
-    assert "flashinfer_fp8_blockscale_gemm" in code and "deepgemm_blockscale_linear" in code and "cond" in code
+    few = "fp8_kernels.dynamic_flashinfer_deepgemm_blockscale_gemm"
+    assert few in code and "fp8_kernels.deepgemm_blockscale_linear" in code and "cond" in code
 
 
 def test_compiled_batch_invariant_has_one_branch(make) -> None:
@@ -338,6 +348,7 @@ def graphs_of(make) -> dict[str, Callable[[], object]]:
         ),
         "fp8_einsum": into(lambda a, b, out: kernels.fp8_einsum("bhr,hdr->bhd", a, b, out), "fp8_einsum"),
         "bmm_fp8": lambda: kernels.bmm_fp8(*made["bmm_fp8"]),
+        "moe_experts": lambda: kernels.moe_experts(*made["moe_experts"]),
         "scaled_fp8_quant": lambda: kernels.scaled_fp8_quant(x, use_per_token_if_dynamic=True),
         "per_token_group_quant_fp8": lambda: kernels.per_token_group_quant_fp8(x, 128, column_major_scales=True),
         "per_token_group_quant_fp8_packed": lambda: kernels.per_token_group_quant_fp8_packed(x),
@@ -372,12 +383,20 @@ def graphs_of(make) -> dict[str, Callable[[], object]]:
         "fp8_blockscale_gemm_sm90 into": lambda: kernels.fp8_blockscale_gemm_sm90(a, b, sa, sb, out=wide),
         "flashinfer_fp8_blockscale_gemm": lambda: kernels.flashinfer_fp8_blockscale_gemm(x, b, sb),
         "deepgemm_blockscale_linear": lambda: kernels.deepgemm_blockscale_linear(x, b, sb),
+        "few_rows_blockscale_linear": lambda: kernels.few_rows_blockscale_linear(x[:3], b, sb),
         "m_grouped_fp8_gemm_nt_contiguous": contiguous,
         "fp8_m_grouped_gemm_nt_masked": masked,
         "scaled_grouped_mm": lambda: kernels.scaled_grouped_mm(*made["scaled_grouped_mm"][:5]),
         "fp8_mqa_logits": lambda: kernels.fp8_mqa_logits(q, (k, k_scale), weights, ks, ke),
         "fp8_paged_mqa_logits": lambda: kernels.fp8_paged_mqa_logits(*made["fp8_paged_mqa_logits"][:7]),
+        **{name: lambda name=name: in_place(name, made[name]) for name in cache_operands()},
     }
+
+
+def in_place(name: str, operands: tuple[object, ...]) -> object:
+    """What a verb gives, or the operands that it writes into."""
+    made = getattr(kernels, name)(*operands)
+    return [t for t in operands if isinstance(t, torch.Tensor)] if made is None else made
 
 
 VERBS = list(graphs_of(NOTHING))

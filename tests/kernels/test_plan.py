@@ -42,10 +42,10 @@ def test_every_rejection_has_a_reason(op: str, arch: str) -> None:
 
 
 class TestSwitchAt32:
-    """M < 32 FlashInfer, else DeepGEMM; batch-invariant mode always DeepGEMM."""
+    """M < 32 one kernel, else DeepGEMM; batch-invariant mode always DeepGEMM."""
 
     @pytest.mark.parametrize(
-        ("m", "backend"), [(1, "flashinfer"), (31, "flashinfer"), (32, "deep_gemm"), (33, "deep_gemm")]
+        ("m", "backend"), [(1, "triton_linear"), (31, "triton_linear"), (32, "deep_gemm"), (33, "deep_gemm")]
     )
     def test_sm90(self, m: int, backend: str) -> None:
         assert chosen("dynamic_blockscale", "sm90", m=m, n=4096, k=7168) == backend
@@ -57,8 +57,13 @@ class TestSwitchAt32:
     @pytest.mark.parametrize("m", [31, 32])
     @pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89", "sm103", "sm120", "gfx90a", "gfx942", "gfx950"])
     def test_elsewhere_no_library(self, m: int, arch: str) -> None:
-        own = "triton_gemm" if arch.startswith("sm") else "-"
-        assert chosen("dynamic_blockscale", arch, m=m, n=128, k=128) == own
+        own = "triton_linear" if m < 32 else "triton_gemm"
+        assert chosen("dynamic_blockscale", arch, m=m, n=128, k=128) == (own if arch.startswith("sm") else "-")
+
+    def test_ue8m0(self) -> None:
+        """The one kernel has float32 scales: with others FlashInfer and DeepGEMM serve, as without it."""
+        for arch, m, backend in (("sm90", 31, "flashinfer"), ("sm100", 31, "deep_gemm"), ("sm100", 32, "deep_gemm")):
+            assert chosen("dynamic_blockscale", arch, m=m, n=128, k=128, ue8m0=True) == backend
 
     def test_switched_off(self) -> None:
         assert (
@@ -139,7 +144,7 @@ class TestWords:
     """What the command line and the documentation print."""
 
     def test_describe_names_choice_and_reasons(self) -> None:
-        text = describe(op="dynamic_blockscale", arch="sm100", m=31, n=4096, k=4096)
+        text = describe(op="dynamic_blockscale", arch="sm100", m=32, n=4096, k=4096)
         assert "on sm100: deep_gemm -> fp8_gemm_nt" in text
         assert "rejected flashinfer: fp8_blockscale_gemm_sm90 needs sm90; this is sm100" in text
 

@@ -97,7 +97,9 @@ def test_every_start_gives_every_parameter_in_order(monkeypatch: pytest.MonkeyPa
     """A compiled kernel takes its constants by position, behind the arguments."""
     seen = []
 
-    def look(self: _launch.Launch, programs: int, pointers: tuple[Any, ...], integers: tuple[int, ...]) -> None:
+    def look(
+        self: _launch.Launch, programs: int, pointers: tuple[Any, ...], integers: tuple[int, ...], own: int = 0
+    ) -> None:
         seen.append(self.kernel.__name__)
         assert self.kernel.arg_names[len(pointers) + len(integers) :] == list(self.constants)
 
@@ -242,6 +244,20 @@ def test_every_dtype_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     for scale in [pointer(0, torch.float32)] * 3 + [pointer(0, torch.int32)] * 3:
         start(3, (pointer(), scale), (48,))
     assert kernel.compiled == 2 and kernel.direct == 4
+
+
+def test_own_pointers_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of memory that was allocated for a launch neither address nor dtype makes a class; of the others both do."""
+    at_hand(monkeypatch)
+    kernel = Recorder()
+    start = _launch.Launch(kernel, {"BLOCK": 32})
+    for given in [pointer()] * 3 + [pointer(1)] * 2 + [pointer(0, torch.float16)] * 2:
+        start.here(3, (given, pointer()), (48,), 1)
+    assert kernel.compiled == 3 and kernel.direct == 4
+    start.here(3, (pointer(), pointer(0, torch.int32)), (48,), 1)
+    assert kernel.compiled == 3
+    start.here(3, (pointer(), pointer(0, torch.int32)), (48,))
+    assert kernel.compiled == 4, "the twin"
 
 
 def test_modes_of_triton_count(monkeypatch: pytest.MonkeyPatch) -> None:

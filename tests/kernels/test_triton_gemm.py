@@ -14,6 +14,8 @@ import torch
 from kernels.backends import triton_gemm
 from kernels.backends.triton_gemm import DENSE, TILES, Tile, tile_for
 from kernels.platform import Machine, use_machine
+from kernels.support import shared_memory
+from oracle.tensorcore import schedules
 
 HERE = Path(__file__).resolve().parent
 
@@ -51,32 +53,33 @@ INSTRUCTIONS = {
 """By capability: what the products become; the oracle's schedules are named after them."""
 
 
-def ptx_of(sm: int) -> str:
-    """What the kernel becomes in its smallest tile, extents and strides multiples of 16."""
-    triton = pytest.importorskip("triton", reason="Triton is not installed; the tox factor `interpreter` has it")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def smallest(sm: int) -> str:
+    """The PTX of the smallest tile."""
+    pytest.importorskip("triton", reason="Triton is not installed; the tox factor `interpreter` has it")
+    from tests.support.ptx import ptx_of_launch
 
-    from kernels.backends import _launch
-
-    start = triton_gemm._prepared(Tile(32, 8), DENSE, True, sm, True)
-    names, code = start.kernel.arg_names, "*u8" if sm < 89 else "*fp8e4nv"
+    start, code = triton_gemm._prepared(Tile(32, 8), DENSE, True, sm, True), "*u8" if sm < 89 else "*fp8e4nv"
     types = {"a": code, "b": code, "sa": "*fp32", "sb": "*fp32", "out": "*bf16", "rows": "*bf16"}
-    signature = {n: "constexpr" if n in start.constants else types.get(n, "i32") for n in names}
-    constants = {(names.index(n),): value for n, value in start.constants.items()}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if n not in start.constants}
-    source = ASTSource(start.kernel, signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": start.num_warps, **_launch.EXACT}
-    ptx: str = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options).asm["ptx"]
-    return ptx
+    return ptx_of_launch(start, sm, types)
 
 
 @pytest.mark.parametrize("sm", INSTRUCTIONS)
 def test_compiles_with_the_tensor_cores_of(sm: int) -> None:
     """The matrix instruction; one rounding of ``scale * part + sum``, one of the product of scales; copies ahead."""
-    ptx = ptx_of(sm)
+    ptx = smallest(sm)
     assert INSTRUCTIONS[sm] in ptx and "cp.async" in ptx
     assert set(re.findall(r"\b(fma|mul|add|sub)\.(?:\w+\.)*f32", ptx)) == {"fma", "mul"}
+
+
+def test_codes_as_float16_are_one_chain_a_block() -> None:
+    """Before sm89: 8 instructions a block of 128 and accumulator, each onto the last; the oracle's schedule says so."""
+    ptx = smallest(80)
+    found = re.findall(r"mma\.sync[\w.]+ \{([^}]*)\}, \{[^}]*\}, \{[^}]*\}, \{([^}]*)\};", ptx)
+    assert found and all(result == summand for result, summand in found)
+    assert {[result for result, _ in found].count(result) for result, _ in found} == {8}
+    schedule = schedules.get("sm80.f16.promote128")
+    assert schedule.interval == 8 * schedule.instruction.k == 128 and schedule.promotion is schedules.Promotion.FMA
+    assert schedule.instruction.operands == ("float16",) and schedule.widens
 
 
 class TestTiles:
@@ -111,7 +114,7 @@ class TestTiles:
         for tile, cost in TILES.items():
             if sm in cost.sms:
                 stages = triton_gemm._stages(tile, sm)
-                space = triton_gemm.SHARED.get(sm, 99) * 1024
+                space = shared_memory(sm)
                 used = (tile.rows + tile.columns) * 128
                 assert 2 <= stages <= tile.stages and stages * used < space
                 assert stages == tile.stages or (stages + 1) * used > space - triton_gemm.SPARE

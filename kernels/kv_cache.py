@@ -1,0 +1,518 @@
+"""FP8 and NVFP4 KV caches: writers into pages, which work in place, and readers out of them.
+
+    slot s of pages with P slots: page s // P, offset s mod P; a token whose slot is negative is not written
+
+Writers divide: ``code = sat(float32(x) / scale)``, with one scale or one for each head; readers multiply:
+``T(float32(value(code) * scale))``. Tiles of 128 (MLA rows of 656 bytes, index keys) compute scales of their own, an
+amax of which NaN is no part. What no token owns stays as it is. Every writer is one launch on a GPU, and none waits
+for it: slots and tables are not read on the host, so that one beyond the cache is the caller's mistake.
+
+NaN and infinity: a NaN is coded NaN, an infinity of a given scale 448; a tile with an infinity has an infinite scale.
+Not covered: E5M2, two tokens in one slot, pages whose last axis has a stride.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from kernels import checks
+from kernels.backends.declaration import Backend, CacheRows, Part, Slots
+from kernels.checks import FP8, WIDE
+from kernels.errors import DtypeError, LayoutError, OptionError, ShapeError
+from kernels.routes import route
+
+RANK, ROPE, TILE = 512, 64, 128
+SCALES_AT, ROPE_AT, ROW = 512, 528, 656
+"""Bytes of a row of fp8_ds_mla: where its four float32 scales and its 64 rotated columns begin, and its length."""
+LAYOUTS = ("NHD", "HND")
+NARROW = (torch.bfloat16, torch.float16)
+FLT_MIN = 2.0**-126
+INDEX_FLOOR = 1e-4
+"""Least amax of an index key, and least scale of a row with powers of two (vLLM csrc cache_kernels.cu, PR 49435)."""
+INTEGER = (torch.int32, torch.int64)
+
+
+# --- writers of codes under a given scale ----------------------------------------------------------------------------
+
+
+@checks.verb
+def reshape_and_cache_flash(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor,
+    v_scale: Tensor, kv_layout: str = "NHD",
+) -> None:  # fmt: skip
+    """Keys and values divided by their scales into their slots.
+
+    Parameters
+    ----------
+    key, value
+        ``[N, H, D]`` bf16, f16 or f32, N at least T: rows past T are padding.
+    key_cache, value_cache
+        E4M3 ``[pages, P, H, D]`` (NHD) or ``[pages, H, P, D]`` (HND) of any strides with the last axis dense.
+    slot_mapping
+        ``[T]`` int32 or int64.
+    k_scale, v_scale
+        float32, one value or ``[H]``.
+    """
+    pages = [_paged(n, x, kv_layout, FP8) for n, x in (("key_cache", key_cache), ("value_cache", value_cache))]
+    device = _heads(key, value, pages, slot_mapping)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        checks.dtype(name, scale, torch.float32)
+        if scale.numel() not in (1, key.shape[1]):
+            raise ShapeError(f"{name} {list(scale.shape)} must hold one value or one for each of {key.shape[1]} heads")
+    checks.same_device(key=key, k_scale=k_scale, v_scale=v_scale)
+    if is_compiling():
+        torch.ops.fp8_kernels.reshape_and_cache_flash(
+            key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, kv_layout
+        )
+        return
+    parts = Part(key, pages[0], k_scale), Part(value, pages[1], v_scale)
+    _route(device).cache_store(parts, Slots(slot_mapping))
+
+
+@checks.verb
+def reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor,
+    v_scale: Tensor,
+) -> None:  # fmt: skip
+    """:func:`reshape_and_cache_flash` into ``[pages, H, D/x, P, x]`` (keys) and ``[pages, H, D, P]`` (values)."""
+    checks.dtype("key_cache", checks.rank("key_cache", key_cache, 5), FP8)
+    checks.dtype("value_cache", checks.rank("value_cache", value_cache, 4), FP8)
+    of_keys, of_values = key_cache.permute(0, 3, 1, 2, 4), value_cache.permute(0, 3, 1, 2)
+    depth = key_cache.shape[2] * key_cache.shape[4]
+    checks.shape("key", key, (key.shape[0], key_cache.shape[1], depth), "[N, H, D] of key_cache [pages, H, D/x, P, x]")
+    checks.shape("value_cache", value_cache, (key_cache.shape[0], *key.shape[1:], key_cache.shape[3]),
+                 "[pages, H, D, P]")  # fmt: skip
+    device = _tokens(key, value, slot_mapping)
+    checks.scalar("k_scale", k_scale)
+    checks.scalar("v_scale", v_scale)
+    checks.same_device(key=key, key_cache=key_cache, value_cache=value_cache, k_scale=k_scale, v_scale=v_scale)
+    _written(key_cache=key_cache, value_cache=value_cache)
+    if is_compiling():
+        torch.ops.fp8_kernels.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+        return
+    _route(device).cache_store((Part(key, of_keys, k_scale), Part(value, of_values, v_scale)), Slots(slot_mapping))
+
+
+@checks.verb
+def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, scale: Tensor) -> None:
+    """Compressed ``kv_c [N, R]`` and rotated ``k_pe [N, E]`` divided by one scale, into E4M3 ``[pages, P, R + E]``."""
+    for name, x in (("kv_c", kv_c), ("k_pe", k_pe)):
+        checks.dtype(name, checks.rank(name, x, 2), *WIDE)
+    checks.dtype("k_pe", k_pe, kv_c.dtype)
+    checks.dtype("kv_cache", checks.rank("kv_cache", kv_cache, 3), FP8)
+    rank, width = kv_c.shape[1], kv_c.shape[1] + k_pe.shape[1]
+    checks.shape("kv_cache", kv_cache, (*kv_cache.shape[:2], width), "[pages, P, R + E]")
+    device = _tokens(kv_c, k_pe, slot_mapping)
+    checks.scalar("scale", scale)
+    checks.same_device(kv_c=kv_c, kv_cache=kv_cache, scale=scale)
+    _written(kv_cache=kv_cache)
+    if is_compiling():
+        torch.ops.fp8_kernels.concat_and_cache_mla(kv_c, k_pe, kv_cache, slot_mapping, scale)
+        return
+    memory = kv_cache.unsqueeze(2)
+    parts = Part(kv_c.unsqueeze(1), memory[..., :rank], scale), Part(k_pe.unsqueeze(1), memory[..., rank:], scale)
+    _route(device).cache_store(parts, Slots(slot_mapping))
+
+
+@checks.verb
+def set_mla_kv_buffer(
+    kv_buffer: Tensor, loc: Tensor, cache_k_nope: Tensor, cache_k_rope: Tensor, reserved_skip_index: int = 0
+) -> None:
+    """``[T, 1, R]`` and ``[T, 1, E]`` (bf16 or f16) cast as they are into slots of E4M3 ``[S, 1, R + E]``.
+
+    A token whose ``loc`` is ``reserved_skip_index`` is not written; -1: every token is.
+    """
+    for name, x in (("cache_k_nope", cache_k_nope), ("cache_k_rope", cache_k_rope)):
+        checks.dtype(name, checks.rank(name, x, 3), *NARROW)
+    checks.dtype("cache_k_rope", cache_k_rope, cache_k_nope.dtype)
+    checks.dtype("kv_buffer", checks.rank("kv_buffer", kv_buffer, 3), FP8)
+    rank = cache_k_nope.shape[2]
+    checks.shape("kv_buffer", kv_buffer, (kv_buffer.shape[0], 1, rank + cache_k_rope.shape[2]), "[S, 1, R + E]")
+    checks.shape("loc", loc, (cache_k_nope.shape[0],), "a slot for each token")
+    checks.shape("cache_k_rope", cache_k_rope, (loc.shape[0], 1, cache_k_rope.shape[2]), "[T, 1, E]")
+    device = _tokens(cache_k_nope, cache_k_rope, loc)
+    checks.same_device(cache_k_nope=cache_k_nope, kv_buffer=kv_buffer)
+    _written(kv_buffer=kv_buffer)
+    if is_compiling():
+        torch.ops.fp8_kernels.set_mla_kv_buffer(kv_buffer, loc, cache_k_nope, cache_k_rope, reserved_skip_index)
+        return
+    memory = kv_buffer.unsqueeze(1)
+    parts = Part(cache_k_nope, memory[..., :rank]), Part(cache_k_rope, memory[..., rank:])
+    _route(device).cache_store(parts, Slots(loc, skip=reserved_skip_index))
+
+
+@checks.verb
+def convert_fp8(src: Tensor, scale: float = 1.0, out_dtype: torch.dtype = FP8) -> Tensor:
+    """A whole cache to E4M3 (divided by ``scale``), or from it (multiplied) to bf16, f16 or f32."""
+    checks.dtype("src", src, *WIDE, FP8)
+    if not 0.0 < scale < float("inf"):
+        raise OptionError(f"scale={scale!r} is not a positive number")
+    if (out_dtype is FP8) == (src.dtype is FP8) or out_dtype not in (*WIDE, FP8):
+        raise DtypeError(f"src is {src.dtype} and out_dtype {out_dtype}: one of them must be float8_e4m3fn")
+    if is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.convert_fp8(src, scale, out_dtype)
+        return made
+    factor = torch.full((1,), scale, dtype=torch.float32, device=src.device)
+    if out_dtype is FP8:
+        return route("quant_tensor", src.device).quant_static(src, factor)
+    return (src.to(torch.float32) * factor).to(out_dtype)
+
+
+# --- writers that copy: FlashInfer's ---------------------------------------------------------------------------------
+
+
+@checks.verb
+def append_paged_kv_cache(
+    append_key: Tensor, append_value: Tensor, batch_indices: Tensor, positions: Tensor, k_cache: Tensor,
+    v_cache: Tensor, kv_indices: Tensor, kv_indptr: Tensor, kv_last_page_len: Tensor, kv_layout: str = "NHD",
+) -> None:  # fmt: skip
+    """Keys and values ``[N, H, D]`` copied to ``positions`` of their requests, whose pages the tables name.
+
+    Nothing is converted: caches ``[pages, P, H, D]`` (NHD) or ``[pages, H, P, D]`` (HND) have the dtype of the keys
+    (E4M3, bf16 or f16). ``kv_indices[kv_indptr[b]:]`` are the pages of request b; ``kv_last_page_len`` is not read.
+    """
+    dtypes = (FP8, *NARROW)
+    checks.dtype("append_key", append_key, *dtypes)
+    pages = [_paged(n, x, kv_layout, append_key.dtype) for n, x in (("k_cache", k_cache), ("v_cache", v_cache))]
+    slots = _requests(append_key.shape[0], batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
+    device = _heads(append_key, append_value, pages, batch_indices, dtypes)
+    if is_compiling():
+        torch.ops.fp8_kernels.append_paged_kv_cache(
+            append_key, append_value, batch_indices, positions, k_cache, v_cache, kv_indices, kv_indptr,
+            kv_last_page_len, kv_layout,
+        )  # fmt: skip
+        return
+    _route(device).cache_store((Part(append_key, pages[0]), Part(append_value, pages[1])), slots)
+
+
+@checks.verb
+def append_paged_mla_kv_cache(
+    append_ckv: Tensor, append_kpe: Tensor, batch_indices: Tensor, positions: Tensor, ckv_cache: Tensor,
+    kpe_cache: Tensor, kv_indices: Tensor, kv_indptr: Tensor, kv_last_page_len: Tensor,
+) -> None:  # fmt: skip
+    """:func:`append_paged_kv_cache` of ``[N, R]`` and ``[N, E]`` into ``[pages, P, R]`` and ``[pages, P, E]``."""
+    checks.dtype("append_ckv", checks.rank("append_ckv", append_ckv, 2), FP8, *NARROW)
+    checks.dtype("append_kpe", checks.rank("append_kpe", append_kpe, 2), append_ckv.dtype)
+    for name, x, cache in (("ckv_cache", append_ckv, ckv_cache), ("kpe_cache", append_kpe, kpe_cache)):
+        checks.dtype(name, checks.rank(name, cache, 3), x.dtype)
+        checks.shape(name, cache, (*ckv_cache.shape[:2], x.shape[1]), "the pages of ckv_cache")
+    slots = _requests(append_ckv.shape[0], batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len)
+    device = _tokens(append_ckv, append_kpe, batch_indices)
+    checks.same_device(append_ckv=append_ckv, ckv_cache=ckv_cache, kpe_cache=kpe_cache, kv_indices=kv_indices)
+    _written(ckv_cache=ckv_cache, kpe_cache=kpe_cache)
+    if is_compiling():
+        torch.ops.fp8_kernels.append_paged_mla_kv_cache(
+            append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr,
+            kv_last_page_len,
+        )  # fmt: skip
+        return
+    parts = Part(append_ckv.unsqueeze(1), ckv_cache.unsqueeze(2)), Part(append_kpe.unsqueeze(1), kpe_cache.unsqueeze(2))
+    _route(device).cache_store(parts, slots)
+
+
+# --- writers that compute scales -------------------------------------------------------------------------------------
+
+
+@checks.verb
+def concat_and_cache_ds_mla(
+    kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, ue8m0: bool = False
+) -> None:
+    """``kv_c [N, 512]`` in tiles of 128 and ``k_pe [N, 64]`` as it is, into ``uint8 [pages, P, 656]``.
+
+    ``scale = max(amax / 448, 2^-126)``; with ``ue8m0`` rounded up to a power of two, and at least 1e-4 before.
+    """
+    for name, x, width in (("kv_c", kv_c, RANK), ("k_pe", k_pe, ROPE)):
+        checks.dtype(name, checks.rank(name, x, 2), *NARROW)
+        checks.shape(name, x, (x.shape[0], width), f"[N, {width}]")
+    checks.dtype("k_pe", k_pe, kv_c.dtype)
+    rows = _rows("kv_cache", kv_cache, 3)
+    device = _tokens(kv_c, k_pe, slot_mapping)
+    checks.same_device(kv_c=kv_c, kv_cache=kv_cache)
+    _written(kv_cache=kv_cache)
+    if is_compiling():
+        torch.ops.fp8_kernels.concat_and_cache_ds_mla(kv_c, k_pe, kv_cache, slot_mapping, ue8m0)
+        return
+    floor = INDEX_FLOOR if ue8m0 else FLT_MIN
+    _route(device).cache_tiles(kv_c, k_pe, rows, slot_mapping, 0.0, floor, ue8m0, False)
+
+
+@checks.verb
+def quantize_k_cache(cache_k: Tensor) -> Tensor:
+    """Rows of 656 bytes ``uint8 [pages, P, 1, 656]`` of ``cache_k [pages, P, 1, 576]`` bf16.
+
+    ``scale = amax / 448``, ``code = sat(x * (1 / scale))``; a tile of zeros has the scale and the codes 0.
+    """
+    checks.dtype("cache_k", checks.rank("cache_k", cache_k, 4), torch.bfloat16)
+    checks.shape("cache_k", cache_k, (*cache_k.shape[:2], 1, RANK + ROPE), "[pages, P, 1, 576]")
+    if is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.quantize_k_cache(cache_k)
+        return made
+    out = torch.empty((*cache_k.shape[:3], ROW), dtype=torch.uint8, device=cache_k.device)
+    x = cache_k.reshape(-1, RANK + ROPE)
+    rows = _rows("out", out.view(-1, 1, ROW), 3)
+    _route(cache_k.device).cache_tiles(x[:, :RANK], x[:, RANK:], rows, None, 0.0, 0.0, False, True)
+    return out
+
+
+@checks.verb
+def indexer_k_quant_and_cache(
+    k: Tensor, kv_cache: Tensor, slot_mapping: Tensor, quant_block_size: int = TILE, scale_fmt: str = ""
+) -> None:
+    """Index keys ``[N, D]`` (bf16 or f16) in groups of 128 into ``uint8 [pages, P, D + 4 D/128]``.
+
+    A page holds its codes, one key after the other, then their float32 scales: ``max(amax, 1e-4) / 448``, with
+    ``scale_fmt="ue8m0"`` rounded up to a power of two.
+    """
+    checks.dtype("k", checks.rank("k", k, 2), *NARROW)
+    if quant_block_size != TILE or scale_fmt not in ("", "ue8m0"):
+        raise OptionError(f"quant_block_size={quant_block_size}, scale_fmt={scale_fmt!r}: groups of 128, '' or 'ue8m0'")
+    rows = _index_keys(kv_cache, k.shape[1])
+    device = _tokens(k, k, checks.shape("slot_mapping", slot_mapping, (k.shape[0],), "a slot for each key"))
+    checks.same_device(k=k, kv_cache=kv_cache)
+    _written(kv_cache=kv_cache)
+    if is_compiling():
+        torch.ops.fp8_kernels.indexer_k_quant_and_cache(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)
+        return
+    _route(device).cache_tiles(k, None, rows, slot_mapping, INDEX_FLOOR, 0.0, scale_fmt == "ue8m0", False)
+
+
+@checks.verb
+def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+    append_key: Tensor, append_value: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale_cache: Tensor,
+    v_scale_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor, v_scale: Tensor, kv_layout: str = "NHD",
+) -> None:  # fmt: skip
+    """Keys and values ``[N, H, D]`` (bf16 or f16) in NVFP4, blocks of 16, into their slots.
+
+    Parameters
+    ----------
+    k_cache, v_cache
+        uint8 ``[pages, P, H, D/2]`` or ``[pages, H, P, D/2]``: two codes a byte, the low nibble is the even column.
+    k_scale_cache, v_scale_cache
+        E4M3 with D/16 in place of D/2: ``e4m3(amax / (6 * scale))``.
+    k_scale, v_scale
+        One float32 value each, which multiplies on reading: ``x ~= code * block scale * scale``.
+    """
+    checks.dtype("append_key", checks.rank("append_key", append_key, 3), *NARROW)
+    depth = checks.multiple("D", append_key.shape[2], 16, "a block has 16 columns")
+    memory: list[Tensor] = []
+    for name, cache, dtype, width in (
+        ("k_cache", k_cache, torch.uint8, depth // 2), ("v_cache", v_cache, torch.uint8, depth // 2),
+        ("k_scale_cache", k_scale_cache, FP8, depth // 16), ("v_scale_cache", v_scale_cache, FP8, depth // 16),
+    ):  # fmt: skip
+        view = _paged(name, cache, kv_layout, dtype)
+        due = (*(memory[0] if memory else view).shape[:2], append_key.shape[1], width)
+        memory.append(checks.shape(name, view, due, "pages of D/2 bytes, or of D/16 scales"))
+    device = _heads(append_key, append_value, memory, slot_mapping, NARROW, narrow=True)
+    checks.scalar("k_scale", k_scale)
+    checks.scalar("v_scale", v_scale)
+    checks.same_device(append_key=append_key, k_scale=k_scale, v_scale=v_scale)
+    if is_compiling():
+        torch.ops.fp8_kernels.nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
+            append_key, append_value, k_cache, v_cache, k_scale_cache, v_scale_cache, slot_mapping, k_scale, v_scale,
+            kv_layout,
+        )  # fmt: skip
+        return
+    parts = Part(append_key, memory[0], k_scale), Part(append_value, memory[1], v_scale)
+    _route(device).cache_nvfp4(parts, (memory[2], memory[3]), slot_mapping)
+
+
+# --- readers ---------------------------------------------------------------------------------------------------------
+
+
+@checks.verb
+def gather_and_maybe_dequant_cache(
+    src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, scale: Tensor,
+    seq_starts: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Rows of requests out of E4M3 ``[pages, P, C]`` times one scale, into ``dst [N, C]`` bf16, f16 or f32.
+
+    Request b fills rows ``cu_seq_lens[b]`` to ``cu_seq_lens[b + 1]`` from token ``seq_starts[b]`` (0 without) of its
+    pages ``block_table[b]`` (int32); rows behind the last request stay.
+    """
+    checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8)
+    checks.dtype("dst", checks.rank("dst", dst, 2), *WIDE)
+    rows, device = _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
+    checks.scalar("scale", scale)
+    checks.same_device(src_cache=src_cache, scale=scale)
+    if is_compiling():
+        torch.ops.fp8_kernels.gather_and_maybe_dequant_cache(
+            src_cache, dst, block_table, cu_seq_lens, scale, seq_starts
+        )
+        return
+    _route(device).cache_gather(src_cache, dst, scale.reshape(1, 1, 1).expand(*src_cache.shape[:2], 1), None, rows)
+
+
+@checks.verb
+def cp_gather_cache(
+    src_cache: Tensor, dst: Tensor, block_table: Tensor, cu_seq_lens: Tensor, seq_starts: Tensor | None = None
+) -> None:
+    """:func:`gather_and_maybe_dequant_cache` of rows as they are, of any dtype of 1, 2 or 4 bytes."""
+    checks.dtype("src_cache", checks.rank("src_cache", src_cache, 3), FP8, torch.uint8, *WIDE)
+    checks.dtype("dst", checks.rank("dst", dst, 2), src_cache.dtype)
+    rows, device = _gathered(src_cache, (("dst", dst, src_cache.shape[2]),), block_table, cu_seq_lens, seq_starts)
+    if is_compiling():
+        torch.ops.fp8_kernels.cp_gather_cache(src_cache, dst, block_table, cu_seq_lens, seq_starts)
+        return
+    _route(device).cache_gather(src_cache, dst, None, None, rows)
+
+
+@checks.verb
+def cp_gather_and_upconvert_fp8_kv_cache(
+    src_cache: Tensor, dst: Tensor, block_table: Tensor, seq_lens: Tensor, workspace_starts: Tensor
+) -> None:
+    """Rows of 656 bytes of requests, dequantised tile by tile into ``dst [N, 576]`` bf16, rotated columns as they are.
+
+    ``seq_lens [B]`` int32 rows at ``workspace_starts [B]``, one request behind the other; rows behind them stay (vLLM's
+    kernel gives them to the last request).
+    """
+    codes, scales, rope = _rows("src_cache", src_cache, 3)
+    checks.dtype("dst", checks.rank("dst", dst, 2), torch.bfloat16)
+    rows, device = _gathered(codes, (("dst", dst, RANK + ROPE),), block_table, workspace_starts, None, seq_lens)
+    if is_compiling():
+        torch.ops.fp8_kernels.cp_gather_and_upconvert_fp8_kv_cache(
+            src_cache, dst, block_table, seq_lens, workspace_starts
+        )
+        return
+    assert rope is not None
+    _route(device).cache_gather(codes, dst[:, :RANK], scales, (rope, dst[:, RANK:]), rows)
+
+
+@checks.verb
+def dequantize_k_cache(quant_k_cache: Tensor) -> Tensor:
+    """``[pages, P, 1, 576]`` bf16 of rows of 656 bytes ``uint8 [pages, P, 1, 656]``; see :func:`quantize_k_cache`."""
+    checks.dtype("quant_k_cache", checks.rank("quant_k_cache", quant_k_cache, 4), torch.uint8)
+    checks.shape("quant_k_cache", quant_k_cache, (*quant_k_cache.shape[:2], 1, ROW), "[pages, P, 1, 656]")
+    if is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.dequantize_k_cache(quant_k_cache)
+        return made
+    shape = (*quant_k_cache.shape[:3], RANK + ROPE)
+    out = torch.empty(shape, dtype=torch.bfloat16, device=quant_k_cache.device)
+    codes, scales, rope = _rows("quant_k_cache", quant_k_cache.reshape(-1, 1, ROW), 3)
+    assert rope is not None
+    flat = out.view(-1, RANK + ROPE)
+    _route(out.device).cache_gather(codes, flat[:, :RANK], scales, (rope, flat[:, RANK:]), None)
+    return out
+
+
+@checks.verb
+def cp_gather_indexer_k_quant_cache(
+    kv_cache: Tensor, dst_k: Tensor, dst_scale: Tensor, block_table: Tensor, cu_seq_lens: Tensor
+) -> None:
+    """Index keys of requests as they are: codes into ``dst_k [N, D]`` uint8, scales into ``dst_scale [N, 4 D/128]``."""
+    checks.dtype("dst_k", checks.rank("dst_k", dst_k, 2), torch.uint8)
+    checks.dtype("dst_scale", checks.rank("dst_scale", dst_scale, 2), torch.uint8)
+    depth = dst_k.shape[1]
+    codes, scales, _ = _index_keys(kv_cache, depth)
+    outputs = ("dst_k", dst_k, depth), ("dst_scale", dst_scale, depth // TILE * 4)
+    rows, device = _gathered(codes, outputs, block_table, cu_seq_lens, None)
+    if is_compiling():
+        torch.ops.fp8_kernels.cp_gather_indexer_k_quant_cache(kv_cache, dst_k, dst_scale, block_table, cu_seq_lens)
+        return
+    _route(device).cache_gather(codes, dst_k, None, (scales.view(torch.uint8), dst_scale), rows)
+
+
+# --- checks and views ------------------------------------------------------------------------------------------------
+
+
+def _route(device: torch.device) -> Backend:
+    return route("quant_cache", device)
+
+
+def _written(**caches: Tensor) -> None:
+    for name, x in caches.items():
+        if x.stride(-1) != 1 and x.shape[-1] > 1:
+            raise LayoutError(f"{name} has strides {x.stride()}; its last axis must be dense")
+        checks.writable(name, x)
+
+
+def _tokens(x: Tensor, y: Tensor, slot: Tensor) -> torch.device:
+    """Two operands of the same tokens, at least as many as have slots."""
+    checks.dtype("slot_mapping", checks.rank("slot_mapping", slot, 1), *INTEGER)
+    if x.shape[0] != y.shape[0] or x.shape[0] < slot.shape[0]:
+        raise ShapeError(f"{x.shape[0]} and {y.shape[0]} tokens for {slot.shape[0]} slots; pass a row for each slot")
+    return checks.same_device(x=x, y=y, slot_mapping=slot)
+
+
+def _paged(name: str, cache: Tensor, layout: str, dtype: torch.dtype) -> Tensor:
+    """A cache as ``[pages, P, H, D]``, whatever its layout."""
+    if layout not in LAYOUTS:
+        raise OptionError(f"kv_layout={layout!r}: there are {', '.join(LAYOUTS)}")
+    checks.dtype(name, checks.rank(name, cache, 4), dtype)
+    _written(**{name: cache})
+    return cache if layout == "NHD" else cache.transpose(1, 2)
+
+
+def _heads(
+    key: Tensor, value: Tensor, pages: list[Tensor], slot: Tensor, dtypes: tuple[torch.dtype, ...] = WIDE, *,
+    narrow: bool = False,
+) -> torch.device:  # fmt: skip
+    """Keys and values of one dtype and shape, and pages for their heads."""
+    checks.dtype("key", checks.rank("key", key, 3), *dtypes)
+    checks.dtype("value", checks.rank("value", value, 3), key.dtype)
+    checks.shape("value", value, tuple(key.shape), "the shape of the keys")
+    if not narrow:
+        for cache in pages:
+            checks.shape("cache", cache, (*pages[0].shape[:2], *key.shape[1:]), "[pages, P, H, D] of these heads")
+    device = _tokens(key, value, slot)
+    checks.same_device(key=key, **{f"cache {i}": cache for i, cache in enumerate(pages)})
+    return device
+
+
+def _requests(
+    tokens: int, batch: Tensor, positions: Tensor, indices: Tensor, indptr: Tensor, last: Tensor
+) -> Slots:
+    for name, x in (("batch_indices", batch), ("positions", positions)):
+        checks.dtype(name, checks.shape(name, x, (tokens,), "one for each token"), torch.int32)
+    for name, x in (("kv_indices", indices), ("kv_indptr", indptr), ("kv_last_page_len", last)):
+        checks.dtype(name, checks.rank(name, x, 1), torch.int32)
+    checks.shape("kv_last_page_len", last, (indptr.shape[0] - 1,), "one for each request")
+    checks.same_device(batch_indices=batch, positions=positions, kv_indices=indices, kv_indptr=indptr)
+    return Slots(batch, positions, indices, indptr)
+
+
+def _rows(name: str, cache: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes, scales and rotated columns of rows of 656 bytes."""
+    checks.dtype(name, checks.rank(name, cache, rank), torch.uint8)
+    checks.shape(name, cache, (*cache.shape[:-1], ROW), "rows of 656 bytes")
+    strides = cache.stride()
+    if not is_compiling() and (strides[-1] != 1 or any(s % 4 for s in strides[:-1]) or cache.storage_offset() % 4):
+        raise LayoutError(f"{name} has strides {cache.stride()}; rows must be dense and begin at multiples of 4 bytes")
+    scales, rope = cache.view(torch.float32), cache.view(torch.int16)
+    return cache[..., :RANK], scales[..., SCALES_AT // 4 : ROPE_AT // 4], rope[..., ROPE_AT // 2 :]
+
+
+def _index_keys(cache: Tensor, depth: int) -> tuple[Tensor, Tensor, None]:
+    """Codes and scales of pages of index keys."""
+    checks.dtype("kv_cache", checks.rank("kv_cache", cache, 3), torch.uint8)
+    checks.multiple("D", depth, TILE, "a group has 128 columns")
+    blocks, page, groups = *cache.shape[:2], depth // TILE
+    checks.shape("kv_cache", cache, (blocks, page, depth + 4 * groups), "[pages, P, D + 4 D/128]")
+    dense = is_compiling() or cache[0].is_contiguous()
+    if not dense or not is_compiling() and (cache.stride(0) % 4 or cache.storage_offset() % 4):
+        raise LayoutError(f"kv_cache has strides {cache.stride()}; a page must be dense and begin at a multiple of 4")
+    flat = cache.flatten(1)
+    codes, scales = flat[:, : page * depth], flat[:, page * depth :].view(torch.float32)
+    return codes.view(blocks, page, depth), scales.view(blocks, page, groups), None
+
+
+def _gathered(
+    source: Tensor, outputs: tuple[tuple[str, Tensor, int], ...], table: Tensor, starts: Tensor,
+    seq_starts: Tensor | None, lens: Tensor | None = None,
+) -> tuple[CacheRows, torch.device]:  # fmt: skip
+    """Which rows go where; ``starts`` has an end too unless ``lens`` are given."""
+    for name, out, width in outputs:
+        checks.output(name, out, (outputs[0][1].shape[0], width), "rows of the destination", out.dtype)
+    checks.dtype("block_table", checks.rank("block_table", table, 2), torch.int32)
+    requests = table.shape[0]
+    checks.dtype("cu_seq_lens", checks.shape("cu_seq_lens", starts, (requests + (lens is None),),
+                                             "the first row of each request"), torch.int32)  # fmt: skip
+    for name, x in (("seq_starts", seq_starts), ("seq_lens", lens)):
+        if x is not None:
+            checks.dtype(name, checks.shape(name, x, (requests,), "one for each request"), torch.int32)
+    named = {name: out for name, out, _ in outputs}
+    device = checks.same_device(
+        source=source, block_table=table, starts=starts, seq_starts=seq_starts, lens=lens, **named
+    )
+    return CacheRows(table, starts, seq_starts, lens), device

@@ -1,0 +1,439 @@
+"""Layers of experts as the libraries compute them: one row for each pipeline, one verb for all.
+
+A row says how the input and the intermediate are quantised, what shares a scale of a weight, where ``silu(gate) * up``
+is rounded, and how the outputs of a token's experts are weighted and added (:data:`COMBINE`). The same numbers then
+come from whichever backend serves the products. :mod:`kernels.moe_layer` has the layers to use where no library is to
+be reproduced.
+
+Not covered: biases, other activations, communication between ranks. Rows whose first product stays in float32, and int4
+weights, run where a product gives float32: on the CPU, or (block scales) in Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels.checks import FP8, FP8_MAX
+from kernels.errors import InputError, OptionError, ShapeError
+from kernels.fused import persistent_masked_m_silu_mul_quant, silu_and_mul_masked_post_quant
+from kernels.grouped import (
+    fp8_m_grouped_gemm_nt_masked,
+    get_mk_alignment_for_contiguous_layout,
+    m_grouped_fp8_gemm_nt_contiguous,
+    scaled_grouped_mm,
+)
+from kernels.layout import align
+from kernels.moe_layer import route_deepseek_v3, silu_and_mul, sorted_rows, without_padding
+from kernels.quantize import flashinfer_quantize_1x128, per_token_group_quant_fp8, scaled_fp8_quant
+from kernels.support import BLOCK
+
+Quantised = tuple[Tensor, Tensor]
+FLOOR = FP8_MAX * 2.0**-126
+"""The amax under which TensorRT-LLM's scale is the least normal float32."""
+
+
+def _static(x: Tensor, scale: Tensor | None) -> Quantised:
+    q, s = scaled_fp8_quant(x, scale)
+    return q, s.reshape(1, 1)
+
+
+def _token(x: Tensor, scale: Tensor | None) -> Quantised:
+    return scaled_fp8_quant(x, use_per_token_if_dynamic=True)
+
+
+def _groups(eps: float) -> Callable[[Tensor, Tensor | None], Quantised]:
+    return lambda x, scale: per_token_group_quant_fp8(x, BLOCK, eps=eps)
+
+
+def _flashinfer(x: Tensor, scale: Tensor | None) -> Quantised:
+    q, s = flashinfer_quantize_1x128(x)
+    return q, s[:, : x.shape[0]].t().contiguous()
+
+
+QUANTISE: Mapping[str, Callable[[Tensor, Tensor | None], Quantised]] = {
+    "static": _static, "token": _token, "group": _groups(1e-10), "deepep": _groups(1e-4), "flashinfer": _flashinfer,
+    "trtllm": _groups(FLOOR),
+}  # fmt: skip
+MASKED: Mapping[str, Callable[[Tensor, Tensor], Quantised]] = {
+    "bf16": persistent_masked_m_silu_mul_quant, "group": silu_and_mul_masked_post_quant,
+}  # fmt: skip
+"""Activation and quantiser of the rows in use, in one kernel."""
+COMBINE = ("stored", "weighted", "running", "scaled", "reordered", "atomic")
+"""stored: bf16 products, weighted and added in float32. weighted: float32 products weighted, rounded, added in float32.
+running: the same, added slot by slot in bf16. scaled, reordered: bf16 products times bf16 weights, rounded, added in
+float32 or slot by slot in bf16. atomic: as running; a library adds in any order."""
+
+
+EARLY = ("weighted", "running", "atomic")
+"""Ways in which the weight meets the accumulator."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One layer; see the module's text. ``combine`` has the usual way first; ``hidden`` quantises the first product;
+    ``first`` says that it is float32, ``multiplied`` that the intermediate is multiplied, not divided, before its
+    cast."""
+
+    weights: str
+    quantise: str | None
+    requantise: str
+    combine: tuple[str, ...] = ("stored",)
+    silu: str = "each"
+    masked: bool = False
+    up_first: bool = False
+    multiplied: bool = False
+    routed: bool = False
+    first: bool = False
+    hidden: str | None = None
+
+    @property
+    def operation(self) -> str:
+        """The operation of the plan that multiplies."""
+        grouped = "grouped_masked" if self.masked else "grouped_contiguous"
+        return grouped if self.weights == "block" else "grouped_scaled"
+
+
+_TRITON, _CUTLASS, _FINALIZE = ("weighted", "running"), ("stored", "scaled"), ("atomic", "stored")
+PIPELINES: Mapping[str, Pipeline] = {
+    "fused_experts_tensor": Pipeline("expert", "static", "static", _TRITON),
+    "fused_experts_channel": Pipeline("channel", "token", "token", _TRITON),
+    "fused_experts_block": Pipeline("block", "group", "group", _TRITON),
+    "deep_gemm_moe": Pipeline("block", "group", "group"),
+    "batched_deep_gemm_moe": Pipeline("block", "group", "bf16", masked=True),
+    "cutlass_moe_fp8": Pipeline("expert", "static", "static", _CUTLASS),
+    "cutlass_moe_fp8_channel": Pipeline("channel", "token", "token", _CUTLASS),
+    "cutlass_fused_experts_fp8": Pipeline("block", "group", "group"),
+    "deepep_moe_masked": Pipeline("block", "deepep", "group", masked=True),
+    "ep_moe_masked": Pipeline("block", "group", "group", ("reordered",), masked=True),
+    "cutlass_fused_moe_tensor": Pipeline(
+        "expert", None, "static", _FINALIZE, "none", up_first=True, multiplied=True
+    ),
+    "cutlass_fused_moe_block": Pipeline("block", "flashinfer", "flashinfer", silu="product", up_first=True),
+    "cutlass_fused_moe_w4": Pipeline(
+        "group", "static", "static", _FINALIZE, "product", up_first=True, multiplied=True
+    ),
+    "trtllm_fp8_block_scale_moe": Pipeline(
+        "block", None, "trtllm", silu="none", up_first=True, routed=True, first=True, hidden="trtllm"
+    ),
+    "trtllm_fp8_per_tensor_scale_moe": Pipeline(
+        "expert", None, "static", silu="none", up_first=True, routed=True, first=True
+    ),
+}  # fmt: skip
+METHODS = (
+    "Default", "Renormalize", "DeepSeekV3", "Llama4", "RenormalizeNaive", "TopK", "SigmoidRenorm", "MiniMax2",
+    "Sigmoid", "TopKSigmoid",
+)  # fmt: skip
+"""``RoutingMethodType`` of FlashInfer, by name."""
+
+
+@checks.verb
+def route_by_method(
+    logits: Tensor,
+    method: str,
+    top_k: int,
+    bias: Tensor | None = None,
+    *,
+    n_group: int = 1,
+    topk_group: int = 1,
+    routed_scaling_factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Weights float32 and ids int64 ``[T, top_k]`` of ``logits [T, E]`` by one of FlashInfer's routing methods.
+
+    ``bias [E]`` of DeepSeekV3 and MiniMax2 takes part in the choice only; groups and the factor are DeepSeekV3's.
+    """
+    if method not in METHODS:
+        raise OptionError(f"routing method {method!r:.80}; there are {', '.join(METHODS)}")
+    if method != "DeepSeekV3" and (n_group, topk_group, routed_scaling_factor) != (1, 1, 1.0):
+        raise OptionError(f"{method} has neither groups nor a scaling factor; they are DeepSeekV3's")
+    if bias is not None and method not in ("DeepSeekV3", "MiniMax2"):
+        raise InputError(f"{method} takes no bias; DeepSeekV3 and MiniMax2 do")
+    x = checks.dtype("logits", checks.rank("logits", logits, 2), *checks.WIDE).to(torch.float32)
+    if checks.positive("top_k", top_k) > x.shape[1]:
+        raise OptionError(f"top_k={top_k} exceeds {x.shape[1]} experts")
+    if method == "DeepSeekV3" and n_group > 1:
+        return route_deepseek_v3(
+            logits, bias, top_k, n_group=n_group, topk_group=topk_group, routed_scaling_factor=routed_scaling_factor
+        )
+    softmax = method in ("Default", "RenormalizeNaive")
+    early = method in ("Renormalize", "TopK", "TopKSigmoid", "Llama4")
+    scores = x if early else x.softmax(dim=-1) if softmax else x.sigmoid()
+    choice = scores if bias is None else scores + bias.to(torch.float32)
+    ids = choice.topk(top_k, dim=-1)[1]
+    weights = scores.gather(1, ids)
+    if method == "Renormalize":
+        return weights.softmax(dim=-1), ids
+    if method in ("Llama4", "TopKSigmoid"):
+        return weights.sigmoid(), ids
+    if method in ("DeepSeekV3", "MiniMax2", "RenormalizeNaive", "SigmoidRenorm"):
+        weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-20)
+    return weights * routed_scaling_factor, ids
+
+
+@checks.verb
+def moe_experts(
+    x: Tensor,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    pipeline: str,
+    x_scale: Tensor | None = None,
+    a1_scale: Tensor | None = None,
+    a2_scale: Tensor | None = None,
+    alpha1: Tensor | None = None,
+    alpha2: Tensor | None = None,
+    up_scale: Tensor | None = None,
+    expert_map: Tensor | None = None,
+    expert_offset: int = 0,
+    weight_on_input: bool = False,
+    combine: str | None = None,
+) -> Tensor:
+    """The experts of a layer by one of :data:`PIPELINES`.
+
+    Parameters
+    ----------
+    x
+        ``[T, H]`` bf16; E4M3 for pipelines whose input arrives quantised (with ``x_scale [T, H/128]`` for blocks).
+    w13, w2
+        ``[E, 2I, H]`` (gate rows first, or up rows where the row says so) and ``[E, H, I]`` E4M3; int8 of -8..7 for
+        groups of int4 weights.
+    w13_scale, w2_scale
+        float32 for each expert ``[E]``, channel ``[E, N]``, block ``[E, N/128, K/128]`` or group ``[E, N, K/128]``.
+    topk_weights, topk_ids
+        ``[T, top_k]`` float32 and integer; ids are global, the experts of a token differ; -1 and other ranks' experts
+        contribute nothing.
+    a1_scale, a2_scale
+        Static scales ``[1]``, or what multiplies the input (``[H]``) and the intermediate (``[1]``, ``[I]``) before
+        the cast in ``cutlass_fused_moe``.
+    alpha1, alpha2
+        ``[E]`` float32: scales of the products of int4 weights.
+    up_scale
+        ``[E]`` float32: scale of up rows over that of the intermediate, of TensorRT-LLM's per-tensor layer.
+    expert_map
+        Local expert of each global one, or -1; else this rank holds ``expert_offset`` and those after it.
+    weight_on_input
+        The weight, in bf16, multiplies the input instead (one expert for each token); of TensorRT-LLM's per-tensor
+        layer, in float32, the first product.
+    combine
+        Another way of the row to weight and add; None: the usual one.
+
+    Returns
+    -------
+    Tensor
+        ``[T, H]`` bf16; no tokens give no rows.
+
+    Raises
+    ------
+    OptionError, ShapeError, DtypeError, InputError, ValueRangeError
+    """
+    if torch.compiler.is_compiling():
+        made: Tensor = torch.ops.fp8_kernels.moe_experts(
+            x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, pipeline, x_scale, a1_scale, a2_scale, alpha1,
+            alpha2, up_scale, expert_map, expert_offset, weight_on_input, combine,
+        )  # fmt: skip
+        return made
+    row = _row(pipeline)
+    ways = _ways(row, combine, topk_ids.shape[-1])
+    tokens, experts = _check(row, x, w13, w2, topk_weights, topk_ids)
+    if not tokens:
+        return x.new_zeros(x.shape, dtype=torch.bfloat16)
+    ids = topk_ids.long()
+    if expert_map is not None:
+        ids = torch.where(ids >= 0, checks.rank("expert_map", expert_map, 1).long()[ids.clamp(min=0)], -1)
+    layer = _Layer(row, w13, w13_scale, w2, w2_scale, up_scale, (alpha1, alpha2))
+    before = row.quantise is None and weight_on_input
+    if row.quantise is not None:
+        if weight_on_input:
+            x = x * topk_weights.to(x.dtype)
+        if row.weights == "group":
+            x, a1_scale = x * _given("a1_scale", a1_scale), x.new_ones(1, dtype=torch.float32)
+        x, x_scale = QUANTISE[row.quantise](x, a1_scale)
+    elif x_scale is None:
+        x_scale = x.new_ones((1, 1), dtype=torch.float32)
+    assert x_scale is not None
+    x_scale = x_scale.expand(tokens, -1)
+    if before:
+        x_scale = x_scale * topk_weights
+    factor = torch.ones_like(topk_weights) if weight_on_input else topk_weights
+    if row.masked:
+        y, target = _by_mask(layer, x, x_scale, ids, expert_offset)
+    else:
+        y, target = _by_runs(layer, x, x_scale, ids, expert_offset, a2_scale, factor if ways in EARLY else None)
+    return _combined(y, factor, target, ways)
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The weights of a layer, gate rows first."""
+
+    row: Pipeline
+    w13: Tensor
+    w13_scale: Tensor
+    w2: Tensor
+    w2_scale: Tensor
+    up_scale: Tensor | None
+    alpha: tuple[Tensor | None, Tensor | None]
+
+    def weight(self, which: str) -> tuple[Tensor, Tensor]:
+        """E4M3 codes and scales, for each channel where an expert has one."""
+        w, scale = (self.w13, self.w13_scale) if which == "w13" else (self.w2, self.w2_scale)
+        if self.row.weights == "group":
+            w = w.to(torch.float32).to(FP8)
+        if self.row.weights == "expert":
+            scale = scale.reshape(-1, 1).expand(-1, w.shape[1])
+        if which == "w2" or not self.row.up_first:
+            return w, scale.contiguous()
+        half = w.shape[1] // 2
+        w = torch.cat([w[:, half:].view(torch.uint8), w[:, :half].view(torch.uint8)], dim=1).view(FP8)
+        if self.up_scale is not None:
+            scale = torch.cat([scale[:, :half], self.up_scale.reshape(-1, 1).expand(-1, half)], dim=1)
+        elif scale.dim() == 3:
+            scale = torch.cat(scale.chunk(2, dim=1)[::-1], dim=1)
+        return w, scale.contiguous()
+
+    def product(self, which: str, a: Quantised, groups: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows sorted by expert times the weight of their expert."""
+        (q, scale), (w, w_scale) = a, self.weight(which)
+        if self.row.weights == "block":
+            out = torch.empty(q.shape[0], w.shape[1], dtype=dtype, device=q.device)
+            spread = scale.expand(-1, -(-q.shape[1] // BLOCK)).contiguous()
+            m_grouped_fp8_gemm_nt_contiguous((q, spread), (w, w_scale), out, groups, check=False)
+            return out
+        scale = scale.expand(q.shape[0], 1).contiguous()
+        if self.row.weights != "group":
+            return scaled_grouped_mm(q, w, scale, w_scale, ends, dtype, check=False)
+        alpha = _given("alpha", self.alpha[which == "w2"])[groups.clamp(min=0).long()][:, None]
+        total = torch.zeros(q.shape[0], w.shape[1], dtype=torch.float32, device=q.device)
+        for k in range(0, q.shape[1], BLOCK):  # group scales multiply the sums of 128 products
+            part, of = q[:, k : k + BLOCK].contiguous(), w[:, :, k : k + BLOCK].contiguous()
+            s = w_scale[:, :, k // BLOCK].contiguous()
+            total += scaled_grouped_mm(part, of, alpha.contiguous(), s, ends, torch.float32, check=False)
+        return total.to(dtype)
+
+
+def _by_runs(
+    layer: _Layer, x: Tensor, x_scale: Tensor, ids: Tensor, offset: int, a2_scale: Tensor | None, factor: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Outputs of rows sorted by expert, and the row of each (token, slot). With ``factor`` they are weighted, from the
+    accumulator, and rounded."""
+    row, experts = layer.row, layer.w13.shape[0]
+    tile = get_mk_alignment_for_contiguous_layout() if row.weights == "block" else 1
+    rows = align(ids.numel() + experts * (tile - 1), tile)
+    target, groups, ends = sorted_rows(ids, experts, offset, tile, rows)
+    a = _scattered(x, target, rows), _scattered(x_scale, target, rows)
+    h = layer.product("w13", a, groups, ends, torch.float32 if row.first else torch.bfloat16)
+    h = without_padding(h, groups)
+    if row.hidden is not None:
+        q, s = QUANTISE[row.hidden](h, None)
+        h = q.to(torch.float32) * s.repeat_interleave(BLOCK, dim=1)[:, : h.shape[1]]
+    act = silu_and_mul(h.to(torch.float32) if row.silu == "none" else h, round_silu=row.silu == "each")
+    if row.multiplied:
+        act, a2_scale = act * _given("a2_scale", a2_scale), act.new_ones(1, dtype=torch.float32)
+    if layer.up_scale is not None:
+        a2_scale = act.new_ones(1, dtype=torch.float32)
+    made = QUANTISE[row.requantise](act, a2_scale)
+    if factor is None:
+        return layer.product("w2", made, groups, ends, torch.bfloat16), target
+    own = _scattered(factor.reshape(-1, 1), target.reshape(-1, 1), rows)
+    if row.weights in ("block", "group"):
+        y = layer.product("w2", made, groups, ends, torch.float32)
+        return (y * own).to(torch.bfloat16), target
+    q, s = made
+    return layer.product("w2", (q, s * own), groups, ends, torch.bfloat16), target
+
+
+def _by_mask(layer: _Layer, x: Tensor, x_scale: Tensor, ids: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """The same with as many rows for each expert as there are tokens."""
+    experts, room = layer.w13.shape[0], x.shape[0]
+    if checks.wanted(None, x.device):
+        ordered = ids.sort(dim=1)[0]
+        same = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+        checks.values("topk_ids", None, ~same.any(), lambda: "topk_ids name an expert twice for one token")
+    packed, _, ends = sorted_rows(ids, experts, offset, 1, ids.numel())
+    starts = torch.nn.functional.pad(ends, (1, 0))
+    local = (ids - offset).clamp(0, experts - 1)
+    here = packed < ids.numel()
+    target = torch.where(here, local * room + packed - starts[local], experts * room)
+    counts = ends - starts[:-1]
+    (w13, s13), (w2, s2) = layer.weight("w13"), layer.weight("w2")
+    a = [_scattered(t, target, experts * room).view(experts, room, -1) for t in (x, x_scale)]
+    h = torch.empty(experts, room, w13.shape[1], dtype=torch.bfloat16, device=x.device)
+    fp8_m_grouped_gemm_nt_masked((a[0], a[1]), (w13, s13), h, counts, room, check=False)
+    q, s = MASKED[layer.row.requantise](h, counts)
+    y = torch.empty(experts, room, w2.shape[1], dtype=torch.bfloat16, device=x.device)
+    fp8_m_grouped_gemm_nt_masked((q, s.contiguous()), (w2, s2), y, counts, room, check=False)
+    return y.view(experts * room, -1), target
+
+
+def _scattered(x: Tensor, target: Tensor, rows: int) -> Tensor:
+    """Rows of tokens at the places of their slots, zeros elsewhere."""
+    raw = x.view(torch.uint8) if x.dtype == FP8 else x
+    spread = raw.new_zeros(rows + 1, raw.shape[1])
+    spread[target.reshape(-1)] = raw.repeat_interleave(target.shape[1], dim=0)
+    return spread[:rows].view(x.dtype)
+
+
+def _combined(y: Tensor, weights: Tensor, target: Tensor, way: str) -> Tensor:
+    """Outputs of a token's experts, weighted (unless they are already) and added."""
+    padded = torch.cat([y, y.new_zeros(1, y.shape[1])])
+    terms = padded[target.reshape(-1)].view(*target.shape, y.shape[1])
+    here = (target < y.shape[0]).unsqueeze(-1)
+    if way in ("scaled", "reordered"):
+        terms = terms * weights.to(terms.dtype).unsqueeze(-1)
+    elif way == "stored":
+        terms = terms.to(torch.float32) * weights.unsqueeze(-1)
+    terms = torch.where(here, terms, torch.zeros_like(terms))
+    if way in ("running", "reordered", "atomic"):
+        total = torch.zeros_like(terms[:, 0])
+        for slot in range(terms.shape[1]):
+            total = total + terms[:, slot]
+        return total
+    return terms.to(torch.float32).sum(dim=1).to(torch.bfloat16)
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _row(pipeline: str) -> Pipeline:
+    if pipeline not in PIPELINES:
+        raise OptionError(f"pipeline {pipeline!r:.80}; there are {', '.join(PIPELINES)}")
+    return PIPELINES[pipeline]
+
+
+def _ways(row: Pipeline, combine: str | None, top_k: int) -> str:
+    if combine is None:
+        return "running" if row.combine == _TRITON and 2 <= top_k <= 4 else row.combine[0]
+    if combine not in row.combine:
+        raise OptionError(f"combine={combine!r:.80}; this pipeline has {', '.join(row.combine)}")
+    return combine
+
+
+def _given(name: str, x: Tensor | None) -> Tensor:
+    if x is None:
+        raise InputError(f"this pipeline needs {name}")
+    return x
+
+
+def _check(row: Pipeline, x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor) -> tuple[int, int]:
+    checks.dtype("x", checks.rank("x", x, 2), FP8 if row.quantise is None else torch.bfloat16)
+    kind = torch.int8 if row.weights == "group" else FP8
+    experts, up, hidden = checks.dtype("w13", checks.rank("w13", w13, 3), kind).shape
+    checks.shape("w2", checks.dtype("w2", checks.rank("w2", w2, 3), kind), (experts, hidden, up // 2), "[E, H, I]")
+    if hidden != x.shape[1] or up % 2:
+        raise ShapeError(f"w13 {list(w13.shape)} must be [E, 2I, H] with H={x.shape[1]}")
+    checks.dtype("topk_weights", checks.rank("topk_weights", weights, 2), torch.float32)
+    checks.dtype("topk_ids", checks.rank("topk_ids", ids, 2), torch.int32, torch.int64)
+    if weights.shape != ids.shape or ids.shape[0] != x.shape[0]:
+        raise ShapeError(f"topk_weights {list(weights.shape)} and topk_ids {list(ids.shape)} must be [T, top_k]")
+    checks.same_device(x=x, w13=w13, w2=w2, topk_weights=weights, topk_ids=ids)
+    return x.shape[0], experts

@@ -1,0 +1,142 @@
+"""Verbs of KV caches: strides that engines have, calls without a token, and every bad call in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+from kernels.errors import DtypeError, KernelError, LayoutError, OptionError, ShapeError
+from oracle.routines import get, profiles
+from oracle.routines.kv_cache.cases import GRAMMARS
+from tests.support.cache_calls import operands
+
+FP8 = torch.float8_e4m3fn
+
+
+def raw(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize("name", sorted(GRAMMARS))
+def test_right_in_every_last_shape(name: str) -> None:
+    """The verb itself, by position and in place, on the case of the profile with the most tokens."""
+    case = next(c for c in reversed(list(profiles.cases(name, "quick"))) if c.dtypes == GRAMMARS[name].dtypes[0])
+    inputs, options = case.inputs(), case.call_options()
+    own = {n: x.clone() for n, x in inputs.items()}
+    made = getattr(kernels, name)(**own, **options)
+    contract = get(name)
+    found = {"out": made} if made is not None else {n: own[n] for n in contract.returns}
+    assert not contract.judge(inputs, found, **options).status.is_failure
+    for n in set(own) - set(contract.returns):
+        assert torch.equal(raw(own[n]), raw(inputs[n]))
+
+
+def joint(made: tuple[object, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """A cache whose pages hold keys, then values; and both as views of it."""
+    key_cache = made[2]
+    assert isinstance(key_cache, Tensor)
+    pages = torch.stack([key_cache.view(torch.uint8)] * 2, dim=1).view(FP8)
+    return pages, pages[:, 0], pages[:, 1]
+
+
+def test_pages_with_keys_and_values_side_by_side() -> None:
+    """The page stride is twice that of a page; nothing else is written."""
+    made = operands()["reshape_and_cache_flash"]
+    kernels.reshape_and_cache_flash(*made)  # type: ignore[arg-type]
+    fresh = operands()["reshape_and_cache_flash"]
+    pages, keys, values = joint(fresh)
+    kernels.reshape_and_cache_flash(*fresh[:2], keys, values, *fresh[4:])  # type: ignore[arg-type]
+    assert torch.equal(raw(keys), raw(made[2])) and torch.equal(raw(values), raw(made[3]))  # type: ignore[arg-type]
+    assert pages.stride(0) == 2 * keys[0].numel()
+
+
+def test_heads_before_slots_are_the_same_cache() -> None:
+    made, other = operands()["reshape_and_cache_flash"], list(operands()["reshape_and_cache_flash"])
+    kernels.reshape_and_cache_flash(*made)  # type: ignore[arg-type]
+    for i in (2, 3):
+        other[i] = other[i].view(torch.uint8).transpose(1, 2).contiguous().view(FP8)  # type: ignore[attr-defined]
+    kernels.reshape_and_cache_flash(*other[:-1], "HND")  # type: ignore[arg-type]
+    for i in (2, 3):
+        assert torch.equal(raw(other[i].transpose(1, 2)), raw(made[i]))  # type: ignore[attr-defined, arg-type]
+
+
+def test_nobody_has_a_slot() -> None:
+    """Nothing is written where every slot is negative, or there is no token."""
+    names = ("reshape_and_cache_flash", "concat_and_cache_ds_mla", NVFP4)
+    for slots, more in ((torch.full((5,), -1), ("indexer_k_quant_and_cache",)), (torch.zeros(0).long(), ())):
+        for name in (*names, *more):
+            made = [slots if isinstance(t, Tensor) and t.dtype == torch.int64 else t for t in operands()[name]]
+            before = [t.clone() for t in made if isinstance(t, Tensor)]
+            getattr(kernels, name)(*made)
+            after = [t for t in made if isinstance(t, Tensor)]
+            assert all(torch.equal(raw(x), raw(y)) for x, y in zip(before, after, strict=True))
+
+
+def test_written_and_read_again() -> None:
+    """What the writers leave, the readers bring back within half a step of a code: 2^-4 of the value or of the tile."""
+    made = operands()["concat_and_cache_ds_mla"]
+    kernels.concat_and_cache_ds_mla(*made)  # type: ignore[arg-type]
+    cache = made[2]
+    assert isinstance(cache, Tensor)
+    rows = kernels.dequantize_k_cache(cache.unsqueeze(2)).reshape(-1, 576).float()
+    for token, slot in ((0, 3), (2, 0), (3, 11), (4, 6)):
+        wanted = torch.cat([made[0][token], made[1][token]]).float()  # type: ignore[index]
+        tile = wanted[:512].reshape(4, 128).abs().amax(1).repeat_interleave(128)
+        assert bool(((rows[slot, :512] - wanted[:512]).abs() <= wanted[:512].abs() / 16 + tile * 2.0**-9 / 448).all())
+        assert torch.equal(rows[slot, 512:], wanted[512:])
+
+
+def changed(name: str, at: int, change: Callable[[object], object]) -> tuple[object, ...]:
+    made = list(operands()[name])
+    made[at] = change(made[at])
+    return tuple(made)
+
+
+NVFP4 = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
+BAD = (
+    ("reshape_and_cache_flash", 7, lambda x: "DHN", OptionError, "NHD"),
+    ("reshape_and_cache_flash", 5, lambda x: x.repeat(3), ShapeError, "one for each"),
+    ("reshape_and_cache_flash", 5, lambda x: x.half(), DtypeError, "k_scale"),
+    ("reshape_and_cache_flash", 2, lambda x: x[..., ::2], LayoutError, "dense"),
+    ("reshape_and_cache_flash", 2, lambda x: x.view(torch.uint8), DtypeError, "float8_e4m3fn"),
+    ("reshape_and_cache_flash", 4, lambda x: x.repeat(2), ShapeError, "10 slots"),
+    ("reshape_and_cache_flash", 4, lambda x: x.short(), DtypeError, "int32 or int64"),
+    ("reshape_and_cache", 3, lambda x: x[:, :1], ShapeError, "value_cache"),
+    ("concat_and_cache_mla", 2, lambda x: x[..., :32], ShapeError, "R \\+ E"),
+    ("set_mla_kv_buffer", 1, lambda x: x[:3], ShapeError, "loc"),
+    ("convert_fp8", 1, lambda x: -1.0, OptionError, "positive"),
+    ("convert_fp8", 2, lambda x: torch.float32, DtypeError, "one of them"),
+    ("append_paged_kv_cache", 4, lambda x: x.float().bfloat16(), DtypeError, "k_cache"),
+    ("append_paged_kv_cache", 7, lambda x: x[:2], ShapeError, "kv_last_page_len"),
+    ("append_paged_mla_kv_cache", 1, lambda x: x.float(), DtypeError, "append_kpe"),
+    ("concat_and_cache_ds_mla", 2, lambda x: x[..., :640], ShapeError, "656"),
+    ("concat_and_cache_ds_mla", 0, lambda x: x.float(), DtypeError, "kv_c"),
+    ("quantize_k_cache", 0, lambda x: x[..., :512], ShapeError, "576"),
+    ("indexer_k_quant_and_cache", 3, lambda x: 64, OptionError, "128"),
+    ("indexer_k_quant_and_cache", 4, lambda x: "e8m0", OptionError, "ue8m0"),
+    ("indexer_k_quant_and_cache", 1, lambda x: x[:, ::2], LayoutError, "dense"),
+    (NVFP4, 0, lambda x: x[..., :8], ShapeError, "16"),
+    (NVFP4, 4, lambda x: x[:2], ShapeError, "k_scale_cache"),
+    ("gather_and_maybe_dequant_cache", 3, lambda x: x[:2], ShapeError, "cu_seq_lens"),
+    ("gather_and_maybe_dequant_cache", 2, lambda x: x.long(), DtypeError, "block_table"),
+    ("cp_gather_cache", 1, lambda x: x.view(torch.uint8), DtypeError, "dst"),
+    ("cp_gather_and_upconvert_fp8_kv_cache", 1, lambda x: x[:, :512], ShapeError, "dst"),
+    ("dequantize_k_cache", 0, lambda x: x[..., :640], ShapeError, "656"),
+    ("cp_gather_indexer_k_quant_cache", 2, lambda x: x[:, :2], ShapeError, "dst_scale"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "at", "change", "error", "said"), BAD)
+def test_bad_calls(name: str, at: int, change: Callable[[object], object], error: type[KernelError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        getattr(kernels, name)(*changed(name, at, change))
+
+
+def test_every_verb_has_a_bad_call() -> None:
+    assert {name for name, *_ in BAD} == set(operands()) == set(GRAMMARS)
+
+
