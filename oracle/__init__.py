@@ -3,6 +3,8 @@
     reference(contract, inputs)          the float64 truth, or its correct rounding
     judge(contract, inputs, output)      a verdict on every element, with a proof behind it; true when it is PASSED
     assert_conforms(...)                 the same, with an error unless it is PASSED
+    interval(contract, inputs)           the least and the greatest admissible value of every element
+    compare_close(actual, expected)      what the usual checks say, a row for each; no verdict
     predict(contract, inputs)            the bits that the hardware produces
     identify(contract, inputs, output)   which known arithmetic produced these bits
     classify(contract, inputs, output)   the tightest class of arithmetic that holds an output
@@ -24,13 +26,17 @@ from typing import TYPE_CHECKING, Any
 from oracle.errors import NonconformanceError, OracleError
 
 if TYPE_CHECKING:
-    from oracle.api import assert_conforms, classify, contracts, identify, judge, loss, predict, reference
+    from oracle.api import assert_conforms, classify, contracts, identify, interval, judge, loss, predict, reference
+    from oracle.diagnosis.baselines import Closeness, compare_close
     from oracle.harness.validation import validate
     from oracle.routines import cases, data, strategies
     from oracle.verdict.compare import Status, Verdict, Worst
     from oracle.verdict.loss import Loss
+    from oracle.verdict.sets import Bounds
 
 __all__ = [
+    "Bounds",
+    "Closeness",
     "Loss",
     "NonconformanceError",
     "OracleError",
@@ -40,9 +46,11 @@ __all__ = [
     "assert_conforms",
     "cases",
     "classify",
+    "compare_close",
     "contracts",
     "data",
     "identify",
+    "interval",
     "judge",
     "loss",
     "predict",
@@ -53,8 +61,11 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(
-        ("assert_conforms", "classify", "contracts", "identify", "judge", "loss", "predict", "reference"), "oracle.api"
+        ("assert_conforms", "classify", "contracts", "identify", "interval", "judge", "loss", "predict", "reference"),
+        "oracle.api",
     ),
+    **dict.fromkeys(("Closeness", "compare_close"), "oracle.diagnosis.baselines"),
+    "Bounds": "oracle.verdict.sets",
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
     "Loss": "oracle.verdict.loss",
     "validate": "oracle.harness.validation",

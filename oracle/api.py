@@ -16,6 +16,7 @@ from oracle.tensorcore.identify import Match
 from oracle.verdict.classes import Class, tightest_class
 from oracle.verdict.compare import Verdict
 from oracle.verdict.loss import Loss
+from oracle.verdict.sets import Bounds
 
 
 def contracts() -> Mapping[str, Contract]:
@@ -111,6 +112,43 @@ def assert_conforms(
     verdict = judge(contract, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
     verdict.raise_for_status()
     return verdict
+
+
+def interval(
+    contract: str,
+    inputs: Mapping[str, Tensor],
+    *,
+    arch: str = "sm90",
+    numerics: str | None = None,
+    **options: object,
+) -> dict[str, Bounds]:
+    """The admissible values of every output of a call, before there is a kernel.
+
+    Parameters
+    ----------
+    contract, inputs, arch, numerics, options : as for :func:`judge`. Where ``out_dtype`` is left open it is the first
+        that the contract lists, bfloat16 for most products.
+
+    Returns
+    -------
+    dict of Bounds
+        By output ``low`` and ``high``, the least and the greatest admissible value on the grid of the output's dtype,
+        as float64 in its shape on the device of the inputs; both NaN where a NaN is due; ``free``, the elements of
+        which nothing is said (padding, rows that nobody fills, an intermediate that may overflow), ``-inf`` to ``inf``.
+        They are those of the first admitted numerics, of a quantiser of its first recipe: its codes as values, for the
+        scale that is due. Undeclared, :func:`judge` also admits what the contract's other recipes, and float32 in any
+        order, give for the output as a whole.
+
+    Raises
+    ------
+    NumericsError
+        Right outputs are no interval for each element (packed codes, a choice of experts); or unknown numerics or arch.
+    OracleError
+        The call is wrong.
+    """
+    _name("arch", arch)
+    _name("numerics", numerics)
+    return get(contract).bounds(_values(inputs), arch=arch, numerics=numerics, **options)
 
 
 def predict(

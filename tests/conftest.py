@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.commandline import Cli, Ran
+from tests.support.cpu import Costs
 from tests.support.full import left_out
 from tests.support.paths import FIXTURES, ROOT, SHARED
 
@@ -54,6 +55,7 @@ WAY_OUT = "set FP8_ORACLE_SHARED to the folder that holds captures/ and vectors/
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu", metavar="FILE", type=Path, help="write what every test costs (support/cpu.py)")
     parser.addoption("--full", action="store_true", help="also what repeats a check on more cases (support/full.py)")
 
 
@@ -74,6 +76,8 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--full"):
         settings.load_profile("full")
+    if path := config.getoption("--cpu"):
+        config.pluginmanager.register(Costs(path))
     config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
 
 
@@ -134,6 +138,15 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(validation, "Worker", InProcess)
     monkeypatch.setattr(probing, "Worker", InProcess)
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes that have torch loaded already, for kernels that crash or hang."""
+    from oracle.harness import process
+    from tests.support import forked_worker
+
+    monkeypatch.setattr(process, "subprocess", forked_worker.SHIM)
 
 
 @pytest.fixture

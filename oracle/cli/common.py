@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -130,6 +131,39 @@ def add_explain_level(command: argparse.ArgumentParser) -> None:
     """``--explain LEVEL``, a level of :mod:`oracle.diagnosis.level`."""
     said = "how much is said of why an output fails: nothing, the first known fault that holds (default), or everything"
     command.add_argument("--explain", choices=[str(level) for level in Explain], default=str(Explain.QUICK), help=said)
+
+
+def add_jobs(command: argparse.ArgumentParser) -> None:
+    """``--jobs N``, for :func:`oracle.harness.jobs.in_order`."""
+    said = "processes that judge at the same time (default: 1); what is written is the same with any number"
+    command.add_argument("--jobs", type=whole(1), default=1, metavar="N", help=said)
+
+
+class Bar:
+    """A bar with what runs, the rate and the time that is left; nothing where the output is no terminal."""
+
+    def __init__(self, screen: Console, total: int) -> None:
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(),
+                   TimeRemainingColumn(), TextColumn("{task.description}"))  # fmt: skip
+        self._bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
+        self._task = self._bar.add_task("", total=total, rate="")
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def runs(self, what: str) -> None:
+        """Say what runs now."""
+        self._bar.update(self._task, description=what)
+
+    def advance(self) -> None:
+        """One more is done."""
+        self._bar.advance(self._task)
+        speed = self._bar.tasks[0].finished_speed or self._bar.tasks[0].speed
+        self._bar.update(self._task, rate="" if not speed else f"{speed:.3g}/s")
 
 
 def add_json(command: argparse.ArgumentParser, what: str) -> None:

@@ -17,6 +17,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("one routine on one backend", "verify --contract fp8_gemm_nt --subject eager"),
         ("what a failing row prints", f"verify --case {_CASE} --subject eager"),
         ("a long run that may be killed, and its continuation", "verify --profile full --record run.jsonl --resume"),
+        ("a quarter of everything, on four cores", "verify --shard 1/4 --jobs 4 --record 1.jsonl"),
     ),
     "validate": (("your own kernel", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt"),),
     "judge": (
@@ -53,6 +54,9 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "report": (
         ("a page and a summary from a record", "report run.jsonl --html report.html --markdown summary.md"),
         ("what failed, in a few lines", "report run.jsonl --failures --quiet"),
+    ),
+    "merge": (
+        ("the shards of a run, made by `verify --shard 1/4 --record 1.jsonl` and so on", "merge 1.jsonl 2.jsonl"),
     ),
     "compare": (
         ("before and after an upgrade", "compare before.jsonl after.jsonl"),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.text import Text
 
-from oracle.cli.common import Commands, add_command, console, repeated, say, verdict_line
+from oracle.cli.common import Bar, Commands, add_command, add_jobs, console, repeated, say, verdict_line
+from oracle.errors import FixtureError
 from oracle.fixtures import captures, checksums, golden, golden_export
 from oracle.fixtures import files as fixtures
 from oracle.harness import recording
+from oracle.harness.jobs import Lost, divided, in_order
 from oracle.report import ledger
 from oracle.verdict.compare import Status
 
@@ -19,7 +24,7 @@ def add(commands: Commands) -> None:
     command = commands.add_parser("fixtures", help="check, generate, list, export or judge the stored fixtures")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
     said = "read every file, compare it with its manifest, and compute every golden again"
-    actions.add_parser("check", help=said).set_defaults(run=_check)
+    add_jobs(add_command(actions, "check", _check, said))
     actions.add_parser("list", help="list the golden fixtures").set_defaults(run=_list)
     generate = add_command(
         actions, "generate", _rewrite, "write the golden fixtures",
@@ -73,9 +78,29 @@ def _check(arguments: argparse.Namespace) -> int:
     print(f"{ledger.FILE}: {len(ledger.load(folder / ledger.FILE))} known failures")
     golden.check_files(folder / golden.FOLDER)
     print(checksums.check(folder))
-    for line in golden.check(folder / golden.FOLDER):
+    goldens = folder / golden.FOLDER
+    cases = golden.load(goldens)["cases"]
+    with Bar(console(), len(cases)) as bar, ExitStack() as stack:
+
+        def started(number: int) -> None:
+            bar.runs(cases[number]["id"])
+
+        make, threads = partial(_checking, goldens), divided(arguments.jobs, None)
+        done = in_order(make, range(len(cases)), jobs=arguments.jobs, threads=threads, started=started)
+        for entry, found in zip(cases, stack.enter_context(closing(done)), strict=True):
+            if isinstance(found, Lost):
+                raise FixtureError(f"{entry['id']}: cannot be made again: {found.cause}")
+            bar.advance()
+    for line in golden.summary(goldens):
         say(line)
     return 0
+
+
+@contextmanager
+def _checking(goldens: Path) -> Iterator[Callable[[int], None]]:
+    """Regenerates the golden of a number."""
+    cases = golden.load(goldens)["cases"]
+    yield lambda number: golden.check_case(goldens, cases[number])
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -14,10 +14,11 @@ import contextlib
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
+
+from oracle.errors import FixtureError
 
 LISTED = ("contracts", "cases", "numerics")
 GROUPS = ("fp8_oracle.families", "fp8_oracle.formats", "fp8_oracle.schedules")
@@ -39,7 +40,7 @@ def answer(words: Sequence[str]) -> str | None:
         return f"fp8-oracle {version_here()}\n"
     if (path := _place(words)) is None or "torch" in sys.modules:
         return None
-    with contextlib.suppress(OSError, UnicodeDecodeError):
+    with contextlib.suppress(OSError, UnicodeDecodeError):  # nothing is kept, or not what was written: asked afresh
         return path.read_text(encoding="utf-8")
     return None
 
@@ -57,14 +58,13 @@ def kept(words: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.stdout = said.stream
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    from oracle.fixtures.files import make_folder, write_bytes  # loaded by the command already
+
+    with contextlib.suppress(OSError, FixtureError):  # a folder that cannot be written costs the next call its time
+        make_folder(path.parent)
         for old in sorted(path.parent.glob("list-*.txt"), key=lambda p: p.stat().st_mtime)[: -KEPT + 1]:
             old.unlink(missing_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write("".join(said.lines))
-        os.replace(name, path)
+        write_bytes(path, "".join(said.lines).encode())
 
 
 class _Copy:
@@ -99,7 +99,7 @@ def _place(words: Sequence[str]) -> Path | None:
             found.update(f"{folder}/{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     here = Path.cwd()
     for above in (here, *here.parents):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # most folders have none
             found.update((above / "pyproject.toml").read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(home) / "fp8-oracle" / f"list-{found.hexdigest()[:32]}.txt"

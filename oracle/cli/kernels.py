@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import secrets
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from oracle.cli.common import (
     Commands,
     add_command,
     add_explain_level,
+    add_jobs,
     add_json,
     add_recipe,
     console,
@@ -28,9 +30,10 @@ from oracle.cli.common import (
 )
 from oracle.errors import OptionError
 from oracle.harness import provenance, recording
+from oracle.harness.endurance import seed_of, soak
 from oracle.harness.probing import probe, probe_block_scaled
 from oracle.harness.report import Report
-from oracle.harness.validation import LIMIT, PROFILES, validate
+from oracle.harness.validation import LIMIT, PROFILES, SEEDS, SOAK, validate
 from oracle.routines.domain import EXAMPLE
 from oracle.tensorcore.block_probes import KINDS, BlockFingerprint, Kind
 from oracle.tensorcore.fingerprint import Fingerprint
@@ -39,7 +42,7 @@ from oracle.tensorcore.instructions import F8F6F4 as FORMATS
 SHOWN = 12  # failures printed in full
 # What `validate` and the verb of that name call alike.
 ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "require", "limit", "seconds", "domain",
-         "untrusted", "explain")  # fmt: skip
+         "untrusted", "explain", "jobs")  # fmt: skip
 OUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ADAPTER: dict[str, Any] = {"metavar": "MODULE:CALLABLE", "help": "called as adapter(kernel, inputs, options)"}
 _DEVICE: dict[str, Any] = {"default": "cpu", "help": "cpu (default) or cuda"}
@@ -81,6 +84,13 @@ def add_validate(commands: Commands) -> None:
         help="run the kernel in a sandbox without the oracle, network or files to write, on data of a fresh seed; "
         "exit 2 where this machine makes no sandbox",
     )  # fmt: skip
+    add_jobs(command)
+    said = "with --profile soak: append what every stretch found to this file"
+    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
+    said = "continue --record until --seconds are over in all"
+    command.add_argument("--resume", action="store_true", help=said)
+    said = "with --profile soak: stretches with a failure after which it ends (default: %(default)d)"
+    command.add_argument("--stop-after", type=whole(1), default=3, metavar="N", help=said)
     command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
     add_json(command, "the report")
 
@@ -115,6 +125,11 @@ def _validate(arguments: argparse.Namespace) -> int:
     arguments.numerics = declared(arguments)
     asked = {name: getattr(arguments, name) for name in ASKED}
     save = None if arguments.save is None else Path(arguments.save)
+    several = arguments.device == "cuda" and torch.cuda.device_count() > 1
+    if arguments.profile == "soak" and not arguments.case and (several or arguments.jobs > 1 or arguments.record):
+        return _soak(arguments)
+    if arguments.record is not None or arguments.resume:
+        raise OptionError("--record and --resume belong to --profile soak")
     report = validate(arguments.kernel, arguments.contract, save=save, **asked)
     screen = console(stderr=arguments.json == "-")
     print_report(report, screen)
@@ -123,6 +138,31 @@ def _validate(arguments: argparse.Namespace) -> int:
         made = recording.provenance_of(provenance.machine(), provenance.versions(()), command)
         write_json(arguments.json, report.to_json() | {"provenance": made})
     return report.exit_code
+
+
+def _soak(arguments: argparse.Namespace) -> int:
+    """A soak on every device, in stretches."""
+    if arguments.save is not None:
+        raise OptionError("--save: repeat the stretch that failed with its --seed and --save")
+    if arguments.resume and arguments.record is None:
+        raise OptionError("--resume continues a record; name it with --record FILE.jsonl")
+    seed = secrets.randbelow(SEEDS) if arguments.seed is None else arguments.seed
+    if arguments.resume and arguments.seed is None:
+        seed = seed_of(arguments.record, seed)
+    passed = ("adapter", "arch", "numerics", "require", "limit", "domain", "untrusted", "explain")
+    screen = console(stderr=arguments.json == "-")
+    terminal = screen.is_terminal
+    found = soak(
+        arguments.kernel, arguments.contract, seconds=arguments.seconds or SOAK, seed=seed, device=arguments.device,
+        lanes=None if arguments.jobs == 1 else arguments.jobs, most=arguments.stop_after, record=arguments.record,
+        resume=arguments.resume, said=lambda line: screen.print(line, soft_wrap=True) if terminal else None,
+        **{name: getattr(arguments, name) for name in passed},
+    )  # fmt: skip
+    for line in found.lines():
+        screen.print(line, soft_wrap=True)
+    screen.print(f"seed {seed}; --seed {seed} repeats this run", soft_wrap=True)
+    write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
+    return found.exit_code
 
 
 def command_of(arguments: argparse.Namespace, seed: int | None) -> str:

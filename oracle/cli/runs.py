@@ -9,22 +9,25 @@ import argparse
 import contextlib
 import math
 import os
+import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from oracle.cli.common import (
+    Bar,
     Commands,
     add_command,
     add_explain_level,
+    add_jobs,
     add_json,
     console,
     pairs,
@@ -36,13 +39,14 @@ from oracle.cli.common import (
 from oracle.diagnosis.level import explaining
 from oracle.errors import CaseError, OptionError, SubjectError
 from oracle.fixtures import files as fixtures
-from oracle.harness import provenance, recording, runner, subjects
+from oracle.harness import jobs, on_ray, provenance, recording, runner, subjects
 from oracle.harness.isolated import Host
+from oracle.harness.jobs import Lost
 from oracle.harness.recording import CaptureWriter
-from oracle.harness.runner import Filter, Item
+from oracle.harness.runner import Filter, Item, Shard
 from oracle.harness.subjects import Provider
 from oracle.harness.validation import LIMIT
-from oracle.report import changes, history, ledger, record
+from oracle.report import changes, history, ledger, merge, record
 from oracle.report import console as words
 from oracle.report.files import to_json, to_junit, to_markdown
 from oracle.report.html import to_html
@@ -50,6 +54,9 @@ from oracle.report.ledger import Entry
 from oracle.report.outcome import Outcome, Report
 from oracle.report.record import Recorder, Run
 from oracle.routines import cases, get, profiles, registered
+from oracle.verdict.compare import Status, Verdict
+
+Pool = Callable[..., Generator["Outcome | Lost"]]
 
 _FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "json": (to_json, "write the report as JSON; `-` is the standard output"),
@@ -75,6 +82,11 @@ def add_verify(commands: Commands) -> None:
     add_explain_level(command)
     command.add_argument("--list", action="store_true", help="print the ids that would run, and stop")
     command.add_argument("--fixtures", metavar="DIR", help="the fixtures folder; `none` replays nothing")
+    add_jobs(command)
+    said = "judge on the machines of a Ray cluster, at ADDRESS as auto or host:6379 (default: the one Ray finds)"
+    command.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=said)
+    said = "the i-th of n parts of all cases, the same on every machine; `fp8-oracle merge` joins their records"
+    command.add_argument("--shard", metavar="I/N", help=said)
     said = "CPU threads of one case (default: 1 for a profile, whose cases are small; all of them for --case)"
     command.add_argument("--threads", type=int, metavar="N", help=said)
     said = "seconds that a subject may take for one case (default: %(default)g)"
@@ -99,6 +111,19 @@ def add_report(commands: Commands) -> None:
     command.add_argument("--contract", metavar="NAME", help="only this routine; * and ? match")
     command.add_argument("--subject", metavar="NAME", help="only this subject; * and ? match")
     command.add_argument("--failures", action="store_true", help="only what fails, known failures included")
+    _add_output_arguments(command)
+    _add_volume_arguments(command)
+
+
+def add_merge(commands: Commands) -> None:
+    command = add_command(
+        commands, "merge", _merge, "join the records of the shards of a run",
+        "Join records of one version and one selection, as the shards of a run, in any order. A case that was judged "
+        "twice with different results, and a shard that is missing, are complaints. The exit status is that of the "
+        "whole: 0 when all was as it must be, 1 when not.",
+    )  # fmt: skip
+    command.add_argument("records", type=Path, nargs="+", metavar="RECORD", help="a .jsonl record")
+    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help="write the whole here: a new file")
     _add_output_arguments(command)
     _add_volume_arguments(command)
 
@@ -174,6 +199,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.keep is not None:
         if arguments.resume:
             raise OptionError("--keep needs every output, and --resume skips what its record holds; use one of them")
+        if arguments.jobs > 1 or arguments.ray is not None:
+            raise OptionError("--keep collects outputs in one process; use it without --jobs and --ray")
         recording.require_empty(arguments.keep)
         writer = CaptureWriter()
     configured = () if arguments.subject or arguments.case else getattr(arguments, "subjects", ())
@@ -181,8 +208,10 @@ def _verify(arguments: argparse.Namespace) -> int:
     if case is not None and not case.startswith("captures/"):
         case = str(cases.parse(case))  # as every id is spelled
     wanted = Filter(arguments.contract, arguments.subject, case, configured, arguments.arch)
+    shard = None if arguments.shard is None else Shard.parse(arguments.shard)
     folder = None if arguments.fixtures == "none" else fixtures.folder(arguments.fixtures)
     given = arguments.threads
+    each = jobs.divided(arguments.jobs, given or 1)
     if given is not None and given < 1:
         raise OptionError(f"--threads {given}: at least 1")
     if not 0 < arguments.limit < math.inf:
@@ -198,13 +227,35 @@ def _verify(arguments: argparse.Namespace) -> int:
         named = providers[len(points) - len(arguments.provider) :]
         for problem in (p.problem for p in named if p.problem is not None):
             raise SubjectError(problem)
-        items = _items(wanted, folder, arguments.profile, providers, writer)
+        items = _items(wanted, folder, arguments.profile, providers, writer, shard)
         if arguments.list:
             for item in items:
                 say(f"{item.id}\t{item.subject}")
             return 0
+        here = arguments.jobs == 1
+        versions = None if arguments.ray is None else provenance.versions(providers)
+        asked = (wanted, folder, arguments.profile, arguments.provider, shard, arguments.limit, each, arguments.explain,
+                 versions)  # fmt: skip
+        make = partial(_here, items) if here else partial(_apart, *asked)
+        pool = partial(jobs.in_order, make, jobs=arguments.jobs, threads=each)
+        if arguments.ray is not None:
+            if not here:
+                raise OptionError(f"--jobs {arguments.jobs} divides one machine, --ray schedules by itself; use one")
+            devices = {(s.contract, s.name, s.arch): s.device for p in providers for s in p.subjects}
+
+            def gpus(number: int) -> bool:
+                item = items[number]
+                return devices.get((item.contract, item.subject, item.arch), "cpu").startswith("cuda")
+
+            def lost(number: int, cause: str) -> None:
+                item = items[number]
+                say(f"fp8-oracle: {item.id} [{item.subject}] is run again: {cause}", stderr=True)
+
+            make = partial(_apart, *asked)
+            address = arguments.ray or None
+            pool = partial(on_ray.in_order, make, address=address, threads=each, gpus=gpus, lost=lost)
         with explaining(arguments.explain):
-            return _run(arguments, wanted, folder, providers, items, writer)
+            return _run(arguments, wanted, folder, providers, items, writer, pool)
 
 
 def _run(
@@ -214,6 +265,7 @@ def _run(
     providers: Sequence[Provider],
     items: Sequence[Item],
     writer: CaptureWriter | None,
+    pool: Pool,
 ) -> int:
     """Judge the items, and report; the exit status."""
     entries = ledger.load(folder / ledger.FILE) if folder is not None else []
@@ -225,6 +277,7 @@ def _run(
         "case": wanted.id,
         "arch": wanted.arch,
         "fixtures": "none" if folder is None else None,
+        "shard": arguments.shard and str(Shard.parse(arguments.shard)),
     }
     selection = {name: value for name, value in asked_for.items() if value}
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -238,9 +291,11 @@ def _run(
     finished = {} if recorder is None else recorder.finished
     earlier = [finished.get(key) if "/" in item.id else None for item, key in zip(items, keys, strict=True)]
     start = time.perf_counter() - sum(o.seconds for o in earlier if o is not None)
-    outcomes = _judge(items, keys, earlier, screen, entries, recorder, verbose=arguments.verbose)
+    outcomes = _judge(items, keys, earlier, screen, entries, recorder, pool, verbose=arguments.verbose)
     unfinished = len(items) - len(outcomes)
-    marked, complaints = ledger.apply(outcomes, entries, whole=not wanted and folder is not None and not unfinished)
+    marked, complaints = ledger.apply(
+        outcomes, entries, whole=not wanted and arguments.shard is None and folder is not None and not unfinished
+    )
     seconds = time.perf_counter() - start
     report = Report(marked, complaints, about.machine, seconds, about.versions, about.started, unfinished)
     if recorder is not None:
@@ -261,6 +316,15 @@ def _run(
 
 
 def _items(
+    wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider], writer: CaptureWriter | None,
+    shard: Shard | None,
+) -> list[Item]:
+    """What is wanted of the captures and of the subjects here; of a ``shard``, which may be empty, its part."""
+    kept = _wanted_items(wanted, folder, profile, providers, writer)
+    return kept if shard is None else [item for item in kept if shard.holds(item)]
+
+
+def _wanted_items(
     wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider], writer: CaptureWriter | None
 ) -> list[Item]:
     replayed = [] if folder is None else runner.replay(folder / "captures")
@@ -296,29 +360,80 @@ def _judge(
     screen: Console,
     entries: Sequence[Entry],
     recorder: Recorder | None,
+    pool: Pool,
     *,
     verbose: bool,
 ) -> list[Outcome]:
-    """The outcomes in order, fewer than items when interrupted; each is recorded before the next one is computed."""
+    """The outcomes in order, fewer than items when interrupted; each is recorded when all before it are."""
     done: list[Outcome] = []
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
-    # An interrupted run is reported as unfinished, with exit status 130.
-    with contextlib.suppress(KeyboardInterrupt), bar:
-        task = bar.add_task("", total=len(items))
-        for item, key, found in zip(items, keys, earlier, strict=True):
-            failing = sum(o.fails for o in done)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(KeyboardInterrupt))  # reported as unfinished, with exit status 130
+        bar = stack.enter_context(Bar(screen, len(items)))
+
+        def started(number: int) -> None:
+            failing, item = sum(o.fails for o in done), items[number]
             so_far = f"[bold red]{failing} failing[/] " if failing else ""
-            bar.update(task, description=f"{so_far}{item.contract} \\[{item.subject}]")
-            outcome = item.outcome() if found is None else replace(found, known=None)
+            bar.runs(f"{so_far}{item.contract} \\[{item.subject}]")
+
+        new = [number for number, found in enumerate(earlier) if found is None]
+        running = stack.enter_context(contextlib.closing(pool(new, started=started)))
+        outcomes = (_told(items[number], said) for number, said in zip(new, running, strict=True))
+        for key, found in zip(keys, earlier, strict=True):
+            outcome = next(outcomes) if found is None else replace(found, known=None)
             ((outcome,), _) = ledger.apply([outcome], entries, whole=False)
             if recorder is not None and found is None:
                 recorder.append(key, outcome)
             if verbose:
                 screen.print(words.line(outcome), soft_wrap=True)
             done.append(outcome)
-            bar.advance(task)
+            bar.advance()
     return done
+
+
+@contextlib.contextmanager
+def _here(items: Sequence[Item]) -> Iterator[Callable[[int], Outcome]]:
+    """Judges by number in this process."""
+    yield lambda number: items[number].outcome()
+
+
+@contextlib.contextmanager
+def _apart(
+    wanted: Filter,
+    folder: Path | None,
+    profile: str,
+    named: Sequence[str],
+    shard: Shard | None,
+    limit: float,
+    threads: int,
+    explain: str,
+    versions: Mapping[str, str] | None,
+) -> Iterator[Callable[[int], Outcome]]:
+    """Judges by number, in a process of its own, what :func:`_items` lists there as here."""
+    with Host(subjects.points(named), limit=limit, threads=threads) as host, explaining(explain):
+        providers = host.providers()
+        mine = versions if versions is None else provenance.versions(providers)
+        if versions != mine:
+            raise SubjectError(f"{_difference(versions or {}, mine or {})}; install the same on every machine")
+        items = _items(wanted, folder, profile, providers, None, shard)
+        yield lambda number: items[number].outcome()
+
+
+def _difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
+    name = next(n for n in sorted({*here, *there}) if here.get(n) != there.get(n))
+    return f"{name} is {there.get(name, 'none')} on {platform.node()}, {here.get(name, 'none')} where the run began"
+
+
+def _told(item: Item, said: Outcome | Lost) -> Outcome:
+    """The outcome of an item that another process judged."""
+    if isinstance(said, Lost):
+        verdict = Verdict(Status.CRASHED, f"CRASHED: {said.cause}", reason=said.cause)
+        return Outcome(item.id, item.contract, item.subject, item.arch, verdict, 0.0)
+    if (said.id, said.subject, said.arch) != (item.id, item.subject, item.arch):
+        raise SubjectError(
+            f"a process of --jobs lists {said.id} [{said.subject}] where this one lists {item.id} "
+            f"[{item.subject}]: a provider gives other subjects from time to time; run with --jobs 1"
+        )
+    return said
 
 
 # --- report, compare, history -------------------------------------------------------------------------------
@@ -338,6 +453,21 @@ def _report(arguments: argparse.Namespace) -> int:
     words.print_report(report, _screen(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
     _write_reports(report, arguments)
     return 0 if whole.ok else 1
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    target = arguments.record
+    whole = merge.merged(arguments.records)
+    for note in whole.notes:
+        say(f"fp8-oracle: {note}", stderr=True)
+    if target is not None:
+        if target.exists():
+            raise OptionError(f"{target} exists; name another file")
+        fixtures.write_bytes(target, merge.to_bytes(whole))
+    report = whole.report()
+    words.print_report(report, _screen(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
+    _write_reports(report, arguments)
+    return 0 if report.ok else 1
 
 
 def _compare(arguments: argparse.Namespace) -> int:

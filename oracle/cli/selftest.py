@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.cli.common import Commands, add_command, add_json, console, whole, write_json
+from oracle.cli.common import Bar, Commands, add_command, add_jobs, add_json, console, whole, write_json
 from oracle.diagnosis.baselines import rules
-from oracle.diagnosis.mutation import Fate, Score, contracts_with_cases, mutate, mutate_own_data, right_variants
+from oracle.diagnosis.mutation import (
+    Fate,
+    Mutant,
+    Score,
+    Variant,
+    contracts_with_cases,
+    joined,
+    mutate,
+    mutate_own_data,
+    right_variants,
+)
 from oracle.errors import OptionError
+from oracle.harness.jobs import Lost, divided, in_order
 from oracle.routines import get, profiles
 from oracle.routines.catalogue import Fault, catalogue, faults_of
 from oracle.tensorcore.vectors import conformance
@@ -32,6 +47,7 @@ def add_mutate(commands: Commands) -> None:
     command.add_argument("--legal", type=whole(0), default=0, metavar="N", help="also judge N random legal variants")
     command.add_argument("--seed", type=whole(0), default=1, help="seed of the legal variants (default: 1)")
     command.add_argument("--list", action="store_true", help="print the catalogue, and stop")
+    add_jobs(command)
     add_json(command, "the scores")
 
 
@@ -51,11 +67,7 @@ def _mutate(arguments: argparse.Namespace) -> int:
                 print(f"{fault.name}\t{fault.family}\t{fault.met_in}\t{','.join(sorted(fault.contracts))}")
         return 0
     screen = console(stderr=arguments.json == "-")
-    scores = []
-    for contract in [arguments.contract] if arguments.contract else contracts_with_cases():
-        chosen = [fault for fault in faults_of(contract) if _wanted(fault, arguments)]
-        if chosen:
-            scores.append(mutate(contract, profile=arguments.profile, faults=chosen, with_rules=arguments.rules))
+    scores, variants, lost = _measured(arguments, screen)
     if not scores:
         raise OptionError(f"no fault matches {arguments.fault!r}; `fp8-oracle mutate --list` names them all")
     screen.print(_table(scores, with_rules=arguments.rules))
@@ -70,7 +82,6 @@ def _mutate(arguments: argparse.Namespace) -> int:
         tried = [noticed for noticed in (said or {}).values() if noticed is not None]
         measured = f"notices {sum(tried)} of {len(tried)} faults" if said is not None else "rejects a right result"
         screen.print(f"{name} on its own data {measured}", soft_wrap=True)
-    variants = list(right_variants(arguments.legal, seed=arguments.seed)) if arguments.legal else []
     alarms = [
         f"FALSE ALARM {v.case} by {v.computed_by}, declaring {v.declared or 'nothing'}: {v.verdict.summary}"
         for v in variants
@@ -93,7 +104,59 @@ def _mutate(arguments: argparse.Namespace) -> int:
     }
     write_json(arguments.json, record)
     survived = sum(score.count(Fate.SURVIVED) for score in scores)
-    return 1 if survived or alarms else 0
+    return 1 if survived or alarms or lost else 0
+
+
+TOGETHER = 8  # faults of one contract that a process tries at a time
+
+
+def _measured(arguments: argparse.Namespace, screen: Console) -> tuple[list[Score], list[Variant], int]:
+    """The scores by contract, the legal variants, and how many tasks were lost with their process."""
+    tasks: list[_Task] = [("", (), arguments)] if arguments.legal else []  # first, since it takes longest
+    for contract in [arguments.contract] if arguments.contract else contracts_with_cases():
+        chosen = [fault.name for fault in faults_of(contract) if _wanted(fault, arguments)]
+        together = len(chosen) if arguments.jobs == 1 or arguments.rules else TOGETHER  # rules run every case anyway
+        starts = range(0, len(chosen), max(1, together))
+        tasks += [(contract, tuple(chosen[i : i + together]), arguments) for i in starts]
+    with Bar(screen, len(tasks)) as bar, ExitStack() as stack:
+
+        def started(number: int) -> None:
+            bar.runs(tasks[number][0] or "legal variants")
+
+        make, threads = partial(_carrying_out, tasks), divided(arguments.jobs, None)
+        done = in_order(make, range(len(tasks)), jobs=arguments.jobs, threads=threads, started=started)
+        stack.enter_context(closing(done))
+        pieces, variants, lost = dict[str, list[Score]](), list[Variant](), 0
+        for (contract, names, _), found in zip(tasks, done, strict=True):
+            bar.advance()
+            lost += isinstance(found, Lost)
+            if isinstance(found, Lost):
+                screen.print(f"LOST {contract or 'legal variants'} {', '.join(names)}: {found.cause}", soft_wrap=True)
+                untried = ((catalogue()[name], found.cause) for name in names)
+                mutants = [Mutant(f.name, str(f.family), contract, Fate.UNTRIED, why=why) for f, why in untried]
+                found = Score(contract, tuple(mutants), 0, {}) if contract else []
+            if isinstance(found, Score):
+                pieces.setdefault(contract, []).append(found)
+            else:
+                variants = found
+    return [joined(some) for some in pieces.values()], variants, lost
+
+
+_Task = tuple[str, tuple[str, ...], argparse.Namespace]
+"""A contract and the names of faults to try there; without a contract, the legal variants."""
+
+
+def _carry_out(task: _Task) -> Score | list[Variant]:
+    contract, names, arguments = task
+    if not contract:
+        return list(right_variants(arguments.legal, seed=arguments.seed))
+    chosen = [catalogue()[name] for name in names]
+    return mutate(contract, profile=arguments.profile, faults=chosen, with_rules=arguments.rules)
+
+
+@contextmanager
+def _carrying_out(tasks: Sequence[_Task]) -> Iterator[Callable[[int], Score | list[Variant]]]:
+    yield lambda number: _carry_out(tasks[number])
 
 
 def _wanted(fault: Fault, arguments: argparse.Namespace) -> bool:

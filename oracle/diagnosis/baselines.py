@@ -7,21 +7,25 @@
     flashinfer-bench  |x - y| <= 0.01 + 0.01 |y| for 95 % (low-bit)      its default evaluator
     hipBLASLt         |x - y|_F / |y|_F < 0.1, 0.01, 1e-5 by dtype       clients norm_check (rocBLAS' style)
 
-Each is written as the passing condition, evaluated in float64 on the specified elements against the reference
-``y`` it is given, in the output dtype: on the suite's data the correctly rounded result, which rejects fewer right
-outputs than the project's own reference. On its own data (:func:`own_data`) the reference is the project's: the product
-of the *unquantised* operands for DeepGEMM and FlashInfer, of the quantised ones for the others.
+Each is a figure beside its limit, evaluated in float64 on the specified elements against the reference ``y`` it is
+given, in the output dtype: on the suite's data the correctly rounded result, which rejects fewer right outputs than the
+project's own reference. On its own data (:func:`own_data`) the reference is the project's: the product of the
+*unquantised* operands for DeepGEMM and FlashInfer, of the quantised ones for the others. :func:`compare_close` asks all
+of them about any two tensors.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from oracle.errors import DeviceError, DtypeError, InputError, OptionError, ShapeError
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import DEEPGEMM_1X128, DEEPGEMM_128X128
@@ -30,18 +34,60 @@ from oracle.numbers.scaling import grid
 from oracle.routines import data
 from oracle.truth.gemm import ScaledProduct, exact
 
-Passes = Callable[[Tensor, Tensor, torch.dtype], bool]
+Figure = Callable[[Tensor, Tensor, torch.dtype], float]
+_CONDITIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}  # all false of a NaN
 OWN_CONTRACT = "fp8_gemm_nt"
 """The contract whose inputs the projects' tests make."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One project's rule; ``passes(actual, reference, dtype)`` with float64 tensors of the specified elements."""
+    """One project's rule: ``figure(actual, reference, dtype)``, of float64 tensors of the specified elements, is
+    ``condition`` (``"<"``, ``"<="``, ``">"``, ``">="``) its ``limit``, one number or one for each output dtype."""
 
     name: str
     source: str
-    passes: Passes
+    figure: Figure
+    condition: str
+    limit: float | Mapping[torch.dtype, float]
+
+    def said(self, actual: Tensor, reference: Tensor, dtype: torch.dtype) -> Said:
+        """What the rule says of two float64 tensors."""
+        limit = self.limit if isinstance(self.limit, float) else self.limit[dtype]
+        figure = self.figure(actual, reference, dtype)
+        return Said(self.name, figure, self.condition, limit, _CONDITIONS[self.condition](figure, limit))
+
+    def passes(self, actual: Tensor, reference: Tensor, dtype: torch.dtype) -> bool:
+        """Whether the rule accepts two float64 tensors."""
+        return self.said(actual, reference, dtype).passed
+
+
+@dataclass(frozen=True)
+class Said:
+    """One row of :class:`Closeness`: ``passed`` where ``figure condition limit`` holds, which it does of no NaN."""
+
+    name: str
+    figure: float
+    condition: str
+    limit: float
+    passed: bool
+
+    def __str__(self) -> str:
+        said = "passed: {}" if self.passed else "failed: {}, not"
+        return f"{self.name:<18} {said.format(f'{self.figure:.4g}')} {self.condition} {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """What the usual checks say of two tensors, a row for each; true when all of them pass. It is no verdict."""
+
+    rows: tuple[Said, ...]
+
+    def __bool__(self) -> bool:
+        return all(row.passed for row in self.rows)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.rows))
 
 
 @dataclass(frozen=True)
@@ -62,6 +108,60 @@ def own_data(rule: Rule, *, m: int, n: int, k: int, seed: int) -> OwnData:
     return _OWN[rule.name](f"{rule.name}/m={m},n={n},k={k}/seed={seed}", m, n, k)
 
 
+def compare_close(
+    actual: Tensor, expected: Tensor, *, rtol: float | None = None, atol: float | None = None
+) -> Closeness:
+    """What the acceptance rules of other projects say of ``actual`` beside ``expected``; a verdict is :func:`judge`'s.
+
+    Parameters
+    ----------
+    actual : bfloat16, float16 or float32, any shape, at least one element; tolerances are those of its dtype.
+    expected : the same shape and device; any of these dtypes, or float64.
+    rtol, atol : of torch's rule, both or neither; None takes the defaults of ``torch.testing.assert_close``.
+
+    Returns
+    -------
+    Closeness
+        ``rows`` (``name``, ``figure``, ``condition``, ``limit``, ``passed``), computed in float64: DeepGEMM's
+        ``calc_diff``, the cosine similarity, vLLM's relative mean, the largest ``|x - y| / (atol + rtol |y|)`` of
+        torch, flashinfer-bench's share of close elements, hipBLASLt's norm. A NaN in either fails every rule; equal
+        infinities are close to torch alone. Two tensors of zeros pass.
+
+    Raises
+    ------
+    InputError, DtypeError, ShapeError, DeviceError, OptionError
+        What is given cannot be compared so.
+    """
+    for name, x in (("actual", actual), ("expected", expected)):
+        if not isinstance(x, Tensor):
+            raise InputError(f"{name} is a {type(x).__name__}; pass a tensor")
+        known = tuple(_TORCH) if x is actual else (*_TORCH, torch.float64)
+        if x.dtype not in known:
+            words = ", ".join(str(dtype).removeprefix("torch.") for dtype in known)
+            raise DtypeError(f"{name} is {x.dtype}; these rules compare {words}: decode codes, then .to(torch.float32)")
+    if actual.shape != expected.shape or not actual.numel():
+        shapes = f"actual has shape {list(actual.shape)}, expected {list(expected.shape)}"
+        raise ShapeError(f"{shapes}; pass equal shapes with at least one element")
+    if actual.device != expected.device:
+        raise DeviceError(f"actual is on {actual.device}, expected on {expected.device}; move one with .to(device)")
+    asked = _RULES if rtol is None and atol is None else _with_tolerances(rtol, atol)
+    x, y = (t.detach().to(torch.float64) for t in (actual, expected))
+    return Closeness(tuple(rule.said(x, y, actual.dtype) for rule in asked))
+
+
+def _with_tolerances(rtol: float | None, atol: float | None) -> tuple[Rule, ...]:
+    """The rules, torch's with these tolerances."""
+    if rtol is None or atol is None:
+        raise OptionError(f"rtol is {rtol}, atol {atol}; torch takes both or neither")
+    if not all(isinstance(x, (int, float)) and 0 <= x < math.inf for x in (rtol, atol)):
+        raise OptionError(f"rtol is {rtol!r}, atol {atol!r}; both must be numbers, finite and not negative")
+    given = rtol, atol
+    return tuple(
+        replace(rule, figure=lambda x, y, dtype: _beyond(x, y, *given)) if rule.figure is _torch else rule
+        for rule in _RULES
+    )
+
+
 def calc_diff(x: Tensor, y: Tensor) -> float:
     """``1 - 2<x, y> / (<x, x> + <y, y>)`` in float64; 0 for two zero tensors, NaN with any NaN."""
     x, y = x.to(torch.float64), y.to(torch.float64)
@@ -75,39 +175,52 @@ def cosine(x: Tensor, y: Tensor) -> float:
     return 1.0 if size == 0 and float((x - y).norm()) == 0 else float((x * y).sum()) / size if size else 0.0
 
 
-def _vllm(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
-    size, error = float(y.abs().mean()), float((x - y).abs().mean())
-    return error == 0 if size == 0 else error / size < 1e-3
+def _relative(error: float, size: float) -> float:
+    """``error / size``; 0 for two zeros, infinity for an error beside zero."""
+    if size == 0:
+        return 0.0 if error == 0 else math.inf
+    return error / size
+
+
+def _vllm(x: Tensor, y: Tensor, dtype: torch.dtype) -> float:
+    return _relative(float((x - y).abs().mean()), float(y.abs().mean()))
 
 
 _TORCH = {torch.bfloat16: (1.6e-2, 1e-5), torch.float16: (1e-3, 1e-5), torch.float32: (1.3e-6, 1e-5)}
 
 
-def _torch(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
-    rtol, atol = _TORCH[dtype]
-    return bool(((x - y).abs() <= atol + rtol * y.abs()).logical_or(x == y).all())
+def _torch(x: Tensor, y: Tensor, dtype: torch.dtype) -> float:
+    return _beyond(x, y, *_TORCH[dtype])
 
 
-def _flashinfer_bench(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
+def _beyond(x: Tensor, y: Tensor, rtol: float, atol: float) -> float:
+    """The largest ``|x - y| / (atol + rtol |y|)``, where equal elements are 0; an infinite ``y`` is close to itself
+    only. A quotient of float64 is at most 1 exactly when its dividend is at most its divisor."""
+    ratio = torch.where(torch.isinf(y), torch.inf, (x - y).abs() / (atol + rtol * y.abs()))
+    ratio = torch.where(torch.isnan(x), torch.nan, ratio)
+    return float(torch.where(x == y, 0.0, ratio).max())
+
+
+def _flashinfer_bench(x: Tensor, y: Tensor, dtype: torch.dtype) -> float:
+    """The share of close elements; 0 where one of ``x`` is not finite."""
     close = (x - y).abs() <= 1e-2 + 1e-2 * y.abs()
-    return bool(torch.isfinite(x).all()) and float(close.to(torch.float64).mean()) >= 0.95
+    return float(close.to(torch.float64).mean()) if bool(torch.isfinite(x).all()) else 0.0
 
 
 _NORM = {torch.bfloat16: 0.1, torch.float16: 0.01, torch.float32: 1e-5}
 
 
-def _hipblaslt(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
-    size, error = float(y.norm()), float((x - y).norm())
-    return error == 0 if size == 0 else error / size < _NORM[dtype]
+def _hipblaslt(x: Tensor, y: Tensor, dtype: torch.dtype) -> float:
+    return _relative(float((x - y).norm()), float(y.norm()))
 
 
 _RULES = (
-    Rule("DeepGEMM calc_diff", "deep_gemm/testing: calc_diff < 1e-3", lambda x, y, dtype: calc_diff(x, y) < 1e-3),
-    Rule("FlashInfer cosine", "tests/gemm: cosine similarity > 0.99", lambda x, y, dtype: cosine(x, y) > 0.99),
-    Rule("vLLM mean relative", "tests/kernels test_block_fp8: relative mean difference < 1e-3", _vllm),
-    Rule("torch assert_close", "torch.testing default tolerances of the output dtype", _torch),
-    Rule("flashinfer-bench", "default evaluator: atol = rtol = 1e-2 for 95 % of the elements", _flashinfer_bench),
-    Rule("hipBLASLt norm", "clients norm_check: relative Frobenius norm", _hipblaslt),
+    Rule("DeepGEMM calc_diff", "deep_gemm/testing: calc_diff < 1e-3", lambda x, y, dtype: calc_diff(x, y), "<", 1e-3),
+    Rule("FlashInfer cosine", "tests/gemm: cosine similarity > 0.99", lambda x, y, dtype: cosine(x, y), ">", 0.99),
+    Rule("vLLM mean relative", "tests/kernels test_block_fp8: relative mean difference < 1e-3", _vllm, "<", 1e-3),
+    Rule("torch assert_close", "torch.testing default tolerances of the output dtype", _torch, "<=", 1.0),
+    Rule("flashinfer-bench", "default evaluator: close for 95 % of the elements", _flashinfer_bench, ">=", 0.95),
+    Rule("hipBLASLt norm", "clients norm_check: relative Frobenius norm", _hipblaslt, "<", _NORM),
 )
 
 

@@ -46,7 +46,8 @@ from oracle.routines.fault import fold, touches
 from oracle.routines.mutants import accumulated, products, stored, write
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule
-from oracle.truth.gemm import ScaledProduct, rounded
+from oracle.truth.gemm import Exact, ScaledProduct, rounded
+from oracle.verdict.pattern import places
 from oracle.verdict.products import COINCIDENCES, FEWEST, TRIAL, Part, interval_of, work
 
 LISTED = 0.5  # an explanation that covers less than half of the failing elements is not named
@@ -222,6 +223,7 @@ class FailingOutput:
         self.call, self.output = call, output
         self.numerics = EXACT_SUMS if call.schedule is None else call.schedule.name
         self.widths: dict[int, Interval] = {}
+        self._held: tuple[Piece | None, dict[tuple[int, int] | None, tuple[Exact, Tensor]]] = (None, {})
         self.specified = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
         for part in call.parts:
             self.specified[part.place] = True
@@ -237,6 +239,11 @@ class FailingOutput:
         """How many elements are right by this arithmetic."""
         return int((same_bits(self.output, self.right) & self.specified).sum())
 
+    @cached_property
+    def failing_places(self) -> Tensor:
+        """The failing elements, as flat indices."""
+        return places(self.bad)
+
     @property
     def near(self) -> Tensor:
         """The right result, or what lies within a few units in the last place of it."""
@@ -250,7 +257,7 @@ class FailingOutput:
     @cached_property
     def by_exact_sums(self) -> FailingOutput:
         """The same output compared with exact sums."""
-        return FailingOutput(replace(self.call, schedule=None), self.output, self.bad)
+        return FailingOutput(self.call.by(None), self.output, self.bad)
 
     # --- faults -------------------------------------------------------------------------------------------------
 
@@ -355,8 +362,13 @@ class FailingOutput:
         output, bad = self.output[grid], self.bad[grid]
         if not bool(bad.any()):
             return True
-        value, interval = exact(product), interval_of(product, numerics)
-        expected = rounded(product, value, self.output.dtype)
+        if piece is not self._held[0]:
+            self._held = piece, {}
+        if most not in self._held[1]:  # one value for all numerics
+            value = exact(product)
+            self._held[1][most] = value, rounded(product, value, self.output.dtype)
+        value, expected = self._held[1][most]
+        interval = interval_of(product, numerics)
         sets = admissible(value, expected, interval)
         predicted = Prediction(expected, sets.low, sets.high, sets.open, placement=True)
         return self.weigh((), predicted, View(output, output, bad, bad)).complete  # it changes every element
@@ -417,6 +429,7 @@ class Sample:
         self.failure, self.rows, self.columns = failure, rows, columns
         self.unfaulted: dict[int, Tensor] = {}
         self.right_sums: dict[int, tuple[Tensor, ...]] = {}
+        self.pieces: dict[int, ScaledProduct] = {}
         self.views = [failure.view(i, own, columns) for i, own in enumerate(rows)]
 
     @classmethod
@@ -447,15 +460,22 @@ class Sample:
                 continue
             accs = self.right_sums.get(i) if late else None
             if accs is None:
-                accs = self.failure.sums(None, subset(part.product, rows, self.columns), schedule, faults)
+                accs = self.failure.sums(None, self.piece(i, part.product), schedule, faults)
             if late:
                 self.right_sums[i] = accs
             fallen = call.schedule is not None and schedule is None
             if fallen and i not in self.unfaulted:
-                product = subset(original.product, rows, self.columns)
-                self.unfaulted[i] = stored(call, accumulated(call, product, None, ()), ())
+                self.unfaulted[i] = stored(call, accumulated(call, self.piece(i, original.product), None, ()), ())
             found.append((self.views[i], accs, self.unfaulted[i] if fallen else None))
         return found
+
+    def piece(self, i: int, product: ScaledProduct) -> ScaledProduct:
+        """The sample of a product that stands for part ``i``; that of the part itself is kept."""
+        if product is not self.failure.call.parts[i].product:
+            return subset(product, self.rows[i], self.columns)
+        if i not in self.pieces:
+            self.pieces[i] = subset(product, self.rows[i], self.columns)
+        return self.pieces[i]
 
     def weigh(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> Explanation | None:
         """The explanation that these sums give once stored."""

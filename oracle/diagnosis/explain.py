@@ -58,6 +58,7 @@ from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule, of_class
 from oracle.truth.gemm import rounded
 from oracle.verdict.compare import Failing, Status, Verdict, compare
+from oracle.verdict.notebook import card
 from oracle.verdict.pattern import describe, ranges
 from oracle.verdict.products import LARGE, Part, interval_of, wider_classes, work
 
@@ -89,6 +90,13 @@ class Diagnosis:
             best = (found[0].explained, found[0].contradicted)
             chosen = [e for e in found if (e.explained, e.contradicted) == best]
         return tuple(str(e) for e in chosen or [e for e in found if e.placed])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        counts = [f"{e.explained} of {e.failing}, contradicted {e.contradicted}" for e in self.explanations]
+        rows = [(str(e), said) for e, said in zip(self.explanations, counts, strict=True)]
+        rows += [("finding", said) for said in self.findings]
+        return card("Diagnosis", f"{self.failing} of {self.total} elements fail; {self.where}".rstrip("; "), rows)
 
 
 def diagnose(
@@ -190,7 +198,7 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
     schedules: list[Schedule | None] = [*real]
     if not schedules or (numerics is None and not refuted):
         schedules.append(None)  # exact sums, for float32 in any order
-    failures = [FailingOutput(replace(base, schedule=schedule), flat, outside) for schedule in schedules]
+    failures = [FailingOutput(base.by(schedule), flat, outside) for schedule in schedules]
     closest = max(failures, key=lambda failure: failure.equal)
     if not speaks(flat[closest.specified]):
         found_in = describe(closest.bad)

@@ -83,8 +83,8 @@ def replaced(failure: FailingOutput, numerics: Sequence[str]) -> list[Explanatio
 
 def _enough(failure: FailingOutput) -> bool:
     """Whether more elements fail than agree by coincidence, with more than one value."""
-    at = evenly(torch.nonzero(failure.bad), VARIED)
-    return failure.failing >= COINCIDENCES and varied(failure.output[at[:, 0], at[:, 1]])
+    at = evenly(failure.failing_places, VARIED)
+    return failure.failing >= COINCIDENCES and varied(failure.output.flatten()[at])
 
 
 def _holding(
@@ -105,7 +105,7 @@ def groups_in_use(call: Call) -> list[int]:
 def _moves(failure: FailingOutput) -> Iterator[Placement]:
     """One rectangle that holds the right result of another, or two that hold each other's."""
     shifts = _shifts(failure)
-    if not 0 < len(shifts) < 3:
+    if not 0 < len(shifts) < 3 or (0, 0) in shifts:
         return
     (down, right), (rows, columns) = next(iter(shifts.items()))
     swapped = len(shifts) == 2
@@ -307,7 +307,7 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> lis
     of_a = of_a[:, :, None].expand(-1, *inside.shape)[:, inside]
     of_b = of_b[:, None, :].expand(-1, *inside.shape)[:, inside]
     terms = sums * of_a * of_b if scaled else sums * (of_a * of_b)
-    size = float(missing.norm())
+    size, left = float(missing.norm()), float(y[inside].norm())
     if not size:
         return []
     found = []
@@ -315,7 +315,8 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> lis
         change = -terms[min(blocks) : max(blocks) + 1].sum(dim=0)
         for s, t, k in (term for terms_of in blocks.values() for term in terms_of):
             change = change + of_a[s] * of_b[t] * sums[k]
-        if float((missing - change).norm()) <= NEAR * size:
+        away = float((missing - change).norm())  # of what is missing a little, and of what is there
+        if away <= NEAR * size and away <= NEAR * left:
             found.append((title, blocks))
     return found
 

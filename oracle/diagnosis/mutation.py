@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -142,9 +142,16 @@ class Trial:
 
     def fails(self, output: Tensor | dict[str, Tensor]) -> bool:
         """Whether the contract's verdict on ``output`` is a failure."""
-        call = self.call
-        verdict = call.contract.judge(call.inputs, output, arch=self.arch, numerics=self.numerics, **call.options)
-        return verdict.status.is_failure
+        call, out = self.call, by_name(output).get("out")
+        dtype = torch.bfloat16 if out is None else out.dtype
+        if dtype not in self._asked:
+            self._asked[dtype] = Call(call.contract, call.inputs, call.options, out_dtype=dtype, arch=self.arch)
+        return call.contract.judged(self._asked[dtype], output, self.numerics).status.is_failure
+
+    @cached_property
+    def _asked(self) -> dict[torch.dtype, Call]:
+        """The call as it is judged, by the dtype of the output: what does not depend on the output is found once."""
+        return {}
 
     def same(self, output: Tensor | dict[str, Tensor]) -> bool:
         """Whether every specified bit is that of the right kernel."""
@@ -154,6 +161,12 @@ class Trial:
             return all(bool(same_bits(part.of(out), part.of(right)).all()) for part in self.call.parts)
         pairs = [(mine[name], right) for name, right in self.right.items()]
         return all(x.shape == right.shape and bool(agree(x, right).all()) for x, right in pairs)
+
+
+@lru_cache(maxsize=1)
+def _trials(contract: str, profile: str) -> list[Trial]:
+    """:func:`trials`, kept while the same contract is asked again."""
+    return trials(contract, profile)
 
 
 def trials(contract: str, profile: str) -> list[Trial]:
@@ -182,12 +195,18 @@ def mutate(
     faults : those to try; None tries all that apply to the contract.
     with_rules : also ask the other projects' rules (scaled products only), which runs every case.
     """
-    prepared = trials(contract, profile)
+    prepared = _trials(contract, profile)
     asked = rules() if with_rules and all(trial.product for trial in prepared) else ()
     accepted = {rule.name: [t for t in prepared if _passes(rule, t, t.right["out"])] for rule in asked}
     alarms = {name: len(prepared) - len(passing) for name, passing in accepted.items()}
     found = [_mutant(fault, prepared, asked, accepted) for fault in (faults_of(contract) if faults is None else faults)]
     return Score(contract, tuple(found), len(prepared), alarms)
+
+
+def joined(pieces: Sequence[Score]) -> Score:
+    """The score of a contract whose faults were tried in pieces, over the same trials."""
+    ran = max(pieces, key=lambda piece: piece.cases)  # a lost piece has none
+    return replace(ran, mutants=tuple(mutant for piece in pieces for mutant in piece.mutants))
 
 
 def mutate_own_data(
@@ -438,8 +457,8 @@ def _whole(call: Call) -> Iterator[tuple[str, Output]]:
     contract, options = call.contract, call.options
     if contract.numerics and set(LOGITS) & {name for names in contract.numerics.values() for name in names}:
         yield "the definition", contract.expected(call)
-        q, weights = call.inputs["q"].flip(-2), call.inputs["weights"].flip(-1)
-        backwards = {**call.inputs, "q": q, "weights": weights}
+        heads = {"q": -2, "weights": -1, "q_sf": -1}
+        backwards = {name: x.flip(heads[name]) if name in heads else x for name, x in call.inputs.items()}
         for name in set(contract.arithmetics(call)) & set(LOGITS):
             for how, inputs in (("", call.inputs), (", heads backwards", backwards)):
                 yield name + how, contract.predict(inputs, numerics=name, **options)

@@ -46,6 +46,7 @@ from oracle.tensorcore.identify import subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
 from oracle.verdict.compare import Failing
+from oracle.verdict.pattern import places
 from oracle.verdict.products import COINCIDENCES
 
 FEW = (8, 32)  # rows and columns on which every fault is tried
@@ -103,9 +104,8 @@ def names(base: Call, output: Tensor, failing: Failing, numerics: Sequence[str],
     ``numerics`` are the intervals that a placement is judged by, ``arithmetics`` the schedules of a right kernel, the
     first admitted one first (None: exact sums).
     """
-    at = torch.nonzero(failing.bad)
-    some = evenly(at, PLACES)
-    if not speaks(output[some[:, 0], some[:, 1]]) and not speaks(output[:: max(1, len(output) // 64)]):
+    some = evenly(places(failing.bad), PLACES)
+    if not speaks(output.flatten()[some]) and not speaks(output[:: max(1, len(output) // 64)]):
         return ()
     failure, few = _closest(base, output, failing, arithmetics)
     if placed := moved(failure, numerics):
@@ -197,8 +197,8 @@ def _on_the_whole(failure: LargeOutput, fault: Fault) -> Explanation | None:
 def _written(failure: LargeOutput, fault: Fault) -> Explanation | None:
     """What a fault of the last stage explains; on the near result it must explain half of some failing elements."""
     made = fault.changes[Stage.WRITE](failure.call, failure.near)
-    at = evenly(torch.nonzero(failure.bad), PLACES)
-    predicted, actual = (decode(x[at[:, 0], at[:, 1]]) for x in (made, failure.output))
+    at = evenly(failure.failing_places, PLACES)
+    predicted, actual = (decode(x.flatten()[at]) for x in (made, failure.output))
     unknown = torch.isnan(predicted)
     close = (predicted - actual).abs() <= CLOSE * predicted.abs()
     if not bool(unknown.all()) and int(close.sum()) < LISTED * int((~unknown).sum()):

@@ -18,24 +18,26 @@ Not covered: hardware behaviour, tolerances, layouts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from oracle.errors import ExactnessError, ShapeError
-from oracle.numbers.formats import E2M1, Format, codes_of, decode, from_codes, of_dtype
+from oracle.numbers.formats import E2M1, Format, NanEncoding, codes_of, decode, from_codes, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, fast_two_sum, pair_to_dtype, two_prod, two_sum
 
 LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, rather than the exponent range
 TILE = 1 << 21  # elements of one row tile of the result: about 16 MiB for each float64 temporary
 KEPT = 1 << 21  # elements of the largest operand whose float64 values are kept: 16 MiB
+RESULT = 1 << 16  # elements of the largest result that a product keeps: 512 KiB for each float64 tensor
 BAND = 1 << 20  # codes that are looked at together: 8 MiB as integers
 ALL = slice(None)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,10 @@ class Decoded:
         """Bool ``[R]``: rows of codes without NaN and infinity."""
         if self.codes.element_size() > 2:
             return torch.isfinite(self.codes).all(dim=1)
-        table = torch.isfinite(decode(torch.arange(1 << self.fmt.bits, device=self.codes.device), self.fmt))
+        fmt = self.fmt
+        if fmt.bits == 8 and not fmt.complement and fmt.nan is not NanEncoding.NEGATIVE_ZERO:
+            return torch.cat([(x & fmt.magnitude_mask).amax(dim=1) <= fmt.max_code for x in self._bands()])
+        table = _finite_codes(fmt, self.codes.device)
         return torch.cat([table[band].all(dim=1) for band in self._indices()])
 
     @cached_property
@@ -142,9 +147,18 @@ class Decoded:
 
     def _indices(self) -> Iterator[Tensor]:
         """The codes as int64, some rows at a time."""
+        return (band.to(torch.int64).bitwise_and_(self.fmt.code_mask) for band in self._bands())
+
+    def _bands(self) -> Iterator[Tensor]:
         step = max(1, BAND // max(1, self.codes.shape[1]))
         for start in range(0, self.codes.shape[0], step):
-            yield codes_of(self.codes[start : start + step], self.fmt).to(torch.int64).bitwise_and_(self.fmt.code_mask)
+            yield codes_of(self.codes[start : start + step], self.fmt)
+
+
+@lru_cache(maxsize=32)
+def _finite_codes(fmt: Format, device: torch.device) -> Tensor:
+    """Bool, which codes of a format of at most 16 bits are neither NaN nor infinity."""
+    return torch.isfinite(decode(torch.arange(1 << fmt.bits, device=device), fmt))
 
 
 NO_EXPONENT = -(1 << 20)  # of a zero: smaller than any exponent that occurs
@@ -170,6 +184,7 @@ class ScaledProduct:
     b_rows : rows of ``b`` that share one row of ``b_scale``.
     bias : Tensor ``[N]`` or None, any float dtype; added before the output is rounded.
     c : Tensor ``[M, N]`` or None, float32; added last, to the float32 sum (what a weight gradient accumulates into).
+        In bfloat16 it is added to the sum as stored in bfloat16.
     alpha : Tensor ``[1]`` or ``[2]`` or None, float32: what the whole sum is multiplied by, a factor or two.
     ``left`` and ``right`` are the operands as records that decode their codes once (:class:`Decoded`).
     """
@@ -236,6 +251,19 @@ class ScaledProduct:
         """``b`` with its scales."""
         return Decoded(self.b, self.b_scale)
 
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` computes of this product, kept under ``key`` where the result is small; do not write to it."""
+        if self.M * self.N > RESULT:
+            return make()
+        if key not in self._made:
+            self._made[key] = make()
+        found: T = self._made[key]
+        return found
+
+    @cached_property
+    def _made(self) -> dict[Hashable, Any]:
+        return {}
+
     def rows(self, start: int, stop: int) -> ScaledProduct:
         """The same product restricted to rows ``start..stop-1`` of ``a``."""
         return self._left_part(slice(start, stop))
@@ -280,6 +308,17 @@ class ScaledProduct:
             sides.append(made)
         one = torch.ones((1, 1), dtype=torch.float32, device=self.a.device)
         return replace(self, a=sides[0], b=sides[1], a_scale=one, b_scale=one, block=self.K, b_rows=self.N)
+
+    def widened(self, dtype: torch.dtype) -> ScaledProduct | None:
+        """The same product with codes of ``dtype``, scales as they are; None where a code is no value of it."""
+        sides = []
+        for side in (self.left, self.right):
+            value = side.value()
+            made = value.to(dtype)
+            if not bool(((decode(made) == value) | torch.isnan(value)).all()):
+                return None
+            sides.append(made)
+        return replace(self, a=sides[0], b=sides[1])
 
     def over(self, ranges: Sequence[tuple[int, int]]) -> ScaledProduct:
         """The sum over some ranges ``[first k, end k)`` of K alone, joined in this order, without alpha, bias, ``c``.

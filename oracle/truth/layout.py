@@ -259,10 +259,10 @@ def swizzle_offsets(rows: int, columns: int, *, tile: str) -> Tensor:
     if tile not in HEIGHTS:
         raise OptionError(f"no tile {tile!r}; there are {', '.join(HEIGHTS)}")
     height = HEIGHTS[tile]
-    m = torch.arange(rows, device="cpu")[:, None]
-    c = torch.arange(columns, device="cpu")[None, :]
-    first = (m // height * ceil_div(columns, WIDTH) + c // WIDTH) * (height * WIDTH)
-    return first + (m % 8 * 4 if height == 8 else m % 32 * 16 + m % 128 // 32 * 4) + c % 4
+    m, c = torch.arange(rows, device="cpu"), torch.arange(columns, device="cpu")
+    inside = m % 8 * 4 if height == 8 else m % 32 * 16 + m % 128 // 32 * 4
+    of_row = m // height * ceil_div(columns, WIDTH) * height * WIDTH + inside
+    return of_row[:, None] + (c // WIDTH * height * WIDTH + c % WIDTH)
 
 
 def swizzle_scale(scale: Tensor, *, tile: str = "128x4", fill: int = 0) -> Tensor:

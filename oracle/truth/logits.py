@@ -3,21 +3,22 @@
     logits[m, n] = k_scale[n] * sum_h weights[m, h] * relu(x[m, h, n]),   x[m, h, n] = <q[m, h], k[n]>
 
 for ``start[m] <= n < stop[m]``; outside, the logits are -inf when the kernel cleans them, else unspecified.
-Every ``x`` is exact in float64 (E4M3 products are multiples of 2^-18 below 2^18), ``weights * relu(x)`` is exact as a
-pair, the sum over heads is a double-double, and a bound on its error is tracked (``Exact.slack``).
+Every ``x`` of E4M3 codes is exact in float64 (products are multiples of 2^-18 below 2^18); of E2M1 codes with E8M0
+scales of 32 it is a double-double. So are ``weights * relu(x)`` and the sum over heads, and a bound on what a pair does
+not hold is tracked (``Exact.slack``).
 
 Paged: request ``b`` of ``B`` has ``next_n`` queries and reads key ``n`` from block ``block_tables[b, n // P]``.
 Work: request ``b`` has ``ceil(context_len / split)`` segments; processor ``i`` takes those from ``schedule[i]`` to
 ``schedule[i + 1]``. A correct schedule contains every segment once, and the processors' counts differ by at most one.
 
-Sources: DeepGEMM fp8_mqa_logits, fp8_paged_mqa_logits, get_paged_mqa_logits_metadata. Not covered: rounding, bounds
-(:mod:`oracle.bounds.logits`), the order of summation on hardware (:mod:`oracle.tensorcore.logits`).
+Sources: DeepGEMM fp8_mqa_logits, fp8_fp4_mqa_logits, their paged forms, get_paged_mqa_logits_metadata. Not covered:
+rounding, bounds (:mod:`oracle.bounds.logits`), the order of summation on hardware (:mod:`oracle.tensorcore.logits`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,9 +27,12 @@ from oracle.errors import InputError, ShapeError
 from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.rounding import fast_two_sum, two_prod
 from oracle.truth.gemm import Exact, ScaledProduct, accumulate, block_sums, joined, overlaid, zero_nonfinite
+from oracle.truth.gemm import exact as gemm_exact
 from oracle.truth.layout import ceil_div, unpack_kv_cache
 
 TILE = 1 << 21  # dot products held at once: 16 MiB for each float64 temporary
+BLOCK = 32  # codes of E2M1 that share an E8M0 scale
+E8M0 = torch.float8_e8m0fnu
 SPLIT_BLOCKS = 4
 """Blocks of the cache in one segment of work: one for each of DeepGEMM's four warp groups."""
 
@@ -39,11 +43,13 @@ class Logits:
 
     Attributes
     ----------
-    q : Tensor ``[M, H, D]`` float8 codes.
-    k : Tensor ``[N, D]`` float8 codes.
+    q : Tensor ``[M, H, D]`` float8 codes, or uint8: one code of E2M1 each.
+    k : Tensor ``[N, D]`` of the same kind.
     k_scale : Tensor ``[N]`` float32.
-    weights : Tensor ``[M, H]`` float32.
+    weights : Tensor ``[M, H]`` float32 or bfloat16.
     start, stop : Tensor ``[M]`` integers; the window of each row, ``stop`` excluded.
+    q_blocks, k_blocks : Tensor ``[M, H, D / 32]`` and ``[N, D / 32]`` E8M0 or None, scales inside the dot products.
+    first : Tensor ``[M]`` or None, the key in column 0 of the output of each row.
     """
 
     q: Tensor
@@ -52,11 +58,16 @@ class Logits:
     weights: Tensor
     start: Tensor
     stop: Tensor
+    q_blocks: Tensor | None = None
+    k_blocks: Tensor | None = None
+    first: Tensor | None = None
 
     def __post_init__(self) -> None:
         m, h, d = self.q.shape
         n = self.k.shape[0]
         wanted = {"k": (n, d), "k_scale": (n,), "weights": (m, h), "start": (m,), "stop": (m,)}
+        if self.q_blocks is not None:
+            wanted |= {"q_blocks": (m, h, ceil_div(d, BLOCK)), "k_blocks": (n, ceil_div(d, BLOCK))}
         for name, shape in wanted.items():
             found = tuple(getattr(self, name).shape)
             if found != shape:
@@ -72,9 +83,12 @@ class Logits:
         return (n >= self.start[:, None]) & (n < self.stop[:, None])
 
     def products(self) -> ScaledProduct:
-        """The dot products of every row and head, ``[M * H, N]``, as a product with unit scales."""
+        """The dot products of every row and head, ``[M * H, N]``, with the scales inside them or unit scales."""
         one = torch.ones((1, 1), dtype=torch.float32, device=self.q.device)
         n, d = self.k.shape
+        if self.q_blocks is not None and self.k_blocks is not None:
+            left = self.q_blocks.flatten(0, 1)
+            return ScaledProduct(self.q.reshape(-1, d), self.k, left, self.k_blocks, block=BLOCK, b_rows=1)
         return ScaledProduct(self.q.reshape(-1, d), self.k, one, one, block=d, b_rows=n)
 
     def tiles(self) -> Iterator[Logits]:
@@ -82,7 +96,8 @@ class Logits:
         rows = max(1, TILE // (self.heads * self.k.shape[0]))
         for i in range(0, self.q.shape[0], rows):
             r = slice(i, i + rows)
-            yield Logits(self.q[r], self.k, self.k_scale, self.weights[r], self.start[r], self.stop[r])
+            rows_of = {name: getattr(self, name)[r] for name in ("q", "weights", "start", "stop")}
+            yield replace(self, q_blocks=None if self.q_blocks is None else self.q_blocks[r], **rows_of)
 
 
 def exact(problem: Logits) -> Exact:
@@ -94,8 +109,12 @@ def exact(problem: Logits) -> Exact:
     return joined([_exact_tile(tile) for tile in problem.tiles()])
 
 
-def dots(problem: Logits) -> Tensor:
-    """The exact dot products, float64 ``[M, H, N]``, NaN where a NaN code enters; for one of ``problem.tiles()``."""
+def dots(problem: Logits) -> Exact:
+    """The exact dot products ``[M, H, N]``, NaN where a NaN code or scale enters; for one of ``problem.tiles()``."""
+    shape = problem.q.shape[0], problem.heads, problem.k.shape[0]
+    if problem.q_blocks is not None:
+        found = gemm_exact(problem.products())
+        return Exact(*(part.reshape(shape) for part in (found.hi, found.lo, found.slack)))
     q, k = decode(problem.q).flatten(0, 1), decode(problem.k)
     quantum = of_dtype(problem.q.dtype).min_subnormal * of_dtype(problem.k.dtype).min_subnormal
     x = torch.zeros((q.shape[0], k.shape[0]), dtype=torch.float64, device=q.device)
@@ -103,15 +122,23 @@ def dots(problem: Logits) -> Tensor:
         x = x + part
     if not bool(torch.isfinite(q).all()) or not bool(torch.isfinite(k).all()):
         x = x + 0.0 * (q @ k.T)
-    return x.reshape(-1, problem.heads, k.shape[0])
+    x = x.reshape(shape)
+    return Exact(x, torch.zeros_like(x), torch.zeros_like(x))
 
 
 def _exact_tile(problem: Logits) -> Exact:
     weights, scale = decode(problem.weights), decode(problem.k_scale)[None, :]
-    x = dots(problem)
+    found = dots(problem)
+    x = found.hi
     plain = (weights[:, :, None] * torch.relu(x)).sum(dim=1) * scale
-    p, pe = two_prod(zero_nonfinite(weights)[:, :, None].expand(x.shape), torch.relu(zero_nonfinite(x)))
-    hi, lo, slack = (torch.zeros_like(plain) for _ in range(3))
+    w = zero_nonfinite(weights)[:, :, None].expand(x.shape)
+    p, pe = two_prod(w, torch.relu(zero_nonfinite(x)))
+    # the low words of positive dot products, their two roundings, and what relu (1-Lipschitz) lets through
+    rest = w * torch.where(x > 0, found.lo, 0.0)
+    pe = pe + rest
+    open_ = 2.0**-51 * torch.where(rest == 0, 0.0, rest.abs() + pe.abs()) + w.abs() * found.slack
+    hi, lo = torch.zeros_like(plain), torch.zeros_like(plain)
+    slack = open_.sum(dim=1) * (1 + 2.0**-40)
     for h in range(problem.heads):
         hi, lo, slack = accumulate(hi, lo, slack, p[:, h], pe[:, h])
     s = zero_nonfinite(scale).expand(plain.shape)
@@ -124,14 +151,22 @@ def _exact_tile(problem: Logits) -> Exact:
 
 
 def from_pages(
-    q: Tensor, kv_cache: Tensor, weights: Tensor, context_lens: Tensor, block_tables: Tensor, max_model_len: int
+    q: Tensor,
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    max_model_len: int,
+    q_blocks: Tensor | None = None,
 ) -> list[Logits]:
     """The logits of a paged call, one problem for each request.
 
     Parameters
     ----------
-    q : Tensor ``[B, next_n, H, D]`` float8_e4m3fn
-    kv_cache : Tensor ``[blocks, P, 1, D + 4]`` uint8, as :func:`oracle.truth.layout.pack_kv_cache` makes it
+    q : Tensor ``[B, next_n, H, D]`` float8_e4m3fn, or uint8: one code of E2M1 each
+    kv_cache : Tensor ``[blocks, P, 1, D + 4]`` uint8, as :func:`oracle.truth.layout.pack_kv_cache` makes it; with E2M1
+        ``[blocks, P, 1, D / 2 + 4]``: two codes a byte, and four E8M0 bytes in the place of a scale
+    q_blocks : Tensor ``[B, next_n, H, D / 32]`` E8M0, with E2M1
     weights : Tensor ``[B * next_n, H]`` float32
     context_lens : Tensor ``[B]`` or ``[B, next_n]``
         Keys of a request, its new tokens included: query ``j`` of ``next_n`` sees ``context_lens[b] - next_n + 1 + j``
@@ -163,10 +198,25 @@ def from_pages(
         bits, scale = codes.view(torch.uint8)[table], scales[table]
         if not used:
             bits, scale = torch.zeros_like(codes[:1].view(torch.uint8)), torch.ones_like(scales[:1])
-        k = bits.flatten(0, 1).view(codes.dtype)
-        rows = weights[b * next_n : (b + 1) * next_n]
-        made.append(Logits(q[b], k, scale.flatten(), rows, torch.zeros_like(lens[b]), lens[b].clamp(min=0)))
+        k, scale = bits.flatten(0, 1), scale.flatten()
+        window = weights[b * next_n : (b + 1) * next_n], torch.zeros_like(lens[b]), lens[b].clamp(min=0)
+        if q_blocks is None:
+            made.append(Logits(q[b], k.view(codes.dtype), scale, *window))
+        else:
+            k_blocks, one = words(scale, q.shape[-1]), torch.ones_like(scale)
+            made.append(Logits(q[b], nibbles(k), one, *window, q_blocks.view(torch.uint8)[b].view(E8M0), k_blocks))
     return made
+
+
+def words(scale: Tensor, depth: int) -> Tensor:
+    """E8M0 scales ``[.., D / 32]`` out of words ``[..]`` of four bytes, the first block in the lowest byte."""
+    return scale.contiguous().view(torch.uint8).reshape(*scale.shape, 4)[..., : ceil_div(depth, BLOCK)].view(E8M0)
+
+
+def nibbles(packed: Tensor) -> Tensor:
+    """E2M1 codes ``[.., D]``, one a byte, out of ``[.., D / 2]``, the even one in the low nibble."""
+    raw = packed.view(torch.uint8)
+    return torch.stack([raw & 0xF, raw >> 4], dim=-1).flatten(-2)
 
 
 def segments(context_lens: Tensor, split: int) -> list[int]:

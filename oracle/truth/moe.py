@@ -3,8 +3,10 @@
 For each token ``t`` and each of its experts ``e`` (of this rank's ``first <= e < first + E``) ::
 
     h    = store(a[t] @ w13[e].T)             gate rows first, then up rows; the product is exact, the store rounds
+    h    = value(quantise(h))                 where the first product leaves its kernel as codes
     act  = round(silu(clamp(gate)) * clamp(up))        silu(x) = x / (1 + exp(-x))
-    q, s = quantise(act)                      with a given scale, or one for each 1x128 group
+    act  = round(act * multiplier)            where one is given: a scale that multiplies before the quantiser
+    q, s = quantise(act)                      with a given scale, or one for each token or 1x128 group
     y    = store((q, s) @ w2[e].T)
     out  = sum over the token's experts of weight * y             or as another :class:`Combine` says
 
@@ -19,9 +21,9 @@ TensorRT-LLM cutlass fused MoE (static scale). Not covered: the other admissible
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ from oracle.errors import InputError, ShapeError
 from oracle.numbers.formats import FP32, Format, decode, of_dtype
 from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import VLLM_GROUP, Recipe, ScaleFormula
-from oracle.numbers.rounding import Overflow, Rounding, round_to, to_dtype
+from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype, round_to, to_dtype, two_sum
 from oracle.truth.gemm import ScaledProduct, exact, rounded, take_rows
 from oracle.truth.layout import ceil_div
 from oracle.truth.routing import sigmoid
@@ -46,19 +48,53 @@ class Activation(StrEnum):
     NONE = "not at all: float32 until it is quantised"
 
 
-class Combine(StrEnum):
-    """How the second products ``acc`` (float32) of a token's experts become its output; ``w`` are their weights.
+class Addition(StrEnum):
+    """How the terms of a token are added. FLOAT32 and ANY: no order of the terms is promised."""
+
+    FLOAT32 = "in float32, one rounding at the end"
+    SLOTS = "slot by slot, each sum rounded to the stored dtype"
+    ANY = "in any order, each sum rounded to the stored dtype"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """From the second products ``acc`` (float32) of a token's experts, weights ``w``, to its output.
+
+    Attributes
+    ----------
+    stored : ``acc`` is rounded to the stored dtype before it is weighted.
+    weight : the weight is rounded to the stored dtype.
+    term : the weighted product is rounded to the stored dtype.
+    addition : how the terms are added.
+    """
+
+    stored: bool = False
+    weight: bool = False
+    term: bool = False
+    addition: Addition = Addition.FLOAT32
+
+
+class Combine(Enum):
+    """How the second products of a token's experts become its output.
 
     STORED      DeepGEMM and CUTLASS layers: the products are stored, a second kernel weights and adds them
     WEIGHTED    Triton's fused_moe_kernel with MUL_ROUTED_WEIGHT, then at::sum_out, which adds in float32
     FLOAT32     one kernel that keeps the products in registers
     RUNNING     as WEIGHTED, then vLLM's moe_sum: the slots of a token one after the other, each sum rounded
+    SCALED      vLLM's first CUTLASS layer: stored products times stored weights, rounded, added in float32
+    REORDERED   SGLang's post_reorder: stored products times stored weights, rounded, added slot by slot
+    FUSED       the same where the compiler makes one operation of product and sum
+    ATOMIC      FlashInfer's fused finalize: weighted in the epilogue, then atomic additions of the stored dtype
     """
 
-    STORED = "w * store(acc), added in float32"
-    WEIGHTED = "store(w * acc), added in float32"
-    FLOAT32 = "w * acc, added in float32"
-    RUNNING = "store(w * acc), added slot by slot in the dtype of the store"
+    STORED = Ways(stored=True)
+    WEIGHTED = Ways(term=True)
+    FLOAT32 = Ways()
+    RUNNING = Ways(term=True, addition=Addition.SLOTS)
+    SCALED = Ways(stored=True, weight=True, term=True)
+    REORDERED = Ways(stored=True, weight=True, term=True, addition=Addition.SLOTS)
+    FUSED = Ways(stored=True, weight=True, addition=Addition.SLOTS)
+    ATOMIC = Ways(term=True, addition=Addition.ANY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +103,19 @@ class Steps:
 
     Attributes
     ----------
-    store : dtype in which the products are stored.
+    store : dtype in which the products are stored, and to which activations and terms are rounded.
+    first : dtype of the first product, where it is another; float32 where nothing is stored before the activation.
     activation : roundings of silu(gate) * up.
-    recipe : quantiser of the intermediate; one with a given scale, or of 1x128 groups.
+    hidden : quantiser of the first product, which is read back as codes times scale; None: it is not quantised.
+    recipe : quantiser of the intermediate; one with a given scale, or of tokens or 1x128 groups.
     limit : clamp of gate and up, None for none.
     combine : weights, store and sum of the experts' outputs.
     """
 
     store: torch.dtype = torch.bfloat16
+    first: torch.dtype | None = None
     activation: Activation = Activation.EACH
+    hidden: Recipe | None = None
     recipe: Recipe = VLLM_GROUP
     limit: float | None = None
     combine: Combine = Combine.STORED
@@ -88,9 +128,14 @@ class Experts:
     Attributes
     ----------
     w13 : Tensor ``[E, 2 I, H]`` float8_e4m3fn; ``w2`` ``[E, H, I]``.
-    w13_scale, w2_scale : float32, ``[E]`` (one for each expert) or ``[E, ceil(rows / 128), ceil(columns / 128)]``.
+    w13_scale, w2_scale : float32, for rows and columns of a weight: ``[E]`` (one for each expert), ``[E, rows]`` (one
+        for each row), ``[E, ceil(rows / 128), ceil(columns / 128)]``, or ``[E, rows, ceil(columns / 128)]``.
     intermediate_scale : one float32 value, given exactly when the recipe's scale is.
+    multiplier : what the activation is multiplied by before it is quantised, float32 ``[1]`` or ``[I]``, or None; the
+        product is rounded to the dtype of the activation.
     first : number of the first expert among all ranks'.
+    alpha : the scales ``[E]`` of the two products' left operands, where they belong to the expert and the operands have
+        none of their own (all are 1); else None.
     """
 
     w13: Tensor
@@ -99,24 +144,34 @@ class Experts:
     w2_scale: Tensor
     intermediate_scale: Tensor | None = None
     first: int = 0
+    multiplier: Tensor | None = None
+    alpha: tuple[Tensor, Tensor] | None = None
 
     def __post_init__(self) -> None:
         e, h, i = self.w2.shape
         if tuple(self.w13.shape) != (e, 2 * i, h):
             raise ShapeError(f"w13 has shape {list(self.w13.shape)}; w2 {[e, h, i]} takes [{e}, {2 * i}, {h}]")
         for name, rows, columns in (("w13", 2 * i, h), ("w2", h, i)):
-            shape = tuple(getattr(self, f"{name}_scale").shape)
-            blocks = (e, ceil_div(rows, BLOCK), ceil_div(columns, BLOCK))
-            if shape not in ((e,), blocks):
-                raise ShapeError(f"{name}_scale has shape {list(shape)}; pass [{e}] or {list(blocks)}")
+            shape, across = tuple(getattr(self, f"{name}_scale").shape), ceil_div(columns, BLOCK)
+            known = (e,), (e, rows), (e, ceil_div(rows, BLOCK), across), (e, rows, across)
+            if shape not in known:
+                said = ", ".join(str(list(one)) for one in known[:-1])
+                raise ShapeError(f"{name}_scale has shape {list(shape)}; pass {said} or {list(known[-1])}")
+
+    def scale(self, which: str, expert: int) -> tuple[Tensor, int, int]:
+        """The scale ``[N / b_rows, K / block]`` of a weight of one local expert, ``block`` and ``b_rows``."""
+        (rows, columns), scale = getattr(self, which)[expert].shape, getattr(self, f"{which}_scale")[expert]
+        if scale.dim() < 2:
+            return scale.reshape(-1, 1), columns, rows if scale.dim() == 0 else 1
+        return scale, BLOCK, 1 if scale.shape[0] == rows else BLOCK
 
     def product(self, which: str, expert: int, a: Tensor, a_scale: Tensor) -> ScaledProduct:
         """``a`` (codes) times a weight of one local expert, transposed; one scale of ``a`` holds for every block."""
-        w, scale = getattr(self, which)[expert], getattr(self, f"{which}_scale")[expert]
-        if scale.dim() == 0:
-            return ScaledProduct(a, w, a_scale, scale.reshape(1, 1), block=w.shape[1], b_rows=w.shape[0])
+        scale, block, b_rows = self.scale(which, expert)
+        if self.alpha is not None:
+            a_scale = self.alpha[which == "w2"][expert].reshape(1, 1)
         spread = a_scale.expand(-1, scale.shape[1]) if a_scale.shape[1] == 1 else a_scale
-        return ScaledProduct(a, w, spread, scale, block=BLOCK, b_rows=BLOCK)
+        return ScaledProduct(a, getattr(self, which)[expert], spread, scale, block=block, b_rows=b_rows)
 
 
 @dataclass(frozen=True)
@@ -156,36 +211,83 @@ class Tokens:
         return torch.ones_like(w) if self.on_input else w
 
 
-def layer(tokens: Tokens, experts: Experts, steps: Steps) -> Tensor:
+@dataclass(frozen=True)
+class Rows:
+    """What one expert has after a step, for the (token, slot) pairs that chose it, in this order."""
+
+    expert: int
+    token: Tensor
+    slot: Tensor
+    value: Tensor
+    scale: Tensor | None = None
+
+
+Change = Callable[[str, Rows], Rows]
+
+
+def unchanged(step: str, rows: Rows) -> Rows:
+    """The change of a right kernel: none."""
+    return rows
+
+
+def layer(tokens: Tokens, experts: Experts, steps: Steps, change: Change = unchanged) -> Tensor:
     """The output ``[T, H]`` in float64, before it is rounded: the sum of weighted outputs as ``steps.combine`` says.
 
     A token without a local expert gives 0. The float64 sum over at most ``k`` terms is not exact; its error is below
-    ``k 2^-53`` of the sum of magnitudes (of RUNNING every sum is rounded as it is).
+    ``k 2^-53`` of the sum of magnitudes (where every sum is rounded, it is as it is: in the order of the slots).
+    ``change`` is what a faulty kernel does after a step: ``first`` (float64 values of the stored first product),
+    ``activated``, ``quantised`` (codes and scale) and ``term`` (weighted second products).
     """
-    out = torch.zeros((tokens.codes.shape[0], experts.w2.shape[1]), dtype=torch.float64, device=tokens.codes.device)
-    weights, combine = tokens.output_weights(), steps.combine
-    slots = torch.zeros((tokens.ids.shape[1], *out.shape), dtype=torch.float64, device=out.device)
-    kept = steps.store if combine is Combine.STORED else torch.float32
+    shape = (tokens.codes.shape[0], experts.w2.shape[1])
+    combine, weights = steps.combine.value, tokens.output_weights()
+    slots = torch.zeros((tokens.ids.shape[1], *shape), dtype=torch.float64, device=tokens.codes.device)
+    if combine.weight:
+        weights = nearest(weights, of_dtype(steps.store))
     for expert, token, slot in tokens.slots(experts):
-        h = stored(experts.product("w13", expert, *tokens.rows(token)), steps.store)
-        intermediate = quantised(activated(decode(h), steps), experts, steps)
-        y = weights[token, slot, None] * decode(stored(experts.product("w2", expert, *intermediate), kept))
-        if combine in (Combine.WEIGHTED, Combine.RUNNING):
-            y = nearest(y, of_dtype(steps.store))
-        if combine is Combine.RUNNING:
-            slots[slot, token] = y
-        else:
-            out.index_add_(0, token, y)
-    return running_sum(slots, steps.store) if combine is Combine.RUNNING else out
+        h = stored(experts.product("w13", expert, *tokens.rows(token)), steps.first or steps.store)
+        first = change("first", Rows(expert, token, slot, read_back(h, steps)))
+        act = change("activated", replace(first, value=activated(first.value, steps)))
+        codes, scale = quantised(act.value, experts, steps)
+        made = change("quantised", replace(act, value=codes, scale=scale))
+        assert made.scale is not None
+        y = stored(experts.product("w2", expert, made.value, made.scale), stored_as(steps))
+        term = weights[token, slot, None] * decode(y)
+        if combine.term:
+            term = nearest(term, of_dtype(steps.store))
+        last = change("term", replace(made, value=term))
+        slots[last.slot, last.token] = last.value
+    return slots.sum(dim=0) if combine.addition is Addition.FLOAT32 else running_sum(slots, steps.store)
+
+
+def stored_as(steps: Steps) -> torch.dtype:
+    """The dtype to which the second product is rounded before it is weighted."""
+    return steps.store if steps.combine.value.stored else torch.float32
+
+
+def read_back(h: Tensor, steps: Steps) -> Tensor:
+    """What the activation reads of a stored first product: its values, or codes times scale, rounded to float32."""
+    if steps.hidden is None:
+        return decode(h)
+    made = quantize(h, steps.hidden)
+    width = steps.hidden.block.columns or h.shape[1]
+    return nearest(decode(made.codes) * decode(made.scale).repeat_interleave(width, dim=1)[:, : h.shape[1]], FP32)
 
 
 def running_sum(slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum over the first axis of float64 values of ``dtype``, one after the other, each rounded to float32 and then
-    to ``dtype``; adding 0 changes nothing. Monotone in every term."""
+    """The sum over the first axis of float64 values, one after the other, each rounded once to ``dtype``; adding 0
+    changes nothing. Monotone in every term. Rounding to float32 first, as torch's bfloat16 addition does, gives the
+    same bits: 24 bits are more than twice 8 and two."""
     total = torch.zeros_like(slots[0])
     for term in slots:
-        total = nearest(nearest(total + term, FP32), of_dtype(dtype))
+        total = added(total, term, dtype)
     return total
+
+
+def added(total: Tensor, term: Tensor, dtype: torch.dtype) -> Tensor:
+    """The exact sum of two float64 values, rounded once to ``dtype``, in float64."""
+    high, low = two_sum(total, term)
+    low = torch.where(torch.isfinite(high), low, 0.0)
+    return decode(pair_to_dtype(high, low, dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF))
 
 
 def stored(product: ScaledProduct, dtype: torch.dtype) -> Tensor:
@@ -205,12 +307,19 @@ def activated(h: Tensor, steps: Steps) -> Tensor:
     return nearest(left * up, FP32 if steps.activation is Activation.NONE else fmt)
 
 
+def between(steps: Steps) -> torch.dtype:
+    """The dtype of the activation that is quantised."""
+    return torch.float32 if steps.activation is Activation.NONE else steps.store
+
+
 def quantised(act: Tensor, experts: Experts, steps: Steps) -> tuple[Tensor, Tensor]:
-    """Codes ``[R, I]`` and scale (``[1, 1]`` or ``[R, ceil(I / 128)]``) of the intermediate.
+    """Codes ``[R, I]`` and scale (``[1, 1]``, ``[R, 1]`` or ``[R, ceil(I / 128)]``) of the intermediate.
 
     Raises InputError unless a scale is given exactly when the recipe takes a given one.
     """
-    dtype = torch.float32 if steps.activation is Activation.NONE else steps.store
+    dtype = between(steps)
+    if experts.multiplier is not None:
+        act = nearest(act * decode(experts.multiplier), of_dtype(dtype))
     given = experts.intermediate_scale
     if (steps.recipe.formula is ScaleFormula.GIVEN) != (given is not None):
         raise InputError(

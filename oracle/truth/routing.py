@@ -5,6 +5,10 @@
                  sum of their two largest c remain; the k largest c among them; weight s, renormalised, scaled
     softmax      score s = softmax(logits); the k largest; weight s, renormalised on request
 
+FlashInfer's fused layers name their methods (:data:`METHODS`): the k largest scores or logits, their scores as weights,
+divided by their sum or not; a softmax of the chosen logits is that of all logits, renormalised.
+
+
 ``exp`` is torch's in float64, whose libraries state an error of at most one ulp; the intervals here allow 2^-48
 relative, which the tests check against decimal arithmetic and which is 2^-24 of the float32 error allowed to a kernel.
 A kernel may evaluate a sigmoid with ``ex2.approx`` and ``rcp.approx``: relative error 2^-20 + 2^-22 |x|, and 0 below
@@ -15,8 +19,11 @@ Not covered: which order the k experts of a token are listed in (any is right), 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations, islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +32,8 @@ from oracle.errors import OptionError, ShapeError
 from oracle.numbers.formats import decode
 
 EXP_ERROR = 2.0**-48
+MOST_CHOICES = 12
+"""Choices of experts that are tried for one token."""
 DEVICE_ERROR, DEVICE_SLOPE, FLUSH = 2.0**-20, 2.0**-22, 2.0**-126
 
 
@@ -33,6 +42,7 @@ class Scoring(StrEnum):
 
     SIGMOID = "sigmoid"
     SOFTMAX = "softmax"
+    LOGIT = "the logit itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +55,7 @@ class Router:
     groups, top_groups : experts in groups of equal size, of which the best remain; 1 and 1 for no groups.
     renormalise : weights of a token are divided by their sum.
     scaling : factor of all weights.
+    epsilon : added to the sum that weights are divided by.
     on_input : the weight multiplies the expert's input, not its output.
     """
 
@@ -55,12 +66,31 @@ class Router:
     top_groups: int = 1
     renormalise: bool = False
     scaling: float = 1.0
+    epsilon: float = 0.0
     on_input: bool = False
 
 
 def llama4(top_k: int = 1) -> Router:
     """Top-k on the logits, sigmoid weights on the input."""
     return Router(top_k=top_k, choose_by_logit=True, on_input=True)
+
+
+# RoutingMethodType of FlashInfer's fused layers (flashinfer/tllm_enums.py), with what each takes beside the logits.
+_LOGITS: dict[str, Any] = {"choose_by_logit": True}
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "Default": {"scoring": Scoring.SOFTMAX},
+    "Renormalize": {"scoring": Scoring.SOFTMAX, "renormalise": True} | _LOGITS,
+    "DeepSeekV3": {"renormalise": True, "epsilon": 1e-20},
+    "Llama4": {"on_input": True} | _LOGITS,
+    "RenormalizeNaive": {"scoring": Scoring.SOFTMAX, "renormalise": True},
+    "TopK": {"scoring": Scoring.LOGIT} | _LOGITS,
+    "SigmoidRenorm": {"renormalise": True},
+    "MiniMax2": {"renormalise": True, "epsilon": 1e-20},
+    "Sigmoid": {},
+    "TopKSigmoid": dict(_LOGITS),
+}
+BIASED = ("DeepSeekV3", "MiniMax2")
+"""Methods that add a bias to the choices."""
 
 
 def deepseek_v3(
@@ -108,7 +138,7 @@ def weights_of(score: Tensor, ids: Tensor, router: Router) -> Tensor:
     """The weights of chosen experts from all scores (float64)."""
     w = score.gather(1, ids.to(torch.int64))
     if router.renormalise:
-        w = w / w.sum(dim=1, keepdim=True)
+        w = w / (w.sum(dim=1, keepdim=True) + router.epsilon)
     return w * router.scaling
 
 
@@ -121,7 +151,9 @@ def weight_span(found: Scores, ids: Tensor, router: Router) -> Span:
         # w / (w + others): largest with the others smallest, and the other way round
         others_high = high.sum(dim=1, keepdim=True) - high
         others_low = (low.sum(dim=1, keepdim=True) - low).clamp(min=0)
-        low, high = low / (low + others_high), high / (high + others_low).clamp(min=FLUSH)
+        low, high = low / (low + others_high + router.epsilon), high / (high + others_low).clamp(min=FLUSH)
+    if router.scoring is Scoring.LOGIT:
+        return Span(low, high)
     return Span(low * (1 - rounding) * router.scaling - FLUSH, high * (1 + rounding) * router.scaling + FLUSH)
 
 
@@ -139,11 +171,14 @@ def scores(logits: Tensor, router: Router, bias: Tensor | None = None) -> Scores
     if router.scoring is Scoring.SIGMOID:
         score = sigmoid(x)
         relative = DEVICE_ERROR + DEVICE_SLOPE * x.abs() + EXP_ERROR
+    elif router.scoring is Scoring.LOGIT:
+        score, relative = x, torch.zeros_like(x)
     else:
         score = torch.softmax(x, dim=1)
         depth = (x.amax(dim=1, keepdim=True) - x).abs()
         relative = 2 * (DEVICE_ERROR + DEVICE_SLOPE * depth) + (experts + 2) * 2.0**-24 + EXP_ERROR
-    span = Span(score * (1 - relative) - FLUSH, score * (1 + relative) + FLUSH)
+    flushed = torch.where(relative > 0, FLUSH, 0.0)
+    span = Span(score * (1 - relative) - flushed, score * (1 + relative) + flushed)
     if router.choose_by_logit:
         return Scores(score, x, span, Span(x, x))
     shift = torch.zeros_like(x[:1]) if bias is None else decode(bias)[None, :]
@@ -167,10 +202,7 @@ def misrouted(ids: Tensor, found: Scores, router: Router, *, biased: bool) -> Te
     taken = torch.zeros(tokens, experts, dtype=torch.int64, device=low.device)
     taken.scatter_add_(1, safe, inside.to(torch.int64))
     bad = ~inside.all(dim=1) | (taken > 1).any(dim=1)
-    g_low, g_high = (_group_scores(edge, router, biased) for edge in (low, high))
-    if router.groups > 1:
-        slack = 2.0**-23 * (g_low.abs() + g_high.abs())  # the float32 sum of two
-        g_low, g_high = g_low - slack, g_high + slack
+    g_low, g_high = group_spans(found, router, biased)
     kept = taken.reshape(tokens, router.groups, -1).any(dim=2)
     possible = (g_low[:, None, :] > g_high[:, :, None]).sum(dim=2) < router.top_groups
     sure = (g_high[:, None, :] >= g_low[:, :, None]).sum(dim=2) <= router.top_groups  # itself included
@@ -180,6 +212,49 @@ def misrouted(ids: Tensor, found: Scores, router: Router, *, biased: bool) -> Te
     weakest = torch.where(taken > 0, high, torch.full_like(high, torch.inf)).amin(dim=1)
     left_out = torch.where((taken == 0) & spread, low, torch.full_like(low, -torch.inf)).amax(dim=1)
     return bad | (left_out > weakest)
+
+
+def alternatives(found: Scores, router: Router, ids: Tensor, *, biased: bool) -> tuple[list[Tensor], Tensor]:
+    """Every choice of experts that right kernels may make, as tensors ``[T, k]`` of which the first is ``ids``.
+
+    A token with fewer choices has its first again. Bool ``[T]``: tokens of which nothing is known: one of their logits
+    is NaN or infinite, two groups of experts may change places, or they have more than :data:`MOST_CHOICES` choices.
+    """
+    low, high = found.choice_span.low, found.choice_span.high
+    lost = ~(torch.isfinite(low) & torch.isfinite(high)).all(dim=1)
+    allowed = torch.ones_like(low, dtype=torch.bool)
+    if router.groups > 1:
+        g_low, g_high = group_spans(found, router, biased)
+        possible = (g_low[:, None, :] > g_high[:, :, None]).sum(dim=2) < router.top_groups
+        lost = lost | (possible.sum(dim=1) > router.top_groups)
+        allowed = possible.repeat_interleave(low.shape[1] // router.groups, dim=1)
+    floor = torch.where(allowed, low, -torch.inf).topk(router.top_k, dim=1).values[:, -1:]
+    maybe = allowed & (high >= floor)
+    lost = lost | (maybe.sum(dim=1) > router.top_k + MOST_CHOICES)
+    choices: list[list[Tensor]] = [[] for _ in range(len(ids))]
+    for token in torch.nonzero((maybe.sum(dim=1) > router.top_k) & ~lost)[:, 0].tolist():
+        sets = combinations(torch.nonzero(maybe[token])[:, 0].tolist(), router.top_k)
+        rows = torch.tensor(list(islice(sets, MOST_CHOICES**2 + 1)), dtype=torch.int64, device=ids.device)
+        part = [t[token : token + 1].expand(len(rows), -1) for t in (found.score, found.choice, low, high)]
+        fits = ~misrouted(rows, Scores(part[0], part[1], found.score_span, Span(*part[2:])), router, biased=biased)
+        fits &= (rows != ids[token].sort().values).any(dim=1)
+        choices[token] = list(rows[fits])
+        if len(rows) > MOST_CHOICES**2 or len(choices[token]) >= MOST_CHOICES:
+            lost[token], choices[token] = True, []
+    ways = [ids]
+    for n in range(max((len(c) for c in choices), default=0)):
+        ways.append(torch.stack([c[n] if n < len(c) else ids[t] for t, c in enumerate(choices)]))
+    return ways, lost
+
+
+def group_spans(found: Scores, router: Router, biased: bool) -> tuple[Tensor, Tensor]:
+    """Bounds ``[T, groups]`` of a kernel's scores of groups of experts."""
+    ends = found.choice_span.low, found.choice_span.high
+    low, high = (_group_scores(edge, router, biased) for edge in ends)
+    if router.groups > 1:
+        slack = 2.0**-23 * (low.abs() + high.abs())  # the float32 sum of two
+        low, high = low - slack, high + slack
+    return low, high
 
 
 def sigmoid(x: Tensor) -> Tensor:

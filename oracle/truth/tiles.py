@@ -38,6 +38,7 @@ from oracle.truth.layout import (
     align,
     ceil_div,
     get_mn_major_tma_aligned_packed_ue8m0_tensor,
+    row_order,
     swizzle_offsets,
     swizzle_scale,
     unswizzle_scale,
@@ -114,6 +115,15 @@ def swizzle_scale_experts(
     memory = torch.full((size,), fill, dtype=torch.uint8, device=scale.device)
     memory[offsets.to(scale.device)] = scale.view(torch.uint8)[source.to(scale.device)]
     return memory.view(scale.dtype)
+
+
+def shuffle_matrix_sf_a(scale: Tensor, epilogue_tile_m: int = BLOCK) -> Tensor:
+    """Scales ``[M, C]`` of one byte whose rows go with those of :func:`oracle.truth.layout.shuffle_matrix_a`, then in
+    tiles of 128x4, flat, zeros behind the last column. Raises ShapeError: M is no multiple of 128; OptionError."""
+    if scale.element_size() != 1 or scale.dim() != 2 or scale.shape[0] % BLOCK:
+        raise ShapeError(f"scale is {scale.dtype} {list(scale.shape)}; pass [M, C] of a 1-byte dtype, M % {BLOCK} == 0")
+    order = row_order(scale.shape[0], epilogue_tile_m=epilogue_tile_m)
+    return swizzle_scale(scale.view(torch.uint8)[order.to(scale.device)]).view(scale.dtype)
 
 
 def to_blocked_k_groups(scale: Tensor, ends: Tensor) -> Tensor:

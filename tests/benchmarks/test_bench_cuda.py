@@ -1,12 +1,15 @@
 """Rates of the CUDA engine beside a float64 matmul on the same GPU, and its bits on a corner of the product.
 
-``pytest tests/benchmarks/test_bench_cuda.py --benchmark-enable --benchmark-only`` on a machine with a GPU. The data
+``pytest tests/benchmarks/test_bench_cuda.py --benchmark-enable --benchmark-only`` on a machine with a GPU;
+``python tests/benchmarks/test_bench_cuda.py`` prints GMAC/s and the ratio to ``mmaemu`` where that is installed, an
+emulator of ``torch._scaled_mm`` with one scale an operand (its bits are compared with ours first). The data
 of :mod:`oracle.routines.data` are the same on every machine, so that :func:`corner` of a GPU can be compared with the
 CPU engine's anywhere. Nothing here asserts a time.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +28,7 @@ PROMOTE = "sm90.promote128"
 CHAINS = ("sm90.chain", "sm100.chain", "sm90.mma_sync.promote128.scale_after")
 SHAPE = (4096, 4096, 7168)
 CORNER = (64, 512)
+PEERS = {PROMOTE: "mmaemu promoted", "sm90.chain": "mmaemu chain"}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU here")
 
 
@@ -57,13 +61,24 @@ def predict(p: ScaledProduct, schedule: str, engine: str = "cuda") -> Tensor:
     return predict_product(p, schedule, out_dtype=torch.float32, engine=engine)
 
 
+def peer(p: ScaledProduct, fast: bool) -> Callable[[], Tensor]:
+    """``mmaemu`` on the same operands: a chain over the whole K where ``fast``, else promoted; bfloat16."""
+    import mmaemu
+
+    one = torch.ones((), device=p.a.device)
+    return lambda: mmaemu.scaled_mm(p.a, p.b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast, splitk=1)
+
+
 def calls(shape: tuple[int, int, int] = SHAPE, device: str = "cuda") -> dict[str, Callable[[], Tensor]]:
     """What is compared: the engine by schedule, and a float64 matmul."""
     p = product(*shape, device)
     left, right = decode(p.a), decode(p.b).T
     one = per_tensor(p)
     named: dict[str, Callable[[], Tensor]] = {PROMOTE: lambda: predict(p, PROMOTE), "matmul": lambda: left @ right}
-    return named | {name: (lambda name=name: predict(one, name)) for name in CHAINS}
+    named |= {name: (lambda name=name: predict(one, name)) for name in CHAINS}
+    if importlib.util.find_spec("mmaemu"):
+        named |= {PEERS[PROMOTE]: peer(one, False), PEERS["sm90.chain"]: peer(one, True)}
+    return named
 
 
 def rates(shape: tuple[int, int, int] = SHAPE) -> dict[str, float]:
@@ -115,6 +130,17 @@ def test_bits_of_a_large_product(name: str) -> None:
     assert torch.equal(codes_of(whole), codes_of(plain))
 
 
+@needs_gpu
+@pytest.mark.skipif(importlib.util.find_spec("mmaemu") is None, reason="mmaemu is not installed")
+@pytest.mark.parametrize("fast", [False, True])
+def test_bits_of_the_peer(fast: bool) -> None:
+    name = "sm90.chain.product" if fast else "sm90.promote128.scale_after.product"
+    p = per_tensor(product(256, 1024, 1024, "cuda"))
+    one = replace(p, a_scale=torch.ones_like(p.a_scale), b_scale=torch.ones_like(p.b_scale))
+    mine = predict_product(one, name, out_dtype=torch.bfloat16, engine="cuda")
+    assert torch.equal(codes_of(mine), codes_of(peer(one, fast)()))
+
+
 def test_corner_is_the_corner() -> None:
     """On the CPU: a product of the first rows and columns is the corner of the product."""
     p = product(40, 256, 256)
@@ -122,3 +148,9 @@ def test_corner_is_the_corner() -> None:
         whole = predict(q, name, "torch")[:16, :128]
         assert torch.equal(codes_of(whole), codes_of(predict(corner(q, 16, 128), name, "torch")))
         assert not torch.equal(codes_of(whole), codes_of(predict(q, name, "torch")[16:32, :128]))
+
+
+if __name__ == "__main__":
+    for shape in ((2048, 4096, 4096), SHAPE):
+        found = rates(shape)
+        print(shape, found, {x: round(found[x] / found[y], 2) for x, y in PEERS.items() if y in found})

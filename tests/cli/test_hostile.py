@@ -9,6 +9,7 @@ import shlex
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 import oracle
+from oracle.cli import main
 from oracle.cli.examples import EXAMPLES
 from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
@@ -26,6 +28,7 @@ from oracle.report.outcome import Outcome
 from oracle.routines import cases
 from oracle.verdict.compare import Status, Verdict
 from tests.support.commandline import Cli
+from tests.support.forked import forked
 
 GEMM = "fp8_gemm_nt"
 CASE = f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=5,n=256,k=256/family=randn/seed=7"
@@ -363,21 +366,21 @@ class TestStreams:
         assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and b"No space left" in done.stderr
 
     def test_closed(self) -> None:
-        command = f"{shlex.quote(sys.executable)} -m oracle list contracts >&-"
-        done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False)
-        assert (done.returncode, done.stderr) == (0, b"")
+        with tempfile.TemporaryFile() as stderr:
+            child = forked(lambda: main(["list", "contracts"]), stdout=None, stderr=stderr.fileno())
+            assert child.wait() == 0 and stderr.tell() == 0
 
     def test_head(self) -> None:
         """As many bytes as the reader wants; then the status says that nobody reads."""
+        listed = lambda: main(["list", "cases"])  # noqa: E731
         for unbuffered in ("", "1"):
-            with subprocess.Popen(
-                [sys.executable, "-m", "oracle", "list", "cases"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
-            ) as child:  # fmt: skip
-                assert child.stdout is not None and child.stderr is not None
-                child.stdout.readline()
-                child.stdout.close()
-                assert (child.wait(), child.stderr.read()) == (141, b"")
+            read, write = os.pipe()
+            with tempfile.TemporaryFile() as stderr:
+                child = forked(listed, stdout=write, stderr=stderr.fileno(), PYTHONUNBUFFERED=unbuffered)
+                os.close(write)
+                assert os.read(read, 20)
+                os.close(read)
+                assert (child.wait(), stderr.tell()) == (141, 0)
 
     def test_closed_before_the_first_byte(self) -> None:
         read, write = os.pipe()

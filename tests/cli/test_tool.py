@@ -7,20 +7,19 @@ import pty
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from reports import every_status
 
-from oracle.cli import parser, settings
+from oracle.cli import main, parser, settings
 from oracle.cli.commands import COMMANDS
 from oracle.cli.examples import EXAMPLES
 from oracle.cli.tool import SHELLS
 from oracle.errors import OptionError
 from oracle.report.files import to_json
 from tests.support.commandline import Cli
-from tests.support.paths import ROOT
+from tests.support.forked import forked
 
 
 def commands() -> dict[str, object]:
@@ -137,11 +136,13 @@ class TestSettings:
 def on_a_terminal(arguments: list[str], **environment: str) -> str:
     """What the command prints where its standard output is a terminal."""
     leader, follower = pty.openpty()
-    base = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    started = subprocess.Popen(
-        [sys.executable, "-m", "oracle", *arguments], stdout=follower, stderr=follower, stdin=subprocess.DEVNULL,
-        env=base | {"TERM": "xterm-256color"} | environment, cwd=ROOT,
-    )  # fmt: skip
+
+    def said_there() -> int:
+        for name in {"NO_COLOR", "FORCE_COLOR", "COLUMNS"} - {*environment}:
+            os.environ.pop(name, None)
+        return main(arguments)
+
+    started = forked(said_there, stdout=follower, stderr=follower, TERM="xterm-256color", **environment)
     os.close(follower)
     said = b""
     while True:
@@ -152,7 +153,7 @@ def on_a_terminal(arguments: list[str], **environment: str) -> str:
         if not piece:
             break
         said += piece
-    started.wait(timeout=60)
+    started.wait()
     os.close(leader)
     return said.decode()
 

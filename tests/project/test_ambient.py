@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -24,19 +23,23 @@ from oracle import errors
 from oracle.numbers.formats import codes_of
 from oracle.routines import get
 from tests.support.answers import NAMES, Answers, answers, expected, smallest
+from tests.support.forked import forked, load_again
 
 ROOT = Path(__file__).resolve().parents[2]
 
-HOSTILE = """
-import json, sys, torch
-torch.set_default_device("meta")
-torch.set_default_dtype(torch.float64)
-with torch.inference_mode():
-    from tests.support.answers import answers, smallest
-    found = {name: answers(name, *smallest(name)) for name in sys.argv[1:]}
-torch.set_default_device("cpu")
-print(json.dumps(found))
-"""
+def in_hostile_defaults(names: list[str]) -> int:
+    """In a child: the package is loaded again, from where the defaults are others."""
+    load_again()
+    del sys.modules["tests.support.answers"]
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float64)
+    with torch.inference_mode():
+        from tests.support.answers import answers, smallest
+
+        found = {name: answers(name, *smallest(name)) for name in names}
+    torch.set_default_device("cpu")
+    print(json.dumps(found))
+    return 0
 
 
 @cache
@@ -49,11 +52,11 @@ def hostile(request: pytest.FixtureRequest) -> dict[str, Answers]:
     """All answers that this run asks for, of a process with other defaults."""
     asked = [item for item in request.session.items if "hostile" in getattr(item, "fixturenames", ())]
     names = [item.callspec.params["name"] for item in asked if isinstance(item, pytest.Function)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), *sys.path) if p)}
-    command = [sys.executable, "-c", HOSTILE, *names]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    with tempfile.TemporaryFile() as said:
+        child = forked(lambda: in_hostile_defaults(names), stdout=said.fileno(), stderr=2)
+        assert child.wait() == 0
+        said.seek(0)
+        return json.loads(said.read())  # type: ignore[no-any-return]
 
 
 class Tagged(Tensor):

@@ -7,11 +7,15 @@ import importlib
 import io
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.forked import forked, load_again
 
 RIGHT = """# A page
 
@@ -46,10 +50,20 @@ def pages_of(root: Path, *folders: str) -> list[str]:
     return sorted(str(page.relative_to(docs)) for folder in folders for page in (docs / folder).glob("*.md"))
 
 
-def generate(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the generator in a process of its own."""
-    command = [sys.executable, str(root / "docs" / "generate.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+def generate(root: Path, *arguments: str) -> tuple[int, str]:
+    """Run the generator in a process of its own, which loads the package again: its status and what it printed."""
+
+    def action() -> int:
+        os.chdir(root)
+        load_again()
+        sys.argv = [str(root / "docs" / "generate.py"), *arguments]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return 0
+
+    with tempfile.TemporaryFile() as said:
+        status = forked(action, stdout=said.fileno(), stderr=said.fileno()).wait()
+        said.seek(0)
+        return status, said.read().decode()
 
 
 def generate_here(root: Path, *arguments: str) -> tuple[int, str]:
@@ -101,13 +115,13 @@ class TestPages:
 
     def test_up_to_date(self, root: Path) -> None:
         """What is read off the code: contracts, commands, faults, signatures."""
-        done = generate(root, "--check", *pages_of(root, "reference", "explanation"))
-        assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr}"
+        status, said = generate(root, "--check", *pages_of(root, "reference", "explanation"))
+        assert status == 0, said[-4000:]
 
     def test_executed_pages(self, root: Path) -> None:
         """Pages whose examples run: the tutorial, the findings, each how-to."""
-        done = generate(root, "--check", *pages_of(root, "how-to", "."))
-        assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr}"
+        status, said = generate(root, "--check", *pages_of(root, "how-to", "."))
+        assert status == 0, said[-4000:]
 
     def test_what_is_made(self, pages: tuple[str, str]) -> None:
         for part in ("| `CRASHED` | yes | yes |", "```text\n2\n```", "$ python hello.py\nfrom a file\n$ fp8-oracle"):

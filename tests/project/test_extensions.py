@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.forked import forked, load_again
 from tests.support.paths import ROOT
 
 FOREIGN = ROOT / "tests" / "support" / "foreign_family"
@@ -72,17 +73,29 @@ class Process:
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-family\nVersion: 1.0\n")
         lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in points.items()]
         (info / "entry_points.txt").write_text("".join(lines))
-        path = os.pathsep.join([str(folder), str(FOREIGN), str(ROOT)])
-        self.environment = {**os.environ, "PYTHONPATH": path, "FP8_ORACLE_FIXTURES": str(folder / "fixtures")}
+        self.folder = folder
 
-    def python(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment, cwd=ROOT)
+    def run(self, program: str, *words: str | Path) -> tuple[int, str]:
+        """The status of a program in a process that loads the package again, and all that it printed."""
+
+        def action() -> int:
+            os.chdir(ROOT)
+            load_again(str(self.folder), str(FOREIGN), str(ROOT))
+            sys.argv = ["program", *map(str, words)]
+            exec(compile(program, "program", "exec"), {"__name__": "program"})
+            return 0
+
+        with tempfile.TemporaryFile() as said:
+            fixtures = str(self.folder / "fixtures")
+            child = forked(action, stdout=said.fileno(), stderr=said.fileno(), FP8_ORACLE_FIXTURES=fixtures)
+            status = child.wait()
+            said.seek(0)
+            return status, said.read().decode()
 
     def oracle(self, *words: str | Path, status: int = 0) -> str:
-        done = self.python("-m", "oracle", *words)
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        returned, said = self.run("import sys; from oracle.cli import main; sys.exit(main())", *words)
+        assert returned == status, said
+        return said
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +121,10 @@ def said(foreign: Process, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     folder = tmp_path_factory.mktemp("said")
     (folder / "pages").mkdir()
     (folder / "pages" / "page.md").write_text(PAGE)
-    done = foreign.python("-c", COMMANDS, folder)
-    assert done.returncode == 0, done.stderr
+    status, printed = foreign.run(COMMANDS, folder)
+    assert status == 0, printed
     scores = json.loads((folder / "scores.json").read_text())["scores"]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(printed.splitlines()[-1])
     made = {"scores": scores, "page": (folder / "pages" / "page.md").read_text()}
     return {name.partition("/")[0].strip(): value for name, value in found.items()} | made
 

@@ -133,14 +133,12 @@ class TestCommands:
             assert "pip install" not in step or "-c constraints.txt" in step
 
     def test_importing_loads_no_gpu_library(self) -> None:
-        """The last import is the sabotaged twin: a library that is loaded is seen. The command line starts without
-        torch, which `kernels` loads."""
-        libraries = ("flashinfer", "deep_gemm", "vllm", "triton", "wave")
-        early = "import sys, oracle, oracle.cli; early = 'torch' in sys.modules or 'numba' in sys.modules"
-        found = f"[m for m in {libraries} if m in sys.modules]"
-        code = f"{early}; import kernels, wave; print(early, 'torch' in sys.modules, {found})"
+        """The command line starts without torch too; the last import is the sabotaged twin: a library that is loaded is
+        seen. (Nor does `kernels` load one: `tests/kernels/test_import.py`.)"""
+        heavy = ("torch", "numba", "flashinfer", "deep_gemm", "vllm", "triton", "wave")
+        code = f"import sys, oracle, oracle.cli, wave; print([m for m in {heavy} if m in sys.modules])"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == "False True ['wave']"
+        assert done.stdout.strip() == "['wave']"
 
     def test_python_dash_m(self) -> None:
         done = subprocess.run([sys.executable, "-m", "oracle", "--version"], capture_output=True, text=True, check=True)
@@ -152,10 +150,10 @@ class TestPublicNames:
 
     @pytest.mark.parametrize(
         ("statement", "torch", "offered"),
-        [("pass", False, True), ("oracle.Status", True, True), ("del oracle.__dir__", False, False)],
+        [("pass", False, True), ("del oracle.__dir__", False, False)],
     )
     def test_names_are_offered_before_they_are_loaded(self, statement: str, torch: bool, offered: bool) -> None:
-        """The second statement loads torch and the third removes the names: the check sees both."""
+        """The second statement removes the names: the check sees it."""
         seen = "'torch' in sys.modules, set(oracle.__all__) <= set(dir(oracle))"
         code = f"import sys, oracle; {statement}; print({seen})"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

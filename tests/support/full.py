@@ -1,8 +1,8 @@
 """Tests that repeat, on more cases or through more processes, what others of their kind show.
 
-They run with ``--full`` (``tox run -e full``), or when one is named on the command line. ``KEPT`` says, for a test
-with parameters, how many of its instances every run takes, evenly spread; ``REPEATED`` names, for a single test, those
-of its file that show the same sooner.
+They run with ``--full`` (``tox run -e full``), or when one is named on the command line. Of a test with parameters
+every run takes ``MOST`` instances, evenly spread, or as many as ``KEPT`` says; all of it where ``WHOLE`` names it.
+``REPEATED`` names, for a single test, those of its file that show the same sooner.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ from collections.abc import Sequence
 
 import pytest
 
+MOST = 3
+WHOLE = (
+    "kernels/test_plan.py::test_every_rejection_has_a_reason",
+    "kernels/test_no_sync.py::test_no_call_waits",
+    "kernels/test_ops.py::test_opcheck",
+    "project/",
+)
+"""Beginnings of the names of tests of which every instance is cheap and shows something of its own."""
 KEPT = {
     "benchmarks/test_bench_harness.py::TestTried::test_tried": 1,
+    "benchmarks/test_bench_jobs.py::test_jobs": 1,
     "bounds/test_arches.py::TestAdversary::test_attained": 4,
     "bounds/test_arches.py::TestAdversary::test_never_crossed_with_scales": 4,
     "bounds/test_arches.py::TestNothingRounds::test_a_finer_product_has_width": 8,
@@ -56,6 +65,7 @@ KEPT = {
     "harness/test_watches.py::TestLaterCalls::test_a_hang_is_waited_for_once": 1,
     "harness/test_watches.py::TestLaterCalls::test_lost": 1,
     "kernels/test_differential.py::TestByName::test_validated_in_a_worker": 1,
+    "kernels/test_moe_pipelines.py::test_right": 5,
     "kernels/test_mx_twins.py::TestEveryCase::test_right": 6,
     "numbers/test_fast_math.py::TestFaults::test_products": 1,
     "numbers/test_mx_forms.py::TestDeepGemm::test_codes": 2,
@@ -84,6 +94,8 @@ KEPT = {
     "project/test_extensions.py::TestSabotage::test_a_broken_entry_point": 1,
     "routines/moe/test_contract.py::TestLayer::test_every_combine_is_judged_and_named": 2,
     "routines/moe/test_moe_tensor.py::TestFaults::test_fails": 12,
+    "routines/moe/test_pipelines.py::TestFaults::test_named": 1,
+    "routines/moe/test_pipelines.py::TestRightKernels::test_passes": 5,
     "routines/moe/test_moe_tensor.py::TestFaults::test_is_named": 4,
     "routines/test_cases.py::TestProfiles::test_every_quick_case_is_a_valid_call": 11,
     "routines/test_cases.py::TestProfiles::test_the_truth_passes_its_own_judgement": 11,
@@ -101,6 +113,7 @@ KEPT = {
     "verdict/test_undeclared.py::TestFloat32Kernels::test_pass_on_every_arch": 3,
 }
 REPEATED = {
+    "benchmarks/test_bench_harness.py::TestCost::test_bare": "TestCost::test_watched",
     "benchmarks/test_bench_engines.py::TestPredictionBesideScalar::test_cpu_engine": "TestPrediction::test_cpu_engine",
     "cli/test_commands.py::TestCapturesAndLedger::test_all_captures": "TestCapturesAndLedger::test_known",
     "cli/test_hostile.py::TestStreams::test_closed_before_the_first_byte": "TestStreams::test_head",
@@ -114,15 +127,18 @@ REPEATED = {
     "diagnosis/test_strangers.py::TestAKernelThatIsNoSchedule::test_another_experts_weights": "TestAKernel",
     "diagnosis/test_strangers.py::TestAKernelThatIsNoSchedule::test_a_row_of_zeros_has_no_explanation": "TestAKernel",
     "fixtures/test_golden.py::TestStored::test_check": "TestStored",
+    "harness/test_ray.py::test_a_killed_node_costs_nothing": "test_without_ray_one_line_says_what_to_install",
+    "harness/test_ray.py::test_what_dies_and_what_raises": "test_without_ray_one_line_says_what_to_install",
     "harness/test_validation.py::TestBrokenKernels::test_only_its_own_watch": "TestBrokenKernels::test_caught",
     "harness/test_validation.py::TestReach::test_a_soak_draws_everything": "TestReach::test_a_soak_draws_valid",
     "harness/test_validation.py::TestReach::test_a_soak_ends": "TestReach::test_a_soak_draws_valid",
+    "harness/test_validation.py::TestRightKernels::test_processes_that_judge_find_the_same": "TestRightKernels",
     "harness/test_validation.py::TestRightKernels::test_the_quick_profile": "TestRightKernels::test_conforms",
     "kernels/test_moe_input.py::TestJudged::test_random": "TestJudged",
     "project/test_docs.py::TestPages::test_executed_pages": "TestPages::test_up_to_date",
     "project/test_pytest_plugin.py::TestAnotherProject::test_sabotaged": "TestAnotherProject::test_the_words",
     "project/test_pytest_plugin.py::TestReport::test_xdist": "TestReport",
-    "project/test_house.py::TestCommands::test_python_dash_m": "TestDoctor::test_the_command_in_a_process",
+    "project/test_house.py::TestDoctor::test_the_command_in_a_process_where_it_is_shadowed": "TestDoctor::test_another",
 }
 
 
@@ -142,9 +158,11 @@ def left_out(items: Sequence[pytest.Item], named: Sequence[str]) -> set[pytest.I
         if wanted.partition("::")[0] in files and not any(test.startswith(wanted) for test in others):
             raise pytest.UsageError(f"tests/support/full.py names {wanted}, and no such test was collected")
     out = {item for name in REPEATED for item in tests.get(name, [])}
-    for name, kept in KEPT.items():
-        instances = tests.get(name, [])
-        taken = {i * len(instances) // kept for i in range(min(kept, len(instances)))}
+    for name, instances in tests.items():
+        if name.startswith(WHOLE) and name not in KEPT:
+            continue
+        kept = min(KEPT.get(name, MOST), len(instances))
+        taken = {i * len(instances) // kept for i in range(kept)}
         out |= {item for i, item in enumerate(instances) if i not in taken}
     return out
 

@@ -1,4 +1,4 @@
-"""What a Triton kernel becomes for sm90. Importing this file imports Triton."""
+"""What a Triton kernel compiles to for an architecture; no GPU is needed. Importing this file imports Triton."""
 
 from __future__ import annotations
 
@@ -11,18 +11,37 @@ from triton.compiler import ASTSource
 
 from kernels.backends import _launch
 
+WHOLE = ("x", "q", "s", "weight", "residual", "z", "x_stride", "r_stride", "cols", "total")
+"""Parameters of the quantisers that are multiples of 16: pointers, row strides, extents."""
 
-def ptx_of(kernel: Any, constants: dict[str, object], types: dict[str, str]) -> str:
-    """What the kernel becomes for sm90, its pointers, row strides and extents multiples of 16."""
+FUSED_TYPES = {"x": "*bf16", "q": "*fp8e4nv", "p": "*fp8e4nv", "s": "*fp32", "bound": "*fp32", "masked": "*i32",
+    "weight": "*bf16", "residual": "*bf16", "z": "*bf16", "other": "*bf16", "cache": "*fp32",
+    "positions": "*i32"}  # fmt: skip
+GATED = {"GROUP": 128, "LANES": 128, "BLOCK": 32, "ROUNDING": 0, "MODE": 0, "BOUNDED": True, "MASKED": False,
+    "TRANSPOSED": False, "EPS": 0, "FLOOR": 0x36924925, "SHARED": True,
+    "NATIVE": True}  # fmt: skip
+"""Constants of the gated kernel of the fused quantisers, and the types of pointers of all their kernels."""
+
+
+def ptx_of(
+    kernel: Any, constants: dict[str, object], types: dict[str, str], *, sm: int = 90, num_warps: int = 4,
+    whole: tuple[str, ...] = WHOLE,
+) -> str:  # fmt: skip
+    """The PTX of a kernel; ``types`` of its pointers, the rest int32, those in ``whole`` multiples of 16."""
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
-    whole = ("x", "q", "s", "x_stride", "cols", "total")
     aligned = {(names.index(n),): [["tt.divisibility", 16]] for n in whole if n in names}
     indexed = {(names.index(n),): v for n, v in constants.items()}
     source = ASTSource(kernel, signature, constexprs=indexed, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, **_launch.EXACT})
-    ptx: str = compiled.asm["ptx"]
+    options = {"num_warps": num_warps, **_launch.EXACT}
+    ptx: str = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options).asm["ptx"]
     return ptx
+
+
+def ptx_of_launch(start: Any, sm: int, types: dict[str, str], *, free: tuple[str, ...] = ()) -> str:
+    """The PTX of a :class:`~kernels.backends._launch.Launch`, its integers multiples of 16 but those in ``free``."""
+    whole = tuple(n for n in start.kernel.arg_names if n not in (*start.constants, *free))
+    return ptx_of(start.kernel, start.constants, types, sm=sm, num_warps=start.num_warps, whole=whole)
 
 
 def divides_truly(ptx: str) -> bool:

@@ -7,6 +7,7 @@ Only the recipe *record* is shared, of the formats only their names; every formu
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from fractions import Fraction
 
 from oracle.numbers.recipes import CodeFormula, PowerOfTwo, Recipe, ScaleFormula
@@ -45,9 +46,9 @@ def rne(x: Fraction, fmt: str = "float32") -> Number:
     if x == 0:
         return x
     magnitude = abs(x)
-    exponent = emin
-    while Fraction(2) ** (exponent + 1) <= magnitude:
-        exponent += 1
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    if Fraction(2) ** exponent > magnitude:
+        exponent -= 1
     quantum = Fraction(2) ** (max(exponent, emin) - precision + 1)
     steps = magnitude / quantum
     whole = steps.numerator // steps.denominator
@@ -66,7 +67,7 @@ def code_of(x: Number, negative: bool, fmt: str = "float8_e4m3fn") -> int:
     if x == INF or abs(Fraction(x)) > values[-1]:
         return (len(values) - 1) | sign
     magnitude = abs(Fraction(x))
-    low = max(code for code, value in enumerate(values) if value <= magnitude)
+    low = bisect_right(values, magnitude) - 1
     code = low
     if values[low] != magnitude:
         below, above = magnitude - values[low], values[low + 1] - magnitude
