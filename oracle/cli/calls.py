@@ -38,6 +38,7 @@ from oracle.fixtures.failing_case import FailingCase
 from oracle.report.console import STYLES
 from oracle.routines import Contract, get, options
 from oracle.routines.base import Call
+from oracle.tensorcore.schedules import arches
 
 _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only outputs that match, as out.mine*"}
 
@@ -199,7 +200,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
     operands = Call(get(case.contract), case.inputs, case.options, arch=arch).optional_operands
     held = None
-    if found.failing and operands is not None and operands.parts and operands.given:
+    if found.failing and operands is not None and operands.parts and operands.given and arch in arches():
         held = oracle.classify(case.contract, case.inputs, case.output, arch=arch, **case.options)
     classes = [] if held is None else [f"  of what is known of {arch}: {held}"]
     for line in (said, *classes, *_lines(found)):
