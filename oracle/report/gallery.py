@@ -68,7 +68,7 @@ class Run:
     rows: tuple[Row, ...]
 
     def write(self, path: Path) -> None:
-        left = ("", None, {}, ())
+        left: tuple[object, ...] = ("", None, {}, ())
         rows = [{name: value for name, value in asdict(row).items() if value not in left} for row in self.rows]
         said = {"schema": SCHEMA, "machine": dict(self.machine), "rows": rows}
         fixtures.write_bytes(path, (json.dumps(said, indent=1) + "\n").encode())
