@@ -253,6 +253,20 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         )
     },
     "fp8_fp4_gemm_nt": ("mx_product", calls.fp8_fp4(mx_products.fp8_fp4_gemm_nt)),
+    **{
+        f"fp8_fp4_gemm_{form}": (
+            "mx_product", calls.fp8_fp4(getattr(mx_products, f"fp8_fp4_gemm_{form}"), turned=turned)
+        )
+        for form, turned in (("nn", "b"), ("tn", "ab"), ("tt", "a"))
+    },
+    "m_grouped_fp8_fp4_gemm_nn_contiguous": (
+        "mx_product", calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nn_contiguous, "m_indices", "b"),
+    ),
+    "m_grouped_fp8_fp4_gemm_nt_psum": (
+        "mx_product",
+        calls.fp8_fp4(partial(mx_products.m_grouped_fp8_fp4_gemm_nt_contiguous, use_psum_layout=True), "ends"),
+    ),
+    "k_grouped_fp8_gemm_tn_contiguous": ("mx_product", calls.k_groups_of_powers),
     "m_grouped_fp8_fp4_gemm_nt_contiguous": (
         "mx_product", calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nt_contiguous, "m_indices"),
     ),

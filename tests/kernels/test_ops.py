@@ -50,7 +50,8 @@ def operands(make):
 
 
 FORMS = (
-    "mxfp8_quantize_columnwise", "mxfp8_quantize_2d", "mxfp6_quantize", "mxint8_quantize", "per_token_cast_to_fp4", "nvfp4_quantize_stochastic", "nvfp4_quantize_2d",
+    "mxfp8_quantize_columnwise", "mxfp8_quantize_2d",
+    "mxfp6_quantize", "mxint8_quantize", "per_token_cast_to_fp4", "nvfp4_quantize_stochastic", "nvfp4_quantize_2d",
     "nvfp4_quantize_4over6", "nvfp4_quantize_rht", "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8",
     "mxfp4_quantize_of_fp8", "fp8_block_to_mxfp8", "mxfp8_to_fp8_block", "scaled_fp4_grouped_quantize",
     "mxfp8_grouped_quantize", "scaled_fp4_experts_quant", "mxfp8_experts_quant",
