@@ -28,6 +28,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "judge": (
         ("recorded outputs", "judge call.safetensors --contract fp8_gemm_nt"),
         ("under other names", "judge call.safetensors --contract fp8_gemm_nt --input a=x --input b=w.T"),
+        ("what oracle.sample recorded", "judge calls/ --junit calls.xml"),
     ),
     "explain": (("which known fault it is", "explain call.safetensors --contract fp8_gemm_nt"),),
     "mutate": (("which faults the cases of one routine notice", "mutate --contract fp8_gemm_nt"),),
@@ -74,6 +75,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "lint": (
         ("scales, codes and names of a checkpoint", "lint DeepSeek-V3/"),
         ("what the quantisation lost", "lint quantised/ --against original/ --only 'model.layers.3.*'"),
+    ),
+    "cases": (
+        ("calls of one layer of every kind", "cases from-checkpoint DeepSeek-V3/ --to calls/"),
+        ("your kernel on them", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt --cases calls/"),
     ),
     "completion": (
         ("for this bash", "completion bash > ~/.local/share/bash-completion/completions/fp8-oracle"),
