@@ -53,6 +53,7 @@ from oracle.report.html import to_html
 from oracle.report.ledger import Entry
 from oracle.report.outcome import Outcome, Report
 from oracle.report.record import Recorder, Run
+from oracle.report.sarif import to_annotations, to_sarif
 from oracle.routines import cases, get, profiles, registered
 from oracle.verdict.compare import Status, Verdict
 
@@ -63,6 +64,8 @@ _FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "junit": (to_junit, "write the report as JUnit XML"),
     "markdown": (to_markdown, "write a summary for a pull request; `-` is the standard output"),
     "html": (to_html, "write one self-contained page: pictures of what fails, every case, provenance"),
+    "sarif": (to_sarif, "write what fails as SARIF 2.1.0, each at the line of its kernel, for code scanning"),
+    "annotations": (to_annotations, "write what fails as annotations of GitHub Actions; `-` is the standard output"),
 }
 
 
@@ -427,7 +430,7 @@ def _told(item: Item, said: Outcome | Lost) -> Outcome:
     """The outcome of an item that another process judged."""
     if isinstance(said, Lost):
         verdict = Verdict(Status.CRASHED, f"CRASHED: {said.cause}", reason=said.cause)
-        return Outcome(item.id, item.contract, item.subject, item.arch, verdict, 0.0)
+        return Outcome(item.id, item.contract, item.subject, item.arch, verdict, source=item.source)
     if (said.id, said.subject, said.arch) != (item.id, item.subject, item.arch):
         raise SubjectError(
             f"a process of --jobs lists {said.id} [{said.subject}] where this one lists {item.id} "
