@@ -67,6 +67,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "compare": (
         ("before and after an upgrade", "compare before.jsonl after.jsonl"),
         ("two backends of one run", "compare run.jsonl run.jsonl --pair eager=deep_gemm"),
+        ("the comment of a pull request", "compare main.jsonl pull.jsonl --markdown comment.md --title gemm"),
     ),
     "history": (
         ("keep a run", "history add run.jsonl --db runs.sqlite --label v1.2"),

@@ -47,7 +47,8 @@ class Outcome:
 
     ``id`` is a case id, ``captures/<file>/<output>``, ``calls/<path>`` of a recorded call, or ``pytest/<node id>``
     (then ``#2`` and so on, where one test judges several outputs); ``known`` is the ledger's reason when the failure is
-    a known one, and such an outcome does not fail the run.
+    a known one, and such an outcome does not fail the run; ``source`` is where the kernel or the test stands, as
+    ``FILE:LINE``, or "".
     """
 
     id: str
@@ -57,6 +58,7 @@ class Outcome:
     verdict: Verdict
     seconds: float = 0.0
     known: str | None = None
+    source: str = ""
 
     @property
     def status(self) -> Status:
@@ -90,6 +92,7 @@ class Outcome:
             "known_failure": self.known,
             "fails": self.fails,
             "repro": self.repro,
+            "source": self.source,
             "verdict": self.verdict.to_json(),
         }
 
