@@ -33,6 +33,7 @@ from oracle.errors import (
     NumericsError,
     OptionError,
     ShapeError,
+    near,
 )
 from oracle.numbers.recipes import Recipe
 from oracle.tensorcore.identify import Match
@@ -546,7 +547,7 @@ def registered() -> Mapping[str, Contract]:
 def get(name: str) -> Contract:
     """The contract of this name; ContractError lists what exists."""
     if not isinstance(name, str) or name not in _REGISTRY:
-        said = repr(name) if isinstance(name, str) else f"named by a {type(name).__name__}"
+        said = f"{name!r}{near(name, _REGISTRY)}" if isinstance(name, str) else f"named by a {type(name).__name__}"
         raise ContractError(f"no contract {said}; there are: {', '.join(sorted(_REGISTRY))}")
     return _REGISTRY[name]
 
