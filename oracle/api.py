@@ -106,18 +106,29 @@ def assert_conforms(
     explain: str | None = None,
     **options: object,
 ) -> Verdict:
-    """:func:`judge`, and an error unless the verdict is PASSED; arguments as there.
+    """Judge an output, as :func:`judge` does with the same arguments, and raise an error unless it is PASSED.
+
+    Returns
+    -------
+    Verdict
+        It is PASSED.
 
     Raises
     ------
     NonconformanceError
         The output is not admissible, or these inputs could not have shown a fault (MISTRUSTED). It is an
-        AssertionError, and its ``verdict`` is the verdict.
+        AssertionError; its message is what the verdict says and how to write the call into a file that
+        ``fp8-oracle explain`` repeats it from; its ``verdict`` is the verdict.
     OracleError
         The call is wrong.
     """
     verdict = judge(contract, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
-    verdict.raise_for_status()
+    case = f"FailingCase({contract!r}, inputs, output, {options!r}, {arch!r}, {numerics!r})"
+    verdict.raise_for_status(
+        "from oracle.fixtures.failing_case import FailingCase, write\n"
+        f"       write('failing.safetensors', {case})\n"
+        "       $ fp8-oracle explain failing.safetensors"
+    )
     return verdict
 
 

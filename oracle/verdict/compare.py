@@ -140,8 +140,12 @@ class Verdict:
     def __bool__(self) -> bool:
         return self.status is Status.PASSED
 
-    def raise_for_status(self) -> None:
-        """Nothing where the verdict is PASSED.
+    def raise_for_status(self, repro: str = "") -> None:
+        """Do nothing where the verdict is PASSED.
+
+        Parameters
+        ----------
+        repro : lines that repeat the judgement, which the message ends with.
 
         Raises
         ------
@@ -152,7 +156,7 @@ class Verdict:
             said = self._said()
             if self.explained_by:
                 said += f"; explained by: {', '.join(self.explained_by)}"
-            raise NonconformanceError(said, self)
+            raise NonconformanceError(f"{said}\nrepro: {repro}" if repro else said, self)
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
         """Draw the outputs: rows by columns, coloured by how far the elements lie from their intervals, and a histogram
