@@ -129,6 +129,9 @@ class ProductSets(Sets):
             open_[part.place] = False if sets.open is None else sets.open
         return {"out": ranged(Admissible(low, high, decode(flat), open=open_), out.dtype, out.shape)}
 
+    def each(self) -> Iterator[Sets]:
+        return (replace(self, names=(name,), classes=()) for name in (*self.names, *self.classes))
+
 
 def work(parts: Sequence[Part]) -> int:
     """Multiplications of all parts."""
