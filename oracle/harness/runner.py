@@ -52,7 +52,7 @@ class Item:
     def outcome(self) -> Outcome:
         start = time.perf_counter()
         verdict = self.judge()
-        return Outcome(self.id, self.contract, self.subject, self.arch, verdict, time.perf_counter() - start)
+        return Outcome(self.id, self.contract, self.subject, self.arch, verdict.settled(), time.perf_counter() - start)
 
 
 @dataclass(frozen=True)
