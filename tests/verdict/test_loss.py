@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -217,7 +217,7 @@ class TestWhenItIsAskedFor:
 
     def test_copies_hold_the_figures(self) -> None:
         _, verdict = self.judged()
-        copy = pickle.loads(pickle.dumps(verdict))
+        copy = deepcopy(verdict)
         assert copy == verdict and copy.loss == verdict.loss and copy.error == verdict.error
         assert replace(verdict, summary="other").loss == verdict.loss
 
