@@ -120,7 +120,7 @@ def deferred(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Any
     def both() -> tuple[Error | None, Loss | None]:
         for (name, tensor), version in zip(tensors, versions, strict=True):
             if tensor._version != version:
-                raise InputError(f"{name} was changed after it was judged; read error and loss before, or judge it again")
+                raise InputError(f"{name} was changed after it was judged; read error and loss before, or judge again")
         return measured(x, q, scale, recipe)
 
     return lambda: both()[0], lambda: both()[1]
