@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -103,6 +103,24 @@ class Failing:
     right: Tensor | None = None
 
 
+class Deferred:
+    """A field that may be given as a function without arguments: it is called once, when the field is first read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_{name}"
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
+        if instance is None:
+            return None
+        value = vars(instance)[self.name]
+        if callable(value):
+            value = vars(instance)[self.name] = value()
+        return value
+
+    def __set__(self, instance: object, value: Any) -> None:
+        vars(instance)[self.name] = None if value is self else value
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The judgement of one output. It is true (``if verdict:``, ``assert verdict``) when its status is PASSED, and then
@@ -115,8 +133,9 @@ class Verdict:
     is what a report draws (two verdicts that differ in it alone are equal); ``error`` what was measured, None where
     nothing was (a layout, or a product proved by its bits that is too large to be computed exactly beside them);
     ``loss`` what a quantisation loses by its recipe, right or wrong, None for everything else; neither changes a
-    verdict; ``failing`` is kept of a large failure until it is explained; ``pictures`` makes what :meth:`plot` draws,
-    by output, and is not pickled.
+    verdict, and those of a quantiser are computed when one of them is first read (:class:`Deferred`); ``failing`` is
+    kept of a large failure until it is explained; ``pictures`` makes what :meth:`plot` draws, by output, and is not
+    pickled.
     """
 
     status: Status
@@ -132,13 +151,21 @@ class Verdict:
     unconstrained: int = 0
     reason: str | None = None
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
-    error: Error | None = field(default=None, compare=False, repr=False)
-    loss: Loss | None = field(default=None, compare=False, repr=False)
+    error: Error | None = field(default=cast(Any, Deferred()), compare=False, repr=False)
+    loss: Loss | None = field(default=cast(Any, Deferred()), compare=False, repr=False)
     failing: Failing | None = field(default=None, compare=False, repr=False)
     pictures: Callable[[], Mapping[str, Picture]] | None = field(default=None, compare=False, repr=False)
 
     def __bool__(self) -> bool:
         return self.status is Status.PASSED
+
+    def settled(self) -> Verdict:
+        """This verdict, whose figures are computed by now: they hold no tensor that was judged any longer."""
+        _ = self.error, self.loss
+        return self
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self.settled()), "pictures": None}
 
     def raise_for_status(self, repro: str = "") -> None:
         """Do nothing where the verdict is PASSED.
@@ -203,9 +230,6 @@ class Verdict:
     def _said(self) -> str:
         """The status and the summary."""
         return self.summary if self.summary.startswith(str(self.status)) else f"{self.status}: {self.summary}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "pictures": None}
 
     def __post_init__(self) -> None:
         if self.status.needs_reason and not self.reason:
