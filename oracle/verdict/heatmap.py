@@ -227,16 +227,16 @@ def of_values(
     """The evidence where the interval of every element is taken to be one value, that of ``due`` (of the same dtype);
     the ``elements`` listed are given."""
     fmt = of_dtype(actual.dtype)
-    codes, right, bad = codes_of(actual).flatten(), codes_of(due).flatten(), bad.flatten()
-    numbers = (codes & fmt.magnitude_mask <= fmt.max_code) & (right & fmt.magnitude_mask <= fmt.max_code)
-    wide = torch.int32 if fmt.bits <= 16 else torch.int64
-    steps = (_ordinal(codes.to(wide), fmt) - _ordinal(right.to(wide), fmt)).abs_()
-    level = torch.full(steps.shape, FIRST_OUTSIDE, dtype=torch.int8, device=steps.device)
+    failing, wide = places(bad), torch.int32 if fmt.bits <= 16 else torch.int64
+    codes, right = (codes_of(x).flatten()[failing].to(wide) for x in (actual, due))
+    steps = (_ordinal(codes, fmt) - _ordinal(right, fmt)).abs_()
+    outside = torch.full(steps.shape, FIRST_OUTSIDE, dtype=torch.int8, device=steps.device)
     for most in STEPS:
-        level += steps > most
-    level = level.masked_fill_(~numbers, NO_NUMBER).mul_(bad)
-    failing = places(bad)[:SAMPLED]
-    flips = _flips(codes[failing], right[failing], fmt.bits)
+        outside += steps > most
+    numbers = (codes & fmt.magnitude_mask <= fmt.max_code) & (right & fmt.magnitude_mask <= fmt.max_code)
+    level = torch.zeros(actual.numel(), dtype=torch.int8, device=steps.device)
+    level[failing] = outside.masked_fill_(~numbers, NO_NUMBER)
+    flips = _flips(codes[:SAMPLED], right[:SAMPLED], fmt.bits)
     return _evidence(
         actual, level, output=output, tile=tile, elements=tuple(elements), fields=_fields(fmt), flips=flips
     )
@@ -323,8 +323,7 @@ def _ordinal(codes: Tensor, fmt: Format) -> Tensor:
     """Codes in the order of their values; both zeros are 0."""
     if not fmt.signed:
         return codes
-    magnitude = codes & fmt.magnitude_mask
-    return torch.where((codes & fmt.sign_mask) != 0, -magnitude, magnitude)
+    return (codes & fmt.magnitude_mask) * (1 - 2 * ((codes & fmt.sign_mask) != 0).to(codes.dtype))
 
 
 def _flips(bits: Tensor, due: Tensor, width: int) -> tuple[float, ...]:
