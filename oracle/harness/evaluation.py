@@ -181,14 +181,14 @@ def _correctness(call: Call, answer: Answer, verdict: Verdict) -> dict[str, obje
     for name, due in call.truth.items():
         truth, seen = (_values(x) for x in (due, answer.outputs[name]))
         known = ~truth.isnan()
-        off = (seen - truth).abs()[known].nan_to_num(math.inf)
+        off = (seen - truth).abs()[known].nan_to_num(math.inf, math.inf)
         off[seen[known] == truth[known]] = 0.0  # infinities
         size = truth.abs()[known]
         if off.numel():
             absolute = max(absolute, float(off.max()))
         if bool((size > 0).any()):
             ratios = off[size > 0] / size[size > 0]
-            relative = max(relative, float(ratios.nan_to_num(math.inf).max()))
+            relative = max(relative, float(ratios.nan_to_num(math.inf, math.inf).max()))
     said = {name: getattr(verdict, name) for name in ("summary", "outside", "total", "matches", "basis")}
     extra = {"judge": "fp8-oracle", "contract": call.contract.name, "verdict": str(verdict.status), **said}
     extra["explained_by"] = list(verdict.explained_by)
