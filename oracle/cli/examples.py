@@ -20,9 +20,15 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("a quarter of everything, on four cores", "verify --shard 1/4 --jobs 4 --record 1.jsonl"),
     ),
     "validate": (("your own kernel", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt"),),
+    "gallery": (
+        ("every kernel of the gallery of this checkout, on a GPU", "gallery run --out night"),
+        ("one project, without a GPU", "gallery run --only torch --device cpu --out torch"),
+        ("what another release broke or healed", "gallery compare old/gallery.json new/gallery.json"),
+    ),
     "judge": (
         ("recorded outputs", "judge call.safetensors --contract fp8_gemm_nt"),
         ("under other names", "judge call.safetensors --contract fp8_gemm_nt --input a=x --input b=w.T"),
+        ("what oracle.sample recorded", "judge calls/ --junit calls.xml"),
     ),
     "explain": (("which known fault it is", "explain call.safetensors --contract fp8_gemm_nt"),),
     "mutate": (("which faults the cases of one routine notice", "mutate --contract fp8_gemm_nt"),),
@@ -70,6 +76,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "lint": (
         ("scales, codes and names of a checkpoint", "lint DeepSeek-V3/"),
         ("what the quantisation lost", "lint quantised/ --against original/ --only 'model.layers.3.*'"),
+    ),
+    "cases": (
+        ("calls of one layer of every kind", "cases from-checkpoint DeepSeek-V3/ --to calls/"),
+        ("your kernel on them", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt --cases calls/"),
     ),
     "completion": (
         ("for this bash", "completion bash > ~/.local/share/bash-completion/completions/fp8-oracle"),

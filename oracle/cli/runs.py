@@ -59,7 +59,7 @@ from oracle.verdict.compare import Status, Verdict
 
 Pool = Callable[..., Generator["Outcome | Lost"]]
 
-_FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
+FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "json": (to_json, "write the report as JSON; `-` is the standard output"),
     "junit": (to_junit, "write the report as JUnit XML"),
     "markdown": (to_markdown, "write a summary for a pull request; `-` is the standard output"),
@@ -165,7 +165,7 @@ def add_history(commands: Commands) -> None:
 
 
 def _add_output_arguments(command: argparse.ArgumentParser) -> None:
-    for name, (_, said) in _FORMATS.items():
+    for name, (_, said) in FORMATS.items():
         command.add_argument(f"--{name}", metavar="FILE", help=said)
 
 
@@ -177,11 +177,11 @@ def _add_volume_arguments(command: argparse.ArgumentParser) -> None:
 
 def _screen(arguments: argparse.Namespace) -> Console:
     """The console; standard error where a report goes to the standard output."""
-    return console(stderr=any(getattr(arguments, name) == "-" for name in _FORMATS))
+    return console(stderr=any(getattr(arguments, name) == "-" for name in FORMATS))
 
 
-def _write_reports(report: Report, arguments: argparse.Namespace) -> None:
-    for name, (form, _) in _FORMATS.items():
+def write_reports(report: Report, arguments: argparse.Namespace) -> None:
+    for name, (form, _) in FORMATS.items():
         if (target := getattr(arguments, name)) is not None:
             write_text(target, form(report))
 
@@ -308,7 +308,7 @@ def _run(
     if recorder is not None:
         recorder.end(complaints, seconds, unfinished)
     words.print_report(report, screen, quiet=arguments.quiet)
-    _write_reports(report, arguments)
+    write_reports(report, arguments)
     if writer is not None:
         asked = [f"--{name} {value}" for name, value in about.selection.items()]
         asked += [f"--provider {target}" for target in arguments.provider]
@@ -459,7 +459,7 @@ def _report(arguments: argparse.Namespace) -> int:
     report = replace(whole, outcomes=kept) if kept else whole  # --failures, and nothing fails: the whole is good
     quiet = arguments.quiet or not kept
     words.print_report(report, _screen(arguments), quiet=quiet, verbose=arguments.verbose)
-    _write_reports(report, arguments)
+    write_reports(report, arguments)
     return 0 if whole.ok else 1
 
 
@@ -474,7 +474,7 @@ def _merge(arguments: argparse.Namespace) -> int:
         fixtures.write_bytes(target, merge.to_bytes(whole))
     report = whole.report()
     words.print_report(report, _screen(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
-    _write_reports(report, arguments)
+    write_reports(report, arguments)
     return 0 if report.ok else 1
 
 

@@ -45,9 +45,10 @@ def quoted(text: str) -> str:
 class Outcome:
     """One judged (or unjudgeable) case of one subject.
 
-    ``id`` is a case id, ``captures/<file>/<output>``, or ``pytest/<node id>`` (then ``#2`` and so on, where one test
-    judges several outputs); ``known`` is the ledger's reason when the failure is a known one, and such an outcome does
-    not fail the run; ``source`` is where the kernel or the test stands, as ``FILE:LINE``, or "".
+    ``id`` is a case id, ``captures/<file>/<output>``, ``calls/<path>`` of a recorded call, or ``pytest/<node id>``
+    (then ``#2`` and so on, where one test judges several outputs); ``known`` is the ledger's reason when the failure is
+    a known one, and such an outcome does not fail the run; ``source`` is where the kernel or the test stands, as
+    ``FILE:LINE``, or "".
     """
 
     id: str
@@ -79,6 +80,8 @@ class Outcome:
             return ""
         if self.id.startswith("pytest/"):
             return f"pytest {shlex.quote(re.sub('#[0-9]+$', '', self.id.removeprefix('pytest/')))}"
+        if self.id.startswith("calls/"):
+            return f"fp8-oracle explain {quoted(self.id.removeprefix('calls/'))}"
         live = "" if self.id.startswith("captures/") else f" --subject {quoted(self.subject)}"
         return f"fp8-oracle verify --case {quoted(self.id)}{live}"
 
