@@ -456,8 +456,9 @@ def _report(arguments: argparse.Namespace) -> int:
     if whole.outcomes and not kept and not arguments.failures:
         known = ", ".join(sorted({o.contract for o in whole.outcomes}))
         raise CaseError(f"{arguments.record}: nothing of that routine and subject; routines: {known}")
-    report = replace(whole, outcomes=kept)
-    words.print_report(report, _screen(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
+    report = replace(whole, outcomes=kept) if kept else whole  # --failures, and nothing fails: the whole is good
+    quiet = arguments.quiet or not kept
+    words.print_report(report, _screen(arguments), quiet=quiet, verbose=arguments.verbose)
     write_reports(report, arguments)
     return 0 if whole.ok else 1
 

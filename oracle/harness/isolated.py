@@ -292,6 +292,7 @@ def _start_workers(control: socket.socket, printing: int, points: Sequence[Entry
 
 def _serve(wire: socket.socket, points: Sequence[EntryPoint], threads: int | None) -> None:
     """Answer until the connection is closed."""
+    sys.path.append(os.getcwd())  # where `--provider` names a file of the user; what is installed comes first
     if threads is not None:
         torch.set_num_threads(threads)
     loaded, owner, watch = dict[int, Sequence[Subject]](), os.getpid(), provenance.Watch()

@@ -28,9 +28,9 @@ def to_json(report: Report) -> str:
     return json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n"
 
 
-def to_junit(report: Report) -> str:
-    """The report as JUnit XML: one suite for each contract, subject and arch."""
-    root = ET.Element("testsuites", name="fp8-oracle verify")
+def to_junit(report: Report, command: str = "verify") -> str:
+    """The report of a command as JUnit XML: one suite for each contract, subject and arch."""
+    root = ET.Element("testsuites", name=f"fp8-oracle {command}")
     for group in report.groups():
         name = f"{group.contract} [{group.subject}, {group.arch}]"
         cases = [_test_case(outcome, name) for outcome in group.outcomes]

@@ -27,6 +27,7 @@ from oracle.report.outcome import (
     losses,
 )
 from oracle.verdict.compare import Status
+from oracle.verdict.heatmap import COLOURS
 
 DETAILED = 300  # failures with pictures and bits in one page
 PER_CAUSE = 24  # failures of one cause with pictures and bits
@@ -252,7 +253,7 @@ def _margins(report: Report) -> str:
     parts = ("the expected value", "up to ¼ of the way to the edge", "up to ½", "up to ¾", "up to the edge")
     counts = [sum(m == 0 for m in margins), *(sum(i - 1 < 4 * m <= i for m in margins) for i in range(1, 5))]
     rows = [("bits as predicted", len(passing) - len(margins), "#3f9a6b")]
-    rows += zip(parts, counts, picture.COLOURS, strict=False)
+    rows += zip(parts, counts, COLOURS, strict=False)
     said = "How near the worst element of each passing case comes to the edge of its admissible interval."
     bars = picture.bars(rows, "passing cases by margin")
     return section("margins", "Margins of what passes", f'<p class="soft">{said}</p><div class="narrow">{bars}</div>')

@@ -121,5 +121,14 @@ def test_from_a_record(cli: Cli, tmp_path: Path) -> None:
     ran = cli("report", tmp_path / "run.json", "--sarif", tmp_path / "x.sarif", "--annotations", "-")
     assert ran.status == 1 and ran.out.splitlines() == annotations(WRONG)
     assert len(check(json.loads((tmp_path / "x.sarif").read_text()))) == 1
+    assert "1 failed" in cli("report", tmp_path / "run.json", "--failures", "--quiet").out
     del stored["outcomes"][0]["source"]
     assert report_from_json(stored).outcomes[0].source == ""
+
+
+def test_only_failures_of_a_good_run(cli: Cli, tmp_path: Path) -> None:
+    """Nothing is left of it, and it is as good as before."""
+    (tmp_path / "run.json").write_text(json.dumps(Report((outcome(),)).to_json()))
+    ran = cli("report", tmp_path / "run.json", "--failures", "--annotations", tmp_path / "annotations")
+    assert (ran.status, ran.out) == (0, "OK  1 passed; 0.0 s\n")
+    assert (tmp_path / "annotations").read_text() == ""
