@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +11,9 @@ from reports import every_status, many
 from oracle.cli import main
 from oracle.report import history
 from oracle.report.html import to_html
+from tests.support.browser import launched, needs_chromium
 from tests.support.paths import ROOT
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
 SIZES = {"desktop": (1280, 900), "tablet": (800, 1000), "phone": (390, 844), "small": (320, 600)}
 # Elements that stick out of the window, unless they lie in a box that scrolls.
 OVERFLOW = """[...document.querySelectorAll('body *')]
@@ -48,16 +42,13 @@ CONTRAST = """() => {
   return poor;
 }"""
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is on the PATH")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = needs_chromium()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+    with launched() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

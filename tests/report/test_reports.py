@@ -110,7 +110,6 @@ class TestHtml:
     def test_repeated_rows_are_folded(self) -> None:
         """One row for each reason: causes that share a known reason, and reasons that differ in numbers alone."""
         known = [outcome(f"c{i}/case", Status.FAILED, known="documented") for i in range(3)]
-        zeros = [Verdict(Status.MISTRUSTED, "", reason=f"{i}% are 0") for i in range(4)]
         few = [
             Outcome(f"d/{i}", "d", "s", "cpu", Verdict(Status.MISTRUSTED, "", reason=f"{i}% are 0")) for i in range(4)
         ]
