@@ -27,10 +27,10 @@ class Row:
     ``verdict`` is CONFORMS, FAILED, UNTESTED, CRASHED or UNSUPPORTED, ``why`` the first reason where it does not
     conform. Of the cases with a verdict on numbers: ``judged`` how many, ``identified`` how many of them equal in
     every bit a named schedule or recipe, or the exact values, ``matches`` how often each name, ``classes`` how often
-    each class of evidence, ``ulps`` the largest finite error, ``sqnr`` the least finite ratio in dB. ``explained`` counts the faults that
-    explain failures. ``batch`` and ``reruns`` say whether results depend on the batch and on the run: "same", "differ",
-    or "" where it was not tried. ``covered`` is what was reached. ``cases`` has, for each case, its status and what it
-    matches.
+    each class of evidence, ``ulps`` the largest finite error, ``sqnr`` the least finite ratio in dB. ``explained``
+    counts the faults that explain failures. ``batch`` and ``reruns`` say whether results depend on the batch and on the
+    run: "same", "differ", or "" where it was not tried. ``covered`` is what was reached. ``cases`` has, for each case,
+    its status and what it matches.
     """
 
     project: str
