@@ -168,6 +168,12 @@ def _hidden(*parts: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in parts)
 
 
+def exported(name: str) -> str:
+    """A file of an exported folder, as it is."""
+    text = (Path(fixtures.__file__).parent / "data" / name).read_text("utf-8")
+    return f"```cpp\n{text.strip()}\n```"
+
+
 def capture(identity: str) -> str:
     """The verdict on a captured output, in the words of ``verify``, with the known failure that it is."""
     folder = fixtures.folder()
@@ -322,6 +328,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
     "validations": validations, "measurements": measurements, "runs": runs, "statuses": statuses,
     "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,
+    "exported": exported,
 }  # fmt: skip
 
 

@@ -9,8 +9,8 @@ Three kinds of text are made and compared:
   prints. With ``title="FILE"`` it (or a ``cpp`` fence) is written to that file of the page's scratch folder instead.
 * a ``console`` fence: each line after ``$`` runs in the scratch folder; the lines below it are what it prints.
 
-Under ``<!-- requires: TOOL -->`` a fence is left as it is where that tool is not here, with a note on the standard
-error.
+Under ``<!-- requires: TOOL [TOOL ...] -->`` a fence is left as it is where one of these tools is not here, with a note
+on the standard error.
 Durations are replaced by ``1.2 s`` so that pages do not change with the machine. Exit 1 with a diff when ``--check``
 finds a page that differs from what was made.
 """
@@ -39,7 +39,7 @@ ROOT = DOCS.parent
 WIDTH = "100"
 _BLOCK = re.compile(r"<!-- generated: (?P<call>.+?) -->\n.*?<!-- /generated -->", re.DOTALL)
 _FENCE = re.compile(
-    r"^(?:<!-- requires: (?P<tool>\S+) -->\n)?```(?P<kind>python|cpp|console)(?P<rest>[^\n]*)\n(?P<body>.*?)^```\n",
+    r"^(?:<!-- requires: (?P<tools>[^>]+?) -->\n)?```(?P<kind>python|cpp|console)(?P<rest>[^\n]*)\n(?P<body>.*?)^```\n",
     re.DOTALL | re.MULTILINE,
 )
 _OUTPUT = re.compile(r"\n?```text\n.*?^```\n", re.DOTALL | re.MULTILINE)
@@ -137,8 +137,8 @@ def _executed(text: str, scratch: Scratch, page: str) -> Iterator[str]:
     while (fence := _FENCE.search(text, at)) is not None:
         yield text[at : fence.start()]
         at = fence.end()
-        if fence["tool"] is not None and shutil.which(fence["tool"]) is None:
-            print(f"{page}: {fence['tool']} is not here; what it prints was not compared", file=sys.stderr)
+        if absent := [tool for tool in (fence["tools"] or "").split() if shutil.which(tool) is None]:
+            print(f"{page}: {', '.join(absent)} is not here; what it prints was not compared", file=sys.stderr)
             yield fence[0]  # and, as it stands, the output of a python fence
             continue
         if fence["kind"] == "console":

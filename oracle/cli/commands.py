@@ -5,8 +5,19 @@ from __future__ import annotations
 import argparse
 
 from oracle.cli import (
-    calls, cases, evaluate, examples, fixtures, gallery, installed, kernels, lint, runs, selftest, tool,
-)  # fmt: skip
+    calls,
+    cases,
+    evaluate,
+    examples,
+    fixtures,
+    gallery,
+    installed,
+    kernels,
+    lint,
+    runs,
+    selftest,
+    tool,
+)
 
 COMMANDS = (
     *(runs.add_verify, kernels.add_validate, calls.add_judge, calls.add_explain, selftest.add_mutate),
