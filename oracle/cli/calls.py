@@ -294,7 +294,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
     operands = Call(get(case.contract), case.inputs, case.options, arch=arch).optional_operands
     held = None
-    if arch in arches() and found.failing and operands is not None and operands.parts and operands.given:
+    if found.failing and operands is not None and operands.parts and operands.given and arch in arches():
         held = oracle.classify(case.contract, case.inputs, case.output, arch=arch, **case.options)
     classes = [] if held is None else [f"  of what is known of {arch}: {held}"]
     for line in (said, *classes, *_lines(found)):

@@ -20,6 +20,11 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("a quarter of everything, on four cores", "verify --shard 1/4 --jobs 4 --record 1.jsonl"),
     ),
     "validate": (("your own kernel", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt"),),
+    "gallery": (
+        ("every kernel of the gallery of this checkout, on a GPU", "gallery run --out night"),
+        ("one project, without a GPU", "gallery run --only torch --device cpu --out torch"),
+        ("what another release broke or healed", "gallery compare old/gallery.json new/gallery.json"),
+    ),
     "judge": (
         ("recorded outputs", "judge call.safetensors --contract fp8_gemm_nt"),
         ("under other names", "judge call.safetensors --contract fp8_gemm_nt --input a=x --input b=w.T"),
@@ -62,6 +67,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "compare": (
         ("before and after an upgrade", "compare before.jsonl after.jsonl"),
         ("two backends of one run", "compare run.jsonl run.jsonl --pair eager=deep_gemm"),
+        ("the comment of a pull request", "compare main.jsonl pull.jsonl --markdown comment.md --title gemm"),
     ),
     "history": (
         ("keep a run", "history add run.jsonl --db runs.sqlite --label v1.2"),

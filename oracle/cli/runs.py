@@ -46,13 +46,14 @@ from oracle.harness.recording import CaptureWriter
 from oracle.harness.runner import Filter, Item, Shard
 from oracle.harness.subjects import Provider
 from oracle.harness.validation import LIMIT
-from oracle.report import changes, history, ledger, merge, record
+from oracle.report import changes, comment, history, ledger, merge, record
 from oracle.report import console as words
 from oracle.report.files import to_json, to_junit, to_markdown
 from oracle.report.html import to_html
 from oracle.report.ledger import Entry
 from oracle.report.outcome import Outcome, Report
 from oracle.report.record import Recorder, Run
+from oracle.report.sarif import to_annotations, to_sarif
 from oracle.routines import cases, get, profiles, registered
 from oracle.verdict.compare import Status, Verdict
 
@@ -63,6 +64,8 @@ FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "junit": (to_junit, "write the report as JUnit XML"),
     "markdown": (to_markdown, "write a summary for a pull request; `-` is the standard output"),
     "html": (to_html, "write one self-contained page: pictures of what fails, every case, provenance"),
+    "sarif": (to_sarif, "write what fails as SARIF 2.1.0, each at the line of its kernel, for code scanning"),
+    "annotations": (to_annotations, "write what fails as annotations of GitHub Actions; `-` is the standard output"),
 }
 
 
@@ -139,6 +142,10 @@ def add_compare(commands: Commands) -> None:
     said = "compare this subject of the old run with that one of the new run, and nothing else"
     repeated(command, "--pair", "OLD=NEW", said)
     add_json(command, "the changes")
+    said = "write the changes as the comment of a pull request; `-` is the standard output"
+    command.add_argument("--markdown", metavar="FILE", help=said)
+    said = "with --markdown: its heading, and in its hidden first line what tells it from others (default: %(default)s)"
+    command.add_argument("--title", default=comment.TITLE, metavar="NAME", help=said)
     _add_volume_arguments(command)
 
 
@@ -427,7 +434,7 @@ def _told(item: Item, said: Outcome | Lost) -> Outcome:
     """The outcome of an item that another process judged."""
     if isinstance(said, Lost):
         verdict = Verdict(Status.CRASHED, f"CRASHED: {said.cause}", reason=said.cause)
-        return Outcome(item.id, item.contract, item.subject, item.arch, verdict, 0.0)
+        return Outcome(item.id, item.contract, item.subject, item.arch, verdict, source=item.source)
     if (said.id, said.subject, said.arch) != (item.id, item.subject, item.arch):
         raise SubjectError(
             f"a process of --jobs lists {said.id} [{said.subject}] where this one lists {item.id} "
@@ -449,8 +456,9 @@ def _report(arguments: argparse.Namespace) -> int:
     if whole.outcomes and not kept and not arguments.failures:
         known = ", ".join(sorted({o.contract for o in whole.outcomes}))
         raise CaseError(f"{arguments.record}: nothing of that routine and subject; routines: {known}")
-    report = replace(whole, outcomes=kept)
-    words.print_report(report, _screen(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
+    report = replace(whole, outcomes=kept) if kept else whole  # --failures, and nothing fails: the whole is good
+    quiet = arguments.quiet or not kept
+    words.print_report(report, _screen(arguments), quiet=quiet, verbose=arguments.verbose)
     write_reports(report, arguments)
     return 0 if whole.ok else 1
 
@@ -478,9 +486,12 @@ def _compare(arguments: argparse.Namespace) -> int:
         if unknown := [name for name in names if name not in known]:
             raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; it has {', '.join(sorted(known))}")
     found = changes.between(old, new, renamed=renamed)
-    screen = console(stderr=arguments.json == "-")
+    said = None if arguments.markdown is None else comment.to_markdown(found, arguments.title)
+    screen = console(stderr="-" in (arguments.json, arguments.markdown))
     changes.print_comparison(found, screen, verbose=arguments.verbose, quiet=arguments.quiet)
     write_json(arguments.json, found.to_json())
+    if said is not None:
+        write_text(arguments.markdown, said)
     return 0 if found.ok else 1
 
 
