@@ -1,4 +1,4 @@
-"""Recording on a GPU: no call waits, strides and padding are kept, and nothing is recorded while a graph is captured."""
+"""Recording on a GPU: no call waits, strides and padding are kept, and a graph that is captured is left alone."""
 
 from __future__ import annotations
 
