@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, TextIO
 import pytest
 
 from oracle.diagnosis.level import explain_level, explaining
-from oracle.errors import OptionError
+from oracle.errors import OptionError, among, counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -198,7 +198,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from oracle.routines import profiles
 
         if profile not in profiles.PROFILES:
-            raise pytest.UsageError(f"--oracle-profile {profile}: there are {', '.join(profiles.PROFILES)}")
+            raise pytest.UsageError(f"--oracle-profile {profile}: {among(profile, profiles.PROFILES)}")
     if not hasattr(config, "workerinput"):  # pytest-xdist's workers leave the report to their controller
         config.pluginmanager.register(_Reporter(config.getoption("oracle_report")), "fp8_oracle_reporter")
 
@@ -276,9 +276,9 @@ class _Reporter:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.counts:
-            counted = ", ".join(f"{count} {status.lower()}" for status, count in sorted(self.counts.items()))
+            each = ", ".join(f"{count} {status.lower()}" for status, count in sorted(self.counts.items()))
             where = "" if self.path is None else f"; {self.path}"
-            terminalreporter.write_line(f"fp8-oracle: {self.counts.total()} verdicts: {counted}{where}")
+            terminalreporter.write_line(f"fp8-oracle: {counted(self.counts.total(), 'verdict')}: {each}{where}")
 
     def pytest_unconfigure(self) -> None:
         if self.stream is not None:

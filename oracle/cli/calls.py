@@ -7,6 +7,7 @@ name begins with ``out`` are outputs.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,14 @@ from oracle.cli.common import (
     write_json,
 )
 from oracle.diagnosis.explain import Diagnosis, diagnose
-from oracle.errors import FixtureError, OptionError
+from oracle.errors import FixtureError, OptionError, among, counted
 from oracle.fixtures import captures, failing_case
 from oracle.fixtures import files as fixtures
 from oracle.fixtures.failing_case import FailingCase
 from oracle.report.console import STYLES
 from oracle.routines import Contract, get, options
 from oracle.routines.base import Call
+from oracle.tensorcore import schedules
 
 _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only outputs that match, as out.mine*"}
 
@@ -46,11 +48,12 @@ def add_judge(commands: Commands) -> None:
     command = add_command(
         commands, "judge", _judge, "judge recorded outputs in a safetensors file",
         "Judge every tensor of FILE whose name begins with `out` (for a routine with several outputs: "
-        "out.q and out.scale, or out.LABEL.q and out.LABEL.scale). The inputs carry the contract's names.",
+        "out.q and out.scale, or out.LABEL.q and out.LABEL.scale). The inputs carry the contract's names. "
+        "A file that `validate --save` wrote says itself what was called, and needs no --contract.",
     )  # fmt: skip
-    _add_call_arguments(command)
+    _add_call_arguments(command, required=False)
     command.add_argument("--output", **_OUTPUT)
-    command.add_argument("--arch", default="sm90", help="whose arithmetic is admitted (default: sm90)")
+    command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     add_recipe(command)
     add_explain_level(command)
@@ -63,10 +66,7 @@ def add_explain(commands: Commands) -> None:
         "Explain the output in FILE: where it fails, since which K block, which known faults reproduce it. "
         "A file that `validate --save` wrote says itself what was called; any other is named as for `judge`.",
     )  # fmt: skip
-    command.add_argument("file", type=Path, metavar="FILE.safetensors")
-    command.add_argument("--contract", metavar="NAME", help="for a file that does not say it; see `fp8-oracle list`")
-    repeated(command, "--input", "NAME=TENSOR", "as for `judge`")
-    repeated(command, "--option", "NAME=VALUE", "as for `judge`")
+    _add_call_arguments(command, required=False)
     command.add_argument("--output", metavar="TENSOR", help="the output's name in the file (default: out)")
     command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule")
@@ -101,9 +101,10 @@ def add_identify(commands: Commands) -> None:
 _Call = tuple[Contract, dict[str, Tensor], dict[str, Tensor], dict[str, object]]
 
 
-def _add_call_arguments(command: argparse.ArgumentParser) -> None:
+def _add_call_arguments(command: argparse.ArgumentParser, *, required: bool = True) -> None:
     command.add_argument("file", type=Path, metavar="FILE.safetensors")
-    command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
+    said = "see `fp8-oracle list`" if required else "for a file that does not say it; see `fp8-oracle list`"
+    command.add_argument("--contract", required=required, metavar="NAME", help=said)
     said = "an input of the contract that has another name in the file; TENSOR.T is its transpose"
     repeated(command, "--input", "NAME=TENSOR", said)
     repeated(command, "--option", "NAME=VALUE", "an option, as out_dtype=bfloat16")
@@ -119,7 +120,7 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
     tensors, renamed = fixtures.read_tensors(path), pairs(arguments.input, "--input")
     known = [spec.name for spec in contract.inputs]
     if unknown := [name for name in renamed if name not in known]:
-        raise OptionError(f"--input {unknown[0]}=...: {contract.name} takes {', '.join(known)}")
+        raise OptionError(f"--input {unknown[0]}=...: {contract.name} has no such input; {among(unknown[0], known)}")
     inputs: dict[str, Tensor] = {}
     for spec in contract.inputs:
         tensor = renamed.get(spec.name, spec.name)
@@ -137,14 +138,21 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
 
 
 def _judge(arguments: argparse.Namespace) -> int:
-    contract, tensors, inputs, call = _read_call(arguments)
-    numerics = declared(arguments)
+    outputs: Mapping[str, Tensor | dict[str, Tensor]]
+    if arguments.contract is None:
+        case = _said(arguments)
+        contract, inputs, call = get(case.contract), case.inputs, case.options
+        arch, numerics = arguments.arch or case.arch, declared(arguments) or case.numerics
+        outputs = _matching({"out": case.output}, arguments.output, arguments.file)
+    else:
+        contract, tensors, inputs, call = _read_call(arguments)
+        arch, numerics = arguments.arch or "sm90", declared(arguments)
+        outputs = _outputs(contract, tensors, arguments.output, arguments.file)
     verdicts = {
-        name: oracle.judge(
-            contract.name, inputs, output, arch=arguments.arch, numerics=numerics, explain=arguments.explain, **call
-        )
-        for name, output in _outputs(contract, tensors, arguments.output, arguments.file).items()
-    }
+        name: oracle.judge(contract.name, inputs, output, arch=arch, numerics=numerics, explain=arguments.explain,
+                           **call)
+        for name, output in outputs.items()
+    }  # fmt: skip
     screen = console(stderr=arguments.json == "-")
     for name, verdict in verdicts.items():
         screen.print(verdict_line(verdict, f"{name}: {verdict.summary}"), soft_wrap=True)
@@ -152,7 +160,8 @@ def _judge(arguments: argparse.Namespace) -> int:
     record = {
         "schema": "fp8-oracle.judgement/1",
         "file": str(arguments.file),
-        **{name: getattr(arguments, name) for name in ("contract", "arch")},
+        "contract": contract.name,
+        "arch": arch,
         "numerics": numerics,
         "options": {name: options.word(value) for name, value in call.items()},
         "ok": not failing,
@@ -164,7 +173,7 @@ def _judge(arguments: argparse.Namespace) -> int:
 
 def _outputs(
     contract: Contract, tensors: dict[str, Tensor], pattern: str, path: Path
-) -> dict[str, Tensor | dict[str, Tensor]]:
+) -> Mapping[str, Tensor | dict[str, Tensor]]:
     """Outputs by name; for a contract with several outputs, groups by the name before the last dot."""
     names, single = [name for name in tensors if name.startswith("out")], contract.returns == ("out",)
     found: dict[str, Tensor | dict[str, Tensor]] = {}
@@ -179,11 +188,22 @@ def _outputs(
                     f"{', '.join(contract.returns)}"
                 )
             found[group] = {output: tensors[f"{group}.{output}"] for output in contract.returns}
+    if not found:
+        wanted = "out*" if single else " and ".join(f"out.{o}" for o in contract.returns)
+        held = ", ".join(sorted(tensors))
+        raise FixtureError(
+            f"{path}: no output matches {pattern!r} (tensors named {wanted} are judged); it holds {held}"
+        )
+    return _matching(found, pattern, path)
+
+
+def _matching(
+    found: Mapping[str, Tensor | dict[str, Tensor]], pattern: str, path: Path
+) -> Mapping[str, Tensor | dict[str, Tensor]]:
+    """The outputs whose names match."""
     matching = {name: output for name, output in found.items() if fnmatchcase(name, pattern)}
     if not matching:
-        wanted = "out*" if single else " and ".join(f"out.{o}" for o in contract.returns)
-        known = f"; outputs: {', '.join(found)}" if found else f"; it holds {', '.join(sorted(tensors))}"
-        raise FixtureError(f"{path}: no output matches {pattern!r} (tensors named {wanted} are judged){known}")
+        raise FixtureError(f"{path}: no output matches {pattern!r}; of outputs {among(pattern, found)}")
     return matching
 
 
@@ -191,7 +211,7 @@ def _outputs(
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    case = failing_case.read(arguments.file) if arguments.contract is None else _named(arguments)
+    case = _said(arguments) if arguments.contract is None else _named(arguments)
     arch, numerics = arguments.arch or case.arch, declared(arguments) or case.numerics
     verdict = get(case.contract).judge(case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     found = diagnose(case.contract, case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
@@ -199,7 +219,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
     operands = Call(get(case.contract), case.inputs, case.options, arch=arch).optional_operands
     held = None
-    if found.failing and operands is not None and operands.parts and operands.given:
+    known = arch in schedules.arches()  # there is no class of arithmetic for a CPU
+    if found.failing and known and operands is not None and operands.parts and operands.given:
         held = oracle.classify(case.contract, case.inputs, case.output, arch=arch, **case.options)
     classes = [] if held is None else [f"  of what is known of {arch}: {held}"]
     for line in (said, *classes, *_lines(found)):
@@ -214,6 +235,15 @@ def _explain(arguments: argparse.Namespace) -> int:
     head = {"schema": "fp8-oracle.explanation/1", "contract": case.contract, "class": within}
     write_json(arguments.json, head | {"verdict": verdict.to_json(), "diagnosis": diagnosis})
     return 1 if verdict.status.is_failure else 0
+
+
+def _said(arguments: argparse.Namespace) -> FailingCase:
+    """The call that a saved case says of itself; OptionError for flags that name another one."""
+    case = failing_case.read(arguments.file)
+    if arguments.input or arguments.option:
+        flag = "--input" if arguments.input else "--option"
+        raise OptionError(f"{flag}: {arguments.file} says what was called; name another call with --contract")
+    return case
 
 
 def _named(arguments: argparse.Namespace) -> FailingCase:
@@ -235,7 +265,7 @@ def _lines(found: Diagnosis) -> list[str]:
     """A diagnosis as lines of text."""
     if not found.failing:
         return ["  no element fails: there is nothing to explain"]
-    lines = [f"  {found.failing} of {found.total} elements fail: {found.where}"]
+    lines = [f"  {found.failing} of {counted(found.total, 'element')} fail: {found.where}"]
     lines += [f"  {finding}" for finding in found.findings]
     for rank, e in enumerate(found.explanations[:5], 1):
         said = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
@@ -278,5 +308,5 @@ def _identify(arguments: argparse.Namespace) -> int:
     for name, matches in ranked.items():
         say(name)
         for match in matches[: arguments.top]:
-            print(f"  {100 * match.equal:9.4f}% of {match.compared} elements  {match.schedule}")
+            print(f"  {100 * match.equal:9.4f}% of {counted(match.compared, 'element')}  {match.schedule}")
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.text import Text
 
 from oracle.cli.common import Bar, Commands, add_command, add_jobs, console, repeated, say, verdict_line
-from oracle.errors import FixtureError
+from oracle.errors import FixtureError, counted
 from oracle.fixtures import captures, checksums, golden, golden_export
 from oracle.fixtures import files as fixtures
 from oracle.harness import recording
@@ -154,6 +154,6 @@ def _judge(arguments: argparse.Namespace) -> int:
     unjudged = sum(verdict.status is Status.UNSUPPORTED for verdict in came)
     missing = len(answers) - len(came)
     bad = not came or failed or (missing and arguments.whole)
-    words = f"{len(came)} of {len(answers)} cases came back, {failed} not admissible, {unjudged} not judged"
+    words = f"{len(came)} of {counted(len(answers), 'case')} came back, {failed} not admissible, {unjudged} not judged"
     print(f"{'NOT OK' if bad else 'NOT JUDGED' if unjudged else 'OK'}  {words}")
     return 1 if bad else 2 if unjudged else 0

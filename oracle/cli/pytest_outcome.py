@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from oracle.errors import CaseError, InputError
+from oracle.errors import CaseError, InputError, among
 from oracle.harness import provenance, runner
 from oracle.report import record
 from oracle.report.console import sentence
@@ -122,7 +122,8 @@ def marked(
     if not kept and chosen:
         raise CaseError(f"`where` is true for none of the {len(chosen)} cases of {contract}")
     if not kept:
-        raise CaseError(f"{contract} has no cases; contracts with cases: {', '.join(sorted(grammar.grammars()))}")
+        said = among(contract, sorted(grammar.grammars()), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
     return kept
 
 

@@ -47,7 +47,7 @@ from oracle.diagnosis.candidates import (
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
 from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
-from oracle.errors import NumericsError
+from oracle.errors import NumericsError, counted
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.recipes import Recipe
 from oracle.routines import get
@@ -96,7 +96,8 @@ class Diagnosis:
         counts = [f"{e.explained} of {e.failing}, contradicted {e.contradicted}" for e in self.explanations]
         rows = [(str(e), said) for e, said in zip(self.explanations, counts, strict=True)]
         rows += [("finding", said) for said in self.findings]
-        return card("Diagnosis", f"{self.failing} of {self.total} elements fail; {self.where}".rstrip("; "), rows)
+        said = f"{self.failing} of {counted(self.total, 'element')} fail; {self.where}"
+        return card("Diagnosis", said.rstrip("; "), rows)
 
 
 def diagnose(

@@ -13,7 +13,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from oracle.errors import OptionError, OracleError
 from oracle.fixtures import captures
 from oracle.harness import subjects as registry
 from oracle.harness.isolated import Crash, Isolated
+from oracle.harness.protocol import frames_of
 from oracle.harness.subjects import Provider, Subject
 from oracle.report.outcome import Outcome
 from oracle.routines import get, profiles, registered
@@ -48,11 +49,18 @@ class Item:
     arch: str
     judge: Callable[[], Verdict] = field(compare=False)
     stamp: str = ""
+    flags: str = ""
+    """What the command that repeats it says beside the case and the subject."""
 
     def outcome(self) -> Outcome:
         start = time.perf_counter()
-        verdict = self.judge()
-        return Outcome(self.id, self.contract, self.subject, self.arch, verdict, time.perf_counter() - start)
+        return self.told(self.judge(), start)
+
+    def told(self, verdict: Verdict, start: float | None = None) -> Outcome:
+        """The outcome with this verdict, and the time since ``start``."""
+        seconds = 0.0 if start is None else time.perf_counter() - start
+        plain = Outcome(self.id, self.contract, self.subject, self.arch, verdict, seconds)
+        return plain if not self.flags or not plain.repro else replace(plain, command=f"{plain.repro} {self.flags}")
 
 
 @dataclass(frozen=True)
@@ -178,11 +186,11 @@ def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
     except NotImplementedError as error:
         return _without_numbers(Status.UNSUPPORTED, registry.one_line(error))
     except Crash as error:
-        return _without_numbers(Status.CRASHED, str(error))
+        return replace(_without_numbers(Status.CRASHED, str(error)), frames=error.frames)
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
             raise  # the user's
-        return _without_numbers(Status.CRASHED, registry.described(error))
+        return replace(_without_numbers(Status.CRASHED, registry.described(error)), frames=frames_of(error))
     verdict = judge_outputs(contract, inputs, output, arch=subject.arch, numerics=subject.numerics, call=call)
     if keep is not None and verdict.status is not Status.CRASHED:
         keep(subject, case, inputs, output)

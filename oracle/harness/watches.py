@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oracle.errors import counted
 from oracle.fixtures.strides import run_of
 from oracle.harness import concurrency, launches
 from oracle.harness.memory import is_poison
-from oracle.harness.report import BATCH, THREADS, Finding
+from oracle.harness.report import BATCH, NUMBERS, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
 from oracle.numbers.formats import decode, same_bits
 from oracle.routines.base import Call, Operands
@@ -123,6 +124,19 @@ class Calls:
         """What was found since it was asked last."""
         found, self._findings = self._findings, []
         yield from found
+
+
+def folded(found: Finding | Note) -> Finding | Note:
+    """What was found of a case whose numbers are wrong: a failure that says no more than that follows from them.
+
+    Wrong numbers of another call (other data, rows, strides, threads) follow, and so does a relation to the wrong ones
+    (twice the scale, another sign). Other bits on a rerun, bytes outside of a buffer, and crashes are causes of their
+    own.
+    """
+    if isinstance(found, Note) or found.watch == NUMBERS or found.verdict.status is not Status.FAILED:
+        return found
+    wrong = found.verdict.total > 0 or found.watch in (DOUBLED, FLIPPED, PERMUTED, SMALLER)
+    return replace(found, follows=wrong)
 
 
 def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:
@@ -234,8 +248,8 @@ def metamorphic(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Find
                                     (FLIPPED, negated, -wanted, "the result is not negated")):  # fmt: skip
         if calls.hung:
             return
-        answer, _ = calls.ask(watch, "numbers", given, options, taken=True)
-        if answer.problem is None:
+        answer, verdict = calls.ask(watch, "numbers", given, options, taken=True)
+        if answer.problem is None and not verdict.status.is_failure:  # else its numbers are said to be wrong
             yield _relation(calls, watch, inputs, answer, due, what)
     if not operands.by_row or calls.hung:
         return
@@ -402,7 +416,7 @@ def _identical(x: Answer, y: Answer) -> bool:
 
 def _finding(case: str, name: str, masks: Mapping[str, Tensor], wrong: str, right: str) -> Finding:
     bad = {output: mask for output, mask in masks.items() if bool(mask.any())}
-    found = [f"{output} {describe(mask)} ({int(mask.sum())} elements)" for output, mask in bad.items()]
+    found = [f"{output} {describe(mask)} ({counted(int(mask.sum()), 'element')})" for output, mask in bad.items()]
     return Finding(case, name, failed(wrong.format("; ".join(found))) if found else passed(right))
 
 

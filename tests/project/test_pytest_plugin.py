@@ -124,7 +124,7 @@ class TestAnotherProject:
                 "E *NonConforming: FAILED fp8_gemm_nt/e4m3xe4m3-bf16/*/seed=1 ?tests/test_block_gemm.py::test_it?",
                 "E * of 960 elements outside the bound (any-order float32 bound); worst out?*, admissible ?*",
                 "E *repro: pytest 'tests/test_block_gemm.py::test_it?fp8_gemm_nt/*'",
-                "fp8-oracle: 1 verdicts: 1 failed",
+                "fp8-oracle: 1 verdict: 1 failed",
             ]
         )
         text = result.stdout.str()
@@ -168,7 +168,7 @@ class TestCasesByMarker:
         [
             ("@pytest.mark.oracle_cases('fp9_gemm')", "no contract 'fp9_gemm'"),
             ("@pytest.mark.oracle_cases('fp8_gemm_nt', profile='huge')", "no profile 'huge'"),
-            ("@pytest.mark.oracle_cases('fp8_gemm_nt', cases=['nonsense'])", "'nonsense' has 1 parts"),
+            ("@pytest.mark.oracle_cases('fp8_gemm_nt', cases=['nonsense'])", "'nonsense' has 1 part;"),
             ("@pytest.mark.oracle_cases('cutlass_scaled_mm', cases=['" + ID + "'])", "is no case of cutlass_scaled_mm"),
             ("@pytest.mark.oracle_cases('fp8_gemm_nt', where=lambda case: False)", "`where` is true for none of the"),
             ("@pytest.mark.oracle_cases('fp8_gemm_nt', size=3)", "unexpected keyword argument 'size'"),
@@ -205,7 +205,7 @@ class TestCasesByMarker:
     def test_an_unknown_profile_is_a_usage_error(self, project: pytest.Pytester) -> None:
         result = project.runpytest_inprocess("--oracle-profile=huge")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        assert "--oracle-profile huge: there are quick, full" in result.stderr.str()
+        assert "--oracle-profile huge: there are: quick, full" in result.stderr.str()
 
     def test_documented(self, project: pytest.Pytester) -> None:
         assert "@pytest.mark.oracle_cases(contract, *," in project.runpytest_inprocess("--markers").stdout.str()
@@ -233,7 +233,7 @@ def test_it(assert_conforms):
             [
                 "*test_block_gemm.py:*: MistrustedWarning: MISTRUSTED fp8_gemm_nt *",
                 "*but this proves little: all values of a_scale are equal, so a wrong scale index changes nothing",
-                "fp8-oracle: 1 verdicts: 1 mistrusted; v.jsonl",
+                "fp8-oracle: 1 verdict: 1 mistrusted; v.jsonl",
             ]
         )
         (line,) = lines(project.path / "v.jsonl")
