@@ -11,7 +11,7 @@ from one that was taken in its data alone. A refusal of padded rows, fewer rows,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,17 +126,23 @@ class Calls:
         yield from found
 
 
-def folded(found: Finding | Note) -> Finding | Note:
-    """What was found of a case whose numbers are wrong: a failure that says no more than that follows from them.
+def folded(found: Sequence[Finding | Note]) -> list[Finding | Note]:
+    """What was found of a case, with the failures that say no more than what follows from another one.
 
-    Wrong numbers of another call (other data, rows, strides, threads) follow, and so does a relation to the wrong ones
-    (twice the scale, another sign). Other bits on a rerun, bytes outside of a buffer, and crashes are causes of their
-    own.
+    Where its numbers are wrong, wrong numbers of another call (other data, rows, strides, threads) follow, and so does
+    a relation to the wrong ones (twice the scale, another sign). Where a rerun has other bits, a relation to bits
+    follows. Bytes outside of a buffer, other bits on a rerun, and crashes are causes of their own.
     """
-    if isinstance(found, Note) or found.watch == NUMBERS or found.verdict.status is not Status.FAILED:
-        return found
-    wrong = found.verdict.total > 0 or found.watch in (DOUBLED, FLIPPED, PERMUTED, SMALLER)
-    return replace(found, follows=wrong)
+    failing = {one.watch for one in found if isinstance(one, Finding) and one.verdict.status is Status.FAILED}
+    cause = next((watch for watch in (NUMBERS, RERUN) if watch in failing), "")
+
+    def follows(one: Finding) -> bool:
+        if one.watch == cause or one.verdict.status is not Status.FAILED:
+            return False
+        return one.watch in (DOUBLED, FLIPPED, PERMUTED) or (cause == NUMBERS and one.verdict.total > 0)
+
+    return [one if isinstance(one, Note) or not cause or not follows(one) else replace(one, follows=cause)
+            for one in found]  # fmt: skip
 
 
 def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:

@@ -6,8 +6,8 @@ A *finding* is one watch of one case: its numbers, its guard zones, the bits of 
     CONTRACT/WATCH               a watch over all cases: the first finding that fails, else one that passes
 
 so that a record, a page and a comparison have one line for each case and one for each cause. A finding that only
-*follows* from wrong numbers of its case (other data, other strides and other rows are wrong as well) is no outcome: the
-outcome of the case names its watch under ``also``.
+*follows* from another one of its case (where its numbers are wrong, those of other data, strides and rows are wrong
+too) is no outcome: the outcome of that other one names its watch under ``also``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ WHOLE = "-"  # the case of a finding on the whole run
 class Finding:
     """One watch of one case: ``watch`` is ``"numbers"`` or the name of what was watched.
 
-    ``follows``: it fails, and nothing but the wrong numbers of the case is needed for that.
+    ``follows``: the watch of the case whose failure is all that is needed for this one, empty where there is none.
     """
 
     case: str
     watch: str
     verdict: Verdict
     seconds: float = 0.0
-    follows: bool = False
+    follows: str = ""
 
     @property
     def fails(self) -> bool:
@@ -56,7 +56,7 @@ def outcomes(
     spent: dict[str, float] = {}
     for found in findings:
         if found.follows:
-            also.setdefault(found.case, {})[found.watch] = None
+            also.setdefault(found.case if found.follows == NUMBERS else found.follows, {})[found.watch] = None
             continue
         numbers = found.watch == NUMBERS and found.case != WHOLE
         table, key = (cases, found.case) if numbers else (watches, found.watch)
@@ -72,7 +72,7 @@ def outcomes(
     ]  # fmt: skip
     made += [
         Outcome(f"{contract}/{watch}", contract, subject, arch, found.verdict, spent[watch], command=command(found),
-                watch=watch)
+                watch=watch, also=tuple(also.get(watch, ())))
         for watch, found in watches.items()
     ]  # fmt: skip
     return tuple(made)
@@ -86,14 +86,14 @@ def findings(recorded: Iterable[Outcome]) -> tuple[Finding, ...]:
         case = words[words.index("--case") + 1] if "--case" in words else WHOLE
         watch, seen = (outcome.watch, case) if outcome.watch else (NUMBERS, outcome.id)
         made.append(Finding(seen, watch, outcome.verdict, outcome.seconds))
-        followed = replace(outcome.verdict, summary=f"follows from the numbers: {outcome.verdict.summary}")
-        made += [Finding(seen, name, followed, follows=True) for name in outcome.also]
+        followed = replace(outcome.verdict, summary=f"follows from {watch}: {outcome.verdict.summary}")
+        made += [Finding(seen, name, followed, follows=watch) for name in outcome.also]
     return tuple(made)
 
 
-def told(found: Mapping[str, object]) -> tuple[str, str, float, bool]:
+def told(found: Mapping[str, object]) -> tuple[str, str, float, str]:
     """Case, watch, seconds and ``follows`` of a finding in JSON; ValueError where one is of another kind."""
     case, watch, seconds, follows = (found.get(name) for name in ("case", "watch", "seconds", "follows"))
     if not isinstance(case, str) or not isinstance(watch, str) or not isinstance(seconds, int | float):
         raise ValueError("a finding lacks its case, watch or seconds")
-    return case, watch, float(seconds), follows is True
+    return case, watch, float(seconds), follows if isinstance(follows, str) else ""
