@@ -126,7 +126,7 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
     With ``renamed`` only the named subjects are compared.
     """
     names_of = renamed or {}
-    before = [replace(o, subject=names_of.get(o.subject, o.subject)) for o in old.outcomes
+    before = [_renamed(o, names_of.get(o.subject, o.subject)) for o in old.outcomes
               if renamed is None or o.subject in renamed]  # fmt: skip
     wanted = None if renamed is None else set(renamed.values())
     after = [o for o in new.outcomes if wanted is None or o.subject in wanted]
@@ -144,6 +144,12 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
         tuple(c for c in new.complaints if c not in old.complaints),
         new.unfinished,
     )
+
+
+def _renamed(o: Outcome, subject: str) -> Outcome:
+    """The outcome by another subject; the id of a test that takes no case is the subject."""
+    own = f"pytest/{o.subject}"
+    return replace(o, subject=subject, id=f"pytest/{subject}{o.id[len(own):]}" if o.id.startswith(own) else o.id)
 
 
 def print_comparison(found: Comparison, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
