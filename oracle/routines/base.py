@@ -33,7 +33,7 @@ from oracle.errors import (
     NumericsError,
     OptionError,
     ShapeError,
-    near,
+    among,
 )
 from oracle.numbers.recipes import Recipe
 from oracle.tensorcore.identify import Match
@@ -282,8 +282,9 @@ class Contract(ABC):
 
     @abstractmethod
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        """The alternatives for a checked call: the first is the declared or usual one, and a failure is reported
-        against it; an output is right when one of them holds all of it.
+        """The alternatives for a checked call; an output is right when one of them holds all of it.
+
+        The first is the declared or usual one, and a failure is reported against it.
 
         Raises
         ------
@@ -319,8 +320,9 @@ class Contract(ABC):
         raise NotImplementedError
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``; None
-        where they are the same."""
+        """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``.
+
+        None where they are the same."""
         return None
 
     # --- what follows from them -----------------------------------------------------------------------------
@@ -368,8 +370,9 @@ class Contract(ABC):
         self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, passed: bool,
         **options: object,
     ) -> dict[str, Picture]:  # fmt: skip
-        """Every output beside the admissible values that refused it or, where it ``passed``, that held it; empty where
-        they are no interval for each element, or hold it no longer."""
+        """Every output beside the admissible values that refused it or, where it ``passed``, that held it.
+
+        Empty where they are no interval for each element, or hold it no longer."""
         given = {name: x.cpu() for name, x in by_name(output).items()}
         dtype = given["out"].dtype if "out" in given else torch.bfloat16
         call = self._in_dtype(inputs, options, dtype, arch)
@@ -401,8 +404,9 @@ class Contract(ABC):
         return bool(self.numerics)
 
     def arithmetics(self, call: Call, numerics: str | None = None) -> tuple[str, ...]:
-        """The admitted numerics of a checked call: the declared one, or all that ``call.arch`` has for it, the usual
-        one first.
+        """The admitted numerics of a checked call: the declared one, or all that ``call.arch`` has for it.
+
+        The usual one is the first.
 
         Raises
         ------
@@ -532,7 +536,7 @@ class Contract(ABC):
         known = {spec.name: spec for spec in self.options}
         for name, value in options.items():
             if name not in known:
-                raise OptionError(f"{self.name} has no option {name!r}; its options: {', '.join(known) or 'none'}")
+                raise OptionError(f"{self.name} has no option {name!r}; {among(name, known)}")
             if isinstance(value, Tensor):  # whose values, and so its words, may be gone
                 raise OptionError(f"{self.name}: {name} is a {type(value).__name__}; an option is a plain value")
             choices = known[name].choices
@@ -573,8 +577,9 @@ def registered() -> Mapping[str, Contract]:
 def get(name: str) -> Contract:
     """The contract of this name; ContractError lists what exists."""
     if not isinstance(name, str) or name not in _REGISTRY:
-        said = f"{name!r}{near(name, _REGISTRY)}" if isinstance(name, str) else f"named by a {type(name).__name__}"
-        raise ContractError(f"no contract {said}; there are: {', '.join(sorted(_REGISTRY))}")
+        said = repr(name) if isinstance(name, str) else f"named by a {type(name).__name__}"
+        listed = among(name if isinstance(name, str) else "", sorted(_REGISTRY), see="fp8-oracle list contracts")
+        raise ContractError(f"no contract {said}; {listed}")
     return _REGISTRY[name]
 
 
