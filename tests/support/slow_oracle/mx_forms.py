@@ -543,7 +543,8 @@ def nibbles_turned(i: dict[str, Array], o: dict[str, object]) -> list[int]:
     m, n = q.shape[0], q.shape[1] * 2
     codes = [half for byte in q.codes for half in (byte & 15, byte >> 4 & 15)]
     turned = [codes[r * n + c] for c in range(n) for r in range(m)]
-    return [low | high << 4 for low, high in zip(turned[::2], turned[1::2], strict=True)]
+    made = [low | high << 4 for low, high in zip(turned[::2], turned[1::2], strict=True)]
+    return [byte - 256 if q.dtype == "int8" and byte > 127 else byte for byte in made]
 
 
 # --- batches, shuffled rows, silu -----------------------------------------------------------------------------------
