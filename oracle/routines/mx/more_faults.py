@@ -42,6 +42,8 @@ fault("codes 7 for zeros under a scale that rounds to 0", CAST, contracts={"nvfp
       seen="FlashInfer cvt_warp_fp16_to_fp4: 0 times R(0)", codes=lambda call, codes: _sevens(call, codes),
       same_if="no scale rounds to 0", admissible_if=FREE)
 
+fault("zeros coded -0", CAST, contracts={"mxfp4_quantize"}, recipe=_field(zero_sign=ZeroSign.ZEROS),
+      seen="Model-Optimizer 0.47 mxfp4_tensor.py cast_fp4: the sign bit of 0", same_if="no value is 0")
 TINY = "no shared scale is 2^-127"
 fault("values coded as they are under a scale of 2^-127", VALUE, contracts={"mxfp6_quantize"}, same_if=TINY,
       seen="torchao 0.18.0 _to_mx_rceil: torch.where(exponent == 0, 1.0, ..)", recipe=_field(unit_at_byte_0=True))
