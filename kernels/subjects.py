@@ -103,6 +103,11 @@ class Subject:
         """Why this subject cannot run on this machine; None when it can."""
         return self.reason
 
+    @property
+    def source(self) -> Runner:
+        """The function whose file and line a report of a failure names."""
+        return self.runner
+
     def run(self, inputs: Inputs, options: Options) -> Outputs:
         """Run the routine on fresh outputs; inputs are never written to.
 

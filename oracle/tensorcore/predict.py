@@ -48,11 +48,17 @@ def predict_product(
     schedule : Schedule or str, a record, or the name of a registered one (:func:`oracle.tensorcore.schedules.get`).
     out_dtype : torch.dtype
         float32, bfloat16 or float16: the float32 result rounded to nearest even, overflow to infinity.
-    engine : {"auto", "torch", "cpu", "cuda"}
+    engine : ``"auto"``, ``"torch"``, ``"cpu"`` or ``"cuda"``; all give the same bits.
 
-    Returns ``[M, N]`` of ``out_dtype`` on the operands' device. NaNs are canonical (0x7FFFFFFF, 0x7FFF).
-    Raises NumericsError: unknown schedule or engine, or a product that the schedule cannot compute (the reason is in
-    the message).
+    Returns
+    -------
+    Tensor
+        ``[M, N]`` of ``out_dtype`` on the operands' device. NaNs are canonical (0x7FFFFFFF, 0x7FFF).
+
+    Raises
+    ------
+    NumericsError
+        Unknown schedule or engine, or a product that the schedule cannot compute (the reason is in the message).
     """
     if isinstance(schedule, str):
         schedule = get(schedule)

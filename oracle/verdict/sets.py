@@ -43,9 +43,12 @@ class Range:
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """The admissible values of one output, float64 in its shape: ``low`` and ``high``, both included, and ``free``,
-    bool, the elements of which nothing is said (``-inf`` to ``inf`` there). Both are NaN where a NaN is due.
-    ``numerics`` names the arithmetic that is admitted."""
+    """The admissible values of one output.
+
+    ``low`` and ``high``, both included, are float64 in the shape of the output, and both NaN where a NaN is due.
+    ``free``, bool, marks the elements of which nothing is said (``-inf`` to ``inf`` there). ``numerics`` names the
+    arithmetic that is admitted.
+    """
 
     low: Tensor
     high: Tensor
@@ -68,6 +71,11 @@ class Sets(ABC):
         """The admissible values around ``expected``, the outputs of the reference; None where they are no interval."""
         return None
 
+    def each(self) -> Iterator[Sets]:
+        """Every arithmetic that this alternative admits, as one that admits no other; the first is that of
+        :meth:`ranges`."""
+        yield self
+
 
 def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
     """The verdict by the first alternative that holds the whole output, else the failure of the first one."""
@@ -87,7 +95,8 @@ def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
 
 def undeclared(held: Verdict, refused: Verdict) -> Verdict:
     """A pass by a class that is not declared; its basis names the usual class too, which ``refused`` the output."""
-    said = f"{held.basis}; {refused.outside} elements leave the {refused.basis}, which is not declared"
+    leave = "element leaves" if refused.outside == 1 else "elements leave"
+    said = f"{held.basis}; {refused.outside} {leave} the {refused.basis}, which is not declared"
     return replace(held, basis=said, summary=held.summary.replace(held.basis, said, 1))
 
 
@@ -208,21 +217,22 @@ class Elements(Sets):
 
 def bounds_of(found: Range, numerics: str, device: torch.device) -> Bounds:
     """The values of a range; integers stand for themselves."""
-
-    def values(x: Tensor) -> Tensor:
-        return decode(x) if x.is_floating_point() and x.dtype is not torch.float64 else x.to(torch.float64)
-
     free = found.free.to(torch.bool).expand(found.low.shape)
-    low = torch.where(free, -torch.inf, values(found.low))
-    high = torch.where(free, torch.inf, values(found.high))
+    low = torch.where(free, -torch.inf, values_of(found.low))
+    high = torch.where(free, torch.inf, values_of(found.high))
     return Bounds(low.to(device), high.to(device), free.to(device), numerics)
+
+
+def values_of(x: Tensor) -> Tensor:
+    """The values of an output as float64; integers and float64 stand for themselves."""
+    return decode(x) if x.is_floating_point() and x.dtype is not torch.float64 else x.to(torch.float64)
 
 
 def verdict_of_equality(
     basis: str, name: str, total: int, mistrust: str | None, error: Error | None = None
 ) -> Verdict:
     """A pass by equality of every bit with a named prediction; ``error`` where it was measured."""
-    said = f"all {total} elements equal the bits of {name}"
+    said = f"{'the only element equals' if total == 1 else f'all {total} elements equal'} the bits of {name}"
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
