@@ -486,7 +486,8 @@ def _kept(stop: Callable[[int], int], start: Callable[[int], int] = lambda k: 0)
     def change(total: Sum) -> Tensor:
         product = total.product
         if start(product.K) >= stop(product.K):  # a short group of several
-            return _finished(product, torch.zeros(product.M, product.N, device=product.a.device))
+            none = torch.zeros((product.M, product.N), dtype=torch.float32, device=product.a.device)
+            return _finished(product, none)
         piece = _piece(product, start(product.K), stop(product.K))
         return total.right(replace(piece, bias=product.bias, alpha=product.alpha, c=product.c))
 
