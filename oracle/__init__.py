@@ -10,6 +10,7 @@
     classify(contract, inputs, output)   the tightest class of arithmetic that holds an output
     loss(contract, inputs)               what the recipe of a quantiser loses on these values
     validate(kernel, contract)           a kernel by name, run in a worker process, judged and watched
+    sample(routine, every, to, contract) one call in N of a running engine in a file, to be judged later
 
 Contract and input names are those of the routines that engines call (``contracts()`` lists them). This package never
 imports the production layer ``kernels``: a reference that shares code with its subject shares its bugs.
@@ -28,6 +29,7 @@ from oracle.errors import NonconformanceError, OracleError
 if TYPE_CHECKING:
     from oracle.api import assert_conforms, classify, contracts, identify, interval, judge, loss, predict, reference
     from oracle.diagnosis.baselines import Closeness, compare_close
+    from oracle.harness.sampling import sample
     from oracle.harness.validation import validate
     from oracle.routines import cases, data, strategies
     from oracle.verdict.compare import Status, Verdict, Worst
@@ -55,6 +57,7 @@ __all__ = [
     "loss",
     "predict",
     "reference",
+    "sample",
     "strategies",
     "validate",
 ]
@@ -68,6 +71,7 @@ _HOME = {
     "Bounds": "oracle.verdict.sets",
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
     "Loss": "oracle.verdict.loss",
+    "sample": "oracle.harness.sampling",
     "validate": "oracle.harness.validation",
     **dict.fromkeys(("cases", "data", "strategies"), "oracle.routines"),  # modules: ids of cases, their data, calls
 }

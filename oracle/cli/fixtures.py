@@ -121,7 +121,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _rewrite(arguments: argparse.Namespace) -> int:
     """``generate``, ``import`` and ``adopt``: write files, print a line for each, renew SHA256SUMS."""
-    folder = fixtures.folder(arguments.fixtures)
+    folder = fixtures.folder(arguments.fixtures, own=True)
     if arguments.action == "generate":
         lines = golden.generate(folder / golden.FOLDER, add=arguments.add)
     else:
@@ -134,7 +134,7 @@ def _rewrite(arguments: argparse.Namespace) -> int:
 
 
 def _seal(arguments: argparse.Namespace) -> int:
-    folder = fixtures.folder(arguments.fixtures)
+    folder = fixtures.folder(arguments.fixtures, own=True)
     print(f"{checksums.FILE}: {'written' if checksums.write(folder) else 'as it was'}")
     return 0
 

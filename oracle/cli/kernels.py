@@ -41,8 +41,8 @@ from oracle.tensorcore.instructions import F8F6F4 as FORMATS
 
 SHOWN = 12  # failures printed in full
 # What `validate` and the verb of that name call alike.
-ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "require", "limit", "seconds", "domain",
-         "untrusted", "explain", "jobs")  # fmt: skip
+ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "calls", "require", "limit", "seconds",
+         "domain", "untrusted", "explain", "jobs")  # fmt: skip
 OUT_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ADAPTER: dict[str, Any] = {"metavar": "MODULE:CALLABLE", "help": "called as adapter(kernel, inputs, options)"}
 _DEVICE: dict[str, Any] = {"default": "cpu", "help": "cpu (default) or cuda"}
@@ -72,6 +72,8 @@ def add_validate(commands: Commands) -> None:
     example = EXAMPLE.replace("%", "%%")
     command.add_argument("--domain", metavar="CONDITIONS", help=f"extents that the kernel takes, as '{example}'")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
+    said = "only the calls in these files, as `cases from-checkpoint`, oracle.sample and --save write them"
+    command.add_argument("--cases", dest="calls", type=Path, metavar="FILE|DIR", help=said)
     repeated(
         command, "--require", "WATCH",
         "'batch invariance' must hold; 'threads': right numbers while other threads call it; 'large offsets' "
@@ -126,7 +128,8 @@ def _validate(arguments: argparse.Namespace) -> int:
     asked = {name: getattr(arguments, name) for name in ASKED}
     save = None if arguments.save is None else Path(arguments.save)
     several = arguments.device == "cuda" and torch.cuda.device_count() > 1
-    if arguments.profile == "soak" and not arguments.case and (several or arguments.jobs > 1 or arguments.record):
+    drawn = arguments.profile == "soak" and not arguments.case and arguments.calls is None
+    if drawn and (several or arguments.jobs > 1 or arguments.record):
         return _soak(arguments)
     if arguments.record is not None or arguments.resume:
         raise OptionError("--record and --resume belong to --profile soak")
@@ -174,6 +177,7 @@ def command_of(arguments: argparse.Namespace, seed: int | None) -> str:
         words += [] if value is None else [f"--{name}", str(value)]
     words += ["--untrusted"] if arguments.untrusted else []
     words += [word for case in arguments.case or [] for word in ("--case", case)]
+    words += [] if arguments.calls is None else ["--cases", str(arguments.calls)]
     return shlex.join([*words, *(word for watch in arguments.require for word in ("--require", watch))])
 
 

@@ -63,9 +63,13 @@ def judge(
     numerics: str | None,
     given: Mapping[str, object],
     test: str,
+    source: str,
     ordinal: int,
 ) -> TestOutcome:
-    """The outcome of one output, the ``ordinal``-th of its test; see :func:`oracle.pytest_plugin.assert_conforms`."""
+    """The outcome of one output, the ``ordinal``-th of a test that stands at ``source``.
+
+    See :func:`oracle.pytest_plugin.assert_conforms`.
+    """
     start = time.perf_counter()
     case = contract if isinstance(contract, Case) else None
     found = get(contract.contract if isinstance(contract, Case) else contract)
@@ -78,8 +82,8 @@ def judge(
     verdict = runner.judge_outputs(found, operands, outputs, arch=arch, numerics=numerics, call=call)
     name, subject = f"pytest/{test}" + (f"#{ordinal}" if ordinal > 1 else ""), test.partition("[")[0] or "-"
     asked, seconds = found.name if case is None else str(case), time.perf_counter() - start
-    more: dict[str, Any] = {"test": test, "asked": asked, "numerics": numerics, "call": call}
-    return TestOutcome(name, found.name, subject, arch, verdict, seconds, **more)
+    more: dict[str, Any] = {"source": source, "test": test, "asked": asked, "numerics": numerics, "call": call}
+    return TestOutcome(name, found.name, subject, arch, verdict.settled(), seconds, **more)
 
 
 def line(outcome: TestOutcome) -> dict[str, object]:

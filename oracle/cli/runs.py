@@ -46,23 +46,26 @@ from oracle.harness.recording import CaptureWriter
 from oracle.harness.runner import Filter, Item, Shard
 from oracle.harness.subjects import Provider
 from oracle.harness.validation import LIMIT
-from oracle.report import changes, history, ledger, merge, record
+from oracle.report import changes, comment, history, ledger, merge, record
 from oracle.report import console as words
 from oracle.report.files import to_json, to_junit, to_markdown
 from oracle.report.html import to_html
 from oracle.report.ledger import Entry
 from oracle.report.outcome import Outcome, Report
 from oracle.report.record import Recorder, Run
+from oracle.report.sarif import to_annotations, to_sarif
 from oracle.routines import cases, get, profiles, registered
 from oracle.verdict.compare import Status, Verdict
 
 Pool = Callable[..., Generator["Outcome | Lost"]]
 
-_FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
+FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "json": (to_json, "write the report as JSON; `-` is the standard output"),
     "junit": (to_junit, "write the report as JUnit XML"),
     "markdown": (to_markdown, "write a summary for a pull request; `-` is the standard output"),
     "html": (to_html, "write one self-contained page: pictures of what fails, every case, provenance"),
+    "sarif": (to_sarif, "write what fails as SARIF 2.1.0, each at the line of its kernel, for code scanning"),
+    "annotations": (to_annotations, "write what fails as annotations of GitHub Actions; `-` is the standard output"),
 }
 
 
@@ -139,6 +142,10 @@ def add_compare(commands: Commands) -> None:
     said = "compare this subject of the old run with that one of the new run, and nothing else"
     repeated(command, "--pair", "OLD=NEW", said)
     add_json(command, "the changes")
+    said = "write the changes as the comment of a pull request; `-` is the standard output"
+    command.add_argument("--markdown", metavar="FILE", help=said)
+    said = "with --markdown: its heading, and in its hidden first line what tells it from others (default: %(default)s)"
+    command.add_argument("--title", default=comment.TITLE, metavar="NAME", help=said)
     _add_volume_arguments(command)
 
 
@@ -158,7 +165,7 @@ def add_history(commands: Commands) -> None:
 
 
 def _add_output_arguments(command: argparse.ArgumentParser) -> None:
-    for name, (_, said) in _FORMATS.items():
+    for name, (_, said) in FORMATS.items():
         command.add_argument(f"--{name}", metavar="FILE", help=said)
 
 
@@ -170,11 +177,11 @@ def _add_volume_arguments(command: argparse.ArgumentParser) -> None:
 
 def _screen(arguments: argparse.Namespace) -> Console:
     """The console; standard error where a report goes to the standard output."""
-    return console(stderr=any(getattr(arguments, name) == "-" for name in _FORMATS))
+    return console(stderr=any(getattr(arguments, name) == "-" for name in FORMATS))
 
 
-def _write_reports(report: Report, arguments: argparse.Namespace) -> None:
-    for name, (form, _) in _FORMATS.items():
+def write_reports(report: Report, arguments: argparse.Namespace) -> None:
+    for name, (form, _) in FORMATS.items():
         if (target := getattr(arguments, name)) is not None:
             write_text(target, form(report))
 
@@ -301,7 +308,7 @@ def _run(
     if recorder is not None:
         recorder.end(complaints, seconds, unfinished)
     words.print_report(report, screen, quiet=arguments.quiet)
-    _write_reports(report, arguments)
+    write_reports(report, arguments)
     if writer is not None:
         asked = [f"--{name} {value}" for name, value in about.selection.items()]
         asked += [f"--provider {target}" for target in arguments.provider]
@@ -427,7 +434,7 @@ def _told(item: Item, said: Outcome | Lost) -> Outcome:
     """The outcome of an item that another process judged."""
     if isinstance(said, Lost):
         verdict = Verdict(Status.CRASHED, f"CRASHED: {said.cause}", reason=said.cause)
-        return Outcome(item.id, item.contract, item.subject, item.arch, verdict, 0.0)
+        return Outcome(item.id, item.contract, item.subject, item.arch, verdict, source=item.source)
     if (said.id, said.subject, said.arch) != (item.id, item.subject, item.arch):
         raise SubjectError(
             f"a process of --jobs lists {said.id} [{said.subject}] where this one lists {item.id} "
@@ -449,9 +456,10 @@ def _report(arguments: argparse.Namespace) -> int:
     if whole.outcomes and not kept and not arguments.failures:
         known = ", ".join(sorted({o.contract for o in whole.outcomes}))
         raise CaseError(f"{arguments.record}: nothing of that routine and subject; routines: {known}")
-    report = replace(whole, outcomes=kept)
-    words.print_report(report, _screen(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
-    _write_reports(report, arguments)
+    report = replace(whole, outcomes=kept) if kept else whole  # --failures, and nothing fails: the whole is good
+    quiet = arguments.quiet or not kept
+    words.print_report(report, _screen(arguments), quiet=quiet, verbose=arguments.verbose)
+    write_reports(report, arguments)
     return 0 if whole.ok else 1
 
 
@@ -466,7 +474,7 @@ def _merge(arguments: argparse.Namespace) -> int:
         fixtures.write_bytes(target, merge.to_bytes(whole))
     report = whole.report()
     words.print_report(report, _screen(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
-    _write_reports(report, arguments)
+    write_reports(report, arguments)
     return 0 if report.ok else 1
 
 
@@ -478,9 +486,12 @@ def _compare(arguments: argparse.Namespace) -> int:
         if unknown := [name for name in names if name not in known]:
             raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; it has {', '.join(sorted(known))}")
     found = changes.between(old, new, renamed=renamed)
-    screen = console(stderr=arguments.json == "-")
+    said = None if arguments.markdown is None else comment.to_markdown(found, arguments.title)
+    screen = console(stderr="-" in (arguments.json, arguments.markdown))
     changes.print_comparison(found, screen, verbose=arguments.verbose, quiet=arguments.quiet)
     write_json(arguments.json, found.to_json())
+    if said is not None:
+        write_text(arguments.markdown, said)
     return 0 if found.ok else 1
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from oracle.fixtures.call_file import SUFFIX
 from oracle.harness.reach import Coverage
 from oracle.report.outcome import quoted
 from oracle.verdict.compare import Status, Verdict
@@ -104,7 +105,8 @@ class Report:
         flags = [f"--{name} {shlex.quote(str(value))}" for name, value in called if value is not None]
         flags += ["--untrusted"] if self.untrusted else []
         flags += [f"--require {shlex.quote(finding.watch)}"] if finding.watch in OPTIONAL else []
-        flags += [] if whole else [f"--case {quoted(finding.case)}"]
+        given = "--cases" if finding.case.endswith(SUFFIX) else "--case"  # a call in a file, or a case id
+        flags += [] if whole else [f"{given} {quoted(finding.case)}"]
         return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)}"
 
     def to_json(self) -> dict[str, object]:

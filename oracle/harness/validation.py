@@ -22,7 +22,9 @@ from oracle.diagnosis.level import explaining
 from oracle.diagnosis.minimise import extents, minimise
 from oracle.diagnosis.mutation import poisoned
 from oracle.errors import CaseError, DeviceError, OptionError, OracleError, SubjectError
-from oracle.fixtures.failing_case import FailingCase, write
+from oracle.fixtures import call_file
+from oracle.fixtures import files as fixtures
+from oracle.fixtures.call_file import CallFile, write
 from oracle.harness import mixtures, offsets, watches
 from oracle.harness.jobs import Pool, divided
 from oracle.harness.process import Worker
@@ -60,6 +62,7 @@ def validate(
     profile: str = "quick",
     seed: int | None = None,
     case: str | Sequence[str] | None = None,
+    calls: str | Path | None = None,
     require: Sequence[str] = (),
     limit: float = LIMIT,
     seconds: float | None = None,
@@ -90,6 +93,8 @@ def validate(
     seed : added to the seeds of the profile's cases (0 gives the published ids), and seeds the drawing of shapes and of
         a soak's cases. By default drawn for each run; the report has it, so that a run can be repeated.
     case : judge these case ids only.
+    calls : make these calls and no cases: a folder of call files (:mod:`oracle.fixtures.call_file`), or one; those of
+        other contracts are left out. What they hold as an output is not looked at.
     require : watches asked for by name: ``"batch invariance"`` and ``"threads"`` (the right numbers while other
         threads call the kernel) fail instead of making a note, ``"large offsets"`` makes one call beyond 2^31
         elements where memory allows.
@@ -129,8 +134,11 @@ def validate(
         raise OptionError(f"seed={seed} is negative; a case id holds 0 or more")
     if unknown := [name for name in require if name not in OPTIONAL]:
         raise OptionError(f"require={unknown[0]!r} is no optional watch; there are: {', '.join(OPTIONAL)}")
-    if not cases.grammars().get(contract):
+    if calls is None and not cases.grammars().get(contract):
         raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
+    files = None if calls is None else _files(Path(calls), contract)
+    if files is not None and (case is not None or profile == "soak"):
+        raise OptionError("calls= are made alone; leave out case= and profile='soak'")
     stated = None if domain is None else parse_domain(domain, cases.grammars()[contract].extents)
     run_seed = secrets.randbelow(SEEDS) if seed is None else seed
     arch = arch_of(device) if arch is None else arch
@@ -147,13 +155,13 @@ def validate(
         session = Session(worker, found, device=device, arch=arch, numerics=numerics, domain=stated or EVERYTHING)
         chosen = _cases(contract, profile, run_seed, case)
         probed: list[Finding] = []
-        reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None)
+        reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None and not files)
         soaks = profile == "soak" and case is None
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
         judges = None if pool is None else Judges(pool, jobs)
-        items = list(_run(session, chosen, watching, reach, judges))
+        items = list(_run(session, chosen, watching, reach, judges) if files is None else _recorded(session, files))
         findings = [*(item for item in items if isinstance(item, Finding)), *probed, *mixtures.late(session)]
         notes = [item for item in items if isinstance(item, watches.Note)]
         if not any(f.watch == LOAD for f in findings):  # a required watch without a finding or note did not run
@@ -161,8 +169,9 @@ def validate(
             why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
             untried = Verdict(Status.UNTESTED, why, reason=why)
             findings += [Finding("-", watch, untried) for watch in require if watch not in said]
-            coverage = reach.coverage()
-            if coverage.complaints and not any(f.fails for f in findings):  # a run that found faults may end early
+            coverage = None if files else reach.coverage()
+            # A run that found faults may end early.
+            if coverage is not None and coverage.complaints and not any(f.fails for f in findings):
                 why = "; ".join(coverage.complaints)
                 verdict = Verdict(Status.UNTESTED, f"too little is reached: {why}", reason=why)
                 findings.append(Finding("-", COVERAGE, verdict))
@@ -189,12 +198,43 @@ def validate(
             worker.output[-2000:],
             None if adapter is None else importable(adapter),
             numerics,
-            profile if case is None else None,
-            run_seed if case is None else None,
+            profile if case is None and files is None else None,
+            run_seed if case is None and files is None else None,
             domain,
-            reach.coverage(),
+            None if files else reach.coverage(),
             untrusted,
         )
+
+
+def _files(place: Path, contract: str) -> list[Path]:
+    """The files with calls of a contract.
+
+    Raises FixtureError: there is nothing to read. CaseError: no call is one of this contract.
+    """
+    paths = call_file.within(place)[0] if place.is_dir() else [place]
+    names = [fixtures.read_metadata(path).get("contract", "") for path in paths]
+    found = [path for path, name in zip(paths, names, strict=True) if name == contract]
+    if not found:
+        other = ", ".join(sorted(filter(None, set(names)))) or "none"
+        raise CaseError(f"{place}: has no call of {contract}; those in it are of {other}")
+    return found
+
+
+def _recorded(session: Session, files: Sequence[Path]) -> Iterator[Finding | watches.Note]:
+    """The calls in files, each judged when it is answered; what the kernel does to memory is watched."""
+    for path in files:
+        call = call_file.read(path, made=False)
+        session.contract.check(call.inputs, call.options)
+        answer = session.call(call.inputs, call.options)
+        finding = session.numbers(str(path), call.inputs, call.options, answer)
+        if answer.hopeless:
+            yield Finding(str(path), LOAD, finding.verdict)
+            return
+        if finding.verdict.status is Status.FAILED and answer.outputs:
+            finding = _explained(session, finding, call.inputs, call.options, answer)
+        yield finding
+        yield from watches.memory(session, str(path), answer)
+        yield from watches.row_major(session, str(path), answer)
 
 
 @dataclass
@@ -378,8 +418,12 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
     wrong = next((f for f in findings if f.watch == NUMBERS and f.verdict.status is Status.FAILED), None)
     if wrong is None:
         return None
-    case, named = cases.parse(wrong.case), wrong.verdict.explained_by
-    options = case.call_options()
+    named = wrong.verdict.explained_by
+    if wrong.case.endswith(call_file.SUFFIX):
+        call = call_file.read(wrong.case, made=False)
+        asked, options = call.inputs, dict(call.options)
+    else:
+        asked, options = _asked(cases.parse(wrong.case))
 
     def fails(inputs: Mapping[str, Tensor]) -> bool:
         """Whether these inputs fail too, and by the same faults where an explanation was found."""
@@ -389,13 +433,13 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
         finding = Finding(wrong.case, NUMBERS, failed(""))
         return not named or _explained(session, finding, inputs, options, answer).verdict.explained_by == named
 
-    smallest = minimise(session.contract, _asked(case)[0], fails)
+    smallest = minimise(session.contract, asked, fails)
     answer = session.call(smallest.inputs, options)
     if not answer.outputs or session.judge(smallest.inputs, options, answer).status is not Status.FAILED:
         return None
     note = f"{wrong.case}, minimised to {extents(session.contract, smallest.inputs)}"
-    found = (case.contract, smallest.inputs, answer.output, options, session.arch, session.numerics, kernel, note)
-    write(path, FailingCase(*found))
+    made = (smallest.inputs, answer.output, options, session.arch, session.numerics, kernel, note)
+    write(path, CallFile(session.contract.name, *made))
     return str(path)
 
 

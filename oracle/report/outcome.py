@@ -18,7 +18,7 @@ from oracle.verdict.loss import share
 
 SCHEMA = "fp8-oracle.report/1"
 
-# From worst to best: a group of outcomes shows the first of these that occurs in it.
+# From worst to best.
 SEVERITY = tuple(map(Status, ("CRASHED", "FAILED", "UNTESTED", "MISTRUSTED", "PASSED", "UNSUPPORTED", "SKIPPED")))
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
 """The statuses with a comparison behind them."""
@@ -45,9 +45,10 @@ def quoted(text: str) -> str:
 class Outcome:
     """One judged (or unjudgeable) case of one subject.
 
-    ``id`` is a case id, ``captures/<file>/<output>``, or ``pytest/<node id>`` (then ``#2`` and so on, where one test
-    judges several outputs); ``known`` is the ledger's reason when the failure is a known one, and such an outcome does
-    not fail the run.
+    ``id`` is a case id, ``captures/<file>/<output>``, ``calls/<path>`` of a recorded call, or ``pytest/<node id>``
+    (then ``#2`` and so on, where one test judges several outputs); ``known`` is the ledger's reason when the failure is
+    a known one, and such an outcome does not fail the run; ``source`` is where the kernel or the test stands, as
+    ``FILE:LINE``, or "".
     """
 
     id: str
@@ -57,6 +58,7 @@ class Outcome:
     verdict: Verdict
     seconds: float = 0.0
     known: str | None = None
+    source: str = ""
 
     @property
     def status(self) -> Status:
@@ -78,6 +80,8 @@ class Outcome:
             return ""
         if self.id.startswith("pytest/"):
             return f"pytest {shlex.quote(re.sub('#[0-9]+$', '', self.id.removeprefix('pytest/')))}"
+        if self.id.startswith("calls/"):
+            return f"fp8-oracle explain {quoted(self.id.removeprefix('calls/'))}"
         live = "" if self.id.startswith("captures/") else f" --subject {quoted(self.subject)}"
         return f"fp8-oracle verify --case {quoted(self.id)}{live}"
 
@@ -88,6 +92,7 @@ class Outcome:
             "known_failure": self.known,
             "fails": self.fails,
             "repro": self.repro,
+            "source": self.source,
             "verdict": self.verdict.to_json(),
         }
 
@@ -103,12 +108,21 @@ class Group:
 
     @property
     def status(self) -> Status:
+        """The worst failure, else PASSED where anything passed: a MISTRUSTED case beside it makes nothing wrong."""
         open_ones = {o.status for o in self.outcomes if o.known is None}
-        return min(open_ones or {o.status for o in self.outcomes}, key=SEVERITY.index)
+        worst = min(open_ones or {o.status for o in self.outcomes}, key=SEVERITY.index)
+        return Status.PASSED if worst is Status.MISTRUSTED and Status.PASSED in open_ones else worst
 
     @property
     def known(self) -> int:
         return sum(o.known is not None for o in self.outcomes)
+
+    @property
+    def others(self) -> str:
+        """Outcomes that the word of the group does not tell of: ``2 known, 1 mistrusted``."""
+        mistrusted = sum(o.status is Status.MISTRUSTED for o in self.outcomes)
+        counted = ((self.known, "known"), (mistrusted if self.status is not Status.MISTRUSTED else 0, "mistrusted"))
+        return ", ".join(f"{n} {word}" for n, word in counted if n)
 
     @property
     def judged(self) -> int:

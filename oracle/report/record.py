@@ -242,7 +242,8 @@ def _outcome(record: Mapping[str, Any]) -> Outcome:
     """An outcome of a checked record; ValueError where its parts contradict each other."""
     names = (record["id"], record["contract"], record["subject"], record["arch"])
     verdict = _verdict(record["verdict"])
-    return Recorded(*names, verdict, float(record["seconds"]), record["known_failure"], command=record["repro"])
+    known, source = record["known_failure"], record.get("source", "")
+    return Recorded(*names, verdict, float(record["seconds"]), known, source, command=record["repro"])
 
 
 def _verdict(record: Mapping[str, Any]) -> Verdict:
