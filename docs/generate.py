@@ -13,8 +13,8 @@ An image ``![...](FOLDER/NAME.svg)`` of which an example wrote ``NAME.svg`` is a
 that folder. A page that links to ``PAGE.ipynb`` is that notebook too: its text and its fences become the cells, what
 they print and the pictures after them their outputs.
 
-Under ``<!-- requires: TOOL -->`` a fence is left as it is where that tool is not here, with a note on the standard
-error.
+Under ``<!-- requires: TOOL [TOOL ...] -->`` a fence is left as it is where one of these tools is not here, with a note
+on the standard error.
 An example that raises, or a command of ours that cannot be carried out, is an error of its page.
 Durations are replaced by ``1.2 s`` so that pages do not change with the machine. Exit 1 with a diff when ``--check``
 finds a page that differs from what was made.
@@ -45,7 +45,7 @@ ROOT = DOCS.parent
 WIDTH = "100"
 _BLOCK = re.compile(r"<!-- generated: (?P<call>.+?) -->\n.*?<!-- /generated -->", re.DOTALL)
 _FENCE = re.compile(
-    r"^(?:<!-- requires: (?P<tool>\S+) -->\n)?```(?P<kind>python|cpp|console)(?P<rest>[^\n]*)\n(?P<body>.*?)^```\n",
+    r"^(?:<!-- requires: (?P<tools>[^>]+?) -->\n)?```(?P<kind>python|cpp|console)(?P<rest>[^\n]*)\n(?P<body>.*?)^```\n",
     re.DOTALL | re.MULTILINE,
 )
 _OUTPUT = re.compile(r"\n?```text\n.*?^```\n", re.DOTALL | re.MULTILINE)
@@ -191,8 +191,8 @@ def _executed(text: str, scratch: Scratch, page: str) -> Iterator[str]:
     while (fence := _FENCE.search(text, at)) is not None:
         yield text[at : fence.start()]
         at = fence.end()
-        if fence["tool"] is not None and shutil.which(fence["tool"]) is None:
-            print(f"{page}: {fence['tool']} is not here; what it prints was not compared", file=sys.stderr)
+        if absent := [tool for tool in (fence["tools"] or "").split() if shutil.which(tool) is None]:
+            print(f"{page}: {', '.join(absent)} is not here; what it prints was not compared", file=sys.stderr)
             yield fence[0]  # and, as it stands, the output of a python fence
             continue
         if fence["kind"] == "console":

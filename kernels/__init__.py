@@ -135,6 +135,7 @@ from kernels.mx import (
     nvfp4_dequantize,
     nvfp4_quantize,
 )
+from kernels.mx_columns import mxfp8_dequantize_columnwise, mxfp8_quantize_2d, mxfp8_quantize_columnwise
 from kernels.mx_experts import (
     mxfp8_experts_quant,
     mxfp8_grouped_quantize,
@@ -159,13 +160,19 @@ from kernels.mx_forms import (
     nvfp4_quantize_rht,
     nvfp4_quantize_stochastic,
     per_token_cast_to_fp4,
+    transpose_packed_fp4,
 )
 from kernels.mx_logits import fp8_fp4_mqa_logits, fp8_fp4_paged_mqa_logits
 from kernels.mx_products import (
     bmm_mxfp8,
+    fp8_fp4_gemm_nn,
     fp8_fp4_gemm_nt,
+    fp8_fp4_gemm_tn,
+    fp8_fp4_gemm_tt,
     group_gemm_mxfp8_mxfp4_nt_groupwise,
     group_gemm_nvfp4_nt_groupwise,
+    k_grouped_fp8_gemm_tn_contiguous,
+    m_grouped_fp8_fp4_gemm_nn_contiguous,
     m_grouped_fp8_fp4_gemm_nt_contiguous,
     m_grouped_fp8_fp4_gemm_nt_masked,
     mm_fp4,
@@ -265,7 +272,10 @@ __all__ = [
     "fp8_block_to_mxfp8",
     "fp8_blockscale_gemm_sm90",
     "fp8_einsum",
+    "fp8_fp4_gemm_nn",
     "fp8_fp4_gemm_nt",
+    "fp8_fp4_gemm_tn",
+    "fp8_fp4_gemm_tt",
     "fp8_fp4_mqa_logits",
     "fp8_fp4_paged_mqa_logits",
     "fp8_gemm_nn",
@@ -299,6 +309,8 @@ __all__ = [
     "is_deep_gemm_supported",
     "is_flashinfer_supporting_global_sf",
     "k_grouped_fp8_gemm_nt_contiguous",
+    "k_grouped_fp8_gemm_tn_contiguous",
+    "m_grouped_fp8_fp4_gemm_nn_contiguous",
     "m_grouped_fp8_fp4_gemm_nt_contiguous",
     "m_grouped_fp8_fp4_gemm_nt_masked",
     "m_grouped_fp8_gemm_nn_contiguous",
@@ -317,9 +329,12 @@ __all__ = [
     "mxfp6_dequantize",
     "mxfp6_quantize",
     "mxfp8_dequantize",
+    "mxfp8_dequantize_columnwise",
     "mxfp8_experts_quant",
     "mxfp8_grouped_quantize",
     "mxfp8_quantize",
+    "mxfp8_quantize_2d",
+    "mxfp8_quantize_columnwise",
     "mxfp8_to_fp8_block",
     "mxint8_dequantize",
     "mxint8_quantize",
@@ -388,6 +403,7 @@ __all__ = [
     "torch_per_tensor_w8a8_scaled_mm",
     "torch_per_token_w8a8_scaled_mm",
     "transform_sf_into_required_layout",
+    "transpose_packed_fp4",
     "unified_encode_int4b",
     "use_rowwise_torch_scaled_mm",
 ]

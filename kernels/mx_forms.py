@@ -134,7 +134,9 @@ def _times_powers(values: Tensor, scale: Tensor, layout: str) -> Tensor:
 
 
 @checks.verb
-def per_token_cast_to_fp4(x: Tensor, use_ue8m0: bool = False, gran_k: int = 128) -> tuple[Tensor, Tensor]:
+def per_token_cast_to_fp4(
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = 128, use_packed_ue8m0: bool = False
+) -> tuple[Tensor, Tensor]:
     """DeepGEMM's cast of rows to E2M1 under float32 scales.
 
     Parameters
@@ -145,18 +147,23 @@ def per_token_cast_to_fp4(x: Tensor, use_ue8m0: bool = False, gran_k: int = 128)
         Round a scale up to a power of two (from 2^-126).
     gran_k
         32 or 128 elements to a scale.
+    use_packed_ue8m0
+        Return the exponent bytes of four groups in an int32, the first in the lowest byte; needs ``use_ue8m0``.
 
     Returns
     -------
     q, scale
-        ``q [M, K / 2]`` int8, two codes each; ``scale`` float32 ``[M, ceil(K / gran_k)]``, ``max(amax, 1e-4) / 6``.
+        ``q [M, K / 2]`` int8, two codes each; ``scale`` float32 ``[M, ceil(K / gran_k)]``, ``max(amax, 1e-4) / 6``, or
+        int32 with a quarter of the columns, in which groups that do not exist have the scale 1.
     """
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.nonempty("x", x, 0, 1)
     checks.multiple("K", x.shape[1], 2, "two codes make a byte; pad K")
     _granularity(gran_k)
+    if use_packed_ue8m0 and not use_ue8m0:
+        raise OptionError("use_packed_ue8m0=True packs exponents of powers of two: pass use_ue8m0=True as well")
     if torch.compiler.is_compiling():
-        return compiled_op("per_token_cast_to_fp4", x, use_ue8m0, gran_k)
+        return compiled_op("per_token_cast_to_fp4", x, use_ue8m0, gran_k, use_packed_ue8m0)
     m, k = x.shape
     blocks = torch.nn.functional.pad(x.float(), (0, -k % gran_k)).reshape(m, -1, gran_k)
     amax = blocks.abs().amax(dim=2)
@@ -171,7 +178,23 @@ def per_token_cast_to_fp4(x: Tensor, use_ue8m0: bool = False, gran_k: int = 128)
     for low, high in zip(FP4_VALUES, FP4_VALUES[1:], strict=False):
         code += scaled.abs() > (low + high) / 2
     code = code | ((scaled < 0) & (code != 0)).to(torch.uint8) << 3
+    if use_packed_ue8m0:
+        exponents = (scale.view(torch.int32) >> 23).to(torch.uint8)
+        scale = torch.nn.functional.pad(exponents, (0, -scale.shape[1] % 4), value=127).contiguous().view(torch.int32)
     return pack(code)[:, : k // 2].contiguous().view(torch.int8), scale
+
+
+@checks.verb
+def transpose_packed_fp4(q: Tensor) -> Tensor:
+    """Codes ``q [M, N / 2]`` int8 or uint8, two in a byte along ``N``, as ``[N, M / 2]``, two in a byte along ``M``.
+
+    ``M`` is even. Codes are moved as they are.
+    """
+    checks.nonempty("q", checks.dtype("q", checks.rank("q", q, 2), torch.int8, torch.uint8), 0, 1)
+    checks.multiple("M", q.shape[0], 2, "two rows make a byte of the transpose; pad M")
+    codes = q.contiguous().view(torch.uint8)
+    turned = torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(1).t()
+    return (turned[:, ::2] | turned[:, 1::2] << 4).contiguous().view(q.dtype)
 
 
 @checks.verb

@@ -11,6 +11,7 @@
     loss(contract, inputs)               what the recipe of a quantiser loses on these values
     validate(kernel, contract)           a kernel by name, run in a worker process, judged and watched
     contracts()                          every routine that can be asked about, with its inputs and options
+    sample(routine, every, to, contract) one call in N of a running engine in a file, to be judged later
 
 Contract and input names are those of the routines that engines call. A verdict and a diagnosis draw themselves
 (``verdict.plot()``). This package never imports the production layer ``kernels``: a reference that shares code with its
@@ -31,6 +32,7 @@ from oracle.errors import NonconformanceError, OracleError
 if TYPE_CHECKING:
     from oracle.api import assert_conforms, classify, contracts, identify, interval, judge, loss, predict, reference
     from oracle.diagnosis.baselines import Closeness, compare_close
+    from oracle.harness.sampling import sample
     from oracle.harness.validation import validate
     from oracle.routines import cases, data, strategies
     from oracle.verdict.compare import Status, Verdict, Worst
@@ -58,6 +60,7 @@ __all__ = [
     "loss",
     "predict",
     "reference",
+    "sample",
     "strategies",
     "validate",
 ]
@@ -71,6 +74,7 @@ _HOME = {
     "Bounds": "oracle.verdict.sets",
     **dict.fromkeys(("Status", "Verdict", "Worst"), "oracle.verdict.compare"),
     "Loss": "oracle.verdict.loss",
+    "sample": "oracle.harness.sampling",
     "validate": "oracle.harness.validation",
     **dict.fromkeys(("cases", "data", "strategies"), "oracle.routines"),  # modules: ids of cases, their data, calls
 }

@@ -427,8 +427,8 @@ def _widened(codes: Tensor) -> Tensor:
 
 def _from_table(codes: Tensor, *, table: Tensor) -> Tensor:
     """Values of codes of up to 16 bits; those of 16 bits are read as signed integers."""
-    if codes.dtype is torch.uint8 and codes.device.type == "cpu":  # NumPy takes bytes as indices
-        return torch.from_numpy(np.take(table.numpy(), codes.numpy()))
+    if codes.dtype is torch.uint8 and codes.device.type == "cpu":  # NumPy takes bytes as indices; all lie in the table
+        return torch.from_numpy(np.take(table.numpy(), codes.numpy(), mode="clip"))
     return table.index_select(0, codes.int() if codes.dtype is torch.uint8 else codes.int().bitwise_and_(0xFFFF))
 
 

@@ -21,7 +21,7 @@ is the worst of its elements. Not covered: judging (no verdict depends on a leve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -121,29 +121,26 @@ class Piece:
     """Some rows of an output seen as a matrix, ``[R, C]`` each: what was found, its intervals, ratios and failures.
 
     ``ratio`` is float64, negative where an element is unspecified or not constrained; ``bad`` are the failing elements,
-    which alone get a level outside. ``edge``: the intervals in the output's dtype, where each is one value of it.
+    which alone get a level outside.
     """
 
     actual: Tensor
     admissible: Admissible
     ratio: Tensor
     bad: Tensor
-    edge: Tensor | None = None
 
 
 def gather(
-    actual: Tensor, admissible: Admissible, ratio: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE,
-    edge: Tensor | None = None,
-) -> Evidence:  # fmt: skip
+    actual: Tensor, admissible: Admissible, ratio: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE
+) -> Evidence:
     """The evidence of a comparison that failed; arguments as of :class:`Piece`, of any rank."""
-    due = actual if edge is None else edge
-    sets = [matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad, due)]
+    sets = [matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad)]
     step = max(1, BAND // max(1, sets[0].shape[1]))
 
     def pieces() -> Iterator[Piece]:
         for start in range(0, sets[0].shape[0], step):
-            seen, low, high, expected, ratios, failing, due = (t[start : start + step] for t in sets)
-            yield Piece(seen, Admissible(low, high, expected), ratios, failing, None if edge is None else due)
+            seen, low, high, expected, ratios, failing = (t[start : start + step] for t in sets)
+            yield Piece(seen, Admissible(low, high, expected), ratios, failing)
 
     return gather_pieces(pieces(), actual, output=output, tile=tile)
 
@@ -183,8 +180,7 @@ def levels_of(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     level = torch.bucketize(ratio, edges).to(torch.int8).masked_fill(ratio < 0, -1)
     failing = places(piece.bad)
     value, low, high = value[failing], low[failing], high[failing]
-    edge = None if piece.edge is None else _raw(piece.edge, fmt)[failing]
-    steps = _steps(_raw(piece.actual, fmt)[failing], value, low, high, fmt, edge)
+    steps = _steps(_raw(piece.actual, fmt)[failing], value, low, high, fmt)
     outside = FIRST_OUTSIDE + torch.bucketize(steps, torch.tensor(STEPS, dtype=torch.int64, device=steps.device))
     level[failing] = torch.where(steps < 0, NO_NUMBER, outside).to(torch.int8)
     return level.view(piece.actual.shape), steps, overshoot(value, low, high)
@@ -223,6 +219,27 @@ def of_bits(actual: Tensor, expected: Tensor, bad: Tensor, *, output: str, tile:
         fields = (0, 0, width)
     flips = _flips(bits[failing], due[failing], width)
     return _evidence(actual, level, output=output, tile=tile, elements=tuple(elements), fields=fields, flips=flips)
+
+
+def of_values(
+    actual: Tensor, due: Tensor, bad: Tensor, elements: Sequence[Element], *, output: str, tile: tuple[int, int] = TILE
+) -> Evidence:
+    """The evidence where the interval of every element is taken to be one value, that of ``due`` (of the same dtype);
+    the ``elements`` listed are given."""
+    fmt = of_dtype(actual.dtype)
+    failing, wide = places(bad), torch.int32 if fmt.bits <= 16 else torch.int64
+    codes, right = (codes_of(x).flatten()[failing].to(wide) for x in (actual, due))
+    steps = (_ordinal(codes, fmt) - _ordinal(right, fmt)).abs_()
+    outside = torch.full(steps.shape, FIRST_OUTSIDE, dtype=torch.int8, device=steps.device)
+    for most in STEPS:
+        outside += steps > most
+    numbers = (codes & fmt.magnitude_mask <= fmt.max_code) & (right & fmt.magnitude_mask <= fmt.max_code)
+    level = torch.zeros(actual.numel(), dtype=torch.int8, device=steps.device)
+    level[failing] = outside.masked_fill_(~numbers, NO_NUMBER)
+    flips = _flips(codes[:SAMPLED], right[:SAMPLED], fmt.bits)
+    return _evidence(
+        actual, level, output=output, tile=tile, elements=tuple(elements), fields=_fields(fmt), flips=flips
+    )
 
 
 def ratio_of(value: Tensor, admissible: Admissible) -> Tensor:
@@ -289,14 +306,11 @@ def _element_of(piece: Piece, at: int, index: tuple[int, ...], steps: int, fmt: 
     return Element(index, actual, low, high, expected, ratio, f"{bits:0{digits}x}", f"{due:0{digits}x}", counted)
 
 
-def _steps(
-    codes: Tensor, value: Tensor, low: Tensor, high: Tensor, fmt: Format, edges: Tensor | None = None
-) -> Tensor:
-    """Representable values from the interval to each failing element (int64); -1 where one of them is no number.
-    ``edges``: the codes of the intervals, where each is one value."""
+def _steps(codes: Tensor, value: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+    """Representable values from the interval to each failing element (int64); -1 where one of them is no number."""
     edge = torch.where(value > high, high, low)
     numbers = torch.isfinite(value) & torch.isfinite(edge)
-    nearest = _encoded(torch.where(numbers, edge, torch.zeros_like(edge)), fmt) if edges is None else edges
+    nearest = _encoded(torch.where(numbers, edge, torch.zeros_like(edge)), fmt)
     return torch.where(numbers, (_ordinal(codes, fmt) - _ordinal(nearest, fmt)).abs(), -1)
 
 
@@ -309,8 +323,7 @@ def _ordinal(codes: Tensor, fmt: Format) -> Tensor:
     """Codes in the order of their values; both zeros are 0."""
     if not fmt.signed:
         return codes
-    magnitude = codes & ~fmt.sign_mask
-    return torch.where((codes & fmt.sign_mask) != 0, -magnitude, magnitude)
+    return (codes & fmt.magnitude_mask) * (1 - 2 * ((codes & fmt.sign_mask) != 0).to(codes.dtype))
 
 
 def _flips(bits: Tensor, due: Tensor, width: int) -> tuple[float, ...]:

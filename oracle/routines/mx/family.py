@@ -4,6 +4,7 @@ from oracle.routines.family import RoutineFamily
 from oracle.routines.mx import (
     cases,
     casts,
+    columns,
     contract,
     elements,
     experts,
@@ -16,7 +17,7 @@ from oracle.routines.mx import (
 
 FAMILY = RoutineFamily(
     name="mx",
-    contracts=(contract, elements, training, tokens, experts, casts),
+    contracts=(contract, columns, elements, training, tokens, experts, casts),
     grammars={**cases.GRAMMARS, **more_cases.GRAMMARS},
     faults=(faults.FAULTS, more_faults.FAULTS),
     goldens=(*cases.GOLDENS, *more_cases.GOLDENS),

@@ -14,13 +14,13 @@ from torch import Tensor
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quotients
 from oracle.numbers.recipes import CodeRounding, ZeroSign
-from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, entry, need
+from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need
 from oracle.routines.fault import ones as ones_of
 from oracle.routines.mx.contract import BlockQuantiser, loaded, stored
 from oracle.routines.mx.experts import HEIGHT, ExpertQuantiser, starts
 from oracle.routines.mx.faults import EXPERTS, MINE, MODED, QUANTISERS
 from oracle.routines.mx.tokens import ROW_SCALE, row_scales
-from oracle.routines.quantisers.contract import Values, prepared
+from oracle.routines.quantisers.contract import Amax, Values, prepared
 from oracle.truth.hadamard import SIZE, matrix
 from oracle.truth.layout import align, swizzle_scale
 
@@ -208,6 +208,57 @@ fault("four over six: the other measure of the error", VALUE, contracts=OVER,
           recipe, candidates=next(c for c in type(recipe.candidates) if c is not recipe.candidates)),
       same_if="both measures choose alike")
 
+# --- columns and squares of MXFP8 ---------------------------------------------------------------------------------
+
+TALL, BIG = frozenset({"mxfp8_quantize_columnwise"}), frozenset({"mxfp8_quantize_2d"})
+ROW_SCALED = frozenset({"nvfp4_quantize"})
+
+
+@fault("amax of 32 columns where 32 rows are meant", VALUE, contracts=TALL,
+       seen="TransformerEngine quantize_mxfp8.cuh: row-wise and column-wise scales exchanged",
+       same_if="both have equal amax")
+def amax_along_rows(amax: Amax) -> Tensor:
+    x = amax.x.values.nan_to_num(nan=0.0).abs()
+    wide = torch.nn.functional.pad(x, (0, -x.shape[1] % 32)).unflatten(1, (-1, 32)).amax(dim=2)
+    each = wide.repeat_interleave(32, dim=1)[:, : x.shape[1]]
+    return each[::32].reshape(amax.right.shape)
+
+
+fault("codes of the transpose", MOVEMENT, contracts=TALL, seen="torchao triton_to_mxfp8_dim1: column-major codes",
+      write=entry("q", lambda q: q.view(torch.uint8).t().reshape(q.shape).contiguous().view(q.dtype)),
+      same_if="the codes are symmetric")
+fault("amax of one row of 32", VALUE, contracts=BIG, seen=MINE + "1x32 scales where 32x32 are meant",
+      amax=lambda amax: amax.blocks[:, :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
+      same_if="the first row of every block holds its amax")
+fault("amax of one column of 32", VALUE, contracts=BIG, seen=MINE + "32x1 scales where 32x32 are meant",
+      amax=lambda amax: amax.blocks[..., :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
+      same_if="the first column of every block holds its amax")
+
+
+def _kept_once(call: Call, memory: Tensor) -> Tensor:
+    """The repeated bytes of a block once, zeros for the rest."""
+    contract = call.contract
+    assert isinstance(contract, BlockQuantiser)
+    first = torch.zeros_like(contract.scales_of(memory, call))
+    bytes_, across = contract.scales_of(memory, call), call.resolved["direction"] == "columnwise"
+    kept = (slice(None), slice(None, None, 32)) if across else (slice(None, None, 32), slice(None))
+    first[kept] = bytes_[kept]
+    return contract.memory(first, call)
+
+
+fault("scale of 32x32 published once", MOVEMENT, contracts=BIG, write=entry("scale", _kept_once),
+      seen="TransformerEngine quantize_transpose_nvfp4.cuh: the scale is repeated for its 16 rows",
+      same_if="every byte is 0")
+fault("bytes of the transpose of 32x32", INDEX, contracts=BIG, same_if="the scales are symmetric",
+      seen="TransformerEngine: row-wise and column-wise scales exchanged",
+      scale=lambda scale: scale.t().reshape(scale.shape))
+several_rows = need(lambda call: call.inputs["global_scale"].numel() > 1, "one global scale")
+fault("global scale of the first row", VALUE, contracts=ROW_SCALED, needs=several_rows,
+      seen="FlashInfer fp4_quantize: a global scale of shape [1] or [M]",
+      read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()), same_if="the rows have equal scales")
+fault("global scale of the next row", INDEX, contracts=ROW_SCALED, needs=several_rows, seen="NVIDIA/cutlass 2087",
+      read=entry("global_scale", lambda g: g.roll(-1)), same_if="the rows have equal scales")
+
 # --- rows and FP8 ---------------------------------------------------------------------------------------------------
 
 TOKENS = frozenset({"nvfp4_quantize_per_token"})
@@ -351,6 +402,56 @@ fault("FP4 nibbles exchanged", MOVEMENT, contracts=FP4, seen="pith-train PR 74",
       codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1), same_if="neighbours are equal")
 fault("FP4 signs lost", CAST, contracts=FP4, codes=lambda codes: codes & 7, seen="flashinfer PR 3932",
       same_if="no value is negative")
+PACKED = need(lambda call: call.resolved["use_packed_ue8m0"], "the scales are not packed")
+uneven = both(PACKED, need(lambda call: _groups(call) % 4, "four divides the groups of a row"))
+
+
+def _groups(call: Call) -> int:
+    return -(-call.inputs["x"].shape[1] // int(str(call.resolved["gran_k"])))
+
+
+def _of_bytes(change: Callable[[Tensor], Tensor]) -> Change:
+    """The exponent bytes ``[M, words, 4]`` of packed scales changed."""
+    def changed(call: Call, scale: Tensor) -> Tensor:
+        bytes_ = scale.contiguous().view(torch.uint8).unflatten(1, (-1, 4))
+        return change(bytes_).flatten(1).contiguous().view(torch.int32)
+    return changed
+
+
+for name, change, when, argument in (
+    ("packed exponents from the highest byte", lambda b: b.flip(2), PACKED, "the bytes of every word are symmetric"),
+    ("packed exponents of the next row", lambda b: b.roll(-1, dims=0), PACKED, "the rows have equal scales"),
+    ("packed exponents transposed", lambda b: b.transpose(0, 1).reshape(b.shape), PACKED, "there is one word or row"),
+    ("packed exponents one high", lambda b: b + 1, PACKED, ""),
+    ("zeros behind packed exponents", lambda b: torch.where(b == 127, 0, b), uneven, ""),
+):
+    fault(name, INDEX, contracts=FP4, write=entry("scale", _of_bytes(change)), needs=when, same_if=argument,
+          seen=MINE + "DeepGEMM per_token_cast_to_fp4 with use_packed_ue8m0 packs a padded row")
+TURNED = frozenset({"transpose_packed_fp4"})
+fault("packed codes transposed byte by byte", MOVEMENT, contracts=TURNED, seen=MINE + "a transpose of the bytes",
+      write=entry("out", lambda call, out: _bytewise(call)))
+fault("nibbles exchanged in the transpose", MOVEMENT, contracts=TURNED, seen="pith-train PR 74",
+      write=entry("out", lambda out: _nibbles(out)))
+fault("odd rows of the transpose lost", MOVEMENT, contracts=TURNED, seen=MINE + "the low nibble alone written",
+      write=entry("out", lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype)))
+fault("-0 of packed codes lost in the transpose", CAST, contracts=TURNED, same_if="no code is -0",
+      seen="DeepGEMM _quantize_to_fp4_e2m1: no code of -0",
+      read=entry("q", lambda q: _without_minus_zero(q)))
+
+
+def _bytewise(call: Call) -> Tensor:
+    q = call.inputs["q"]
+    rows = q.t().contiguous()  # [N/2, M]: two rows for one of the transpose, of half its width
+    return rows.reshape(q.shape[1] * 2, q.shape[0] // 2)
+
+
+def _without_minus_zero(q: Tensor) -> Tensor:
+    bits = q.view(torch.uint8)
+    low, high = bits & 0xF, bits >> 4
+    plain = [torch.where(half == 8, 0, half) for half in (low, high)]
+    return (plain[0] | plain[1] << 4).view(q.dtype)
+
+
 FP4_BACK = frozenset({"cast_back_from_fp4"})
 fault("FP4 nibbles exchanged in reading", MOVEMENT, contracts=FP4_BACK, seen="pith-train PR 74",
       read=entry("q", lambda q: _nibbles(q)))

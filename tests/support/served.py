@@ -1,0 +1,87 @@
+"""Commands on the PATH of a shell, carried out by children of this process, which has torch loaded already.
+
+    with serve(folder, {"fp8-oracle": main}) as path:
+        subprocess.run(["bash", "-c", "fp8-oracle --version"], env={"PATH": path})
+
+A command is a file that hands its arguments, folder, environment and standard streams to a server, which forks a child
+for it. Kernels run in workers of :mod:`tests.support.forked_worker`. Not part of it: the start of an interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from tests.support.forked import Forked, forked
+
+Main = Callable[[list[str]], object]
+
+_CLIENT = """#!{python} -ISB
+import json, os, socket, sys
+wire = socket.socket(socket.AF_UNIX)
+wire.connect({address!r})
+asked = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(wire, [len(asked).to_bytes(8, "little")], [0, 1, 2])
+wire.sendall(asked)
+sys.exit(int(wire.makefile().read() or 1))
+"""
+
+
+@contextlib.contextmanager
+def serve(folder: Path, commands: Mapping[str, Main]) -> Iterator[str]:
+    """A server of these commands while the context lasts; gives the PATH that finds them first."""
+    address, place = str(folder / "socket"), folder / "commands"
+    place.mkdir()
+    for name in commands:
+        (place / name).write_text(_CLIENT.format(python=sys.executable, address=address, name=name))
+        (place / name).chmod(0o755)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen()
+    server = Forked(os.fork())
+    if not server.pid:
+        try:
+            _serve(listening, commands)
+        finally:
+            os._exit(1)
+    listening.close()
+    try:
+        yield os.pathsep.join([str(place), os.environ["PATH"]])
+    finally:
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _serve(listening: socket.socket, commands: Mapping[str, Main]) -> None:
+    from oracle.harness import process
+    from tests.support import forked_worker
+
+    process.subprocess = forked_worker.SHIM  # type: ignore[attr-defined]
+    while True:
+        wire = listening.accept()[0]
+        size, streams, *_ = socket.recv_fds(wire, 8, 3)
+        name, words, folder, environment = json.loads(_read(wire, int.from_bytes(size, "little")))
+
+        def action(run: Main = commands[name], words: list[str] = words, folder: str = folder) -> int:
+            os.chdir(folder)
+            return int(run(words) or 0)  # type: ignore[call-overload]
+
+        os.environ.clear()
+        child = forked(action, stdout=streams[1], stderr=streams[2], **environment)
+        wire.sendall(str(child.wait() & 0xFF).encode())
+        wire.close()
+        for stream in streams:
+            os.close(stream)
+
+
+def _read(wire: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        found += wire.recv(size - len(found))
+    return found
