@@ -45,6 +45,7 @@ def use(inputs: dict[str, Tensor], out: Tensor, folder: Path) -> oracle.Verdict:
     if TYPE_CHECKING:
         assert_type(figure, Figure)
         assert_type(diagnosis.plot(), Figure)
+        assert_type(oracle.sample(use, every=0, to=folder, contract=NAME)(inputs, out, folder), oracle.Verdict)
         assert_type(oracle.loss("per_token_group_quant_fp8", inputs), oracle.Loss | None)
     return verdict
 
