@@ -36,6 +36,7 @@ print("from a file")
 ```console
 $ python hello.py
 $ fp8-oracle --version
+$ fp8-oracle plan --op nothing 2>&1 | cut -d ';' -f 1
 ```
 
 <!-- requires: no-such-tool -->
@@ -126,7 +127,8 @@ class TestPages:
         assert status == 0, said[-4000:]
 
     def test_what_is_made(self, pages: tuple[str, str]) -> None:
-        for part in ("| `CRASHED` | yes | yes |", "```text\n2\n```", "$ python hello.py\nfrom a file\n$ fp8-oracle"):
+        shown = "$ python hello.py\nfrom a file\n$ fp8-oracle", "error: unknown op"
+        for part in ("| `CRASHED` | yes | yes |", "```text\n2\n```", *shown):
             assert part in pages[0]
 
     @pytest.mark.parametrize("name", SABOTAGED)
