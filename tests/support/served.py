@@ -10,11 +10,13 @@ for it. Kernels run in workers of :mod:`tests.support.forked_worker`. Not part o
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -34,8 +36,11 @@ sys.exit(int(wire.makefile().read() or 1))
 
 
 @contextlib.contextmanager
-def serve(folder: Path, commands: Mapping[str, Main]) -> Iterator[str]:
-    """A server of these commands while the context lasts; gives the PATH that finds them first."""
+def serve(folder: Path, commands: Mapping[str, Main], prepare: Callable[[], object] = tuple) -> Iterator[str]:
+    """A server of these commands while the context lasts; gives the PATH that finds them first.
+
+    ``prepare`` is called in the server before the first command, as to load the package again from elsewhere.
+    """
     address, place = str(folder / "socket"), folder / "commands"
     place.mkdir()
     for name in commands:
@@ -47,7 +52,10 @@ def serve(folder: Path, commands: Mapping[str, Main]) -> Iterator[str]:
     server = Forked(os.fork())
     if not server.pid:
         try:
+            prepare()
             _serve(listening, commands)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     listening.close()
@@ -59,10 +67,9 @@ def serve(folder: Path, commands: Mapping[str, Main]) -> Iterator[str]:
 
 
 def _serve(listening: socket.socket, commands: Mapping[str, Main]) -> None:
-    from oracle.harness import process
-    from tests.support import forked_worker
-
-    process.subprocess = forked_worker.SHIM  # type: ignore[attr-defined]
+    process = importlib.import_module("oracle.harness.process")
+    forked_worker = importlib.import_module("tests.support.forked_worker")
+    process.subprocess = forked_worker.SHIM
     while True:
         wire = listening.accept()[0]
         size, streams, *_ = socket.recv_fds(wire, 8, 3)
