@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,12 +13,15 @@ from oracle.diagnosis.explain import explain_verdict
 from oracle.diagnosis.level import explain_level
 from oracle.errors import InputError, NumericsError, OptionError
 from oracle.routines import Contract, get, registered
-from oracle.routines.base import Call, plain
+from oracle.routines.base import Call, by_name, plain
 from oracle.tensorcore.identify import Match
 from oracle.verdict.classes import Class, tightest_class
 from oracle.verdict.compare import Verdict
 from oracle.verdict.loss import Loss
+from oracle.verdict.plot import Picture
 from oracle.verdict.sets import Bounds
+
+KEPT = 1 << 26  # bytes of the tensors of one call that its verdict keeps, for a picture
 
 
 def contracts() -> Mapping[str, Contract]:
@@ -81,12 +86,14 @@ def judge(
     OracleError
         The call is wrong (names, dtypes, shapes, devices, options, numerics); never for a wrong kernel.
     """
-    found, inputs, output = get(contract), _values(inputs), _values_of(output)
+    found, values, given = get(contract), _values(inputs), _values_of(output)
     _name("arch", arch)
     _name("numerics", numerics)
     explain_level(explain)
-    verdict = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
-    return explain_verdict(verdict, found, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
+    verdict = found.judge(values, given, arch=arch, numerics=numerics, **options)
+    verdict = explain_verdict(verdict, found, values, given, arch=arch, numerics=numerics, explain=explain, **options)
+    call: dict[str, Any] = {"arch": arch, "numerics": numerics, "passed": not verdict.status.is_failure, **options}
+    return replace(verdict, pictures=_pictures(found, inputs, by_name(output), call))
 
 
 def assert_conforms(
@@ -99,18 +106,29 @@ def assert_conforms(
     explain: str | None = None,
     **options: object,
 ) -> Verdict:
-    """:func:`judge`, and an error unless the verdict is PASSED; arguments as there.
+    """Judge an output, as :func:`judge` does with the same arguments, and raise an error unless it is PASSED.
+
+    Returns
+    -------
+    Verdict
+        It is PASSED.
 
     Raises
     ------
     NonconformanceError
         The output is not admissible, or these inputs could not have shown a fault (MISTRUSTED). It is an
-        AssertionError, and its ``verdict`` is the verdict.
+        AssertionError; its message is what the verdict says and how to write the call into a file that
+        ``fp8-oracle explain`` repeats it from; its ``verdict`` is the verdict.
     OracleError
         The call is wrong.
     """
     verdict = judge(contract, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
-    verdict.raise_for_status()
+    case = f"FailingCase({contract!r}, inputs, output, {options!r}, {arch!r}, {numerics!r})"
+    verdict.raise_for_status(
+        "from oracle.fixtures.failing_case import FailingCase, write\n"
+        f"       write('failing.safetensors', {case})\n"
+        "       $ fp8-oracle explain failing.safetensors"
+    )
     return verdict
 
 
@@ -255,6 +273,26 @@ def classify(
     if not call.parts or not call.operands.given:
         raise NumericsError(f"{contract} has no product of given operands to classify; judge() names its numerics")
     return tightest_class(call.parts, output.reshape(-1, output.shape[-1]), arch)
+
+
+def _pictures(
+    contract: Contract, inputs: Mapping[str, Tensor], output: Mapping[str, Tensor], call: Mapping[str, Any]
+) -> Callable[[], dict[str, Picture]]:
+    """What makes the pictures of a call. It keeps the tensors of a small call, and of a large one none: without one of
+    them there are no pictures."""
+
+    def known(x: Tensor) -> Callable[[], Tensor | None]:
+        return weakref.ref(x) if large else lambda: x
+
+    large = sum(x.nbytes for x in (*inputs.values(), *output.values())) > KEPT
+    kept = [{name: known(x) for name, x in tensors.items()} for tensors in (inputs, output)]
+
+    def made() -> dict[str, Picture]:
+        given, outputs = ({name: x for name, get in of.items() if (x := get()) is not None} for of in kept)
+        whole = len(given) + len(outputs) == len(kept[0]) + len(kept[1])
+        return contract.pictures(_values(given), _values(outputs), **call) if whole else {}
+
+    return made
 
 
 def _values(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

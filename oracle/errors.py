@@ -8,6 +8,15 @@ out. A wrong *kernel* is a verdict (:mod:`oracle.verdict.compare`), not an error
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """``" (did you mean 'X'?)"`` for the known name that is most like ``name``; nothing where none is like it."""
+    found = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
 
 class OracleError(Exception):
     """Base of every error the oracle raises on purpose."""

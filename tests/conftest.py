@@ -133,9 +133,10 @@ def unexplained() -> Iterator[None]:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker process, which takes most of the time of a validation or a probing of one case."""
-    from oracle.harness import probing, validation
+    from oracle.harness import evaluation, probing, validation
     from tests.support.in_process import InProcess
 
+    monkeypatch.setattr(evaluation, "Worker", InProcess)
     monkeypatch.setattr(validation, "Worker", InProcess)
     monkeypatch.setattr(probing, "Worker", InProcess)
 

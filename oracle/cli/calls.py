@@ -51,6 +51,7 @@ from oracle.report.outcome import Report
 from oracle.report.record import Run
 from oracle.routines import Contract, get, options
 from oracle.routines.base import Call
+from oracle.tensorcore.instructions import arches
 from oracle.verdict.compare import Status, Verdict
 
 _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only outputs that match, as out.mine*"}
@@ -286,14 +287,14 @@ def _outputs(
 
 def _explain(arguments: argparse.Namespace) -> int:
     case = call_file.read(arguments.file) if arguments.contract is None else _named(arguments)
-    arch, numerics = arguments.arch or case.arch, declared(arguments) or case.numerics
+    arch, numerics = arguments.arch or case.arch or "sm90", declared(arguments) or case.numerics
     verdict = get(case.contract).judge(case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     found = diagnose(case.contract, case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     screen = console(stderr=arguments.json == "-")
     said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
     operands = Call(get(case.contract), case.inputs, case.options, arch=arch).optional_operands
     held = None
-    if found.failing and operands is not None and operands.parts and operands.given:
+    if found.failing and operands is not None and operands.parts and operands.given and arch in arches():
         held = oracle.classify(case.contract, case.inputs, case.output, arch=arch, **case.options)
     classes = [] if held is None else [f"  of what is known of {arch}: {held}"]
     for line in (said, *classes, *_lines(found)):

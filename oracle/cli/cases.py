@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from oracle.cli.common import Commands, add_command, pairs, repeated, say, whole
-from oracle.fixtures import flashinfer_dumps, layers
+from oracle.fixtures import flashinfer_dumps, layers, suite
 
 
 def add(commands: Commands) -> None:
@@ -36,6 +36,19 @@ def add(commands: Commands) -> None:
     reading.add_argument("--contract", metavar="NAME", help="where the function has no contract's name")
     repeated(reading, "--input", "NAME=PARAMETER", "an input of the contract that has another name; X.T is transposed")
     repeated(reading, "--option", "NAME=VALUE", "an option of the contract that the call does not say")
+    writing = add_command(
+        actions, "to-suite", _to_suite, "write calls as definitions and workloads of an evaluation suite",
+        "Write the calls of a folder as definitions and workloads in the JSON of flashinfer-bench, for "
+        "`fp8-oracle evaluate` and for the suite itself. Codes of four bits are left out: the schema lacks the dtype.",
+    )  # fmt: skip
+    writing.add_argument("folder", type=Path, metavar="CALLS", help="call files, with or without outputs")
+    writing.add_argument("--to", type=Path, required=True, metavar="OUT", help="the folder of the suite, which is made")
+
+
+def _to_suite(arguments: argparse.Namespace) -> int:
+    for line in suite.write(arguments.folder, arguments.to):
+        say(line)
+    return 0
 
 
 def _from_flashinfer(arguments: argparse.Namespace) -> int:

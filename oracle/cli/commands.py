@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import argparse
 
-from oracle.cli import calls, cases, examples, fixtures, gallery, installed, kernels, lint, runs, selftest, tool
+from oracle.cli import (
+    calls,
+    cases,
+    evaluate,
+    examples,
+    fixtures,
+    gallery,
+    installed,
+    kernels,
+    lint,
+    runs,
+    selftest,
+    tool,
+)
 
 COMMANDS = (
     *(runs.add_verify, kernels.add_validate, calls.add_judge, calls.add_explain, selftest.add_mutate),
     *(calls.add_predict, calls.add_identify, kernels.add_fingerprint, tool.add_doctor, tool.add_list, fixtures.add),
     *(selftest.add_conformance, tool.add_plan, runs.add_report, runs.add_merge, runs.add_compare, runs.add_history),
-    *(gallery.add, lint.add, cases.add, tool.add_completion),
+    *(gallery.add, lint.add, cases.add, evaluate.add, tool.add_completion),
 )
 
 

@@ -80,6 +80,14 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cases": (
         ("calls of one layer of every kind", "cases from-checkpoint DeepSeek-V3/ --to calls/"),
         ("your kernel on them", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt --cases calls/"),
+        ("the same as workloads of an evaluation suite", "cases to-suite calls/ --to suite/"),
+        ("what FlashInfer dumped", "cases from-flashinfer flashinfer_dumps/ --to calls/"),
+    ),
+    "evaluate": (
+        (
+            "a solution that nobody trusts, on workloads of a suite",
+            "evaluate --definition D.json --workload W.jsonl --solution S.json --contract fp8_gemm_nt --untrusted",
+        ),
     ),
     "completion": (
         ("for this bash", "completion bash > ~/.local/share/bash-completion/completions/fp8-oracle"),

@@ -83,7 +83,7 @@ def judge(
     name, subject = f"pytest/{test}" + (f"#{ordinal}" if ordinal > 1 else ""), test.partition("[")[0] or "-"
     asked, seconds = found.name if case is None else str(case), time.perf_counter() - start
     more: dict[str, Any] = {"source": source, "test": test, "asked": asked, "numerics": numerics, "call": call}
-    return TestOutcome(name, found.name, subject, arch, verdict, seconds, **more)
+    return TestOutcome(name, found.name, subject, arch, verdict.settled(), seconds, **more)
 
 
 def line(outcome: TestOutcome) -> dict[str, object]:

@@ -54,6 +54,7 @@ class Item:
     def outcome(self) -> Outcome:
         start = time.perf_counter()
         verdict = self.judge()
+        verdict = verdict.settled()
         seconds = time.perf_counter() - start
         return Outcome(self.id, self.contract, self.subject, self.arch, verdict, seconds, source=self.source)
 

@@ -154,6 +154,10 @@ class _Taken:
 class Sampler:
     """The recording of one routine; see :func:`sample`."""
 
+    _queue: queue.Queue[_Taken]
+    _thread: threading.Thread | None
+    _lock: threading.Lock
+
     def __init__(
         self, routine: Callable[..., Any], every: int, to: Path, contract: str, inputs: Named,
         out: str | Mapping[str, str], numerics: str | None, max_bytes: int, seconds: float | None, name: str | None,
@@ -176,8 +180,17 @@ class Sampler:
         self._versions: dict[str, str] | None = None
         self._fresh()
         itself = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: (s := itself()) and s._fresh())
-        atexit.register(lambda: (s := itself()) and s.flush(ENDING))
+
+        def in_child() -> None:
+            if (sampler := itself()) is not None:
+                sampler._fresh()
+
+        def at_end() -> None:
+            if (sampler := itself()) is not None:
+                sampler.flush(ENDING)
+
+        os.register_at_fork(after_in_child=in_child)
+        atexit.register(at_end)
 
     # --- in the engine --------------------------------------------------------------------------------------
 
@@ -210,7 +223,8 @@ class Sampler:
     def _may_record(self) -> bool:
         import torch
 
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if begun and torch.cuda.is_current_stream_capturing():
             return False
         if self._ends is not None and time.monotonic() >= self._ends:
             self._open = False
@@ -266,8 +280,8 @@ class Sampler:
             return self._inputs(*args, **kwargs)
         arguments = self._bound(args, kwargs)
         renamed = self._inputs or {}
-        specs = (*self._contract.inputs, *self._contract.options)
-        names = {spec.name: renamed.get(spec.name, spec.name) for spec in specs}
+        known = [*(spec.name for spec in self._contract.inputs), *(spec.name for spec in self._contract.options)]
+        names = {name: renamed.get(name, name) for name in known}
         return {name: arguments[parameter] for name, parameter in names.items() if parameter in arguments}
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -362,8 +376,8 @@ class Sampler:
 
     def _fresh(self) -> None:
         """What a process has of its own; a child that was forked begins anew."""
-        self._queue: queue.Queue[_Taken] = queue.Queue(PENDING)
-        self._thread: threading.Thread | None = None
+        self._queue = queue.Queue[_Taken](PENDING)
+        self._thread = None
         self._lock = threading.Lock()
         self._token, self._numbers = secrets.token_hex(4), itertools.count()
         self.recorded = self.dropped = 0

@@ -28,9 +28,9 @@ def to_json(report: Report) -> str:
     return json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n"
 
 
-def to_junit(report: Report) -> str:
-    """The report as JUnit XML: one suite for each contract, subject and arch."""
-    root = ET.Element("testsuites", name="fp8-oracle verify")
+def to_junit(report: Report, command: str = "verify") -> str:
+    """The report of a command as JUnit XML: one suite for each contract, subject and arch."""
+    root = ET.Element("testsuites", name=f"fp8-oracle {command}")
     for group in report.groups():
         name = f"{group.contract} [{group.subject}, {group.arch}]"
         cases = [_test_case(outcome, name) for outcome in group.outcomes]
@@ -112,9 +112,8 @@ def _cause(cause: Cause) -> Iterator[str]:
 def _table(report: Report) -> list[str]:
     rows = []
     for group in report.groups():
-        detail = f" ({group.failing} of {len(group.outcomes)})" if group.failing else ""
-        if group.known and not group.failing:
-            detail = f" ({group.known} known)"
+        detail = f"{group.failing} of {len(group.outcomes)}" if group.failing else group.others
+        detail = f" ({detail})" if detail else ""
         margin = "" if group.margin is None else f"{group.margin:.3g}"
         cells = (group.contract, group.subject, group.arch, str(group.judged or ""), f"{group.word}{detail}", margin)
         rows.append("| " + " | ".join(map(one_line, cells)) + " |")

@@ -18,7 +18,7 @@ from oracle.verdict.loss import share
 
 SCHEMA = "fp8-oracle.report/1"
 
-# From worst to best: a group of outcomes shows the first of these that occurs in it.
+# From worst to best.
 SEVERITY = tuple(map(Status, ("CRASHED", "FAILED", "UNTESTED", "MISTRUSTED", "PASSED", "UNSUPPORTED", "SKIPPED")))
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
 """The statuses with a comparison behind them."""
@@ -108,12 +108,21 @@ class Group:
 
     @property
     def status(self) -> Status:
+        """The worst failure, else PASSED where anything passed: a MISTRUSTED case beside it makes nothing wrong."""
         open_ones = {o.status for o in self.outcomes if o.known is None}
-        return min(open_ones or {o.status for o in self.outcomes}, key=SEVERITY.index)
+        worst = min(open_ones or {o.status for o in self.outcomes}, key=SEVERITY.index)
+        return Status.PASSED if worst is Status.MISTRUSTED and Status.PASSED in open_ones else worst
 
     @property
     def known(self) -> int:
         return sum(o.known is not None for o in self.outcomes)
+
+    @property
+    def others(self) -> str:
+        """Outcomes that the word of the group does not tell of: ``2 known, 1 mistrusted``."""
+        mistrusted = sum(o.status is Status.MISTRUSTED for o in self.outcomes)
+        counted = ((self.known, "known"), (mistrusted if self.status is not Status.MISTRUSTED else 0, "mistrusted"))
+        return ", ".join(f"{n} {word}" for n, word in counted if n)
 
     @property
     def judged(self) -> int:

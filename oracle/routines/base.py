@@ -33,12 +33,14 @@ from oracle.errors import (
     NumericsError,
     OptionError,
     ShapeError,
+    near,
 )
 from oracle.numbers.recipes import Recipe
 from oracle.tensorcore.identify import Match
 from oracle.tensorcore.schedules import Schedule
 from oracle.verdict.compare import Verdict
 from oracle.verdict.notebook import card
+from oracle.verdict.plot import Picture, picture
 from oracle.verdict.products import Part
 from oracle.verdict.sets import Bounds, Sets, bounds_of, judge_alternatives
 
@@ -355,13 +357,38 @@ class Contract(ABC):
         device = next(iter(inputs.values())).device
         out = self.outputs(given).get("out")
         dtype = torch.bfloat16 if out is None else out.dtypes[0]
-        if given.resolved.get("out_dtype", dtype) is None:
-            options = {**options, "out_dtype": dtype}
-        call = Call(self, {n: x.cpu() for n, x in inputs.items()}, options, out_dtype=dtype, arch=arch).checked()
+        call = self._in_dtype(inputs, options, dtype, arch)
         sets = self.admissible(call, numerics)[0]
         if (found := sets.ranges(self.expected(call))) is None:
             raise NumericsError(f"{self.name}: right outputs are no interval for each element; judge() decides them")
         return {name: bounds_of(each, sets.numerics, device) for name, each in found.items()}
+
+    @final
+    def pictures(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, passed: bool,
+        **options: object,
+    ) -> dict[str, Picture]:  # fmt: skip
+        """Every output beside the admissible values that refused it or, where it ``passed``, that held it; empty where
+        they are no interval for each element, or hold it no longer."""
+        given = {name: x.cpu() for name, x in by_name(output).items()}
+        dtype = given["out"].dtype if "out" in given else torch.bfloat16
+        call = self._in_dtype(inputs, options, dtype, arch)
+        found, expected = self.taken(call, given), self.expected(call)
+        for sets in (one for alternative in self.admissible(call, numerics) for one in alternative.each()):
+            ranges = sets.ranges(expected) or {}
+            made = {name: picture(found[name], due, expected[name], output=name) for name, due in ranges.items()}
+            if not passed or (made and not any(one.failing for one in made.values())):
+                return made
+        return {}
+
+    def _in_dtype(
+        self, inputs: Mapping[str, Tensor], options: Mapping[str, object], dtype: torch.dtype, arch: str
+    ) -> Call:
+        """The checked call on the CPU, in this output dtype where the options leave it open."""
+        given = {name: x.cpu() for name, x in inputs.items()}
+        if self.check(given, options).get("out_dtype", dtype) is None:
+            options = {**options, "out_dtype": dtype}
+        return Call(self, given, options, out_dtype=dtype, arch=arch).checked()
 
     def check_numerics(self, numerics: str | None) -> None:
         """Refuse declared numerics where there are none to choose."""
@@ -546,7 +573,7 @@ def registered() -> Mapping[str, Contract]:
 def get(name: str) -> Contract:
     """The contract of this name; ContractError lists what exists."""
     if not isinstance(name, str) or name not in _REGISTRY:
-        said = repr(name) if isinstance(name, str) else f"named by a {type(name).__name__}"
+        said = f"{name!r}{near(name, _REGISTRY)}" if isinstance(name, str) else f"named by a {type(name).__name__}"
         raise ContractError(f"no contract {said}; there are: {', '.join(sorted(_REGISTRY))}")
     return _REGISTRY[name]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -55,8 +55,11 @@ class Grammar:
     fixed : extents are those of the listed ids only; no others are drawn.
     domain : conditions on the extents that the routine documents beside what its contract checks
         (:mod:`oracle.routines.domain`); no case beside the listed ones leaves it.
-    edge_families : families of :data:`oracle.routines.data.EDGE_FAMILIES` that :mod:`oracle.routines.edges` takes.
+    edge_families : families of :data:`oracle.routines.data.EDGE_FAMILIES` that :mod:`oracle.routines.corners` takes.
     extra : further ids, without the contract's name, on which faults show that the profile's data hide.
+    corners : small ids, without the contract's name, that an export for vendors adds to the stored goldens: on them the
+        faults of an index or of a movement show that live in shapes (a tail of K, a last block of N, a second tile of
+        M, a square matrix of scales).
     extra_options : options that a fault needs and no id carries; tried on every case that admits them.
     """
 
@@ -71,6 +74,7 @@ class Grammar:
     shapes: tuple[str, ...] = ()
     fixed: bool = False
     extra: tuple[str, ...] = ()
+    corners: tuple[str, ...] = ()
     extra_options: tuple[Mapping[str, object], ...] = ()
     edge_families: tuple[str, ...] = ()
     domain: str = ""
@@ -97,6 +101,22 @@ def every_shape(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
             for family in grammar.families:
                 for seed in seeds(profile):
                     yield f"{head}/{shape}/{option}family={family}/seed={seed}"
+
+
+def with_corners(grammars: Mapping[str, Grammar], extents: Mapping[str, Sequence[str]]) -> dict[str, Grammar]:
+    """The grammars with :attr:`Grammar.corners` on ordinary data, from their ``extents``, as ``m=9,n=144,k=144``.
+
+    ``scheme/m=...`` names another scheme than the first.
+    """
+
+    def corner(grammar: Grammar, text: str) -> str:
+        scheme, _, sizes = text.rpartition("/")
+        return f"{grammar.dtypes[0]}/{scheme or grammar.schemes[0]}/{sizes}/family=randn/seed=7"
+
+    return {
+        name: replace(grammar, corners=tuple(corner(grammar, text) for text in extents.get(name, ())))
+        for name, grammar in grammars.items()
+    }
 
 
 def seeds(profile: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ Not covered: running anything (:mod:`oracle.harness.runner`), and what a routine
 
 from __future__ import annotations
 
-from oracle.errors import CaseError
+from oracle.errors import CaseError, near
 from oracle.routines.case import Case, Grammar
 from oracle.routines.family import grammars
 
@@ -41,7 +41,8 @@ def parse(text: str) -> Case:
         )
     contract, dtypes, scheme, *rest = parts
     if contract not in grammars():
-        raise CaseError(f"{contract!r} has no cases; contracts with cases: {', '.join(sorted(grammars()))}")
+        known = sorted(grammars())
+        raise CaseError(f"{contract!r} has no cases{near(contract, known)}; contracts with cases: {', '.join(known)}")
     grammar = grammars()[contract]
     _member(dtypes, grammar.dtypes, f"dtypes of {contract}")
     _member(scheme, grammar.schemes, f"scheme of {contract}")
@@ -64,7 +65,7 @@ def parse(text: str) -> Case:
 
 def _member(value: str, admitted: tuple[str, ...], what: str) -> str:
     if value not in admitted:
-        raise CaseError(f"{value!r} is no {what}; there are: {', '.join(admitted)}")
+        raise CaseError(f"{value!r} is no {what}{near(value, admitted)}; there are: {', '.join(admitted)}")
     return value
 
 

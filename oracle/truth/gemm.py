@@ -90,8 +90,8 @@ class Decoded:
 
     @cached_property
     def facts(self) -> Facts:
-        """The range of the finite elements; of formats of at most 16 bits found by counting codes."""
-        if self.codes.element_size() > 2:
+        """The range of the finite elements; of many codes of at most 16 bits found by counting them."""
+        if self.codes.element_size() > 2 or self.codes.numel() <= 1 << self.fmt.bits:
             value = self.value()
         else:
             counts = sum(torch.bincount(band.flatten(), minlength=1 << self.fmt.bits) for band in self._indices())

@@ -38,6 +38,7 @@ from oracle.truth.gemm import rounded
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Failing, Verdict, Worst, verdict
 from oracle.verdict.heatmap import Element
+from oracle.verdict.pattern import places
 from oracle.verdict.products import (
     TRIAL,
     Bands,
@@ -187,10 +188,10 @@ def _closely(part: Part, rows: Tensor, columns: Tensor, output: Tensor, name: st
 
 def _most(parts: Sequence[Part], output: Tensor, bad: Tensor, centre: Tensor, name: str) -> list[_Seen]:
     """The failing elements farthest from their ``centre``, and others in their rows and columns."""
-    away = torch.nan_to_num_(decode(output).sub_(centre).abs_(), nan=torch.inf, posinf=torch.inf).masked_fill_(~bad, -1.0)
-    flat = torch.topk(away.flatten(), min(heatmap.LISTED, int(bad.sum()))).indices
+    at = places(bad)
+    away = decode(output.flatten()[at]).sub_(centre.flatten()[at]).abs_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
     few = torch.zeros_like(bad)
-    few.view(-1)[flat] = True
+    few.view(-1)[at[torch.topk(away, min(heatmap.LISTED, len(at))).indices]] = True
     grids = [(part, *_grid(part.of(few))) for part in parts]
     return [_closely(*grid, output, name) for grid in grids if len(grid[1])]
 

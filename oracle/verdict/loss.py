@@ -8,8 +8,9 @@ elements of ``x``::
     saturated   the share of codes of the largest magnitude for an |x| that rounds beyond it
     zeros       the share of elements that are not 0 and whose y is
 
-No verdict depends on these figures. A NaN or an infinity in ``x`` says nothing; one in ``y`` alone is a loss of
-everything (``-inf`` dB, infinite relative error). Zeros that stay zeros lose nothing: a tensor of zeros has ``inf`` dB.
+No verdict depends on these figures, and none is computed before it is read. A NaN or an infinity in ``x`` says
+nothing; one in ``y`` alone is a loss of everything (``-inf`` dB, infinite relative error). Zeros that stay zeros lose
+nothing: a tensor of zeros has ``inf`` dB.
 """
 
 from __future__ import annotations

@@ -68,6 +68,11 @@ class Sets(ABC):
         """The admissible values around ``expected``, the outputs of the reference; None where they are no interval."""
         return None
 
+    def each(self) -> Iterator[Sets]:
+        """Every arithmetic that this alternative admits, as one that admits no other; the first is that of
+        :meth:`ranges`."""
+        yield self
+
 
 def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
     """The verdict by the first alternative that holds the whole output, else the failure of the first one."""
@@ -208,14 +213,15 @@ class Elements(Sets):
 
 def bounds_of(found: Range, numerics: str, device: torch.device) -> Bounds:
     """The values of a range; integers stand for themselves."""
-
-    def values(x: Tensor) -> Tensor:
-        return decode(x) if x.is_floating_point() and x.dtype is not torch.float64 else x.to(torch.float64)
-
     free = found.free.to(torch.bool).expand(found.low.shape)
-    low = torch.where(free, -torch.inf, values(found.low))
-    high = torch.where(free, torch.inf, values(found.high))
+    low = torch.where(free, -torch.inf, values_of(found.low))
+    high = torch.where(free, torch.inf, values_of(found.high))
     return Bounds(low.to(device), high.to(device), free.to(device), numerics)
+
+
+def values_of(x: Tensor) -> Tensor:
+    """The values of an output as float64; integers and float64 stand for themselves."""
+    return decode(x) if x.is_floating_point() and x.dtype is not torch.float64 else x.to(torch.float64)
 
 
 def verdict_of_equality(

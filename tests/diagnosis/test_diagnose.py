@@ -220,6 +220,16 @@ class TestExplainAFile:
         worth = [(e["complete"], e["explained"] - e["contradicted"], e["placed"]) for e in found]
         assert fault in [e["name"] for e, w in zip(found, worth, strict=True) if w == worth[0]]
 
+    @pytest.mark.parametrize(("arch", "classed"), [("cpu", False), ("sm90", True)])
+    def test_a_class_where_there_are_schedules(self, tmp_path: Path, cli: Cli, arch: str, classed: bool) -> None:
+        """A file that `validate` wrote on a CPU is explained too: no instruction models that arch, so none is named."""
+        call, output = mutant(GEMM, "B scale of the next K block")
+        path = tmp_path / "case.safetensors"
+        write(path, CallFile("fp8_gemm_nt", call.inputs, output, {}, arch, None))
+        ran = cli("explain", path)
+        assert ran.status == 1 and "elements fail" in ran.out
+        assert (f"of what is known of {arch}" in ran.out) == classed
+
     def test_by_place(self) -> None:
         """What an unwritten tail holds cannot be predicted, where it is can; one wrong element beside it, and the
         place explains nothing."""

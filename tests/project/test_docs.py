@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.browser import launched, needs_chromium
 from tests.support.forked import forked, load_again
 
 RIGHT = """# A page
@@ -150,6 +151,28 @@ class TestPages:
         assert "right.md: no-such-tool is not here; what it prints was not compared" in pages[1]
 
 
+LOOKED_AT = (
+    *(".", "tutorial", "findings", "explanation/others", "explanation/bounds"),
+    *(f"reference/{name}" for name in ("benchmarks", "coverage", "measurements", "numerics", "routines")),
+)
+BOXES = ".md-typeset__scrollwrap, .md-typeset__table, pre, figure.drawing, .md-sidebar"
+"""What scrolls by itself."""
+
+
+@pytest.fixture(scope="class")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages, built strictly and without a network."""
+    for name in ("mkdocs", "material"):
+        pytest.importorskip(name, reason="needs the extra `docs`; `tox run` has it")
+    root, target = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("built") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
+    nowhere = {"http_proxy": "http://0.0.0.0:1", "https_proxy": "http://0.0.0.0:1"}
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"} | nowhere
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
 class TestSite:
     """mkdocs, strictly; nothing is fetched when it is built or read."""
 
@@ -158,19 +181,36 @@ class TestSite:
         pages = [path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")]
         assert sorted(menu) == sorted(pages)
 
-    def test_build(self, root: Path, tmp_path: Path) -> None:
-        pytest.importorskip("mkdocs", reason="needs the extra `docs`; `tox run` has it")
-        pytest.importorskip("material", reason="needs the extra `docs`; `tox run` has it")
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-        nowhere = {"http_proxy": "http://0.0.0.0:1", "https_proxy": "http://0.0.0.0:1"}
-        environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"} | nowhere
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment)
-        assert done.returncode == 0, done.stderr
-        html = list((tmp_path / "site").rglob("*.html"))
+    def test_build(self, site: Path) -> None:
+        html = list(site.rglob("*.html"))
         assert len(html) > 15
         fetched = {url for file in html for url in external(file.read_text())}
         assert not fetched
-        assert not list((tmp_path / "site").rglob("*.py"))
+        assert not list(site.rglob("*.py"))
+
+    @needs_chromium()
+    def test_tables_break_no_name_and_nothing_sticks_out(self, site: Path) -> None:
+        """On a phone and a desktop: a name in a table stays in one line, and what is wider than the page scrolls in a
+        box of its own; each check has a twin that it must find."""
+        broken = "[...document.querySelectorAll('td code')].filter(e => e.getClientRects().length > 1).length"
+        wide = "document.documentElement.scrollWidth > innerWidth"
+        out = f"""[...document.querySelectorAll('main *')].filter(e => !e.closest('{BOXES}')
+          && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).length"""
+        with launched() as browser:
+            for width in (390, 1280):
+                window = {"width": width, "height": 844}
+                page = browser.new_context(viewport=window).new_page()  # type: ignore[attr-defined]
+                for name in LOOKED_AT:
+                    page.goto(f"file://{site / name / 'index.html'}")
+                    assert page.locator("h1").count() == 1, name
+                    found = {what: page.evaluate(what) for what in (broken, wide, out)}
+                    assert not any(found.values()), (width, name, found)
+            page.set_viewport_size({"width": 390, "height": 844})
+            page.add_style_tag(content="td code { white-space: normal !important; word-break: break-all !important }")
+            page.evaluate("document.querySelectorAll('td').forEach(e => { e.style.maxWidth = '60px'; })")
+            assert page.evaluate(broken)
+            page.evaluate("document.querySelector('main h1').style.width = '700px'")
+            assert page.evaluate(wide) and page.evaluate(out)
 
     def test_a_broken_link_stops_the_build(self, root: Path, tmp_path: Path) -> None:
         pytest.importorskip("mkdocs", reason="needs the extra `docs`; `tox run` has it")
@@ -186,7 +226,9 @@ class TestSite:
         """The twin of the check above."""
         assert external('<link rel="stylesheet" href="https://fonts.example/x.css">') == ["https://fonts.example/x.css"]
         assert external('<script src="//cdn.example/x.js"></script>') == ["//cdn.example/x.js"]
-        assert external('<img src="http://example/x.png"> <a href="https://example/">read</a>') == ["http://example/x.png"]
+        assert external('<img src="http://example/x.png"> <a href="https://example/">read</a>') == [
+            "http://example/x.png"
+        ]
 
 
 def external(html: str) -> list[str]:

@@ -195,6 +195,28 @@ class TestHistory:
         assert sparkline([3, 3]) == "▁▁"
         assert sparkline([None]) == ""
 
+    def test_the_axis_of_zeros(self, tmp_path: Path) -> None:
+        """Counts that are all 0 lie on the line of 0, below one of 1; a margin has the edge of its bound."""
+        history.add(tmp_path / "h", Report((outcome(),)))
+        figures = history_page(history.points(tmp_path / "h"), "all").split("<figure>")[1:]
+        labels = {re.findall("<figcaption>(.*?)<", f)[0]: re.findall('text-anchor="end">(.*?)<', f) for f in figures}
+        assert labels["cases that fail"] == ["1", "0"]
+        assert labels["largest margin of what passes"] == ["1", "0.5", "0"]
+        (failing,) = [f for f in figures if "cases that fail" in f]
+        zero, dot = (
+            re.findall('<path class="axis" d="M54 (.*?)H', failing)[-1],
+            re.findall('class="dot" d="M50 (.*?)a', failing),
+        )
+        assert dot == [zero]
+
+    def test_a_failed_run_has_a_mark_of_its_own(self, tmp_path: Path) -> None:
+        """By its form too, not by its colour alone."""
+        history.add(tmp_path / "h", Report((outcome(),)))
+        assert 'class="dot bad"' not in history_page(history.points(tmp_path / "h"), "all")
+        history.add(tmp_path / "h", every_status())
+        page = history_page(history.points(tmp_path / "h"), "all")
+        assert page.count('class="dot bad"') == 5 and "✗ Not all as it must be in run 2" in page
+
     def test_one_run_can_be_plotted(self, tmp_path: Path) -> None:
         history.add(tmp_path / "h", Report((outcome(),)))
         assert "<svg" in history_page(history.points(tmp_path / "h"), "all")

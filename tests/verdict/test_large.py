@@ -214,13 +214,15 @@ class TestOuter:
 
 
 @pytest.mark.parametrize("schedule", [PROMOTED, "sm90.mma_sync.promote128", "sm89.promote128"])
-@pytest.mark.parametrize("bound", [product_bound.residue_bound, product_bound.split_bound])
+@pytest.mark.parametrize(
+    "bound", [product_bound.residue_bound, product_bound.split_bound, product_bound.any_order_bound]
+)
 def test_chains_together_have_the_bits_of_chains_apart(
     schedule: str, bound: Callable[..., product_bound.Interval], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acc, p = of_schedule(get_schedule(schedule)), block_scaled("codes", 1, 4, 512, seed=9)
     together = bound(p, acc)
-    monkeypatch.setattr(product_bound, "FEW", 0)
+    monkeypatch.setattr(product_bound, "CUBE", 1)
     apart = bound(p, acc)
     for name in ("lo", "hi", "open"):
         assert torch.equal(getattr(together, name), getattr(apart, name))

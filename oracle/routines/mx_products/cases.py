@@ -16,7 +16,7 @@ from oracle.errors import CaseError
 from oracle.numbers.formats import E2M1, decode
 from oracle.numbers.rounding import Overflow, Rounding, encode
 from oracle.routines import base, data
-from oracle.routines.case import DTYPES, Case, Grammar, seeds
+from oracle.routines.case import DTYPES, Case, Grammar, seeds, with_corners
 from oracle.routines.mx.cases import POISON
 from oracle.routines.mx.contract import pack
 from oracle.routines.mx_products.contract import MX, NV, UE4M3, UE8M0, Fp8Fp4, MxProduct, Side
@@ -456,7 +456,7 @@ _GRANULARITIES = ("1x128:1x32", "1x32:1x32", "1x128:1x128", "1x128:128x128")
 DEEP_FAMILIES = tuple(family for family in FAMILIES if family != "nan")  # 4-bit codes and powers of two have no NaN
 _BIAS = ("bf16", "f16", "f32")
 
-GRAMMARS: Mapping[str, Grammar] = {
+_PLAIN: Mapping[str, Grammar] = {
     "mm_mxfp8": Grammar(
         _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("1x32",), FAMILIES, _mm, _small_tiles,
         {"layout": ("8x4",), "order": ("shuffled",)},
@@ -535,6 +535,26 @@ GRAMMARS: Mapping[str, Grammar] = {
         listed=partial(_grouped, sizes=((1, 128, 256, 2), (17, 136, 160, 3))), domain="k % 32 == 0",
     ),
 }  # fmt: skip
+
+# Two tiles of 128 rows of scales, two of four blocks, and a tail of K behind 128, on either side.
+_CORNERS = ("m=144,n=144,k=160",)
+_SIDES = ("m=144,n=16,k=160,g=2", "m=9,n=144,k=160,g=2")
+GRAMMARS = with_corners(
+    _PLAIN,
+    {
+        **dict.fromkeys(("mm_mxfp8", "mm_fp4", "scaled_mm"), _CORNERS),
+        "bmm_mxfp8": ("m=144,n=144,k=160,g=2",),
+        **dict.fromkeys(
+            ("group_gemm_mxfp8_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise"),
+            ("m=272,n=16,k=256,g=2", "m=8,n=144,k=256,g=2"),
+        ),
+        "scaled_grouped_mm_mx": ("m=272,n=16,k=160,g=2", _SIDES[1]),
+        "scaled_grouped_mm_mx_k_groups": _SIDES,
+        "fp8_fp4_gemm_nt": ("m=40,n=40,k=288",),
+        "m_grouped_fp8_fp4_gemm_nt_contiguous": ("m=384,n=40,k=288,g=3",),
+        "m_grouped_fp8_fp4_gemm_nt_masked": ("m=40,n=40,k=288,g=3",),
+    },
+)
 
 _SMALL = "m=3,n=16,k=96"  # three and six scales of a row: padding across in either width
 _FEW = ("randn", "exact", "codes")

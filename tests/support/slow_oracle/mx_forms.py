@@ -167,10 +167,10 @@ def fp4_cast(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
             inverse = rounded(divide(Fraction(1), s), F32) if not is_nan(s) else math.nan
             codes += [_toward_zero(rounded(multiply(v, inverse), F32)) for v in group]
     q = [low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)]
-    return {"q": q, "scale": _words(scale, x.shape[0]) if o.get("use_packed_ue8m0") else scale}
+    return {"q": q, "scale": _exponent_words(scale, x.shape[0]) if o.get("use_packed_ue8m0") else scale}
 
 
-def _words(scale: list[int], rows: int) -> list[int]:
+def _exponent_words(scale: list[int], rows: int) -> list[int]:
     """Exponent bytes of float32 codes, four a word of each row, 127 behind the last."""
     across, found = len(scale) // rows, []
     for first in range(0, len(scale), across):
