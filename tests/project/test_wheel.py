@@ -19,13 +19,12 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-import torch
 
 from oracle.cli import commands
 from oracle.fixtures import packaged
 from tests.support.commandline import CASE
 from tests.support.forked import forked
-from tests.support.served import serve
+from tests.support.served import judge_once, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/index.md", "docs/tutorial.md", "docs/reference/commands.md")
@@ -77,6 +76,8 @@ RUNS = (
     ("lint nowhere", 2, "nowhere: no such folder"),
     ("cases from-checkpoint nowhere --to calls", 2, "nowhere: no such folder"),
     ("cases from-flashinfer nowhere --to calls", 2, "nowhere: "),
+    ("cases to-suite nowhere --to suite", 2, "nowhere"),
+    ("evaluate --definition nowhere.json --solution a.json --workload a.jsonl", 2, "nowhere.json: no such file"),
     *((f"gallery {action}", 2, "--folder DIR") for action in ("list", "run --out DIR")),
     ("gallery page nowhere.json", 2, "nowhere.json cannot be read"),
     ("gallery compare nowhere.json other.json", 2, "nowhere.json cannot be read"),
@@ -139,13 +140,9 @@ def load(site: Path) -> None:
     os.chdir(site.parent)
     os.environ.pop("FP8_ORACLE_FIXTURES", None)
     importlib.invalidate_caches()
-    importlib.import_module("oracle.cli.commands").parser()
     for name in ("oracle", "kernels.subjects"):
         assert Path(str(importlib.import_module(name).__file__)).is_relative_to(site)
-    oracle = importlib.import_module("oracle")
-    inputs = oracle.cases.parse(CASE).inputs()
-    out = oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16)
-    assert oracle.judge("fp8_gemm_nt", inputs, out, arch="sm90").outside == 0  # loads what most commands load later
+    judge_once()
     golden = importlib.import_module("oracle.fixtures.golden")
     check, few = golden.check_case, iter(range(1000))
     golden.check_case = lambda *given: None if next(few) else check(*given)  # all are made again in other tests

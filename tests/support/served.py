@@ -20,6 +20,9 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import torch
+
+from tests.support.commandline import CASE
 from tests.support.forked import Forked, forked
 
 Main = Callable[[list[str]], object]
@@ -64,6 +67,15 @@ def serve(folder: Path, commands: Mapping[str, Main], prepare: Callable[[], obje
     finally:
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
+
+
+def judge_once() -> None:
+    """Load here what a verdict and the command line load when they are first needed, so that no child does."""
+    oracle, commands = importlib.import_module("oracle"), importlib.import_module("oracle.cli.commands")
+    commands.parser()
+    inputs = oracle.cases.parse(CASE).inputs()
+    wrong = -oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16)
+    assert oracle.judge("fp8_gemm_nt", inputs, wrong, arch="cpu").status == "FAILED"
 
 
 def _serve(listening: socket.socket, commands: Mapping[str, Main]) -> None:
