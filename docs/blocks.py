@@ -33,6 +33,11 @@ from oracle.verdict.compare import Status
 
 _ROLE = re.compile(r":(?:func|class|mod|meth|attr|data):`~?(?:[\w.]+\.)?(\w+)`")
 _COLUMNS = re.compile(r"^[^\s|`][^\n`]*\S {2,}\S", re.MULTILINE)
+_NAMES = re.compile(r"[*\w.\[\]{}\"|]+(?:(?:, | or | of | to )[*\w.\[\]{}\"|]+)*")
+_TYPE = re.compile(
+    r"(?:(?:Tensor|Path|str|int|float|bool|dict|list|tuple|set|mapping|sequence|callable|iterable|None|[A-Z]\w+|[\w.]+\.\w+"
+    r"|or|of|to|and)[,\[\]|]* ?)+(?:optional)?"
+)
 _SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
 
 
@@ -166,6 +171,12 @@ def _private(node: ast.AST, foreign: set[str]) -> Iterable[str]:
 
 def _hidden(*parts: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in parts)
+
+
+def exported(name: str) -> str:
+    """A file of an exported folder, as it is."""
+    text = (Path(fixtures.__file__).parent / "data" / name).read_text("utf-8")
+    return f"```cpp\n{text.strip()}\n```"
 
 
 def capture(identity: str) -> str:
@@ -322,6 +333,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
     "validations": validations, "measurements": measurements, "runs": runs, "statuses": statuses,
     "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,
+    "exported": exported,
 }  # fmt: skip
 
 
@@ -334,7 +346,7 @@ def _documented(name: str) -> str:
     thing = getattr(thing, "_get_wrapped_function", lambda: thing)()
     bare = inspect.isclass(thing) and issubclass(thing, BaseException | Enum)
     shown = "" if bare else _signature(thing)
-    text = inspect.getdoc(thing) or ""
+    text = _whole(name, inspect.getdoc(thing) or "")
     lines = [f"### `{name}`", "", *([f"```py\n{attribute}{shown}\n```", ""] if shown else []), _markdown(text)]
     if inspect.isclass(thing) and issubclass(thing, Enum):
         lines += ["", *(f"- `{m.name}`" + ("" if m.value == m.name else f": {m.value}") for m in thing)]
@@ -342,8 +354,16 @@ def _documented(name: str) -> str:
         for key, value in vars(thing).items():
             if not key.startswith("_") and (inspect.isfunction(value) or isinstance(value, (property, classmethod))):
                 said, call = inspect.getdoc(value), "" if isinstance(value, property) else "()"
-                lines += ["", f"**`{key}{call}`**: {_markdown(said)}"] if said else []
+                lines += ["", f"**`{key}{call}`**: {_markdown(_whole(f'{name}.{key}', said))}"] if said else []
     return "\n".join(lines)
+
+
+def _whole(name: str, text: str) -> str:
+    """A docstring whose first line, which is all that an editor or a list shows, is a sentence."""
+    first = text.partition("\n")[0]
+    if not first.endswith((".", "?", ":")):
+        raise ValueError(f"the docstring of {name} has no whole sentence in its first line: {first!r}")
+    return text
 
 
 def _signature(thing: Callable[..., object]) -> str:
@@ -390,20 +410,25 @@ def _paragraphs(text: str) -> str:
 
 
 def _items(body: str) -> str:
-    """``name : type`` with a description below it, or ``name : description`` alone."""
+    """``name : type`` with a description below it, ``name : description``, or ``type`` with a description below it.
+
+    A line that is none of them belongs to no item: it has to stand before the section, or in one of its own.
+    """
     items: list[tuple[str, list[str]]] = []
     for line in body.strip("\n").splitlines():
         if line.startswith(" ") and items:
             items[-1][1].append(line.strip())
         elif line.strip():
             name, _, rest = line.partition(" : ")
+            if not _NAMES.fullmatch(name.strip()):
+                raise ValueError(f"a docstring has {line!r} among its parameters or errors, which names none")
             items.append((name.strip(), [rest.strip()]))
     return "\n".join(_item(name, rest) for name, rest in items)
 
 
 def _item(name: str, lines: list[str]) -> str:
     kind, *body = lines
-    typed = body and not kind.endswith((",", ";", ":")) and "`" not in kind
+    typed = bool(body) and _TYPE.fullmatch(kind) is not None
     said = " ".join(body if typed else [kind, *body]).strip()
     return f"- `{name}`" + (f" ({kind})" if typed and kind else "") + (f": {said}" if said else "")
 

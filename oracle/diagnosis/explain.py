@@ -93,9 +93,12 @@ class Diagnosis:
     blocks: Blocks | None = field(default=None, compare=False, repr=False)
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
-        """Draw where the output fails, rows by columns in at most 512 cells a side (a cell shows the share of its
-        elements that fails); where they are known, the factors by which the K blocks enter its rows, 1 where they are
-        right; the share of the failing elements that each of the first explanations reproduces; and the findings.
+        """Draw where the output fails and what explains it.
+
+        A heat map of rows by columns in at most 512 cells a side, where a cell shows the share of its elements that
+        fails (NaN and infinities fail where a number is due); where they are known, the factors by which the K blocks
+        enter its rows, 1 where they are right; the share of the failing elements that each of the first explanations
+        reproduces; and the findings.
 
         Parameters
         ----------
@@ -123,8 +126,10 @@ class Diagnosis:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What ``Verdict.explained_by`` says: every complete explanation, else those that act in the failing elements
-        only, else the best one that covers half and its equals, else those by position."""
+        """What ``Verdict.explained_by`` says.
+
+        Every complete explanation, else those that act in the failing elements only, else the best one that covers half
+        and its equals, else those by position."""
         found = self.explanations
         chosen = [e for e in found if e.complete] or [e for e in found if e.local]
         if not chosen and found and found[0].share >= LISTED:

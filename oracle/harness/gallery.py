@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from oracle.errors import OptionError, SubjectError
-from oracle.harness.report import BATCH, LOAD, NUMBERS, Report
+from oracle.harness.report import BATCH, LOAD, NUMBERS, Finding, Report
 from oracle.harness.validation import validate
+from oracle.numbers.recipes import recipes
 from oracle.report.gallery import Row
 from oracle.routines import cases
 from oracle.verdict.compare import Status
 
-RERUN = "rerun determinism"
+RERUN, EXACT = "rerun determinism", "the exact values"
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
 
 
@@ -163,6 +164,7 @@ def condensed(base: Row, report: Report, versions: Mapping[str, str]) -> Row:
     """What a page says of a validation."""
     numbers = [f for f in report.findings if f.watch == NUMBERS and f.verdict.status in JUDGED]
     errors = [f.verdict.error for f in numbers if f.verdict.error is not None]
+    known = [name for name in map(_identified, numbers) if name]
     finite = [error for error in errors if error.ulps < float("inf")]
     first = next(iter(report.failures), None)
     if report.conforms:
@@ -176,8 +178,8 @@ def condensed(base: Row, report: Report, versions: Mapping[str, str]) -> Row:
         verdict=said,
         why="" if first is None else f"{first.watch}: {first.verdict.reason or first.verdict.summary}",
         judged=len(numbers),
-        identified=sum(f.verdict.matches is not None for f in numbers),
-        matches=dict(Counter(f.verdict.matches for f in numbers if f.verdict.matches).most_common()),
+        identified=len(known),
+        matches=dict(Counter(known).most_common()),
         classes=dict(Counter(f.verdict.basis for f in numbers).most_common()),
         explained=dict(Counter(name for f in numbers for name in f.verdict.explained_by).most_common()),
         ulps=max((error.ulps for error in finite), default=None),
@@ -190,6 +192,16 @@ def condensed(base: Row, report: Report, versions: Mapping[str, str]) -> Row:
         versions=dict(versions),
         cases={f.case: f"{f.verdict.status} {f.verdict.matches or f.verdict.basis}".strip() for f in numbers},
     )  # fmt: skip
+
+
+def _identified(finding: Finding) -> str:
+    """What an output equals in every bit: a schedule or recipe, one that explains why it fails, the exact values."""
+    verdict = finding.verdict
+    if verdict.matches is not None:
+        return verdict.matches
+    if named := [name for name in verdict.explained_by if name in recipes()]:
+        return named[0]
+    return EXACT if verdict.error is not None and verdict.error.ulps == 0 and not verdict.outside else ""
 
 
 def _held(report: Report, watch: str) -> str:

@@ -82,24 +82,36 @@ def sample(
 
     Parameters
     ----------
-    routine : the function of the engine; without it ``sample(...)`` is a decorator.
-    every : one call in so many; 0 returns ``routine`` itself. ``FP8_ORACLE_SAMPLE`` in the environment replaces it.
-    to : the folder of the files, which is made; several processes may share it.
-    contract : a name of :func:`oracle.contracts`.
-    inputs : which argument is which input or option of the contract: None, parameters of the same names; a mapping from
-        the contract's names to those of parameters; or a function of the same arguments that returns inputs and options
-        by the contract's names.
-    out : where the routine returns None, the parameter that holds the output, or a mapping from the contract's outputs
-        to parameters. An output with the name of an input is that parameter.
-    numerics : the declared schedule, as for :func:`oracle.judge`.
-    max_bytes : of all files in the folder; a call that would pass it is not recorded, nor any later one.
-    seconds : recording ends so long after this call of ``sample``; None never.
-    name : the subject in reports (default: module and name of the routine).
+    routine
+        The function of the engine; without it ``sample(...)`` is a decorator.
+    every
+        One call in so many; 0 returns ``routine`` itself. ``FP8_ORACLE_SAMPLE`` in the environment replaces it.
+    to
+        The folder of the files, which is made; several processes may share it.
+    contract
+        A name of :func:`oracle.contracts`.
+    inputs
+        Which argument is which input or option of the contract: None, parameters of the same names; a mapping from the
+        contract's names to those of parameters; or a function of the same arguments that returns inputs and options by
+        the contract's names.
+    out
+        Where the routine returns None, the parameter that holds the output, or a mapping from the contract's outputs to
+        parameters. An output with the name of an input is that parameter.
+    numerics
+        The declared schedule, as for :func:`oracle.judge`.
+    max_bytes
+        Of all files in the folder; a call that would pass it is not recorded, nor any later one.
+    seconds
+        Recording ends so long after this call of ``sample``; None never.
+    name
+        The subject in reports (default: module and name of the routine).
 
     Returns
     -------
-    the routine, wrapped; ``sampler`` of it counts (``recorded``, ``dropped``), says what went wrong (``problems``) and
-    waits for the disk (``flush()``). A routine never raises because of its recording: the first problem is logged.
+    callable
+        The routine, wrapped. Its attribute ``sampler`` counts (``recorded``, ``dropped``), says what went wrong
+        (``problems``) and waits for the disk (``flush()``). A routine never raises because of its recording: the first
+        problem is logged.
 
     Raises
     ------

@@ -25,12 +25,12 @@ class Row:
     """What one run found of one kernel.
 
     ``verdict`` is CONFORMS, FAILED, UNTESTED, CRASHED or UNSUPPORTED, ``why`` the first reason where it does not
-    conform. Of the cases with a verdict on numbers: ``judged`` how many, ``identified`` how many of them equal a named
-    schedule or recipe in every bit, ``matches`` how often each name, ``classes`` how often each class of evidence,
-    ``ulps`` the largest finite error, ``sqnr`` the least finite ratio in dB. ``explained`` counts the faults that
-    explain failures. ``batch`` and ``reruns`` say whether results depend on the batch and on the run: "same", "differ",
-    or "" where it was not tried. ``covered`` is what was reached. ``cases`` has, for each case, its status and what it
-    matches.
+    conform. Of the cases with a verdict on numbers: ``judged`` how many, ``identified`` how many of them equal in
+    every bit a named schedule or recipe, or the exact values, ``matches`` how often each name, ``classes`` how often
+    each class of evidence, ``ulps`` the largest finite error, ``sqnr`` the least finite ratio in dB. ``explained``
+    counts the faults that explain failures. ``batch`` and ``reruns`` say whether results depend on the batch and on the
+    run: "same", "differ", or "" where it was not tried. ``covered`` is what was reached. ``cases`` has, for each case,
+    its status and what it matches.
     """
 
     project: str
@@ -100,7 +100,8 @@ def page(run: Run) -> str:
     known = sum(row.identified for row in tried)
     lines = [f"{len(tried)} kernels of {len({row.project for row in tried})} projects, {judged} outputs judged."]
     if judged:
-        lines[0] += f" {known} of them ({known / judged:.0%}) equal a named schedule or recipe in every bit."
+        share = f"{known} of them ({known / judged:.0%})"
+        lines[0] += f" {share} equal in every bit a named schedule or recipe, or the exact values."
     lines += ["", f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     lines += [_line(row) for row in rows if row.verdict != "UNSUPPORTED"]
     wrong = [row for row in rows if row.why and row.verdict != "UNSUPPORTED"]

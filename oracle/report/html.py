@@ -158,8 +158,11 @@ def _why(cause: Cause) -> str:
 
 def _outputs(cause: Cause, few: int) -> str:
     """The first output in sight, the others folded: ``few`` outputs with pictures, then words."""
-    several = len(cause.explained_by) > 1
-    shown = [_output(o, opened=i == 0, explained=several) for i, o in enumerate(cause.outcomes[:few])]
+    every = set(cause.explained_by)
+    shown = [
+        _output(o, opened=i == 0, explained=set(o.verdict.explained_by) != every)
+        for i, o in enumerate(cause.outcomes[:few])
+    ]
     rest = cause.outcomes[few:]
     words = "".join(f"<p>{_id(o.id)}<br>{cut(o.verdict.summary, 300)}</p>" for o in rest[:LISTED])
     if len(rest) > LISTED:

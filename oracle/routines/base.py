@@ -282,8 +282,9 @@ class Contract(ABC):
 
     @abstractmethod
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        """The alternatives for a checked call: the first is the declared or usual one, and a failure is reported
-        against it; an output is right when one of them holds all of it.
+        """The alternatives for a checked call; an output is right when one of them holds all of it.
+
+        The first is the declared or usual one, and a failure is reported against it.
 
         Raises
         ------
@@ -319,8 +320,9 @@ class Contract(ABC):
         raise NotImplementedError
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``; None
-        where they are the same."""
+        """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``.
+
+        None where they are the same."""
         return None
 
     # --- what follows from them -----------------------------------------------------------------------------
@@ -368,8 +370,9 @@ class Contract(ABC):
         self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, passed: bool,
         **options: object,
     ) -> dict[str, Picture]:  # fmt: skip
-        """Every output beside the admissible values that refused it or, where it ``passed``, that held it; empty where
-        they are no interval for each element, or hold it no longer."""
+        """Every output beside the admissible values that refused it or, where it ``passed``, that held it.
+
+        Empty where they are no interval for each element, or hold it no longer."""
         given = {name: x.cpu() for name, x in by_name(output).items()}
         dtype = given["out"].dtype if "out" in given else torch.bfloat16
         call = self._in_dtype(inputs, options, dtype, arch)
@@ -401,8 +404,9 @@ class Contract(ABC):
         return bool(self.numerics)
 
     def arithmetics(self, call: Call, numerics: str | None = None) -> tuple[str, ...]:
-        """The admitted numerics of a checked call: the declared one, or all that ``call.arch`` has for it, the usual
-        one first.
+        """The admitted numerics of a checked call: the declared one, or all that ``call.arch`` has for it.
+
+        The usual one is the first.
 
         Raises
         ------

@@ -160,14 +160,17 @@ class Case:
 
     @property
     def operand_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes before the dash of the id."""
         return tuple(DTYPES[name] for name in self.dtypes.partition("-")[0].split("x"))
 
     @property
     def out_dtype(self) -> torch.dtype:
+        """The dtype after the dash of the id."""
         return DTYPES[self.dtypes.partition("-")[2]]
 
     @property
     def granularity(self) -> tuple[str, ...]:
+        """The parts of the scheme, one for each operand: ``("1x128", "128x128")``."""
         return tuple(self.scheme.split(":"))
 
     def scaling(self, part: int = 0) -> Scaling:

@@ -51,10 +51,12 @@ class Status(StrEnum):
 
     @property
     def is_failure(self) -> bool:
+        """Whether it fails a run: FAILED, UNTESTED or CRASHED."""
         return self in (Status.FAILED, Status.UNTESTED, Status.CRASHED)
 
     @property
     def needs_reason(self) -> bool:
+        """Whether a verdict with it must have a ``reason``."""
         return self in (Status.SKIPPED, Status.UNSUPPORTED, Status.MISTRUSTED, Status.UNTESTED, Status.CRASHED)
 
 
@@ -123,19 +125,31 @@ class Deferred:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement of one output. It is true (``if verdict:``, ``assert verdict``) when its status is PASSED, and then
-    only: MISTRUSTED, UNTESTED and all others are false.
+    """The judgement of one output.
 
-    ``outside`` of ``total`` specified elements are inadmissible; ``matches`` names the declared or identified
-    numerics that reproduces every bit, ``basis`` the proof used for the rest; ``margin`` is the largest
-    ``Worst.ratio`` over all elements; ``pattern`` says where the outside elements lie; ``explained_by`` the
-    known faults that reproduce them; ``reason`` is present for every status that needs one; ``evidence`` of a failure
-    is what a report draws (two verdicts that differ in it alone are equal); ``error`` what was measured, None where
-    nothing was (a layout, or a product proved by its bits that is too large to be computed exactly beside them);
-    ``loss`` what a quantisation loses by its recipe, right or wrong, None for everything else; neither changes a
-    verdict, and those of a quantiser are computed when one of them is first read (:class:`Deferred`); ``failing`` is
-    kept of a large failure until it is explained; ``pictures`` makes what :meth:`plot` draws, by output, and is not
-    pickled.
+    It is true (``if verdict:``, ``assert verdict``) when its status is PASSED, and then only: MISTRUSTED, UNTESTED and
+    all others are false. Two verdicts that differ in the attributes from ``evidence`` on alone are equal.
+
+    Attributes
+    ----------
+    status, summary : what it says, as a word and as a sentence.
+    outside, total : how many of the specified elements are inadmissible.
+    worst : the element farthest outside its interval or, without one, nearest to its edge; None where none was looked
+        for, as where all bits are equal.
+    matches : the declared or identified numerics that reproduces every bit, or None.
+    explained_by : the known faults that reproduce what fails, as text.
+    basis : the proof that the verdict rests on.
+    pattern : where the inadmissible elements lie, in words.
+    margin : the largest :class:`Worst` ``ratio`` of all elements: 0 is the right value correctly rounded, 1 the edge.
+    unconstrained : elements of which the interval says nothing, because an intermediate may overflow.
+    reason : why it is not PASSED, for every status that needs it.
+    evidence : of a failure, what a report draws.
+    error : what was measured; None where nothing was (a layout, or a product proved by its bits that is too large to be
+        computed exactly beside them). It changes no verdict.
+    loss : what a quantisation loses by its recipe, right or wrong; None for everything else. It changes no verdict.
+        Both figures of a quantiser are computed when one of them is first read.
+    failing : kept of a large failure until it is explained.
+    pictures : makes what :meth:`plot` draws, by output; it is not pickled.
     """
 
     status: Status
@@ -186,14 +200,17 @@ class Verdict:
             raise NonconformanceError(f"{said}\nrepro: {repro}" if repro else said, self)
 
     def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
-        """Draw the outputs: rows by columns, coloured by how far the elements lie from their intervals, and a histogram
-        of their errors in ulps of the output's dtype, beside the errors that the intervals admit.
+        """Draw the outputs beside their admissible values.
 
-        A row of axes for each output. Outputs of any rank are drawn as rows of the last axis, in at most 512 cells a
-        side; a cell shows the worst of its elements. NaN and infinities where a number is due, and elements of which
-        nothing is said, have colours and bars of their own. The verdict of :func:`oracle.judge` keeps the tensors for
-        this where they have at most 64 MiB together; keep larger ones yourself until the picture is drawn, unwritten.
-        A failure whose tensors are gone is drawn from what the verdict kept of it, in at most 64 cells a side.
+        A heat map of rows by columns, coloured by how far the elements lie from their intervals, and a histogram of
+        their errors in ulps of the output's dtype beside the errors that the intervals admit; a row for each output.
+        Outputs of any rank are drawn as rows of the last axis, in at most 512 cells a side; a cell shows the worst of
+        its elements. NaN and infinities where a number is due, and elements of which nothing is said, have colours and
+        bars of their own.
+
+        The verdict of :func:`oracle.judge` keeps the tensors for this where they have at most 64 MiB together. Keep
+        larger ones yourself, unwritten, until the picture is drawn. A failure whose tensors are gone is drawn from what
+        the verdict kept of it, in at most 64 cells a side.
 
         Parameters
         ----------

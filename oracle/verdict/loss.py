@@ -27,8 +27,12 @@ from oracle.verdict.loss_jit import WIDTH, figures
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one quantisation: ``sqnr`` in dB, ``relative`` the largest relative error of an element that is not
-    lost to zero, ``saturated`` and ``zeros`` shares of the elements, 0 to 1."""
+    """The loss of one quantisation.
+
+    ``sqnr`` in dB, infinite where nothing is lost; ``relative``, the largest relative error of an element that is not
+    lost to zero; ``saturated`` and ``zeros``, the shares of the elements, 0 to 1, that are cut to the largest code and
+    that are lost to zero. NaN and infinities among what is quantised count nowhere.
+    """
 
     sqnr: float
     relative: float

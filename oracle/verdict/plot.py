@@ -304,7 +304,7 @@ def _grid(axes: Axes, seen: Picture | Place, dark: bool) -> dict[str, Any]:
         axes.set_ylabel("")
     ends = (-0.5, across * width - 0.5, down * height - 0.5, -0.5)
     axes.locator_params(integer=True, nbins=6) if len(seen.shape) > 1 else axes.locator_params("x", integer=True)
-    return {"extent": ends, "aspect": "auto", "interpolation": "nearest"}
+    return {"extent": ends, "aspect": "auto", "interpolation": "none"}
 
 
 def _limit(axes: Axes, seen: Picture | Place) -> None:
@@ -413,7 +413,7 @@ def _factors(axes: Axes, seen: Blocks, dark: bool) -> None:
     colours = LinearSegmentedColormap.from_list("factor", three).with_extremes(bad=COLOURS[-1])
     rows, count = seen.factor.shape
     shown = axes.imshow(
-        seen.factor, cmap=colours, vmin=0, vmax=2, aspect="auto", interpolation="nearest",
+        seen.factor, cmap=colours, vmin=0, vmax=2, aspect="auto", interpolation="none",
         extent=(-0.5, count - 0.5, rows * seen.rows - 0.5, -0.5),
     )  # fmt: skip
     axes.figure.colorbar(shown, ax=axes, label="factor: 0 lost, 1 right, 2 and more", extend="both", shrink=0.9)

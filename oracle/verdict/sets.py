@@ -43,9 +43,12 @@ class Range:
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """The admissible values of one output, float64 in its shape: ``low`` and ``high``, both included, and ``free``,
-    bool, the elements of which nothing is said (``-inf`` to ``inf`` there). Both are NaN where a NaN is due.
-    ``numerics`` names the arithmetic that is admitted."""
+    """The admissible values of one output.
+
+    ``low`` and ``high``, both included, are float64 in the shape of the output, and both NaN where a NaN is due.
+    ``free``, bool, marks the elements of which nothing is said (``-inf`` to ``inf`` there). ``numerics`` names the
+    arithmetic that is admitted.
+    """
 
     low: Tensor
     high: Tensor

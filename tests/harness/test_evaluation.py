@@ -247,9 +247,7 @@ def test_a_suite_of_a_checkpoint(tmp_path: Path, cli: Cli) -> None:
     record = json.loads(definition.read_text())
     assert record["axes"]["M"] == {"type": "var"}
     assert record["axes"]["K"] == {"type": "const", "value": cp.HIDDEN}
-    run = "import torch\n" + RIGHT.replace("(X, XS, W, WS, factor)", "(a, a_scale, b, b_scale)").replace(
-        "values(X, XS, W, WS)\n", "values(a, a_scale, b.t(), b_scale)\n").replace("def values(a, a_scale, b.t(), b_scale)",
-        "def values(X, XS, W, WS)")  # fmt: skip
+    run = RUN + "\ndef run(a, a_scale, b, b_scale):\n    return values(a, a_scale, b.t(), b_scale)\n"
     made = {**solution(run), "definition": record["name"]}
     (tmp_path / "right.json").write_text(json.dumps(made))
     space: dict[str, Any] = {}

@@ -70,6 +70,7 @@ def test_an_import_of_a_backend_is_seen() -> None:
 ROUTINES = {
     "moe_fp8": ("moe_block_scaled", "moe_per_token"),
     "moe_routing": ("route_deepseek_v3", "route_llama4", "route_softmax"),
+    "m_grouped_fp8_fp4_gemm_nt_psum": ("m_grouped_fp8_fp4_gemm_nt_contiguous",),
     "output padding": ("Fp8LinearOp",),
     "scaled_fp4_quant": ("nvfp4_quantize",),
 } | dict.fromkeys(moe_pipelines.PIPELINES, ("moe_experts",))

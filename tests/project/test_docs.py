@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import os
 import re
 import runpy
@@ -89,7 +90,7 @@ SABOTAGED = {
     "example.md": ("print(x + 1)", "print(x + 4)", "+5"),
     "raises.md": ("print(x + 1)", "print(y)", "raises.md: Traceback"),
     "block.md": ("generated: statuses", "generated: moods", "no generated block 'moods'"),
-    "command.md": ("fp8-oracle --version", "fp8-oracle plan --op nothing", "+fp8-oracle: error: unknown operation"),
+    "command.md": ("fp8-oracle --version", "fp8-oracle plan --op nothing", "cannot be carried out: fp8-oracle: error"),
 }
 
 
@@ -146,6 +147,18 @@ class TestPages:
         )
         assert "`_e`, `a._b.c`, `t._C._d` |" in blocks.private_names(str(tmp_path))
 
+    def test_docstrings(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A sentence in the first line; a type and a description of each parameter; nothing else among them."""
+        monkeypatch.syspath_prepend(root / "docs")
+        blocks, said = importlib.import_module("blocks"), "One line.\n\nParameters\n----------\n{}"
+        made = blocks._markdown(said.format("x : Tensor, optional\n    The input.\ny : the output, of a\n    dtype."))
+        assert made.endswith("- `x` (Tensor, optional): The input.\n- `y`: the output, of a dtype.")
+        with pytest.raises(ValueError, match="names none"):
+            blocks._markdown(said.format("x : Tensor\n\nReturns the output, as it is."))
+        assert blocks._whole("f", "One line.\n\nMore.") and blocks.api("oracle.judge")
+        with pytest.raises(ValueError, match="no whole sentence in its first line: 'One line,'"):
+            blocks._whole("f", "One line,\nand more.")
+
     def test_a_tool_that_is_not_here_is_named(self, pages: tuple[str, str]) -> None:
         assert "what it printed where it was" in pages[0]
         assert "right.md: no-such-tool is not here; what it prints was not compared" in pages[1]
@@ -171,6 +184,66 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment)
     assert done.returncode == 0, done.stderr
     return target
+
+
+BOOK = """# A book
+
+[As a notebook](book.ipynb).
+
+```python
+x = 2
+print(x)
+```
+
+```python
+from pathlib import Path
+
+start, said = 7, "t" + "wo"
+svg = f'<?xml version="1.0"?><svg><path d="M{start}"/><text x="1">{said}</text></svg>'
+Path("drawn.svg").write_text(svg + chr(10))
+```
+
+![A picture](pictures/drawn.svg)
+
+The end.
+"""
+
+
+class TestNotebook:
+    """A page whose fences are the cells of a notebook, what they print and draw their outputs."""
+
+    def test_what_is_made_and_what_is_stale(self, root: Path, tmp_path: Path) -> None:
+        """And the twins: another cell, another output, other words in a picture; its lines may differ."""
+        (tmp_path / "book.md").write_text(BOOK)
+        assert generate_here(root, "--docs", str(tmp_path)) == (0, "".join(
+            f"{name}: written\n" for name in ("book.md", "pictures/drawn.svg", "book.ipynb")
+        ))  # fmt: skip
+        notebook, picture = tmp_path / "book.ipynb", tmp_path / "pictures" / "drawn.svg"
+        book = json.loads(notebook.read_text())
+        assert [cell["cell_type"] for cell in book["cells"]] == ["markdown", "code", "code", "markdown"]
+        assert book["cells"][1]["outputs"][0]["text"] == "2\n"
+        assert book["cells"][2]["outputs"][0]["data"]["image/svg+xml"] == picture.read_text()
+        check = ("--check", "--docs", str(tmp_path))
+        for file, right, wrong, stale in (
+            (notebook, "x = 2", "x = 3", True), (notebook, '"2\\n"', '"3\\n"', True), (notebook, "M7", "M8", False),
+            (notebook, ">two<", ">ten<", True), (picture, ">two<", ">ten<", True), (picture, "M7", "M8", False),
+        ):  # fmt: skip
+            text = file.read_text()
+            assert right in text
+            file.write_text(text.replace(right, wrong))
+            assert generate_here(root, *check)[0] == int(stale), (file, wrong)
+            file.write_text(text)
+        assert generate_here(root, *check) == (0, "")
+
+    def test_the_notebook(self, root: Path) -> None:
+        """Small, of a format that every Jupyter reads, without a path of the machine that made it."""
+        text = (root / "docs" / "notebook.ipynb").read_text()
+        book = json.loads(text)
+        assert len(text) < 200_000 and (book["nbformat"], book["nbformat_minor"]) == (4, 4)
+        for cell in book["cells"]:
+            code = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
+            assert set(cell) == {"cell_type", "metadata", "source"} | code
+        assert text.count('"image/svg+xml": "') == 2 and "image/png\":" not in text and str(root) not in text
 
 
 class TestSite:
