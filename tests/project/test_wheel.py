@@ -97,7 +97,7 @@ def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[str]:
 def documented(text: str) -> list[str]:
     """The command lines of a page: after ``$``, indented, in a fence or in backticks, without what a shell does."""
     joined = re.sub(r"\\\n\s*", "", text)
-    found = re.findall(r"(?:^\$ |^ {4}|^[ -]*run: |^|[`/])fp8-oracle ([^`\n|;>]+)", joined, re.MULTILINE)
+    found = re.findall(r"(?:^\$ |^ {4}|^[ -]*(?:run|command): |^|[`/])fp8-oracle ([^`\n|;>]+)", joined, re.MULTILINE)
     lines = [re.sub(r"  .*", "", line).strip() for line in found]
     return [line for line in lines if not line.startswith("COMMAND")]
 
