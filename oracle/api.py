@@ -146,9 +146,9 @@ def assert_conforms(
         The call is wrong.
     """
     verdict = judge(contract, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
-    case = f"FailingCase({contract!r}, inputs, output, {options!r}, {arch!r}, {numerics!r})"
+    case = f"CallFile({contract!r}, inputs, output, {options!r}, {arch!r}, {numerics!r})"
     verdict.raise_for_status(
-        "from oracle.fixtures.failing_case import FailingCase, write\n"
+        "from oracle.fixtures.call_file import CallFile, write\n"
         f"       write('failing.safetensors', {case})\n"
         "       $ fp8-oracle explain failing.safetensors"
     )

@@ -218,7 +218,7 @@ def _id(text: str) -> str:
 
 def _extent(o: Outcome) -> str:
     """How many elements of an output fail; empty without a comparison."""
-    return f"{o.verdict.outside} of {o.verdict.total} elements outside" if o.verdict.total else ""
+    return f"{o.verdict.outside} of {count(o.verdict.total, 'element')} outside" if o.verdict.total else ""
 
 
 def _matrix(report: Report) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from oracle.errors import CaseError, OptionError
+from oracle.errors import CaseError, OptionError, among
 from oracle.routines import profiles
 from oracle.routines.base import Call
 from oracle.routines.cases import Case, grammars
@@ -69,7 +69,8 @@ def cases(
     except ImportError:
         raise OptionError("strategies need hypothesis, which is not installed: pip install hypothesis") from None
     if contract not in grammars():
-        raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(sorted(grammars()))}")
+        said = among(contract, sorted(grammars()), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
     grammar = grammars()[contract]
     everything = (*grammar.families, *grammar.edge_families)
     first = next((family for family in EXACT_FIRST if family in everything), everything[0])
@@ -112,7 +113,7 @@ def calls(contract: str, **asked: Any) -> SearchStrategy[Call]:
 def _known(given: Sequence[str] | None, admitted: tuple[str, ...], what: str) -> tuple[str, ...]:
     for value in given or ():
         if value not in admitted:
-            raise CaseError(f"{value!r} is no {what}; there are: {', '.join(admitted)}")
+            raise CaseError(f"{value!r} is no {what}; {among(value, admitted)}")
     return tuple(given or admitted)
 
 

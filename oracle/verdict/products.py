@@ -388,7 +388,8 @@ def _judge_interval(
             if (held := held_by(known, output, found.bad, other)) is None:
                 continue
             comparison, basis = held
-            said = f"{basis}; {found.outside} elements leave the {intervals[0].name}, which is not declared"
+            leave = "element leaves" if found.outside == 1 else "elements leave"
+            said = f"{basis}; {found.outside} {leave} the {intervals[0].name}, which is not declared"
             if other.endswith(SPLIT) and (split := _split_of(parts, output, other)) is not None:
                 said, matched = f"bits of {split.name}", split.name
                 return verdict_of_equality(said, matched, comparison.total, mistrust)

@@ -95,7 +95,8 @@ def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
 
 def undeclared(held: Verdict, refused: Verdict) -> Verdict:
     """A pass by a class that is not declared; its basis names the usual class too, which ``refused`` the output."""
-    said = f"{held.basis}; {refused.outside} elements leave the {refused.basis}, which is not declared"
+    leave = "element leaves" if refused.outside == 1 else "elements leave"
+    said = f"{held.basis}; {refused.outside} {leave} the {refused.basis}, which is not declared"
     return replace(held, basis=said, summary=held.summary.replace(held.basis, said, 1))
 
 
@@ -231,7 +232,7 @@ def verdict_of_equality(
     basis: str, name: str, total: int, mistrust: str | None, error: Error | None = None
 ) -> Verdict:
     """A pass by equality of every bit with a named prediction; ``error`` where it was measured."""
-    said = f"all {total} elements equal the bits of {name}"
+    said = f"{'the only element equals' if total == 1 else f'all {total} elements equal'} the bits of {name}"
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED

@@ -56,7 +56,7 @@ class TestWrongQuestions:
     @pytest.mark.parametrize(
         ("asked", "error", "named"),
         [
-            ({"contract": "fp9"}, CaseError, "no case exists for fp9"),
+            ({"contract": "fp9"}, CaseError, "no contract with cases is named 'fp9'"),
             ({"contract": GEMM, "families": ["gauss"]}, CaseError, "'gauss' is no family of fp8_gemm_nt"),
             ({"contract": GEMM, "dtypes": ["int8"]}, CaseError, "'int8' is no dtypes"),
             ({"contract": GEMM, "domain": "g == 1"}, OptionError, "'g' is no extent"),

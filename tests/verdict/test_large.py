@@ -181,7 +181,7 @@ class TestExplained:
         with explaining("off"):
             assert judged(call, wrong).explained_by == ()
             assert judged(call, wrong, explain="quick").explained_by == (SCALE,)
-        with pytest.raises(OptionError, match="'some' is none of off, quick, full"):
+        with pytest.raises(OptionError, match="'some' is no level; there are: off, quick, full"):
             judged(call, out, explain="some")
 
 
