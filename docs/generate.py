@@ -226,6 +226,7 @@ def _python(source: str, scratch: Scratch, where: str) -> str:
 def _console(body: str, scratch: Scratch, page: str) -> str:
     lines = []
     for command in (line[2:] for line in body.splitlines() if line.startswith("$ ")):
+        _forget(scratch.folder)  # a command before it may have changed a file
         printed = _stable(_run(command), scratch)
         if "fp8-oracle: error:" in printed and SHOWN not in command:
             raise ValueError(f"{page}: `{command}` cannot be carried out: {printed}")

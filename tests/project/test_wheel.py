@@ -65,7 +65,7 @@ RUNS = (
     ("compare old.jsonl whole.jsonl --markdown comment.md", 0, "OK  1 the same"),
     ("history add old.jsonl --db runs.sqlite", 0, "added as run 1"),
     ("history show --db runs.sqlite --html history.html", 0, "1 passed|fp8-oracle|│ 1 "),
-    (f"validate my_kernels:gemm --contract fp8_gemm_nt --case {CASE} --json report.json", 0, "CONFORMS  1 cases"),
+    (f"validate my_kernels:gemm --contract fp8_gemm_nt --case {CASE} --json report.json", 0, "CONFORMS  1 case judged"),
     ("fingerprint my_kernels:none --contract fp8_gemm_nt", 2, "my_kernels:none cannot be loaded: "),
     (f"judge {GOLDEN} --contract fp8_gemm_nt --arch cpu", 0, "PASSED out: "),
     (f"explain {GOLDEN} --contract fp8_gemm_nt", 0, "PASSED"),
@@ -98,7 +98,7 @@ def documented(text: str) -> list[str]:
     """The command lines of a page: after ``$``, indented, in a fence or in backticks, without what a shell does."""
     joined = re.sub(r"\\\n\s*", "", text)
     found = re.findall(r"(?:^\$ |^ {4}|^[ -]*(?:run|command): |^|[`/])fp8-oracle ([^`\n|;>]+)", joined, re.MULTILINE)
-    lines = [re.sub(r"  .*", "", line).strip() for line in found]
+    lines = [re.sub(r"  .*| [12]$", "", line).strip() for line in found]
     return [line for line in lines if not line.startswith("COMMAND")]
 
 
