@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from oracle.cli import commands, main
+from oracle.cli import main
 from oracle.harness import subjects
 from tests.support.action import Run, evaluated, run
 from tests.support.commandline import CASE
 from tests.support.sarif import check
-from tests.support.served import serve
+from tests.support.served import judge_once, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = ROOT / ".github" / "actions" / "fp8-oracle" / "action.yml"
@@ -91,7 +91,7 @@ def pytest_here(words: list[str]) -> int:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A PATH with `fp8-oracle`, `pytest` and a `gh` that keeps one comment in a file."""
-    commands.parser()  # so that no child loads what it loads
+    judge_once()
     folder = tmp_path_factory.mktemp("bin")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subjects, "entry_points", lambda group: ())  # the production layer takes a second to load
@@ -203,7 +203,7 @@ class TestKernels:
 class TestJourney:
     """A base record, a change that breaks the kernel, its comment, the repair: what a pull request goes through."""
 
-    def test_pull_request(self, act: Act, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_pull_request(self, act: Act, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
         base, comment = tmp_path / "base.jsonl", tmp_path / "comment"
         first = act(VERIFY, base=str(base), comment="true")
         assert first.status == 0 and not comment.exists()
@@ -226,10 +226,9 @@ class TestJourney:
             "api --method POST repos/owner/name/issues/7/comments",
             "api --method PATCH repos/owner/name/issues/comments/41",
         ]
-        with capsys.disabled():
-            for name, found in (("base", first), ("broken", broken), ("healed", healed)):
-                steps = ", ".join(f"{step} {seconds:.2f} s" for step, seconds in found.seconds.items())
-                print(f"\n{name}: {steps}", end="")
+        for name, found in (("base", first), ("broken", broken), ("healed", healed)):
+            steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in found.seconds.items())
+            record_property("printed", f"CI journey, {name}: {sum(found.seconds.values()):.1f} s ({steps})")
 
     def test_a_comment_that_is_refused(self, act: Act, tmp_path: Path) -> None:
         """As in a pull request of a fork: a warning, and the verdict decides."""

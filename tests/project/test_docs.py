@@ -154,6 +154,7 @@ class TestPages:
         """Names of others that begin with an underscore, also by their text; not those of the package itself."""
         monkeypatch.syspath_prepend(root / "docs")
         blocks = importlib.import_module("blocks")
+        del sys.modules["blocks"]  # it holds the package as it is here; children of later tests load another
         (tmp_path / "own.py").write_text("import torch\nfrom kernels import _x\nself._y\ntorch.mm(_x)\n")
         assert blocks.private_names(str(tmp_path)).count("\n") == 1
         (tmp_path / "others.py").write_text(

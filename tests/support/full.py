@@ -32,7 +32,7 @@ KEPT = {
     "diagnosis/test_strangers.py::TestAKernelThatIsNoSchedule::test_a_store_that_truncates": 1,
     "diagnosis/test_strangers.py::TestAKernelThatIsNoSchedule::test_a_fault_in_a_few_rows": 1,
     "diagnosis/test_strangers.py::TestAKernelThatIsNoSchedule::test_right_is_not_accused": 1,
-    "fixtures/test_vendor.py::TestCorners::test_faults_of_the_catalogue": 1,
+    "fixtures/test_vendor.py::TestCorners::test_faults_of_the_catalogue": 4,
     "harness/test_probing.py::TestBadKernels::test_named": 2,
     "harness/test_probing.py::TestSameAnswers::test_as_in_this_process": 1,
     "harness/test_reach.py::TestLeast::test_untested": 6,
