@@ -377,8 +377,9 @@ def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4
         return compiled_op("nvfp4_batched_quantize", x, global_scale, layout)
     blocks, g = _encoded(x.flatten(0, 1), global_scale)
     scale, inverse = two_levels(block_amax(blocks), g)
-    tiles = swizzle_scale(scale.unflatten(0, (x.shape[0], -1)), layout)
-    return pack_nearest(blocks * inverse[..., None]).unflatten(0, (x.shape[0], -1)), tiles
+    batch, m, k = x.shape
+    tiles = swizzle_scale(scale.reshape(batch, m, -1), layout)
+    return pack_nearest(blocks * inverse[..., None]).reshape(batch, m, k // 2), tiles
 
 
 @checks.verb

@@ -58,7 +58,7 @@ class Nvfp4BatchedQuantize(_Encoded):
 
     def memory(self, scale: Tensor, call: Call) -> Tensor:
         batch = call.inputs["x"].shape[0]
-        return swizzle_scale(scale.unflatten(0, (batch, -1)), tile=str(call.resolved["layout"]))
+        return swizzle_scale(scale.reshape(batch, -1, scale.shape[1]), tile=str(call.resolved["layout"]))
 
     def scales_of(self, memory: Tensor, call: Call) -> Tensor:
         _, m, k = call.inputs["x"].shape
@@ -71,7 +71,7 @@ class Nvfp4BatchedQuantize(_Encoded):
         return None if pads is None else pads.expand(batch, -1)
 
     def codes(self, codes: Tensor, call: Call) -> Tensor:
-        return super().codes(codes, call).unflatten(0, tuple(call.inputs["x"].shape[:2]))
+        return super().codes(codes, call).reshape(self.shape_of_codes(call))
 
     def codes_of(self, q: Tensor, call: Call) -> Tensor:
         return super().codes_of(q.flatten(0, 1), call)

@@ -40,7 +40,7 @@ def _f32(*values: float) -> Tensor:
 def _batch(case: Case) -> dict[str, Tensor]:
     x = _x(case, rows=case["g"] * case["m"])
     one = case.option("global") == "one"
-    return {"x": x.unflatten(0, (case["g"], -1)), "global_scale": _f32(1.0 if one else TOP / _amax(x))}
+    return {"x": x.reshape(case["g"], case["m"], case["k"]), "global_scale": _f32(1.0 if one else TOP / _amax(x))}
 
 
 def _gated(case: Case) -> dict[str, Tensor]:
@@ -109,7 +109,8 @@ def _one_a_byte(case: Case) -> dict[str, Tensor]:
 
 def _fp4_cast(case: Case) -> dict[str, object]:
     packed = case.option("packed") == "1"
-    given = {"use_ue8m0": packed or case.option("ue8m0") == "1", "gran_k": int(case.option("gran") or 128)}
+    given: dict[str, object] = {"use_ue8m0": packed or case.option("ue8m0") == "1"}
+    given |= {"gran_k": int(case.option("gran") or 128)}
     return given | ({"use_packed_ue8m0": True} if packed else {})
 
 

@@ -221,7 +221,8 @@ ROW_SCALED = frozenset({"nvfp4_quantize"})
        same_if="both have equal amax")
 def amax_along_rows(amax: Amax) -> Tensor:
     x = amax.x.values.nan_to_num(nan=0.0).abs()
-    wide = torch.nn.functional.pad(x, (0, -x.shape[1] % 32)).unflatten(1, (-1, 32)).amax(dim=2)
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % 32))
+    wide = torch.unflatten(padded, 1, (-1, 32)).amax(dim=2)
     each = wide.repeat_interleave(32, dim=1)[:, : x.shape[1]]
     return each[::32].reshape(amax.right.shape)
 
@@ -482,7 +483,7 @@ def _groups(call: Call) -> int:
 def _of_bytes(change: Callable[[Tensor], Tensor]) -> Change:
     """The exponent bytes ``[M, words, 4]`` of packed scales changed."""
     def changed(call: Call, scale: Tensor) -> Tensor:
-        bytes_ = scale.contiguous().view(torch.uint8).unflatten(1, (-1, 4))
+        bytes_ = torch.unflatten(scale.contiguous().view(torch.uint8), 1, (-1, 4))
         return change(bytes_).flatten(1).contiguous().view(torch.int32)
     return changed
 
