@@ -269,8 +269,8 @@ class ScaledProduct:
 
     def to(self, device: torch.device | str) -> ScaledProduct:
         """The same product with its tensors on ``device``."""
-        tensors = {f.name: x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
-        return replace(self, **{name: x.to(device) for name, x in tensors.items()})
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: x.to(device) for name, x in given.items() if isinstance(x, Tensor)})
 
     @cached_property
     def nearby(self) -> ScaledProduct | None:

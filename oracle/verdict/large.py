@@ -143,7 +143,8 @@ def _decided(
             bad[at], undecided[at] = outside, asked ^ outside
             surely += int(outside.sum())
             if not surely:
-                near.append((of_band.masked_fill_(~asked, -1.0), *torch.meshgrid(rows, columns[some], indexing="ij")))
+                row, column = torch.meshgrid(rows, columns[some], indexing="ij")
+                near.append((of_band.masked_fill_(~asked, -1.0), row, column))
         if not surely:
             far, *places = (torch.cat([x.flatten() for x in one]) for one in zip(*near, strict=True))
             most = torch.topk(far, min(SUSPECTS, len(far))).indices
