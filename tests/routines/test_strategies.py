@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, find, given, settings
 from hypothesis import strategies as st
+from hypothesis.vendor.pretty import pretty
 
 import oracle
 from oracle import strategies
@@ -36,6 +37,13 @@ class TestCalls:
     def test_other_contracts(self, contract: str, draw: st.DataObject) -> None:
         call = draw.draw(strategies.calls(contract))
         assert isinstance(call, Call) and call.contract is oracle.contracts()[contract] and call.checked()
+
+    def test_what_is_shown_of_an_example(self) -> None:
+        """The id of a case, the shapes of a call; no tables of the grammar."""
+        case = cases.parse(f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=1,n=2,k=3/family=exact/seed=0")
+        assert pretty(case) == f"cases.parse({str(case)!r})"
+        shown = pretty(Call(oracle.contracts()[GEMM], case.inputs(), case.call_options()))
+        assert shown.startswith(f"Call of {GEMM}: a (1, 3) torch.float8_e4m3fn, ") and shown.endswith("torch.bfloat16")
 
     def test_it_shrinks(self) -> None:
         """To the smallest wrong call: one row, one column, the first K that is wrong; the usual dtype and seed 0."""
