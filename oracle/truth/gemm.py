@@ -271,7 +271,8 @@ class ScaledProduct:
     def to(self, device: torch.device | str) -> ScaledProduct:
         """The same product with its tensors on ``device``."""
         given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: x.to(device) for name, x in given.items() if isinstance(x, Tensor)})
+        moved: dict[str, Any] = {name: x.to(device) for name, x in given.items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
 
     @cached_property
     def nearby(self) -> ScaledProduct | None:
