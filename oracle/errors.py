@@ -98,8 +98,7 @@ class ExactnessError(OracleError, ArithmeticError):
 
 
 class NonconformanceError(OracleError, AssertionError):
-    """An output that does not conform, as ``assert_conforms`` and ``Verdict.raise_for_status`` raise it; ``verdict`` is
-    the verdict on it."""
+    """An output that does not conform; ``verdict`` is the verdict on it."""
 
     def __init__(self, message: str, verdict: object = None) -> None:
         super().__init__(message)
