@@ -505,6 +505,8 @@ fault("nibbles exchanged in the transpose", MOVEMENT, contracts=TURNED, seen="pi
       write=entry("out", lambda out: _nibbles(out)))
 fault("odd rows of the transpose lost", MOVEMENT, contracts=TURNED, seen=MINE + "the low nibble alone written",
       write=entry("out", lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype)))
+fault("rows of the transpose in pairs exchanged", MOVEMENT, contracts=TURNED, seen="pith-train PR 74",
+      write=entry("out", lambda out: torch.unflatten(out, 0, (-1, 2)).flip(1).flatten(0, 1)))
 fault("-0 of packed codes lost in the transpose", CAST, contracts=TURNED, same_if="no code is -0",
       seen="DeepGEMM _quantize_to_fp4_e2m1: no code of -0",
       read=entry("q", lambda q: _without_minus_zero(q)))
