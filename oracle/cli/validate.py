@@ -40,7 +40,7 @@ from oracle.cli.common import (
 )
 from oracle.cli.kernels import ADAPTER, DEVICE, LIMITED
 from oracle.errors import OptionError, counted
-from oracle.harness import provenance, recording
+from oracle.harness import provenance, recording, sources
 from oracle.harness.endurance import Soak, seed_of, soak
 from oracle.harness.report import NUMBERS, Finding, Report, Told
 from oracle.harness.validation import INTERRUPTED, PROFILES, SEEDS, SOAK, validate
@@ -241,16 +241,17 @@ def _soak(arguments: argparse.Namespace) -> int:
 def _run_of(found: Soak, arch: str) -> Run:
     """A soak as a run: an outcome for each stretch, and one for each failure."""
     kernel, contract = found.about["kernel"], found.about["contract"]
-    outcomes = []
+    outcomes, source = [], sources.of_name(str(kernel))
     for one in found.stretches:
         name = f"{contract}/soak/lane {one['lane']}/stretch {one['number']}"
         passed = Verdict(Status.PASSED, f"{counted(one['cases'], 'case')} judged")
-        outcomes += [Outcome(name, contract, kernel, arch, passed, one["seconds"], command="")]
+        outcomes += [Outcome(name, contract, kernel, arch, passed, one["seconds"], command="", source=source)]
         for number, failure in enumerate(one["failures"], 1):
             verdict = Verdict(Status(failure["verdict"]["status"]), failure["verdict"]["summary"],
                               reason=failure["verdict"]["summary"])  # fmt: skip
+            watch = "" if failure["watch"] == NUMBERS else failure["watch"]
             outcomes.append(Outcome(f"{name}/failure {number}", contract, kernel, arch, verdict, command="",
-                                    watch="" if failure["watch"] == NUMBERS else failure["watch"]))  # fmt: skip
+                                    watch=watch, source=source))  # fmt: skip
     return Run(tuple(outcomes), (), provenance.machine(), found.seconds, provenance.versions(()), "")
 
 

@@ -249,7 +249,7 @@ def _chip(number: int, group: Group) -> str:
 
 
 def _margins(report: Report) -> str:
-    passing = [o for o in report.outcomes if o.status in PASSING]
+    passing = [o for o in report.outcomes if o.status in PASSING and not o.watch]
     if not passing:
         return ""
     margins = [o.verdict.margin for o in passing if o.verdict.matches is None]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from oracle.numbers.formats import from_codes, of_dtype
 from oracle.routines import data
-from oracle.routines.case import Case, Grammar, seeds
-from oracle.routines.mx.cases import TOP, poisoned
+from oracle.routines.case import Case, Grammar, seeds, with_corners
+from oracle.routines.mx.cases import CORNER, TOP, poisoned
 from oracle.routines.mx.columns import COMPACT
 from oracle.routines.mx.contract import LAYOUTS, LINEAR
 from oracle.routines.mx.experts import PLACEMENTS
@@ -297,7 +297,7 @@ _EIGHT = ("bf16-e4m3", "f32-e4m3", "bf16-e5m2")
 _STOOD = {"layout": ("8x4", LINEAR, COMPACT)}
 _TALL = ("m=32,k=6", "m=160,k=130", "m=96,k=18")
 
-GRAMMARS: Mapping[str, Grammar] = {
+_GRAMMARS: Mapping[str, Grammar] = {
     "mxfp6_quantize": Grammar(
         _MK, _BOTH, ("1x32",), FAMILIES, _values, _mxfp6,
         {**_TILES, "element": ("e2m3",), "rounding": ("floor", "ceil", "even")},
@@ -401,6 +401,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         listed=_ids(("m=3,k=160", "m=130,k=160")), fixed=True,
     ),
 }  # fmt: skip
+GRAMMARS = with_corners(_GRAMMARS, {name: CORNER for name, grammar in _GRAMMARS.items() if grammar.extents == _MK})
 
 
 SMALLEST = {
