@@ -3,7 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 
-.PHONY: verify test vendor clean
+.PHONY: verify test vendor vendor-libraries clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,11 @@ vendor: $(VENV)/.installed
 	cmake -S build/vendor/examples -B build/vendor-examples
 	cmake --build build/vendor-examples
 	ctest --test-dir build/vendor-examples -L fp8_golden --output-on-failure
+
+# On Debian and Ubuntu.
+vendor-libraries:
+	sudo apt-get update
+	sudo apt-get install -y libgtest-dev catch2
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks build dist *.egg-info

@@ -27,8 +27,11 @@ KEPT = 1 << 26  # bytes of the tensors of one call that its verdict keeps, for a
 def contracts() -> Mapping[str, Contract]:
     """All contracts by name, those of installed plug-ins too; each has its inputs, options, outputs and source.
 
-    ``contracts()["fp8_gemm_nt"].inputs`` are records with a name, a shape as extents, dtypes and a note. A notebook
-    shows a contract as a table.
+    Returns
+    -------
+    mapping of str to Contract
+        In alphabetical order. ``contracts()["fp8_gemm_nt"].inputs`` are records with a name, a shape as extents, dtypes
+        and a note; a notebook shows a contract as a table.
 
     Raises
     ------
@@ -146,9 +149,9 @@ def assert_conforms(
         The call is wrong.
     """
     verdict = judge(contract, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
-    case = f"FailingCase({contract!r}, inputs, output, {options!r}, {arch!r}, {numerics!r})"
+    case = f"CallFile({contract!r}, inputs, output, {options!r}, {arch!r}, {numerics!r})"
     verdict.raise_for_status(
-        "from oracle.fixtures.failing_case import FailingCase, write\n"
+        "from oracle.fixtures.call_file import CallFile, write\n"
         f"       write('failing.safetensors', {case})\n"
         "       $ fp8-oracle explain failing.safetensors"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
@@ -21,6 +21,7 @@ from torch import Tensor
 
 import oracle
 from oracle.cli.common import (
+    FORMATS,
     Commands,
     add_command,
     add_explain_level,
@@ -34,11 +35,11 @@ from oracle.cli.common import (
     verdict_line,
     whole,
     write_json,
+    write_reports,
 )
-from oracle.cli.runs import FORMATS, write_reports
 from oracle.diagnosis.explain import Diagnosis, diagnose
 from oracle.diagnosis.level import explaining
-from oracle.errors import FixtureError, OptionError, OracleError
+from oracle.errors import FixtureError, OptionError, OracleError, among, counted
 from oracle.fixtures import call_file, captures
 from oracle.fixtures import files as fixtures
 from oracle.fixtures.call_file import CallFile
@@ -61,9 +62,9 @@ def add_judge(commands: Commands) -> None:
     command = add_command(
         commands, "judge", _judge, "judge recorded outputs: a safetensors file, or a folder of calls",
         "Judge every tensor of FILE whose name begins with `out` (for a routine with several outputs: "
-        "out.q and out.scale, or out.LABEL.q and out.LABEL.scale). The inputs carry the contract's names. Of a folder "
-        "every call, as oracle.sample, `validate --save` and `cases from-flashinfer` write them. Exit 1 when an output "
-        "is wrong, or nothing could be judged.",
+        "out.q and out.scale, or out.LABEL.q and out.LABEL.scale). The inputs carry the contract's names. "
+        "A file that `validate --save` or oracle.sample wrote says itself what was called, and needs no --contract. Of "
+        "a folder every such call. Exit 1 when an output is wrong, or nothing could be judged.",
     )  # fmt: skip
     _add_call_arguments(command, several=True)
     command.add_argument("--output", **_OUTPUT)
@@ -85,10 +86,7 @@ def add_explain(commands: Commands) -> None:
         "Explain the output in FILE: where it fails, since which K block, which known faults reproduce it. "
         "A file that `validate --save` wrote says itself what was called; any other is named as for `judge`.",
     )  # fmt: skip
-    command.add_argument("file", type=Path, metavar="FILE.safetensors")
-    command.add_argument("--contract", metavar="NAME", help="for a file that does not say it; see `fp8-oracle list`")
-    repeated(command, "--input", "NAME=TENSOR", "as for `judge`")
-    repeated(command, "--option", "NAME=VALUE", "as for `judge`")
+    _add_call_arguments(command, optional=True)
     command.add_argument("--output", metavar="TENSOR", help="the output's name in the file (default: out)")
     command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule")
@@ -123,10 +121,13 @@ def add_identify(commands: Commands) -> None:
 _Call = tuple[Contract, dict[str, Tensor], dict[str, Tensor], dict[str, object]]
 
 
-def _add_call_arguments(command: argparse.ArgumentParser, *, several: bool = False) -> None:
+def _add_call_arguments(
+    command: argparse.ArgumentParser, *, several: bool = False, optional: bool = False
+) -> None:
     command.add_argument("file", type=Path, metavar="FILE|DIR" if several else "FILE.safetensors")
-    said = "for files that do not say it; see `fp8-oracle list`" if several else "see `fp8-oracle list`"
-    command.add_argument("--contract", required=not several, metavar="NAME", help=said)
+    optional |= several
+    said = "for a file that does not say it; see `fp8-oracle list`" if optional else "see `fp8-oracle list`"
+    command.add_argument("--contract", required=not optional, metavar="NAME", help=said)
     said = "an input of the contract that has another name in the file; TENSOR.T is its transpose"
     repeated(command, "--input", "NAME=TENSOR", said)
     repeated(command, "--option", "NAME=VALUE", "an option, as out_dtype=bfloat16")
@@ -142,7 +143,7 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
     tensors, renamed = fixtures.read_tensors(path), pairs(arguments.input, "--input")
     known = [spec.name for spec in contract.inputs]
     if unknown := [name for name in renamed if name not in known]:
-        raise OptionError(f"--input {unknown[0]}=...: {contract.name} takes {', '.join(known)}")
+        raise OptionError(f"--input {unknown[0]}=...: {contract.name} has no such input; {among(unknown[0], known)}")
     inputs: dict[str, Tensor] = {}
     for spec in contract.inputs:
         tensor = renamed.get(spec.name, spec.name)
@@ -164,20 +165,18 @@ def _judge(arguments: argparse.Namespace) -> int:
         return _judge_folder(arguments)
     if given := [name for name in (*FORMATS, "record") if name != "json" and getattr(arguments, name) is not None]:
         raise OptionError(f"--{given[0]} reports on a folder of calls; {arguments.file} is one file")
-    numerics, arch, name = declared(arguments), arguments.arch, arguments.contract
-    found: dict[str, Tensor | dict[str, Tensor]]
-    if name is None and call_file.says_its_call(arguments.file):
-        case = call_file.read(arguments.file)
-        name, inputs, call, arch = case.contract, case.inputs, case.options, arch or case.arch
-        found, numerics = {"out": case.output}, numerics or case.numerics
-    elif name is None:
-        raise OptionError(f"{arguments.file} does not say what was called; name it with --contract NAME")
+    outputs: Mapping[str, Tensor | dict[str, Tensor]]
+    if arguments.contract is None:
+        case = _said(arguments)
+        contract, inputs, call = get(case.contract), case.inputs, case.options
+        arch, numerics = arguments.arch or case.arch or "sm90", declared(arguments) or case.numerics
+        outputs = _matching({"out": case.output}, arguments.output, arguments.file)
     else:
         contract, tensors, inputs, call = _read_call(arguments)
-        found = _outputs(contract, tensors, arguments.output, arguments.file)
-    arch = arch or "sm90"
+        arch, numerics = arguments.arch or "sm90", declared(arguments)
+        outputs = _outputs(contract, tensors, arguments.output, arguments.file)
     asked: dict[str, Any] = {"arch": arch, "numerics": numerics, "explain": arguments.explain, **call}
-    verdicts = {label: oracle.judge(name, inputs, output, **asked) for label, output in found.items()}
+    verdicts = {label: oracle.judge(contract.name, inputs, output, **asked) for label, output in outputs.items()}
     screen = console(stderr=arguments.json == "-")
     for label, verdict in verdicts.items():
         screen.print(verdict_line(verdict, f"{label}: {verdict.summary}"), soft_wrap=True)
@@ -185,7 +184,7 @@ def _judge(arguments: argparse.Namespace) -> int:
     record = {
         "schema": "fp8-oracle.judgement/1",
         "file": str(arguments.file),
-        "contract": name,
+        "contract": contract.name,
         "arch": arch,
         "numerics": numerics,
         "options": {option: options.word(value) for option, value in call.items()},
@@ -259,7 +258,7 @@ def _verdict(read: Callable[[], CallFile], arch: str, numerics: str | None) -> V
 
 def _outputs(
     contract: Contract, tensors: dict[str, Tensor], pattern: str, path: Path
-) -> dict[str, Tensor | dict[str, Tensor]]:
+) -> Mapping[str, Tensor | dict[str, Tensor]]:
     """Outputs by name; for a contract with several outputs, groups by the name before the last dot."""
     names, single = [name for name in tensors if name.startswith("out")], contract.returns == ("out",)
     found: dict[str, Tensor | dict[str, Tensor]] = {}
@@ -274,11 +273,22 @@ def _outputs(
                     f"{', '.join(contract.returns)}"
                 )
             found[group] = {output: tensors[f"{group}.{output}"] for output in contract.returns}
+    if not found:
+        wanted = "out*" if single else " and ".join(f"out.{o}" for o in contract.returns)
+        held = ", ".join(sorted(tensors))
+        raise FixtureError(
+            f"{path}: no output matches {pattern!r} (tensors named {wanted} are judged); it holds {held}"
+        )
+    return _matching(found, pattern, path)
+
+
+def _matching(
+    found: Mapping[str, Tensor | dict[str, Tensor]], pattern: str, path: Path
+) -> Mapping[str, Tensor | dict[str, Tensor]]:
+    """The outputs whose names match."""
     matching = {name: output for name, output in found.items() if fnmatchcase(name, pattern)}
     if not matching:
-        wanted = "out*" if single else " and ".join(f"out.{o}" for o in contract.returns)
-        known = f"; outputs: {', '.join(found)}" if found else f"; it holds {', '.join(sorted(tensors))}"
-        raise FixtureError(f"{path}: no output matches {pattern!r} (tensors named {wanted} are judged){known}")
+        raise FixtureError(f"{path}: no output matches {pattern!r}; of outputs {among(pattern, found)}")
     return matching
 
 
@@ -286,7 +296,7 @@ def _outputs(
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    case = call_file.read(arguments.file) if arguments.contract is None else _named(arguments)
+    case = _said(arguments) if arguments.contract is None else _named(arguments)
     arch, numerics = arguments.arch or case.arch or "sm90", declared(arguments) or case.numerics
     verdict = get(case.contract).judge(case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     found = diagnose(case.contract, case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
@@ -294,7 +304,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
     operands = Call(get(case.contract), case.inputs, case.options, arch=arch).optional_operands
     held = None
-    if found.failing and operands is not None and operands.parts and operands.given and arch in arches():
+    known = arch in arches()  # there is no class of arithmetic for a CPU
+    if found.failing and known and operands is not None and operands.parts and operands.given:
         held = oracle.classify(case.contract, case.inputs, case.output, arch=arch, **case.options)
     classes = [] if held is None else [f"  of what is known of {arch}: {held}"]
     for line in (said, *classes, *_lines(found)):
@@ -309,6 +320,15 @@ def _explain(arguments: argparse.Namespace) -> int:
     head = {"schema": "fp8-oracle.explanation/1", "contract": case.contract, "class": within}
     write_json(arguments.json, head | {"verdict": verdict.to_json(), "diagnosis": diagnosis})
     return 1 if verdict.status.is_failure else 0
+
+
+def _said(arguments: argparse.Namespace) -> CallFile:
+    """The call that a saved case says of itself; OptionError for flags that name another one."""
+    case = call_file.read(arguments.file)
+    if arguments.input or arguments.option:
+        flag = "--input" if arguments.input else "--option"
+        raise OptionError(f"{flag}: {arguments.file} says what was called; name another call with --contract")
+    return case
 
 
 def _named(arguments: argparse.Namespace) -> CallFile:
@@ -330,7 +350,7 @@ def _lines(found: Diagnosis) -> list[str]:
     """A diagnosis as lines of text."""
     if not found.failing:
         return ["  no element fails: there is nothing to explain"]
-    lines = [f"  {found.failing} of {found.total} elements fail: {found.where}"]
+    lines = [f"  {found.failing} of {counted(found.total, 'element')} fail: {found.where}"]
     lines += [f"  {finding}" for finding in found.findings]
     for rank, e in enumerate(found.explanations[:5], 1):
         said = f"{e.explained} of {e.failing} failing elements, {e.contradicted} contradicted"
@@ -373,5 +393,5 @@ def _identify(arguments: argparse.Namespace) -> int:
     for name, matches in ranked.items():
         say(name)
         for match in matches[: arguments.top]:
-            print(f"  {100 * match.equal:9.4f}% of {match.compared} elements  {match.schedule}")
+            print(f"  {100 * match.equal:9.4f}% of {counted(match.compared, 'element')}  {match.schedule}")
     return 0

@@ -12,7 +12,7 @@ from oracle.cli.common import Commands, add_command, console, pairs, repeated, w
 from oracle.errors import OptionError
 from oracle.fixtures import suite
 from oracle.harness.evaluation import evaluate
-from oracle.harness.validation import LIMIT
+from oracle.harness.report import LIMIT
 from oracle.routines import get
 from oracle.routines import options as grammar
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.text import Text
 
 from oracle.cli.common import Bar, Commands, add_command, add_jobs, console, repeated, say, verdict_line
-from oracle.errors import FixtureError
+from oracle.errors import FixtureError, counted
 from oracle.fixtures import captures, checksums, golden, golden_answers, golden_export
 from oracle.fixtures import files as fixtures
 from oracle.harness import recording
@@ -171,8 +171,9 @@ def _judge(arguments: argparse.Namespace) -> int:
     unjudged = sum(verdict.status is Status.UNSUPPORTED for verdict in came)
     missing = len(answers) - strays - len(came)
     bad = not came or failed or strays or (missing and arguments.whole)
-    words = f"{len(came)} of {len(came) + missing} cases came back, {failed} not admissible, {unjudged} not judged"
-    words += f", {strays} files that answer no case" if strays else ""
+    due = counted(len(came) + missing, "case")
+    words = f"{len(came)} of {due} came back, {failed} not admissible, {unjudged} not judged"
+    words += f", {counted(strays, 'file')} that {'answers' if strays == 1 else 'answer'} no case" if strays else ""
     print(f"{'NOT OK' if bad else 'NOT JUDGED' if unjudged else 'OK'}  {words}")
     return 1 if bad else 2 if unjudged else 0
 

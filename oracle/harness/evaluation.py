@@ -43,9 +43,9 @@ from oracle.fixtures import suite
 from oracle.fixtures.suite import Definition, Solution, TensorOf, Workload
 from oracle.harness import provenance, solution_entry, watches
 from oracle.harness.process import Worker
-from oracle.harness.report import Finding
+from oracle.harness.report import LIMIT, Finding
 from oracle.harness.session import Answer, Session
-from oracle.harness.validation import LIMIT, arch_of
+from oracle.harness.validation import arch_of
 from oracle.numbers.formats import decode
 from oracle.routines import Contract, data, get
 from oracle.routines.base import Call

@@ -13,7 +13,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from oracle.fixtures import captures
 from oracle.harness import sources
 from oracle.harness import subjects as registry
 from oracle.harness.isolated import Crash, Isolated
+from oracle.harness.protocol import frames_of
 from oracle.harness.subjects import Provider, Subject
 from oracle.report.outcome import Outcome
 from oracle.routines import get, profiles, registered
@@ -50,13 +51,19 @@ class Item:
     judge: Callable[[], Verdict] = field(compare=False)
     stamp: str = ""
     source: str = ""
+    flags: str = ""
+    """What the command that repeats it says beside the case and the subject."""
 
     def outcome(self) -> Outcome:
         start = time.perf_counter()
-        verdict = self.judge()
+        return self.told(self.judge(), start)
+
+    def told(self, verdict: Verdict, start: float | None = None) -> Outcome:
+        """The outcome with this verdict, and the time since ``start``."""
         verdict = verdict.settled()
-        seconds = time.perf_counter() - start
-        return Outcome(self.id, self.contract, self.subject, self.arch, verdict, seconds, source=self.source)
+        seconds = 0.0 if start is None else time.perf_counter() - start
+        plain = Outcome(self.id, self.contract, self.subject, self.arch, verdict, seconds, source=self.source)
+        return plain if not self.flags or not plain.repro else replace(plain, command=f"{plain.repro} {self.flags}")
 
 
 @dataclass(frozen=True)
@@ -121,8 +128,8 @@ def live(
         else:
             chosen = profiles.cases(subject.contract, profile) if cases is None else cases
             stamp = f"{subject.numerics} on {subject.device}"
-            apart = isinstance(subject, Isolated)
-            source = subject.source if apart else sources.of(getattr(subject, "source", subject.run))
+            code = getattr(subject, "source", subject.run)
+            source = code if isinstance(code, str) else sources.of(code)  # a text from a subject in another process
             for case in (case for case in chosen if case.contract == subject.contract):
                 judge = partial(_judge_live, subject, case, keep)
                 items.append(Item(str(case), case.contract, subject.name, subject.arch, judge, stamp, source))
@@ -187,11 +194,11 @@ def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
     except NotImplementedError as error:
         return _without_numbers(Status.UNSUPPORTED, registry.one_line(error))
     except Crash as error:
-        return _without_numbers(Status.CRASHED, str(error))
+        return replace(_without_numbers(Status.CRASHED, str(error)), frames=error.frames)
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
             raise  # the user's
-        return _without_numbers(Status.CRASHED, registry.described(error))
+        return replace(_without_numbers(Status.CRASHED, registry.described(error)), frames=frames_of(error))
     verdict = judge_outputs(contract, inputs, output, arch=subject.arch, numerics=subject.numerics, call=call)
     if keep is not None and verdict.status is not Status.CRASHED:
         keep(subject, case, inputs, output)

@@ -7,7 +7,7 @@ Nothing is recorded, and nothing copied,
 
     while a CUDA graph is captured (the replays of a graph run no Python),
     while torch.compile, torch.export or torch.jit trace,
-    while ``PENDING`` calls wait for the disk,
+    while ``PENDING`` calls or ``max_bytes`` wait for the disk,
     once the folder holds ``max_bytes``, or ``seconds`` are over.
 
 Not covered: calls that a compiled graph makes inside (sample the compiled function instead), and gradients.
@@ -100,7 +100,8 @@ def sample(
     numerics
         The declared schedule, as for :func:`oracle.judge`.
     max_bytes
-        Of all files in the folder; a call that would pass it is not recorded, nor any later one.
+        Of all files in the folder, and of the calls that wait to be written; recording ends with a call that would pass
+        it. A larger call is dropped.
     seconds
         Recording ends so long after this call of ``sample``; None never.
     name
@@ -161,6 +162,11 @@ class _Taken:
     arch: str = ""
     done: Tensor | None = None
     about: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its tensors."""
+        return sum(x.nbytes for x in (*self.inputs.values(), *self.output.values()))
 
 
 class Sampler:
@@ -259,8 +265,8 @@ class Sampler:
                 inputs[spec.name] = value
             elif value is not None or not spec.optional:
                 raise TypeError(f"{spec.name} is a {type(value).__name__}, no tensor")
-        if sum(x.nbytes for x in inputs.values()) > self.max_bytes:
-            self._close("a call is larger than max_bytes")
+        if self._held + sum(x.nbytes for x in inputs.values()) > self.max_bytes:
+            self._drop()
             return None
         return _Taken(next(self._numbers), {name: _copied(x, name) for name, x in inputs.items()}, options)
 
@@ -281,9 +287,11 @@ class Sampler:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_all, args=(self._queue,), daemon=True)
                 self._thread.start()
+            self._held += taken.size
         try:
             self._queue.put_nowait(taken)
         except queue.Full:  # other threads were faster
+            self._let_go(taken)
             self._drop()
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, object]:
@@ -351,6 +359,7 @@ class Sampler:
             except Exception as error:  # a full disk, an option that no file can hold
                 self._problem(error)
             finally:
+                self._let_go(taken)
                 waiting.task_done()
 
     def _write(self, taken: _Taken) -> None:
@@ -392,7 +401,11 @@ class Sampler:
         self._thread = None
         self._lock = threading.Lock()
         self._token, self._numbers = secrets.token_hex(4), itertools.count()
-        self.recorded = self.dropped = 0
+        self.recorded = self.dropped = self._held = 0
+
+    def _let_go(self, taken: _Taken) -> None:
+        with self._lock:
+            self._held -= taken.size
 
     def _drop(self) -> None:
         with self._lock:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from oracle.errors import NumericsError
+from oracle.errors import NumericsError, among
 from oracle.numbers.formats import E4M3FN, Format
 from oracle.numbers.scaling import (
     E4M3_1X32_UE8M0,
@@ -316,7 +316,7 @@ def get(name: str) -> Recipe:
     Raises NumericsError: no recipe has this name; the message lists those that exist.
     """
     if name not in recipes():
-        raise NumericsError(f"no recipe {name!r}; there are: {', '.join(sorted(recipes()))}")
+        raise NumericsError(f"no recipe {name!r}; {among(name, sorted(recipes()))}")
     return recipes()[name]
 
 

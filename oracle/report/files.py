@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
+from oracle.errors import counted
 from oracle.report.outcome import LOSS, LOSS_COLUMNS, Cause, Outcome, Report, causes, losses, printable
 from oracle.verdict.compare import Status
 
@@ -81,11 +82,10 @@ def _clean(text: str) -> str:
 def to_markdown(report: Report) -> str:
     """The report as GitHub-flavoured Markdown."""
     found = causes(report)
-    counts = ", ".join(f"{count} {name.lower()}" for name, count in report.counts().items() if count)
     sign, word = ("✅", "all as it must be") if report.ok else ("❌", "not as it must be")
-    head = [f"### {sign} fp8-oracle: {word}", "", f"{counts or 'nothing was judged'}; {report.seconds:.1f} s", ""]
+    head = [f"### {sign} fp8-oracle: {word}", "", f"{report.words}; {report.seconds:.1f} s", ""]
     if report.unfinished:
-        head += [f"**Interrupted: {report.unfinished} cases did not run.**", ""]
+        head += [f"**Interrupted: {counted(report.unfinished, 'case')} did not run.**", ""]
     head += [f"- **ledger**: {one_line(complaint)}" for complaint in report.complaints]
     for title, known in (("What fails", False), ("Known failures", True)):
         chosen = [cause for cause in found if (cause.known is not None) == known]
@@ -118,7 +118,7 @@ def _table(report: Report) -> list[str]:
         cells = (group.contract, group.subject, group.arch, str(group.judged or ""), f"{group.word}{detail}", margin)
         rows.append("| " + " | ".join(map(one_line, cells)) + " |")
     head = ("| routine | subject | arch | cases | verdict | worst margin |", "|---|---|---|--:|---|--:|")
-    said = f"<details><summary>{len(rows)} routines by subject and arch</summary>"
+    said = f"<details><summary>{counted(len(rows), 'row')}: routine by subject and arch</summary>"
     return [said, "", *head, *rows, "", "</details>"]
 
 
@@ -143,7 +143,8 @@ def within(lines: list[str]) -> str:
             break
         kept.append(line)
     folds = sum(line.startswith("<details>") for line in kept) - sum(line == "</details>" for line in kept)
-    return "\n".join([*kept, *["", "</details>"] * folds, "", f"({len(lines) - len(kept)} more lines left out)", ""])
+    left = counted(len(lines) - len(kept), "more line")
+    return "\n".join([*kept, *["", "</details>"] * folds, "", f"({left} left out)", ""])
 
 
 def code(text: str) -> str:

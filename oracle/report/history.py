@@ -22,8 +22,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.errors import FixtureError, OracleError
-from oracle.report.markup import badge, count, page, scrolling, table, theme_button
+from oracle.errors import FixtureError, OracleError, counted
+from oracle.fixtures.kinds import kind_of
+from oracle.report.markup import badge, page, scrolling, table, theme_button
 from oracle.report.outcome import Report, printable
 
 VERSION = 1
@@ -148,7 +149,9 @@ def _opened(path: Path, *, create: bool) -> Iterator[sqlite3.Connection]:
     except (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, OverflowError) as error:
         if isinstance(error, OracleError):
             raise
-        raise FixtureError(f"{path}: cannot be used as a history ({error}); name another file") from None
+        what = kind_of(path)
+        other = f"is {what}; a history is an SQLite file" if what else f"cannot be used as a history ({error})"
+        raise FixtureError(f"{path}: {other}; name another file") from None
     finally:
         if not present and path.is_file() and not path.stat().st_size:
             path.unlink()
@@ -260,7 +263,7 @@ def to_html(points: Sequence[Point], title: str) -> str:
 def _last(points: Sequence[Point]) -> str:
     last = points[-1]
     said = "✓ All as it must be" if last.ok else "✗ Not all as it must be"
-    return f"{said} in run {last.number}, the last of {count(len(points), 'run')}"
+    return f"{said} in run {last.number}, the last of {counted(len(points), 'run')}"
 
 
 def _plot(points: Sequence[Point], name: str, said: str) -> str:

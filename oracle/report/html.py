@@ -218,7 +218,7 @@ def _id(text: str) -> str:
 
 def _extent(o: Outcome) -> str:
     """How many elements of an output fail; empty without a comparison."""
-    return f"{o.verdict.outside} of {o.verdict.total} elements outside" if o.verdict.total else ""
+    return f"{o.verdict.outside} of {count(o.verdict.total, 'element')} outside" if o.verdict.total else ""
 
 
 def _matrix(report: Report) -> str:
@@ -249,7 +249,7 @@ def _chip(number: int, group: Group) -> str:
 
 
 def _margins(report: Report) -> str:
-    passing = [o for o in report.outcomes if o.status in PASSING]
+    passing = [o for o in report.outcomes if o.status in PASSING and not o.watch]
     if not passing:
         return ""
     margins = [o.verdict.margin for o in passing if o.verdict.matches is None]

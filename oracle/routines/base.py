@@ -33,7 +33,7 @@ from oracle.errors import (
     NumericsError,
     OptionError,
     ShapeError,
-    near,
+    among,
 )
 from oracle.numbers.recipes import Recipe
 from oracle.tensorcore.identify import Match
@@ -179,6 +179,12 @@ class Call:
         call, known = replace(self, schedule=schedule), vars(self)
         vars(call).update({name: known[name] for name in ("resolved", "optional_operands") if name in known})
         return call
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook, and hypothesis for a failing example, shows."""
+        given = [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in self.inputs.items()]
+        chosen = [f"{name}={value}" for name, value in self.options.items()]
+        printer.text(f"Call of {self.contract.name}: {', '.join([*given, *chosen])}")
 
     def checked(self) -> Call:
         """This call, which is not refused."""
@@ -536,7 +542,7 @@ class Contract(ABC):
         known = {spec.name: spec for spec in self.options}
         for name, value in options.items():
             if name not in known:
-                raise OptionError(f"{self.name} has no option {name!r}; its options: {', '.join(known) or 'none'}")
+                raise OptionError(f"{self.name} has no option {name!r}; {among(name, known)}")
             if isinstance(value, Tensor):  # whose values, and so its words, may be gone
                 raise OptionError(f"{self.name}: {name} is a {type(value).__name__}; an option is a plain value")
             choices = known[name].choices
@@ -577,8 +583,9 @@ def registered() -> Mapping[str, Contract]:
 def get(name: str) -> Contract:
     """The contract of this name; ContractError lists what exists."""
     if not isinstance(name, str) or name not in _REGISTRY:
-        said = f"{name!r}{near(name, _REGISTRY)}" if isinstance(name, str) else f"named by a {type(name).__name__}"
-        raise ContractError(f"no contract {said}; there are: {', '.join(sorted(_REGISTRY))}")
+        said = repr(name) if isinstance(name, str) else f"named by a {type(name).__name__}"
+        listed = among(name if isinstance(name, str) else "", sorted(_REGISTRY), see="fp8-oracle list contracts")
+        raise ContractError(f"no contract {said}; {listed}")
     return _REGISTRY[name]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,6 +143,10 @@ class Case:
         if self.options:
             parts.append(_pairs(self.options))
         return "/".join([*parts, f"family={self.family}", f"seed={self.seed}"])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook, and hypothesis for a failing example, shows."""
+        printer.text(f"cases.parse({str(self)!r})")
 
     def __getitem__(self, extent: str) -> int:
         return dict(self.extents)[extent]

@@ -30,7 +30,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from oracle.errors import NumericsError
+from oracle.errors import NumericsError, among
 
 
 class Status(Enum):
@@ -270,8 +270,8 @@ def instruction(name: str) -> Instruction:
         return INSTRUCTIONS[name]
     arch = name.split(".")[0]
     same = [n for n in INSTRUCTIONS if n.startswith(arch + ".")]
-    known = ", ".join(same) if same else "architectures: " + ", ".join(arches())
-    raise NumericsError(f"no instruction {name!r}; known: {known}")
+    said = among(name, same) if same else f"no model for arch {arch!r}; {among(arch, arches())}"
+    raise NumericsError(f"no instruction {name!r}; {said}")
 
 
 def least_align_bits(i: Instruction) -> int | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from oracle.bounds import admissible
 from oracle.bounds.engines import exact
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.errors import NumericsError
+from oracle.errors import NumericsError, counted
 from oracle.tensorcore.identify import find_split
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule, is_class, schedules
@@ -49,7 +49,7 @@ class Class:
         if self.name == "none":
             return "no known class holds the output"
         how = "bit-equal to" if self.bits else "within"
-        return f"{how} {_said(self.name)} ({self.elements} elements)"
+        return f"{how} {_said(self.name)} ({counted(self.elements, 'element')})"
 
 
 def tightest_class(parts: Sequence[Part], output: Tensor, arch: str) -> Class:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
-from oracle.errors import NonconformanceError, OptionError
+from oracle.errors import NonconformanceError, OptionError, counted
 from oracle.numbers.formats import Format, decode, of_dtype
 from oracle.numbers.rounding import power_of_two
 from oracle.verdict import heatmap
@@ -150,6 +150,7 @@ class Verdict:
         Both figures of a quantiser are computed when one of them is first read.
     failing : kept of a large failure until it is explained.
     pictures : makes what :meth:`plot` draws, by output; it is not pickled.
+    frames : those of the routine's own traceback, where it raised.
     """
 
     status: Status
@@ -169,6 +170,7 @@ class Verdict:
     loss: Loss | None = field(default=cast(Any, Deferred()), compare=False, repr=False)
     failing: Failing | None = field(default=None, compare=False, repr=False)
     pictures: Callable[[], Mapping[str, Picture]] | None = field(default=None, compare=False, repr=False)
+    frames: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __bool__(self) -> bool:
         return self.status is Status.PASSED
@@ -263,6 +265,7 @@ class Verdict:
         """A JSON-ready dict; non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
         record = asdict(replace(self, evidence=None, failing=None, pictures=None))
         del record["failing"], record["pictures"]
+        frames = record.pop("frames")
         record["status"] = str(self.status)
         if record["worst"] is not None:
             record["worst"]["index"] = list(record["worst"]["index"])
@@ -273,7 +276,7 @@ class Verdict:
                 record[name] = {key: _jsonable(value) for key, value in record[name].items()}
         record["explained_by"] = list(self.explained_by)
         record["evidence"] = None if self.evidence is None else self.evidence.to_json()
-        return record
+        return record | ({"frames": list(frames)} if frames else {})
 
 
 @dataclass(frozen=True)
@@ -347,6 +350,11 @@ def measured(value: Tensor, expected: Tensor, fmt: Format) -> Error | None:
     return Error(ulps, sqnr(float(expected.square().sum()), float(error.square().sum())))
 
 
+def _every(total: int) -> str:
+    """``all 8 elements``."""
+    return "the only element" if total == 1 else f"all {total} elements"
+
+
 def verdict(
     comparison: Comparison,
     *,
@@ -365,17 +373,17 @@ def verdict(
         assert c.worst is not None
         w = c.worst
         summary = (
-            f"{c.outside} of {c.total} elements outside the bound ({basis}); worst {w.output}{list(w.index)}: "
-            f"actual {w.actual:.9g}, admissible [{w.low:.9g}, {w.high:.9g}]; {where}"
+            f"{c.outside} of {counted(c.total, 'element')} outside the bound ({basis}); worst "
+            f"{w.output}{list(w.index)}: actual {w.actual:.9g}, admissible [{w.low:.9g}, {w.high:.9g}]; {where}"
         )
         seen = None if c.evidence is None else replace(c.evidence, tile=tiles)
         return Verdict(
             Status.FAILED, summary, c.outside, c.total, w, None, (), basis, where, c.margin, c.unconstrained,
             evidence=seen, error=c.measure(),
         )  # fmt: skip
-    said = f"all {c.total} elements admissible ({basis}), worst margin {c.margin:.3g}"
+    said = f"{_every(c.total)} admissible ({basis}), worst margin {c.margin:.3g}"
     if matches is not None:
-        said = f"all {c.total} elements equal the bits of {matches}"
+        said = f"{_every(c.total)} {'equals' if c.total == 1 else 'equal'} the bits of {matches}"
     if c.unconstrained:
         said += f"; {c.unconstrained} not constrained (an intermediate may overflow)"
     if mistrust is None and 2 * c.unconstrained > c.total:

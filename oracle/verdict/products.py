@@ -218,6 +218,9 @@ def exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None,
 
 
 def _exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
+    if product.nearby is not None:
+        value, interval = exact_and_interval(product.nearby, name)
+        return None if value is None else value.to(product.a.device), interval.to(product.a.device)
     value, interval = _of_float32(product, name)
     if product.c is not None and product.c.dtype is torch.bfloat16:
         value = exact(product) if value is None else value
@@ -257,12 +260,13 @@ class Bands:
 
     def __init__(self, parts: Sequence[Part], output: Tensor) -> None:
         self.parts, self.output = parts, output
+        self._samples = list(samples(parts, output))
         self._witnesses: list[tuple[ScaledProduct, Tensor]] = []
         self._refused: dict[str, tuple[int, int, Tensor]] = {}
 
     def reproduced(self, schedule: Schedule) -> bool:
         """Whether ``schedule`` gives every bit."""
-        few = chain(self._witnesses, samples(self.parts, self.output))
+        few = chain(self._witnesses, self._samples)
         if not all(bool(same_bits(self._bits(product, schedule), wanted).all()) for product, wanted in few):
             return False
         for i, own, start, band in self._all():
@@ -278,8 +282,7 @@ class Bands:
 
     def alike(self, schedule: Schedule) -> float:
         """The share of equal bits in a few rows and columns."""
-        pairs = samples(self.parts, self.output)
-        same = [same_bits(self._bits(product, schedule), wanted).flatten() for product, wanted in pairs]
+        same = [same_bits(self._bits(product, schedule), wanted).flatten() for product, wanted in self._samples]
         return float(torch.cat(same).to(torch.float64).mean())
 
     def right(self, schedule: Schedule) -> Tensor:
@@ -388,7 +391,8 @@ def _judge_interval(
             if (held := held_by(known, output, found.bad, other)) is None:
                 continue
             comparison, basis = held
-            said = f"{basis}; {found.outside} elements leave the {intervals[0].name}, which is not declared"
+            leave = "element leaves" if found.outside == 1 else "elements leave"
+            said = f"{basis}; {found.outside} {leave} the {intervals[0].name}, which is not declared"
             if other.endswith(SPLIT) and (split := _split_of(parts, output, other)) is not None:
                 said, matched = f"bits of {split.name}", split.name
                 return verdict_of_equality(said, matched, comparison.total, mistrust)

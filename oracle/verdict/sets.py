@@ -26,6 +26,7 @@ from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Error, Status, Verdict, Worst, compare, verdict
+from oracle.verdict.notebook import card
 
 EVERYWHERE = "the same on every machine"
 ZERO_TRUST = 0.30  # above this share of zero results a pass proves little (oneDNN benchdnn's default zero trust)
@@ -54,6 +55,17 @@ class Bounds:
     high: Tensor
     free: Tensor
     numerics: str
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        widest = torch.where(self.free, 0.0, self.high - self.low).nan_to_num(nan=0.0)
+        rows = (
+            ("numerics", self.numerics),
+            ("one value", f"{int((widest == 0).sum()) - int(self.free.sum())} of {self.free.numel()} elements"),
+            ("widest", f"{float(widest.max()) if widest.numel() else 0.0:.6g}"),
+            ("nothing is said of", f"{int(self.free.sum())} elements"),
+        )
+        return card("Bounds", str(list(self.low.shape)), rows)
 
 
 class Sets(ABC):
@@ -95,7 +107,8 @@ def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
 
 def undeclared(held: Verdict, refused: Verdict) -> Verdict:
     """A pass by a class that is not declared; its basis names the usual class too, which ``refused`` the output."""
-    said = f"{held.basis}; {refused.outside} elements leave the {refused.basis}, which is not declared"
+    leave = "element leaves" if refused.outside == 1 else "elements leave"
+    said = f"{held.basis}; {refused.outside} {leave} the {refused.basis}, which is not declared"
     return replace(held, basis=said, summary=held.summary.replace(held.basis, said, 1))
 
 
@@ -231,7 +244,7 @@ def verdict_of_equality(
     basis: str, name: str, total: int, mistrust: str | None, error: Error | None = None
 ) -> Verdict:
     """A pass by equality of every bit with a named prediction; ``error`` where it was measured."""
-    said = f"all {total} elements equal the bits of {name}"
+    said = f"{'the only element equals' if total == 1 else f'all {total} elements equal'} the bits of {name}"
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED

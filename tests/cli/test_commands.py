@@ -265,7 +265,7 @@ class TestVerify:
         ("arguments", "said"),
         [
             (["--case", "fp8_gemm_nt/nonsense"], "2 parts"),
-            (["--case", "captures/none/out"], "nothing to run"),
+            (["--case", "captures/none/out"], "no capture 'captures/none/out'"),
             (["--case", CASE.replace("k=256", "k=256,q=1")], "'q'"),
             (["--contract", "fp9"], "no contract 'fp9'"),
             (["--subject", "nobody"], "no subject 'nobody'"),

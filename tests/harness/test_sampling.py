@@ -194,7 +194,7 @@ class TestTheEngineGoesOn:
         assert late.sampler.flush(60) and files(tmp_path / "l") == []
         small = oracle.sample(right.gemm, every=1, to=tmp_path / "s", contract=GEMM, max_bytes=size - 1)
         small(**INPUTS, **CALL)
-        assert small.sampler.flush(60) and files(tmp_path / "s") == []
+        assert small.sampler.flush(60) and files(tmp_path / "s") == [] and small.sampler.dropped == 1
 
     def test_a_slow_disk_holds_nobody_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Calls that find ``PENDING`` others waiting are dropped, and counted."""

@@ -165,7 +165,9 @@ class Mxfp8DequantizeColumnwise(BlockDequantiser):
         return Block(TALL, 1)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        tall(len(inputs["q"])) if inputs["q"].dim() == 2 else None
+        q = inputs.get("q")
+        if isinstance(q, Tensor) and q.dim() == 2:
+            tall(len(q))
         return super().check(inputs, options)
 
     def shape_of_scales(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:

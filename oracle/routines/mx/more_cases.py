@@ -37,6 +37,19 @@ def _f32(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
+def _batch(case: Case) -> dict[str, Tensor]:
+    x = _x(case, rows=case["g"] * case["m"])
+    one = case.option("global") == "one"
+    return {"x": x.reshape(case["g"], case["m"], case["k"]), "global_scale": _f32(1.0 if one else TOP / _amax(x))}
+
+
+def _gated(case: Case) -> dict[str, Tensor]:
+    """Gates and values of any size: the global scale is that of values of a few units."""
+    (dtype,) = case.operand_dtypes
+    x = data.activations(case.label("x"), case.family, case["m"], 2 * case["k"], dtype=dtype).clamp(-64.0, 64.0)
+    return {"x": x, "global_scale": _f32(1.0 if case.option("global") == "one" else TOP / 4096.0)}
+
+
 def _layout(case: Case) -> dict[str, object]:
     return {"layout": case.option("layout") or LAYOUTS[0]}
 
@@ -96,7 +109,8 @@ def _one_a_byte(case: Case) -> dict[str, Tensor]:
 
 def _fp4_cast(case: Case) -> dict[str, object]:
     packed = case.option("packed") == "1"
-    given = {"use_ue8m0": packed or case.option("ue8m0") == "1", "gran_k": int(case.option("gran") or 128)}
+    given: dict[str, object] = {"use_ue8m0": packed or case.option("ue8m0") == "1"}
+    given |= {"gran_k": int(case.option("gran") or 128)}
     return given | ({"use_packed_ue8m0": True} if packed else {})
 
 
@@ -309,6 +323,18 @@ _GRAMMARS: Mapping[str, Grammar] = {
         _MK, ("e2m1",), ("1x128",), ("randn", "wide"), _packed, _gran, {"gran": ("32",)},
         listed=_ids(("m=1,k=130", "m=9,k=320")),
     ),
+    "nvfp4_batched_quantize": Grammar(
+        _GMK, _BOTH, ("1x16",), FAMILIES, _batch, _layout, {"layout": ("8x4",), "global": ("one",)},
+        listed=_ids(("g=1,m=5,k=64", "g=3,m=130,k=96", "g=3,m=9,k=160")),
+    ),
+    "nvfp4_quantize_shuffled": Grammar(
+        _MK, _BOTH, ("1x16",), FAMILIES, _encoded, lambda case: {}, {"global": ("one",)},
+        listed=_ids(("m=160,k=96", "m=64,k=160")), domain="m % 32 == 0",
+    ),
+    "silu_and_mul_nvfp4_quantize": Grammar(
+        _MK, _BOTH, ("1x16",), ("randn", "heavy", "steps"), _gated, _layout, _ONE,
+        listed=_ids(("m=1,k=160", "m=130,k=96", "m=17,k=192")),
+    ),
     "nvfp4_quantize_stochastic": Grammar(_MK, _BOTH, ("1x16",), FAMILIES, _encoded, _seeded, _ONE, listed=_ids(_PLAIN)),
     "nvfp4_quantize_2d": Grammar(
         _MK, _BOTH, ("16x16",), FAMILIES, _encoded, _layout, _ONE, listed=_ids(("m=16,k=160", "m=48,k=192")),
@@ -367,6 +393,8 @@ GRAMMARS = with_corners(_GRAMMARS, {name: CORNER for name, grammar in _GRAMMARS.
 SMALLEST = {
     "nvfp4_quantize_2d": "m=16,k=96", "mxfp8_quantize_columnwise": "m=32,k=6", "mxfp8_quantize_2d": "m=32,k=32",
     "mxfp8_dequantize_columnwise": "m=32,k=6", "transpose_packed_fp4": "m=4,k=12",
+    "nvfp4_batched_quantize": "g=2,m=3,k=32", "nvfp4_quantize_shuffled": "m=32,k=16",
+    "silu_and_mul_nvfp4_quantize": "m=3,k=32",
 }  # fmt: skip
 
 
