@@ -8,6 +8,34 @@ out. A wrong *kernel* is a verdict (:mod:`oracle.verdict.compare`), not an error
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+MANY = 12, 60  # names that a message lists beside the one that was meant, and where none is near
+
+
+def among(name: object, known: Iterable[object], *, see: str = "") -> str:
+    """The end of a message about a name that does not exist: what was probably meant, and what there is.
+
+    A long list is left out, a shorter one where a near name is known; ``see`` is the command that prints it.
+    """
+    import difflib  # here: every pytest run of every project imports this file
+
+    names = list(dict.fromkeys(map(str, known)))
+    lower = {n.lower(): n for n in reversed(names)}
+    near = [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, 3, 0.66)]
+    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    if not names:
+        return "there is none"
+    there = f"{'There' if near else 'there'} {'are' if names[1:] else 'is'}"
+    if len(names) > MANY[not near]:
+        return f"{meant}{there} {len(names)}" + (f": `{see}` prints them" if see else "")
+    return f"{meant}{there}: {', '.join(names)}"
+
+
+def counted(n: int, noun: str, plural: str | None = None) -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{n} {noun}" if n == 1 else f"{n} {plural or noun + 's'}"
+
 
 class OracleError(Exception):
     """Base of every error the oracle raises on purpose."""

@@ -13,8 +13,12 @@ Fixtures ``assert_conforms`` and ``oracle_case``, marker ``oracle_cases``, optio
 MISTRUSTED is a :class:`MistrustedWarning`, which ``-W error::oracle.pytest_plugin.MistrustedWarning`` turns into a
 failure. A test that takes a case and judges nothing fails.
 
+A case is a parameter whose id ``-k`` takes: ``m=5,n=192`` of the case id is ``m:5-n:192`` there. The other parameters
+of a test are part of its subject, ``test_it[eager]``, so that tables and ``fp8-oracle compare`` tell them apart.
+
 Verdicts are attributes of pytest's own test reports, so with pytest-xdist the controller alone writes the file, one
-line at a time as tests end; a killed run leaves the lines that it wrote.
+line at a time as tests end; a killed run leaves the lines that it wrote. While a report is written, SIGTERM ends the
+run as SIGINT does: with the closing line, and a record that is whole up to there.
 
 Importing this file loads neither torch nor any other part of the suite; the first verdict or marked test does.
 Not covered: running a kernel in a process of its own (pytest-xdist restarts a worker that dies).
@@ -22,22 +26,29 @@ Not covered: running a kernel in a process of its own (pytest-xdist restarts a w
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import shlex
+import signal
+import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from oracle.diagnosis.level import explain_level, explaining
-from oracle.errors import OptionError
+from oracle.errors import OptionError, among, counted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from oracle.cli.pytest_outcome import Test
     from oracle.routines.cases import Case
     from oracle.verdict.compare import Verdict
 
@@ -104,13 +115,15 @@ def assert_conforms(
     """
     __tracebackhide__ = True
     from oracle.cli import pytest_outcome
+    from oracle.harness import sources
     from oracle.verdict.compare import Status
 
     item = _running[-1] if _running else None
     ordinal = 1 if item is None else item.stash[_JUDGED] + 1
-    test = "" if item is None else item.nodeid
+    test = pytest_outcome.OUTSIDE if item is None else _named(item)
+    source = "" if item is None else sources.place(item.path, (item.location[1] or 0) + 1)
     outcome = pytest_outcome.judge(
-        output, contract, inputs, arch=arch, numerics=numerics, given=options, test=test, ordinal=ordinal
+        output, contract, inputs, arch=arch, numerics=numerics, given=options, test=test, source=source, ordinal=ordinal
     )
     if item is not None:
         item.stash[_JUDGED] = ordinal
@@ -121,6 +134,30 @@ def assert_conforms(
     if verdict.status is Status.MISTRUSTED:
         warnings.warn(MistrustedWarning(said), stacklevel=2)
     return verdict
+
+
+def _named(item: pytest.Item) -> Test:
+    """A test by its id, and without the case among its parameters; the command that runs it from here."""
+    from oracle.cli.pytest_outcome import Test
+
+    path, *names = item.nodeid.split("::")  # relative to the root, which pytest may not have been started in
+    here = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir)
+    words = ["pytest", "::".join([here, *names])]
+    if (profile := item.config.getoption("oracle_profile")) is not None:
+        words.append(f"--oracle-profile={profile}")  # without it pytest may not have the case
+    callspec = getattr(item, "callspec", None)
+    case = None if callspec is None else callspec.params.get(CASE)
+    base = item.nodeid.removesuffix(f"[{callspec.id}]") if callspec is not None else item.nodeid
+    if case is None:
+        return Test(item.nodeid, item.nodeid, item.nodeid, shlex.join(words))
+    assert callspec is not None
+    others = "-".join(part for part in callspec.id.replace(_id(case), "\0", 1).split("-") if part != "\0")
+    return Test(item.nodeid, f"{base}[{_id(case)}]", f"{base}[{others}]" if others else base, shlex.join(words))
+
+
+def _id(case: Case) -> str:
+    """The id of a case as a parameter: what ``-k`` cannot parse is replaced."""
+    return str(case).translate(str.maketrans("=,", ":-"))
 
 
 # --- fixtures and cases ---------------------------------------------------------------------------------------
@@ -161,7 +198,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         )
     except (OracleError, TypeError) as error:
         pytest.fail(f"@pytest.mark.{MARKER} of {metafunc.function.__name__}: {error}", pytrace=False)
-    metafunc.parametrize(CASE, list(found), ids=[str(case) for case in found])
+    metafunc.parametrize(CASE, list(found), ids=[_id(case) for case in found])
 
 
 # --- hooks ----------------------------------------------------------------------------------------------------
@@ -198,7 +235,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from oracle.routines import profiles
 
         if profile not in profiles.PROFILES:
-            raise pytest.UsageError(f"--oracle-profile {profile}: there are {', '.join(profiles.PROFILES)}")
+            raise pytest.UsageError(f"--oracle-profile {profile}: {among(profile, profiles.PROFILES)}")
     if not hasattr(config, "workerinput"):  # pytest-xdist's workers leave the report to their controller
         config.pluginmanager.register(_Reporter(config.getoption("oracle_report")), "fp8_oracle_reporter")
 
@@ -251,14 +288,28 @@ class _Reporter:
         self.path = None if path is None else Path(path)
         self.counts: Counter[str] = Counter()
         self.start = time.perf_counter()
-        self.stream: TextIO | None = None
+        self.descriptor: int | None = None
+        self.problem = ""  # why the file holds less than was judged
+        self.ran: set[str] = set()
+        self.collected: set[str] = set()  # tests that take a verdict or, with pytest-xdist, all of them
+        self.before: Any = None
         if self.path is not None:
-            try:
-                self.stream = self.path.open("w", encoding="utf-8", buffering=1)
-            except OSError as error:
-                raise pytest.UsageError(f"--oracle-report {path}: cannot be written ({error.strerror})") from None
+            self.descriptor = _opened(self.path)
+            main = threading.current_thread() is threading.main_thread()
+            if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                self.before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        judging = {CASE, "assert_conforms"}
+        self.collected |= {i.nodeid for i in session.items if judging & set(getattr(i, "fixturenames", ()))}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        self.collected |= set(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or not report.passed:
+            self.ran.add(report.nodeid)
         found = getattr(report, "fp8_oracle", None)
         if found is None:
             return
@@ -269,21 +320,57 @@ class _Reporter:
             self.counts["KNOWN" if known else line["outcome"]["verdict"]["status"]] += 1
             self._write(line)
 
-    def pytest_sessionfinish(self) -> None:
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if self.counts:
             seconds = round(time.perf_counter() - self.start, 3)
-            self._write({"kind": "end", "complaints": [], "seconds": seconds, "unfinished": 0})
+            interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+            left = len(self.collected - self.ran) if interrupted else 0
+            self._write({"kind": "end", "complaints": [], "seconds": seconds, "unfinished": left})
+        if self.problem and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED  # what was asked for is not there
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.counts:
-            counted = ", ".join(f"{count} {status.lower()}" for status, count in sorted(self.counts.items()))
-            where = "" if self.path is None else f"; {self.path}"
-            terminalreporter.write_line(f"fp8-oracle: {self.counts.total()} verdicts: {counted}{where}")
+            each = ", ".join(f"{count} {status.lower()}" for status, count in sorted(self.counts.items()))
+            where = "" if self.path is None or self.problem else f"; {self.path}"
+            terminalreporter.write_line(f"fp8-oracle: {counted(self.counts.total(), 'verdict')}: {each}{where}")
+        if self.problem:
+            terminalreporter.write_line(f"fp8-oracle: {self.problem}", red=True)
 
     def pytest_unconfigure(self) -> None:
-        if self.stream is not None:
-            self.stream.close()
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
+        if self.descriptor is not None:
+            os.close(self.descriptor)
 
     def _write(self, line: Mapping[str, object]) -> None:
-        if self.stream is not None:
-            self.stream.write(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n")
+        """Append a line, the whole of it or nothing."""
+        if self.descriptor is None or self.problem:
+            return
+        content = (json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n").encode()
+        begin = os.lseek(self.descriptor, 0, os.SEEK_CUR)
+        try:
+            while content:
+                content = content[os.write(self.descriptor, content) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):  # no regular file
+                os.ftruncate(self.descriptor, begin)
+            rest = f"{self.path} lacks {'verdicts from here on' if begin else 'every verdict'}"
+            self.problem = f"--oracle-report {self.path} cannot be written ({error.strerror}); {rest}"
+
+
+def _opened(path: Path) -> int:
+    """The descriptor of an empty report; UsageError where it cannot be written, or another run writes it."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise pytest.UsageError(f"--oracle-report {path}: cannot be written ({error.strerror})") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError):  # a device or a pipe
+            os.ftruncate(descriptor, 0)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise pytest.UsageError(f"--oracle-report {path}: another run is writing it; name another file") from None
+    return descriptor

@@ -97,9 +97,11 @@ def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, T
 
 def residue_step(
     x: Tensor, low: Tensor, high: Tensor, slack: Tensor, p: Tensor, top: Tensor, acc: Accumulator,
-    least: Tensor | None = None,
+    least: Tensor | None = None, merged: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """One step of :func:`residue`: addends ``p [M, N, G]`` (float64) whose largest exponent is ``top [M, N]``.
+
+    ``merged``: sums of these addends, of which each may be cut as one; what either way loses is allowed.
 
     ``slack`` bounds what ``x``, before and after the step, may miss. ``least``: the largest exponent is not known; it
     lies between ``least`` (``NONE``: no addend aligns anything, and then the sum is the accumulator's own) and ``top``.
@@ -113,6 +115,8 @@ def residue_step(
     top = torch.where(live, top.clamp(min=EMIN32), top)
     quantum = power(torch.maximum(top, exponent_floor(held)) - acc.align)
     positive, negative = residues(p, quantum)
+    if merged is not None:
+        positive, negative = map(torch.maximum, (positive, negative), residues(merged, quantum))
     lost = torch.where(_may_be_below(x, low - slack, high + slack, top), power(top - acc.align), torch.zeros_like(x))
     after = x + p.sum(dim=-1)
     l1 = low - positive - torch.where(x + high + slack > 0, lost, torch.zeros_like(x))

@@ -18,7 +18,8 @@ A rounding to nearest errs by ``2**-150`` where the result is subnormal; beyond 
 BLOCK_SCALED_GROUPS is the fused step of :func:`oracle.bounds.chain.residue_step` on other addends: exact sums of 16
 products times the significands of their scales, whose exponent is that of the scales alone. Which zeros take part in
 the alignment is not known (:class:`oracle.tensorcore.instructions.Zeros`); the largest exponent lies between those of
-the sums that are not 0 and those of all, and the interval holds the results of every reading. The same is true of
+the sums that are not 0 and those of all, and the interval holds the results of every reading, that of sums of 32 under
+one scale too. The same is true of
 zero products of mxf8f6f4 (:func:`oracle.bounds.chain.residue`). A least exponent of an alignment below -126 loses less.
 
 Source: the definitions in :mod:`oracle.tensorcore.fused`; standard error analysis (Higham, ch. 2 to 4).
@@ -126,7 +127,11 @@ def scaled_groups(
         all_groups = ea[:, None, g] + eb[None, :, g]
         least = torch.where(addends == 0, NONE, all_groups).amax(dim=-1)
         slack = slack + a.value.shape[-1] * 2.0**-51 * addends.abs().sum(dim=-1)
-        x, low, high = residue_step(x, low, high, slack, addends, all_groups.amax(dim=-1), acc, least)
+        pairs = None
+        if acc.scale_format == "float8_e8m0fnu":  # one scale for 32 products, which may be summed first
+            even = torch.nn.functional.pad(addends, (0, addends.shape[-1] % 2))
+            pairs = torch.unflatten(even, -1, (-1, 2)).sum(dim=-1)
+        x, low, high = residue_step(x, low, high, slack, addends, all_groups.amax(dim=-1), acc, least, pairs)
     return x, low - slack, high + slack
 
 

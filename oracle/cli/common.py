@@ -19,13 +19,24 @@ from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
 from oracle.numbers import recipes
 from oracle.report.console import STYLES
-from oracle.report.outcome import printable
+from oracle.report.files import to_json, to_junit, to_markdown
+from oracle.report.html import to_html
+from oracle.report.outcome import Report, printable
+from oracle.report.sarif import to_annotations, to_sarif
 from oracle.routines import get
 from oracle.verdict.compare import Verdict
 
 # argparse has no public name for what add_subparsers returns.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 PIPE_WIDTH = 160  # columns of a table that does not go to a terminal
+FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
+    "json": (to_json, "write the report as JSON; `-` is the standard output"),
+    "junit": (to_junit, "write the report as JUnit XML"),
+    "markdown": (to_markdown, "write a summary for a pull request; `-` is the standard output"),
+    "html": (to_html, "write one self-contained page: pictures of what fails, every case, provenance"),
+    "sarif": (to_sarif, "write what fails as SARIF 2.1.0, each at the line of its kernel, for code scanning"),
+    "annotations": (to_annotations, "write what fails as annotations of GitHub Actions; `-` is the standard output"),
+}
 
 
 class _Console(Console):
@@ -140,9 +151,10 @@ def add_jobs(command: argparse.ArgumentParser) -> None:
 
 
 class Bar:
-    """A bar with what runs, the rate and the time that is left; nothing where the output is no terminal."""
+    """A bar with what runs, the rate and the time that is left; nothing where the output is no terminal. ``total`` is
+    None for what has no end."""
 
-    def __init__(self, screen: Console, total: int) -> None:
+    def __init__(self, screen: Console, total: int | None) -> None:
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(),
                    TimeRemainingColumn(), TextColumn("{task.description}"))  # fmt: skip
         self._bar = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
@@ -164,6 +176,31 @@ class Bar:
         self._bar.advance(self._task)
         speed = self._bar.tasks[0].finished_speed or self._bar.tasks[0].speed
         self._bar.update(self._task, rate="" if not speed else f"{speed:.3g}/s")
+
+
+def add_output_arguments(command: argparse.ArgumentParser) -> None:
+    """The reports of a run, which :func:`write_reports` writes."""
+    for name, (_, said) in FORMATS.items():
+        command.add_argument(f"--{name}", metavar="FILE", help=said)
+
+
+def add_volume_arguments(command: argparse.ArgumentParser) -> None:
+    """``--quiet`` and ``--verbose``."""
+    volume = command.add_mutually_exclusive_group()
+    volume.add_argument("-q", "--quiet", action="store_true", help="only what fails, and the closing line")
+    volume.add_argument("-v", "--verbose", action="store_true", help="a line for every case")
+
+
+def screen_of(arguments: argparse.Namespace) -> Console:
+    """The console; standard error where a report goes to the standard output."""
+    return console(stderr=any(getattr(arguments, name) == "-" for name in FORMATS))
+
+
+def write_reports(report: Report, arguments: argparse.Namespace, *, but: Sequence[str] = ()) -> None:
+    """Write every report that is asked for, ``but`` those that the command writes itself."""
+    for name, (form, _) in FORMATS.items():
+        if name not in but and (target := getattr(arguments, name)) is not None:
+            write_text(target, form(report))
 
 
 def add_json(command: argparse.ArgumentParser, what: str) -> None:

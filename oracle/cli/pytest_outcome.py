@@ -5,7 +5,6 @@ Apart from :mod:`oracle.pytest_plugin`, which every pytest run of every project 
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from oracle.errors import CaseError, InputError
+from oracle.errors import CaseError, InputError, among
 from oracle.harness import provenance, runner
 from oracle.report import record
 from oracle.report.console import sentence
@@ -26,8 +25,23 @@ from oracle.routines.cases import Case
 
 
 @dataclass(frozen=True)
+class Test:
+    """The test that runs: its node id, the part of it that an outcome's id holds, the subject, the command."""
+
+    __test__ = False  # pytest collects classes of this name
+
+    node: str
+    id: str
+    subject: str
+    command: str
+
+
+OUTSIDE = Test("", "", "-", "")
+
+
+@dataclass(frozen=True)
 class TestOutcome(Outcome):
-    """An outcome whose subject is a test function.
+    """An outcome whose subject is a test with its parameters but for the case.
 
     ``test`` is the node id with its parameters ("" outside pytest), ``asked`` the case id or contract that was judged.
     """
@@ -38,10 +52,6 @@ class TestOutcome(Outcome):
     asked: str = ""
     numerics: str | None = None
     call: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def repro(self) -> str:
-        return f"pytest {shlex.quote(self.test)}" if self.test else ""
 
     @property
     def words(self) -> str:
@@ -62,10 +72,14 @@ def judge(
     arch: str,
     numerics: str | None,
     given: Mapping[str, object],
-    test: str,
+    test: Test,
+    source: str,
     ordinal: int,
 ) -> TestOutcome:
-    """The outcome of one output, the ``ordinal``-th of its test; see :func:`oracle.pytest_plugin.assert_conforms`."""
+    """The outcome of one output, the ``ordinal``-th of a test that stands at ``source``.
+
+    See :func:`oracle.pytest_plugin.assert_conforms`.
+    """
     start = time.perf_counter()
     case = contract if isinstance(contract, Case) else None
     found = get(contract.contract if isinstance(contract, Case) else contract)
@@ -76,10 +90,11 @@ def judge(
     operands = _on_device_of(output, case.inputs()) if inputs is None and case is not None else dict(inputs or {})
     outputs = dict(output) if isinstance(output, Mapping) else output
     verdict = runner.judge_outputs(found, operands, outputs, arch=arch, numerics=numerics, call=call)
-    name, subject = f"pytest/{test}" + (f"#{ordinal}" if ordinal > 1 else ""), test.partition("[")[0] or "-"
+    name = f"pytest/{test.id}" + (f"#{ordinal}" if ordinal > 1 else "")
     asked, seconds = found.name if case is None else str(case), time.perf_counter() - start
-    more: dict[str, Any] = {"test": test, "asked": asked, "numerics": numerics, "call": call}
-    return TestOutcome(name, found.name, subject, arch, verdict, seconds, **more)
+    more: dict[str, Any] = {"test": test.node, "asked": asked, "numerics": numerics, "call": call, "source": source}
+    verdict = verdict.settled()
+    return TestOutcome(name, found.name, test.subject, arch, verdict, seconds, command=test.command, **more)
 
 
 def line(outcome: TestOutcome) -> dict[str, object]:
@@ -122,7 +137,8 @@ def marked(
     if not kept and chosen:
         raise CaseError(f"`where` is true for none of the {len(chosen)} cases of {contract}")
     if not kept:
-        raise CaseError(f"{contract} has no cases; contracts with cases: {', '.join(sorted(grammar.grammars()))}")
+        said = among(contract, sorted(grammar.grammars()), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
     return kept
 
 

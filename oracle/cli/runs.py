@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -29,27 +30,30 @@ from oracle.cli.common import (
     add_explain_level,
     add_jobs,
     add_json,
+    add_output_arguments,
+    add_volume_arguments,
     console,
     pairs,
     repeated,
     say,
+    screen_of,
     write_json,
+    write_reports,
     write_text,
 )
-from oracle.diagnosis.level import explaining
-from oracle.errors import CaseError, OptionError, SubjectError
+from oracle.diagnosis.level import Explain, explaining
+from oracle.errors import CaseError, OptionError, SubjectError, among
 from oracle.fixtures import files as fixtures
 from oracle.harness import jobs, on_ray, provenance, recording, runner, subjects
 from oracle.harness.isolated import Host
 from oracle.harness.jobs import Lost
+from oracle.harness.process import interrupted_by_every_end
 from oracle.harness.recording import CaptureWriter
+from oracle.harness.report import LIMIT
 from oracle.harness.runner import Filter, Item, Shard
 from oracle.harness.subjects import Provider
-from oracle.harness.validation import LIMIT
-from oracle.report import changes, history, ledger, merge, record
+from oracle.report import changes, comment, history, ledger, merge, record
 from oracle.report import console as words
-from oracle.report.files import to_json, to_junit, to_markdown
-from oracle.report.html import to_html
 from oracle.report.ledger import Entry
 from oracle.report.outcome import Outcome, Report
 from oracle.report.record import Recorder, Run
@@ -57,14 +61,6 @@ from oracle.routines import cases, get, profiles, registered
 from oracle.verdict.compare import Status, Verdict
 
 Pool = Callable[..., Generator["Outcome | Lost"]]
-
-_FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
-    "json": (to_json, "write the report as JSON; `-` is the standard output"),
-    "junit": (to_junit, "write the report as JUnit XML"),
-    "markdown": (to_markdown, "write a summary for a pull request; `-` is the standard output"),
-    "html": (to_html, "write one self-contained page: pictures of what fails, every case, provenance"),
-}
-
 
 def add_verify(commands: Commands) -> None:
     command = add_command(
@@ -97,8 +93,8 @@ def add_verify(commands: Commands) -> None:
     command.add_argument("--resume", action="store_true", help=said)
     said = "keep the judged outputs as a captures folder, for `fixtures adopt`"
     command.add_argument("--keep", type=Path, metavar="DIR", help=said)
-    _add_output_arguments(command)
-    _add_volume_arguments(command)
+    add_output_arguments(command)
+    add_volume_arguments(command)
 
 
 def add_report(commands: Commands) -> None:
@@ -111,8 +107,8 @@ def add_report(commands: Commands) -> None:
     command.add_argument("--contract", metavar="NAME", help="only this routine; * and ? match")
     command.add_argument("--subject", metavar="NAME", help="only this subject; * and ? match")
     command.add_argument("--failures", action="store_true", help="only what fails, known failures included")
-    _add_output_arguments(command)
-    _add_volume_arguments(command)
+    add_output_arguments(command)
+    add_volume_arguments(command)
 
 
 def add_merge(commands: Commands) -> None:
@@ -124,8 +120,8 @@ def add_merge(commands: Commands) -> None:
     )  # fmt: skip
     command.add_argument("records", type=Path, nargs="+", metavar="RECORD", help="a .jsonl record")
     command.add_argument("--record", type=Path, metavar="FILE.jsonl", help="write the whole here: a new file")
-    _add_output_arguments(command)
-    _add_volume_arguments(command)
+    add_output_arguments(command)
+    add_volume_arguments(command)
 
 
 def add_compare(commands: Commands) -> None:
@@ -139,7 +135,11 @@ def add_compare(commands: Commands) -> None:
     said = "compare this subject of the old run with that one of the new run, and nothing else"
     repeated(command, "--pair", "OLD=NEW", said)
     add_json(command, "the changes")
-    _add_volume_arguments(command)
+    said = "write the changes as the comment of a pull request; `-` is the standard output"
+    command.add_argument("--markdown", metavar="FILE", help=said)
+    said = "with --markdown: its heading, and in its hidden first line what tells it from others (default: %(default)s)"
+    command.add_argument("--title", default=comment.TITLE, metavar="NAME", help=said)
+    add_volume_arguments(command)
 
 
 def add_history(commands: Commands) -> None:
@@ -155,28 +155,6 @@ def add_history(commands: Commands) -> None:
     show.add_argument("--html", metavar="FILE", help="write one self-contained page with plots")
     for action in (adding, show):
         action.add_argument("--db", type=Path, required=True, metavar="FILE", help="the history, an SQLite file")
-
-
-def _add_output_arguments(command: argparse.ArgumentParser) -> None:
-    for name, (_, said) in _FORMATS.items():
-        command.add_argument(f"--{name}", metavar="FILE", help=said)
-
-
-def _add_volume_arguments(command: argparse.ArgumentParser) -> None:
-    volume = command.add_mutually_exclusive_group()
-    volume.add_argument("-q", "--quiet", action="store_true", help="only what fails, and the closing line")
-    volume.add_argument("-v", "--verbose", action="store_true", help="a line for every case")
-
-
-def _screen(arguments: argparse.Namespace) -> Console:
-    """The console; standard error where a report goes to the standard output."""
-    return console(stderr=any(getattr(arguments, name) == "-" for name in _FORMATS))
-
-
-def _write_reports(report: Report, arguments: argparse.Namespace) -> None:
-    for name, (form, _) in _FORMATS.items():
-        if (target := getattr(arguments, name)) is not None:
-            write_text(target, form(report))
 
 
 def _read(path: Path) -> Report:
@@ -220,14 +198,14 @@ def _verify(arguments: argparse.Namespace) -> int:
     threads = min(given or 1, os.cpu_count() or 1) if given is not None or wanted.id is None else None
     points = subjects.points(arguments.provider)
     # The host comes first: its processes must inherit nothing that was computed here.
-    with Host(points, limit=arguments.limit, threads=threads) as host:
+    with Host(points, limit=arguments.limit, threads=threads, folder=_folder(arguments.provider)) as host:
         if threads is not None:
             torch.set_num_threads(threads)
         providers = host.providers()
         named = providers[len(points) - len(arguments.provider) :]
         for problem in (p.problem for p in named if p.problem is not None):
             raise SubjectError(problem)
-        items = _items(wanted, folder, arguments.profile, providers, writer, shard)
+        items = _items(wanted, folder, arguments.profile, providers, writer, shard, _flags(arguments, providers))
         if arguments.list:
             for item in items:
                 say(f"{item.id}\t{item.subject}")
@@ -258,6 +236,37 @@ def _verify(arguments: argparse.Namespace) -> int:
             return _run(arguments, wanted, folder, providers, items, writer, pool)
 
 
+def _folder(named: Sequence[str]) -> str | None:
+    """The folder in which providers that the command line names are looked for first."""
+    return os.getcwd() if named else None
+
+
+def _flags(arguments: argparse.Namespace, providers: Sequence[Provider]) -> Callable[[Item], str]:
+    """What the command that repeats an item says beside its case and subject."""
+    asked = (("threads", arguments.threads),
+             ("limit", None if arguments.limit == LIMIT else f"{arguments.limit:g}"),
+             ("explain", None if arguments.explain == Explain.QUICK else arguments.explain))  # fmt: skip
+    always = [f"--{name} {shlex.quote(str(value))}" for name, value in asked if value is not None]
+    named: dict[tuple[str, str, str], str] = {}
+    arches: dict[tuple[str, str], set[str]] = {}
+    for provider in providers:
+        for s in provider.subjects:
+            arches.setdefault((s.contract, s.name), set()).add(s.arch)
+            if provider.target in arguments.provider:
+                named[s.contract, s.name, s.arch] = provider.target
+
+    def flags(item: Item) -> str:
+        target = named.get((item.contract, item.subject, item.arch))
+        provider = [] if target is None else [f"--provider {shlex.quote(target)}"]
+        if item.id.startswith("captures/"):
+            folder = [] if arguments.fixtures is None else [f"--fixtures {shlex.quote(str(arguments.fixtures))}"]
+            return " ".join([*folder, *always])
+        several = len(arches.get((item.contract, item.subject), ())) > 1
+        return " ".join([*([f"--arch {item.arch}"] if several else []), *provider, *always])
+
+    return flags
+
+
 def _run(
     arguments: argparse.Namespace,
     wanted: Filter,
@@ -269,7 +278,7 @@ def _run(
 ) -> int:
     """Judge the items, and report; the exit status."""
     entries = ledger.load(folder / ledger.FILE) if folder is not None else []
-    screen = _screen(arguments)
+    screen = screen_of(arguments)
     asked_for = {
         "profile": None if wanted.id else arguments.profile,
         "contract": wanted.contract,
@@ -301,7 +310,7 @@ def _run(
     if recorder is not None:
         recorder.end(complaints, seconds, unfinished)
     words.print_report(report, screen, quiet=arguments.quiet)
-    _write_reports(report, arguments)
+    write_reports(report, arguments)
     if writer is not None:
         asked = [f"--{name} {value}" for name, value in about.selection.items()]
         asked += [f"--provider {target}" for target in arguments.provider]
@@ -317,10 +326,10 @@ def _run(
 
 def _items(
     wanted: Filter, folder: Path | None, profile: str, providers: Sequence[Provider], writer: CaptureWriter | None,
-    shard: Shard | None,
+    shard: Shard | None, flags: Callable[[Item], str] = lambda item: "",
 ) -> list[Item]:
     """What is wanted of the captures and of the subjects here; of a ``shard``, which may be empty, its part."""
-    kept = _wanted_items(wanted, folder, profile, providers, writer)
+    kept = [replace(item, flags=flags(item)) for item in _wanted_items(wanted, folder, profile, providers, writer)]
     return kept if shard is None else [item for item in kept if shard.holds(item)]
 
 
@@ -344,12 +353,19 @@ def _wanted_items(
     if kept:
         return kept
     if wanted.subject is not None and wanted.subject not in {item.subject for item in items}:
-        known = ", ".join(sorted({item.subject for item in items})) or "none; is the package installed?"
-        raise CaseError(f"no subject {wanted.subject!r} on this machine; there are: {known}")
+        known = sorted({item.subject for item in items})
+        said = among(wanted.subject, known, see="fp8-oracle list subjects")
+        raise CaseError(f"no subject {wanted.subject!r} on this machine; {said}")
+    arches = sorted({item.arch for item in items} - {"-"})
+    if wanted.arch is not None and wanted.arch not in arches:
+        raise CaseError(f"no arch {wanted.arch!r} in what can be run here; {among(wanted.arch, arches)}")
+    if wanted.id is not None and wanted.id.startswith("captures/") and wanted.id not in {i.id for i in items}:
+        said = among(wanted.id, (item.id for item in items), see="fp8-oracle verify --list")
+        raise CaseError(f"no capture {wanted.id!r}; {said}")
     asked = [str(part) for part in (wanted.id, wanted.contract, wanted.subject, wanted.arch) if part is not None]
-    arches = ", ".join(sorted({item.arch for item in items} - {"-"}))
     raise CaseError(
-        f"nothing to run for {', '.join(asked)} (arches: {arches}); `fp8-oracle verify --list` prints every id"
+        f"nothing to run for {', '.join(asked)} (arches: {', '.join(arches)}); `fp8-oracle verify --list` prints "
+        "every id"
     )
 
 
@@ -367,6 +383,7 @@ def _judge(
     """The outcomes in order, fewer than items when interrupted; each is recorded when all before it are."""
     done: list[Outcome] = []
     with contextlib.ExitStack() as stack:
+        stack.enter_context(interrupted_by_every_end())
         stack.enter_context(contextlib.suppress(KeyboardInterrupt))  # reported as unfinished, with exit status 130
         bar = stack.enter_context(Bar(screen, len(items)))
 
@@ -409,7 +426,8 @@ def _apart(
     versions: Mapping[str, str] | None,
 ) -> Iterator[Callable[[int], Outcome]]:
     """Judges by number, in a process of its own, what :func:`_items` lists there as here."""
-    with Host(subjects.points(named), limit=limit, threads=threads) as host, explaining(explain):
+    points = subjects.points(named)
+    with Host(points, limit=limit, threads=threads, folder=_folder(named)) as host, explaining(explain):
         providers = host.providers()
         mine = versions if versions is None else provenance.versions(providers)
         if versions != mine:
@@ -427,13 +445,13 @@ def _told(item: Item, said: Outcome | Lost) -> Outcome:
     """The outcome of an item that another process judged."""
     if isinstance(said, Lost):
         verdict = Verdict(Status.CRASHED, f"CRASHED: {said.cause}", reason=said.cause)
-        return Outcome(item.id, item.contract, item.subject, item.arch, verdict, 0.0)
+        return item.told(verdict)
     if (said.id, said.subject, said.arch) != (item.id, item.subject, item.arch):
         raise SubjectError(
             f"a process of --jobs lists {said.id} [{said.subject}] where this one lists {item.id} "
             f"[{item.subject}]: a provider gives other subjects from time to time; run with --jobs 1"
         )
-    return said
+    return replace(said, command=item.told(said.verdict).command)
 
 
 # --- report, compare, history -------------------------------------------------------------------------------
@@ -447,11 +465,15 @@ def _report(arguments: argparse.Namespace) -> int:
         and (o.status.is_failure or not arguments.failures)
     )  # fmt: skip
     if whole.outcomes and not kept and not arguments.failures:
-        known = ", ".join(sorted({o.contract for o in whole.outcomes}))
-        raise CaseError(f"{arguments.record}: nothing of that routine and subject; routines: {known}")
-    report = replace(whole, outcomes=kept)
-    words.print_report(report, _screen(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
-    _write_reports(report, arguments)
+        for what in ("contract", "subject"):
+            known = sorted({getattr(o, what) for o in whole.outcomes})
+            if (asked := getattr(arguments, what)) is not None and not any(fnmatchcase(name, asked) for name in known):
+                raise CaseError(f"{arguments.record}: holds no {what} {asked!r}; {among(asked, known)}")
+        raise CaseError(f"{arguments.record}: holds nothing of {arguments.contract} by {arguments.subject}")
+    report = replace(whole, outcomes=kept) if kept else whole  # --failures, and nothing fails: the whole is good
+    quiet = arguments.quiet or not kept
+    words.print_report(report, screen_of(arguments), quiet=quiet, verbose=arguments.verbose)
+    write_reports(report, arguments)
     return 0 if whole.ok else 1
 
 
@@ -465,8 +487,8 @@ def _merge(arguments: argparse.Namespace) -> int:
             raise OptionError(f"{target} exists; name another file")
         fixtures.write_bytes(target, merge.to_bytes(whole))
     report = whole.report()
-    words.print_report(report, _screen(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
-    _write_reports(report, arguments)
+    words.print_report(report, screen_of(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
+    write_reports(report, arguments)
     return 0 if report.ok else 1
 
 
@@ -476,11 +498,14 @@ def _compare(arguments: argparse.Namespace) -> int:
     for names, given, report in ((renamed or (), arguments.old, old), ((renamed or {}).values(), arguments.new, new)):
         known = {o.subject for o in report.outcomes}
         if unknown := [name for name in names if name not in known]:
-            raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; it has {', '.join(sorted(known))}")
+            raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; {among(unknown[0], sorted(known))}")
     found = changes.between(old, new, renamed=renamed)
-    screen = console(stderr=arguments.json == "-")
+    said = None if arguments.markdown is None else comment.to_markdown(found, arguments.title)
+    screen = console(stderr="-" in (arguments.json, arguments.markdown))
     changes.print_comparison(found, screen, verbose=arguments.verbose, quiet=arguments.quiet)
     write_json(arguments.json, found.to_json())
+    if said is not None:
+        write_text(arguments.markdown, said)
     return 0 if found.ok else 1
 
 

@@ -26,7 +26,7 @@ from oracle.diagnosis.mutation import (
     mutate_own_data,
     right_variants,
 )
-from oracle.errors import OptionError
+from oracle.errors import OptionError, among, counted
 from oracle.harness.jobs import Lost, divided, in_order
 from oracle.routines import get, profiles
 from oracle.routines.catalogue import Fault, catalogue, faults_of
@@ -69,7 +69,9 @@ def _mutate(arguments: argparse.Namespace) -> int:
     screen = console(stderr=arguments.json == "-")
     scores, variants, lost = _measured(arguments, screen)
     if not scores:
-        raise OptionError(f"no fault matches {arguments.fault!r}; `fp8-oracle mutate --list` names them all")
+        names = (fault.name for fault in catalogue().values() if arguments.contract in (None, *fault.contracts))
+        said = among(arguments.fault, names, see="fp8-oracle mutate --list")
+        raise OptionError(f"no fault matches {arguments.fault!r}; {said}")
     screen.print(_table(scores, with_rules=arguments.rules))
     for score in scores:
         for mutant in score.mutants:
@@ -78,9 +80,10 @@ def _mutate(arguments: argparse.Namespace) -> int:
                 found = f" {mutant.contract}: {mutant.fault}: {mutant.why}"
                 screen.print(Text.assemble((str(mutant.fate), style), found), soft_wrap=True)
     own = {rule.name: mutate_own_data(rule) for rule in rules()} if arguments.own_data else {}
-    for name, said in own.items():
-        tried = [noticed for noticed in (said or {}).values() if noticed is not None]
-        measured = f"notices {sum(tried)} of {len(tried)} faults" if said is not None else "rejects a right result"
+    for name, found_in in own.items():
+        tried = [noticed for noticed in (found_in or {}).values() if noticed is not None]
+        noticed_of = f"notices {sum(tried)} of {counted(len(tried), 'fault')}"
+        measured = noticed_of if found_in is not None else "rejects a right result"
         screen.print(f"{name} on its own data {measured}", soft_wrap=True)
     alarms = [
         f"FALSE ALARM {v.case} by {v.computed_by}, declaring {v.declared or 'nothing'}: {v.verdict.summary}"
@@ -90,7 +93,8 @@ def _mutate(arguments: argparse.Namespace) -> int:
     for alarm in alarms:
         screen.print(alarm, soft_wrap=True)
     if variants:
-        screen.print(f"{len(alarms)} false alarms over {len(variants)} legal variants (seed {arguments.seed})")
+        over = f"{counted(len(alarms), 'false alarm')} over {counted(len(variants), 'legal variant')}"
+        screen.print(f"{over} (seed {arguments.seed})")
     scored = [
         {"contract": s.contract, "cases": s.cases, "score": s.ratio, "rules_reject_right": dict(s.alarms),
          "mutants": [m.to_json() for m in s.mutants]}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from oracle.errors import OptionError
+from oracle.errors import OptionError, among
 from oracle.fixtures.files import FOLDER_VARIABLE
 from oracle.routines import profiles
 
@@ -78,10 +78,10 @@ def _table(path: Path) -> dict[str, object] | None:
 
 def _checked(table: dict[str, object], path: Path) -> Settings:
     if unknown := [key for key in table if key not in KEYS]:
-        raise OptionError(f"{path}: [{TABLE}] has no setting {unknown[0]!r}; there are {', '.join(KEYS)}")
+        raise OptionError(f"{path}: [{TABLE}] has no setting {unknown[0]!r}; {among(unknown[0], KEYS)}")
     profile, fixtures, subjects = (table.get(key) for key in KEYS)
     if profile is not None and profile not in profiles.PROFILES:
-        raise OptionError(f"{path}: [{TABLE}] profile={profile!r}; there are {', '.join(profiles.PROFILES)}")
+        raise OptionError(f"{path}: [{TABLE}] profile={profile!r}; {among(profile, profiles.PROFILES)}")
     if fixtures is not None and not (isinstance(fixtures, str) and fixtures):
         raise OptionError(f"{path}: [{TABLE}] fixtures={fixtures!r} is no path; name a folder, or \"none\"")
     if subjects is not None and not (isinstance(subjects, list) and all(isinstance(s, str) and s for s in subjects)):

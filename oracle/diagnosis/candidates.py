@@ -64,8 +64,10 @@ EXACT_SUMS = "exact sums"
 
 @dataclass(frozen=True)
 class Explanation:
-    """One candidate: of ``failing`` elements that it predicts, it reproduces ``explained``; of all it predicts
-    ``known``, and contradicts ``contradicted``. ``placed``: the elements that fail, where they are those that it leaves
+    """One candidate for what went wrong, counted on the output.
+
+    Of ``failing`` elements that it predicts, it reproduces ``explained``; of all it predicts ``known``, and contradicts
+    ``contradicted``. ``placed``: the elements that fail, where they are those that it leaves
     unwritten or, ``beyond``, sums with scales from beyond a buffer. ``local``: what it contradicts is right without it.
     ``where``: rows, columns, experts or K blocks of a placement, which reproduces all that fails.
     """

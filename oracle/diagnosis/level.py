@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
 
-from oracle.errors import OptionError
+from oracle.errors import OptionError, among
 
 
 class Explain(StrEnum):
@@ -35,7 +35,7 @@ def explain_level(name: str | None) -> Explain:
     try:
         return Explain(name)
     except ValueError:
-        raise OptionError(f"explain={name!r} is none of {', '.join(Explain)}") from None
+        raise OptionError(f"explain={name!r} is no level; {among(name, Explain)}") from None
 
 
 @contextmanager

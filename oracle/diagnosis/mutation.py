@@ -33,7 +33,7 @@ from torch import Tensor
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.diagnosis.baselines import OWN_CONTRACT, Rule, own_data, rules
 from oracle.diagnosis.explain import with_recipe
-from oracle.errors import CaseError, OptionError, OracleError
+from oracle.errors import CaseError, OptionError, OracleError, among
 from oracle.numbers.formats import decode, same_bits
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines import Contract, cases, data, get, profiles, registered
@@ -181,7 +181,8 @@ def listed(contract: str, profile: str) -> list[Case]:
     extra = () if grammar is None else (cases.parse(f"{contract}/{text}") for text in grammar.extra)
     chosen = [] if grammar is None else [*profiles.cases(contract, profile), *extra]
     if not chosen:
-        raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
+        said = among(contract, cases.grammars(), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
     return list(dict.fromkeys(chosen))
 
 

@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from oracle.errors import FixtureError, OptionError
+from oracle.errors import FixtureError, OptionError, counted
 from oracle.harness.jobs import Lost, Pool, divided
 from oracle.harness.report import NUMBERS, Report
 from oracle.harness.validation import validate
@@ -83,7 +83,8 @@ class Soak:
         """What is printed at the end."""
         gmac, seconds = sum(stretch["gmac"] for stretch in self.stretches), max(self.seconds, 1e-9)
         lanes = len({stretch["lane"] for stretch in self.stretches})
-        yield (f"{self.cases} cases in {len(self.stretches)} stretches on {lanes} lanes, {seconds:.0f} s: "
+        stretches = counted(len(self.stretches), "stretch", "stretches")
+        yield (f"{counted(self.cases, 'case')} in {stretches} on {counted(lanes, 'lane')}, {seconds:.0f} s: "
                f"{self.cases / seconds:.3g} cases/s, {gmac / seconds:.3g} GMAC/s judged")  # fmt: skip
         for finding in self.failures[:12]:
             verdict = finding["verdict"]
@@ -158,7 +159,8 @@ def soak(
                 done.stretches.append(one)
                 if stream is not None:
                     _write(stream, one)
-                said(f"lane {lane}: {one['cases']} cases, {len(one['failures'])} failures, seed {one['seed']}")
+                failures = counted(len(one["failures"]), "failure")
+                said(f"lane {lane}: {counted(one['cases'], 'case')}, {failures}, seed {one['seed']}")
             done.ended = _why_stop(done, most)
     return done
 
@@ -175,7 +177,7 @@ def seed_of(path: Path, otherwise: int) -> int:
 def _why_stop(done: Soak, most: int) -> str:
     """The rule by which it stops now, or nothing."""
     if (bad := sum(bool(stretch["failures"]) for stretch in done.stretches)) >= most:
-        return f"{bad} stretches with a failure"
+        return f"{counted(bad, 'stretch', 'stretches')} with a failure"
     if (room := _free()) < ROOM:
         return f"{100 * room:.0f}% of the host's memory is left"
     return ""

@@ -38,8 +38,9 @@ from torch import Tensor
 
 from oracle.errors import InputError, LayoutError, OracleError, SubjectError
 from oracle.fixtures import strides as memory
-from oracle.harness import provenance, subjects
+from oracle.harness import provenance, sources, subjects
 from oracle.harness.process import LOADING
+from oracle.harness.protocol import frames_of
 from oracle.harness.subjects import Provider, Subject
 from oracle.report.outcome import printable
 from oracle.routines.base import plain
@@ -53,7 +54,11 @@ T = TypeVar("T")
 
 
 class Crash(Exception):
-    """A subject gave no output; the message is the reason of a CRASHED verdict."""
+    """A subject gave no output; the message is the reason of a CRASHED verdict, ``frames`` where it raised."""
+
+    def __init__(self, reason: str, frames: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.frames = tuple(frames)
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Isolated:
     numerics: str | None
     device: str
     reason: str | None
+    source: str
 
     def why_not(self) -> str | None:
         return self.reason
@@ -80,10 +86,13 @@ class Isolated:
 class Host:
     """The processes that run the subjects of ``points``; a context manager.
 
-    ``limit`` is the seconds that one call may take, ``threads`` the CPU threads of a worker (None: as many as here).
+    ``limit`` is the seconds that one call may take, ``threads`` the CPU threads of a worker (None: as many as here),
+    ``folder`` where modules are looked for first.
     """
 
-    def __init__(self, points: Sequence[EntryPoint], *, limit: float, threads: int | None = None) -> None:
+    def __init__(
+        self, points: Sequence[EntryPoint], *, limit: float, threads: int | None = None, folder: str | None = None
+    ) -> None:
         self.points, self.limit, self.threads = tuple(points), limit, threads
         self.workers = 0
         self._hangs: dict[tuple[int, int], int] = {}
@@ -99,6 +108,7 @@ class Host:
             self._starter = os.fork()
         if not self._starter:
             with _child():
+                sys.path[:0] = [] if folder is None else [folder]
                 self._control.close()
                 os.close(self._printed)
                 _start_workers(theirs, printing, self.points, threads)
@@ -137,7 +147,7 @@ class Host:
             if reply["unsupported"]:
                 raise NotImplementedError(str(reply["problem"]))
             if reply["problem"] is not None:
-                raise Crash(str(reply["problem"]))
+                raise Crash(str(reply["problem"]), [str(frame) for frame in reply.get("frames", ())])
             return outputs["out"] if reply["alone"] else outputs
 
         try:
@@ -291,6 +301,7 @@ def _start_workers(control: socket.socket, printing: int, points: Sequence[Entry
 
 def _serve(wire: socket.socket, points: Sequence[EntryPoint], threads: int | None) -> None:
     """Answer until the connection is closed."""
+    sys.path.append(os.getcwd())  # where `--provider` names a file of the user; what is installed comes first
     if threads is not None:
         torch.set_num_threads(threads)
     loaded, owner, watch = dict[int, Sequence[Subject]](), os.getpid(), provenance.Watch()
@@ -313,7 +324,7 @@ def _serve(wire: socket.socket, points: Sequence[EntryPoint], threads: int | Non
             except Crash as error:
                 reply["problem"] = str(error)
             except BaseException as error:  # foreign code may raise anything, KeyboardInterrupt and SystemExit included
-                reply["problem"] = subjects.described(error)
+                reply |= {"problem": subjects.described(error), "frames": frames_of(error)}
             if os.getpid() != owner:
                 return  # a child that the subject forked, and that came back
             _send(wire, reply, outputs, inf)
@@ -343,6 +354,7 @@ def _facts(subject: Subject) -> dict[str, object]:
     facts["reason"] = reason = subject.why_not()
     if not isinstance(reason, str | None):
         raise SubjectError(f"{type(subject).__name__}.why_not() gave {type(reason).__name__}, not a reason or None")
+    facts["source"] = sources.of(getattr(subject, "source", subject.run))
     return facts
 
 

@@ -7,6 +7,8 @@ fork, and nothing here asks for a device.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from oracle.diagnosis import mutation  # noqa: F401  # what tasks of mutate import, and of verify
@@ -23,7 +25,7 @@ def load() -> None:
     torch.set_num_threads(1)
     case = cases.parse(CASE)
     contract, inputs = get(case.contract), case.inputs()
-    right = contract.predict(inputs, numerics="sm90.promote128", out_dtype=torch.bfloat16)
+    right: Any = contract.predict(inputs, numerics="sm90.promote128", out_dtype=torch.bfloat16)
     for output in (right, torch.zeros_like(right)):
         judged = contract.judge(inputs, output)
         explain_verdict(judged, contract, inputs, output, arch="sm90", numerics=None)

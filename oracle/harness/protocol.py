@@ -13,8 +13,10 @@ Needs nothing but torch: it is part of the worker, which runs where the rest of 
 
 from __future__ import annotations
 
+import os
 import re
 import struct
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +25,9 @@ import torch
 NONCE = 16  # bytes
 REQUEST = 1 << 17  # bytes at most; one message of a Unix socket may have more (net.core.wmem_default: 208 KiB)
 AXES, OUTPUTS, TEXT = 8, 8, 2048
+FRAMES = 8  # of a traceback
+OURS = os.path.dirname(os.path.abspath(__file__))
+PASSED_THROUGH = ("torch/overrides.py", "torch/utils/_device.py", "torch/utils/_contextlib.py")
 LIMIT = 1 << 48  # of an extent, stride or offset: more than any memory has
 KINDS = ("ok", "result", "signature", "memory", "unsupported", "exit", "device", "raised", "uncapturable")
 DEVICES = ("cpu", "cuda", "another device")
@@ -99,6 +104,20 @@ def unpack(message: bytes, nonce: bytes) -> Reply:
     found = tuple(_claim(_CLAIM.unpack_from(message, _HEAD.size + i * _CLAIM.size)) for i in range(count))
     changed = tuple(i for i in range(count) if late >> i & 1)
     return Reply(KINDS[kind], printable(text[:length].decode(errors="replace")), found, changed, bool(disturbed))
+
+
+def frames_of(error: BaseException) -> tuple[str, ...]:
+    """The frames of foreign code in the traceback of what it raised, outermost first, each in one line; the first and
+    the last ones where there are more than :data:`FRAMES`. Those of the harness, and torch's way through it, are left
+    out."""
+    seen = [frame for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith(OURS) and not frame.filename.endswith(PASSED_THROUGH)]  # fmt: skip
+    kept = seen if len(seen) <= FRAMES else [*seen[:1], *seen[1 - FRAMES :]]
+    here = os.getcwd() + os.sep
+    return tuple(
+        f"{frame.filename.removeprefix(here)}:{frame.lineno} in {frame.name}: {(frame.line or '')[:160]}".rstrip(": ")
+        for frame in kept
+    )
 
 
 def printable(text: str) -> str:

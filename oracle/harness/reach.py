@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from oracle.errors import counted
 from oracle.routines import profiles
 from oracle.routines.cases import Case, grammars
 from oracle.routines.domain import Domain, Extents, learned
@@ -69,7 +70,7 @@ class Coverage:
             yield f"domain {self.domain} ({'stated' if self.stated else 'learned from refusals'})"
         extents = [name for name, values in self.judged.items() if values and isinstance(values[0], int)]
         said = ", ".join(f"{name} {_span(self.judged[name])}" for name in extents)
-        yield f"covered {self.shapes[0]} shapes of {self.shapes[1]} asked: {said}"
+        yield f"covered {counted(self.shapes[0], 'shape')} of {self.shapes[1]} asked: {said}"
         others = [name for name in self.asked if name not in extents and self.asked[name]]
         yield "covered " + ", ".join(_of(name, self.judged[name], self.asked[name]) for name in others)
         for count, case, reason in self.refused:
@@ -261,7 +262,7 @@ class Reach:
                 yield f"{name} is judged at {values} only, of {len(asked)} values asked (at least {due})"
         shapes, due = len({c.extents for c in self._taken}), min(LEAST, len(self._given))
         if shapes < due:
-            yield f"{shapes} shapes are judged (at least {due})"
+            yield f"{shapes} {'shape is' if shapes == 1 else 'shapes are'} judged (at least {due})"
         families = {c.family for c in self._asked} | {c.family for c, _ in self._lost}
         if missing := sorted(families - {c.family for c in self._taken}):
             yield f"no call with data of {', '.join(missing)} is taken"

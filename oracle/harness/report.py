@@ -1,46 +1,50 @@
-"""What a validation found, as records."""
+"""What a validation found, and what a caller is told while it runs."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from oracle.diagnosis.level import Explain
+from oracle.fixtures.call_file import SUFFIX
 from oracle.harness.reach import Coverage
-from oracle.report.outcome import quoted
-from oracle.verdict.compare import Status, Verdict
+from oracle.report.findings import NUMBERS, WHOLE, Finding, outcomes
+from oracle.report.outcome import Outcome, quoted
+from oracle.verdict.compare import Status
+
+__all__ = ["BATCH", "COVERAGE", "LARGE", "LOAD", "NUMBERS", "OPTIONAL", "THREADS", "Finding", "Report", "Told"]
 
 SCHEMA = "fp8-oracle.validation/1"
-NUMBERS, LOAD, COVERAGE = "numbers", "load", "coverage"
+LOAD, COVERAGE = "load", "coverage"
+LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up to a minute
 
 BATCH, THREADS, LARGE = "batch invariance", "threads", "large offsets"
 OPTIONAL = (BATCH, THREADS, LARGE)
 """Watches of ``require``: two that make notes unless they are required, and one that takes gigabytes."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One watch of one case: ``watch`` is ``"numbers"`` or the name of what was watched."""
+class Told:
+    """What a caller is told of a validation while it runs; this one does nothing with it."""
 
-    case: str
-    watch: str
-    verdict: Verdict
-    seconds: float = 0.0
+    def begins(self, about: Report, code: str, cases: int | None) -> Sequence[Finding]:
+        """Before the first call: what is asked, as a report without findings, a digest of the kernel's code, and how
+        many cases there are (None: without end). Returns what earlier runs of the same have found: their cases are not
+        called again."""
+        return ()
 
-    @property
-    def fails(self) -> bool:
-        """Whether this finding alone makes the kernel not conform."""
-        return self.verdict.status.is_failure
+    def runs(self, case: str) -> None:
+        """This case is called now."""
 
-    def to_json(self) -> dict[str, object]:
-        named = {"case": self.case, "watch": self.watch, "seconds": round(self.seconds, 6), "fails": self.fails}
-        return {**named, "verdict": self.verdict.to_json()}
+    def found(self, findings: Sequence[Finding]) -> None:
+        """All that was found of one case, or of the whole."""
 
 
 @dataclass(frozen=True)
 class Report:
     """A whole validation. ``notes`` do not decide whether it conforms; ``saved`` is the file of the smallest case;
-    ``seed`` and ``profile`` make the same cases again (None where the cases were given)."""
+    ``seed`` and ``profile`` make the same cases again (None where the cases were given). ``stopped`` says why a run
+    ended before its last case, with ``unfinished`` cases left. ``source`` is where the kernel stands."""
 
     kernel: str
     contract: str
@@ -60,9 +64,21 @@ class Report:
     domain: str | None = None
     coverage: Coverage | None = None
     untrusted: bool = False
+    limit: float = LIMIT
+    explain: str | None = None
+    stopped: str = ""
+    unfinished: int = 0
+    source: str = ""
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """The findings as outcomes of a run."""
+        names = {"contract": self.contract, "subject": self.kernel, "arch": self.arch, "source": self.source}
+        return outcomes(self.findings, **names, command=self.command)
 
     @property
     def failures(self) -> tuple[Finding, ...]:
+        """The findings that fail by themselves."""
         return tuple(f for f in self.findings if f.fails)
 
     @property
@@ -98,24 +114,29 @@ class Report:
 
     def command(self, finding: Finding) -> str:
         """The command that repeats one finding, safe to paste into a shell."""
-        whole = finding.case == "-"  # of the run, not of a case
-        names = ("contract", "adapter", "device", "arch", "numerics", *(("profile", "seed", "domain") if whole else ()))
+        whole = finding.case == WHOLE  # of the run, not of a case
+        names = ("contract", "adapter", "device", "arch", "numerics", *(("profile", "seed") if whole else ()), "domain")
         called = [(name, getattr(self, name)) for name in names]
+        called += [("limit", f"{self.limit:g}")] if self.limit != LIMIT else []
+        called += [("explain", self.explain)] if self.explain not in (None, Explain.QUICK) else []
         flags = [f"--{name} {shlex.quote(str(value))}" for name, value in called if value is not None]
         flags += ["--untrusted"] if self.untrusted else []
         flags += [f"--require {shlex.quote(finding.watch)}"] if finding.watch in OPTIONAL else []
-        flags += [] if whole else [f"--case {quoted(finding.case)}"]
+        given = "--cases" if finding.case.endswith(SUFFIX) else "--case"  # a call in a file, or a case id
+        flags += [] if whole else [f"{given} {quoted(finding.case)}"]
         return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)}"
 
     def to_json(self) -> dict[str, object]:
         names = (
             "kernel", "adapter", "contract", "numerics", "device", "arch", "profile", "seed", "domain", "untrusted",
-            "conforms", "untested", "exit_code", "judged",
+            "conforms", "untested", "exit_code", "judged", "source",
         )  # fmt: skip
         return {
             "schema": SCHEMA,
             **{name: getattr(self, name) for name in names},
             "watches": {name: {"findings": n, "failed": bad} for name, (n, bad) in self.watches().items()},
+            "stopped": self.stopped,
+            "unfinished": self.unfinished,
             "coverage": None if self.coverage is None else self.coverage.to_json(),
             "notes": list(self.notes),
             "machine": dict(self.machine),

@@ -13,7 +13,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,10 @@ from torch import Tensor
 from oracle.diagnosis.explain import explain_verdict
 from oracle.errors import OptionError, OracleError
 from oracle.fixtures import captures
+from oracle.harness import sources
 from oracle.harness import subjects as registry
 from oracle.harness.isolated import Crash, Isolated
+from oracle.harness.protocol import frames_of
 from oracle.harness.subjects import Provider, Subject
 from oracle.report.outcome import Outcome
 from oracle.routines import get, profiles, registered
@@ -40,7 +42,7 @@ Keep = Callable[[Subject, Case, Mapping[str, Tensor], Outputs], None]
 @dataclass(frozen=True)
 class Item:
     """One thing to judge; ``judge()`` computes its verdict, which depends on the id, subject, arch and ``stamp``: the
-    declared numerics and device, or what was recorded."""
+    declared numerics and device, or what was recorded. ``source`` is where the subject's code stands."""
 
     id: str
     contract: str
@@ -48,11 +50,20 @@ class Item:
     arch: str
     judge: Callable[[], Verdict] = field(compare=False)
     stamp: str = ""
+    source: str = ""
+    flags: str = ""
+    """What the command that repeats it says beside the case and the subject."""
 
     def outcome(self) -> Outcome:
         start = time.perf_counter()
-        verdict = self.judge()
-        return Outcome(self.id, self.contract, self.subject, self.arch, verdict, time.perf_counter() - start)
+        return self.told(self.judge(), start)
+
+    def told(self, verdict: Verdict, start: float | None = None) -> Outcome:
+        """The outcome with this verdict, and the time since ``start``."""
+        verdict = verdict.settled()
+        seconds = 0.0 if start is None else time.perf_counter() - start
+        plain = Outcome(self.id, self.contract, self.subject, self.arch, verdict, seconds, source=self.source)
+        return plain if not self.flags or not plain.repro else replace(plain, command=f"{plain.repro} {self.flags}")
 
 
 @dataclass(frozen=True)
@@ -117,9 +128,11 @@ def live(
         else:
             chosen = profiles.cases(subject.contract, profile) if cases is None else cases
             stamp = f"{subject.numerics} on {subject.device}"
+            code = getattr(subject, "source", subject.run)
+            source = code if isinstance(code, str) else sources.of(code)  # a text from a subject in another process
             for case in (case for case in chosen if case.contract == subject.contract):
                 judge = partial(_judge_live, subject, case, keep)
-                items.append(Item(str(case), case.contract, subject.name, subject.arch, judge, stamp))
+                items.append(Item(str(case), case.contract, subject.name, subject.arch, judge, stamp, source))
     return items
 
 
@@ -137,7 +150,10 @@ def replay(folder: Path) -> list[Item]:
 def broken(providers: Iterable[Provider]) -> list[Item]:
     """One CRASHED item for each provider of subjects that cannot be loaded."""
     found = [(provider, provider.problem) for provider in providers if provider.problem is not None]
-    return [Item(p.name, "-", p.target, "-", partial(_without_numbers, Status.CRASHED, why)) for p, why in found]
+    return [
+        Item(p.name, "-", p.target, "-", partial(_without_numbers, Status.CRASHED, why), "", sources.of_name(p.target))
+        for p, why in found
+    ]
 
 
 def untested(items: Iterable[Item], contracts: Iterable[str]) -> list[Item]:
@@ -178,11 +194,11 @@ def _judge_live(subject: Subject, case: Case, keep: Keep | None) -> Verdict:
     except NotImplementedError as error:
         return _without_numbers(Status.UNSUPPORTED, registry.one_line(error))
     except Crash as error:
-        return _without_numbers(Status.CRASHED, str(error))
+        return replace(_without_numbers(Status.CRASHED, str(error)), frames=error.frames)
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
             raise  # the user's
-        return _without_numbers(Status.CRASHED, registry.described(error))
+        return replace(_without_numbers(Status.CRASHED, registry.described(error)), frames=frames_of(error))
     verdict = judge_outputs(contract, inputs, output, arch=subject.arch, numerics=subject.numerics, call=call)
     if keep is not None and verdict.status is not Status.CRASHED:
         keep(subject, case, inputs, output)

@@ -119,10 +119,11 @@ class Session:
         }
         reply = self.worker.ask(request)
         if not reply.ok:
-            said = f"the kernel does not offer this call: {reply.text}"
-            refused = Verdict(Status.UNSUPPORTED, said, reason=reply.text)
+            reason, *frames = reply.text.split("\n")
+            said = f"the kernel does not offer this call: {reason}"
+            refused = Verdict(Status.UNSUPPORTED, said, reason=reason)
             offered = reply.kind not in ("unsupported", "uncapturable")
-            problem = crashed(f"{CAUSES[reply.kind]}: {reply.text}") if offered else refused
+            problem = replace(crashed(f"{CAUSES[reply.kind]}: {reason}"), frames=tuple(frames)) if offered else refused
             return Answer(problem=problem, hopeless=reply.kind in ("load", "signature"), hung=reply.kind == "hang")
         self.kernel_seconds += reply.seconds
         claims = dict(zip(self.contract.returns, reply.outputs, strict=False))

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from oracle.errors import SubjectError
+from oracle.errors import SubjectError, among
 from oracle.fixtures import strides as memory
 
 GROUP = "fp8_oracle.subjects"
@@ -26,7 +27,8 @@ class Subject(Protocol):
 
     ``numerics`` is the declared accumulation or None; ``why_not`` the reason why it cannot run on this machine;
     ``run`` gets the contract's inputs and options and returns its output (a dict when there are several), or
-    raises ``NotImplementedError`` for a call that the backend does not offer.
+    raises ``NotImplementedError`` for a call that the backend does not offer. Reports point at the code of ``run``, or
+    of the function ``source`` where a subject has this attribute.
     """
 
     @property
@@ -93,8 +95,18 @@ def load(point: EntryPoint) -> Provider:
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
             raise  # the user's
-        return broken(point, described(error))
+        return broken(point, described(error) + _meant(error))
     return Provider(point.name, point.value, found)
+
+
+def _meant(error: BaseException) -> str:
+    """What a module has instead of the name that it lacks."""
+    module = getattr(error, "obj", None)
+    if not isinstance(error, AttributeError) or not isinstance(module, ModuleType):
+        return ""
+    own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+    offered = [name for name, value in own.items() if callable(value) and not name.startswith("_")]
+    return f"; {among(error.name, offered)}"
 
 
 def broken(point: EntryPoint, why: str) -> Provider:

@@ -8,7 +8,7 @@ import platform
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,15 +21,31 @@ from oracle.diagnosis.explain import explain_verdict
 from oracle.diagnosis.level import explaining
 from oracle.diagnosis.minimise import extents, minimise
 from oracle.diagnosis.mutation import poisoned
-from oracle.errors import CaseError, DeviceError, OptionError, OracleError, SubjectError
-from oracle.fixtures.failing_case import FailingCase, write
-from oracle.harness import mixtures, offsets, watches
+from oracle.errors import CaseError, DeviceError, OptionError, OracleError, SubjectError, among
+from oracle.fixtures import call_file
+from oracle.fixtures import files as fixtures
+from oracle.fixtures.call_file import CallFile, write
+from oracle.harness import mixtures, offsets, sources, watches
 from oracle.harness.jobs import Pool, divided
 from oracle.harness.process import Worker
 from oracle.harness.reach import Reach
-from oracle.harness.report import BATCH, COVERAGE, LARGE, LOAD, NUMBERS, OPTIONAL, THREADS, Finding, Report
+from oracle.harness.report import (
+    BATCH,
+    COVERAGE,
+    LARGE,
+    LIMIT,
+    LOAD,
+    NUMBERS,
+    OPTIONAL,
+    THREADS,
+    Finding,
+    Report,
+    Told,
+)
 from oracle.harness.session import Answer, Session, failed, verdict_on
 from oracle.harness.soak import drawn
+from oracle.report.findings import WHOLE
+from oracle.report.outcome import JUDGED
 from oracle.routines import cases, get, profiles
 from oracle.routines.base import Call
 from oracle.routines.cases import Case
@@ -39,7 +55,6 @@ from oracle.routines.edges import edge_cases
 from oracle.verdict.compare import Status, Verdict
 
 PROFILES = ("quick", "full", "soak")
-LIMIT = 120.0  # seconds for one call; kernels that compile at first use take up to a minute
 WATCHED = {"quick": 2, "full": 6, "soak": 12}  # cases on which the watches that need several calls run
 SOAK = 600.0  # seconds of a soak
 LONG = 300.0  # a soak this long or longer makes the call beyond 2^31 elements, which takes minutes on a CPU
@@ -47,6 +62,7 @@ GIVE_UP = 3  # losses of the worker in a row after which the rest is not tried
 EXPLAINED = 2  # failing cases of one scheme of scales whose output is explained
 AHEAD = 4  # answers for each judging process that may wait
 SEEDS = 1 << 31  # seeds that a run draws from
+INTERRUPTED = "interrupted"
 
 
 def validate(
@@ -60,6 +76,7 @@ def validate(
     profile: str = "quick",
     seed: int | None = None,
     case: str | Sequence[str] | None = None,
+    calls: str | Path | None = None,
     require: Sequence[str] = (),
     limit: float = LIMIT,
     seconds: float | None = None,
@@ -68,6 +85,8 @@ def validate(
     untrusted: bool = False,
     explain: str | None = None,
     jobs: int = 1,
+    first_only: bool = False,
+    told: Told | None = None,
 ) -> Report:
     """Run ``kernel`` over the cases of ``contract`` in a worker process, judge it and watch it.
 
@@ -90,6 +109,8 @@ def validate(
     seed : added to the seeds of the profile's cases (0 gives the published ids), and seeds the drawing of shapes and of
         a soak's cases. By default drawn for each run; the report has it, so that a run can be repeated.
     case : judge these case ids only.
+    calls : make these calls and no cases: a folder of call files (:mod:`oracle.fixtures.call_file`), or one; those of
+        other contracts are left out. What they hold as an output is not looked at.
     require : watches asked for by name: ``"batch invariance"`` and ``"threads"`` (the right numbers while other
         threads call the kernel) fail instead of making a note, ``"large offsets"`` makes one call beyond 2^31
         elements where memory allows.
@@ -102,12 +123,14 @@ def validate(
         reach the network (:mod:`oracle.harness.sandbox`). On the CPU alone: CUDA does not start there.
     explain : how much is said of why an output fails, as for :func:`oracle.judge`.
     jobs : processes that judge what the kernel, in its one process, has answered; the findings are those of one job.
+    first_only : stop after the first case that fails.
+    told : is told what runs and what was found, and knows what earlier runs have found.
 
     Returns
     -------
     Report
         ``exit_code`` 0 when the kernel conforms, 1 when not or when too little of the contract could be tried
-        (UNTESTED), 2 when it could not be judged.
+        (UNTESTED), 2 when it could not be judged. An interrupted run (SIGINT, SIGTERM) gives what it had found.
 
     Raises
     ------
@@ -121,16 +144,20 @@ def validate(
             "(error 304 on an H100); validate a kernel that you trust without it"
         )
     if profile not in PROFILES:
-        raise CaseError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
+        raise CaseError(f"no profile {profile!r}; {among(profile, PROFILES)}")
     for what, value in (("limit", limit), ("seconds", seconds)):
         if value is not None and not 0 < value < math.inf:
             raise OptionError(f"{what}={value:g} is no number of seconds; give a positive one")
     if seed is not None and seed < 0:
         raise OptionError(f"seed={seed} is negative; a case id holds 0 or more")
     if unknown := [name for name in require if name not in OPTIONAL]:
-        raise OptionError(f"require={unknown[0]!r} is no optional watch; there are: {', '.join(OPTIONAL)}")
-    if not cases.grammars().get(contract):
-        raise CaseError(f"no case exists for {contract}; contracts with cases: {', '.join(cases.grammars())}")
+        raise OptionError(f"require={unknown[0]!r} is no optional watch; {among(unknown[0], OPTIONAL)}")
+    if calls is None and not cases.grammars().get(contract):
+        said = among(contract, cases.grammars(), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
+    files = None if calls is None else _files(Path(calls), contract)
+    if files is not None and (case is not None or profile == "soak"):
+        raise OptionError("calls= are made alone; leave out case= and profile='soak'")
     stated = None if domain is None else parse_domain(domain, cases.grammars()[contract].extents)
     run_seed = secrets.randbelow(SEEDS) if seed is None else seed
     arch = arch_of(device) if arch is None else arch
@@ -145,27 +172,64 @@ def validate(
         pool = None if jobs == 1 else stack.enter_context(Pool(made, jobs, threads))
         worker = stack.enter_context(Worker(name, adapter=called, device=device, limit=limit, untrusted=untrusted))
         session = Session(worker, found, device=device, arch=arch, numerics=numerics, domain=stated or EVERYTHING)
-        chosen = _cases(contract, profile, run_seed, case)
-        probed: list[Finding] = []
-        reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None)
         soaks = profile == "soak" and case is None
+        drawn = _cases(contract, profile, run_seed, case) if files is None else iter(())
+        chosen: Iterable[Case] = drawn if soaks else list(drawn)
+        planned = len(files or list(chosen)) if not soaks else None
+        told, begun = told or Told(), list[object]()
+        targets = [target for target in (name, called) if target is not None]
+        code = worker.ask({"op": "code", "targets": targets}) if type(told) is not Told else None
+        about = Report(
+            name, contract, device, arch, (), adapter=called, numerics=numerics, domain=domain, untrusted=untrusted,
+            profile=profile if case is None and files is None else None,
+            seed=run_seed if case is None and files is None else None, limit=limit, explain=explain,
+            source=sources.of_name(name),
+        )  # fmt: skip
+        earlier = told.begins(about, code.text if code is not None and code.ok else "unknown", planned)
+        start -= sum(found.seconds for found in earlier)
+        probed: list[Finding] = []
+        reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None and not files)
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
         judges = None if pool is None else Judges(pool, jobs)
-        items = list(_run(session, chosen, watching, reach, judges))
-        findings = [*(item for item in items if isinstance(item, Finding)), *probed, *mixtures.late(session)]
-        notes = [item for item in items if isinstance(item, watches.Note)]
-        if not any(f.watch == LOAD for f in findings):  # a required watch without a finding or note did not run
-            said = {f.watch for f in findings} | {note.watch for note in notes}
+        findings, notes, stopped = list(earlier), list[watches.Note](), ""
+        known = {found.case: found.verdict for found in earlier if found.watch == NUMBERS}
+        try:
+            if files is None:
+                groups = _run(session, _counted(chosen, begun), watching, reach, judges, known, told)
+            else:
+                groups = _recorded(session, files, begun, known, told)
+            for group in groups:
+                found_now = [item for item in group if isinstance(item, Finding)]
+                told.found(found_now)
+                findings += found_now
+                notes += [item for item in group if isinstance(item, watches.Note)]
+                if first_only and any(item.fails for item in found_now):
+                    stopped = "a case failed"
+                    break
+            if watching.lost >= GIVE_UP:
+                stopped = f"{GIVE_UP} calls in a row gave no answer"
+        except KeyboardInterrupt:
+            stopped, save = INTERRUPTED, None
+        unfinished = max(0, planned - len(begun)) if stopped and planned is not None else 0
+        last = [*probed, *(() if stopped == INTERRUPTED else mixtures.late(session))]
+        told.found(last)
+        findings += last
+        # a required watch without a finding or note did not run
+        if not stopped and not any(f.watch == LOAD for f in findings):
+            tried = {f.watch for f in findings} | {note.watch for note in notes}
             why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
             untried = Verdict(Status.UNTESTED, why, reason=why)
-            findings += [Finding("-", watch, untried) for watch in require if watch not in said]
-            coverage = reach.coverage()
-            if coverage.complaints and not any(f.fails for f in findings):  # a run that found faults may end early
+            rest = [Finding(WHOLE, watch, untried) for watch in require if watch not in tried]
+            coverage = None if files else reach.coverage()
+            # a run that found faults may end early
+            if coverage is not None and coverage.complaints and not any(f.fails for f in (*findings, *rest)):
                 why = "; ".join(coverage.complaints)
                 verdict = Verdict(Status.UNTESTED, f"too little is reached: {why}", reason=why)
-                findings.append(Finding("-", COVERAGE, verdict))
+                rest.append(Finding(WHOLE, COVERAGE, verdict))
+            told.found(rest)
+            findings += rest
         noted: dict[tuple[str, str], list[str]] = {}
         for note in notes:
             noted.setdefault((note.watch, note.text), []).append(note.case)
@@ -175,26 +239,56 @@ def validate(
         if device.startswith("cuda"):
             machine |= {"device": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
             machine["memory"] = "shared on the device" if worker.place != "cpu" else "copied to it by the worker"
-        return Report(
-            name,
-            contract,
-            device,
-            arch,
-            tuple(findings),
-            tuple(f"{watch}: {text} ({at[0]}{', ...' if at[1:] else ''})" for (watch, text), at in noted.items()),
-            machine,
-            time.perf_counter() - start,
-            worker.starts,
-            saved,
-            worker.output[-2000:],
-            None if adapter is None else importable(adapter),
-            numerics,
-            profile if case is None else None,
-            run_seed if case is None else None,
-            domain,
-            reach.coverage(),
-            untrusted,
+        return replace(
+            about,
+            findings=tuple(findings),
+            notes=tuple(f"{w}: {text} ({at[0]}{', ...' if at[1:] else ''})" for (w, text), at in noted.items()),
+            machine=machine,
+            seconds=time.perf_counter() - start,
+            workers=worker.starts,
+            saved=saved,
+            printed=worker.output[-2000:],
+            coverage=None if files else reach.coverage(),
+            stopped=stopped,
+            unfinished=unfinished,
         )
+
+
+def _files(place: Path, contract: str) -> list[Path]:
+    """The files with calls of a contract.
+
+    Raises FixtureError: there is nothing to read. CaseError: no call is one of this contract.
+    """
+    paths = call_file.within(place)[0] if place.is_dir() else [place]
+    names = [fixtures.read_metadata(path).get("contract", "") for path in paths]
+    found = [path for path, name in zip(paths, names, strict=True) if name == contract]
+    if not found:
+        other = ", ".join(sorted(filter(None, set(names)))) or "none"
+        raise CaseError(f"{place}: has no call of {contract}; those in it are of {other}")
+    return found
+
+
+def _recorded(
+    session: Session, files: Sequence[Path], begun: list[object], known: Mapping[str, Verdict], told: Told
+) -> Iterator[list[Finding | watches.Note]]:
+    """The calls in files, each judged when it is answered, with what is watched of memory; ``known`` ones are not
+    made again."""
+    for path in files:
+        begun.append(path)
+        if str(path) in known:
+            continue
+        told.runs(str(path))
+        call = call_file.read(path, made=False)
+        session.contract.check(call.inputs, call.options)
+        answer = session.call(call.inputs, call.options)
+        finding = session.numbers(str(path), call.inputs, call.options, answer)
+        if answer.hopeless:
+            yield [Finding(str(path), LOAD, finding.verdict)]
+            return
+        if finding.verdict.status is Status.FAILED and answer.outputs:
+            finding = _explained(session, finding, call.inputs, call.options, answer)
+        memory = watches.memory(session, str(path), answer)
+        yield [finding, *memory, *watches.row_major(session, str(path), answer)]
 
 
 @dataclass
@@ -206,36 +300,49 @@ class _Watching:
     large: bool  # until it was made once
     deadline: float
     threads: bool = True  # until they ran once
+    lost: int = 0  # calls in a row without an answer
 
     @property
     def over(self) -> bool:
         return time.perf_counter() >= self.deadline
 
 
+def _counted(chosen: Iterable[Case], begun: list[object]) -> Iterator[Case]:
+    """The cases, each noted when it is taken."""
+    for case in chosen:
+        begun.append(case)
+        yield case
+
+
 def _run(
-    session: Session, chosen: Iterator[Case], watching: _Watching, reach: Reach, judges: Judges | None
-) -> Iterator[Finding | watches.Note]:
-    lost, explained = 0, Counter[str]()
-    for asked in _asked_ahead(session, chosen, watching, reach, judges):
+    session: Session, chosen: Iterator[Case], watching: _Watching, reach: Reach, judges: Judges | None,
+    known: Mapping[str, Verdict], told: Told,
+) -> Iterator[list[Finding | watches.Note]]:  # fmt: skip
+    """What is found of each case, in their order, all of it at once."""
+    explained = Counter[str]()
+    for asked in _asked_ahead(session, chosen, watching, reach, judges, known, told):
         case, inputs, options, answer = asked.case, asked.inputs, asked.options, asked.answer
         finding = asked.finding()
         if answer.hopeless:
-            yield Finding(str(case), LOAD, finding.verdict)
+            yield [Finding(WHOLE, LOAD, finding.verdict)]
             return
         if finding.verdict.status is Status.FAILED and explained[case.scheme] < EXPLAINED and answer.outputs:
             explained[case.scheme] += 1
             finding = _explained(session, finding, inputs, options, answer)
-        yield finding
-        yield from asked.watched
-        lost = lost + 1 if finding.verdict.status is Status.CRASHED else 0
-        if lost >= GIVE_UP:
-            return
+        found = [finding, *asked.watched]
+        watching.lost = watching.lost + 1 if finding.verdict.status is Status.CRASHED else 0
         judged = finding.verdict.status is not Status.CRASHED and answer.problem is None
         if watching.cases and judged and case.family == "randn":
             watching.cases -= 1
-            calls = watches.Calls(session, str(case))
-            yield from _watched(calls, case, inputs, options, answer, finding.verdict, watching)
+            calls, begun = watches.Calls(session, str(case)), time.perf_counter()
+            for item in _watched(calls, case, inputs, options, answer, finding.verdict, watching):
+                now = time.perf_counter()
+                found.append(item if isinstance(item, watches.Note) else replace(item, seconds=now - begun))
+                begun = now
             watching.cases = 0 if calls.hung else watching.cases
+        yield watches.folded(found)
+        if watching.lost >= GIVE_UP:
+            return
 
 
 @dataclass(frozen=True)
@@ -251,14 +358,20 @@ class _Call:
 
 
 def _asked_ahead(
-    session: Session, chosen: Iterator[Case], watching: _Watching, reach: Reach, judges: Judges | None
-) -> Iterator[_Call]:
+    session: Session, chosen: Iterator[Case], watching: _Watching, reach: Reach, judges: Judges | None,
+    known: Mapping[str, Verdict], told: Told,
+) -> Iterator[_Call]:  # fmt: skip
     """Every call, answered in the order of the cases. With ``judges`` the kernel is called some cases ahead of what is
     judged, but never while the watches may call it."""
     waiting = deque[_Call]()
     for case in reach.cases(chosen):
         if watching.over:
             break
+        if (before := known.get(str(case))) is not None:  # an earlier run has judged it, and watched it
+            reach.saw(case, before.reason or before.summary if before.status is Status.UNSUPPORTED else None)
+            watching.cases -= bool(watching.cases and case.family == "randn" and before.status in JUDGED)
+            continue
+        told.runs(str(case))
         inputs, options = _asked(case)
         answer = session.call(inputs, options)
         reach.saw(case, _refused(answer))
@@ -378,8 +491,12 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
     wrong = next((f for f in findings if f.watch == NUMBERS and f.verdict.status is Status.FAILED), None)
     if wrong is None:
         return None
-    case, named = cases.parse(wrong.case), wrong.verdict.explained_by
-    options = case.call_options()
+    named = wrong.verdict.explained_by
+    if wrong.case.endswith(call_file.SUFFIX):
+        call = call_file.read(wrong.case, made=False)
+        asked, options = call.inputs, dict(call.options)
+    else:
+        asked, options = _asked(cases.parse(wrong.case))
 
     def fails(inputs: Mapping[str, Tensor]) -> bool:
         """Whether these inputs fail too, and by the same faults where an explanation was found."""
@@ -389,13 +506,13 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
         finding = Finding(wrong.case, NUMBERS, failed(""))
         return not named or _explained(session, finding, inputs, options, answer).verdict.explained_by == named
 
-    smallest = minimise(session.contract, _asked(case)[0], fails)
+    smallest = minimise(session.contract, asked, fails)
     answer = session.call(smallest.inputs, options)
     if not answer.outputs or session.judge(smallest.inputs, options, answer).status is not Status.FAILED:
         return None
     note = f"{wrong.case}, minimised to {extents(session.contract, smallest.inputs)}"
-    found = (case.contract, smallest.inputs, answer.output, options, session.arch, session.numerics, kernel, note)
-    write(path, FailingCase(*found))
+    made = (smallest.inputs, answer.output, options, session.arch, session.numerics, kernel, note)
+    write(path, CallFile(session.contract.name, *made))
     return str(path)
 
 
@@ -423,6 +540,9 @@ def importable(kernel: str | Callable[..., object]) -> str:
         module, colon, path = kernel.partition(":")
         if not (module and colon and path):
             raise SubjectError(f"{kernel!r} is not of the form MODULE:CALLABLE, as mypackage.ops:my_gemm")
+        if module.endswith(".py") or "/" in module:
+            named = module.removesuffix(".py").strip("./").replace("/", ".")
+            raise SubjectError(f"{module!r} is a file; name the module: {named}:{path}, from a folder where it imports")
         return kernel
     module, path = getattr(kernel, "__module__", "__main__"), getattr(kernel, "__qualname__", "")
     if module == "__main__" or "<" in path or not path:

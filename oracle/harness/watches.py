@@ -11,17 +11,18 @@ from one that was taken in its data alone. A refusal of padded rows, fewer rows,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from oracle.errors import counted
 from oracle.fixtures.strides import run_of
 from oracle.harness import concurrency, launches
 from oracle.harness.memory import is_poison
-from oracle.harness.report import BATCH, THREADS, Finding
+from oracle.harness.report import BATCH, NUMBERS, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
 from oracle.numbers.formats import decode, same_bits
 from oracle.routines.base import Call, Operands
@@ -123,6 +124,25 @@ class Calls:
         """What was found since it was asked last."""
         found, self._findings = self._findings, []
         yield from found
+
+
+def folded(found: Sequence[Finding | Note]) -> list[Finding | Note]:
+    """What was found of a case, with the failures that say no more than what follows from another one.
+
+    Where its numbers are wrong, wrong numbers of another call (other data, rows, strides, threads) follow, and so does
+    a relation to the wrong ones (twice the scale, another sign). Where a rerun has other bits, a relation to bits
+    follows. Bytes outside of a buffer, other bits on a rerun, and crashes are causes of their own.
+    """
+    failing = {one.watch for one in found if isinstance(one, Finding) and one.verdict.status is Status.FAILED}
+    cause = next((watch for watch in (NUMBERS, RERUN) if watch in failing), "")
+
+    def follows(one: Finding) -> bool:
+        if one.watch == cause or one.verdict.status is not Status.FAILED:
+            return False
+        return one.watch in (DOUBLED, FLIPPED, PERMUTED) or (cause == NUMBERS and one.verdict.total > 0)
+
+    return [one if isinstance(one, Note) or not cause or not follows(one) else replace(one, follows=cause)
+            for one in found]  # fmt: skip
 
 
 def memory(session: Session, case: str, answer: Answer) -> Iterator[Finding]:
@@ -234,8 +254,8 @@ def metamorphic(calls: Calls, inputs: Inputs, options: Options) -> Iterator[Find
                                     (FLIPPED, negated, -wanted, "the result is not negated")):  # fmt: skip
         if calls.hung:
             return
-        answer, _ = calls.ask(watch, "numbers", given, options, taken=True)
-        if answer.problem is None:
+        answer, verdict = calls.ask(watch, "numbers", given, options, taken=True)
+        if answer.problem is None and not verdict.status.is_failure:  # else its numbers are said to be wrong
             yield _relation(calls, watch, inputs, answer, due, what)
     if not operands.by_row or calls.hung:
         return
@@ -287,11 +307,10 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
         if answer.problem is None and not same(answer):
             differing.append(count)
     text = f"rows have other bits in batches of {', '.join(map(str, differing))} than in one of {rows}"
-    if required:
-        alike = passed("a row has the same bits in every batch tried")
-        yield Finding(case, BATCH, failed(text) if differing else alike)
-    elif differing:
-        yield Note(case, BATCH, text)
+    if not differing:
+        yield Finding(case, BATCH, passed("a row has the same bits in every batch tried"))
+    else:
+        yield Finding(case, BATCH, failed(text)) if required else Note(case, BATCH, text)
 
 
 LAUNCHES = (
@@ -402,7 +421,7 @@ def _identical(x: Answer, y: Answer) -> bool:
 
 def _finding(case: str, name: str, masks: Mapping[str, Tensor], wrong: str, right: str) -> Finding:
     bad = {output: mask for output, mask in masks.items() if bool(mask.any())}
-    found = [f"{output} {describe(mask)} ({int(mask.sum())} elements)" for output, mask in bad.items()]
+    found = [f"{output} {describe(mask)} ({counted(int(mask.sum()), 'element')})" for output, mask in bad.items()]
     return Finding(case, name, failed(wrong.format("; ".join(found))) if found else passed(right))
 
 

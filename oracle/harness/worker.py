@@ -13,6 +13,7 @@ The files of the worker (``oracle.harness.sandbox.WORKER``) need nothing but tor
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -21,19 +22,22 @@ import mmap
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from oracle.errors import among
 from oracle.fixtures.strides import padded_memory
 from oracle.harness import launches
 from oracle.harness.concurrency import Made, bytes_of, run_concurrently
 from oracle.harness.memory import ALIGNED, GUARD, Guarded, Poisoning, carried, guarded, imported, opened
-from oracle.harness.protocol import AXES, DTYPES, REQUEST, Claim, Reply, pack
+from oracle.harness.protocol import AXES, DTYPES, REQUEST, Claim, Reply, frames_of, pack
 
 
 class Refused(Exception):
@@ -78,7 +82,8 @@ class Server:
             self.shared = mmap.mmap(memory, os.fstat(memory).st_size)
             os.close(memory)
         try:
-            return {"probe": self.probe, "load": self.load, "call": self.call}[request["op"]](request)
+            operations = {"probe": self.probe, "load": self.load, "code": self.code, "call": self.call}
+            return operations[request["op"]](request)
         except Refused as error:
             return Reply(error.kind, str(error))
         except launches.Uncapturable as error:
@@ -88,12 +93,13 @@ class Server:
         except NotImplementedError as error:
             return Reply("unsupported", _text(error))
         except BaseException as error:  # foreign code may raise anything, KeyboardInterrupt and SystemExit included
+            said = "\n".join((_text(error), *frames_of(error)))
             if type(error).__name__ == "OutOfMemoryError":
-                return Reply("memory", _text(error))
+                return Reply("memory", said)
             if isinstance(error, SystemExit):
                 return Reply("exit", f"the kernel called exit({error.code})")
             device = "CUDA" in str(error) or type(error).__name__ == "AcceleratorError"
-            return Reply("device" if device else "raised", _text(error))
+            return Reply("device" if device else "raised", said)
 
     def probe(self, request: Mapping[str, Any]) -> Reply:
         """Whether this process can open memory of the parent on the GPU; asked before the kernel is imported."""
@@ -109,6 +115,10 @@ class Server:
         self.kernel = _import(request["kernel"])
         self.adapter = _import(request["adapter"]) if request["adapter"] else None
         return Reply("ok")
+
+    def code(self, request: Mapping[str, Any]) -> Reply:
+        """A digest of the code that importing the kernel reached."""
+        return Reply("ok", code_reached(request["targets"]))
 
     def call(self, request: Mapping[str, Any]) -> Reply:
         """One call between guard zones; a result that does not lie in an output of the parent goes into the room."""
@@ -256,11 +266,32 @@ def _import(name: str) -> Callable[..., Any]:
     found: Any = importlib.import_module(module)
     for part in path.split("."):
         if not hasattr(found, part):
-            raise Refused(f"{module} has no {path!r}")
+            offered = [name for name, value in vars(found).items() if callable(value) and not name.startswith("_")]
+            raise Refused(f"{module} has no {path!r}; {among(part, offered)}")
         found = getattr(found, part)
     if not callable(found):
         raise Refused(f"{name} is a {type(found).__name__}, not callable")
     return found  # type: ignore[no-any-return]
+
+
+def code_reached(targets: Sequence[str]) -> str:
+    """Digest of the files that this process has imported or mapped from elsewhere than an installed distribution, this
+    package or the system, and of all of the packages of functions ``MODULE:CALLABLE``."""
+    house = Path(__file__).resolve().parents[1]
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    apart = [house, *map(Path, ("/usr", "/lib", "/lib64")), *(Path(folder).resolve() for folder in installed)]
+    maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    found = {fields[5] for fields in maps if len(fields) > 5 and ".so" in fields[5]}
+    found |= {str(getattr(module, "__file__", "")) for module in list(sys.modules.values())}
+    for target in targets:
+        top = sys.modules.get(target.partition(":")[0].partition(".")[0])
+        found |= {str(path) for folder in getattr(top, "__path__", ()) for path in Path(folder).rglob("*.py")}
+    files = {Path(name).resolve() for name in found if name.startswith("/")}
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        if path.is_file() and not any(path.is_relative_to(folder) for folder in apart):
+            digest.update(os.fsencode(path.name) + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def takes(kernel: Callable[..., Any], name: str) -> bool:

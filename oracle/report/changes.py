@@ -14,6 +14,7 @@ from math import isfinite
 from rich.console import Console
 from rich.text import Text
 
+from oracle.errors import counted
 from oracle.report.outcome import JUDGED, Outcome, Report
 
 SCHEMA = "fp8-oracle.changes/1"
@@ -125,7 +126,7 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
     With ``renamed`` only the named subjects are compared.
     """
     names_of = renamed or {}
-    before = [replace(o, subject=names_of.get(o.subject, o.subject)) for o in old.outcomes
+    before = [_renamed(o, names_of.get(o.subject, o.subject)) for o in old.outcomes
               if renamed is None or o.subject in renamed]  # fmt: skip
     wanted = None if renamed is None else set(renamed.values())
     after = [o for o in new.outcomes if wanted is None or o.subject in wanted]
@@ -143,6 +144,12 @@ def between(old: Report, new: Report, *, renamed: Mapping[str, str] | None = Non
         tuple(c for c in new.complaints if c not in old.complaints),
         new.unfinished,
     )
+
+
+def _renamed(o: Outcome, subject: str) -> Outcome:
+    """The outcome by another subject; the id of a test that takes no case is the subject."""
+    own = f"pytest/{o.subject}"
+    return replace(o, subject=subject, id=f"pytest/{subject}{o.id[len(own):]}" if o.id.startswith(own) else o.id)
 
 
 def print_comparison(found: Comparison, console: Console, *, verbose: bool = False, quiet: bool = False) -> None:
@@ -168,10 +175,11 @@ def print_comparison(found: Comparison, console: Console, *, verbose: bool = Fal
     for complaint in found.complaints:
         console.print(Text.assemble(("LEDGER ", "bold red"), complaint), soft_wrap=True)
     if found.unfinished:
-        console.print(Text(f"the new run is unfinished: {found.unfinished} cases did not run", style="yellow"))
-    counted = [f"{count} {kind}" for kind in Kind if (count := len(found.of(kind)))]
+        left = counted(found.unfinished, "case")
+        console.print(Text(f"the new run is unfinished: {left} did not run", style="yellow"))
+    each = [f"{count} {kind}" for kind in Kind if (count := len(found.of(kind)))]
     word = ("OK", "bold green") if found.ok else ("NOT OK", "bold red")
-    counts = ", ".join([*counted, f"{found.same} the same"])
+    counts = ", ".join([*each, f"{found.same} the same"])
     console.print(Text.assemble(word, f"  {counts}"), soft_wrap=True)
 
 
@@ -202,7 +210,8 @@ def _kind(old: Outcome, new: Outcome) -> Kind | None:
         return Kind.HEALED
     if new.status.is_failure and old.status.is_failure:
         same = (old.status, old.verdict.outside, old.known) == (new.status, new.verdict.outside, new.known)
-        return None if same and old.verdict.worst == new.verdict.worst else Kind.FAILS_DIFFERENTLY
+        # as text: a NaN that is there twice is the same
+        return None if same and repr(old.verdict.worst) == repr(new.verdict.worst) else Kind.FAILS_DIFFERENTLY
     if (old.status in JUDGED) != (new.status in JUDGED):
         return Kind.LOST if old.status in JUDGED else Kind.GAINED
     if (old.verdict.matches, old.verdict.basis) != (new.verdict.matches, new.verdict.basis):

@@ -48,11 +48,13 @@ def table(report: Report) -> Table:
     result.add_column("worst margin", justify="right")
     for group in report.groups():
         margin = "" if group.margin is None else f"{group.margin:.3g}"
-        statuses = [o.status for o in group.outcomes if o.known is None]
+        statuses = [o.status for o in group.outcomes if o.known is None and not o.watch]
+        watched = [o.watch for o in group.outcomes if o.watch and o.fails]
         counted = [f"{count} {status}" for status in Status if (count := statuses.count(status))]
         words = str(group.status) if len(counted) == 1 else ", ".join(counted)
-        said = Text(words + (f", {group.known} KNOWN" if group.known else ""), style=STYLES[group.status])
-        cell = said if statuses else Text("KNOWN FAILURE", style="yellow")
+        words += f", {group.known} KNOWN" if group.known else ""
+        said = Text(f"{words}; {', '.join(watched)}" if watched else words, style=STYLES[group.status])
+        cell = said if statuses or watched else Text("KNOWN FAILURE", style="yellow")
         result.add_row(group.contract, group.subject, group.arch, str(group.judged or ""), cell, margin)
     return result
 
@@ -69,28 +71,32 @@ def loss_table(report: Report) -> Table:
 
 def closing(report: Report) -> Text:
     """The last line: what was counted and whether the run is good."""
-    counts = ", ".join(f"{count} {name.lower()}" for name, count in report.counts().items() if count)
     word = ("OK", "bold green") if report.ok else ("NOT OK", "bold red")
     left = f"; interrupted, {report.unfinished} not run" if report.unfinished else ""
-    return Text.assemble(word, f"  {counts or 'nothing was judged'}; {report.seconds:.1f} s{left}")
+    return Text.assemble(word, f"  {report.words}; {report.seconds:.1f} s{left}")
 
 
 def line(outcome: Outcome) -> Text:
     """One outcome in one line."""
     word, style = _word(outcome)
-    text = Text.assemble((f"{word:<11}", style), f" {outcome.id} [{outcome.subject}] {outcome.seconds:.2f} s")
+    took = f" {outcome.seconds:.2f} s" if outcome.seconds else ""  # a fact that nothing was run for takes no time
+    text = Text.assemble((f"{word:<11}", style), f" {outcome.id} [{outcome.subject}]{took}")
     return text.append(f" {outcome.verdict.matches}") if outcome.verdict.matches else text
 
 
 def sentence(outcome: Outcome) -> Text:
     """A failure as a sentence and a command."""
     lines = Text.assemble(_word(outcome), f" {outcome.id} [{outcome.subject}]\n  {outcome.verdict.summary}")
+    for frame in outcome.verdict.frames:
+        lines.append(f"\n    at {frame}")
     if outcome.verdict.explained_by:
         lines.append(f"\n  explained by: {', '.join(outcome.verdict.explained_by)}")
     if outcome.verdict.error is not None:
         lines.append(f"\n  {outcome.verdict.error}")
     if outcome.verdict.loss is not None:
         lines.append(f"\n  {outcome.verdict.loss}")
+    if outcome.also:
+        lines.append(f"\n  only because of that: {', '.join(outcome.also)}")
     if outcome.known is not None:
         lines.append(f"\n  known failure: {outcome.known}")
     if outcome.repro:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from oracle.errors import FixtureError
+from oracle.errors import FixtureError, counted
 from oracle.fixtures import files as fixtures
 from oracle.report.outcome import Outcome
 from oracle.verdict.compare import Status
@@ -42,7 +42,7 @@ class Entry:
         if verdict.status != self.status:
             return f"is {verdict.status} now, not {self.status}"
         if verdict.outside != self.outside:
-            return f"has {verdict.outside} elements outside now, not {self.outside}"
+            return f"has {counted(verdict.outside, 'element')} outside now, not {self.outside}"
         return None
 
 

@@ -9,7 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 
+from oracle.errors import counted as count
 from oracle.report.outcome import KNOWN, printable
+
+__all__ = ["SIGNS", "TONES", "badge", "count", "cut", "page", "scrolling", "section", "table", "theme_button"]
 
 # Whatever a report quotes, the browser loads nothing: no script, style, font or picture from anywhere else.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
@@ -75,11 +78,6 @@ def scrolling(content: str, said: str) -> str:
 def section(name: str, title: str, content: str) -> str:
     """A section with its heading and anchor."""
     return f'<section id="{name}"><h2>{escape(title)}</h2>{content}</section>'
-
-
-def count(n: int, noun: str, plural: str | None = None) -> str:
-    """``1 case``, ``2 cases``."""
-    return f"{n} {noun}" if n == 1 else f"{n} {plural or noun + 's'}"
 
 
 def cut(text: str, longest: int = LONGEST) -> str:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from oracle.errors import FixtureError
+from oracle.errors import FixtureError, counted
 from oracle.report.outcome import SEVERITY, Outcome
 from oracle.report.record import Record, Run, lines_of, read
 
@@ -49,7 +49,8 @@ def merged(paths: Sequence[Path]) -> Record:
     for record in records:
         if left := record.report().unfinished:
             which = f"shard {record.run.selection[SHARD]}" if SHARD in record.run.selection else "the run"
-            complaints.add(f"{left} cases of {which} of {record.run.started} were not judged")
+            were = "was" if left == 1 else "were"
+            complaints.add(f"{counted(left, 'case')} of {which} of {record.run.started} {were} not judged")
     runs = [record.run for record in records]
     names = sorted({name for run in runs for name in run.machine})
     machine = {name: _joined([run.machine.get(name) for run in runs]) for name in names}

@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import median_low
 
+from oracle.errors import counted
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.loss import share
 
 SCHEMA = "fp8-oracle.report/1"
 
-# From worst to best: a group of outcomes shows the first of these that occurs in it.
+# From worst to best.
 SEVERITY = tuple(map(Status, ("CRASHED", "FAILED", "UNTESTED", "MISTRUSTED", "PASSED", "UNSUPPORTED", "SKIPPED")))
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
 """The statuses with a comparison behind them."""
@@ -45,9 +46,12 @@ def quoted(text: str) -> str:
 class Outcome:
     """One judged (or unjudgeable) case of one subject.
 
-    ``id`` is a case id, ``captures/<file>/<output>``, or ``pytest/<node id>`` (then ``#2`` and so on, where one test
-    judges several outputs); ``known`` is the ledger's reason when the failure is a known one, and such an outcome does
-    not fail the run.
+    ``id`` is a case id, ``captures/<file>/<output>``, ``calls/<path>`` of a recorded call, ``pytest/<node id>`` (then
+    ``#2`` and so on, where one test judges several outputs), or ``CONTRACT/WATCH`` of a validation
+    (:mod:`oracle.report.findings`); ``known`` is the ledger's reason when the failure is a known one, and such an
+    outcome does not fail the run. ``command`` repeats it: None where the id alone says how. ``watch`` is what was
+    watched, empty for numbers; ``also`` the watches that fail only because the numbers do. ``source`` is where the
+    kernel or the test stands, as ``FILE:LINE``, or "".
     """
 
     id: str
@@ -57,6 +61,10 @@ class Outcome:
     verdict: Verdict
     seconds: float = 0.0
     known: str | None = None
+    command: str | None = None
+    watch: str = ""
+    also: tuple[str, ...] = ()
+    source: str = ""
 
     @property
     def status(self) -> Status:
@@ -74,10 +82,14 @@ class Outcome:
     @property
     def repro(self) -> str:
         """The command that runs this outcome alone; empty for an id that is no case."""
+        if self.command is not None:
+            return self.command
         if "/" not in self.id:
             return ""
         if self.id.startswith("pytest/"):
             return f"pytest {shlex.quote(re.sub('#[0-9]+$', '', self.id.removeprefix('pytest/')))}"
+        if self.id.startswith("calls/"):
+            return f"fp8-oracle explain {quoted(self.id.removeprefix('calls/'))}"
         live = "" if self.id.startswith("captures/") else f" --subject {quoted(self.subject)}"
         return f"fp8-oracle verify --case {quoted(self.id)}{live}"
 
@@ -88,7 +100,10 @@ class Outcome:
             "known_failure": self.known,
             "fails": self.fails,
             "repro": self.repro,
+            "source": self.source,
             "verdict": self.verdict.to_json(),
+            **({"watch": self.watch} if self.watch else {}),
+            **({"also": list(self.also)} if self.also else {}),
         }
 
 
@@ -103,17 +118,26 @@ class Group:
 
     @property
     def status(self) -> Status:
+        """The worst failure, else PASSED where anything passed: a MISTRUSTED case beside it makes nothing wrong."""
         open_ones = {o.status for o in self.outcomes if o.known is None}
-        return min(open_ones or {o.status for o in self.outcomes}, key=SEVERITY.index)
+        worst = min(open_ones or {o.status for o in self.outcomes}, key=SEVERITY.index)
+        return Status.PASSED if worst is Status.MISTRUSTED and Status.PASSED in open_ones else worst
 
     @property
     def known(self) -> int:
         return sum(o.known is not None for o in self.outcomes)
 
     @property
+    def others(self) -> str:
+        """Outcomes that the word of the group does not tell of: ``2 known, 1 mistrusted``."""
+        mistrusted = sum(o.status is Status.MISTRUSTED for o in self.outcomes)
+        counted = ((self.known, "known"), (mistrusted if self.status is not Status.MISTRUSTED else 0, "mistrusted"))
+        return ", ".join(f"{n} {word}" for n, word in counted if n)
+
+    @property
     def judged(self) -> int:
-        """Outcomes with a comparison behind them."""
-        return sum(o.status in JUDGED for o in self.outcomes)
+        """Outcomes with a comparison behind them; a watch over many cases is none."""
+        return sum(o.status in JUDGED and not o.watch for o in self.outcomes)
 
     @property
     def failing(self) -> int:
@@ -165,10 +189,14 @@ class Report:
 
     def counts(self) -> dict[str, int]:
         """Number of outcomes per status; known failures under ``"KNOWN"``, every status present."""
-        counted = {str(status): 0 for status in Status} | {"KNOWN": 0}
-        for o in self.outcomes:
-            counted["KNOWN" if o.known is not None else str(o.status)] += 1
-        return counted
+        return counts_of(self.outcomes)
+
+    @property
+    def words(self) -> str:
+        """``3 passed, 1 failed``, and what became of the watches."""
+        parts = [[o for o in self.outcomes if bool(o.watch) == watches] for watches in (False, True)]
+        said = [", ".join(f"{n} {name.lower()}" for name, n in counts_of(part).items() if n) for part in parts]
+        return "; watches: ".join(filter(None, said)) or "nothing was judged"
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -180,6 +208,14 @@ class Report:
             "seconds": round(self.seconds, 3),
             "outcomes": [o.to_json() for o in self.outcomes],
         }
+
+
+def counts_of(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """Number of outcomes per status; known failures under ``"KNOWN"``, every status present."""
+    found = {str(status): 0 for status in Status} | {"KNOWN": 0}
+    for o in outcomes:
+        found["KNOWN" if o.known is not None else str(o.status)] += 1
+    return found
 
 
 LOSS = "loss of quantisers: median of the cases (worst); no verdict depends on it"
@@ -211,8 +247,8 @@ def _middle(values: list[float], words: Callable[[float], str], worst: Callable[
 class Cause:
     """Outcomes that fail for one reason, as far as is known.
 
-    One subject of one routine on one arch, with one status and one known reason; routines that nothing exercises are
-    one cause. ``tried`` counts the subject's outcomes that ran.
+    One subject of one routine on one arch, with one status, one watch and one known reason; routines that nothing
+    exercises are one cause. ``tried`` counts the subject's outcomes that ran.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -221,6 +257,11 @@ class Cause:
     @property
     def status(self) -> Status:
         return self.outcomes[0].status
+
+    @property
+    def missing(self) -> bool:
+        """Whether it is routines that nothing exercises."""
+        return self.status is Status.UNTESTED and not self.outcomes[0].watch
 
     @property
     def known(self) -> str | None:
@@ -234,7 +275,7 @@ class Cause:
     @property
     def title(self) -> str:
         first = self.outcomes[0]
-        if self.status is Status.UNTESTED:
+        if self.missing:
             return f"{len(self.outcomes)} routines" if len(self.outcomes) > 1 else first.contract
         return first.subject
 
@@ -242,11 +283,13 @@ class Cause:
     def where(self) -> str:
         """Routine, arch and how many of the subject's outputs."""
         first, count = self.outcomes[0], len(self.outcomes)
-        if self.status is Status.UNTESTED:
+        if self.missing:
             return "nothing on this machine and no capture exercises " + ("them" if count > 1 else "it")
         what = "wrong" if self.status is Status.FAILED else "without a result that can be judged"
         arch = "" if first.arch == "-" else f" on {first.arch}"
-        return f"{first.contract}{arch}: {count} of {self.tried} outputs {what}"
+        if first.watch:
+            return f"{first.contract}{arch}: {first.watch}"
+        return f"{first.contract}{arch}: {count} of {counted(self.tried, 'output')} {what}"
 
     @property
     def explained_by(self) -> tuple[str, ...]:
@@ -261,7 +304,7 @@ class Cause:
             return self.known
         if self.explained_by:
             return "; or ".join(self.explained_by)
-        if self.status is Status.UNTESTED:
+        if self.missing:
             return ", ".join(o.contract for o in self.outcomes)
         said = {o.verdict.reason or o.verdict.pattern or o.verdict.summary for o in self.outcomes}
         first = self.outcomes[0].verdict
@@ -274,9 +317,10 @@ def causes(report: Report) -> list[Cause]:
     found: dict[tuple[object, ...], list[Outcome]] = {}
     for o in report.outcomes:
         of = (o.contract, o.subject, o.arch)
-        tried[of] += o.status not in (Status.UNSUPPORTED, Status.SKIPPED)
+        tried[of] += o.status not in (Status.UNSUPPORTED, Status.SKIPPED) and not o.watch
         if o.status.is_failure:
-            found.setdefault((o.status, o.known, *(() if o.status is Status.UNTESTED else of)), []).append(o)
+            missing = o.status is Status.UNTESTED and not o.watch
+            found.setdefault((o.status, o.known, *(() if missing else (*of, o.watch))), []).append(o)
     result = [Cause(tuple(os), tried[os[0].contract, os[0].subject, os[0].arch]) for os in found.values()]
     order = (Status.FAILED, Status.CRASHED, Status.UNTESTED)
     return sorted(result, key=lambda c: (c.known is not None, order.index(c.status)))

@@ -27,14 +27,17 @@ from typing import Any, BinaryIO
 
 from oracle.errors import FixtureError, OptionError
 from oracle.fixtures.files import read_bytes
+from oracle.fixtures.kinds import kind_of
 from oracle.report import schema
+from oracle.report.findings import WHOLE, Finding, outcomes, told
 from oracle.report.outcome import SCHEMA as REPORT
-from oracle.report.outcome import Outcome, Report
+from oracle.report.outcome import Outcome, Report, quoted
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Error, Status, Verdict, Worst
 from oracle.verdict.loss import Loss
 
 SCHEMA = "fp8-oracle.record/1"
+VALIDATION = "fp8-oracle.validation/1"
 LARGEST = 1 << 30  # bytes of a record; a full run writes a hundredth of that
 _NUMBERS = ("actual", "low", "high", "expected", "ratio")
 
@@ -56,17 +59,6 @@ class Run:
 
     def to_json(self) -> dict[str, object]:
         return {"kind": "run", "schema": SCHEMA, **self.__dict__}
-
-
-@dataclass(frozen=True)
-class Recorded(Outcome):
-    """An outcome as it was read, with the command that was written with it (of ``verify`` or of pytest)."""
-
-    command: str = ""
-
-    @property
-    def repro(self) -> str:
-        return self.command
 
 
 @dataclass(frozen=True)
@@ -164,6 +156,9 @@ def read(path: str | Path) -> Record:
     path = Path(path)
     runs, outcomes, ended, notes, _ = _parse(path)
     if not runs:
+        what = kind_of(path)
+        if what is not None and not what.startswith("the record of a run"):
+            raise FixtureError(f"{path}: is {what}; the record of a run is wanted here")
         raise FixtureError(f"{path}: holds no run; write one with `fp8-oracle verify --record {path}`")
     last = {key: outcome for key, (stamp, outcome) in outcomes.items() if stamp == runs[-1].stamp}
     return Record(runs[-1], last, ended, notes)
@@ -180,11 +175,12 @@ def read_report(path: str | Path) -> tuple[Report, tuple[str, ...]]:
         whole = schema.loads(content)
     except ValueError:  # several lines, as a record has: ``read`` below refuses what is no record either
         whole = None
-    if isinstance(whole, dict) and whole.get("schema") == REPORT:
+    readers = {REPORT: report_from_json, VALIDATION: _of_validation}
+    if isinstance(whole, dict) and (read_ := readers.get(str(whole.get("schema")))) is not None:
         try:
-            return report_from_json(whole), ()
+            return read_(whole), ()
         except ValueError as error:
-            raise FixtureError(f"{path}: not a sound {REPORT} file: {error}") from None
+            raise FixtureError(f"{path}: not a sound {whole['schema']} file: {error}") from None
     record = read(path)
     return record.report(), record.notes
 
@@ -242,7 +238,39 @@ def _outcome(record: Mapping[str, Any]) -> Outcome:
     """An outcome of a checked record; ValueError where its parts contradict each other."""
     names = (record["id"], record["contract"], record["subject"], record["arch"])
     verdict = _verdict(record["verdict"])
-    return Recorded(*names, verdict, float(record["seconds"]), record["known_failure"], command=record["repro"])
+    facts = (float(record["seconds"]), record["known_failure"], record["repro"])
+    more = (record.get("watch", ""), tuple(record.get("also", ())), record.get("source", ""))
+    return Outcome(*names, verdict, *facts, *more)
+
+
+def _of_validation(record: Mapping[str, Any]) -> Report:
+    """The report of a file of ``fp8-oracle validate --json``; ValueError says what is wrong with ``record``."""
+    names = {name: record.get(name) for name in ("kernel", "contract", "arch")}
+    names["source"] = record.get("source", "")  # older files lack it
+    if wrong := [name for name, value in names.items() if not isinstance(value, str)]:
+        raise ValueError(f"it has no {wrong[0]}")
+    found = record.get("findings")
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError("its findings are no list of objects")
+    made = []
+    for one in found:
+        case, watch, seconds, follows = told(one)
+        checked = _sound(_as_now({"verdict": one.get("verdict")})["verdict"], "verdict")
+        made.append(Finding(case, watch, _verdict(checked), seconds, follows))
+    about = {"machine": {}, "seconds": 0.0, "provenance": {}, **record}
+    machine, made_by = (_sound(about[name], "facts") for name in ("machine", "provenance"))
+    call = made_by.get("command", "")
+
+    def command(found: Finding) -> str:
+        return "" if found.case == WHOLE or not call else f"{call} --case {quoted(found.case)}"
+
+    said = outcomes(
+        made, contract=str(names["contract"]), subject=str(names["kernel"]), arch=str(names["arch"]),
+        source=str(names["source"]), command=command,
+    )  # fmt: skip
+    if not isinstance(about["seconds"], int | float):
+        raise ValueError("its seconds are no number")
+    return Report(said, (), machine, float(about["seconds"]), made_by, made_by.get("captured", ""))
 
 
 def _verdict(record: Mapping[str, Any]) -> Verdict:
@@ -253,6 +281,7 @@ def _verdict(record: Mapping[str, Any]) -> Verdict:
         "status": Status(record["status"]),
         "worst": worst,
         "explained_by": tuple(record["explained_by"]),
+        "frames": tuple(record.get("frames", ())),
         "margin": float(record["margin"]),
         "evidence": None if seen is None else _evidence(seen),
         "error": None if error is None else Error(**{name: float(x) for name, x in error.items()}),
@@ -292,9 +321,15 @@ def _parse(path: Path) -> _Parsed:
         except ValueError:  # refused below, as every line that is no mapping
             line = None
         if not isinstance(line, dict) or "kind" not in line:
-            raise FixtureError(f"{path}:{number}: no line of a record; the file is damaged or is something else")
-        if line["kind"] == "run" and line.get("schema") != SCHEMA:
-            raise FixtureError(f"{path}: schema is {line.get('schema')!r}, this version reads {SCHEMA!r}")
+            what = kind_of(path) if number == 1 else None
+            other = f"{path}: is {what}; the record of a run is wanted here" if what else ""
+            said = f"{path}:{number}: no line of a record; the file is damaged or is something else"
+            raise FixtureError(other or said)
+        if line["kind"] != "outcome" and line.get("schema", SCHEMA) != SCHEMA:
+            same = str(line["schema"]).startswith(SCHEMA.partition("/")[0])
+            if not same and (what := kind_of(path)) is not None:
+                raise FixtureError(f"{path}: is {what}; the record of a run is wanted here")
+            raise FixtureError(f"{path}: schema is {line['schema']!r}, this version reads {SCHEMA!r}")
         try:
             if line["kind"] == "outcome":
                 line = {**line, "outcome": _as_now(line.get("outcome"))}

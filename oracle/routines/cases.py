@@ -13,7 +13,7 @@ Not covered: running anything (:mod:`oracle.harness.runner`), and what a routine
 
 from __future__ import annotations
 
-from oracle.errors import CaseError
+from oracle.errors import CaseError, among, counted
 from oracle.routines.case import Case, Grammar
 from oracle.routines.family import grammars
 
@@ -36,12 +36,13 @@ def parse(text: str) -> Case:
     parts = text.strip().split("/")
     if len(parts) < 5:
         raise CaseError(
-            f"{text!r} has {len(parts)} parts; a case is contract/dtypes/scheme/extents[/options]/family=F/seed=S, "
-            f"for example {EXAMPLE}"
+            f"{text!r} has {counted(len(parts), 'part')}; a case is contract/dtypes/scheme/extents[/options]/family=F/"
+            f"seed=S, for example {EXAMPLE}"
         )
     contract, dtypes, scheme, *rest = parts
     if contract not in grammars():
-        raise CaseError(f"{contract!r} has no cases; contracts with cases: {', '.join(sorted(grammars()))}")
+        said = among(contract, sorted(grammars()), see="fp8-oracle list contracts")
+        raise CaseError(f"no contract with cases is named {contract!r}; {said}")
     grammar = grammars()[contract]
     _member(dtypes, grammar.dtypes, f"dtypes of {contract}")
     _member(scheme, grammar.schemes, f"scheme of {contract}")
@@ -55,7 +56,7 @@ def parse(text: str) -> Case:
         _member(value, grammar.options[key], f"option {key} of {contract}")
     if named:
         known = [*grammar.extents, *grammar.options, "family", "seed"]
-        raise CaseError(f"{contract} has no {next(iter(named))!r}; a case of it names {', '.join(known)}")
+        raise CaseError(f"{contract} has no {(first := next(iter(named)))!r} in a case; {among(first, known)}")
     return Case(contract, dtypes, scheme, extents, family, seed, options, grammar)
 
 
@@ -64,7 +65,7 @@ def parse(text: str) -> Case:
 
 def _member(value: str, admitted: tuple[str, ...], what: str) -> str:
     if value not in admitted:
-        raise CaseError(f"{value!r} is no {what}; there are: {', '.join(admitted)}")
+        raise CaseError(f"{value!r} is no {what}; {among(value, admitted)}")
     return value
 
 

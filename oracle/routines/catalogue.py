@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from oracle.errors import OptionError
+from oracle.errors import OptionError, among
 from oracle.routines.base import Beyond, Call
 from oracle.routines.family import BUILT_IN, families
 from oracle.routines.fault import Family, Fault, Stage, agree
@@ -102,7 +102,7 @@ def get(name: str) -> Fault:
         words = set(name.lower().split())
         shared = {known: len(words & set(known.lower().split())) for known in catalogue()}
         near = sorted((known for known in shared if shared[known]), key=lambda known: -shared[known])
-        raise OptionError(
-            f"no fault {name!r}; near it: {'; '.join(near[:8]) or 'none, see `fp8-oracle mutate --list`'}"
-        )
+        see = "fp8-oracle mutate --list"
+        shown = f"did you mean one of: {'; '.join(near[:8])}" if near else among(name, catalogue(), see=see)
+        raise OptionError(f"no fault {name!r}; {shown}")
     return catalogue()[name]

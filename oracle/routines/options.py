@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from oracle.errors import OptionError
+from oracle.errors import OptionError, among
 from oracle.routines.base import Contract
 
 
@@ -17,7 +17,7 @@ def parse(contract: Contract, words: Mapping[str, object]) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, word in words.items():
         if name not in specs:
-            raise OptionError(f"{contract.name} has no option {name!r}; its options: {', '.join(specs) or 'none'}")
+            raise OptionError(f"{contract.name} has no option {name!r}; {among(name, specs)}")
         spec = specs[name]
         if spec.choices is not None:
             values[name] = _choice(contract.name, name, word, spec.choices)
@@ -35,8 +35,7 @@ def _choice(contract: str, name: str, given: object, choices: tuple[object, ...]
     for choice in choices:
         if given == choice or str(given).lower() == str(word(choice)).lower():
             return choice
-    admitted = ", ".join(str(word(choice)) for choice in choices)
-    raise OptionError(f"{contract}: {name}={given!r} is not one of {admitted}")
+    raise OptionError(f"{contract}: {name}={given!r} is not admitted; {among(given, map(word, choices))}")
 
 
 def _like(contract: str, name: str, given: object, default: object) -> object:

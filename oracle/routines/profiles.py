@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from oracle.errors import CaseError
+from oracle.errors import CaseError, among
 from oracle.routines.cases import Case, grammars, parse
 
 PROFILES = ("quick", "full", "compact")
@@ -27,7 +27,7 @@ def cases(contract: str, profile: str) -> list[Case]:
         The profile does not exist.
     """
     if profile not in PROFILES:
-        raise CaseError(f"no profile {profile!r}; there are: {', '.join(PROFILES)}")
+        raise CaseError(f"no profile {profile!r}; {among(profile, PROFILES)}")
     if contract not in grammars():
         return []
     if profile == "compact":

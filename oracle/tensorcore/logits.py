@@ -36,7 +36,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from oracle.errors import NumericsError, ShapeError
+from oracle.errors import NumericsError, ShapeError, among
 from oracle.numbers.rounding import Overflow, Rounding, pair_to_dtype, two_sum
 from oracle.tensorcore.fused import fma32
 from oracle.tensorcore.instructions import Status
@@ -124,7 +124,7 @@ def predict_logits(
     """
     if isinstance(schedule, str):
         if schedule not in LOGITS:
-            raise NumericsError(f"no logits schedule {schedule!r}; known: {', '.join(LOGITS)}")
+            raise NumericsError(f"no logits schedule {schedule!r}; {among(schedule, LOGITS)}")
         schedule = LOGITS[schedule]
     if q.ndim != 3 or k.ndim != 2 or q.shape[2] != k.shape[1]:
         raise ShapeError(f"q {list(q.shape)} and k {list(k.shape)} must be [M, H, D] and [N, D]")

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from oracle.errors import NumericsError
+from oracle.errors import NumericsError, among
 from oracle.extensions import added
 from oracle.tensorcore.instructions import INSTRUCTIONS, Instruction, Status, arches, instruction
 
@@ -248,11 +248,9 @@ def get(name: str) -> Schedule:
         return known[name]
     same = [n for n in known if n.split(".")[0] == arch]
     if same:
-        raise NumericsError(f"no schedule {name!r}; {arch} has {', '.join(same)}")
-    raise NumericsError(
-        f"no schedule {name!r}: no model for {arch!r}; architectures with schedules: "
-        f"{', '.join(dict.fromkeys(n.split('.')[0] for n in known))}"
-    )
+        raise NumericsError(f"no schedule {name!r} of {arch}; {among(name, same, see='fp8-oracle list numerics')}")
+    said = among(arch, dict.fromkeys(n.split(".")[0] for n in known))
+    raise NumericsError(f"no schedule {name!r}: no model for arch {arch!r}; {said}")
 
 
 def is_class(name: str) -> bool:
@@ -278,7 +276,7 @@ def schedules(arch: str | None = None) -> tuple[Schedule, ...]:
         return every
     found = tuple(s for s in every if s.instruction.arch == arch)
     if not found:
-        raise NumericsError(f"no model for arch {arch!r}; known: {', '.join(arches())}")
+        raise NumericsError(f"no model for arch {arch!r}; {among(arch, arches())}")
     return found
 
 

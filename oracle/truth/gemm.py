@@ -177,6 +177,8 @@ def exponents(value: Tensor, fmt: Format) -> Tensor:
 class ScaledProduct:
     """Operands of one scaled product; the common form of every GEMM-like contract.
 
+    ``left`` and ``right`` are the operands as records that decode their codes once (:class:`Decoded`).
+
     Attributes
     ----------
     a, b : Tensor ``[M, K]``, ``[N, K]`` of any float dtype of :mod:`oracle.numbers.formats` (codes), or uint8: one code
@@ -189,7 +191,6 @@ class ScaledProduct:
     c : Tensor ``[M, N]`` or None, float32; added last, to the float32 sum (what a weight gradient accumulates into).
         In bfloat16 it is added to the sum as stored in bfloat16.
     alpha : Tensor ``[1]`` or ``[2]`` or None, float32: what the whole sum is multiplied by, a factor or two.
-    ``left`` and ``right`` are the operands as records that decode their codes once (:class:`Decoded`).
     """
 
     a: Tensor
@@ -270,7 +271,8 @@ class ScaledProduct:
     def to(self, device: torch.device | str) -> ScaledProduct:
         """The same product with its tensors on ``device``."""
         given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: x.to(device) for name, x in given.items() if isinstance(x, Tensor)})
+        moved: dict[str, Any] = {name: x.to(device) for name, x in given.items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
 
     @cached_property
     def nearby(self) -> ScaledProduct | None:
@@ -311,8 +313,9 @@ class ScaledProduct:
         return part
 
     def dequantised(self, dtype: torch.dtype) -> ScaledProduct | None:
-        """The same product with the scales multiplied into operands of ``dtype``, of unit scales; None where a code
-        times its scale is no value of it."""
+        """The same product with the scales multiplied into operands of ``dtype``, of unit scales.
+
+        None where a code times its scale is no value of ``dtype``."""
         sides = []
         for side, rows in ((self.left, 1), (self.right, self.b_rows)):
             scale = side.scales.repeat_interleave(rows, dim=0)[: side.codes.shape[0]]

@@ -47,6 +47,27 @@ STEPS = (1, 4, 16, 64, 1024)
 FIRST_OUTSIDE = 5
 NO_NUMBER = 11
 
+# One colour for each level (inside: blue, outside: yellow to dark red), then the one of what is left open.
+COLOURS = (
+    *("#edf4f8", "#d5e7f0", "#b5d5e6", "#8fbfd9", "#5f9fc6"),
+    *("#ffe08a", "#ffbf47", "#fa8f36", "#e4572e", "#c81d25", "#8f1220", "#4d1150"),
+    "#a3a8ad",
+)
+MEANINGS = (
+    "the expected value itself",
+    *(f"inside, up to {part} of the way to the edge" for part in ("a quarter", "half", "three quarters")),
+    "inside, up to the edge of the interval",
+    "outside by one representable value",
+    *(f"outside by up to {n} representable values" for n in STEPS[1:]),
+    "outside by more",
+    "NaN or infinite; or other bits where bits alone count",
+    "left open by the contract",
+)
+SHORT = (
+    *("expected", "≤ ¼ inside", "≤ ½", "≤ ¾", "to the edge"),
+    *("1 step outside", *(f"≤ {n} steps" for n in STEPS[1:]), "more", "no number"),
+)
+
 
 @dataclass(frozen=True)
 class Element:
@@ -113,7 +134,7 @@ def gather(
     actual: Tensor, admissible: Admissible, ratio: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE
 ) -> Evidence:
     """The evidence of a comparison that failed; arguments as of :class:`Piece`, of any rank."""
-    sets = [_matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad)]
+    sets = [matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad)]
     step = max(1, BAND // max(1, sets[0].shape[1]))
 
     def pieces() -> Iterator[Piece]:
@@ -129,11 +150,11 @@ def gather_pieces(
 ) -> Evidence:
     """The evidence of consecutive pieces, which together are an output of the shape and dtype of ``like``; ``fmt`` says
     what codes are held in integers."""
-    fmt, columns = of_dtype(like.dtype) if fmt is None else fmt, _matrix(like).shape[1]
+    fmt, columns = of_dtype(like.dtype) if fmt is None else fmt, matrix(like).shape[1]
     levels, bits, due = list[Tensor](), list[Tensor](), list[Tensor]()
     worst, row = list[tuple[float, Element]](), 0
     for piece in pieces:
-        level, steps, beyond = _levels(piece, fmt)
+        level, steps, beyond = levels_of(piece, fmt)
         levels.append(level)
         failing = places(piece.bad)
         for i in _largest(beyond):
@@ -151,7 +172,7 @@ def gather_pieces(
     )  # fmt: skip
 
 
-def _levels(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
+def levels_of(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     """Levels ``[R, C]`` (int8), and of every failing element its steps and how far it lies beyond its interval."""
     value, ratio = decode(piece.actual, fmt).flatten(), piece.ratio.flatten()
     low, high = piece.admissible.low.flatten(), piece.admissible.high.flatten()
@@ -249,18 +270,25 @@ def from_json(record: dict[str, Any]) -> Evidence:
 
 def _evidence(actual: Tensor, level: Tensor, **facts: Any) -> Evidence:
     """The evidence with these levels; ``facts`` are its other fields."""
-    level = _matrix(level.view(actual.shape))
-    rows, columns = level.shape
-    cell = (max(1, -(-rows // GRID)), max(1, -(-columns // GRID)))
+    level = matrix(level.view(actual.shape))
     counts = torch.bincount((level + 1).flatten(), minlength=len(LEVELS) + 1)[1:].tolist()
-    padded = torch.nn.functional.pad(level, (0, -columns % cell[1], 0, -rows % cell[0]), value=-1)
-    worst = padded.view(-1, cell[0], padded.shape[1] // cell[1], cell[1]).amax(dim=(1, 3)).tolist()
-    levels = tuple("".join((OPEN + LEVELS)[i + 1] for i in row) for row in worst)
+    cell, worst = cells(level, GRID)
+    levels = tuple("".join((OPEN + LEVELS)[i + 1] for i in row) for row in worst.tolist())
     dtype, shape = str(actual.dtype).removeprefix("torch."), tuple(actual.shape)
     return Evidence(dtype=dtype, shape=shape, cell=cell, levels=levels, histogram=tuple(counts), **facts)
 
 
-def _matrix(x: Tensor) -> Tensor:
+def cells(level: Tensor, most: int) -> tuple[tuple[int, int], Tensor]:
+    """The rows and columns of one cell of a matrix of levels that has at most ``most`` cells a side, and the largest
+    level of every cell."""
+    rows, columns = level.shape
+    cell = (max(1, -(-rows // most)), max(1, -(-columns // most)))
+    padded = torch.nn.functional.pad(level, (0, -columns % cell[1], 0, -rows % cell[0]), value=-1)
+    return cell, padded.view(-1, cell[0], padded.shape[1] // cell[1], cell[1]).amax(dim=(1, 3))
+
+
+def matrix(x: Tensor) -> Tensor:
+    """A tensor of any rank as rows of its last axis; one row where it has fewer than two axes."""
     return x.reshape(1, -1) if x.dim() < 2 else x.reshape(-1, x.shape[-1])
 
 

@@ -130,6 +130,9 @@ class ProductSets(Sets):
             open_[part.place] = False if sets.open is None else sets.open
         return {"out": ranged(Admissible(low, high, decode(flat), open=open_), out.dtype, out.shape)}
 
+    def each(self) -> Iterator[Sets]:
+        return (replace(self, names=(name,), classes=()) for name in (*self.names, *self.classes))
+
 
 def work(parts: Sequence[Part]) -> int:
     """Multiplications of all parts."""
@@ -388,7 +391,8 @@ def _judge_interval(
             if (held := held_by(known, output, found.bad, other)) is None:
                 continue
             comparison, basis = held
-            said = f"{basis}; {found.outside} elements leave the {intervals[0].name}, which is not declared"
+            leave = "element leaves" if found.outside == 1 else "elements leave"
+            said = f"{basis}; {found.outside} {leave} the {intervals[0].name}, which is not declared"
             if other.endswith(SPLIT) and (split := _split_of(parts, output, other)) is not None:
                 said, matched = f"bits of {split.name}", split.name
                 return verdict_of_equality(said, matched, comparison.total, mistrust)

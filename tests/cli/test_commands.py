@@ -265,7 +265,7 @@ class TestVerify:
         ("arguments", "said"),
         [
             (["--case", "fp8_gemm_nt/nonsense"], "2 parts"),
-            (["--case", "captures/none/out"], "nothing to run"),
+            (["--case", "captures/none/out"], "no capture 'captures/none/out'"),
             (["--case", CASE.replace("k=256", "k=256,q=1")], "'q'"),
             (["--contract", "fp9"], "no contract 'fp9'"),
             (["--subject", "nobody"], "no subject 'nobody'"),
@@ -416,7 +416,7 @@ class TestReports:
         assert record["ok"] is False
         assert record["counts"] == {str(status): 1 for status in Status} | {"KNOWN": 1}
         assert set(record["outcomes"][0]) == {
-            *("id", "contract", "subject", "arch", "seconds", "known_failure", "fails", "repro", "verdict")
+            *("id", "contract", "subject", "arch", "seconds", "known_failure", "fails", "repro", "source", "verdict")
         }
         assert {o["verdict"]["status"] for o in record["outcomes"] if o["fails"]} == {"FAILED", "UNTESTED", "CRASHED"}
 

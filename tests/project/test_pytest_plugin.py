@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +26,7 @@ from oracle import pytest_plugin
 from oracle.errors import ContractError, InputError
 from oracle.pytest_plugin import MistrustedWarning, NonConforming
 from oracle.report import record
-from oracle.routines import cases, get
+from oracle.routines import cases, get, profiles
 from tests.support.commandline import Cli
 
 pytest_plugins = ["pytester"]
@@ -36,10 +39,18 @@ from example_kernels import block_gemm
 def run(case):
     return block_gemm(**case.inputs(), **case.call_options())
 """
+HEAD_OF_IDS = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128"
 TAKES = "(oracle_case, assert_conforms):"
 JUDGE = "    assert_conforms(run(oracle_case), oracle_case, arch='cpu')"
 ONE_CASE = f"@pytest.mark.oracle_cases('fp8_gemm_nt', cases=['{ID}'])"
 SABOTAGE = {"b_scale[rows, block]": "b_scale[rows, (block + 1) % b_scale.shape[1]]"}  # scale of the next K block
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """What numba imports when it first compiles something, before pytester looks at what is loaded."""
+    inputs = cases.parse(ID).inputs()
+    assert not oracle.judge("fp8_gemm_nt", inputs, torch.ones(5, 192).bfloat16(), arch="cpu")
 
 
 @pytest.fixture
@@ -111,7 +122,7 @@ class TestAnotherProject:
             assert line["verdict"]["status"] == "FAILED"
             assert line["verdict"]["outside"] > 0
             assert shlex.split(line["repro"]) == ["pytest", line["test"]]
-            assert line["test"].startswith(line["subject"])
+            assert line["test"].startswith(line["subject"].partition("[")[0])
 
     def test_the_words_of_a_failure(self, project: pytest.Pytester) -> None:
         sabotage(project)
@@ -124,7 +135,7 @@ class TestAnotherProject:
                 "E *NonConforming: FAILED fp8_gemm_nt/e4m3xe4m3-bf16/*/seed=1 ?tests/test_block_gemm.py::test_it?",
                 "E * of 960 elements outside the bound (any-order float32 bound); worst out?*, admissible ?*",
                 "E *repro: pytest 'tests/test_block_gemm.py::test_it?fp8_gemm_nt/*'",
-                "fp8-oracle: 1 verdicts: 1 failed",
+                "fp8-oracle: 1 verdict: 1 failed",
             ]
         )
         text = result.stdout.str()
@@ -168,7 +179,7 @@ class TestCasesByMarker:
         [
             ("@pytest.mark.oracle_cases('fp9_gemm')", "no contract 'fp9_gemm'"),
             ("@pytest.mark.oracle_cases('fp8_gemm_nt', profile='huge')", "no profile 'huge'"),
-            ("@pytest.mark.oracle_cases('fp8_gemm_nt', cases=['nonsense'])", "'nonsense' has 1 parts"),
+            ("@pytest.mark.oracle_cases('fp8_gemm_nt', cases=['nonsense'])", "'nonsense' has 1 part;"),
             ("@pytest.mark.oracle_cases('cutlass_scaled_mm', cases=['" + ID + "'])", "is no case of cutlass_scaled_mm"),
             ("@pytest.mark.oracle_cases('fp8_gemm_nt', where=lambda case: False)", "`where` is true for none of the"),
             ("@pytest.mark.oracle_cases('fp8_gemm_nt', size=3)", "unexpected keyword argument 'size'"),
@@ -205,13 +216,77 @@ class TestCasesByMarker:
     def test_an_unknown_profile_is_a_usage_error(self, project: pytest.Pytester) -> None:
         result = project.runpytest_inprocess("--oracle-profile=huge")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        assert "--oracle-profile huge: there are quick, full" in result.stderr.str()
+        assert "--oracle-profile huge: there are: quick, full" in result.stderr.str()
 
     def test_documented(self, project: pytest.Pytester) -> None:
         assert "@pytest.mark.oracle_cases(contract, *," in project.runpytest_inprocess("--markers").stdout.str()
         listed = project.runpytest_inprocess("--fixtures", "tests").stdout.str()
         assert "judge one output" in listed
         assert "One case of the contract" in listed
+
+
+class TestParameters:
+    """A case and the other parameters of a test are told apart."""
+
+    TESTS = (
+        "@pytest.mark.parametrize('backend', ['eager', 'fast-er'])",
+        ONE_CASE, f"def test_it{TAKES[:-2]}, backend):",
+        "    out = run(oracle_case)",
+        "    assert_conforms(out * 2 if backend == 'eager' else out, oracle_case, arch='cpu')",
+        "@pytest.mark.parametrize('backend', ['eager', 'fast-er'])",
+        "@pytest.mark.parametrize('m', [3, 4])",
+        "def test_plain(assert_conforms, m, backend):",
+        "    from oracle.routines import cases",
+        f"    case = cases.parse('{ID}'.replace('m=5', f'm={{m}}'))",
+        "    assert_conforms(run(case), 'fp8_gemm_nt', case.inputs(), arch='cpu')",
+    )  # fmt: skip
+
+    def test_subjects_and_pairs(self, project: pytest.Pytester, cli: Cli) -> None:
+        """A row of the table for each subject, and `compare --pair` puts two of them beside each other."""
+        with_tests(project, *self.TESTS)
+        project.runpytest_inprocess("--oracle-report=v.jsonl").assert_outcomes(passed=5, failed=1)
+        path, test = project.path / "v.jsonl", "tests/test_block_gemm.py::test_"
+        plain = [f"{test}plain[{m}-{backend}]" for m in (3, 4) for backend in ("eager", "fast-er")]
+        assert [line["subject"] for line in lines(path)] == [f"{test}it[eager]", f"{test}it[fast-er]", *plain]
+        shown = cli("report", path).out
+        assert all(subject in shown for subject in plain)
+        pairs = [f"{test}it[{a}]={test}it[{b}]" for a, b in (("eager", "fast-er"), ("fast-er", "eager"))]
+        for pair, said in zip(pairs, ("healed (1)", "broke (1)"), strict=True):
+            assert said in cli("compare", path, path, "--pair", pair).out
+        same = cli("compare", path, path, "--pair", f"{plain[0]}={plain[2]}")
+        assert same.out.splitlines()[-1] == "OK  1 the same"
+
+    def test_k_takes_the_ids(self, project: pytest.Pytester) -> None:
+        """As a whole and in parts."""
+        with_tests(project, ONE_CASE, f"def test_it{TAKES}", JUDGE)
+        (found,) = collected(project, "-k", ID.translate(str.maketrans("=,", ":-")))
+        assert found.endswith(f"::test_it[{HEAD_OF_IDS}/m:5-n:192-k:384/family:randn/seed:1]")
+        assert collected(project, "-k", "m:5-n:192 and family:randn and not seed:2") == [found]
+        assert collected(project, "-k", "family:ties") == []
+
+    def test_every_id(self) -> None:
+        """Of every contract: no two alike, and `-k` parses each."""
+        for contract in cases.grammars():
+            found = profiles.cases(contract, "quick")
+            ids = {pytest_plugin._id(case) for case in found}
+            assert len(ids) == len({*map(str, found)})
+            assert all(re.fullmatch(r"(:?\w|:|\+|-|\.|\[|\]|\\|/)+", name) for name in ids)
+
+    def test_the_command_runs_the_test(self, project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From the folder where pytest was started, with the profile that has the case."""
+        with_tests(project, "@pytest.mark.oracle_cases('fp8_gemm_nt', where=lambda case: case['m'] == 16 and "
+                   "case['n'] == 64 and case.family == 'randn')", f"def test_it{TAKES}",
+                   "    assert_conforms(run(oracle_case) * 1.5, oracle_case, arch='cpu')")  # fmt: skip
+        monkeypatch.chdir(project.path / "tests")
+        asked = ("--oracle-profile=full", "--oracle-explain=off")
+        project.runpytest_inprocess("--oracle-report=v.jsonl", *asked, "--rootdir=..")
+        (first, *_) = lines(project.path / "tests" / "v.jsonl")
+        words = shlex.split(first["repro"])
+        assert words[1].startswith("test_block_gemm.py::test_it[") and words[2] == "--oracle-profile=full"
+        again = project.runpytest_inprocess(*words[1:], "--oracle-report=w.jsonl", asked[1], "--rootdir=..")
+        again.assert_outcomes(failed=1)
+        (repeated,) = lines(project.path / "tests" / "w.jsonl")
+        assert {**repeated, "seconds": 0} == {**first, "seconds": 0}
 
 
 class TestVerdicts:
@@ -233,7 +308,7 @@ def test_it(assert_conforms):
             [
                 "*test_block_gemm.py:*: MistrustedWarning: MISTRUSTED fp8_gemm_nt *",
                 "*but this proves little: all values of a_scale are equal, so a wrong scale index changes nothing",
-                "fp8-oracle: 1 verdicts: 1 mistrusted; v.jsonl",
+                "fp8-oracle: 1 verdict: 1 mistrusted; v.jsonl",
             ]
         )
         (line,) = lines(project.path / "v.jsonl")
@@ -370,6 +445,40 @@ class TestReport:
         result = project.runpytest_inprocess("--oracle-report=no/such/folder/v.jsonl")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert "--oracle-report no/such/folder/v.jsonl: cannot be written" in result.stderr.str()
+
+    def test_a_full_disk(self, project: pytest.Pytester) -> None:
+        """One sentence, and no pass: what was asked for is not there."""
+        with_tests(project, ONE_CASE, f"def test_right{TAKES}", JUDGE)
+        result = project.runpytest_inprocess("--oracle-report=/dev/full")
+        result.assert_outcomes(passed=1)
+        said = "fp8-oracle: --oracle-report /dev/full cannot be written (No space left on device); /dev/full lacks *"
+        result.stdout.fnmatch_lines(["fp8-oracle: 1 verdict: 1 passed", said])
+        assert result.ret == pytest.ExitCode.TESTS_FAILED and "INTERNALERROR" not in result.stdout.str()
+
+    def test_two_runs_do_not_share_a_file(self, project: pytest.Pytester) -> None:
+        with open(project.path / "v.jsonl", "w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            held.write("its first line\n")
+            result = project.runpytest_inprocess("--oracle-report=v.jsonl")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        assert "--oracle-report v.jsonl: another run is writing it" in result.stderr.str()
+        assert (project.path / "v.jsonl").read_text() == "its first line\n"
+
+    def test_sigterm(self, project: pytest.Pytester) -> None:
+        """Ends the run as an interrupt: the closing line, and a whole record that says what did not run."""
+        stop = "def test_stop(): os.kill(os.getpid(), signal.SIGTERM)"
+        with_tests(project, "import os, signal", *self.TWO[:3], stop, *self.TWO[3:])
+        before = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            result = project.runpytest_inprocess("--oracle-report=v.jsonl", no_reraise_ctrlc=True)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+        result.stdout.fnmatch_lines(["fp8-oracle: 1 verdict: 1 passed; v.jsonl"])
+        assert [line["fails"] for line in lines(project.path / "v.jsonl")] == [False]
+        found = record.read(project.path / "v.jsonl").report()
+        assert found.unfinished == 1 and not found.ok
 
     def test_silent_where_nothing_is_judged(self, project: pytest.Pytester) -> None:
         with_tests(project, "def test_other(): pass")

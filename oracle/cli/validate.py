@@ -1,0 +1,326 @@
+"""``validate``: judge a kernel by name, in a worker process, and report it as a run.
+
+What is found goes to the screen, and as outcomes (:mod:`oracle.report.findings`) into the record and every kind of
+report that ``verify`` writes. ``--json`` is the whole validation: every finding, its notes, what was covered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from oracle.cli.common import (
+    Bar,
+    Commands,
+    add_command,
+    add_explain_level,
+    add_jobs,
+    add_output_arguments,
+    add_recipe,
+    add_volume_arguments,
+    declared,
+    repeated,
+    say,
+    screen_of,
+    whole,
+    write_json,
+    write_reports,
+)
+from oracle.cli.kernels import ADAPTER, DEVICE, LIMITED
+from oracle.errors import OptionError, counted
+from oracle.harness import provenance, recording, sources
+from oracle.harness.endurance import Soak, seed_of, soak
+from oracle.harness.report import NUMBERS, Finding, Report, Told
+from oracle.harness.validation import INTERRUPTED, PROFILES, SEEDS, SOAK, validate
+from oracle.report import console as words
+from oracle.report import record
+from oracle.report.findings import findings as read_findings
+from oracle.report.outcome import Outcome
+from oracle.report.outcome import Report as Run
+from oracle.routines.domain import EXAMPLE
+from oracle.verdict.compare import Status, Verdict
+
+# What the command and the verb of that name call alike.
+ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "calls", "require", "limit", "seconds",
+         "domain", "untrusted", "explain", "jobs")  # fmt: skip
+SELECTED = ("contract", "adapter", "device", "arch", "numerics", "profile", "seed", "domain", "limit")
+
+
+def add_validate(commands: Commands) -> None:
+    command = add_command(
+        commands, "validate", _validate,
+        "judge a kernel by name, in a worker process, and watch what it does to memory",
+        "Run MODULE:CALLABLE over the cases of a contract, with data and some shapes drawn for this run. Calls that "
+        "it refuses with NotImplementedError are moved to calls that it takes. Exit 0 when it conforms, 1 when not "
+        "or when too little could be tried (UNTESTED), 2 when it could not be judged.",
+    )  # fmt: skip
+    command.add_argument("kernel", metavar="MODULE:CALLABLE")
+    command.add_argument("--contract", required=True, metavar="NAME", help="see `fp8-oracle list`")
+    command.add_argument("--adapter", **ADAPTER)
+    command.add_argument("--device", **DEVICE)
+    command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
+    command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
+    add_recipe(command)
+    add_explain_level(command)
+    command.add_argument("--profile", choices=PROFILES, default="quick")
+    command.add_argument("--seed", type=whole(0), help="repeat a run: fixes what it draws; 0 has the published cases")
+    example = EXAMPLE.replace("%", "%%")
+    command.add_argument("--domain", metavar="CONDITIONS", help=f"extents that the kernel takes, as '{example}'")
+    command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
+    said = "only the calls in these files, as `cases from-checkpoint`, oracle.sample and --save write them"
+    command.add_argument("--cases", dest="calls", type=Path, metavar="FILE|DIR", help=said)
+    repeated(
+        command, "--require", "WATCH",
+        "'batch invariance' must hold; 'threads': right numbers while other threads call it; 'large offsets' "
+        "makes a call beyond 2^31 elements (as a soak of five minutes does)",
+    )  # fmt: skip
+    command.add_argument("--limit", **LIMITED)
+    command.add_argument("--seconds", type=float, metavar="S", help="length of a soak (default: 600)")
+    command.add_argument(
+        "--untrusted", action="store_true",
+        help="run the kernel in a sandbox without the oracle, network or files to write, on data of a fresh seed; "
+        "exit 2 where this machine makes no sandbox",
+    )  # fmt: skip
+    add_jobs(command)
+    command.add_argument("-x", "--exitfirst", action="store_true", help="stop after the first case that fails")
+    said = "append every outcome to this file as soon as it is known; with --profile soak every stretch"
+    command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
+    said = "continue --record with its seed: cases that the same code has judged are not called again"
+    command.add_argument("--resume", action="store_true", help=said)
+    said = "with --profile soak: stretches with a failure after which it ends (default: %(default)d)"
+    command.add_argument("--stop-after", type=whole(1), default=3, metavar="N", help=said)
+    command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
+    add_output_arguments(command)
+    add_volume_arguments(command)
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    arguments.numerics = declared(arguments)
+    if arguments.resume and arguments.record is None:
+        raise OptionError("--resume continues a record; name it with --record FILE.jsonl")
+    several = arguments.device == "cuda" and torch.cuda.device_count() > 1
+    drawn = arguments.profile == "soak" and not arguments.case and arguments.calls is None
+    if drawn and (several or arguments.jobs > 1 or arguments.record):
+        return _soak(arguments)
+    if arguments.resume and arguments.seed is None:
+        arguments.seed = _seed_in(arguments.record)
+    asked = {name: getattr(arguments, name) for name in ASKED}
+    save = None if arguments.save is None else Path(arguments.save)
+    screen, live = screen_of(arguments), _Live(arguments, provenance.machine(), provenance.versions(()))
+    with live:
+        report = validate(
+            arguments.kernel, arguments.contract, save=save, first_only=arguments.exitfirst, told=live, **asked
+        )
+    run = live.run(report)
+    print_report(report, screen, quiet=arguments.quiet, verbose=arguments.verbose)
+    if arguments.json is not None:
+        made = recording.provenance_of(live.machine, live.versions, command_of(arguments, report.seed))
+        write_json(arguments.json, report.to_json() | {"provenance": made})
+    write_reports(run, arguments, but=("json",))
+    if report.stopped == INTERRUPTED:
+        print("fp8-oracle: interrupted", file=sys.stderr)
+        return 130
+    return report.exit_code
+
+
+def _seed_in(path: Path) -> int | None:
+    """The seed of a record that is continued; None where there is none yet."""
+    if not path.is_file() or not path.stat().st_size:
+        return None
+    seed = record.read(path).run.selection.get("seed", "")
+    return int(seed) if seed.isdecimal() else None
+
+
+class _Live(Told):
+    """The bar, and the record that grows, while a validation runs; a context manager."""
+
+    def __init__(self, arguments: argparse.Namespace, machine: dict[str, str], versions: dict[str, str]) -> None:
+        self.arguments, self.machine, self.versions = arguments, machine, versions
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._found: list[Finding] = []
+        self._bar: Bar | None = None
+        self._recorder: record.Recorder | None = None
+        self._written: dict[str, Outcome] = {}
+
+    def __enter__(self) -> _Live:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__()
+
+    def begins(self, about: Report, code: str, cases: int | None) -> Sequence[Finding]:
+        self._about = about
+        if self.arguments.record is not None:
+            self.versions |= {"kernel": f"{about.kernel}+{code}"}
+            values = {name: getattr(about, name) for name in SELECTED}
+            selection = {"kernel": about.kernel} | {n: str(v) for n, v in values.items() if v is not None}
+            selection |= {"untrusted": "yes"} if about.untrusted else {}
+            selection |= {"require": ", ".join(self.arguments.require)} if self.arguments.require else {}
+            selection |= {"case": " ".join(self.arguments.case)} if self.arguments.case else {}
+            selection |= {"cases": str(self.arguments.calls)} if self.arguments.calls else {}
+            first = record.Run(self.started, self.machine, self.versions, selection, cases or 0)
+            self._recorder = record.start(self.arguments.record, first, resume=self.arguments.resume)
+            for note in self._recorder.notes:
+                say(f"fp8-oracle: {note}", stderr=True)
+            self._found += read_findings(self._recorder.finished.values())
+            self._written = {o.id: o for o in self._outcomes()}
+        self._bar = Bar(screen_of(self.arguments), cases)
+        self._bar.__enter__()
+        for _ in range(sum(not o.watch for o in self._written.values())):
+            self._bar.advance()
+        return tuple(self._found)
+
+    def runs(self, case: str) -> None:
+        assert self._bar is not None
+        failing = sum(finding.fails for finding in self._found)
+        self._bar.runs((f"[bold red]{failing} failing[/] " if failing else "") + escape(case.partition("/")[2]))
+
+    def found(self, findings: Sequence[Finding]) -> None:
+        assert self._bar is not None
+        self._found += findings
+        if findings:
+            self._bar.advance()
+        if self._recorder is not None:
+            for outcome in reversed(self._outcomes()):  # a case is recorded when all of its watches are
+                known = self._written.get(outcome.id)
+                if known is None or (known.status, known.repro) != (outcome.status, outcome.repro):
+                    self._written[outcome.id] = outcome
+                    run = self._recorder.run
+                    self._recorder.append(record.key_of(outcome.id, outcome.subject, outcome.arch, "", run), outcome)
+
+    def run(self, report: Report) -> Run:
+        """The whole as a run, which ends the record."""
+        unfinished = report.unfinished
+        if self._recorder is not None:
+            self._recorder.end((), report.seconds, unfinished)
+        machine, versions = self.machine, self.versions
+        return Run(report.outcomes, (), machine, report.seconds, versions, self.started, unfinished)
+
+    def _outcomes(self) -> tuple[Outcome, ...]:
+        return replace(self._about, findings=tuple(self._found)).outcomes
+
+
+def _soak(arguments: argparse.Namespace) -> int:
+    """A soak on every device, in stretches."""
+    if arguments.save is not None:
+        raise OptionError("--save: repeat the stretch that failed with its --seed and --save")
+    seed = secrets.randbelow(SEEDS) if arguments.seed is None else arguments.seed
+    if arguments.resume and arguments.seed is None:
+        seed = seed_of(arguments.record, seed)
+    passed = ("adapter", "arch", "numerics", "require", "limit", "domain", "untrusted", "explain")
+    screen = screen_of(arguments)
+    terminal = screen.is_terminal
+    found = soak(
+        arguments.kernel, arguments.contract, seconds=arguments.seconds or SOAK, seed=seed, device=arguments.device,
+        lanes=None if arguments.jobs == 1 else arguments.jobs, record=arguments.record,
+        most=1 if arguments.exitfirst else arguments.stop_after,
+        resume=arguments.resume, said=lambda line: screen.print(line, soft_wrap=True) if terminal else None,
+        **{name: getattr(arguments, name) for name in passed},
+    )  # fmt: skip
+    for line in found.lines():
+        screen.print(line, soft_wrap=True)
+    screen.print(f"seed {seed}; --seed {seed} repeats this run", soft_wrap=True)
+    write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
+    write_reports(_run_of(found, arguments.arch or "-"), arguments, but=("json",))
+    return found.exit_code
+
+
+def _run_of(found: Soak, arch: str) -> Run:
+    """A soak as a run: an outcome for each stretch, and one for each failure."""
+    kernel, contract = found.about["kernel"], found.about["contract"]
+    outcomes, source = [], sources.of_name(str(kernel))
+    for one in found.stretches:
+        name = f"{contract}/soak/lane {one['lane']}/stretch {one['number']}"
+        passed = Verdict(Status.PASSED, f"{counted(one['cases'], 'case')} judged")
+        outcomes += [Outcome(name, contract, kernel, arch, passed, one["seconds"], command="", source=source)]
+        for number, failure in enumerate(one["failures"], 1):
+            verdict = Verdict(Status(failure["verdict"]["status"]), failure["verdict"]["summary"],
+                              reason=failure["verdict"]["summary"])  # fmt: skip
+            watch = "" if failure["watch"] == NUMBERS else failure["watch"]
+            outcomes.append(Outcome(f"{name}/failure {number}", contract, kernel, arch, verdict, command="",
+                                    watch=watch, source=source))  # fmt: skip
+    return Run(tuple(outcomes), (), provenance.machine(), found.seconds, provenance.versions(()), "")
+
+
+def command_of(arguments: argparse.Namespace, seed: int | None) -> str:
+    """The command as it was given, with the seed that the run drew and without where its results went, safe to paste
+    into a shell."""
+    words = ["fp8-oracle", "validate", arguments.kernel]
+    for name in ("contract", "adapter", "device", "arch", "numerics", "profile", "seed", "seconds", "domain"):
+        value = seed if name == "seed" else getattr(arguments, name)
+        words += [] if value is None else [f"--{name}", str(value)]
+    words += ["--untrusted"] if arguments.untrusted else []
+    words += [word for case in arguments.case or [] for word in ("--case", case)]
+    words += [] if arguments.calls is None else ["--cases", str(arguments.calls)]
+    return shlex.join([*words, *(word for watch in arguments.require for word in ("--require", watch))])
+
+
+def print_report(report: Report, screen: Console, *, quiet: bool = False, verbose: bool = False) -> None:
+    """The table of watches, the failures by cause with their commands, the notes, one closing line."""
+    if not quiet:
+        screen.print(f"{report.kernel} as {report.contract}", style="italic", soft_wrap=True)  # a title wraps in names
+        table = Table(header_style="bold")
+        table.add_column("watch")
+        table.add_column("findings", justify="right")
+        table.add_column("failed", justify="right")
+        for name, (count, bad) in report.watches().items():
+            table.add_row(name, str(count), Text(str(bad), style="bold red" if bad else "green"))
+        screen.print(table)
+    outcomes = report.outcomes
+    if verbose:
+        for outcome in outcomes:
+            screen.print(words.line(outcome), soft_wrap=True)
+    for outcome, more in _by_cause([o for o in outcomes if o.fails]):
+        screen.print(words.sentence(outcome), soft_wrap=True)
+        if more:
+            fails = "fails" if more == 1 else "fail"
+            screen.print(f"  {counted(more, 'more case')} {fails}; --verbose names each", soft_wrap=True)
+    if not quiet:
+        for note in report.notes:
+            screen.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
+        if report.saved is not None:
+            command = f"fp8-oracle explain {shlex.quote(report.saved)}"
+            screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
+        if report.coverage is not None and (report.profile is not None or report.coverage.refused):
+            for said in report.coverage.lines():
+                screen.print(said, soft_wrap=True)
+        if report.seed is not None:
+            screen.print(f"seed {report.seed}; --seed {report.seed} repeats this run", soft_wrap=True)
+    if report.stopped:
+        left = f"; {counted(report.unfinished, 'case')} not run" if report.unfinished else ""
+        screen.print(f"stopped: {report.stopped}{left}", soft_wrap=True)
+    closings = (("CONFORMS", "bold green"), ("DOES NOT CONFORM", "bold red"), ("NOT JUDGED", "bold red"))
+    word = ("UNTESTED", "bold red") if report.untested else closings[report.exit_code]
+    if report.stopped == INTERRUPTED and not report.failures:
+        word = ("UNFINISHED", "bold red")
+    where = report.device if report.device == report.arch else f"{report.device} ({report.arch})"
+    closing = f"  {counted(report.judged, 'case')} judged on {where}, {counted(report.workers, 'worker')}, "
+    screen.print(Text.assemble(word, f"{closing}{report.seconds:.1f} s"), soft_wrap=True)
+
+
+def _by_cause(failing: Sequence[Outcome]) -> list[tuple[Outcome, int]]:
+    """The first outcome of each cause, and how many more have it: one watch, one status, and one explanation or the
+    same last frame of a traceback. Failures that nothing explains count as one cause, with the explained ones of their
+    kind where there are any."""
+    causes: dict[tuple[object, ...], list[Outcome]] = {}
+    for o in failing:
+        causes.setdefault((o.watch, o.status, o.verdict.frames[-1:], o.verdict.explained_by), []).append(o)
+    for (watch, status, frames, why), unexplained in list(causes.items()):
+        others = [key for key in causes if key[:3] == (watch, status, frames) and key[3]]
+        if not why and others:
+            causes[others[0]] += unexplained
+            del causes[watch, status, frames, why]
+    return [(found[0], len(found) - 1) for found in causes.values()]

@@ -1,0 +1,100 @@
+"""What a validation found, case by case, and the same as outcomes of a run, which every report and record takes.
+
+A *finding* is one watch of one case: its numbers, its guard zones, the bits of a second call. As outcomes they are
+
+    CONTRACT/.../seed=1          the numbers of one case, as `verify` has them
+    CONTRACT/WATCH               a watch over all cases: the first finding that fails, else one that passes
+
+so that a record, a page and a comparison have one line for each case and one for each cause. A finding that only
+*follows* from another one of its case (where its numbers are wrong, those of other data, strides and rows are wrong
+too) is no outcome: the outcome of that other one names its watch under ``also``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from oracle.report.outcome import SEVERITY, Outcome
+from oracle.verdict.compare import Verdict
+
+NUMBERS = "numbers"
+WHOLE = "-"  # the case of a finding on the whole run
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One watch of one case: ``watch`` is ``"numbers"`` or the name of what was watched.
+
+    ``follows``: the watch of the case whose failure is all that is needed for this one, empty where there is none.
+    """
+
+    case: str
+    watch: str
+    verdict: Verdict
+    seconds: float = 0.0
+    follows: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether this finding alone makes the kernel not conform."""
+        return self.verdict.status.is_failure and not self.follows
+
+    def to_json(self) -> dict[str, object]:
+        named = {"case": self.case, "watch": self.watch, "seconds": round(self.seconds, 6), "fails": self.fails}
+        return {**named, "follows": self.follows, "verdict": self.verdict.to_json()}
+
+
+def outcomes(
+    findings: Iterable[Finding], *, contract: str, subject: str, arch: str, source: str,
+    command: Callable[[Finding], str],
+) -> tuple[Outcome, ...]:  # fmt: skip
+    """The outcomes of findings, cases first, each with the command that repeats it and where the kernel stands."""
+    cases: dict[str, Finding] = {}
+    watches: dict[str, Finding] = {}
+    also: dict[str, dict[str, None]] = {}
+    spent: dict[str, float] = {}
+    for found in findings:
+        if found.follows:
+            also.setdefault(found.case if found.follows == NUMBERS else found.follows, {})[found.watch] = None
+            continue
+        numbers = found.watch == NUMBERS and found.case != WHOLE
+        table, key = (cases, found.case) if numbers else (watches, found.watch)
+        if not numbers:
+            spent[key] = spent.get(key, 0.0) + found.seconds
+        known = table.setdefault(key, found)
+        if SEVERITY.index(found.verdict.status) < SEVERITY.index(known.verdict.status):
+            table[key] = found
+    made = [
+        Outcome(case, contract, subject, arch, found.verdict, found.seconds, command=command(found),
+                also=tuple(also.get(case, ())), source=source)
+        for case, found in cases.items()
+    ]  # fmt: skip
+    made += [
+        Outcome(f"{contract}/{watch}", contract, subject, arch, found.verdict, spent[watch], command=command(found),
+                watch=watch, also=tuple(also.get(watch, ())), source=source)
+        for watch, found in watches.items()
+    ]  # fmt: skip
+    return tuple(made)
+
+
+def findings(recorded: Iterable[Outcome]) -> tuple[Finding, ...]:
+    """The findings of recorded outcomes: those of the cases, and for each watch the one that was recorded."""
+    made = []
+    for outcome in recorded:
+        words = shlex.split(outcome.repro)
+        case = words[words.index("--case") + 1] if "--case" in words else WHOLE
+        watch, seen = (outcome.watch, case) if outcome.watch else (NUMBERS, outcome.id)
+        made.append(Finding(seen, watch, outcome.verdict, outcome.seconds))
+        followed = replace(outcome.verdict, summary=f"follows from {watch}: {outcome.verdict.summary}")
+        made += [Finding(seen, name, followed, follows=watch) for name in outcome.also]
+    return tuple(made)
+
+
+def told(found: Mapping[str, object]) -> tuple[str, str, float, str]:
+    """Case, watch, seconds and ``follows`` of a finding in JSON; ValueError where one is of another kind."""
+    case, watch, seconds, follows = (found.get(name) for name in ("case", "watch", "seconds", "follows"))
+    if not isinstance(case, str) or not isinstance(watch, str) or not isinstance(seconds, int | float):
+        raise ValueError("a finding lacks its case, watch or seconds")
+    return case, watch, float(seconds), follows if isinstance(follows, str) else ""
