@@ -39,7 +39,7 @@ from oracle.fixtures.failing_case import FailingCase
 from oracle.report.console import STYLES
 from oracle.routines import Contract, get, options
 from oracle.routines.base import Call
-from oracle.tensorcore import schedules
+from oracle.tensorcore.instructions import arches
 
 _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only outputs that match, as out.mine*"}
 
@@ -219,7 +219,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     said = Text.assemble((str(verdict.status), STYLES[verdict.status]), f" {verdict.summary}")
     operands = Call(get(case.contract), case.inputs, case.options, arch=arch).optional_operands
     held = None
-    known = arch in schedules.arches()  # there is no class of arithmetic for a CPU
+    known = arch in arches()  # there is no class of arithmetic for a CPU
     if found.failing and known and operands is not None and operands.parts and operands.given:
         held = oracle.classify(case.contract, case.inputs, case.output, arch=arch, **case.options)
     classes = [] if held is None else [f"  of what is known of {arch}: {held}"]

@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     said = "Exact references, sound bounds and verdicts for FP8 kernels."
     result = Parser(prog="fp8-oracle", description=said)
     result.add_argument("--version", action="version", version=f"%(prog)s {installed.version_here()}")
-    commands = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands: Any = result.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(commands)
     examples.install(commands.choices)

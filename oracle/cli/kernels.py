@@ -15,7 +15,7 @@ from oracle.cli.common import (
 )
 from oracle.errors import OptionError
 from oracle.harness.probing import probe, probe_block_scaled
-from oracle.harness.validation import LIMIT
+from oracle.harness.report import LIMIT
 from oracle.tensorcore.block_probes import KINDS, BlockFingerprint, Kind
 from oracle.tensorcore.fingerprint import Fingerprint
 from oracle.tensorcore.instructions import F8F6F4 as FORMATS

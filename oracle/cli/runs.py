@@ -48,9 +48,9 @@ from oracle.harness.isolated import Host
 from oracle.harness.jobs import Lost
 from oracle.harness.process import interrupted_by_every_end
 from oracle.harness.recording import CaptureWriter
+from oracle.harness.report import LIMIT
 from oracle.harness.runner import Filter, Item, Shard
 from oracle.harness.subjects import Provider
-from oracle.harness.validation import LIMIT
 from oracle.report import changes, history, ledger, merge, record
 from oracle.report import console as words
 from oracle.report.ledger import Entry

@@ -18,8 +18,9 @@ from torch import Tensor
 from oracle.errors import NumericsError, OptionError, SubjectError
 from oracle.harness.memory import is_poison
 from oracle.harness.process import Worker
+from oracle.harness.report import LIMIT
 from oracle.harness.session import Session
-from oracle.harness.validation import LIMIT, arch_of, importable
+from oracle.harness.validation import arch_of, importable
 from oracle.routines import get, registered
 from oracle.routines.base import Call, Contract, OptionSpec, Out, TensorSpec
 from oracle.routines.products.contract import OUT_DTYPES

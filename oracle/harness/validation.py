@@ -164,10 +164,10 @@ def validate(
         pool = None if jobs == 1 else stack.enter_context(Pool(made, jobs, threads))
         worker = stack.enter_context(Worker(name, adapter=called, device=device, limit=limit, untrusted=untrusted))
         session = Session(worker, found, device=device, arch=arch, numerics=numerics, domain=stated or EVERYTHING)
-        chosen: Iterable[Case] = _cases(contract, profile, run_seed, case)
         soaks = profile == "soak" and case is None
-        chosen = chosen if soaks else list(chosen)
-        planned = None if isinstance(chosen, Iterator) else len(chosen)
+        drawn_cases = _cases(contract, profile, run_seed, case)
+        listed = None if soaks else list(drawn_cases)
+        planned = None if listed is None else len(listed)
         told, begun = told or Told(), list[Case]()
         targets = [target for target in (name, called) if target is not None]
         code = worker.ask({"op": "code", "targets": targets}) if type(told) is not Told else None
@@ -187,7 +187,8 @@ def validate(
         findings, notes, stopped = list(earlier), list[watches.Note](), ""
         known = {found.case: found.verdict for found in earlier if found.watch == NUMBERS}
         try:
-            for group in _run(session, _counted(chosen, begun), watching, reach, judges, known, told):
+            chosen = _counted(drawn_cases if listed is None else listed, begun)
+            for group in _run(session, chosen, watching, reach, judges, known, told):
                 found_now = [item for item in group if isinstance(item, Finding)]
                 told.found(found_now)
                 findings += found_now
@@ -205,10 +206,10 @@ def validate(
         findings += last
         # a required watch without a finding or note did not run
         if not stopped and not any(f.watch == LOAD for f in findings):
-            said = {f.watch for f in findings} | {note.watch for note in notes}
+            met = {f.watch for f in findings} | {note.watch for note in notes}
             why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
             untried = Verdict(Status.UNTESTED, why, reason=why)
-            rest = [Finding(WHOLE, watch, untried) for watch in require if watch not in said]
+            rest = [Finding(WHOLE, watch, untried) for watch in require if watch not in met]
             coverage = reach.coverage()
             # a run that found faults may end early
             if coverage.complaints and not any(f.fails for f in (*findings, *rest)):
