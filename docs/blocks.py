@@ -33,6 +33,11 @@ from oracle.verdict.compare import Status
 
 _ROLE = re.compile(r":(?:func|class|mod|meth|attr|data):`~?(?:[\w.]+\.)?(\w+)`")
 _COLUMNS = re.compile(r"^[^\s|`][^\n`]*\S {2,}\S", re.MULTILINE)
+_NAMES = re.compile(r"[*\w.\[\]{}\"|]+(?:(?:, | or | of | to )[*\w.\[\]{}\"|]+)*")
+_TYPE = re.compile(
+    r"(?:(?:Tensor|Path|str|int|float|bool|dict|list|tuple|set|mapping|sequence|callable|iterable|None|[A-Z]\w+|[\w.]+\.\w+"
+    r"|or|of|to|and)[,\[\]|]* ?)+(?:optional)?"
+)
 _SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
 
 
@@ -72,25 +77,25 @@ def schedule_table() -> str:
     """Every schedule with what it is made of."""
     rows = [
         (
-            f"`{s.name}`", f"`{s.instruction.name}`", "K" if s.interval is None else str(s.interval),
-            f"`{s.promotion.value}`", f"`{s.epilogue.value}`", s.status.value, s.seen_in,
+            f"`{s.name}`", s.status.value, f"`{s.instruction.name}`", "K" if s.interval is None else str(s.interval),
+            f"`{s.promotion.value}`", f"`{s.epilogue.value}`", s.seen_in,
         )
         for s in schedules()
     ]  # fmt: skip
-    return _table(("schedule", "instruction", "chain", "promotion", "epilogue", "checked", "seen in"), rows)
+    return _table(("schedule", "checked", "instruction", "chain", "promotion", "epilogue", "seen in"), rows)
 
 
 def instruction_table() -> str:
     """The table of matrix instructions."""
     rows = [
         (
-            f"`{i.name}`", " ".join(f"`{o}`" for o in i.operands), str(i.k), str(i.group),
-            "-" if i.align_bits is None else str(i.align_bits), str(i.out_bits), i.status.value, i.source,
+            f"`{i.name}`", i.status.value, " ".join(f"`{o}`" for o in i.operands), str(i.k), str(i.group),
+            "-" if i.align_bits is None else str(i.align_bits), str(i.out_bits), i.source,
             i.unshown or "-",
         )
         for i in INSTRUCTIONS.values()
     ]  # fmt: skip
-    head = ("instruction", "operands", "k", "group", "t", "result", "checked", "source", "no hardware has shown")
+    head = ("instruction", "checked", "operands", "k", "group", "t", "result", "source", "no hardware has shown")
     return _table(head, rows)
 
 
@@ -168,6 +173,12 @@ def _hidden(*parts: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in parts)
 
 
+def exported(name: str) -> str:
+    """A file of an exported folder, as it is."""
+    text = (Path(fixtures.__file__).parent / "data" / name).read_text("utf-8")
+    return f"```cpp\n{text.strip()}\n```"
+
+
 def capture(identity: str) -> str:
     """The verdict on a captured output, in the words of ``verify``, with the known failure that it is."""
     folder = fixtures.folder()
@@ -187,11 +198,11 @@ def right_captures() -> str:
         if outcome.status is Status.PASSED:
             kinds.setdefault((outcome.id.split("/")[1], outcome.contract), []).append(outcome)
     rows = [
-        (f"`{stem}`", f"`{contract}`", str(len(found)), str(sum(o.verdict.matches is not None for o in found)),
-         ", ".join(sorted({f"`{o.verdict.matches}`" for o in found if o.verdict.matches})) or "-")
+        (f"`{contract}`", str(len(found)), str(sum(o.verdict.matches is not None for o in found)),
+         ", ".join(sorted({f"`{o.verdict.matches}`" for o in found if o.verdict.matches})) or "-", f"`{stem}`")
         for (stem, contract), found in kinds.items()
     ]  # fmt: skip
-    return _table(("file", "contract", "outputs", "of these bit for bit", "as"), rows)
+    return _table(("contract", "outputs", "bit for bit", "as", "file"), rows)
 
 
 def capture_list() -> str:
@@ -238,7 +249,7 @@ def measurements() -> str:
         for group, timings in made["timings"].items():
             if "_us." not in group:
                 continue
-            base = next((us for name, us in reversed(timings.items()) if name.startswith(("bare", "copy"))), None)
+            base = figures.base(timings)
             clock, what = group.split("_us.", 1)
             rows += [
                 (what, clock, name, f"{us:.1f}", "-" if base is None else f"{us / base:.2f}")
@@ -247,6 +258,16 @@ def measurements() -> str:
         table = _table(("what", "time of", "candidate", "us a call", "ratio"), rows)
         found.append(f"{table}\n\nMeasured with {_place(made['environment'])}.")
     return "\n\n".join(found)
+
+
+def runs() -> str:
+    """The runs behind the history of ratios: when, with which code and libraries."""
+    rows = []
+    for i, run in enumerate(figures.runs(), 1):
+        made: Mapping[str, str] = run["environment"]  # type: ignore[assignment]
+        names = ("fp8-oracle", "gpu", "torch", "triton", "flashinfer-python", "sgl-deep-gemm")
+        rows.append((str(i), str(run["recorded"]), *(made.get(name, "-") for name in names)))
+    return _table(("run", "recorded (UTC)", "code", "GPU", "torch", "triton", "flashinfer", "deep_gemm"), rows)
 
 
 def _place(provenance: Mapping[str, str]) -> str:
@@ -310,8 +331,9 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "instructions": instruction_table, "probe_pairs": probe_pairs, "faults": fault_catalogue,
     "routines": routine_table, "capture": capture, "environment": environment, "private-names": private_names,
     "right-captures": right_captures, "captures": capture_list, "known-failures": known_failures,
-    "validations": validations, "measurements": measurements, "statuses": statuses,
+    "validations": validations, "measurements": measurements, "runs": runs, "statuses": statuses,
     "errors": errors, "commands": commands, "profiles": profile_counts, "case": case_parts, "figure": figures.figure,
+    "exported": exported,
 }  # fmt: skip
 
 
@@ -324,7 +346,7 @@ def _documented(name: str) -> str:
     thing = getattr(thing, "_get_wrapped_function", lambda: thing)()
     bare = inspect.isclass(thing) and issubclass(thing, BaseException | Enum)
     shown = "" if bare else _signature(thing)
-    text = inspect.getdoc(thing) or ""
+    text = _whole(name, inspect.getdoc(thing) or "")
     lines = [f"### `{name}`", "", *([f"```py\n{attribute}{shown}\n```", ""] if shown else []), _markdown(text)]
     if inspect.isclass(thing) and issubclass(thing, Enum):
         lines += ["", *(f"- `{m.name}`" + ("" if m.value == m.name else f": {m.value}") for m in thing)]
@@ -332,8 +354,16 @@ def _documented(name: str) -> str:
         for key, value in vars(thing).items():
             if not key.startswith("_") and (inspect.isfunction(value) or isinstance(value, (property, classmethod))):
                 said, call = inspect.getdoc(value), "" if isinstance(value, property) else "()"
-                lines += ["", f"**`{key}{call}`**: {_markdown(said)}"] if said else []
+                lines += ["", f"**`{key}{call}`**: {_markdown(_whole(f'{name}.{key}', said))}"] if said else []
     return "\n".join(lines)
+
+
+def _whole(name: str, text: str) -> str:
+    """A docstring whose first line, which is all that an editor or a list shows, is a sentence."""
+    first = text.partition("\n")[0]
+    if not first.endswith((".", "?", ":")):
+        raise ValueError(f"the docstring of {name} has no whole sentence in its first line: {first!r}")
+    return text
 
 
 def _signature(thing: Callable[..., object]) -> str:
@@ -380,20 +410,25 @@ def _paragraphs(text: str) -> str:
 
 
 def _items(body: str) -> str:
-    """``name : type`` with a description below it, or ``name : description`` alone."""
+    """``name : type`` with a description below it, ``name : description``, or ``type`` with a description below it.
+
+    A line that is none of them belongs to no item: it has to stand before the section, or in one of its own.
+    """
     items: list[tuple[str, list[str]]] = []
     for line in body.strip("\n").splitlines():
         if line.startswith(" ") and items:
             items[-1][1].append(line.strip())
         elif line.strip():
             name, _, rest = line.partition(" : ")
+            if not _NAMES.fullmatch(name.strip()):
+                raise ValueError(f"a docstring has {line!r} among its parameters or errors, which names none")
             items.append((name.strip(), [rest.strip()]))
     return "\n".join(_item(name, rest) for name, rest in items)
 
 
 def _item(name: str, lines: list[str]) -> str:
     kind, *body = lines
-    typed = body and not kind.endswith((",", ";", ":")) and "`" not in kind
+    typed = bool(body) and _TYPE.fullmatch(kind) is not None
     said = " ".join(body if typed else [kind, *body]).strip()
     return f"- `{name}`" + (f" ({kind})" if typed and kind else "") + (f": {said}" if said else "")
 
@@ -402,10 +437,21 @@ def _item(name: str, lines: list[str]) -> str:
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Numbers to the right, names and short words to the left; columns of prose are left to the style of the page."""
+
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
 
-    return "\n".join([line(heads), "|" + "---|" * len(heads), *(line(row) for row in rows)])
+    listed = list(rows)
+    marks = [_alignment([row[column] for row in listed]) for column in range(len(heads))]
+    return "\n".join([line(heads), f"|{'|'.join(marks)}|", *(line(row) for row in listed)])
+
+
+def _alignment(cells: list[str]) -> str:
+    if cells and all(re.fullmatch(r"-|[<+-]?\d+(\.\d+)?( s)?", cell) for cell in cells):
+        return "--:"
+    short = (len(cell) <= 40 or re.fullmatch("`[^`]+`", cell) is not None for cell in cells)
+    return ":--" if all(short) else "---"
 
 
 def _words(values: Iterable[object] | None) -> str:
@@ -428,4 +474,9 @@ def _argument(action: argparse.Action) -> tuple[str, str, str]:
     shown = "" if action.nargs == 0 or (action.option_strings and action.choices) else f"`{value}`"
     choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
     default = "" if action.default in (None, False, [], argparse.SUPPRESS) else f" (default `{action.default}`)"
-    return f"{names} {shown}".strip(), (action.help or "").replace("%%", "%"), choices + default
+    said = action.help or ""
+    if "%(default)" in said:
+        said %= {"default": action.default}
+    if "(default" in said:
+        default = ""
+    return f"{names} {shown}".strip(), said.replace("%%", "%"), choices + default

@@ -1,14 +1,17 @@
-"""The figures, drawn in SVG from numbers that are computed here; text takes the colour of the page."""
+"""The figures, drawn in SVG from numbers that are computed here or were measured; text takes the colour of the page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 
 import torch
 
 from oracle.bounds import admissible
 from oracle.bounds.engines import exact
+from oracle.fixtures import files as fixtures
 from oracle.routines import cases, get
 from oracle.routines.products.contract import ProductContract
 from oracle.tensorcore.instructions import instruction
@@ -22,7 +25,8 @@ BLUE, RED, GREEN, AMBER = "#2a7de1", "#d64545", "#2e9e5b", "#c98a00"  # each rea
 def figure(name: str) -> str:
     """The figure of this name, with its caption."""
     drawing, caption = _FIGURES[name]()
-    return f'<figure class="drawing">\n{drawing}\n<figcaption>{caption}</figcaption>\n</figure>'
+    kind = "drawing chart" if name in _HISTORIES or name == "products" else "drawing"
+    return f'<figure class="{kind}">\n{drawing}\n<figcaption>{caption}</figcaption>\n</figure>'
 
 
 def _interval() -> tuple[str, str]:
@@ -166,8 +170,97 @@ def _judgement() -> tuple[str, str]:
     return _svg(720, 232, "The order of judgement", parts), caption
 
 
+MEASURED = "measurements"
+
+
+def base(timings: Mapping[str, float]) -> float | None:
+    """The time that ratios are to: of the bare library calls, or of a copy of the same bytes."""
+    return next((us for name, us in reversed(timings.items()) if name.startswith(("bare", "copy"))), None)
+
+
+def runs() -> list[dict[str, object]]:
+    """The records of all runs of ``tests/hardware/measure.py`` that are kept, oldest first."""
+    return [json.loads(path.read_text()) for path in sorted((fixtures.folder() / MEASURED / "history").glob("*.json"))]
+
+
+def _history(title: str, lines: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    """Ratios of some candidates, ``label: (group of timings, candidate)``, in every run that has them."""
+    found = runs()
+    series = {}
+    for label, (group, name) in lines.items():
+        timings = [run["timings"].get(group, {}) for run in found]  # type: ignore[attr-defined]
+        series[label] = [(i, t[name] / base(t)) for i, t in enumerate(timings) if name in t and base(t)]
+    ticks = [(float(i), f"run {i + 1}") for i in range(len(found))]
+    return _ratios(title, series, ticks), f"{title}."
+
+
+def _products() -> tuple[str, str]:
+    """Block-scaled products by their rows, as ratios to DeepGEMM."""
+    timings = json.loads((fixtures.folder() / MEASURED / "h200_products.json").read_text())["timings"]
+    groups = {int(name.split("M=")[1].split()[0]): t for name, t in timings.items() if ".product M=" in name}
+    names = {"layer's Triton": "this layer", "SGLang Triton, its default tile, row-major": "SGLang, default tile",
+             "SGLang Triton, tiles tuned for N=4608, row-major": "SGLang, tuned tile"}  # fmt: skip
+    places = {m: i for i, m in enumerate(sorted(groups))}
+    series = {said: [(places[m], t[name] / base(t)) for m, t in groups.items()] for name, said in names.items()}
+    title = "Triton products of 4096 columns and K = 7168 on an H200, time as a ratio to DeepGEMM's, by rows"
+    ticks = [(float(i), str(m)) for m, i in places.items()]
+    return _ratios(title, series, ticks), f"{title}. Each line is one kernel; 1 is DeepGEMM."
+
+
+def _ratios(title: str, series: Mapping[str, list[tuple[int, float]]], ticks: Sequence[tuple[float, str]]) -> str:
+    """Lines of ratios over places, from 0; the line of 1 is drawn through, and each line is named at its end."""
+    left, right, top, bottom = 34.0, 268.0, 14.0, 190.0
+    most = max(1.5, *(value for points in series.values() for _, value in points))
+
+    def at(place: float, value: float) -> tuple[float, float]:
+        return left + (right - left) * place / max(1.0, ticks[-1][0]), bottom - (bottom - top) * value / most
+
+    parts = []
+    for value in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
+        if value <= most:
+            y = at(0, value)[1]
+            faint = "" if value in (0.0, 1.0) else ' stroke-opacity="0.25"'
+            parts.append(f'<path d="M{left:g} {y:.1f}H{right:g}" stroke="currentColor"{faint}/>')
+            parts.append(_text(left - 6, y + 4, f"{value:g}", anchor="end", size=12))
+    parts += [_text(at(place, 0)[0], bottom + 18, said, size=12) for place, said in ticks]
+    ends = sorted((at(*points[-1])[1], label) for label, points in series.items() if points)
+    free, placed = -1.0, {}
+    for y, label in ends:  # names that would lie on each other move down
+        placed[label] = free = max(y, free + 15)
+    over = max(0.0, free - bottom)
+    for (label, points), (colour, dash) in zip(series.items(), _PENS, strict=False):
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in points))
+        look = f'fill="none" stroke="{colour}" stroke-width="2"' + (f' stroke-dasharray="{dash}"' if dash else "")
+        parts.append(f'<polyline points="{path}" {look}/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in (at(*p) for p in points)]
+        said = f"{label} {points[-1][1]:.2f}"
+        parts.append(_text(right + 10, placed[label] - over + 4, said, anchor="start", size=12))
+        x, y = at(*points[-1])
+        parts.append(f'<path d="M{x:.1f} {y:.1f}L{right + 8:.1f} {placed[label] - over:.1f}" stroke="{colour}"/>')
+    return _svg(420, 216, title, parts)
+
+
+_PENS = ((BLUE, ""), (RED, "7 3"), (GREEN, "2 3"), (AMBER, "9 3 2 3"), ("#8a63d2", "4 4"))
+"""A colour and a dash for each line of a chart, so that colour alone tells nothing."""
+_ROWS = (16, 64, 512, 4096)
+_SHAPE = "N=4096 K=7168"
+_LINEAR = "Linear layer, bf16 to bf16, 4096 columns, K = 7168"
+_HISTORIES = {
+    "eager": (f"{_LINEAR}, called eagerly, by rows",
+              {f"{m} rows": (f"device_us.linear M={m} {_SHAPE}", "layer") for m in _ROWS}),
+    "graph": (f"{_LINEAR}, replayed from a CUDA graph, by rows",
+              {f"{m} rows": (f"graph_us.linear M={m} {_SHAPE}", "layer") for m in _ROWS}),
+    "host": ("Host time of a call",
+             {"product": ("host_us.fp8_gemm_nt", "layer"), "16 rows": ("host_us.switch M=16", "layer"),
+              "64 rows": ("host_us.switch M=64", "layer")}),
+    "quantiser": ("Quantisers of 4096 x 7168, device time as a ratio to a copy of the same bytes",
+                  {name: ("device_us.quantiser 4096x7168", f"layer {name}")
+                   for name in ("row-major", "TMA-aligned", "packed", "per token", "per tensor")}),
+}  # fmt: skip
+
 _FIGURES: dict[str, Callable[[], tuple[str, str]]] = {
     "interval": _interval, "widths": _widths, "fused": _fused, "schedule": _schedule, "judgement": _judgement,
+    "products": _products, **{name: partial(_history, *of) for name, of in _HISTORIES.items()},
 }  # fmt: skip
 
 

@@ -9,8 +9,13 @@ Three kinds of text are made and compared:
   prints. With ``title="FILE"`` it (or a ``cpp`` fence) is written to that file of the page's scratch folder instead.
 * a ``console`` fence: each line after ``$`` runs in the scratch folder; the lines below it are what it prints.
 
-Under ``<!-- requires: TOOL -->`` a fence is left as it is where that tool is not here, with a note on the standard
-error.
+An image ``![...](FOLDER/NAME.svg)`` of which an example wrote ``NAME.svg`` is a picture of the page, stored in
+that folder. A page that links to ``PAGE.ipynb`` is that notebook too: its text and its fences become the cells, what
+they print and the pictures after them their outputs.
+
+Under ``<!-- requires: TOOL [TOOL ...] -->`` a fence is left as it is where one of these tools is not here, with a note
+on the standard error.
+An example that raises, or a command of ours that cannot be carried out (without ``2>&1``), is an error of its page.
 Durations are replaced by ``1.2 s`` so that pages do not change with the machine. Exit 1 with a diff when ``--check``
 finds a page that differs from what was made.
 """
@@ -22,6 +27,7 @@ import contextlib
 import difflib
 import importlib
 import io
+import json
 import os
 import re
 import shlex
@@ -30,19 +36,25 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 WIDTH = "100"
+SHOWN = " 2>&1"  # of a command whose error the page shows
 _BLOCK = re.compile(r"<!-- generated: (?P<call>.+?) -->\n.*?<!-- /generated -->", re.DOTALL)
 _FENCE = re.compile(
-    r"^(?:<!-- requires: (?P<tool>\S+) -->\n)?```(?P<kind>python|cpp|console)(?P<rest>[^\n]*)\n(?P<body>.*?)^```\n",
+    r"^(?:<!-- requires: (?P<tools>[^>]+?) -->\n)?```(?P<kind>python|cpp|console)(?P<rest>[^\n]*)\n(?P<body>.*?)^```\n",
     re.DOTALL | re.MULTILINE,
 )
 _OUTPUT = re.compile(r"\n?```text\n.*?^```\n", re.DOTALL | re.MULTILINE)
+_PICTURE = re.compile(r"^!\[[^\]]*\]\((?P<path>[\w/]+\.svg)\)\n", re.MULTILINE)
+_CELL = re.compile(
+    r"^```python\n(?P<source>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```\n)?(?:\n!\[[^\]]*\]\((?P<picture>[\w/]+\.svg)\)\n)?",
+    re.DOTALL | re.MULTILINE,
+)
 _DURATIONS = ((r"\b\d+\.\d+ ?s\b", "1.2 s"), (r'\btime="[\d.]+"', 'time="1.2"'))
 
 
@@ -66,20 +78,24 @@ def main(arguments: list[str] | None = None) -> int:
     for path in pages(given.docs, given.page):
         old, name = path.read_text(encoding="utf-8"), path.relative_to(given.docs).as_posix()
         try:
-            new = made(old, name=name)
+            new, files = made(old, name=name)
         except Exception as error:  # an example that raises is a finding about its page; the others are still made
             print(f"{name}: {''.join(traceback.format_exception(error, limit=-1))}", file=sys.stderr)
             broken += 1
             continue
-        if new == old:
-            continue
-        if given.check:
-            stale += 1
-            lines = difflib.unified_diff(old.splitlines(), new.splitlines(), f"{name} (stored)", f"{name} (made)", n=1)
-            print("\n".join(lines))
-        else:
-            path.write_text(new, encoding="utf-8")
-            print(f"{name}: written")
+        for target, content in {path: new, **{path.parent / file: text for file, text in files.items()}}.items():
+            stored = target.read_text(encoding="utf-8") if target.is_file() else ""
+            if _text(target, stored) == _text(target, content):
+                continue
+            name = target.relative_to(given.docs).as_posix()
+            if given.check:
+                stale += 1
+                pair = (_text(target, x).splitlines() for x in (stored, content))
+                print("\n".join(difflib.unified_diff(*pair, f"{name} (stored)", f"{name} (made)", n=1)))
+            else:
+                target.parent.mkdir(exist_ok=True)
+                target.write_text(content, encoding="utf-8")
+                print(f"{name}: written")
     if stale or broken:
         print(f"{stale} pages are out of date, {broken} cannot be made; run `python docs/generate.py`", file=sys.stderr)
     return 1 if stale or broken else 0
@@ -94,15 +110,54 @@ def pages(docs: Path, only: list[str]) -> list[Path]:
     return kept
 
 
-def made(text: str, *, name: str) -> str:
-    """The page as it should be."""
+def made(text: str, *, name: str) -> tuple[str, dict[str, str]]:
+    """The page as it should be, and the files that belong to it, by their paths from it."""
     import blocks
 
     text = _BLOCK.sub(lambda match: _generated(match["call"], blocks.BLOCKS), text)
     with tempfile.TemporaryDirectory(prefix="page-") as folder:
         scratch = Scratch(Path(folder).resolve())
         with contextlib.chdir(scratch.folder), _importable(scratch.folder):
-            return "".join(_executed(text, scratch, name))
+            new = "".join(_executed(text, scratch, name))
+        pictures = {path: scratch.folder / Path(path).name for path in _PICTURE.findall(new)}
+        files = {path: file.read_text(encoding="utf-8") for path, file in pictures.items() if file.is_file()}
+    notebook = f"{Path(name).stem}.ipynb"
+    return new, files | ({notebook: _notebook(new, files)} if f"]({notebook})" in new else {})
+
+
+def _text(path: Path, content: str) -> str:
+    """What is compared of a file: of a picture its words, since its lines depend on the version that drew it."""
+    if path.suffix == ".ipynb":
+        content = re.sub(r'"<\?xml.*</svg>\\n"', lambda found: json.dumps(_words(json.loads(found[0]))), content)
+    return _words(content) if path.suffix == ".svg" else content
+
+
+def _words(svg: str) -> str:
+    return "\n".join(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
+
+
+def _notebook(page: str, pictures: Mapping[str, str]) -> str:
+    """The page as a Jupyter notebook (format 4.4)."""
+    cells, at = list[dict[str, object]](), 0
+
+    def text(said: str) -> None:
+        if said.strip():
+            cells.append({"cell_type": "markdown", "metadata": {}, "source": said.strip()})
+
+    for count, cell in enumerate(_CELL.finditer(page), 1):
+        text(page[at : cell.start()])
+        at, outputs = cell.end(), list[dict[str, object]]()
+        if cell["printed"]:
+            outputs.append({"name": "stdout", "output_type": "stream", "text": cell["printed"]})
+        if cell["picture"]:
+            data = {"image/svg+xml": pictures[cell["picture"]]}
+            outputs.append({"data": data, "execution_count": count, "metadata": {}, "output_type": "execute_result"})
+        known = {"cell_type": "code", "execution_count": count, "metadata": {}, "outputs": outputs}
+        cells.append({**known, "source": cell["source"].rstrip("\n")})
+    text(page[at:])
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    whole = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 4}
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 
 @contextlib.contextmanager
@@ -137,8 +192,8 @@ def _executed(text: str, scratch: Scratch, page: str) -> Iterator[str]:
     while (fence := _FENCE.search(text, at)) is not None:
         yield text[at : fence.start()]
         at = fence.end()
-        if fence["tool"] is not None and shutil.which(fence["tool"]) is None:
-            print(f"{page}: {fence['tool']} is not here; what it prints was not compared", file=sys.stderr)
+        if absent := [tool for tool in (fence["tools"] or "").split() if shutil.which(tool) is None]:
+            print(f"{page}: {', '.join(absent)} is not here; what it prints was not compared", file=sys.stderr)
             yield fence[0]  # and, as it stands, the output of a python fence
             continue
         if fence["kind"] == "console":
@@ -171,7 +226,11 @@ def _python(source: str, scratch: Scratch, where: str) -> str:
 def _console(body: str, scratch: Scratch, page: str) -> str:
     lines = []
     for command in (line[2:] for line in body.splitlines() if line.startswith("$ ")):
-        lines += [f"$ {command}", *_stable(_run(command), scratch).rstrip("\n").splitlines()]
+        _forget(scratch.folder)  # a command before it may have changed a file
+        printed = _stable(_run(command), scratch)
+        if "fp8-oracle: error:" in printed and SHOWN not in command:
+            raise ValueError(f"{page}: `{command}` cannot be carried out: {printed}")
+        lines += [f"$ {command}", *printed.rstrip("\n").splitlines()]
     if not lines:
         raise ValueError(f"{page}: a console fence without a line that begins with $")
     return "\n".join(lines) + "\n"
@@ -180,7 +239,7 @@ def _console(body: str, scratch: Scratch, page: str) -> str:
 def _run(command: str) -> str:
     """What a command prints. Ours and pytest run in this process, which has everything loaded already."""
     first, _, rest = command.partition(" | ")
-    words = shlex.split(first)
+    words = shlex.split(first.removesuffix(SHOWN))
     if words[0] == "fp8-oracle":
         text = _in_process(_ours, words[1:])
     elif words[:3] == ["python", "-m", "pytest"]:

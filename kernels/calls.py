@@ -25,6 +25,7 @@ from kernels import (
     moe_layer,
     moe_pipelines,
     mx_logits,
+    mx_products,
     platform,
     tiles,
 )
@@ -312,12 +313,15 @@ def tensor(verb: Callable[..., Tensor]) -> Runner:
     return run
 
 
-def fp8_fp4(verb: Callable[..., None], last: str = "") -> Runner:
-    """DeepGEMM's products of mixed codes into a fresh output; ``last`` names what says which rows belong to whom."""
+def fp8_fp4(verb: Callable[..., None], last: str = "", turned: str = "") -> Runner:
+    """DeepGEMM's products of mixed codes into a fresh output; ``last`` names what says which rows belong to whom, and
+    ``turned`` the operands that are given as ``[K, ..]``."""
 
     def run(inputs: Inputs, options: Options) -> Tensor:
         a, b = inputs["a"], inputs["b"]
-        out = torch.empty(*a.shape[:-1], b.shape[-2], dtype=out_dtype_of(options), device=a.device)
+        m, n = (_rows_of_codes(x, name in turned) for name, x in (("a", a), ("b", b)))
+        lead = a.shape[:-2]
+        out = torch.empty(*lead, m, n, dtype=out_dtype_of(options), device=a.device)
         left, right = (a, inputs["a_scale"]), (b, inputs["b_scale"])
         of_a = 1, options.get("gran_k_a", 128)
         of_b = options.get("gran_n", 1), options.get("gran_k_b", 32)
@@ -326,6 +330,24 @@ def fp8_fp4(verb: Callable[..., None], last: str = "") -> Runner:
         return out
 
     return run
+
+
+def _rows_of_codes(x: Tensor, turned: bool) -> int:
+    """Rows of codes ``[.., R, K]``, or ``[.., K, R]`` where they are turned, then of four bits two a byte."""
+    if not turned:
+        return x.shape[-2]
+    return x.shape[-1] * (1 if x.is_floating_point() else 2)
+
+
+def k_groups_of_powers(inputs: Inputs, options: Options) -> Tensor:
+    """The product of every group of K under power-of-two scales, into a fresh output."""
+    left, right = (inputs["a"], inputs["a_scale"]), (inputs["b"], inputs["b_scale"])
+    out = torch.empty_like(inputs["c"], memory_format=torch.contiguous_format)
+    recipe = (1, 1, options.get("gran_k", 128))
+    mx_products.k_grouped_fp8_gemm_tn_contiguous(
+        left, right, out, inputs["ks"].tolist(), c=inputs["c"], recipe=recipe
+    )
+    return out
 
 
 def named(verb: Callable[..., tuple[Tensor | None, ...]], *names: str) -> Runner:

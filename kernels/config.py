@@ -132,7 +132,7 @@ def use_config(config: Config | None) -> Iterator[None]:
 
 def environment_table() -> str:
     """Every variable as a table in Markdown."""
-    lines = ["| variable | default | meaning |", "|---|---|---|"]
+    lines = ["| variable | default | meaning |", "|:--|:--|---|"]
     for f in fields(Config):
         default = f"`{int(f.default)}`" if isinstance(f.default, bool) else "unset"
         names = ", ".join(f"`{name}`" for name in f.metadata["names"])

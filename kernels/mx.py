@@ -11,7 +11,8 @@ matrix in tiles (:func:`kernels.layout.swizzle_scale`), flat, with zeros in the 
 to even and saturate. Under ``rceil`` and NVFP4 a NaN stays in its element (the largest value where the format has no
 NaN) and an infinity saturates; under the others either makes its block NaN. Plain torch operations, the same bits on
 every device; under ``torch.compile`` each quantiser is one operator, whose products no compiler contracts. Further
-forms (training, rows, experts, other elements, casts) are in :mod:`kernels.mx_forms` and :mod:`kernels.mx_experts`.
+forms (training, rows, experts, other elements, casts) are in :mod:`kernels.mx_forms`, :mod:`kernels.mx_columns` and
+:mod:`kernels.mx_experts`.
 """
 
 from __future__ import annotations
@@ -113,20 +114,25 @@ def nvfp4_quantize(
     x
         ``[M, K]`` bf16, f16 or f32, ``K`` a multiple of 16.
     global_scale
-        One float32 value, ``2688 / amax`` of the tensor, or its inverse.
+        One float32 value, ``2688 / amax`` of the tensor, or ``[M]``, of each row; or the inverses.
     is_global_scale_inversed
-        Whether it is the inverse, which multiplies the codes.
+        Whether they are the inverses, which multiply the codes.
 
     Returns
     -------
     q, scale
         ``q [M, K / 2]`` uint8, two codes each; ``scale`` uint8 (E4M3), ``[M, K / 16]`` or flat in tiles.
     """
-    checks.scalar("global_scale", global_scale)
+    by_row = global_scale.numel() > 1 if isinstance(global_scale, Tensor) else False
+    if by_row:
+        checks.dtype("global_scale", global_scale, torch.float32)
+        checks.shape("global_scale", global_scale, (checks.rank("x", x, 2).shape[0],), "[1], or [M] for each row")
+    else:
+        checks.scalar("global_scale", global_scale)
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("nvfp4_quantize", x, global_scale, layout, is_global_scale_inversed)
-    blocks, g = split_blocks(x, NVFP4_BLOCK), global_scale.reshape(())
+    blocks, g = split_blocks(x, NVFP4_BLOCK), global_scale.reshape(-1, 1) if by_row else global_scale.reshape(())
     scale, inverse = two_levels(block_amax(blocks), g, is_global_scale_inversed)
     return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)
 

@@ -20,12 +20,14 @@ from torch import Tensor
 from kernels import checks
 from kernels.checks import WIDE
 from kernels.errors import OptionError, ShapeError
+from kernels.layout import shuffled_rows, swizzle_scale
 from kernels.mx import mxfp8_quantize
 from kernels.mx_blocks import (
     FP4_EMAX,
     FP4_FRACTION,
     FP4_MAX,
     FP4_VALUES,
+    HEIGHTS,
     MX_BLOCK,
     NAN_BYTE,
     NVFP4_BLOCK,
@@ -134,7 +136,9 @@ def _times_powers(values: Tensor, scale: Tensor, layout: str) -> Tensor:
 
 
 @checks.verb
-def per_token_cast_to_fp4(x: Tensor, use_ue8m0: bool = False, gran_k: int = 128) -> tuple[Tensor, Tensor]:
+def per_token_cast_to_fp4(
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = 128, use_packed_ue8m0: bool = False
+) -> tuple[Tensor, Tensor]:
     """DeepGEMM's cast of rows to E2M1 under float32 scales.
 
     Parameters
@@ -145,18 +149,23 @@ def per_token_cast_to_fp4(x: Tensor, use_ue8m0: bool = False, gran_k: int = 128)
         Round a scale up to a power of two (from 2^-126).
     gran_k
         32 or 128 elements to a scale.
+    use_packed_ue8m0
+        Return the exponent bytes of four groups in an int32, the first in the lowest byte; needs ``use_ue8m0``.
 
     Returns
     -------
     q, scale
-        ``q [M, K / 2]`` int8, two codes each; ``scale`` float32 ``[M, ceil(K / gran_k)]``, ``max(amax, 1e-4) / 6``.
+        ``q [M, K / 2]`` int8, two codes each; ``scale`` float32 ``[M, ceil(K / gran_k)]``, ``max(amax, 1e-4) / 6``, or
+        int32 with a quarter of the columns, in which groups that do not exist have the scale 1.
     """
     checks.dtype("x", checks.rank("x", x, 2), *WIDE)
     checks.nonempty("x", x, 0, 1)
     checks.multiple("K", x.shape[1], 2, "two codes make a byte; pad K")
     _granularity(gran_k)
+    if use_packed_ue8m0 and not use_ue8m0:
+        raise OptionError("use_packed_ue8m0=True packs exponents of powers of two: pass use_ue8m0=True as well")
     if torch.compiler.is_compiling():
-        return compiled_op("per_token_cast_to_fp4", x, use_ue8m0, gran_k)
+        return compiled_op("per_token_cast_to_fp4", x, use_ue8m0, gran_k, use_packed_ue8m0)
     m, k = x.shape
     blocks = torch.nn.functional.pad(x.float(), (0, -k % gran_k)).reshape(m, -1, gran_k)
     amax = blocks.abs().amax(dim=2)
@@ -171,7 +180,23 @@ def per_token_cast_to_fp4(x: Tensor, use_ue8m0: bool = False, gran_k: int = 128)
     for low, high in zip(FP4_VALUES, FP4_VALUES[1:], strict=False):
         code += scaled.abs() > (low + high) / 2
     code = code | ((scaled < 0) & (code != 0)).to(torch.uint8) << 3
+    if use_packed_ue8m0:
+        exponents = (scale.view(torch.int32) >> 23).to(torch.uint8)
+        scale = torch.nn.functional.pad(exponents, (0, -scale.shape[1] % 4), value=127).contiguous().view(torch.int32)
     return pack(code)[:, : k // 2].contiguous().view(torch.int8), scale
+
+
+@checks.verb
+def transpose_packed_fp4(q: Tensor) -> Tensor:
+    """Codes ``q [M, N / 2]`` int8 or uint8, two in a byte along ``N``, as ``[N, M / 2]``, two in a byte along ``M``.
+
+    ``M`` is even. Codes are moved as they are.
+    """
+    checks.nonempty("q", checks.dtype("q", checks.rank("q", q, 2), torch.int8, torch.uint8), 0, 1)
+    checks.multiple("M", q.shape[0], 2, "two rows make a byte of the transpose; pad M")
+    codes = q.contiguous().view(torch.uint8)
+    turned = torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(1).t()
+    return (turned[:, ::2] | turned[:, 1::2] << 4).contiguous().view(q.dtype)
 
 
 @checks.verb
@@ -334,6 +359,56 @@ def _encoded(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
 def _two_levels(blocks: Tensor, g: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     scale, inverse = two_levels(block_amax(blocks), g)
     return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)
+
+
+# --- batches, shuffled rows, silu ---------------------------------------------------------------------------------
+
+
+@checks.verb
+def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
+    """:func:`kernels.nvfp4_quantize` of every matrix of ``x [B, M, K]`` under one global scale.
+
+    Returns ``q [B, M, K / 2]`` and the scale bytes of each matrix in 128x4 or 8x4 tiles of its own, ``[B, ..]``.
+    """
+    checks.nonempty("x", checks.rank("x", x, 3), 0, 1, 2)
+    if layout not in HEIGHTS:
+        raise OptionError(f"layout={layout!r}: there are {', '.join(HEIGHTS)}")
+    if torch.compiler.is_compiling():
+        return compiled_op("nvfp4_batched_quantize", x, global_scale, layout)
+    blocks, g = _encoded(x.flatten(0, 1), global_scale)
+    scale, inverse = two_levels(block_amax(blocks), g)
+    batch, m, k = x.shape
+    tiles = swizzle_scale(scale.reshape(batch, m, -1), layout)
+    return pack_nearest(blocks * inverse[..., None]).reshape(batch, m, k // 2), tiles
+
+
+@checks.verb
+def nvfp4_quantize_shuffled(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`kernels.nvfp4_quantize` of a weight ``[M, K]``, ``M`` a multiple of 32, with the rows of codes and of
+    scales in the order of :func:`kernels.shuffle_matrix_a`, the scales then in 128x4 tiles."""
+    checks.multiple("M", checks.rank("x", x, 2).shape[0], 32, "so many rows are permuted together; pad M")
+    if torch.compiler.is_compiling():
+        return compiled_op("nvfp4_quantize_shuffled", x, global_scale)
+    blocks, g = _encoded(x, global_scale)
+    order = shuffled_rows(x.shape[0], device=x.device)
+    return _two_levels(blocks.index_select(0, order), g, "128x4")
+
+
+@checks.verb
+def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
+    """:func:`kernels.nvfp4_quantize` of ``silu(gate) * up`` of ``x [M, 2 I] = [gate, up]``, ``I`` a multiple of 16.
+
+    The product is computed in float32 and rounded once to the dtype of ``x``; ``global_scale`` is 2688 over its amax.
+    """
+    checks.dtype("x", checks.rank("x", x, 2), *WIDE)
+    checks.multiple("2 I", x.shape[1], 2 * NVFP4_BLOCK, f"{NVFP4_BLOCK} values share a scale; pad I")
+    checks.scalar("global_scale", global_scale)
+    checks.same_device(x=x, global_scale=global_scale)
+    if torch.compiler.is_compiling():
+        return compiled_op("silu_and_mul_nvfp4_quantize", x, global_scale, layout)
+    gate, up = x.float().chunk(2, dim=1)
+    y = (gate / (1.0 + torch.exp(-gate)) * up).to(x.dtype)
+    return _two_levels(split_blocks(y, NVFP4_BLOCK), global_scale.reshape(()), layout)
 
 
 # --- rows and FP8 -------------------------------------------------------------------------------------------------

@@ -490,26 +490,165 @@ def fp8_fp4_gemm_nt(
 
 
 @checks.verb
-def m_grouped_fp8_fp4_gemm_nt_contiguous(
+def fp8_fp4_gemm_nn(
     a: tuple[Tensor, Tensor],
     b: tuple[Tensor, Tensor],
     out: Tensor,
-    m_indices: Tensor,
     *,
     recipe_a: tuple[int, int] = (1, 128),
     recipe_b: tuple[int, int] = (1, 32),
 ) -> None:
-    """:func:`fp8_fp4_gemm_nt` of rows sorted by expert: ``b [G, N, K]``, int32 ``m_indices [M]`` the expert of each.
+    """:func:`fp8_fp4_gemm_nt` with ``b [K, N]``, of four bits ``[K, N / 2]``, and its scales transposed alike."""
+    fp8_fp4_gemm_nt(a, _turned("b", b), out, recipe_a=recipe_a, recipe_b=recipe_b)
 
-    Runs of an expert begin at multiples of 128 rows; rows with index -1 are padding and are left alone.
+
+@checks.verb
+def fp8_fp4_gemm_tn(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    *,
+    recipe_a: tuple[int, int] = (1, 128),
+    recipe_b: tuple[int, int] = (1, 32),
+) -> None:
+    """:func:`fp8_fp4_gemm_nt` with ``a [K, M]`` and ``b [K, N]``; both scales transposed alike."""
+    fp8_fp4_gemm_nt(_turned("a", a), _turned("b", b), out, recipe_a=recipe_a, recipe_b=recipe_b)
+
+
+@checks.verb
+def fp8_fp4_gemm_tt(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    *,
+    recipe_a: tuple[int, int] = (1, 128),
+    recipe_b: tuple[int, int] = (1, 32),
+) -> None:
+    """:func:`fp8_fp4_gemm_nt` with ``a [K, M]``, of four bits ``[K, M / 2]``, and its scales transposed alike."""
+    fp8_fp4_gemm_nt(_turned("a", a), b, out, recipe_a=recipe_a, recipe_b=recipe_b)
+
+
+@checks.verb
+def m_grouped_fp8_fp4_gemm_nt_contiguous(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    grouped_layout: Tensor,
+    *,
+    recipe_a: tuple[int, int] = (1, 128),
+    recipe_b: tuple[int, int] = (1, 32),
+    use_psum_layout: bool = False,
+) -> None:
+    """:func:`fp8_fp4_gemm_nt` of rows sorted by expert: ``b [G, N, K]``.
+
+    ``grouped_layout`` is int32 ``[M]``, the expert of each row, whose runs begin at multiples of 128 rows; rows with -1
+    are padding. With ``use_psum_layout`` it is int32 ``[G]``, where the rows of each expert end; those of the next one
+    begin at the multiple of 128 that is not below. Rows of no expert are left alone.
     """
     x, left, k = _codes("a", a, recipe_a, ((1, 32), (1, 128)), 2)
     w, right, _ = _codes("b", b, recipe_b, ((1, 32), (1, 128), (128, 128)), 3, k)
-    checks.output("out", out, (x.shape[0], w.shape[1]), "[M, N]", torch.bfloat16, torch.float32)
-    given = checks.dtype("m_indices", checks.tensor("m_indices", m_indices), torch.int32)
-    checks.shape("m_indices", given, (x.shape[0],), "[M]")
-    checks.same_device(out=out, m_indices=m_indices)
-    _into(x, left, w, right, out, Rows(None, m_indices.contiguous()))
+    (groups, n), m = w.shape[:2], x.shape[0]
+    checks.output("out", out, (m, n), "[M, N]", torch.bfloat16, torch.float32)
+    given = checks.dtype("grouped_layout", checks.tensor("grouped_layout", grouped_layout), torch.int32)
+    checks.shape("grouped_layout", given, (groups,) if use_psum_layout else (m,), "[G]" if use_psum_layout else "[M]")
+    checks.same_device(out=out, grouped_layout=grouped_layout)
+    if not use_psum_layout:
+        _into(x, left, w, right, out, Rows(None, grouped_layout.contiguous()))
+        return
+    start = torch.nn.functional.pad(given[:-1], (1, 0)).add(127) // 128 * 128
+    group = torch.arange(groups, dtype=torch.int32, device=out.device)
+    table = torch.stack([start, torch.maximum(given, start), start, group * n]).to(torch.int32)
+    _into(x, left, w, right, out, Rows(table))
+
+
+@checks.verb
+def m_grouped_fp8_fp4_gemm_nn_contiguous(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    grouped_layout: Tensor,
+    *,
+    recipe_a: tuple[int, int] = (1, 128),
+    recipe_b: tuple[int, int] = (1, 32),
+    use_psum_layout: bool = False,
+) -> None:
+    """:func:`m_grouped_fp8_fp4_gemm_nt_contiguous` with ``b [G, K, N]``, and its scales transposed alike."""
+    m_grouped_fp8_fp4_gemm_nt_contiguous(
+        a, _turned("b", b), out, grouped_layout, recipe_a=recipe_a, recipe_b=recipe_b, use_psum_layout=use_psum_layout
+    )
+
+
+@checks.verb
+def k_grouped_fp8_gemm_tn_contiguous(
+    a: tuple[Tensor, Tensor],
+    b: tuple[Tensor, Tensor],
+    out: Tensor,
+    ks: tuple[int, ...] | list[int],
+    *,
+    c: Tensor | None = None,
+    recipe: tuple[int, int, int] = (1, 1, 128),
+) -> None:
+    """``out[g] = c[g] + a_g [K_g, M].T b_g [K_g, N]`` in float32 for every group of K: a weight gradient of an expert.
+
+    Parameters
+    ----------
+    a, b
+        ``(codes, scales)``: codes E4M3 ``[sum(ks), M]`` and ``[sum(ks), N]``, groups one behind the other; scales
+        float32 powers of two ``[sum(ks) / gran_k, M]`` and ``[sum(ks) / gran_k, N]``.
+    out
+        ``[G, M, N]`` float32.
+    ks
+        Rows of K of each group, multiples of ``gran_k`` or 0.
+    c
+        ``[G, M, N]`` float32, or None: ``out`` itself, which is accumulated into.
+    recipe
+        ``(1, 1, gran_k)`` with ``gran_k`` 32 or 128.
+
+    Raises
+    ------
+    ShapeError, DtypeError, OptionError, DeviceError, LayoutError
+    """
+    if tuple(recipe) not in ((1, 1, 32), (1, 1, 128)):
+        raise OptionError(f"recipe={recipe}: there are (1, 1, 32), (1, 1, 128)")
+    gran = recipe[2]
+    groups, m, n = checks.rank("out", out, 3).shape
+    steps = checks.integers("ks", ks, groups)
+    if bad := [k for k in steps if k < 0 or k % gran]:
+        raise OptionError(f"ks holds {bad[0]}; every group has a multiple of {gran} rows, pad it with zeros")
+    pairs, total = {}, sum(steps)
+    for name, pair, rows in (("a", a, m), ("b", b, n)):
+        codes, scale = _pair(name, pair)
+        checks.shape(name, checks.dtype(name, checks.rank(name, codes, 2), E4M3), (total, rows), "[sum(ks), rows]")
+        checks.dtype(f"{name}_scale", checks.tensor(f"{name}_scale", scale), torch.float32)
+        checks.shape(f"{name}_scale", scale, (total // gran, rows), "[sum(ks) / gran_k, rows]")
+        pairs[name] = codes, scale
+    checks.output("out", out, (groups, m, n), "[G, M, N]", torch.float32)
+    if c is not None and c is not out:
+        checks.shape("c", checks.dtype("c", checks.tensor("c", c), torch.float32), (groups, m, n), "[G, M, N]")
+        checks.same_device(out=out, c=c)
+        out.copy_(c)
+    start = 0
+    for group, k in enumerate(steps):
+        span, blocks = slice(start, start + k), slice(start // gran, (start + k) // gran)
+        start += k
+        if k:
+            left, right = (_turned(name, (codes[span], scale[blocks])) for name, (codes, scale) in pairs.items())
+            fp8_fp4_gemm_nt(left, right, out[group], c=out[group], recipe=recipe)
+
+
+def _turned(name: str, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Codes ``[.., K, R]``, or packed ``[.., K, R / 2]``, and their scales with the last two axes exchanged."""
+    codes, scale = _pair(name, pair)
+    checks.dtype(name, codes, E4M3, torch.uint8, torch.int8)
+    scale = checks.tensor(f"{name}_scale", scale)
+    if codes.dim() < 2 or scale.dim() != codes.dim():
+        raise ShapeError(f"{name} has shape {list(codes.shape)} and scales {list(scale.shape)}; both are matrices")
+    if codes.dtype is E4M3:
+        return codes.mT.contiguous(), scale.mT.contiguous()
+    checks.multiple("K", codes.shape[-2], 2, "two codes make a byte of the transpose")
+    nibbles = codes.view(torch.uint8)
+    wide = torch.stack([nibbles & 0xF, nibbles >> 4], dim=-1).flatten(-2).mT
+    return (wide[..., ::2] | wide[..., 1::2] << 4).contiguous(), scale.mT.contiguous()
 
 
 @checks.verb

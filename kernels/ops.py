@@ -30,6 +30,7 @@ from kernels import (
     logits,
     moe_pipelines,
     mx,
+    mx_columns,
     mx_experts,
     mx_forms,
     mx_products,
@@ -339,9 +340,41 @@ def _per_token_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> t
     return *_nvfp4_fake(x, global_scale, layout), _empty(x.shape[0], like=x, dtype=torch.float32)
 
 
-def _fp4_cast_fake(x: Tensor, use_ue8m0: bool = False, gran_k: int = 128) -> tuple[Tensor, Tensor]:
+def _columns_fake(
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
     m, k = x.shape
-    groups = _empty(m, (k + gran_k - 1) // gran_k, like=x, dtype=torch.float32)
+    q = _empty(k, m, like=x, dtype=mx.FP8_ELEMENTS[element][3])
+    if layout == mx_columns.COMPACT:
+        return q.t(), _empty(m // mx.MX_BLOCK, k, like=x, dtype=torch.uint8)
+    return q.t(), _scale_bytes(q, mx.MX_BLOCK, layout)
+
+
+def _squares_fake(
+    x: Tensor, layout: str = "128x4", direction: str = "rowwise", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
+    q = _empty(*x.shape, like=x, dtype=mx.FP8_ELEMENTS[element][3])
+    if direction == mx_columns.DIRECTIONS[0]:
+        return q, _scale_bytes(x, mx.MX_BLOCK, mx.LINEAR if layout == mx_columns.COMPACT else layout)
+    return q, _columns_fake(x, layout)[1]
+
+
+def _batched_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
+    b, m, k = x.shape
+    scale = _scale_bytes(x[0], mx.NVFP4_BLOCK, layout)
+    return _empty(b, m, k // 2, like=x, dtype=torch.uint8), _empty(b, scale.shape[0], like=x, dtype=torch.uint8)
+
+
+def _silu_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
+    return _nvfp4_fake(_empty(x.shape[0], x.shape[1] // 2, like=x, dtype=x.dtype), global_scale, layout)
+
+
+def _fp4_cast_fake(
+    x: Tensor, use_ue8m0: bool = False, gran_k: int = 128, use_packed_ue8m0: bool = False
+) -> tuple[Tensor, Tensor]:
+    m, k = x.shape
+    each, dtype = (4 * gran_k, torch.int32) if use_packed_ue8m0 else (gran_k, torch.float32)
+    groups = _empty(m, (k + each - 1) // each, like=x, dtype=dtype)
     return _empty(m, k // 2, like=x, dtype=torch.int8), groups
 
 
@@ -383,9 +416,14 @@ def _mxfp8_experts_fake(x: Tensor, expert_offsets: Tensor, placement: str = "tig
 _operator(_mxfp8_fake)(mx.mxfp8_quantize)
 _operator(_mxfp4_fake)(mx.mxfp4_quantize)
 _operator(_nvfp4_fake)(mx.nvfp4_quantize)
+_operator(_columns_fake)(mx_columns.mxfp8_quantize_columnwise)
+_operator(_squares_fake)(mx_columns.mxfp8_quantize_2d)
 _operator(_one_a_byte_fake)(mx_forms.mxfp6_quantize)
 _operator(_one_a_byte_fake)(mx_forms.mxint8_quantize)
 _operator(_fp4_cast_fake)(mx_forms.per_token_cast_to_fp4)
+_operator(_batched_fake)(mx_forms.nvfp4_batched_quantize)
+_operator(_two_levels_fake)(mx_forms.nvfp4_quantize_shuffled)
+_operator(_silu_fake)(mx_forms.silu_and_mul_nvfp4_quantize)
 _operator(_two_levels_fake)(mx_forms.nvfp4_quantize_stochastic)
 _operator(_two_levels_fake)(mx_forms.nvfp4_quantize_2d)
 _operator(_two_levels_fake)(mx_forms.nvfp4_quantize_4over6)

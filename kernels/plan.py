@@ -301,7 +301,7 @@ def markdown_table(arches: tuple[str, ...] = ARCHES) -> str:
 
     A cell names the backend; ``-`` means that none serves the routine there (:func:`describe` gives the reasons).
     """
-    lines = ["| routine | " + " | ".join(arches) + " |", "|---" * (len(arches) + 1) + "|"]
+    lines = ["| routine | " + " | ".join(arches) + " |", "|:--" * (len(arches) + 1) + "|"]
     default = Config()
     for name, (op, dims) in ROUTINES.items():
         cells = []

@@ -26,6 +26,7 @@ from kernels import (
     moe_layer,
     moe_pipelines,
     mx,
+    mx_columns,
     mx_experts,
     mx_forms,
     mx_products,
@@ -101,6 +102,11 @@ class Subject:
     def why_not(self) -> str | None:
         """Why this subject cannot run on this machine; None when it can."""
         return self.reason
+
+    @property
+    def source(self) -> Runner:
+        """The function whose file and line a report of a failure names."""
+        return self.runner
 
     def run(self, inputs: Inputs, options: Options) -> Outputs:
         """Run the routine on fresh outputs; inputs are never written to.
@@ -224,7 +230,10 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     **{
         name: ("cast", calls.named(getattr(module, name), "q", "scale", *more))
         for module, name, *more in (
+            (mx_columns, "mxfp8_quantize_columnwise"), (mx_columns, "mxfp8_quantize_2d"),
             (mx_forms, "mxfp6_quantize"), (mx_forms, "mxint8_quantize"), (mx_forms, "per_token_cast_to_fp4"),
+            (mx_forms, "nvfp4_batched_quantize"), (mx_forms, "nvfp4_quantize_shuffled"),
+            (mx_forms, "silu_and_mul_nvfp4_quantize"),
             (mx_forms, "nvfp4_quantize_stochastic"), (mx_forms, "nvfp4_quantize_2d"),
             (mx_forms, "nvfp4_quantize_4over6"), (mx_forms, "nvfp4_quantize_rht"),
             (mx_forms, "nvfp4_quantize_per_token", "row_scale"), (mx_forms, "nvfp4_quantize_of_fp8"),
@@ -236,8 +245,9 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     **{
         name: ("cast", calls.tensor(getattr(mx_forms, name)))
         for name in ("mxfp6_dequantize", "mxint8_dequantize", "cast_back_from_fp4", "hadamard_transform",
-                     "block_scales_to_mxfp8")
+                     "block_scales_to_mxfp8", "transpose_packed_fp4")
     },
+    "mxfp8_dequantize_columnwise": ("cast", calls.tensor(mx_columns.mxfp8_dequantize_columnwise)),
     **{
         name: ("cast", calls.tensor(getattr(mx, name)))
         for name in ("mxfp8_dequantize", "mxfp4_dequantize", "nvfp4_dequantize")
@@ -250,6 +260,20 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
         )
     },
     "fp8_fp4_gemm_nt": ("mx_product", calls.fp8_fp4(mx_products.fp8_fp4_gemm_nt)),
+    **{
+        f"fp8_fp4_gemm_{form}": (
+            "mx_product", calls.fp8_fp4(getattr(mx_products, f"fp8_fp4_gemm_{form}"), turned=turned)
+        )
+        for form, turned in (("nn", "b"), ("tn", "ab"), ("tt", "a"))
+    },
+    "m_grouped_fp8_fp4_gemm_nn_contiguous": (
+        "mx_product", calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nn_contiguous, "m_indices", "b"),
+    ),
+    "m_grouped_fp8_fp4_gemm_nt_psum": (
+        "mx_product",
+        calls.fp8_fp4(partial(mx_products.m_grouped_fp8_fp4_gemm_nt_contiguous, use_psum_layout=True), "ends"),
+    ),
+    "k_grouped_fp8_gemm_tn_contiguous": ("mx_product", calls.k_groups_of_powers),
     "m_grouped_fp8_fp4_gemm_nt_contiguous": (
         "mx_product", calls.fp8_fp4(mx_products.m_grouped_fp8_fp4_gemm_nt_contiguous, "m_indices"),
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,26 +13,52 @@ from oracle.diagnosis.explain import explain_verdict
 from oracle.diagnosis.level import explain_level
 from oracle.errors import InputError, NumericsError, OptionError
 from oracle.routines import Contract, get, registered
-from oracle.routines.base import Call, plain
+from oracle.routines.base import Call, by_name, plain
 from oracle.tensorcore.identify import Match
 from oracle.verdict.classes import Class, tightest_class
 from oracle.verdict.compare import Verdict
 from oracle.verdict.loss import Loss
+from oracle.verdict.plot import Picture
 from oracle.verdict.sets import Bounds
+
+KEPT = 1 << 26  # bytes of the tensors of one call that its verdict keeps, for a picture
 
 
 def contracts() -> Mapping[str, Contract]:
-    """All contracts by name; each has its inputs, options, outputs, source and summary."""
+    """All contracts by name, those of installed plug-ins too; each has its inputs, options, outputs and source.
+
+    Returns
+    -------
+    mapping of str to Contract
+        In alphabetical order. ``contracts()["fp8_gemm_nt"].inputs`` are records with a name, a shape as extents, dtypes
+        and a note; a notebook shows a contract as a table.
+
+    Raises
+    ------
+    ExtensionError
+        A plug-in that offers contracts cannot be loaded.
+    """
     return registered()
 
 
 def reference(contract: str, inputs: Mapping[str, Tensor], **options: object) -> Tensor | dict[str, Tensor]:
-    """The truth of ``contract`` for ``inputs``.
+    """The truth of a contract for these inputs, with the same bits on every machine and device.
 
-    Products return a float64 tensor, the float64 nearest to the exact value; with ``out_dtype=torch.bfloat16``
-    (float16, float32) the exact value correctly rounded, once, to nearest even. Quantisers return
-    ``{"q": codes, "scale": scales}`` of the contract's recipe. Elements that the contract leaves unspecified are NaN;
-    a NaN operand gives NaN wherever it reaches. Deterministic, with the same bits on every machine and device.
+    Parameters
+    ----------
+    contract : name of :func:`contracts`.
+    inputs : operands under the contract's names, in its shapes and dtypes (:func:`contracts`), all on one device;
+        float8 tensors hold codes.
+    options : options of the contract, as ``out_dtype=torch.bfloat16``.
+
+    Returns
+    -------
+    Tensor or dict of Tensor
+        A product ``[M, N]`` in float64, nearest to the exact value; with ``out_dtype`` (bfloat16, float16, float32) the
+        exact value correctly rounded, once, to nearest even, overflow to infinity. Of a quantiser
+        ``{"q": codes, "scale": scales}`` by the contract's recipe. Elements that the contract leaves unspecified are
+        NaN; a NaN operand gives NaN wherever it reaches, infinities are added as IEEE 754 says, and a sum of nothing
+        is +0.
 
     Raises
     ------
@@ -57,7 +85,8 @@ def judge(
     contract : name of :func:`contracts`.
     inputs : logical, contiguous operands under the contract's names; float8 tensors hold codes.
     output : the tensor of the kernel (its dtype is the output dtype), or a mapping for several outputs. Here and in
-        ``inputs`` gradients, subclasses, strides and pending negations change nothing.
+        ``inputs`` gradients, subclasses, strides and pending negations change nothing. A NaN is right where the exact
+        value is one, and there alone; -0 equals +0, but for a layout, which must keep every bit.
     arch : ``"sm90"``, ``"sm89"``, ``"sm100"``, ``"cpu"``...: whose arithmetic is admitted.
     numerics : a declared schedule (``"sm90.promote128"``), one that splits K (``"sm90.chain.split3"``,
         ``"sm90.chain.interleaved2x64"``, ``"sm90.chain.cut1024+5120"``), ``"<schedule>.split"`` for K split anywhere,
@@ -68,6 +97,8 @@ def judge(
         fault that holds, for about the price of the judgement; ``"full"`` all that
         :func:`oracle.diagnosis.explain.diagnose` finds, at any price. The verdict is the same. A failure of at most
         2^27 products on a CPU has all of it at ``"quick"``.
+
+    options : options of the contract, as for :func:`reference`; ``out_dtype`` is that of the output.
 
     Returns
     -------
@@ -81,12 +112,14 @@ def judge(
     OracleError
         The call is wrong (names, dtypes, shapes, devices, options, numerics); never for a wrong kernel.
     """
-    found, inputs, output = get(contract), _values(inputs), _values_of(output)
+    found, values, given = get(contract), _values(inputs), _values_of(output)
     _name("arch", arch)
     _name("numerics", numerics)
     explain_level(explain)
-    verdict = found.judge(inputs, output, arch=arch, numerics=numerics, **options)
-    return explain_verdict(verdict, found, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
+    verdict = found.judge(values, given, arch=arch, numerics=numerics, **options)
+    verdict = explain_verdict(verdict, found, values, given, arch=arch, numerics=numerics, explain=explain, **options)
+    call: dict[str, Any] = {"arch": arch, "numerics": numerics, "passed": not verdict.status.is_failure, **options}
+    return replace(verdict, pictures=_pictures(found, inputs, by_name(output), call))
 
 
 def assert_conforms(
@@ -99,18 +132,29 @@ def assert_conforms(
     explain: str | None = None,
     **options: object,
 ) -> Verdict:
-    """:func:`judge`, and an error unless the verdict is PASSED; arguments as there.
+    """Judge an output, as :func:`judge` does with the same arguments, and raise an error unless it is PASSED.
+
+    Returns
+    -------
+    Verdict
+        It is PASSED.
 
     Raises
     ------
     NonconformanceError
         The output is not admissible, or these inputs could not have shown a fault (MISTRUSTED). It is an
-        AssertionError, and its ``verdict`` is the verdict.
+        AssertionError; its message is what the verdict says and how to write the call into a file that
+        ``fp8-oracle explain`` repeats it from; its ``verdict`` is the verdict.
     OracleError
         The call is wrong.
     """
     verdict = judge(contract, inputs, output, arch=arch, numerics=numerics, explain=explain, **options)
-    verdict.raise_for_status()
+    case = f"CallFile({contract!r}, inputs, output, {options!r}, {arch!r}, {numerics!r})"
+    verdict.raise_for_status(
+        "from oracle.fixtures.call_file import CallFile, write\n"
+        f"       write('failing.safetensors', {case})\n"
+        "       $ fp8-oracle explain failing.safetensors"
+    )
     return verdict
 
 
@@ -156,13 +200,24 @@ def predict(
 ) -> Tensor | dict[str, Tensor]:
     """The exact bits that a kernel with these ``numerics`` produces.
 
-    ``numerics`` names a schedule (``"sm90.promote128"``), for a quantiser a recipe; None is what the contract's
-    kernels use on sm90. Products come in ``out_dtype``, bfloat16 unless named; unspecified rows hold NaN.
+    Parameters
+    ----------
+    contract, inputs, options : as for :func:`reference`.
+    numerics : a schedule (``"sm90.promote128"``), for a quantiser a recipe; None is what the contract's kernels use on
+        sm90.
+
+    Returns
+    -------
+    Tensor or dict of Tensor
+        A product ``[M, N]`` in ``out_dtype``, bfloat16 unless named; of a quantiser ``{"q": codes, "scale": scales}``.
+        Unspecified rows hold NaN, and every NaN is the one that the hardware writes.
 
     Raises
     ------
     NumericsError
         Unknown numerics, or numerics that cannot compute this call; the message lists what exists.
+    OracleError
+        The call is wrong.
     """
     _name("numerics", numerics)
     return get(contract).predict(_values(inputs), numerics=numerics, **options)
@@ -178,11 +233,16 @@ def identify(
 ) -> list[Match]:
     """Which known arithmetic produced these bits: every schedule (for a quantiser, every recipe) that could have.
 
+    Parameters
+    ----------
+    contract, inputs, output, options : as for :func:`judge`. Any NaN equals any NaN; +0 and -0 differ.
+    arch : only schedules of this arch; None is every arch.
+
     Returns
     -------
     list of Match
         ``schedule``, ``equal`` (the fraction of compared elements whose bits agree) and ``compared``; best first.
-        Ties are real: two schedules may agree on these inputs. Only schedules of ``arch`` when it is given.
+        Ties are real: two schedules may agree on these inputs.
 
     Raises
     ------
@@ -196,8 +256,9 @@ def identify(
 def loss(
     contract: str, inputs: Mapping[str, Tensor], *, numerics: str | None = None, **options: object
 ) -> Loss | None:
-    """What the recipe of a quantiser loses on ``inputs``, before there is a kernel: of the bits that :func:`predict`
-    gives.
+    """What the recipe of a quantiser loses on ``inputs``, before there is a kernel.
+
+    The figures are those of the bits that :func:`predict` gives.
 
     Parameters
     ----------
@@ -238,9 +299,19 @@ def classify(
 ) -> Class:
     """The tightest class of arithmetic that holds the whole output of a product, admitted by the contract or not.
 
-    Bit-equal to a schedule of ``arch``, plain, with K split (the partition is found from the output) or with a float16
-    accumulator; or else the narrowest interval that holds it: of an accumulator, of that with K split anywhere, of
-    float32 in any order, of products in any order; or none. A class is no verdict: :func:`judge` gives that.
+    Parameters
+    ----------
+    contract, inputs, output, options : as for :func:`judge`.
+    arch : whose schedules and accumulators are tried; of ``"cpu"`` float32 in any order alone is known.
+
+    Returns
+    -------
+    Class
+        ``name``, ``bits`` and the number of ``elements`` compared. Bit-equal to a schedule of ``arch``, plain, with K
+        split (the partition is found from the output) or with a float16 accumulator; or else the narrowest interval
+        that holds it: of an accumulator, of that with K split anywhere, of float32 in any order, of products in any
+        order; or ``"none"``. A NaN lies in an interval where one is due, and there alone. A class is no verdict:
+        :func:`judge` gives that.
 
     Raises
     ------
@@ -255,6 +326,26 @@ def classify(
     if not call.parts or not call.operands.given:
         raise NumericsError(f"{contract} has no product of given operands to classify; judge() names its numerics")
     return tightest_class(call.parts, output.reshape(-1, output.shape[-1]), arch)
+
+
+def _pictures(
+    contract: Contract, inputs: Mapping[str, Tensor], output: Mapping[str, Tensor], call: Mapping[str, Any]
+) -> Callable[[], dict[str, Picture]]:
+    """What makes the pictures of a call. It keeps the tensors of a small call, and of a large one none: without one of
+    them there are no pictures."""
+
+    def known(x: Tensor) -> Callable[[], Tensor | None]:
+        return weakref.ref(x) if large else lambda: x
+
+    large = sum(x.nbytes for x in (*inputs.values(), *output.values())) > KEPT
+    kept = [{name: known(x) for name, x in tensors.items()} for tensors in (inputs, output)]
+
+    def made() -> dict[str, Picture]:
+        given, outputs = ({name: x for name, get in of.items() if (x := get()) is not None} for of in kept)
+        whole = len(given) + len(outputs) == len(kept[0]) + len(kept[1])
+        return contract.pictures(_values(given), _values(outputs), **call) if whole else {}
+
+    return made
 
 
 def _values(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

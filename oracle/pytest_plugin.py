@@ -115,13 +115,15 @@ def assert_conforms(
     """
     __tracebackhide__ = True
     from oracle.cli import pytest_outcome
+    from oracle.harness import sources
     from oracle.verdict.compare import Status
 
     item = _running[-1] if _running else None
     ordinal = 1 if item is None else item.stash[_JUDGED] + 1
     test = pytest_outcome.OUTSIDE if item is None else _named(item)
+    source = "" if item is None else sources.place(item.path, (item.location[1] or 0) + 1)
     outcome = pytest_outcome.judge(
-        output, contract, inputs, arch=arch, numerics=numerics, given=options, test=test, ordinal=ordinal
+        output, contract, inputs, arch=arch, numerics=numerics, given=options, test=test, source=source, ordinal=ordinal
     )
     if item is not None:
         item.stash[_JUDGED] = ordinal

@@ -1,8 +1,11 @@
-"""For all tests: repeatable hypothesis, the fixtures folder, the command line in process, ``needs_shared``, ``--full``.
+"""For all tests: repeatable hypothesis, the fixtures folder, the command line in process, ``needs_shared``,
+``needs_tools``, ``--full``.
 
 ``@pytest.mark.needs_shared("captures/x.safetensors")`` is for a test that reads recorded data from outside the
 repository (``FP8_ORACLE_SHARED``, default ``../shared``). Without the data the test is skipped, and the last lines of
 the run count what was skipped and say how to run it. Where ``FP8_ORACLE_SHARED`` is set, missing data fail the test.
+``@pytest.mark.needs_tools("g++", "cmake", "gtest/gtest.h")`` is for a test that builds programs: skipped and counted
+where a tool or a header is absent.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from tests.support.commandline import Cli, Ran
 from tests.support.cpu import Costs
 from tests.support.full import left_out
 from tests.support.paths import FIXTURES, ROOT, SHARED
+from tests.support.tools import found
 
 # A run in the background ignores these, and some tests send them.
 for ignored in (signal.SIGINT, signal.SIGHUP):
@@ -79,10 +83,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if path := config.getoption("--cpu"):
         config.pluginmanager.register(Costs(path))
     config.addinivalue_line("markers", "needs_shared(path): reads this file or folder of FP8_ORACLE_SHARED")
+    config.addinivalue_line("markers", "needs_tools(name): runs this program, or compiles with this header")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, or fail where the folder was named, before any fixture of the test is made."""
+    tools = [name for mark in item.iter_markers("needs_tools") for name in mark.args if not found(name)]
+    if tools:
+        item.user_properties.append(("needs_tools", tools))
+        pytest.skip(f"{', '.join(tools)}: not on this machine")
     needed = [str(path) for mark in item.iter_markers("needs_shared") for path in mark.args]
     absent = [path for path in needed if not (SHARED / path).exists()]
     if not absent:
@@ -95,14 +104,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What each journey took; how many tests did not run for want of recorded data, which data, how to run them."""
+    """What tests have to say, as the property ``printed``; how many did not run for want of recorded data, and how to
+    run them."""
     for report in terminalreporter.stats.get("passed", []):
-        for name, value in getattr(report, "user_properties", ()):
-            if name == "journey" and report.when == "call":
-                terminalreporter.write_line(f"journey {value}")
+        for name, value in report.user_properties:
+            if name == "printed":
+                terminalreporter.write_line(str(value))
     reports = terminalreporter.stats.get("skipped", [])
     kept = [pair for report in reports for pair in getattr(report, "user_properties", ())]
     absent = [value for name, value in kept if name == "needs_shared"]
+    tools = [value for name, value in kept if name == "needs_tools"]
+    if tools:
+        named = ", ".join(sorted({tool for names in tools for tool in names}))
+        terminalreporter.write_sep("!", f"{len(tools)} tests did not run: no {named}", yellow=True)
+        terminalreporter.write_line("Debian and Ubuntu have them as g++, cmake, libgtest-dev and catch2")
     if absent:
         files = sorted({path for paths in absent for path in paths})
         terminalreporter.write_sep("!", f"{len(absent)} tests did not run: no recorded data", yellow=True)
@@ -137,9 +152,10 @@ def unexplained() -> Iterator[None]:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker process, which takes most of the time of a validation or a probing of one case."""
-    from oracle.harness import probing, validation
+    from oracle.harness import evaluation, probing, validation
     from tests.support.in_process import InProcess
 
+    monkeypatch.setattr(evaluation, "Worker", InProcess)
     monkeypatch.setattr(validation, "Worker", InProcess)
     monkeypatch.setattr(probing, "Worker", InProcess)
 

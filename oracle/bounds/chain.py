@@ -44,7 +44,8 @@ MOST_STRIDE = 16  # partial sums over which the tiles of K are dealt out in turn
 
 @dataclass(frozen=True)
 class Operand:
-    """Decoded values ``[R, K]`` (float64) and their nominal exponents (int64, ``NONE`` for zeros).
+    """Decoded values ``[R, K]`` (float64) and their nominal exponents (int64, ``NONE`` for zeros); or those of several
+    chains, ``[C, R, K]``, which are computed together.
 
     ``counted``: exponents in which zeros have one too, where they may take part in the alignment; else None.
     """
@@ -54,8 +55,17 @@ class Operand:
     counted: Tensor | None = None
 
     def steps(self, start: int, stop: int) -> Operand:
-        counted = None if self.counted is None else self.counted[:, start:stop]
-        return Operand(self.value[:, start:stop], self.exponent[:, start:stop], counted)
+        counted = None if self.counted is None else self.counted[..., start:stop]
+        return Operand(self.value[..., start:stop], self.exponent[..., start:stop], counted)
+
+    def together(self, spans: Sequence[tuple[int, int]]) -> Operand:
+        """Columns of one length as chains of their own."""
+        parts = [self.steps(*span) for span in spans]
+        counted = [p.counted for p in parts if p.counted is not None]
+        return Operand(
+            torch.stack([p.value for p in parts]), torch.stack([p.exponent for p in parts]),
+            torch.stack(counted) if counted else None,
+        )  # fmt: skip
 
 
 def operand(value: Tensor, fmt: Format) -> Operand:
@@ -71,24 +81,27 @@ def residue(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, T
     exponent may lie below ``mg``, and the output truncation ``2**-to pw`` of the largest possible sum (L1 to L4).
     Where zeros may be counted, ``mg`` lies between the exponent without them and that with them.
     """
-    x = _zeros(a, b)
+    x = zeros(a, b)
     low, high, slack = (torch.zeros_like(x) for _ in range(3))
     for start, stop in _steps(a, acc):
         sa, sb = a.steps(start, stop), b.steps(start, stop)
-        slack = slack + float64_slack(sa, sb, a.value.shape[1], acc)
-        p = sa.value[:, None, :] * sb.value[None, :, :]
-        top, least = (sa.exponent[:, None, :] + sb.exponent[None, :, :]).amax(dim=2), None
+        slack = slack + float64_slack(sa, sb, a.value.shape[-1], acc)
+        p = sa.value[..., :, None, :] * sb.value[..., None, :, :]
+        top, least = (sa.exponent[..., :, None, :] + sb.exponent[..., None, :, :]).amax(dim=-1), None
         if sa.counted is not None and sb.counted is not None:
-            top, least = torch.maximum((sa.counted[:, None, :] + sb.counted[None, :, :]).amax(dim=2), top), top
+            counted = (sa.counted[..., :, None, :] + sb.counted[..., None, :, :]).amax(dim=-1)
+            top, least = torch.maximum(counted, top), top
         x, low, high = residue_step(x, low, high, slack, p, top, acc, least)
     return x, low - slack, high + slack
 
 
 def residue_step(
     x: Tensor, low: Tensor, high: Tensor, slack: Tensor, p: Tensor, top: Tensor, acc: Accumulator,
-    least: Tensor | None = None,
+    least: Tensor | None = None, merged: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """One step of :func:`residue`: addends ``p [M, N, G]`` (float64) whose largest exponent is ``top [M, N]``.
+
+    ``merged``: sums of these addends, of which each may be cut as one; what either way loses is allowed.
 
     ``slack`` bounds what ``x``, before and after the step, may miss. ``least``: the largest exponent is not known; it
     lies between ``least`` (``NONE``: no addend aligns anything, and then the sum is the accumulator's own) and ``top``.
@@ -102,8 +115,10 @@ def residue_step(
     top = torch.where(live, top.clamp(min=EMIN32), top)
     quantum = power(torch.maximum(top, exponent_floor(held)) - acc.align)
     positive, negative = residues(p, quantum)
+    if merged is not None:
+        positive, negative = map(torch.maximum, (positive, negative), residues(merged, quantum))
     lost = torch.where(_may_be_below(x, low - slack, high + slack, top), power(top - acc.align), torch.zeros_like(x))
-    after = x + p.sum(dim=2)
+    after = x + p.sum(dim=-1)
     l1 = low - positive - torch.where(x + high + slack > 0, lost, torch.zeros_like(x))
     h1 = high + negative + torch.where(x + low - slack < 0, lost, torch.zeros_like(x))
     exact_below = power(torch.where(sure - acc.align < EMIN32 - acc.out, NONE, sure + 1 + acc.out - acc.align))
@@ -122,11 +137,11 @@ def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor,
     the steps may form any number of chains whose results are added in float32: as many additions as steps at most, each
     of which errs by ``2**-24 pw(T)``.
     """
-    p = a.value[:, None, :] * b.value[None, :, :]
-    top = (a.exponent[:, None, :] + b.exponent[None, :, :]).amax(dim=2)
+    p = a.value[..., :, None, :] * b.value[..., None, :, :]
+    top = (a.exponent[..., :, None, :] + b.exponent[..., None, :, :]).amax(dim=-1)
     live = top > NONE // 2
-    positive, negative = p.clamp(min=0).sum(dim=2), (-p).clamp(min=0).sum(dim=2)
-    slack = float64_slack(a, b, a.value.shape[1], acc)
+    positive, negative = p.clamp(min=0).sum(dim=-1), (-p).clamp(min=0).sum(dim=-1)
+    slack = float64_slack(a, b, a.value.shape[-1], acc)
     top = torch.where(live, top.clamp(min=EMIN32), top)
     steps = len(_steps(a, acc))
     relative = 2.0**-acc.out + (2.0**-24 if acc.promotion is None else 0.0)
@@ -139,7 +154,7 @@ def any_order(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor,
         return torch.where(live, -(plus + drift), 0.0), torch.where(live, minus + drift, 0.0)
 
     low, high = fixed_point(once, largest)
-    return p.sum(dim=2), low - slack, high + slack
+    return p.sum(dim=-1), low - slack, high + slack
 
 
 def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +168,7 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
     ``pw(R + E)`` (L1 to L4), and an addition ``2**-24 pw(T)``, ``T`` the largest sum of products of one sign and ``E``.
     """
     steps = [(a.steps(*k), b.steps(*k)) for k in _steps(a, acc)]
-    slack = float64_slack(a, b, a.value.shape[1], acc)
+    slack = float64_slack(a, b, a.value.shape[-1], acc)
     x, largest, one_sign = partial_sums(steps, acc.group, slack)
 
     def once(error: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,8 +176,8 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
         high = (len(steps) - 1) * 2.0**-24 * floor_power(one_sign + error)
         low = -high
         for sa, sb in steps:
-            p = sa.value[:, None, :] * sb.value[None, :, :]
-            top = (sa.exponent[:, None, :] + sb.exponent[None, :, :]).amax(dim=2)
+            p = sa.value[..., :, None, :] * sb.value[..., None, :, :]
+            top = (sa.exponent[..., :, None, :] + sb.exponent[..., None, :, :]).amax(dim=-1)
             live = top > NONE // 2
             top = torch.where(live, top.clamp(min=EMIN32), top)
             plus, minus = residues(p, power(torch.maximum(top, exponent_floor(held)) - acc.align))
@@ -182,9 +197,9 @@ def partial_sums(
 
     The last two include ``slack``.
     """
-    sums = torch.stack([sa.value @ sb.value.T for sa, sb in steps], dim=2)
-    one_sign = torch.maximum(sums.clamp(min=0).sum(dim=2), (-sums).clamp(min=0).sum(dim=2)) + slack
-    return sums.sum(dim=2), reach(sums, group) + slack, one_sign
+    sums = torch.stack([sa.value @ sb.value.mT for sa, sb in steps], dim=-1)
+    one_sign = torch.maximum(sums.clamp(min=0).sum(dim=-1), (-sums).clamp(min=0).sum(dim=-1)) + slack
+    return sums.sum(dim=-1), reach(sums, group) + slack, one_sign
 
 
 def fixed_point(once: Callable[[Tensor], tuple[Tensor, Tensor]], *held: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,7 +226,7 @@ def reach(sums: Tensor, group: int) -> Tensor:
     A sum of consecutive steps is a difference of two prefixes, so the largest is the range of the prefixes and 0.
     """
     found = torch.zeros_like(sums[..., 0])
-    step = torch.arange(sums.shape[2], device=sums.device)
+    step = torch.arange(sums.shape[-1], device=sums.device)
     seen = set()
     for tile in TILES:
         number = step // max(1, tile // group)
@@ -220,8 +235,8 @@ def reach(sums: Tensor, group: int) -> Tensor:
                 of = number % stride == first
                 if (key := tuple(of.tolist())) not in seen:
                     seen.add(key)
-                    prefix = torch.cumsum(sums[..., of], dim=2)
-                    found = torch.maximum(found, prefix.amax(dim=2).clamp(min=0) - prefix.amin(dim=2).clamp(max=0))
+                    prefix = torch.cumsum(sums[..., of], dim=-1)
+                    found = torch.maximum(found, prefix.amax(dim=-1).clamp(min=0) - prefix.amin(dim=-1).clamp(max=0))
     return found
 
 
@@ -242,17 +257,19 @@ def power(exponent: Tensor) -> Tensor:
 
 
 def _steps(a: Operand, acc: Accumulator) -> list[tuple[int, int]]:
-    length = a.value.shape[1]
+    length = a.value.shape[-1]
     return [(k, min(length, k + acc.group)) for k in range(0, length, acc.group)]
 
 
-def _zeros(a: Operand, b: Operand) -> Tensor:
-    return torch.zeros((a.value.shape[0], b.value.shape[0]), dtype=torch.float64, device=a.value.device)
+def zeros(a: Operand, b: Operand) -> Tensor:
+    """A zero for every result of these operands."""
+    shape = (*a.value.shape[:-1], b.value.shape[-2])
+    return torch.zeros(shape, dtype=torch.float64, device=a.value.device)
 
 
 def float64_slack(a: Operand, b: Operand, length: int, acc: Accumulator) -> Tensor:
     """What float64 may miss of sums over these columns, which are part of a chain of ``length`` products."""
-    return _zeros(a, b) if acc.exact else length * 2.0**-51 * (a.value.abs() @ b.value.abs().T)
+    return zeros(a, b) if acc.exact else length * 2.0**-51 * (a.value.abs() @ b.value.abs().mT)
 
 
 def residues(p: Tensor, quantum: Tensor) -> tuple[Tensor, Tensor]:

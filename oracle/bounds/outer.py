@@ -25,6 +25,8 @@ Source: derived here; the classical form is Blanchard, Higham, Lopez, Mary, Pran
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,8 @@ from oracle.tensorcore.instructions import Order, Sum
 from oracle.truth.gemm import Decoded, ScaledProduct
 
 LEAST = 2.0**-126
-BAND, BAND_ON_DEVICE = 1 << 19, 1 << 24  # elements of b that are looked at together: 4 MiB of float64, 128 MiB
+BAND, BAND_ON_DEVICE = 1 << 18, 1 << 24  # elements of b that are looked at together: 2 MiB of float64, 128 MiB
+LEAST_BAND = 64  # columns of b that are looked at together at least
 
 
 def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
@@ -69,6 +72,12 @@ def outer(product: ScaledProduct, acc: Accumulator) -> tuple[Tensor, Tensor]:
 
     Finite and without overflow, where :func:`why_not` is None.
     """
+    _, y, width = zip(*outer_bands(product, acc), strict=True)
+    return torch.cat(y, dim=1), torch.cat(width, dim=1)
+
+
+def outer_bands(product: ScaledProduct, acc: Accumulator) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """:func:`outer` of some columns at a time, and these: what follows from it finds it in the cache."""
     check_fit(product, acc)
     length = min(acc.promotion or product.block, product.block)
     count, steps = product.K // length, length // acc.group
@@ -80,15 +89,12 @@ def outer(product: ScaledProduct, acc: Accumulator) -> tuple[Tensor, Tensor]:
     tiny = count * (ETA * (1 + 2 * most + sa + sb) + grown * steps * LEAST * max(1.0, sa * sb))
     rows = _Side(left, product.block, length, acc)
     weighted = rows.factors(c1 * grown, c1 * grown, c2 * grown, rounding, 2.0**-50 * (product.K + 2))
-    y, width = (torch.empty((product.M, product.N), dtype=torch.float64, device=product.a.device) for _ in range(2))
-    band = max(1, (BAND_ON_DEVICE if product.a.is_cuda else BAND) // product.K)
+    band = max(LEAST_BAND, (BAND_ON_DEVICE if product.a.is_cuda else BAND) // product.K)
     for start in range(0, product.N, band):
         columns = product.columns(start, min(product.N, start + band))
         own = _Side(columns.right, product.block, length, acc)
-        place = (slice(None), slice(start, start + columns.N))
-        y[place] = rows.scaled @ own.scaled.T
-        width[place] = weighted @ own.factors(1.0, 1.0, 1.0, 1.0, 1.0).T
-    return y, width.add_(tiny).mul_(1 + 2.0**-20)
+        width = weighted @ own.factors(1.0, 1.0, 1.0, 1.0, 1.0).T
+        yield slice(start, start + columns.N), rows.scaled @ own.scaled.T, width.add_(tiny).mul_(1 + 2.0**-20)
 
 
 class _Side:

@@ -49,8 +49,9 @@ instruction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -144,8 +145,7 @@ class Promotion:
 
 
 Chain = Callable[[Operand, Operand, Accumulator], tuple[Tensor, Tensor, Tensor]]
-FEW = 1 << 17  # products of one step up to which the chains of a few elements are computed together
-CUBE = 1 << 22  # products of one step held at a time by the definition
+CUBE, CUBE_ON_DEVICE = 1 << 22, 1 << 26  # products of one step held at a time by the definition
 
 
 def residue_bound(product: ScaledProduct, acc: Accumulator) -> Interval:
@@ -278,7 +278,8 @@ def _bound(
     if acc.split is not None:
         pieces = [product.over(ranges) for ranges in acc.split.pieces(product.K) if ranges]
     right = [(piece, _Side.of(piece.right, piece.b_rows, piece, acc)) for piece in pieces]
-    step = max(1, CUBE // (product.N * depth))
+    cube = CUBE_ON_DEVICE if product.a.is_cuda else CUBE
+    step = max(1, cube // (product.N * depth))
     parts: list[Interval] = []
     for start in range(0, product.M, step):
         stop = min(product.M, start + step)
@@ -286,7 +287,8 @@ def _bound(
         promotion = Promotion(like, ordered=ordered)
         for piece, b in right:
             tile = piece.rows(start, stop)
-            _tile(tile, _Side.of(tile.left, 1, tile, acc), b, acc, chain, promotion)
+            most = max(1, cube // (tile.M * tile.N * depth))
+            _tile(tile, _Side.of(tile.left, 1, tile, acc), b, acc, chain, promotion, most)
         bias = [] if product.bias is None else [(decode(product.bias)[None, :], ETA)]
         c = [] if product.c is None else [(decode(product.c[start:stop]), FLUSHED)]
         alpha = None if product.alpha is None else product.factor
@@ -333,54 +335,39 @@ class _Side:
         return cls(given, operand(value, x.fmt))
 
 
-def _tile(tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chain, promotion: Promotion) -> None:
-    """Add every chain of ``tile`` to ``promotion``."""
-    spans = [(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion))
-    together = _together(a, b, spans, acc, chain)
-    for number, (block, start, stop) in enumerate(spans):
-        sa, sb = a.given.steps(start, stop), b.given.steps(start, stop)
-        if acc.kind is Sum.BLOCK_SCALED_GROUPS:
-            left, right = (Operand(side.number(), side.exponent()) for side in (tile.left, tile.right))
-            x, low, high = scaled_groups(left, right, _scales(tile), acc)
-        elif together is not None:
-            x, low, high = together[number]
-        elif a.seen is None or b.seen is None:
+def _tile(
+    tile: ScaledProduct, a: _Side, b: _Side, acc: Accumulator, chain: Chain, promotion: Promotion, most: int
+) -> None:
+    """Add every chain of ``tile`` to ``promotion``; at most ``most`` chains are computed together."""
+    if acc.kind is Sum.BLOCK_SCALED_GROUPS:
+        left, right = (Operand(side.number(), side.exponent()) for side in (tile.left, tile.right))
+        promotion.only(*scaled_groups(left, right, _scales(tile), acc))
+        return
+    for chains_ in _alike([(0, 0, tile.K)] if acc.scales_inside else list(chains(tile, acc.promotion)), most):
+        spans = [(start, stop) for _, start, stop in chains_]
+        sa, sb = a.given.together(spans), b.given.together(spans)
+        if a.seen is None or b.seen is None:
             x, low, high = chain(sa, sb, acc)
         else:
-            seen, low, high = chain(a.seen.steps(start, stop), b.seen.steps(start, stop), acc)
-            x, drift = sa.value @ sb.value.T, (stop - start) * 2.0**-51 * (sa.value.abs() @ sb.value.abs().T)
+            seen, low, high = chain(a.seen.together(spans), b.seen.together(spans), acc)
+            length = spans[0][1] - spans[0][0]
+            x, drift = sa.value @ sb.value.mT, length * 2.0**-51 * (sa.value.abs() @ sb.value.abs().mT)
             low, high = low + (seen - x) - drift, high + (seen - x) + drift
-        if acc.scales_inside:
-            promotion.only(x, low, high)
-            continue
-        # a NaN scale counts as 0, since its results must be NaN and are judged as such; infinities stay (open)
-        a_scale, b_scale = (torch.nan_to_num(s.scales[:, block], 0.0, INF, -INF) for s in (tile.left, tile.right))
-        columns = b_scale.repeat_interleave(tile.b_rows)[: tile.N]
-        promotion.add(a_scale[:, None], columns[None, :], x, low, high)
+        for (block, _, _), found in zip(chains_, zip(x, low, high, strict=True), strict=True):
+            if acc.scales_inside:
+                promotion.only(*found)
+                continue
+            # a NaN scale counts as 0, since its results must be NaN and are judged as such; infinities stay (open)
+            a_scale, b_scale = (torch.nan_to_num(s.scales[:, block], 0.0, INF, -INF) for s in (tile.left, tile.right))
+            columns = b_scale.repeat_interleave(tile.b_rows)[: tile.N]
+            promotion.add(a_scale[:, None], columns[None, :], *found)
 
 
-def _together(
-    a: _Side, b: _Side, spans: list[tuple[int, int, int]], acc: Accumulator, chain: Chain
-) -> list[tuple[Tensor, Tensor, Tensor]] | None:
-    """The chains of a few elements, computed as one: rows of every chain times columns of every chain, of which those
-    of one chain are meant. So few steps take the place of many; None where that saves nothing."""
-    lengths = {stop - start for _, start, stop in spans}
-    elements = len(a.given.value) * len(b.given.value) * len(spans) ** 2
-    if len(spans) < 2 or len(lengths) > 1 or elements * acc.length > FEW or not acc.exact:
-        return None
-    if a.seen is not None or acc.kind is Sum.BLOCK_SCALED_GROUPS:
-        return None
-
-    def stacked(x: Operand) -> Operand:
-        parts = [x.steps(start, stop) for _, start, stop in spans]
-        return Operand(torch.cat([p.value for p in parts]), torch.cat([p.exponent for p in parts]))
-
-    found = chain(stacked(a.given), stacked(b.given), acc)
-    count = len(spans)
-    x, low, high = (
-        t.view(count, len(a.given.value), count, -1).diagonal(dim1=0, dim2=2).permute(2, 0, 1) for t in found
-    )
-    return list(zip(x, low, high, strict=True))
+def _alike(spans: list[tuple[int, int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """The chains in their order, at most so many of one length at a time."""
+    for _, alike in groupby(spans, key=lambda span: span[2] - span[1]):
+        found = list(alike)
+        yield from (found[i : i + most] for i in range(0, len(found), most))
 
 
 def _scales(product: ScaledProduct) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,8 @@ A rounding to nearest errs by ``2**-150`` where the result is subnormal; beyond 
 BLOCK_SCALED_GROUPS is the fused step of :func:`oracle.bounds.chain.residue_step` on other addends: exact sums of 16
 products times the significands of their scales, whose exponent is that of the scales alone. Which zeros take part in
 the alignment is not known (:class:`oracle.tensorcore.instructions.Zeros`); the largest exponent lies between those of
-the sums that are not 0 and those of all, and the interval holds the results of every reading. The same is true of
+the sums that are not 0 and those of all, and the interval holds the results of every reading, that of sums of 32 under
+one scale too. The same is true of
 zero products of mxf8f6f4 (:func:`oracle.bounds.chain.residue`). A least exponent of an alignment below -126 loses less.
 
 Source: the definitions in :mod:`oracle.tensorcore.fused`; standard error analysis (Higham, ch. 2 to 4).
@@ -44,6 +45,7 @@ from oracle.bounds.chain import (
     residue,
     residue_step,
     residues,
+    zeros,
 )
 from oracle.numbers.formats import by_name
 from oracle.tensorcore.instructions import Order, Sum
@@ -56,17 +58,17 @@ PRODUCTS = 16  # of one addend of a block-scaled instruction
 
 def stepwise(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Tensor]:
     """``x, l, h`` of one chain over all columns of ``a`` and ``b``."""
-    x = torch.zeros((a.value.shape[0], b.value.shape[0]), dtype=torch.float64, device=a.value.device)
+    x = zeros(a, b)
     low, high, slack = (torch.zeros_like(x) for _ in range(3))
     width = acc.length if acc.kind is Sum.FUSED_THEN_ADD else acc.group
-    for start in range(0, a.value.shape[1], width):
+    for start in range(0, a.value.shape[-1], width):
         sa, sb = a.steps(start, start + width), b.steps(start, start + width)
-        slack = slack + float64_slack(sa, sb, a.value.shape[1], acc)
+        slack = slack + float64_slack(sa, sb, a.value.shape[-1], acc)
         if acc.kind is Sum.FUSED_THEN_ADD:
             dx, dl, dh = residue(_ordered(sa, acc), _ordered(sb, acc), acc)
         else:
-            dx, (dl, dh) = sa.value @ sb.value.T, _loss(sa, sb, (x + low - slack, x + high + slack), acc)
-        live = (sa.value != 0).to(x.dtype) @ (sb.value != 0).to(x.dtype).T > 0  # a step of zeros changes nothing
+            dx, (dl, dh) = sa.value @ sb.value.mT, _loss(sa, sb, (x + low - slack, x + high + slack), acc)
+        live = (sa.value != 0).to(x.dtype) @ (sb.value != 0).to(x.dtype).mT > 0  # a step of zeros changes nothing
         x, l1, h1 = x + dx, low + dl, high + dh
         reach = torch.maximum((x + l1).abs(), (x + h1).abs()) + slack
         rounding = U * floor_power(reach) + HALF_SUBNORMAL * (reach > 0).to(reach.dtype)
@@ -83,8 +85,8 @@ def split(a: Operand, b: Operand, acc: Accumulator) -> tuple[Tensor, Tensor, Ten
     No accumulator exceeds ``R + E`` (R of :func:`oracle.bounds.chain.reach`), whatever steps it has summed before.
     """
     width = acc.length if acc.kind is Sum.FUSED_THEN_ADD else acc.group
-    steps = [(a.steps(k, k + width), b.steps(k, k + width)) for k in range(0, a.value.shape[1], width)]
-    slack = float64_slack(a, b, a.value.shape[1], acc)
+    steps = [(a.steps(k, k + width), b.steps(k, k + width)) for k in range(0, a.value.shape[-1], width)]
+    slack = float64_slack(a, b, a.value.shape[-1], acc)
     x, largest, one_sign = partial_sums(steps, width, slack)
 
     def once(error: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,18 +116,22 @@ def scaled_groups(
     sa, sb = scales
     emin = by_name(acc.scale_format).emin
     ea, eb = (torch.frexp(s)[1].to(torch.int64).sub(1).clamp(min=emin) for s in scales)
-    x = torch.zeros((a.value.shape[0], b.value.shape[0]), dtype=torch.float64, device=a.value.device)
+    x = zeros(a, b)
     low, high, slack = (torch.zeros_like(x) for _ in range(3))
-    for start in range(0, a.value.shape[1], acc.length):
-        stop = min(a.value.shape[1], start + acc.length)
+    for start in range(0, a.value.shape[-1], acc.length):
+        stop = min(a.value.shape[-1], start + acc.length)
         products = a.value[:, None, start:stop] * b.value[None, :, start:stop]
         g = slice(start // PRODUCTS, stop // PRODUCTS)
         sums = products.reshape(*products.shape[:2], -1, PRODUCTS).sum(dim=3)
         addends = sums * (sa[:, None, g] * sb[None, :, g])
         all_groups = ea[:, None, g] + eb[None, :, g]
-        least = torch.where(addends == 0, NONE, all_groups).amax(dim=2)
-        slack = slack + a.value.shape[1] * 2.0**-51 * addends.abs().sum(dim=2)
-        x, low, high = residue_step(x, low, high, slack, addends, all_groups.amax(dim=2), acc, least)
+        least = torch.where(addends == 0, NONE, all_groups).amax(dim=-1)
+        slack = slack + a.value.shape[-1] * 2.0**-51 * addends.abs().sum(dim=-1)
+        pairs = None
+        if acc.scale_format == "float8_e8m0fnu":  # one scale for 32 products, which may be summed first
+            even = torch.nn.functional.pad(addends, (0, addends.shape[-1] % 2))
+            pairs = torch.unflatten(even, -1, (-1, 2)).sum(dim=-1)
+        x, low, high = residue_step(x, low, high, slack, addends, all_groups.amax(dim=-1), acc, least, pairs)
     return x, low - slack, high + slack
 
 
@@ -133,11 +139,11 @@ def _loss(a: Operand, b: Operand, held: tuple[Tensor, Tensor], acc: Accumulator)
     """What one step may add before its final rounding; ``held`` are the ends of the accumulator."""
     if acc.kind is Sum.EXACT:
         return torch.zeros_like(held[0]), torch.zeros_like(held[0])
-    p = a.value[:, None, :] * b.value[None, :, :]
+    p = a.value[..., :, None, :] * b.value[..., None, :, :]
     if acc.kind is Sum.TREE_FLUSH:
         error = _tree(p)
         return -error, error
-    return _late_floor(p, a.exponent[:, None, :] + b.exponent[None, :, :], held, acc)
+    return _late_floor(p, a.exponent[..., :, None, :] + b.exponent[..., None, :, :], held, acc)
 
 
 def _tree(terms: Tensor) -> Tensor:
@@ -179,11 +185,11 @@ def _ordered(x: Operand, acc: Accumulator) -> Operand:
     """Columns in the order in which the instruction's groups take them; a short group is filled with zeros."""
     if acc.order is not Order.INTERLEAVED:
         return x
-    index = torch.arange(x.value.shape[1], device=x.value.device)
+    index = torch.arange(x.value.shape[-1], device=x.value.device)
     first = index % 4 < 2
     short = acc.group - int(first.sum())
     value, exponent = (
-        torch.cat([torch.nn.functional.pad(t[:, first], (0, short), value=fill), t[:, ~first]], dim=1)
+        torch.cat([torch.nn.functional.pad(t[..., first], (0, short), value=fill), t[..., ~first]], dim=-1)
         for t, fill in ((x.value, 0), (x.exponent, NONE))
     )
     return Operand(value, exponent)

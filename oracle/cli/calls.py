@@ -1,14 +1,18 @@
 """Commands about one recorded call: ``judge``, ``explain``, ``predict`` and ``identify`` a file of tensors.
 
 A file carries the inputs under the contract's names, or under those that ``--input NAME=TENSOR`` gives; tensors whose
-name begins with ``out`` are outputs.
+name begins with ``out`` are outputs. A file of :mod:`oracle.fixtures.call_file` says itself what was called, and
+``judge`` takes a folder of such files.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from torch import Tensor
 
 import oracle
 from oracle.cli.common import (
+    FORMATS,
     Commands,
     add_command,
     add_explain_level,
@@ -30,34 +35,49 @@ from oracle.cli.common import (
     verdict_line,
     whole,
     write_json,
+    write_reports,
 )
 from oracle.diagnosis.explain import Diagnosis, diagnose
-from oracle.errors import FixtureError, OptionError, among, counted
-from oracle.fixtures import captures, failing_case
+from oracle.diagnosis.level import explaining
+from oracle.errors import FixtureError, OptionError, OracleError, among, counted
+from oracle.fixtures import call_file, captures
 from oracle.fixtures import files as fixtures
-from oracle.fixtures.failing_case import FailingCase
+from oracle.fixtures.call_file import CallFile
+from oracle.harness import provenance, runner
+from oracle.harness.runner import Item
+from oracle.report import console as words
+from oracle.report import record
 from oracle.report.console import STYLES
+from oracle.report.outcome import Report
+from oracle.report.record import Run
 from oracle.routines import Contract, get, options
 from oracle.routines.base import Call
 from oracle.tensorcore.instructions import arches
+from oracle.verdict.compare import Status, Verdict
 
 _OUTPUT: dict[str, Any] = {"default": "*", "metavar": "PATTERN", "help": "only outputs that match, as out.mine*"}
 
 
 def add_judge(commands: Commands) -> None:
     command = add_command(
-        commands, "judge", _judge, "judge recorded outputs in a safetensors file",
+        commands, "judge", _judge, "judge recorded outputs: a safetensors file, or a folder of calls",
         "Judge every tensor of FILE whose name begins with `out` (for a routine with several outputs: "
         "out.q and out.scale, or out.LABEL.q and out.LABEL.scale). The inputs carry the contract's names. "
-        "A file that `validate --save` wrote says itself what was called, and needs no --contract.",
+        "A file that `validate --save` or oracle.sample wrote says itself what was called, and needs no --contract. Of "
+        "a folder every such call. Exit 1 when an output is wrong, or nothing could be judged.",
     )  # fmt: skip
-    _add_call_arguments(command, required=False)
+    _add_call_arguments(command, several=True)
     command.add_argument("--output", **_OUTPUT)
     command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     add_recipe(command)
     add_explain_level(command)
     add_json(command, "the verdicts")
+    for name, (_, said) in FORMATS.items():
+        if name != "json":
+            command.add_argument(f"--{name}", metavar="OUT", help=f"of a folder: {said}")
+    said = "of a folder: write every outcome to this new file as soon as it is known"
+    command.add_argument("--record", type=Path, metavar="OUT.jsonl", help=said)
 
 
 def add_explain(commands: Commands) -> None:
@@ -66,7 +86,7 @@ def add_explain(commands: Commands) -> None:
         "Explain the output in FILE: where it fails, since which K block, which known faults reproduce it. "
         "A file that `validate --save` wrote says itself what was called; any other is named as for `judge`.",
     )  # fmt: skip
-    _add_call_arguments(command, required=False)
+    _add_call_arguments(command, optional=True)
     command.add_argument("--output", metavar="TENSOR", help="the output's name in the file (default: out)")
     command.add_argument("--arch", help="whose arithmetic is admitted (default: sm90, or what the file says)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule")
@@ -101,10 +121,13 @@ def add_identify(commands: Commands) -> None:
 _Call = tuple[Contract, dict[str, Tensor], dict[str, Tensor], dict[str, object]]
 
 
-def _add_call_arguments(command: argparse.ArgumentParser, *, required: bool = True) -> None:
-    command.add_argument("file", type=Path, metavar="FILE.safetensors")
-    said = "see `fp8-oracle list`" if required else "for a file that does not say it; see `fp8-oracle list`"
-    command.add_argument("--contract", required=required, metavar="NAME", help=said)
+def _add_call_arguments(
+    command: argparse.ArgumentParser, *, several: bool = False, optional: bool = False
+) -> None:
+    command.add_argument("file", type=Path, metavar="FILE|DIR" if several else "FILE.safetensors")
+    optional |= several
+    said = "for a file that does not say it; see `fp8-oracle list`" if optional else "see `fp8-oracle list`"
+    command.add_argument("--contract", required=not optional, metavar="NAME", help=said)
     said = "an input of the contract that has another name in the file; TENSOR.T is its transpose"
     repeated(command, "--input", "NAME=TENSOR", said)
     repeated(command, "--option", "NAME=VALUE", "an option, as out_dtype=bfloat16")
@@ -138,24 +161,25 @@ def _read_call(arguments: argparse.Namespace) -> _Call:
 
 
 def _judge(arguments: argparse.Namespace) -> int:
+    if arguments.file.is_dir():
+        return _judge_folder(arguments)
+    if given := [name for name in (*FORMATS, "record") if name != "json" and getattr(arguments, name) is not None]:
+        raise OptionError(f"--{given[0]} reports on a folder of calls; {arguments.file} is one file")
     outputs: Mapping[str, Tensor | dict[str, Tensor]]
     if arguments.contract is None:
         case = _said(arguments)
         contract, inputs, call = get(case.contract), case.inputs, case.options
-        arch, numerics = arguments.arch or case.arch, declared(arguments) or case.numerics
+        arch, numerics = arguments.arch or case.arch or "sm90", declared(arguments) or case.numerics
         outputs = _matching({"out": case.output}, arguments.output, arguments.file)
     else:
         contract, tensors, inputs, call = _read_call(arguments)
         arch, numerics = arguments.arch or "sm90", declared(arguments)
         outputs = _outputs(contract, tensors, arguments.output, arguments.file)
-    verdicts = {
-        name: oracle.judge(contract.name, inputs, output, arch=arch, numerics=numerics, explain=arguments.explain,
-                           **call)
-        for name, output in outputs.items()
-    }  # fmt: skip
+    asked: dict[str, Any] = {"arch": arch, "numerics": numerics, "explain": arguments.explain, **call}
+    verdicts = {label: oracle.judge(contract.name, inputs, output, **asked) for label, output in outputs.items()}
     screen = console(stderr=arguments.json == "-")
-    for name, verdict in verdicts.items():
-        screen.print(verdict_line(verdict, f"{name}: {verdict.summary}"), soft_wrap=True)
+    for label, verdict in verdicts.items():
+        screen.print(verdict_line(verdict, f"{label}: {verdict.summary}"), soft_wrap=True)
     failing = any(verdict.status.is_failure for verdict in verdicts.values())
     record = {
         "schema": "fp8-oracle.judgement/1",
@@ -163,12 +187,73 @@ def _judge(arguments: argparse.Namespace) -> int:
         "contract": contract.name,
         "arch": arch,
         "numerics": numerics,
-        "options": {name: options.word(value) for name, value in call.items()},
+        "options": {option: options.word(value) for option, value in call.items()},
         "ok": not failing,
-        "outputs": {name: verdict.to_json() for name, verdict in verdicts.items()},
+        "outputs": {label: verdict.to_json() for label, verdict in verdicts.items()},
     }
     write_json(arguments.json, record)
     return 1 if failing else 0
+
+
+def _judge_folder(arguments: argparse.Namespace) -> int:
+    """Judge every call of a folder; a table, what fails, and a closing line."""
+    items, left_out = _items(arguments)
+    for line in left_out:
+        say(f"fp8-oracle: {line}", stderr=True)
+    if not items:
+        dumped = "; `fp8-oracle cases from-flashinfer` makes calls of FlashInfer's dumps"
+        raise FixtureError(f"{arguments.file}: holds no call, no file that ends in {call_file.SUFFIX}{dumped}")
+    started, start = datetime.now(UTC).isoformat(timespec="seconds"), time.perf_counter()
+    run = Run(started, provenance.machine(), provenance.versions(()), {"calls": str(arguments.file)}, len(items))
+    recorder = None if arguments.record is None else record.start(arguments.record, run, resume=False)
+    outcomes = []
+    with explaining(arguments.explain):
+        for item in items:
+            outcomes.append(item.outcome())
+            if recorder is not None:
+                key = record.key_of(item.id, item.subject, item.arch, item.stamp, run)
+                recorder.append(key, outcomes[-1])
+    seconds = time.perf_counter() - start
+    if recorder is not None:
+        recorder.end((), seconds, 0)
+    report = Report(tuple(outcomes), (), run.machine, seconds, run.versions, started)
+    words.print_report(report, console(stderr=any(getattr(arguments, name) == "-" for name in FORMATS)))
+    write_reports(report, arguments)
+    return 0 if report.ok else 1
+
+
+def _items(arguments: argparse.Namespace) -> tuple[list[Item], list[str]]:
+    """What is to be judged of a folder, and what is left out of it, in words. A call is read when it is judged."""
+    folder, numerics = arguments.file, declared(arguments)
+    if arguments.input or arguments.option:
+        raise OptionError("--input and --option name the call of one file; the files of a folder say it themselves")
+    paths, left_out = call_file.within(folder)
+    items = []
+    for path in paths:
+        name, kernel, arch = "-", "-", arguments.arch
+        try:
+            said = fixtures.read_metadata(path)
+            name, kernel = said.get("contract", "-"), said.get("kernel") or "-"
+            arch = arch or said.get("arch") or "sm90"
+        except FixtureError:  # its verdict says it again
+            pass
+        if arguments.contract in (None, name) or name == "-":
+            judge = partial(_verdict, partial(call_file.read, path), arch or "-", numerics)
+            stamp = fixtures.digest(path)
+            items.append(Item(f"calls/{path}", name, kernel, arch or "-", judge, stamp))
+    return items, left_out
+
+
+def _verdict(read: Callable[[], CallFile], arch: str, numerics: str | None) -> Verdict:
+    """The verdict on a recorded call; UNTESTED for one that cannot be read, or that the contract refuses."""
+    try:
+        call = read()
+        get(call.contract).check(call.inputs, call.options)
+    except OracleError as error:
+        return Verdict(Status.UNTESTED, f"UNTESTED: {error}", reason=str(error))
+    given, declared_by = dict(call.inputs), numerics or call.numerics
+    asked = dict(call.options)
+    return runner.judge_outputs(get(call.contract), given, call.output, arch=arch, numerics=declared_by, call=asked)
 
 
 def _outputs(
@@ -212,7 +297,7 @@ def _matching(
 
 def _explain(arguments: argparse.Namespace) -> int:
     case = _said(arguments) if arguments.contract is None else _named(arguments)
-    arch, numerics = arguments.arch or case.arch, declared(arguments) or case.numerics
+    arch, numerics = arguments.arch or case.arch or "sm90", declared(arguments) or case.numerics
     verdict = get(case.contract).judge(case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     found = diagnose(case.contract, case.inputs, case.output, arch=arch, numerics=numerics, **case.options)
     screen = console(stderr=arguments.json == "-")
@@ -237,16 +322,16 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 1 if verdict.status.is_failure else 0
 
 
-def _said(arguments: argparse.Namespace) -> FailingCase:
+def _said(arguments: argparse.Namespace) -> CallFile:
     """The call that a saved case says of itself; OptionError for flags that name another one."""
-    case = failing_case.read(arguments.file)
+    case = call_file.read(arguments.file)
     if arguments.input or arguments.option:
         flag = "--input" if arguments.input else "--option"
         raise OptionError(f"{flag}: {arguments.file} says what was called; name another call with --contract")
     return case
 
 
-def _named(arguments: argparse.Namespace) -> FailingCase:
+def _named(arguments: argparse.Namespace) -> CallFile:
     """The call that the arguments name, for a file that does not say what was called."""
     contract, tensors, inputs, call = _read_call(arguments)
     name = arguments.output or "out"
@@ -258,7 +343,7 @@ def _named(arguments: argparse.Namespace) -> FailingCase:
         )
     output = {o: tensors[n] for o, n in names.items()}
     single = output["out"] if contract.returns == ("out",) else output
-    return FailingCase(contract.name, inputs, single, call, arguments.arch or "sm90", declared(arguments))
+    return CallFile(contract.name, inputs, single, call, arguments.arch or "sm90", declared(arguments))
 
 
 def _lines(found: Diagnosis) -> list[str]:

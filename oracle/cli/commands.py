@@ -5,14 +5,28 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from oracle.cli import calls, examples, fixtures, installed, kernels, lint, runs, selftest, tool, validate
+from oracle.cli import (
+    calls,
+    cases,
+    evaluate,
+    examples,
+    fixtures,
+    gallery,
+    installed,
+    kernels,
+    lint,
+    runs,
+    selftest,
+    tool,
+    validate,
+)
 from oracle.errors import among
 
 COMMANDS = (
     *(runs.add_verify, validate.add_validate, calls.add_judge, calls.add_explain, selftest.add_mutate),
     *(calls.add_predict, calls.add_identify, kernels.add_fingerprint, tool.add_doctor, tool.add_list, fixtures.add),
     *(selftest.add_conformance, tool.add_plan, runs.add_report, runs.add_merge, runs.add_compare, runs.add_history),
-    *(lint.add, tool.add_completion),
+    *(gallery.add, lint.add, cases.add, evaluate.add, tool.add_completion),
 )
 
 

@@ -22,6 +22,7 @@ from oracle.report.console import STYLES
 from oracle.report.files import to_json, to_junit, to_markdown
 from oracle.report.html import to_html
 from oracle.report.outcome import Report, printable
+from oracle.report.sarif import to_annotations, to_sarif
 from oracle.routines import get
 from oracle.verdict.compare import Verdict
 
@@ -33,6 +34,8 @@ FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "junit": (to_junit, "write the report as JUnit XML"),
     "markdown": (to_markdown, "write a summary for a pull request; `-` is the standard output"),
     "html": (to_html, "write one self-contained page: pictures of what fails, every case, provenance"),
+    "sarif": (to_sarif, "write what fails as SARIF 2.1.0, each at the line of its kernel, for code scanning"),
+    "annotations": (to_annotations, "write what fails as annotations of GitHub Actions; `-` is the standard output"),
 }
 
 

@@ -20,9 +20,15 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("a quarter of everything, on four cores", "verify --shard 1/4 --jobs 4 --record 1.jsonl"),
     ),
     "validate": (("your own kernel", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt"),),
+    "gallery": (
+        ("every kernel of the gallery of this checkout, on a GPU", "gallery run --out night"),
+        ("one project, without a GPU", "gallery run --only torch --device cpu --out torch"),
+        ("what another release broke or healed", "gallery compare old/gallery.json new/gallery.json"),
+    ),
     "judge": (
         ("recorded outputs", "judge call.safetensors --contract fp8_gemm_nt"),
         ("under other names", "judge call.safetensors --contract fp8_gemm_nt --input a=x --input b=w.T"),
+        ("what oracle.sample recorded", "judge calls/ --junit calls.xml"),
     ),
     "explain": (("which known fault it is", "explain call.safetensors --contract fp8_gemm_nt"),),
     "mutate": (("which faults the cases of one routine notice", "mutate --contract fp8_gemm_nt"),),
@@ -61,6 +67,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "compare": (
         ("before and after an upgrade", "compare before.jsonl after.jsonl"),
         ("two backends of one run", "compare run.jsonl run.jsonl --pair eager=deep_gemm"),
+        ("the comment of a pull request", "compare main.jsonl pull.jsonl --markdown comment.md --title gemm"),
     ),
     "history": (
         ("keep a run", "history add run.jsonl --db runs.sqlite --label v1.2"),
@@ -69,6 +76,18 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "lint": (
         ("scales, codes and names of a checkpoint", "lint DeepSeek-V3/"),
         ("what the quantisation lost", "lint quantised/ --against original/ --only 'model.layers.3.*'"),
+    ),
+    "cases": (
+        ("calls of one layer of every kind", "cases from-checkpoint DeepSeek-V3/ --to calls/"),
+        ("your kernel on them", "validate mypackage.ops:my_gemm --contract fp8_gemm_nt --cases calls/"),
+        ("the same as workloads of an evaluation suite", "cases to-suite calls/ --to suite/"),
+        ("what FlashInfer dumped", "cases from-flashinfer flashinfer_dumps/ --to calls/"),
+    ),
+    "evaluate": (
+        (
+            "a solution that nobody trusts, on workloads of a suite",
+            "evaluate --definition D.json --workload W.jsonl --solution S.json --contract fp8_gemm_nt --untrusted",
+        ),
     ),
     "completion": (
         ("for this bash", "completion bash > ~/.local/share/bash-completion/completions/fp8-oracle"),

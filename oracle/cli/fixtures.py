@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from rich.text import Text
 
 from oracle.cli.common import Bar, Commands, add_command, add_jobs, console, repeated, say, verdict_line
 from oracle.errors import FixtureError, counted
-from oracle.fixtures import captures, checksums, golden, golden_export
+from oracle.fixtures import captures, checksums, golden, golden_answers, golden_export
 from oracle.fixtures import files as fixtures
 from oracle.harness import recording
 from oracle.harness.jobs import Lost, divided, in_order
 from oracle.report import ledger
-from oracle.verdict.compare import Status
+from oracle.report.files import to_junit
+from oracle.report.outcome import Outcome, Report
+from oracle.verdict.compare import Status, Verdict
 
 
 def add(commands: Commands) -> None:
@@ -34,16 +37,21 @@ def add(commands: Commands) -> None:
     repeated(generate, "--add", "ID", "a case to add")
     export = add_command(
         actions, "export", _export, "write a folder that can be read without Python",
-        "Write the stored goldens as raw little-endian files with a plain-text index, a C header, a JSON "
-        "manifest and its schema.",
+        "Write cases as raw little-endian files with a plain-text index, a judge in C and C++, a CMake package with "
+        "examples, a JSON manifest and its schema. Without --case, --profile and --shape: the stored goldens, and for "
+        "each routine the small cases on which faults show that live in shapes (tails, last blocks, second tiles).",
     )  # fmt: skip
     export.add_argument("target", type=Path, metavar="DIR", help="a new or empty folder")
-    export.add_argument("--all", action="store_true", help="also the large ones, computed now")
     export.add_argument("--contract", action="append", metavar="NAME", help="only this routine; may be repeated")
+    repeated(export, "--case", "ID", "this case, computed now; may be repeated")
+    export.add_argument("--profile", metavar="NAME", help="the cases of a profile of --contract, computed now")
+    said = "as m,n,k: a case of this shape on ordinary data of --contract, computed now; may be repeated"
+    repeated(export, "--shape", "SIZES", said)
+    export.add_argument("--all", action="store_true", help="also the goldens that are kept as digests, computed now")
     judging = add_command(
         actions, "judge", _judge, "judge the outputs that somebody computed for an exported folder",
-        "Exit 0 when every output that came back is admissible, 1 when one is not or none came, 2 when "
-        "one could not be judged, as for an arch that has no model.",
+        "Exit 0 when every output that came back is admissible; 1 when one is not, a file cannot be read as an "
+        "answer, or none came; 2 when one could not be judged, as for an arch that has no model.",
     )  # fmt: skip
     judging.add_argument("folder", type=Path, metavar="DIR", help="the exported folder")
     said = "folder of CASE.out.bin or CASE.safetensors"
@@ -53,6 +61,7 @@ def add(commands: Commands) -> None:
     judging.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
     judging.add_argument("--whole", action="store_true", help="a case that did not come back is a failure")
     judging.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")
+    judging.add_argument("--junit", type=Path, metavar="FILE", help="write the verdicts as JUnit XML")
     rebuild = add_command(
         actions, "import", _rewrite, "make the captures again from recorded files",
         "Make fixtures/captures again from a folder of recorded safetensors files, as the manifest's "
@@ -112,7 +121,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _rewrite(arguments: argparse.Namespace) -> int:
     """``generate``, ``import`` and ``adopt``: write files, print a line for each, renew SHA256SUMS."""
-    folder = fixtures.folder(arguments.fixtures)
+    folder = fixtures.folder(arguments.fixtures, own=True)
     if arguments.action == "generate":
         lines = golden.generate(folder / golden.FOLDER, add=arguments.add)
     else:
@@ -125,21 +134,25 @@ def _rewrite(arguments: argparse.Namespace) -> int:
 
 
 def _seal(arguments: argparse.Namespace) -> int:
-    folder = fixtures.folder(arguments.fixtures)
+    folder = fixtures.folder(arguments.fixtures, own=True)
     print(f"{checksums.FILE}: {'written' if checksums.write(folder) else 'as it was'}")
     return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    goldens, target = fixtures.folder(arguments.fixtures) / golden.FOLDER, arguments.target
-    for line in golden_export.export(goldens, target, everything=arguments.all, contracts=arguments.contract):
+    goldens = fixtures.folder(arguments.fixtures) / golden.FOLDER
+    asked = {"named": arguments.case, "profile": arguments.profile, "shapes": arguments.shape}
+    lines = golden_export.export(
+        goldens, arguments.target, everything=arguments.all, contracts=arguments.contract, **asked
+    )
+    for line in lines:
         say(line)
     return 0
 
 
 def _judge(arguments: argparse.Namespace) -> int:
     declared = {"arch": arguments.arch, "numerics": arguments.numerics}
-    answers = golden_export.judge(arguments.folder, arguments.outputs, **declared)
+    answers = golden_answers.judge(arguments.folder, arguments.outputs, **declared)
     screen = console()
     for answer in answers:
         if answer.verdict is not None:
@@ -148,12 +161,31 @@ def _judge(arguments: argparse.Namespace) -> int:
             missing_case = f" {answer.slug}: nothing came back for {answer.id}"
             screen.print(Text.assemble(("UNTESTED", "bold red"), missing_case), soft_wrap=True)
     if arguments.json is not None:
-        fixtures.write_json(arguments.json, golden_export.to_json(answers, **declared))
-    came = [answer.verdict for answer in answers if answer.verdict is not None]
+        fixtures.write_json(arguments.json, golden_answers.to_json(answers, **declared))
+    if arguments.junit is not None:
+        outcomes = tuple(_outcome(answer, arguments.arch, whole=arguments.whole) for answer in answers)
+        fixtures.write_bytes(arguments.junit, to_junit(Report(outcomes), "fixtures judge").encode())
+    came = [answer.verdict for answer in answers if answer.verdict is not None and answer.id is not None]
+    strays = sum(answer.id is None for answer in answers)
     failed = sum(verdict.status.is_failure for verdict in came)
     unjudged = sum(verdict.status is Status.UNSUPPORTED for verdict in came)
-    missing = len(answers) - len(came)
-    bad = not came or failed or (missing and arguments.whole)
-    words = f"{len(came)} of {counted(len(answers), 'case')} came back, {failed} not admissible, {unjudged} not judged"
+    missing = len(answers) - strays - len(came)
+    bad = not came or failed or strays or (missing and arguments.whole)
+    due = counted(len(came) + missing, "case")
+    words = f"{len(came)} of {due} came back, {failed} not admissible, {unjudged} not judged"
+    words += f", {counted(strays, 'file')} that {'answers' if strays == 1 else 'answer'} no case" if strays else ""
     print(f"{'NOT OK' if bad else 'NOT JUDGED' if unjudged else 'OK'}  {words}")
     return 1 if bad else 2 if unjudged else 0
+
+
+def _outcome(answer: golden_answers.Answer, arch: str, *, whole: bool) -> Outcome:
+    """What a report says of an answer: a case that did not come back is skipped, with ``whole`` a failure."""
+    verdict = answer.verdict
+    if verdict is None:
+        missing = Status.UNTESTED if whole else Status.SKIPPED
+        verdict = Verdict(missing, "nothing came back", reason="nothing came back")
+    said = verdict.summary if answer.id is None else f"{verdict.summary}; case {answer.id}"
+    if verdict.explained_by:
+        said += f"; explained by: {', '.join(verdict.explained_by)}"
+    contract = "answers" if answer.id is None else answer.id.partition("/")[0]
+    return Outcome(answer.slug, contract, "answers", arch, replace(verdict, summary=said))

@@ -73,13 +73,16 @@ def _figures(report: checkpoint.Report) -> Table:
     for w in report.weights:
         block = "x".join(str(size) if size not in (w.rows, w.columns) or size <= 128 else "all" for size in w.block)
         kinds[checkpoint.pattern(w.name), w.format, block].append(w)
-    table = Table("weights", "format", "block", "number", "zero", "saturated", "dead blocks", "largest", "least SQNR")
+    table = Table("weights", "format", "block", "number", "zero", "saturated", "unused codes", "dead blocks",
+                  "largest", "least SQNR")  # fmt: skip
     for (name, fmt, block), weights in kinds.items():
-        shares = [
+        zero, saturated, dead = (
             f"{statistics.fmean(getattr(w, key) for w in weights):.2%}" for key in ("zeros", "saturated", "dead_blocks")
-        ]
+        )
+        unused = f"{statistics.fmean(w.unused_codes for w in weights):.3g}"
         ratios = [w.sqnr_db for w in weights if w.sqnr_db is not None]
         least = "" if not ratios else "exact" if min(ratios) == math.inf else f"{min(ratios):.1f} dB"
         largest = f"{max(w.largest for w in weights):.3g}"
-        table.add_row(name, fmt.removeprefix("float8_"), block, str(len(weights)), *shares, largest, least)
+        head = (name, fmt.removeprefix("float8_"), block, str(len(weights)))
+        table.add_row(*head, zero, saturated, unused, dead, largest, least)
     return table

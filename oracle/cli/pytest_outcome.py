@@ -73,9 +73,13 @@ def judge(
     numerics: str | None,
     given: Mapping[str, object],
     test: Test,
+    source: str,
     ordinal: int,
 ) -> TestOutcome:
-    """The outcome of one output, the ``ordinal``-th of its test; see :func:`oracle.pytest_plugin.assert_conforms`."""
+    """The outcome of one output, the ``ordinal``-th of a test that stands at ``source``.
+
+    See :func:`oracle.pytest_plugin.assert_conforms`.
+    """
     start = time.perf_counter()
     case = contract if isinstance(contract, Case) else None
     found = get(contract.contract if isinstance(contract, Case) else contract)
@@ -88,7 +92,8 @@ def judge(
     verdict = runner.judge_outputs(found, operands, outputs, arch=arch, numerics=numerics, call=call)
     name = f"pytest/{test.id}" + (f"#{ordinal}" if ordinal > 1 else "")
     asked, seconds = found.name if case is None else str(case), time.perf_counter() - start
-    more: dict[str, Any] = {"test": test.node, "asked": asked, "numerics": numerics, "call": call}
+    more: dict[str, Any] = {"test": test.node, "asked": asked, "numerics": numerics, "call": call, "source": source}
+    verdict = verdict.settled()
     return TestOutcome(name, found.name, test.subject, arch, verdict, seconds, command=test.command, **more)
 
 

@@ -39,6 +39,7 @@ from oracle.cli.common import (
     screen_of,
     write_json,
     write_reports,
+    write_text,
 )
 from oracle.diagnosis.level import Explain, explaining
 from oracle.errors import CaseError, OptionError, SubjectError, among
@@ -51,7 +52,7 @@ from oracle.harness.recording import CaptureWriter
 from oracle.harness.report import LIMIT
 from oracle.harness.runner import Filter, Item, Shard
 from oracle.harness.subjects import Provider
-from oracle.report import changes, history, ledger, merge, record
+from oracle.report import changes, comment, history, ledger, merge, record
 from oracle.report import console as words
 from oracle.report.ledger import Entry
 from oracle.report.outcome import Outcome, Report
@@ -134,6 +135,10 @@ def add_compare(commands: Commands) -> None:
     said = "compare this subject of the old run with that one of the new run, and nothing else"
     repeated(command, "--pair", "OLD=NEW", said)
     add_json(command, "the changes")
+    said = "write the changes as the comment of a pull request; `-` is the standard output"
+    command.add_argument("--markdown", metavar="FILE", help=said)
+    said = "with --markdown: its heading, and in its hidden first line what tells it from others (default: %(default)s)"
+    command.add_argument("--title", default=comment.TITLE, metavar="NAME", help=said)
     add_volume_arguments(command)
 
 
@@ -465,8 +470,9 @@ def _report(arguments: argparse.Namespace) -> int:
             if (asked := getattr(arguments, what)) is not None and not any(fnmatchcase(name, asked) for name in known):
                 raise CaseError(f"{arguments.record}: holds no {what} {asked!r}; {among(asked, known)}")
         raise CaseError(f"{arguments.record}: holds nothing of {arguments.contract} by {arguments.subject}")
-    report = replace(whole, outcomes=kept)
-    words.print_report(report, screen_of(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
+    report = replace(whole, outcomes=kept) if kept else whole  # --failures, and nothing fails: the whole is good
+    quiet = arguments.quiet or not kept
+    words.print_report(report, screen_of(arguments), quiet=quiet, verbose=arguments.verbose)
     write_reports(report, arguments)
     return 0 if whole.ok else 1
 
@@ -494,9 +500,12 @@ def _compare(arguments: argparse.Namespace) -> int:
         if unknown := [name for name in names if name not in known]:
             raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; {among(unknown[0], sorted(known))}")
     found = changes.between(old, new, renamed=renamed)
-    screen = console(stderr=arguments.json == "-")
+    said = None if arguments.markdown is None else comment.to_markdown(found, arguments.title)
+    screen = console(stderr="-" in (arguments.json, arguments.markdown))
     changes.print_comparison(found, screen, verbose=arguments.verbose, quiet=arguments.quiet)
     write_json(arguments.json, found.to_json())
+    if said is not None:
+        write_text(arguments.markdown, said)
     return 0 if found.ok else 1
 
 

@@ -80,10 +80,10 @@ def _mutate(arguments: argparse.Namespace) -> int:
                 found = f" {mutant.contract}: {mutant.fault}: {mutant.why}"
                 screen.print(Text.assemble((str(mutant.fate), style), found), soft_wrap=True)
     own = {rule.name: mutate_own_data(rule) for rule in rules()} if arguments.own_data else {}
-    for name, said in own.items():
-        tried = [noticed for noticed in (said or {}).values() if noticed is not None]
+    for name, found_in in own.items():
+        tried = [noticed for noticed in (found_in or {}).values() if noticed is not None]
         noticed_of = f"notices {sum(tried)} of {counted(len(tried), 'fault')}"
-        measured = noticed_of if said is not None else "rejects a right result"
+        measured = noticed_of if found_in is not None else "rejects a right result"
         screen.print(f"{name} on its own data {measured}", soft_wrap=True)
     alarms = [
         f"FALSE ALARM {v.case} by {v.computed_by}, declaring {v.declared or 'nothing'}: {v.verdict.summary}"

@@ -40,7 +40,7 @@ from oracle.cli.common import (
 )
 from oracle.cli.kernels import ADAPTER, DEVICE, LIMITED
 from oracle.errors import OptionError, counted
-from oracle.harness import provenance, recording
+from oracle.harness import provenance, recording, sources
 from oracle.harness.endurance import Soak, seed_of, soak
 from oracle.harness.report import NUMBERS, Finding, Report, Told
 from oracle.harness.validation import INTERRUPTED, PROFILES, SEEDS, SOAK, validate
@@ -53,8 +53,8 @@ from oracle.routines.domain import EXAMPLE
 from oracle.verdict.compare import Status, Verdict
 
 # What the command and the verb of that name call alike.
-ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "require", "limit", "seconds", "domain",
-         "untrusted", "explain", "jobs")  # fmt: skip
+ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "calls", "require", "limit", "seconds",
+         "domain", "untrusted", "explain", "jobs")  # fmt: skip
 SELECTED = ("contract", "adapter", "device", "arch", "numerics", "profile", "seed", "domain", "limit")
 
 
@@ -79,6 +79,8 @@ def add_validate(commands: Commands) -> None:
     example = EXAMPLE.replace("%", "%%")
     command.add_argument("--domain", metavar="CONDITIONS", help=f"extents that the kernel takes, as '{example}'")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
+    said = "only the calls in these files, as `cases from-checkpoint`, oracle.sample and --save write them"
+    command.add_argument("--cases", dest="calls", type=Path, metavar="FILE|DIR", help=said)
     repeated(
         command, "--require", "WATCH",
         "'batch invariance' must hold; 'threads': right numbers while other threads call it; 'large offsets' "
@@ -109,7 +111,8 @@ def _validate(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.record is None:
         raise OptionError("--resume continues a record; name it with --record FILE.jsonl")
     several = arguments.device == "cuda" and torch.cuda.device_count() > 1
-    if arguments.profile == "soak" and not arguments.case and (several or arguments.jobs > 1 or arguments.record):
+    drawn = arguments.profile == "soak" and not arguments.case and arguments.calls is None
+    if drawn and (several or arguments.jobs > 1 or arguments.record):
         return _soak(arguments)
     if arguments.resume and arguments.seed is None:
         arguments.seed = _seed_in(arguments.record)
@@ -167,6 +170,7 @@ class _Live(Told):
             selection |= {"untrusted": "yes"} if about.untrusted else {}
             selection |= {"require": ", ".join(self.arguments.require)} if self.arguments.require else {}
             selection |= {"case": " ".join(self.arguments.case)} if self.arguments.case else {}
+            selection |= {"cases": str(self.arguments.calls)} if self.arguments.calls else {}
             first = record.Run(self.started, self.machine, self.versions, selection, cases or 0)
             self._recorder = record.start(self.arguments.record, first, resume=self.arguments.resume)
             for note in self._recorder.notes:
@@ -237,16 +241,17 @@ def _soak(arguments: argparse.Namespace) -> int:
 def _run_of(found: Soak, arch: str) -> Run:
     """A soak as a run: an outcome for each stretch, and one for each failure."""
     kernel, contract = found.about["kernel"], found.about["contract"]
-    outcomes = []
+    outcomes, source = [], sources.of_name(str(kernel))
     for one in found.stretches:
         name = f"{contract}/soak/lane {one['lane']}/stretch {one['number']}"
         passed = Verdict(Status.PASSED, f"{counted(one['cases'], 'case')} judged")
-        outcomes += [Outcome(name, contract, kernel, arch, passed, one["seconds"], command="")]
+        outcomes += [Outcome(name, contract, kernel, arch, passed, one["seconds"], command="", source=source)]
         for number, failure in enumerate(one["failures"], 1):
             verdict = Verdict(Status(failure["verdict"]["status"]), failure["verdict"]["summary"],
                               reason=failure["verdict"]["summary"])  # fmt: skip
+            watch = "" if failure["watch"] == NUMBERS else failure["watch"]
             outcomes.append(Outcome(f"{name}/failure {number}", contract, kernel, arch, verdict, command="",
-                                    watch="" if failure["watch"] == NUMBERS else failure["watch"]))  # fmt: skip
+                                    watch=watch, source=source))  # fmt: skip
     return Run(tuple(outcomes), (), provenance.machine(), found.seconds, provenance.versions(()), "")
 
 
@@ -259,6 +264,7 @@ def command_of(arguments: argparse.Namespace, seed: int | None) -> str:
         words += [] if value is None else [f"--{name}", str(value)]
     words += ["--untrusted"] if arguments.untrusted else []
     words += [word for case in arguments.case or [] for word in ("--case", case)]
+    words += [] if arguments.calls is None else ["--cases", str(arguments.calls)]
     return shlex.join([*words, *(word for watch in arguments.require for word in ("--require", watch))])
 
 

@@ -43,7 +43,7 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.numbers.formats import codes_of, decode, same_bits
 from oracle.routines.catalogue import Call, Fault, Stage
 from oracle.routines.fault import fold, touches
-from oracle.routines.mutants import accumulated, products, stored, write
+from oracle.routines.mutants import accumulated, fitting, products, stored, write
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import Exact, ScaledProduct, rounded
@@ -64,8 +64,10 @@ EXACT_SUMS = "exact sums"
 
 @dataclass(frozen=True)
 class Explanation:
-    """One candidate: of ``failing`` elements that it predicts, it reproduces ``explained``; of all it predicts
-    ``known``, and contradicts ``contradicted``. ``placed``: the elements that fail, where they are those that it leaves
+    """One candidate for what went wrong, counted on the output.
+
+    Of ``failing`` elements that it predicts, it reproduces ``explained``; of all it predicts ``known``, and contradicts
+    ``contradicted``. ``placed``: the elements that fail, where they are those that it leaves
     unwritten or, ``beyond``, sums with scales from beyond a buffer. ``local``: what it contradicts is right without it.
     ``where``: rows, columns, experts or K blocks of a placement, which reproduces all that fails.
     """
@@ -445,27 +447,39 @@ class Sample:
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
         results by exact sums where the mutant leaves the schedule."""
-        return self.sums_of(products(self.failure.call, faults), faults)
-
-    def sums_of(
-        self, computed: Sequence[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]
-    ) -> list[Sums] | None:
-        """:meth:`sums` of the products that the kernel with these faults computes."""
-        call, found, late = self.failure.call, list[Sums](), not touches(faults, *BEFORE_STORE)
-        for i, (part, schedule) in enumerate(computed[: len(call.parts)]):
-            original, rows = call.parts[i], self.rows[i]
-            if part.product.M != original.product.M:
+        call = self.failure.call
+        if not all(fault.by_code for fault in faults):
+            computed = products(call, faults)[: len(call.parts)]
+            if any(part.product.M != own.product.M for (part, _), own in zip(computed, call.parts, strict=False)):
                 return None
-            if not len(rows):
+            return self.sums_of(computed, faults)
+        found = list[tuple[ScaledProduct, Schedule | None]]()
+        for i, part in enumerate(call.parts):
+            piece = fold(call, faults, Stage.PRODUCT, self.piece(i, part.product))
+            found.append((piece, fitting(piece, call.schedule)))
+        return self._accumulated(found, faults)
+
+    def sums_of(self, computed: Sequence[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> list[Sums]:
+        """:meth:`sums` of the products that the kernel with these faults computes."""
+        return self._accumulated([(self.piece(i, p.product), s) for i, (p, s) in enumerate(computed)], faults)
+
+    def _accumulated(
+        self, pieces: Sequence[tuple[ScaledProduct, Schedule | None]], faults: tuple[Fault, ...]
+    ) -> list[Sums]:
+        """:meth:`sums` of the samples of these products."""
+        call, found, late = self.failure.call, list[Sums](), not touches(faults, *BEFORE_STORE)
+        for i, (piece, schedule) in enumerate(pieces):
+            if not len(self.rows[i]):
                 continue
             accs = self.right_sums.get(i) if late else None
             if accs is None:
-                accs = self.failure.sums(None, self.piece(i, part.product), schedule, faults)
+                accs = self.failure.sums(None, piece, schedule, faults)
             if late:
                 self.right_sums[i] = accs
             fallen = call.schedule is not None and schedule is None
             if fallen and i not in self.unfaulted:
-                self.unfaulted[i] = stored(call, accumulated(call, self.piece(i, original.product), None, ()), ())
+                own = self.piece(i, call.parts[i].product)
+                self.unfaulted[i] = stored(call, accumulated(call, own, None, ()), ())
             found.append((self.views[i], accs, self.unfaulted[i] if fallen else None))
         return found
 
@@ -538,10 +552,14 @@ class FailingRows:
         call, faults = self.failure.call, (fault,)
         if self.sample is None or not set(fault.changes) <= set(BEFORE_STORE):
             return False
-        computed = products(call, faults)
-        if len(computed) != len(call.parts) or not all(map(same_place, (part for part, _ in computed), call.parts)):
-            return False
-        predictions = self.sample.stored(faults, self.sample.sums_of(computed, faults))
+        if fault.by_code:
+            sums = self.sample.sums(faults)
+        else:
+            computed = products(call, faults)
+            if len(computed) != len(call.parts) or not all(map(same_place, (part for part, _ in computed), call.parts)):
+                return False
+            sums = self.sample.sums_of(computed, faults)
+        predictions = self.sample.stored(faults, sums)
         if any(bool(torch.isnan(predicted.value).any()) for _, predicted in predictions):
             return False
         found = self.sample.weigh_stored(faults, predictions)

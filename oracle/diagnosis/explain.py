@@ -22,8 +22,10 @@ Not covered: three faults at once; judging (a diagnosis changes no status).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -47,7 +49,7 @@ from oracle.diagnosis.candidates import (
 from oracle.diagnosis.least_squares import Factors, effective_factors, read_beyond_buffer
 from oracle.diagnosis.level import Explain, explain_level
 from oracle.diagnosis.localise import groups_in_use, placements
-from oracle.errors import NumericsError, counted
+from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.recipes import Recipe
 from oracle.routines import get
@@ -57,10 +59,15 @@ from oracle.routines.products.roles import quantised
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule, of_class
 from oracle.truth.gemm import rounded
+from oracle.verdict import heatmap
 from oracle.verdict.compare import Failing, Status, Verdict, compare
 from oracle.verdict.notebook import card
 from oracle.verdict.pattern import describe, ranges
+from oracle.verdict.plot import Blocks, Place, blocks, draw_diagnosis, place
 from oracle.verdict.products import LARGE, Part, interval_of, wider_classes, work
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TILE = 128  # columns of which the factors of the K blocks are found together
 MOST = 4  # findings about K blocks
@@ -71,7 +78,10 @@ CHEAP = LARGE  # products of one candidate up to which a judgement diagnoses by 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found; ``explanations`` best first, ``findings`` general observations in words."""
+    """What was found of the ``failing`` of ``total`` specified elements, which lie at ``where``.
+
+    ``explanations``, best first; ``findings``, general observations in words; ``first_block``, the first K block that
+    enters with a wrong factor, where the factors are known; ``places`` and ``blocks``, what :meth:`plot` draws."""
 
     failing: int
     total: int
@@ -79,11 +89,47 @@ class Diagnosis:
     explanations: tuple[Explanation, ...] = ()
     findings: tuple[str, ...] = ()
     first_block: int | None = None
+    places: tuple[Place, ...] = field(default=(), compare=False, repr=False)
+    blocks: Blocks | None = field(default=None, compare=False, repr=False)
+
+    def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
+        """Draw where the output fails and what explains it.
+
+        A heat map of rows by columns in at most 512 cells a side, where a cell shows the share of its elements that
+        fails (NaN and infinities fail where a number is due); where they are known, the factors by which the K blocks
+        enter its rows, 1 where they are right; the share of the failing elements that each of the first explanations
+        reproduces; and the findings.
+
+        Parameters
+        ----------
+        path : a file to write, as ``"diagnosis.png"`` or ``"diagnosis.svg"``; None writes none.
+        dark : light ink on dark paper.
+
+        Returns
+        -------
+        Figure
+            Of matplotlib, in no window; a notebook shows it. An output without a failing element has an empty one.
+
+        Raises
+        ------
+        OptionError
+            matplotlib (the extra ``plot``) is not installed; ``path`` cannot be written or is neither PNG nor SVG.
+        """
+        counts = [f"{e.explained or e.placed} of {e.failing}, contradicted {e.contradicted}" for e in self.explanations]
+        shares = [max(e.share, e.placed / max(1, e.failing)) for e in self.explanations]
+        bars = list(zip(map(str, self.explanations), shares, counts, strict=True))
+        said = f"Diagnosis: {self._said()}"
+        return draw_diagnosis(self.places, self.blocks, bars, self.findings, said, path=path, dark=dark)
+
+    def _said(self) -> str:
+        return f"{self.failing} of {self.total} elements fail; {self.where}".rstrip("; ")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What ``Verdict.explained_by`` says: every complete explanation, else those that act in the failing elements
-        only, else the best one that covers half and its equals, else those by position."""
+        """What ``Verdict.explained_by`` says.
+
+        Every complete explanation, else those that act in the failing elements only, else the best one that covers half
+        and its equals, else those by position."""
         found = self.explanations
         chosen = [e for e in found if e.complete] or [e for e in found if e.local]
         if not chosen and found and found[0].share >= LISTED:
@@ -96,8 +142,7 @@ class Diagnosis:
         counts = [f"{e.explained} of {e.failing}, contradicted {e.contradicted}" for e in self.explanations]
         rows = [(str(e), said) for e, said in zip(self.explanations, counts, strict=True)]
         rows += [("finding", said) for said in self.findings]
-        said = f"{self.failing} of {counted(self.total, 'element')} fail; {self.where}"
-        return card("Diagnosis", said.rstrip("; "), rows)
+        return card("Diagnosis", self._said(), rows)
 
 
 def diagnose(
@@ -203,7 +248,8 @@ def _of_products(asked: Call, output: Tensor, numerics: str | None, *, refuted: 
     closest = max(failures, key=lambda failure: failure.equal)
     if not speaks(flat[closest.specified]):
         found_in = describe(closest.bad)
-        return Diagnosis(closest.failing, closest.total, found_in, findings=tuple(_one_value(closest)))
+        said, seen = tuple(_one_value(closest)), (place(closest.bad, output="out", tile=heatmap.TILE),)
+        return Diagnosis(closest.failing, closest.total, found_in, findings=said, places=seen)
     scheduled = [failure for failure in failures if failure.call.schedule is not None]
     chosen = list(dict.fromkeys([closest, *scheduled[:TRIED], failures[-1]]))
     faults, found = faults_of(contract.name), dict[FailingOutput, tuple[Explanation, ...]]()
@@ -314,7 +360,22 @@ def _described(failure: FailingOutput, explanations: tuple[Explanation, ...]) ->
     first = min((block for _, used in factors if (block := used.first_block()) is not None), default=None)
     findings = [*_groups(failure), *_other_rows(failure), *_one_value(failure), *_k_blocks(factors)[:MOST]]
     where, shown = describe(failure.bad), explanations[:SHOWN]
-    return Diagnosis(failure.failing, failure.total, where, shown, tuple(findings), first)
+    used = _farthest(failure, factors) if first is not None else None
+    seen = (place(failure.bad, output="out", tile=heatmap.TILE),)
+    return Diagnosis(failure.failing, failure.total, where, shown, tuple(findings), first, seen, used)
+
+
+def _farthest(failure: FailingOutput, found: Sequence[tuple[Tensor, Factors]]) -> Blocks:
+    """Of the N tiles' factors that are surely not 1 the farthest from it, by row and K block; 1 where there is none."""
+    first = found[0][1]
+    farthest = torch.ones_like(first.factor)
+    known = torch.zeros_like(first.factor, dtype=torch.bool)
+    for _, used in found:
+        known |= ~torch.isnan(used.factor)
+        factor = torch.where(used.wrong(), used.factor, 1.0)
+        farthest = torch.where((factor - 1).abs() > (farthest - 1).abs(), factor, farthest)
+    bad = failure.call.parts[0].of(failure.bad).any(dim=1, keepdim=True)
+    return blocks(torch.where(known | ~bad, farthest, torch.nan), first.block)
 
 
 def _factors_by_tile(failure: FailingOutput) -> list[tuple[Tensor, Factors]]:
@@ -423,7 +484,8 @@ def _of_whole_outputs(asked: Call, given: Mapping[str, Tensor]) -> Diagnosis:
     where = "; ".join(f"{name}: {describe(mask)}" for name, mask in bad.items() if bool(mask.any()))
     if not any(speaks(x) for x in given.values()):
         found = []
-    return Diagnosis(failing, total, where, ranked(found)[:SHOWN])
+    seen = tuple(place(mask, output=name) for name, mask in bad.items())
+    return Diagnosis(failing, total, where, ranked(found)[:SHOWN], places=seen)
 
 
 def _closest_recipe(call: Call, given: Mapping[str, Tensor]) -> tuple[tuple[Fault, ...], dict[str, Tensor]]:

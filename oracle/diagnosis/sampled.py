@@ -50,7 +50,7 @@ from oracle.verdict.pattern import places
 from oracle.verdict.products import COINCIDENCES
 
 FEW = (8, 32)  # rows and columns on which every fault is tried
-BAND = 256  # rows of the whole that are compared at a time
+BAND, BAND_ON_DEVICE = 1 << 19, 1 << 25  # elements of the whole that are compared at a time
 CONFIRMED = 2  # candidates that are compared with the whole
 CLOSELY = 1 << 26  # products of a placement whose intervals are computed; a larger one must have the predicted bits
 PLACES = 4096  # failing elements that a fault of the last stage must half explain before it is weighed
@@ -167,25 +167,26 @@ def _on_the_whole(failure: LargeOutput, fault: Fault) -> Explanation | None:
 
     A right result need not be known: an element that fails and has the predicted value is explained.
     """
-    columns = torch.arange(failure.output.shape[1], device=failure.bad.device)
-    explained = failing = known = contradicted = 0
-    elsewhere = False
+    explained = failing = known = contradicted = elsewhere = 0
+    height = max(1, (BAND_ON_DEVICE if failure.output.is_cuda else BAND) // failure.output.shape[1])
     computed = products(failure.call, (fault,))
     parts = [part for part, _ in computed]
     if len(parts) != len(failure.call.parts) or not all(map(same_place, parts, failure.call.parts)):
         return None  # rows are grouped otherwise
     for i, part in enumerate(failure.call.parts):
-        for start in range(0, part.product.M, BAND):
-            band = torch.arange(start, min(part.product.M, start + BAND), device=failure.bad.device)
+        for start in range(0, part.product.M, height):
+            band = slice(start, min(part.product.M, start + height))
             product, schedule = computed[i][0].product, computed[i][1]
-            grid = rows_of_output(part, band)[:, None], columns[None, :]
-            accs = failure.sums(None, product.rows(start, start + len(band)), schedule, (fault,))
+            at = band if part.rows is None else part.rows[band]
+            accs = failure.sums(None, product.rows(band.start, band.stop), schedule, (fault,))
             predicted = Prediction.between(*(stored(failure.call, acc, (fault,)) for acc in accs))
-            output, bad, agrees = failure.output[grid], failure.bad[grid], predicted.agrees(failure.output[grid])
-            seen = failure.specified[grid] & ~(torch.isnan(predicted.value) & ~torch.isnan(output))
-            explained, failing = explained + int((bad & seen & agrees).sum()), failing + int((bad & seen).sum())
-            known, contradicted = known + int(seen.sum()), contradicted + int((seen & ~agrees).sum())
-            elsewhere |= bool((seen & ~agrees & bad).any())
+            output, bad = failure.output[at], failure.bad[at]
+            unknown = torch.isnan(predicted.value) & ~torch.isnan(output)
+            wrong = ~(predicted.agrees(output) | unknown)
+            counts = (bad & ~wrong & ~unknown, bad & ~unknown, ~unknown, wrong, wrong & bad)
+            found = torch.stack([torch.count_nonzero(x) for x in counts]).tolist()
+            explained, failing, known = explained + found[0], failing + found[1], known + found[2]
+            contradicted, elsewhere = contradicted + found[3], elsewhere + found[4]
         if 2 * contradicted > known and 2 * explained < failing:
             return None
     local = contradicted > 0 and explained == failing > 0 and not elsewhere and failing >= COINCIDENCES

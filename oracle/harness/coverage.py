@@ -97,7 +97,7 @@ def rows(subjects: Iterable[Subject], folder: Path, exposes: Callable[[str], boo
 
 def markdown(table: Sequence[Row]) -> str:
     """The table as Markdown, one for all sections."""
-    lines = [LEGEND, "", "| routine | P | D | G | H |", "|---|---|---|---|---|"]
+    lines = [LEGEND, "", "| routine | P | D | G | H |", "|:--|:--|:--|--:|:--|"]
     section = ""
     for row in table:
         if row.routine.section != section:

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from oracle.errors import InputError, LayoutError, OracleError, SubjectError
 from oracle.fixtures import strides as memory
-from oracle.harness import provenance, subjects
+from oracle.harness import provenance, sources, subjects
 from oracle.harness.process import LOADING
 from oracle.harness.protocol import frames_of
 from oracle.harness.subjects import Provider, Subject
@@ -73,6 +73,7 @@ class Isolated:
     numerics: str | None
     device: str
     reason: str | None
+    source: str
 
     def why_not(self) -> str | None:
         return self.reason
@@ -300,6 +301,7 @@ def _start_workers(control: socket.socket, printing: int, points: Sequence[Entry
 
 def _serve(wire: socket.socket, points: Sequence[EntryPoint], threads: int | None) -> None:
     """Answer until the connection is closed."""
+    sys.path.append(os.getcwd())  # where `--provider` names a file of the user; what is installed comes first
     if threads is not None:
         torch.set_num_threads(threads)
     loaded, owner, watch = dict[int, Sequence[Subject]](), os.getpid(), provenance.Watch()
@@ -352,6 +354,7 @@ def _facts(subject: Subject) -> dict[str, object]:
     facts["reason"] = reason = subject.why_not()
     if not isinstance(reason, str | None):
         raise SubjectError(f"{type(subject).__name__}.why_not() gave {type(reason).__name__}, not a reason or None")
+    facts["source"] = sources.of(getattr(subject, "source", subject.run))
     return facts
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oracle.diagnosis.level import Explain
+from oracle.fixtures.call_file import SUFFIX
 from oracle.harness.reach import Coverage
 from oracle.report.findings import NUMBERS, WHOLE, Finding, outcomes
 from oracle.report.outcome import Outcome, quoted
@@ -43,7 +44,7 @@ class Told:
 class Report:
     """A whole validation. ``notes`` do not decide whether it conforms; ``saved`` is the file of the smallest case;
     ``seed`` and ``profile`` make the same cases again (None where the cases were given). ``stopped`` says why a run
-    ended before its last case, with ``unfinished`` cases left."""
+    ended before its last case, with ``unfinished`` cases left. ``source`` is where the kernel stands."""
 
     kernel: str
     contract: str
@@ -67,11 +68,12 @@ class Report:
     explain: str | None = None
     stopped: str = ""
     unfinished: int = 0
+    source: str = ""
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """The findings as outcomes of a run."""
-        names = {"contract": self.contract, "subject": self.kernel, "arch": self.arch}
+        names = {"contract": self.contract, "subject": self.kernel, "arch": self.arch, "source": self.source}
         return outcomes(self.findings, **names, command=self.command)
 
     @property
@@ -120,13 +122,14 @@ class Report:
         flags = [f"--{name} {shlex.quote(str(value))}" for name, value in called if value is not None]
         flags += ["--untrusted"] if self.untrusted else []
         flags += [f"--require {shlex.quote(finding.watch)}"] if finding.watch in OPTIONAL else []
-        flags += [] if whole else [f"--case {quoted(finding.case)}"]
+        given = "--cases" if finding.case.endswith(SUFFIX) else "--case"  # a call in a file, or a case id
+        flags += [] if whole else [f"{given} {quoted(finding.case)}"]
         return f"fp8-oracle validate {shlex.quote(self.kernel)} {' '.join(flags)}"
 
     def to_json(self) -> dict[str, object]:
         names = (
             "kernel", "adapter", "contract", "numerics", "device", "arch", "profile", "seed", "domain", "untrusted",
-            "conforms", "untested", "exit_code", "judged",
+            "conforms", "untested", "exit_code", "judged", "source",
         )  # fmt: skip
         return {
             "schema": SCHEMA,

@@ -23,6 +23,7 @@ from torch import Tensor
 from oracle.diagnosis.explain import explain_verdict
 from oracle.errors import OptionError, OracleError
 from oracle.fixtures import captures
+from oracle.harness import sources
 from oracle.harness import subjects as registry
 from oracle.harness.isolated import Crash, Isolated
 from oracle.harness.protocol import frames_of
@@ -41,7 +42,7 @@ Keep = Callable[[Subject, Case, Mapping[str, Tensor], Outputs], None]
 @dataclass(frozen=True)
 class Item:
     """One thing to judge; ``judge()`` computes its verdict, which depends on the id, subject, arch and ``stamp``: the
-    declared numerics and device, or what was recorded."""
+    declared numerics and device, or what was recorded. ``source`` is where the subject's code stands."""
 
     id: str
     contract: str
@@ -49,6 +50,7 @@ class Item:
     arch: str
     judge: Callable[[], Verdict] = field(compare=False)
     stamp: str = ""
+    source: str = ""
     flags: str = ""
     """What the command that repeats it says beside the case and the subject."""
 
@@ -58,8 +60,9 @@ class Item:
 
     def told(self, verdict: Verdict, start: float | None = None) -> Outcome:
         """The outcome with this verdict, and the time since ``start``."""
+        verdict = verdict.settled()
         seconds = 0.0 if start is None else time.perf_counter() - start
-        plain = Outcome(self.id, self.contract, self.subject, self.arch, verdict, seconds)
+        plain = Outcome(self.id, self.contract, self.subject, self.arch, verdict, seconds, source=self.source)
         return plain if not self.flags or not plain.repro else replace(plain, command=f"{plain.repro} {self.flags}")
 
 
@@ -125,9 +128,11 @@ def live(
         else:
             chosen = profiles.cases(subject.contract, profile) if cases is None else cases
             stamp = f"{subject.numerics} on {subject.device}"
+            code = getattr(subject, "source", subject.run)
+            source = code if isinstance(code, str) else sources.of(code)  # a text from a subject in another process
             for case in (case for case in chosen if case.contract == subject.contract):
                 judge = partial(_judge_live, subject, case, keep)
-                items.append(Item(str(case), case.contract, subject.name, subject.arch, judge, stamp))
+                items.append(Item(str(case), case.contract, subject.name, subject.arch, judge, stamp, source))
     return items
 
 
@@ -145,7 +150,10 @@ def replay(folder: Path) -> list[Item]:
 def broken(providers: Iterable[Provider]) -> list[Item]:
     """One CRASHED item for each provider of subjects that cannot be loaded."""
     found = [(provider, provider.problem) for provider in providers if provider.problem is not None]
-    return [Item(p.name, "-", p.target, "-", partial(_without_numbers, Status.CRASHED, why)) for p, why in found]
+    return [
+        Item(p.name, "-", p.target, "-", partial(_without_numbers, Status.CRASHED, why), "", sources.of_name(p.target))
+        for p, why in found
+    ]
 
 
 def untested(items: Iterable[Item], contracts: Iterable[str]) -> list[Item]:

@@ -27,7 +27,8 @@ class Subject(Protocol):
 
     ``numerics`` is the declared accumulation or None; ``why_not`` the reason why it cannot run on this machine;
     ``run`` gets the contract's inputs and options and returns its output (a dict when there are several), or
-    raises ``NotImplementedError`` for a call that the backend does not offer.
+    raises ``NotImplementedError`` for a call that the backend does not offer. Reports point at the code of ``run``, or
+    of the function ``source`` where a subject has this attribute.
     """
 
     @property

@@ -22,8 +22,10 @@ from oracle.diagnosis.level import explaining
 from oracle.diagnosis.minimise import extents, minimise
 from oracle.diagnosis.mutation import poisoned
 from oracle.errors import CaseError, DeviceError, OptionError, OracleError, SubjectError, among
-from oracle.fixtures.failing_case import FailingCase, write
-from oracle.harness import mixtures, offsets, watches
+from oracle.fixtures import call_file
+from oracle.fixtures import files as fixtures
+from oracle.fixtures.call_file import CallFile, write
+from oracle.harness import mixtures, offsets, sources, watches
 from oracle.harness.jobs import Pool, divided
 from oracle.harness.process import Worker
 from oracle.harness.reach import Reach
@@ -74,6 +76,7 @@ def validate(
     profile: str = "quick",
     seed: int | None = None,
     case: str | Sequence[str] | None = None,
+    calls: str | Path | None = None,
     require: Sequence[str] = (),
     limit: float = LIMIT,
     seconds: float | None = None,
@@ -106,6 +109,8 @@ def validate(
     seed : added to the seeds of the profile's cases (0 gives the published ids), and seeds the drawing of shapes and of
         a soak's cases. By default drawn for each run; the report has it, so that a run can be repeated.
     case : judge these case ids only.
+    calls : make these calls and no cases: a folder of call files (:mod:`oracle.fixtures.call_file`), or one; those of
+        other contracts are left out. What they hold as an output is not looked at.
     require : watches asked for by name: ``"batch invariance"`` and ``"threads"`` (the right numbers while other
         threads call the kernel) fail instead of making a note, ``"large offsets"`` makes one call beyond 2^31
         elements where memory allows.
@@ -147,9 +152,12 @@ def validate(
         raise OptionError(f"seed={seed} is negative; a case id holds 0 or more")
     if unknown := [name for name in require if name not in OPTIONAL]:
         raise OptionError(f"require={unknown[0]!r} is no optional watch; {among(unknown[0], OPTIONAL)}")
-    if not cases.grammars().get(contract):
+    if calls is None and not cases.grammars().get(contract):
         said = among(contract, cases.grammars(), see="fp8-oracle list contracts")
         raise CaseError(f"no contract with cases is named {contract!r}; {said}")
+    files = None if calls is None else _files(Path(calls), contract)
+    if files is not None and (case is not None or profile == "soak"):
+        raise OptionError("calls= are made alone; leave out case= and profile='soak'")
     stated = None if domain is None else parse_domain(domain, cases.grammars()[contract].extents)
     run_seed = secrets.randbelow(SEEDS) if seed is None else seed
     arch = arch_of(device) if arch is None else arch
@@ -165,21 +173,22 @@ def validate(
         worker = stack.enter_context(Worker(name, adapter=called, device=device, limit=limit, untrusted=untrusted))
         session = Session(worker, found, device=device, arch=arch, numerics=numerics, domain=stated or EVERYTHING)
         soaks = profile == "soak" and case is None
-        drawn_cases = _cases(contract, profile, run_seed, case)
-        listed = None if soaks else list(drawn_cases)
-        planned = None if listed is None else len(listed)
-        told, begun = told or Told(), list[Case]()
+        drawn = _cases(contract, profile, run_seed, case) if files is None else iter(())
+        chosen: Iterable[Case] = drawn if soaks else list(drawn)
+        planned = len(files or list(chosen)) if not soaks else None
+        told, begun = told or Told(), list[object]()
         targets = [target for target in (name, called) if target is not None]
         code = worker.ask({"op": "code", "targets": targets}) if type(told) is not Told else None
         about = Report(
             name, contract, device, arch, (), adapter=called, numerics=numerics, domain=domain, untrusted=untrusted,
-            profile=profile if case is None else None, seed=run_seed if case is None else None, limit=limit,
-            explain=explain,
+            profile=profile if case is None and files is None else None,
+            seed=run_seed if case is None and files is None else None, limit=limit, explain=explain,
+            source=sources.of_name(name),
         )  # fmt: skip
         earlier = told.begins(about, code.text if code is not None and code.ok else "unknown", planned)
         start -= sum(found.seconds for found in earlier)
         probed: list[Finding] = []
-        reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None)
+        reach = Reach(contract, stated, lambda probe: _probe(session, probe, probed), move=case is None and not files)
         length = (SOAK if seconds is None else seconds) if soaks else math.inf
         large = LARGE in require or (soaks and length >= LONG)
         watching = _Watching(WATCHED[profile], frozenset(require), large, start + length)
@@ -187,8 +196,11 @@ def validate(
         findings, notes, stopped = list(earlier), list[watches.Note](), ""
         known = {found.case: found.verdict for found in earlier if found.watch == NUMBERS}
         try:
-            chosen = _counted(drawn_cases if listed is None else listed, begun)
-            for group in _run(session, chosen, watching, reach, judges, known, told):
+            if files is None:
+                groups = _run(session, _counted(chosen, begun), watching, reach, judges, known, told)
+            else:
+                groups = _recorded(session, files, begun, known, told)
+            for group in groups:
                 found_now = [item for item in group if isinstance(item, Finding)]
                 told.found(found_now)
                 findings += found_now
@@ -206,13 +218,13 @@ def validate(
         findings += last
         # a required watch without a finding or note did not run
         if not stopped and not any(f.watch == LOAD for f in findings):
-            met = {f.watch for f in findings} | {note.watch for note in notes}
+            tried = {f.watch for f in findings} | {note.watch for note in notes}
             why = "required but not tried: no ordinary case (family=randn) with right numbers that it applies to"
             untried = Verdict(Status.UNTESTED, why, reason=why)
-            rest = [Finding(WHOLE, watch, untried) for watch in require if watch not in met]
-            coverage = reach.coverage()
+            rest = [Finding(WHOLE, watch, untried) for watch in require if watch not in tried]
+            coverage = None if files else reach.coverage()
             # a run that found faults may end early
-            if coverage.complaints and not any(f.fails for f in (*findings, *rest)):
+            if coverage is not None and coverage.complaints and not any(f.fails for f in (*findings, *rest)):
                 why = "; ".join(coverage.complaints)
                 verdict = Verdict(Status.UNTESTED, f"too little is reached: {why}", reason=why)
                 rest.append(Finding(WHOLE, COVERAGE, verdict))
@@ -236,10 +248,47 @@ def validate(
             workers=worker.starts,
             saved=saved,
             printed=worker.output[-2000:],
-            coverage=reach.coverage(),
+            coverage=None if files else reach.coverage(),
             stopped=stopped,
             unfinished=unfinished,
         )
+
+
+def _files(place: Path, contract: str) -> list[Path]:
+    """The files with calls of a contract.
+
+    Raises FixtureError: there is nothing to read. CaseError: no call is one of this contract.
+    """
+    paths = call_file.within(place)[0] if place.is_dir() else [place]
+    names = [fixtures.read_metadata(path).get("contract", "") for path in paths]
+    found = [path for path, name in zip(paths, names, strict=True) if name == contract]
+    if not found:
+        other = ", ".join(sorted(filter(None, set(names)))) or "none"
+        raise CaseError(f"{place}: has no call of {contract}; those in it are of {other}")
+    return found
+
+
+def _recorded(
+    session: Session, files: Sequence[Path], begun: list[object], known: Mapping[str, Verdict], told: Told
+) -> Iterator[list[Finding | watches.Note]]:
+    """The calls in files, each judged when it is answered, with what is watched of memory; ``known`` ones are not
+    made again."""
+    for path in files:
+        begun.append(path)
+        if str(path) in known:
+            continue
+        told.runs(str(path))
+        call = call_file.read(path, made=False)
+        session.contract.check(call.inputs, call.options)
+        answer = session.call(call.inputs, call.options)
+        finding = session.numbers(str(path), call.inputs, call.options, answer)
+        if answer.hopeless:
+            yield [Finding(str(path), LOAD, finding.verdict)]
+            return
+        if finding.verdict.status is Status.FAILED and answer.outputs:
+            finding = _explained(session, finding, call.inputs, call.options, answer)
+        memory = watches.memory(session, str(path), answer)
+        yield [finding, *memory, *watches.row_major(session, str(path), answer)]
 
 
 @dataclass
@@ -258,7 +307,7 @@ class _Watching:
         return time.perf_counter() >= self.deadline
 
 
-def _counted(chosen: Iterable[Case], begun: list[Case]) -> Iterator[Case]:
+def _counted(chosen: Iterable[Case], begun: list[object]) -> Iterator[Case]:
     """The cases, each noted when it is taken."""
     for case in chosen:
         begun.append(case)
@@ -442,8 +491,12 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
     wrong = next((f for f in findings if f.watch == NUMBERS and f.verdict.status is Status.FAILED), None)
     if wrong is None:
         return None
-    case, named = cases.parse(wrong.case), wrong.verdict.explained_by
-    options = case.call_options()
+    named = wrong.verdict.explained_by
+    if wrong.case.endswith(call_file.SUFFIX):
+        call = call_file.read(wrong.case, made=False)
+        asked, options = call.inputs, dict(call.options)
+    else:
+        asked, options = _asked(cases.parse(wrong.case))
 
     def fails(inputs: Mapping[str, Tensor]) -> bool:
         """Whether these inputs fail too, and by the same faults where an explanation was found."""
@@ -453,13 +506,13 @@ def _saved(session: Session, findings: Sequence[Finding], kernel: str, path: Pat
         finding = Finding(wrong.case, NUMBERS, failed(""))
         return not named or _explained(session, finding, inputs, options, answer).verdict.explained_by == named
 
-    smallest = minimise(session.contract, _asked(case)[0], fails)
+    smallest = minimise(session.contract, asked, fails)
     answer = session.call(smallest.inputs, options)
     if not answer.outputs or session.judge(smallest.inputs, options, answer).status is not Status.FAILED:
         return None
     note = f"{wrong.case}, minimised to {extents(session.contract, smallest.inputs)}"
-    found = (case.contract, smallest.inputs, answer.output, options, session.arch, session.numerics, kernel, note)
-    write(path, FailingCase(*found))
+    made = (smallest.inputs, answer.output, options, session.arch, session.numerics, kernel, note)
+    write(path, CallFile(session.contract.name, *made))
     return str(path)
 
 

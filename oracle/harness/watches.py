@@ -307,11 +307,10 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
         if answer.problem is None and not same(answer):
             differing.append(count)
     text = f"rows have other bits in batches of {', '.join(map(str, differing))} than in one of {rows}"
-    if required:
-        alike = passed("a row has the same bits in every batch tried")
-        yield Finding(case, BATCH, failed(text) if differing else alike)
-    elif differing:
-        yield Note(case, BATCH, text)
+    if not differing:
+        yield Finding(case, BATCH, passed("a row has the same bits in every batch tried"))
+    else:
+        yield Finding(case, BATCH, failed(text)) if required else Note(case, BATCH, text)
 
 
 LAUNCHES = (

@@ -288,10 +288,18 @@ def decode(codes: Tensor, fmt: Format | None = None) -> Tensor:
         wider (read as ``0 <= code < 2**fmt.bits``).
     fmt : Format, optional, needed for integer tensors.
 
-    Returns float64, contiguous, same shape and device. NaN is the canonical quiet NaN whatever the code's payload and
-    sign; infinities and -0 as in the format.
-    Raises DtypeError: no format was given for an integer tensor, or the one given is not the tensor's; InputError: an
-    integer is no code of the format.
+    Returns
+    -------
+    Tensor
+        Float64, contiguous, same shape and device. NaN is the canonical quiet NaN whatever the code's payload and sign;
+        infinities and -0 as in the format.
+
+    Raises
+    ------
+    DtypeError
+        No format was given for an integer tensor, or the one given is not the tensor's.
+    InputError
+        An integer is no code of the format.
     """
     fmt, stored = _stored(codes, fmt)
     if fmt is FP32 and keeps_subnormals(stored.device):
@@ -419,8 +427,8 @@ def _widened(codes: Tensor) -> Tensor:
 
 def _from_table(codes: Tensor, *, table: Tensor) -> Tensor:
     """Values of codes of up to 16 bits; those of 16 bits are read as signed integers."""
-    if codes.dtype is torch.uint8 and codes.device.type == "cpu":  # NumPy takes bytes as indices
-        return torch.from_numpy(np.take(table.numpy(), codes.numpy()))
+    if codes.dtype is torch.uint8 and codes.device.type == "cpu":  # NumPy takes bytes as indices; all lie in the table
+        return torch.from_numpy(np.take(table.numpy(), codes.numpy(), mode="clip"))
     return table.index_select(0, codes.int() if codes.dtype is torch.uint8 else codes.int().bitwise_and_(0xFFFF))
 
 

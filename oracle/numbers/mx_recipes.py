@@ -83,6 +83,30 @@ OCP_MXINT8 = Recipe(
     mx(MXINT8), ScaleFormula.DIVIDE, CodeFormula.RECIPROCAL,
     power_of_two=PowerOfTwo.AMAX_FLOOR, nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.POSITIVE_MAX)
 
+ROUNDS: Final = {
+    "nearest": CodeRounding.NEAREST_AWAY, "even": CodeRounding.NEAREST_EVEN, "floor": CodeRounding.TRUNCATED,
+}
+_MICROXCALING = "microsoft/microxcaling @7bc4195 mx/mx_ops.py _quantize_mx of a float32 tensor, round="
+MICROXCALING: Final = {
+    (element, word): like(
+        OCP_MXINT8 if element is MXINT8 else _TO_MX["floor"], f"microxcaling_{name}_{word}", f"{_MICROXCALING}{word!r}",
+        scaling=mx(element), nan_code=_nan(element), inf_byte=255, rounding=rounding, zero_sign=ZeroSign.SMALL)
+    for name, element in ELEMENTS.items() for word, rounding in ROUNDS.items()
+}
+"""microxcaling's values (it gives no codes and no bytes). Ties of its default go away from zero, "floor" truncates
+magnitudes, -0 becomes 0. It goes through a float32 ``log2``, which rounds up just below a power of two: the scale of a
+block whose amax lies within 2^-22 of the next power is one binade higher there, as no row has it."""
+_MODELOPT = "Model-Optimizer 0.47 modelopt/torch/quantization/qtensor"
+MODELOPT_MXFP8 = Recipe(
+    "modelopt_mxfp8", f"{_MODELOPT}/mxfp8_tensor.py; finite values (a block with a NaN has the byte 0 there)",
+    mx(E4M3FN), ScaleFormula.DIVIDE, CodeFormula.RECIPROCAL,
+    power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, scale_floor=2.0**-127, nan_amax=NanAmax.PROPAGATED)
+MODELOPT_MXFP4 = Recipe(
+    "modelopt_mxfp4", f"{_MODELOPT}/mxfp4_tensor.py; finite values. Ties go toward zero, a zero has the code 8",
+    mx(E2M1), ScaleFormula.DIVIDE, CodeFormula.DIVIDE,
+    power_of_two=PowerOfTwo.EXP2_CEIL_LOG2, scale_floor=2.0**-127, nan_amax=NanAmax.PROPAGATED,
+    nan_code=NanCode.POSITIVE_MAX, rounding=CodeRounding.NEAREST_ZERO, zero_sign=ZeroSign.ZEROS)
+
 # FlashInfer, MX. Kernels leave NaN out of the amax. Those in CUDA clamp a NaN element to the largest value; those of
 # CuTe-DSL take the constant 1/max, round by exponent bits (infinity: 254) and multiply by 0 under the bytes 0 and 254.
 _QUANTIZATION = "FlashInfer flashinfer/quantization"
@@ -182,6 +206,9 @@ MODELOPT_NVFP4 = Recipe(
     "Model-Optimizer nvfp4_tensor.py; a scale of 0 becomes 1 before its cast (the library codes -0 as 0, the row -0)",
     NVFP4, ScaleFormula.DIVIDE, CodeFormula.DIVIDE,
     global_order=GlobalOrder.TOP, published_zero=1.0, nan_amax=NanAmax.PROPAGATED, nan_code=NanCode.POSITIVE_MAX)
+MODELOPT_0_47_NVFP4 = like(
+    MODELOPT_NVFP4, "modelopt_0_47_nvfp4", f"{_MODELOPT}/nvfp4_tensor.py: a scale of 0 becomes 1, the least is 2^-9",
+    published_floor=2.0**-9, zero_sign=ZeroSign.SMALL)
 
 # DeepGEMM: codes of E2M1 under a float32 scale or a power of two. Ties go toward zero, no code is -0, NaN is 0.
 DEEPGEMM_FP4 = Recipe(
@@ -196,7 +223,8 @@ DEEPGEMM_FP4_UE8M0 = like(
 ROWS: Final = tuple(
     row
     for row in (
-        *TORCHAO.values(), *TORCHAO_0_18.values(), *FLASHINFER_4OVER6.values(), *FLASHINFER_4OVER6_FAST.values(),
+        *TORCHAO.values(), *TORCHAO_0_18.values(), *MICROXCALING.values(),
+        *FLASHINFER_4OVER6.values(), *FLASHINFER_4OVER6_FAST.values(),
         *TE_4OVER6_REFERENCE.values(),
         *(value for value in list(globals().values()) if isinstance(value, Recipe)),
     )

@@ -50,6 +50,7 @@ from oracle.numbers.scaling import TENSOR, Block, Grid, ScaleFormat, Scaling, gr
 BAND = 1 << 21  # elements of a band: 16 MiB for each float64 temporary
 TABLE = 1 << 16  # codes of bfloat16
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
+PLAIN_ROUNDINGS = {CodeRounding.NEAREST_AWAY: Rounding.NEAREST_AWAY, CodeRounding.TRUNCATED: Rounding.TOWARD_ZERO}
 
 
 @dataclass(frozen=True)
@@ -349,14 +350,16 @@ def _codes(quotient: Tensor, recipe: Recipe, random: Tensor | None) -> Tensor:
     """:func:`to_codes` of float64 quotients."""
     element, undefined = recipe.element, torch.isnan(quotient)
     numbers = quotient.masked_fill(undefined, 0.0)  # any code: the recipe's own replaces it below
-    rounding = Rounding.NEAREST_EVEN
+    rounding = PLAIN_ROUNDINGS.get(recipe.rounding, Rounding.NEAREST_EVEN)
     if recipe.rounding is CodeRounding.NEAREST_ZERO:
         numbers = numbers * (1 - 2.0**-40)  # no float32 value but a tie lies so near above a midpoint
     elif recipe.rounding.random:
         assert random is not None
         numbers, rounding = jittered(numbers, element, random), Rounding.TOWARD_ZERO
     codes = encode(numbers, element, rounding=rounding, overflow=Overflow.SATURATE)
-    if recipe.zero_sign is not ZeroSign.KEPT:
+    if recipe.zero_sign is ZeroSign.ZEROS:
+        codes = codes.masked_fill(quotient == 0, element.sign_mask)
+    elif recipe.zero_sign is not ZeroSign.KEPT:
         zero = codes == element.sign_mask
         codes = codes.masked_fill(zero if recipe.zero_sign is ZeroSign.DROPPED else zero & (quotient == 0), 0)
     return codes.masked_fill_(undefined, recipe.code_of_nan)
@@ -491,10 +494,10 @@ def scale_steps(
         s = torch.where(a == 0, torch.zeros_like(s), s)
     if recipe.muted_below:
         s = torch.where(s < recipe.muted_below, torch.zeros_like(s), s)
-    if recipe.published_floor:
-        s = torch.maximum(s, torch.full_like(s, recipe.published_floor))
     if recipe.published_zero:
         s = torch.where(s == 0, torch.full_like(s, recipe.published_zero), s)
+    if recipe.published_floor:
+        s = torch.maximum(s, torch.full_like(s, recipe.published_floor))
     if recipe.power_of_two is None:
         rounded = to_scale_format(s, recipe, fmt)
     else:

@@ -122,6 +122,8 @@ class CodeRounding(StrEnum):
 
     NEAREST_EVEN = "nearest, ties to even"
     NEAREST_ZERO = "nearest, ties toward zero"
+    NEAREST_AWAY = "nearest, ties away from zero"
+    TRUNCATED = "toward zero"
     STOCHASTIC = "random bits of the kernel's own"
     SEEDED = "random bits that the call declares"
 
@@ -136,6 +138,7 @@ class ZeroSign(StrEnum):
 
     KEPT = "of -0 and of what rounds to it"
     SMALL = "of negative values that round to zero, not of -0"
+    ZEROS = "of negative values that round to zero, and of zeros of either sign"
     DROPPED = "none"
 
 
@@ -189,7 +192,7 @@ class Recipe:
     zero_codes : where the float32 image of the scale is 0, every code is a (signed) zero instead of ``x * inf``.
     global_order : how a global scale is given, and where it enters.
     zero_blocks : a block of zeros has the scale 0 before it is rounded, and zero codes, whatever the global scale.
-    published_floor, published_zero : the least scale before it is rounded to its format, and what is put for a 0 there.
+    published_zero, published_floor : what is put for a scale of 0 before it is rounded to its format, then the least.
     nan_amax, nan_code : what a NaN element does to amax, and the code of a NaN quotient.
     rounding, zero_sign : how a quotient becomes a code, and which codes are -0.
     candidates : how one of two scales is chosen (NVFP4 "four over six"), None for one scale.

@@ -164,8 +164,10 @@ class Scaling:
 
     @property
     def name(self) -> str:
-        """``tensor``, ``token`` (a scale for each row, ``[M, 1]``), ``channel`` (the same, stored ``[1, N]``), or the
-        block, such as ``1x128``; the scheme of case ids."""
+        """How it is called in case ids.
+
+        ``tensor``, ``token`` (a scale for each row, ``[M, 1]``), ``channel`` (the same, stored ``[1, N]``), or the
+        block, such as ``1x128``."""
         found = [name for name, pair in _NAMES.items() if pair == (self.block, self.layout)]
         return found[0] if found else str(self.block)
 

@@ -29,9 +29,9 @@ def to_json(report: Report) -> str:
     return json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n"
 
 
-def to_junit(report: Report) -> str:
-    """The report as JUnit XML: one suite for each contract, subject and arch."""
-    root = ET.Element("testsuites", name="fp8-oracle verify")
+def to_junit(report: Report, command: str = "verify") -> str:
+    """The report of a command as JUnit XML: one suite for each contract, subject and arch."""
+    root = ET.Element("testsuites", name=f"fp8-oracle {command}")
     for group in report.groups():
         name = f"{group.contract} [{group.subject}, {group.arch}]"
         cases = [_test_case(outcome, name) for outcome in group.outcomes]
@@ -86,40 +86,37 @@ def to_markdown(report: Report) -> str:
     head = [f"### {sign} fp8-oracle: {word}", "", f"{report.words}; {report.seconds:.1f} s", ""]
     if report.unfinished:
         head += [f"**Interrupted: {counted(report.unfinished, 'case')} did not run.**", ""]
-    head += [f"- **ledger**: {_line(complaint)}" for complaint in report.complaints]
+    head += [f"- **ledger**: {one_line(complaint)}" for complaint in report.complaints]
     for title, known in (("What fails", False), ("Known failures", True)):
         chosen = [cause for cause in found if (cause.known is not None) == known]
         if chosen:
             head += ["", f"#### {title}", ""]
             head += [text for cause in chosen for text in _cause(cause)]
     facts = ", ".join(f"{name} {value}" for name, value in sorted({**report.machine, **report.versions}.items()))
-    fold = ("<details><summary>machine and versions</summary>", "", _line(facts, longest=4000), "", "</details>", "")
-    return printable(_within([*head, "", *_table(report), "", *_losses(report), *fold]))
+    fold = ("<details><summary>machine and versions</summary>", "", one_line(facts, longest=4000), "", "</details>", "")
+    return printable(within([*head, "", *_table(report), "", *_losses(report), *fold]))
 
 
 def _cause(cause: Cause) -> Iterator[str]:
     first = cause.outcomes[0]
-    yield f"- **{_line(cause.title)}**: {_line(cause.where)}  "
-    yield f"  why: {_line(cause.why)}  "
+    yield f"- **{one_line(cause.title)}**: {one_line(cause.where)}  "
+    yield f"  why: {one_line(cause.why)}  "
     if cause.known is not None and cause.explained_by:
-        yield f"  reproduced by: {_line('; or '.join(cause.explained_by))}  "
+        yield f"  reproduced by: {one_line('; or '.join(cause.explained_by))}  "
     if first.verdict.total:
-        yield f"  {_line(first.verdict.summary)}  "
+        yield f"  {one_line(first.verdict.summary)}  "
     if first.repro:
-        fence = "`" * (1 + max((len(run) for run in re.findall("`+", first.repro)), default=0))
-        apart = " " if first.repro.startswith("`") or first.repro.endswith("`") else ""
-        yield f"  {fence}{apart}{first.repro}{apart}{fence}"
+        yield f"  {code(first.repro)}"
 
 
 def _table(report: Report) -> list[str]:
     rows = []
     for group in report.groups():
-        detail = f" ({group.failing} of {len(group.outcomes)})" if group.failing else ""
-        if group.known and not group.failing:
-            detail = f" ({group.known} known)"
+        detail = f"{group.failing} of {len(group.outcomes)}" if group.failing else group.others
+        detail = f" ({detail})" if detail else ""
         margin = "" if group.margin is None else f"{group.margin:.3g}"
         cells = (group.contract, group.subject, group.arch, str(group.judged or ""), f"{group.word}{detail}", margin)
-        rows.append("| " + " | ".join(map(_line, cells)) + " |")
+        rows.append("| " + " | ".join(map(one_line, cells)) + " |")
     head = ("| routine | subject | arch | cases | verdict | worst margin |", "|---|---|---|--:|---|--:|")
     said = f"<details><summary>{counted(len(rows), 'row')}: routine by subject and arch</summary>"
     return [said, "", *head, *rows, "", "</details>"]
@@ -127,14 +124,14 @@ def _table(report: Report) -> list[str]:
 
 def _losses(report: Report) -> list[str]:
     """The loss of quantisers, folded; nothing where there are none."""
-    rows = ["| " + " | ".join(map(_line, cells)) + " |" for cells in losses(report)]
+    rows = ["| " + " | ".join(map(one_line, cells)) + " |" for cells in losses(report)]
     if not rows:
         return []
     head = ("| " + " | ".join(LOSS_COLUMNS) + " |", "|---|---|---|--:|--:|--:|--:|--:|")
     return [f"<details><summary>{LOSS}</summary>", "", *head, *rows, "", "</details>", ""]
 
 
-def _within(lines: list[str]) -> str:
+def within(lines: list[str]) -> str:
     """As many lines as the limit allows; an open fold is closed."""
     if sum(len(line) + 1 for line in lines) <= LIMIT:
         return "\n".join(lines)
@@ -150,7 +147,14 @@ def _within(lines: list[str]) -> str:
     return "\n".join([*kept, *["", "</details>"] * folds, "", f"({left} left out)", ""])
 
 
-def _line(text: str, longest: int = QUOTED) -> str:
+def code(text: str) -> str:
+    """Text as code in a line of Markdown, whatever backticks it holds."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    apart = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{apart}{' '.join(text.splitlines())}{apart}{fence}"
+
+
+def one_line(text: str, longest: int = QUOTED) -> str:
     """Text in one line, cut, with what Markdown would take for markup made harmless."""
     said = " ".join(text.split())
     said = said if len(said) <= longest else f"{said[:longest]}…"

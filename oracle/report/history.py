@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from oracle.errors import FixtureError, OracleError
+from oracle.errors import FixtureError, OracleError, counted
 from oracle.fixtures.kinds import kind_of
 from oracle.report.markup import badge, page, scrolling, table, theme_button
 from oracle.report.outcome import Report, printable
@@ -44,7 +44,7 @@ CREATE INDEX outcomes_of_run ON outcomes(run, contract, subject);
 """
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = "_.-=+*#@"
-WIDTH, HEIGHT = 480.0, 120.0
+WIDTH, HEIGHT = 400.0, 130.0
 _SERIES = (
     ("passed", "cases that pass"),
     ("failing", "cases that fail"),
@@ -252,37 +252,61 @@ def to_html(points: Sequence[Point], title: str) -> str:
     names = ("run#", "started", "label", "fp8-oracle", "verdict", "passed#", "failing#", "known#", "margin#", "s#")
     body = (
         f'<header><div class="top"><h1>fp8-oracle history</h1>{theme_button()}</div>'
-        f'<p class="verdict">{escape(title)}</p></header><main>{plots}<h2>Runs, newest first</h2>'
+        f'<p class="verdict {"good" if points[-1].ok else "bad"}">{_last(points)}</p>'
+        f'<p class="soft">{escape(title)}; a red diamond is a run that failed; margin 1 is the edge of the admissible '
+        f'interval</p></header><main><h2>Run by run</h2><div class="plots">{plots}</div><h2>Runs, newest first</h2>'
         f"{scrolling(table(names, rows, kind='runs'), 'runs')}</main>"
     )
     return page("fp8-oracle: history", body)
 
 
+def _last(points: Sequence[Point]) -> str:
+    last = points[-1]
+    said = "✓ All as it must be" if last.ok else "✗ Not all as it must be"
+    return f"{said} in run {last.number}, the last of {counted(len(points), 'run')}"
+
+
 def _plot(points: Sequence[Point], name: str, said: str) -> str:
+    """One series from 0 to its largest value, or to 1: the least count, and the edge of the bound for a margin."""
     values = [getattr(p, name) for p in points]
     numbers = [(i, float(v)) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
     if not numbers:
         return ""
-    low, high = min(0.0, *(v for _, v in numbers)), max(v for _, v in numbers)
-    left, span = 54.0, (high - low) or 1.0
-    step = (WIDTH - left - 20) / max(1, len(values) - 1)
-    at = [(left + i * step, HEIGHT - 24 - (v - low) / span * (HEIGHT - 44), i, v) for i, v in numbers]
+    high = max(1.0, *(v for _, v in numbers))
+    left, right, top, bottom = 54.0, WIDTH - 44, 18.0, HEIGHT - 24
+    step = (right - left) / max(1, len(values) - 1)
+    at = [(left + i * step, bottom - v / high * (bottom - top), i, v) for i, v in numbers]
     line = "".join(f"{'L' if n else 'M'}{x:.4g} {y:.4g}" for n, (x, y, _, _) in enumerate(at))
-    dots = "".join(
-        f'<circle class="dot{"" if points[i].ok else " bad"}" cx="{x:.4g}" cy="{y:.4g}" r="4"><title>'
-        f"run {points[i].number}, {escape(points[i].label or points[i].started)}: {v:.6g}</title></circle>"
-        for x, y, i, v in at
+    dots = "".join(f"{_dot(points[i], x, y)}<title>{_named(points[i])}: {v:.6g}</title></path>" for x, y, i, v in at)
+    levels = "".join(
+        f'<path class="axis" d="M{left:g} {y:g}H{right:g}"/>'
+        f'<text x="{left - 8:g}" y="{y + 4:g}" text-anchor="end">{v:.4g}</text>'
+        for y, v in ((top, high), ((top + bottom) / 2, high / 2), (bottom, 0.0))
+        if name in ("margin", "seconds") or v == int(v)
+    )
+    x, y, _, last = at[-1]
+    runs = f'<text x="{left:g}" y="{HEIGHT - 6:g}">run {points[0].number}</text>' + (
+        f'<text x="{right:g}" y="{HEIGHT - 6:g}" text-anchor="end">run {points[-1].number}</text>'
+        if len(points) > 1
+        else ""
     )
     return (
-        f'<h2>{escape(said)}</h2><svg class="plot" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" '
-        f'aria-label="{escape(said)}: {escape(_range(values))}">'
-        f'<path class="axis" d="M{left:g} 12V{HEIGHT - 24:g}H{WIDTH:g}" fill="none"/>'
-        f'<text x="{left - 6:g}" y="24" text-anchor="end">{high:.4g}</text>'
-        f'<text x="{left - 6:g}" y="{HEIGHT - 22:g}" text-anchor="end">{low:.4g}</text>'
-        f'<text x="{left:g}" y="{HEIGHT - 6:g}">run {points[0].number}</text>'
-        f'<text x="{WIDTH - 4:g}" y="{HEIGHT - 6:g}" text-anchor="end">run {points[-1].number}</text>'
-        f'<path class="line" d="{line}"/>{dots}</svg>'
+        f'<figure><figcaption>{escape(said)}</figcaption><svg class="plot" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" '
+        f'role="img" aria-label="{escape(said)}: {escape(_range(values))}">{levels}{runs}'
+        f'<path class="line" d="{line}"/>{dots}<text class="last" x="{x + 8:.4g}" y="{y + 4:.4g}">{last:.4g}</text>'
+        "</svg></figure>"
     )
+
+
+def _dot(point: Point, x: float, y: float) -> str:
+    """A disc, or a diamond for a run that failed; the element is left open for its title."""
+    if point.ok:
+        return f'<path class="dot" d="M{x - 4:.4g} {y:.4g}a4 4 0 1 0 8 0a4 4 0 1 0-8 0z">'
+    return f'<path class="dot bad" d="M{x:.4g} {y - 6:.4g}l6 6-6 6-6-6z">'
+
+
+def _named(point: Point) -> str:
+    return f"run {point.number}, {escape(point.label or point.started)}"
 
 
 def _range(values: Sequence[float | None]) -> str:

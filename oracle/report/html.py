@@ -7,7 +7,7 @@ margins, reasons, every case, legend, provenance.
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Mapping
 from html import escape
 
@@ -27,6 +27,7 @@ from oracle.report.outcome import (
     losses,
 )
 from oracle.verdict.compare import Status
+from oracle.verdict.heatmap import COLOURS
 
 DETAILED = 300  # failures with pictures and bits in one page
 PER_CAUSE = 24  # failures of one cause with pictures and bits
@@ -41,6 +42,8 @@ MEANINGS: Mapping[str, str] = {
     "SKIPPED": "cannot run on this machine, and says why",
     KNOWN: "wrong, for a documented reason, exactly as wrong as documented; does not fail the run",
 }
+_SECTION = re.compile(r'<section id="(\w+)"><h2>(.*?)</h2>')
+_NUMBER = re.compile(r"(?<![\w.])\d+(\.\d+)?(?![\w.])")
 _LEGEND = (
     "Every element of an output has an <em>admissible interval</em>: what the declared arithmetic can produce, proved "
     "from the formats and the accumulator, not tuned. A red cell holds an element outside it: no rounding that the "
@@ -62,7 +65,9 @@ def to_html(report: Report) -> str:
         section("legend", "How to read this", legend),
         section("provenance", "Machine and versions", f'<dl class="facts">{listed}</dl>'),
     )
-    parts = (_head(report, found), "<main>", *failures, *tables, "</main>")
+    content = "\n".join((*failures, *tables))
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in _SECTION.findall(content))
+    parts = (_head(report, found), f'<nav aria-label="sections">{links}</nav><main>', content, "</main>")
     title = f"fp8-oracle: {'all as it must be' if report.ok else count(len(report.failures), 'failure')}"
     return page(title, "\n".join(parts))
 
@@ -73,8 +78,8 @@ def _head(report: Report, found: list[Cause]) -> str:
         for name, number in report.counts().items()
         if number
     )
-    known = sum(cause.known is not None for cause in found)
-    broken, false = len(found) - known, len(report.complaints)
+    known, false = report.counts()["KNOWN"], len(report.complaints)
+    broken = sum(cause.known is None for cause in found)
     words = [count(broken, "open problem")] if broken else []
     words += [f"{count(false, 'false entry', 'false entries')} in the ledger"] if false else []
     words += [f"{count(report.unfinished, 'case')} not run"] if report.unfinished else []
@@ -92,17 +97,27 @@ def _head(report: Report, found: list[Cause]) -> str:
 
 
 def _problems(report: Report, found: list[Cause]) -> str:
-    rows = [
-        _row(badge(cause.word), f'<p><a href="#c{number}"><b>{escape(cause.title)}</b></a> '
-             f'<span class="soft">{escape(cause.where)}</span></p><p>{cut(cause.why, 400)}</p>')
-        for number, cause in enumerate(found)
-    ]  # fmt: skip
+    """One row for each reason; causes that share a reason stand in it together."""
+    same: dict[tuple[str, str], list[str]] = {}
+    for number, cause in enumerate(found):
+        link = f'<a href="#c{number}"><b>{escape(cause.title)}</b></a> <span class="soft">{escape(cause.where)}</span>'
+        same.setdefault((cause.word, cause.why), []).append(link)
+    rows = [_row(badge(word), f"{_folded(links)}<p>{cut(why, 400)}</p>") for (word, why), links in same.items()]
     rows += [_row(badge("LEDGER"), f"<p>{cut(complaint)}</p>") for complaint in report.complaints]
     if report.unfinished:
         said = f"the run was interrupted; {count(report.unfinished, 'case')} did not run, --resume runs them"
         rows.append(_row(badge("UNFINISHED"), f"<p>{said}</p>"))
     listed = f'<ul class="glance">{"".join(rows)}</ul>' if rows else "<p>Nothing.</p>"
     return section("problems", "What fails, and why", listed)
+
+
+def _folded(links: list[str]) -> str:
+    """The first in sight; all others, where there are several, behind a line that counts them."""
+    first, *rest = links
+    if not rest:
+        return f"<p>{first}</p>"
+    listed = "".join(f"<li>{link}</li>" for link in rest)
+    return f"<p>{first}</p><details><summary>and {len(rest)} more</summary><ul>{listed}</ul></details>"
 
 
 def _row(mark: str, content: str) -> str:
@@ -142,18 +157,21 @@ def _why(cause: Cause) -> str:
 
 
 def _outputs(cause: Cause, few: int) -> str:
-    several = len(cause.explained_by) > 1
-    shown = "".join(_output(o, opened=i == 0, explained=several) for i, o in enumerate(cause.outcomes[:few]))
+    """The first output in sight, the others folded: ``few`` outputs with pictures, then words."""
+    every = set(cause.explained_by)
+    shown = [
+        _output(o, opened=i == 0, explained=set(o.verdict.explained_by) != every)
+        for i, o in enumerate(cause.outcomes[:few])
+    ]
     rest = cause.outcomes[few:]
-    if not rest:
-        return shown
-    words = "".join(f"<p><code>{escape(o.id)}</code><br>{cut(o.verdict.summary, 300)}</p>" for o in rest[:LISTED])
+    words = "".join(f"<p>{_id(o.id)}<br>{cut(o.verdict.summary, 300)}</p>" for o in rest[:LISTED])
     if len(rest) > LISTED:
         words += f"<p>and {len(rest) - LISTED} more, which stand in the list of every case</p>"
-    return (
-        f"{shown}<details><summary>{count(len(rest), 'more case')} of this cause, in words only</summary>"
-        f'<div class="case">{words}</div></details>'
-    )
+    more = "".join(shown[1:]) + (f'<div class="case">{words}</div>' if words else "")
+    if not more:
+        return shown[0]
+    said = f"{count(len(cause.outcomes) - min(few, 1), 'more case')} of this cause"
+    return f'{"".join(shown[:1])}<details class="more"><summary>{said}</summary>{more}</details>'
 
 
 def _output(o: Outcome, *, opened: bool, explained: bool) -> str:
@@ -172,7 +190,7 @@ def _output(o: Outcome, *, opened: bool, explained: bool) -> str:
         copy = '<button type="button" class="copy" hidden>Copy</button>'
         parts.append(f'<div class="repro"><code>{escape(o.repro)}</code>{copy}</div>')
     return (
-        f'<details{" open" if opened else ""}><summary><span class="id">{escape(o.id)}</span> '
+        f"<details{' open' if opened else ''}><summary>{_id(o.id)} "
         f'<span class="soft">{_extent(o)}</span></summary><div class="case">{"".join(parts)}</div></details>'
     )
 
@@ -183,11 +201,16 @@ def _elements(o: Outcome) -> str:
     head = ("worst elements", "actual#", "admissible#", "steps outside#", "bits: actual above, expected below")
     rows = (
         f"<tr><td>{escape(seen.output)}{list(e.index)}</td><td class=n>{e.actual:.7g}</td>"
-        f"<td class=n>[{e.low:.7g}, {e.high:.7g}]</td><td class=n>{'' if e.steps is None else e.steps}</td>"
+        f"<td class=n>[{e.low:.7g}, {e.high:.7g}]</td><td class=n>{'-' if e.steps is None else e.steps}</td>"
         f"<td>{picture.bits(e, seen.fields)}</td></tr>"
         for e in seen.elements
     )
     return scrolling(table(head, rows, kind="elements"), "worst elements")
+
+
+def _id(text: str) -> str:
+    """The id of a case, which may be broken behind each of its parts."""
+    return f'<code class="id">{escape(text).replace("/", "/<wbr>")}</code>'
 
 
 # --- tables -------------------------------------------------------------------------------------------------
@@ -218,27 +241,22 @@ def _matrix(report: Report) -> str:
 
 def _chip(number: int, group: Group) -> str:
     name = group.subject if group.subject != "-" else "not exercised"
-    mistrusted = sum(o.status is Status.MISTRUSTED for o in group.outcomes)
-    said = f"{group.judged}, {mistrusted} mistrusted" if mistrusted else str(group.judged or "")
-    if group.status is Status.UNTESTED:
-        said = ""
-    elif group.failing:
-        said = f"{group.failing} of {len(group.outcomes)} fail"
-    elif group.known:
-        said = f"{group.known} known"
-    text = f"{SIGNS[group.word]} {escape(name)} <b>{said}</b>"
-    return f'<a class="chip {TONES[group.word]}" href="#g{number}" title="{group.word}">{text}</a>'
+    said = f"{group.failing} of {len(group.outcomes)} fail" if group.failing else str(group.judged or "")
+    said = "" if group.word in (Status.UNTESTED, KNOWN) else said
+    said = ", ".join(filter(None, (said, group.others)))
+    sign = f'<span aria-hidden="true">{SIGNS[group.word]}</span><span class="hear">{group.word}</span>'
+    return f'<a class="chip {TONES[group.word]}" href="#g{number}">{sign} {escape(name)} <b>{said}</b></a>'
 
 
 def _margins(report: Report) -> str:
-    passing = [o for o in report.outcomes if o.status in PASSING]
+    passing = [o for o in report.outcomes if o.status in PASSING and not o.watch]
     if not passing:
         return ""
     margins = [o.verdict.margin for o in passing if o.verdict.matches is None]
     parts = ("the expected value", "up to ¼ of the way to the edge", "up to ½", "up to ¾", "up to the edge")
     counts = [sum(m == 0 for m in margins), *(sum(i - 1 < 4 * m <= i for m in margins) for i in range(1, 5))]
     rows = [("bits as predicted", len(passing) - len(margins), "#3f9a6b")]
-    rows += zip(parts, counts, picture.COLOURS, strict=False)
+    rows += zip(parts, counts, COLOURS, strict=False)
     said = "How near the worst element of each passing case comes to the edge of its admissible interval."
     bars = picture.bars(rows, "passing cases by margin")
     return section("margins", "Margins of what passes", f'<p class="soft">{said}</p><div class="narrow">{bars}</div>')
@@ -260,30 +278,37 @@ def _losses(report: Report) -> str:
 
 
 def _reasons(report: Report) -> str:
-    """MISTRUSTED, UNSUPPORTED and SKIPPED outcomes by reason."""
+    """MISTRUSTED, UNSUPPORTED and SKIPPED outcomes by reason; reasons that differ in numbers alone are one."""
     parts = []
     for status in (Status.MISTRUSTED, Status.UNSUPPORTED, Status.SKIPPED):
-        found = [o for o in report.outcomes if o.status is status]
-        reasons = Counter((f"{o.contract} [{o.subject}]", o.verdict.reason or "") for o in found)
-        if reasons:
-            rows = (
-                f"<tr><td>{escape(where)}</td><td class=n>{n}</td><td>{cut(why, 400)}</td></tr>"
-                for (where, why), n in reasons.items()
+        found: dict[str, list[Outcome]] = {}
+        for o in report.outcomes:
+            if o.status is status:
+                found.setdefault(_NUMBER.sub("0", o.verdict.reason or ""), []).append(o)
+        if found:
+            listed = table(("reason", "cases#", "routine [subject]"), map(_reason, found.values()), kind="reasons")
+            said = f"{count(sum(map(len, found.values())), 'case')}: {escape(MEANINGS[str(status)])}"
+            parts.append(
+                f'<details><summary>{badge(str(status))} {said}</summary><div class="case">{listed}</div></details>'
             )
-            said = f"{count(len(found), 'case')}: {escape(MEANINGS[str(status)])}"
-            listed = table(("routine [subject]", "cases#", "reason"), rows)
-            mark = badge(str(status))
-            parts.append(f'<details><summary>{mark} {said}</summary><div class="case">{listed}</div></details>')
     content = f'<article class="card">{"".join(parts)}</article>'
     return section("reasons", "Not judged, or proving little", content) if parts else ""
+
+
+def _reason(same: list[Outcome]) -> str:
+    said = list(dict.fromkeys(o.verdict.reason or "" for o in same))
+    others = ' <span class="soft">(the same with other numbers)</span>' if len(said) > 1 else ""
+    where = _folded(list(dict.fromkeys(escape(f"{o.contract} [{o.subject}]") for o in same)))
+    return f"<tr><td>{cut(said[0], 400)}{others}</td><td class=n>{len(same)}</td><td>{where}</td></tr>"
 
 
 def _cases(report: Report) -> str:
     groups = "".join(_group(number, group) for number, group in enumerate(report.groups()))
     asked = (
-        "<label hidden>Filter by words of the id, subject, status or numerics "
-        '<input id="filter" type="search" autocomplete="off"></label> '
-        '<span id="filtered" class="soft" role="status"></span>'
+        '<div class="filter" hidden><label for="filter">Filter the cases</label>'
+        '<input id="filter" type="search" autocomplete="off" aria-describedby="filters">'
+        '<span id="filters" class="soft">words of the id, subject, status or numerics; all of them must occur</span>'
+        '<span id="filtered" class="soft" role="status"></span></div>'
     )
     return section("cases", "Every case", asked + groups)
 
@@ -302,7 +327,7 @@ def _case(o: Outcome) -> str:
     proof = f"bits of {v.matches}" if v.matches else v.basis if v.status is Status.PASSED else v.reason or _extent(o)
     cells = (
         f"<td>{badge(o.word)}</td>",
-        f"<td><code>{escape(o.id.removeprefix(f'{o.contract}/'))}</code></td>",
+        f"<td>{_id(o.id.removeprefix(f'{o.contract}/'))}</td>",
         f"<td class=n>{f'{v.margin:.3g}' if judged else ''}</td>",
         f"<td>{cut(proof, 160)}</td><td class=n>{o.seconds:.2f}</td>",
     )

@@ -19,7 +19,7 @@ from oracle.verdict.loss import share
 
 SCHEMA = "fp8-oracle.report/1"
 
-# From worst to best: a group of outcomes shows the first of these that occurs in it.
+# From worst to best.
 SEVERITY = tuple(map(Status, ("CRASHED", "FAILED", "UNTESTED", "MISTRUSTED", "PASSED", "UNSUPPORTED", "SKIPPED")))
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
 """The statuses with a comparison behind them."""
@@ -46,11 +46,12 @@ def quoted(text: str) -> str:
 class Outcome:
     """One judged (or unjudgeable) case of one subject.
 
-    ``id`` is a case id, ``captures/<file>/<output>``, or ``pytest/<node id>`` (then ``#2`` and so on, where one test
-    judges several outputs), or ``CONTRACT/WATCH`` of a validation (:mod:`oracle.report.findings`); ``known`` is the
-    ledger's reason when the failure is a known one, and such an outcome does not fail the run. ``command`` repeats it:
-    None where the id alone says how. ``watch`` is what was watched, empty for numbers; ``also`` the watches that fail
-    only because the numbers do.
+    ``id`` is a case id, ``captures/<file>/<output>``, ``calls/<path>`` of a recorded call, ``pytest/<node id>`` (then
+    ``#2`` and so on, where one test judges several outputs), or ``CONTRACT/WATCH`` of a validation
+    (:mod:`oracle.report.findings`); ``known`` is the ledger's reason when the failure is a known one, and such an
+    outcome does not fail the run. ``command`` repeats it: None where the id alone says how. ``watch`` is what was
+    watched, empty for numbers; ``also`` the watches that fail only because the numbers do. ``source`` is where the
+    kernel or the test stands, as ``FILE:LINE``, or "".
     """
 
     id: str
@@ -63,6 +64,7 @@ class Outcome:
     command: str | None = None
     watch: str = ""
     also: tuple[str, ...] = ()
+    source: str = ""
 
     @property
     def status(self) -> Status:
@@ -86,6 +88,8 @@ class Outcome:
             return ""
         if self.id.startswith("pytest/"):
             return f"pytest {shlex.quote(re.sub('#[0-9]+$', '', self.id.removeprefix('pytest/')))}"
+        if self.id.startswith("calls/"):
+            return f"fp8-oracle explain {quoted(self.id.removeprefix('calls/'))}"
         live = "" if self.id.startswith("captures/") else f" --subject {quoted(self.subject)}"
         return f"fp8-oracle verify --case {quoted(self.id)}{live}"
 
@@ -96,6 +100,7 @@ class Outcome:
             "known_failure": self.known,
             "fails": self.fails,
             "repro": self.repro,
+            "source": self.source,
             "verdict": self.verdict.to_json(),
             **({"watch": self.watch} if self.watch else {}),
             **({"also": list(self.also)} if self.also else {}),
@@ -113,12 +118,21 @@ class Group:
 
     @property
     def status(self) -> Status:
+        """The worst failure, else PASSED where anything passed: a MISTRUSTED case beside it makes nothing wrong."""
         open_ones = {o.status for o in self.outcomes if o.known is None}
-        return min(open_ones or {o.status for o in self.outcomes}, key=SEVERITY.index)
+        worst = min(open_ones or {o.status for o in self.outcomes}, key=SEVERITY.index)
+        return Status.PASSED if worst is Status.MISTRUSTED and Status.PASSED in open_ones else worst
 
     @property
     def known(self) -> int:
         return sum(o.known is not None for o in self.outcomes)
+
+    @property
+    def others(self) -> str:
+        """Outcomes that the word of the group does not tell of: ``2 known, 1 mistrusted``."""
+        mistrusted = sum(o.status is Status.MISTRUSTED for o in self.outcomes)
+        counted = ((self.known, "known"), (mistrusted if self.status is not Status.MISTRUSTED else 0, "mistrusted"))
+        return ", ".join(f"{n} {word}" for n, word in counted if n)
 
     @property
     def judged(self) -> int:

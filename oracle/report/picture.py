@@ -14,28 +14,8 @@ from html import escape
 from itertools import groupby
 from math import prod
 
-from oracle.verdict.heatmap import LEVELS, OPEN, STEPS, Element, Evidence
+from oracle.verdict.heatmap import COLOURS, LEVELS, MEANINGS, OPEN, SHORT, Element, Evidence
 
-# One colour for each level (inside: blue, outside: yellow to dark red), then the one of what is left open.
-COLOURS = (
-    *("#edf4f8", "#d5e7f0", "#b5d5e6", "#8fbfd9", "#5f9fc6"),
-    *("#ffe08a", "#ffbf47", "#fa8f36", "#e4572e", "#c81d25", "#8f1220", "#4d1150"),
-    "#a3a8ad",
-)
-MEANINGS = (
-    "the expected value itself",
-    *(f"inside, up to {part} of the way to the edge" for part in ("a quarter", "half", "three quarters")),
-    "inside, up to the edge of the interval",
-    "outside by one representable value",
-    *(f"outside by up to {n} representable values" for n in STEPS[1:]),
-    "outside by more",
-    "NaN or infinite; or other bits where bits alone count",
-    "left open by the contract",
-)
-SHORT = (
-    *("expected", "≤ ¼ inside", "≤ ½", "≤ ¾", "to the edge"),
-    *("1 step outside", *(f"≤ {n} steps" for n in STEPS[1:]), "more", "no number"),
-)
 WIDTH = 640.0  # units of the drawing
 CLOSEST = 6.0  # least distance of two lines, in units; closer ones would hide the picture
 

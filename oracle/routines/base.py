@@ -40,6 +40,7 @@ from oracle.tensorcore.identify import Match
 from oracle.tensorcore.schedules import Schedule
 from oracle.verdict.compare import Verdict
 from oracle.verdict.notebook import card
+from oracle.verdict.plot import Picture, picture
 from oracle.verdict.products import Part
 from oracle.verdict.sets import Bounds, Sets, bounds_of, judge_alternatives
 
@@ -287,8 +288,9 @@ class Contract(ABC):
 
     @abstractmethod
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
-        """The alternatives for a checked call: the first is the declared or usual one, and a failure is reported
-        against it; an output is right when one of them holds all of it.
+        """The alternatives for a checked call; an output is right when one of them holds all of it.
+
+        The first is the declared or usual one, and a failure is reported against it.
 
         Raises
         ------
@@ -324,8 +326,9 @@ class Contract(ABC):
         raise NotImplementedError
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``; None
-        where they are the same."""
+        """The elements of ``given`` that a judgement refuses, where fewer than those that differ from ``right``.
+
+        None where they are the same."""
         return None
 
     # --- what follows from them -----------------------------------------------------------------------------
@@ -362,13 +365,39 @@ class Contract(ABC):
         device = next(iter(inputs.values())).device
         out = self.outputs(given).get("out")
         dtype = torch.bfloat16 if out is None else out.dtypes[0]
-        if given.resolved.get("out_dtype", dtype) is None:
-            options = {**options, "out_dtype": dtype}
-        call = Call(self, {n: x.cpu() for n, x in inputs.items()}, options, out_dtype=dtype, arch=arch).checked()
+        call = self._in_dtype(inputs, options, dtype, arch)
         sets = self.admissible(call, numerics)[0]
         if (found := sets.ranges(self.expected(call))) is None:
             raise NumericsError(f"{self.name}: right outputs are no interval for each element; judge() decides them")
         return {name: bounds_of(each, sets.numerics, device) for name, each in found.items()}
+
+    @final
+    def pictures(
+        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str, numerics: str | None, passed: bool,
+        **options: object,
+    ) -> dict[str, Picture]:  # fmt: skip
+        """Every output beside the admissible values that refused it or, where it ``passed``, that held it.
+
+        Empty where they are no interval for each element, or hold it no longer."""
+        given = {name: x.cpu() for name, x in by_name(output).items()}
+        dtype = given["out"].dtype if "out" in given else torch.bfloat16
+        call = self._in_dtype(inputs, options, dtype, arch)
+        found, expected = self.taken(call, given), self.expected(call)
+        for sets in (one for alternative in self.admissible(call, numerics) for one in alternative.each()):
+            ranges = sets.ranges(expected) or {}
+            made = {name: picture(found[name], due, expected[name], output=name) for name, due in ranges.items()}
+            if not passed or (made and not any(one.failing for one in made.values())):
+                return made
+        return {}
+
+    def _in_dtype(
+        self, inputs: Mapping[str, Tensor], options: Mapping[str, object], dtype: torch.dtype, arch: str
+    ) -> Call:
+        """The checked call on the CPU, in this output dtype where the options leave it open."""
+        given = {name: x.cpu() for name, x in inputs.items()}
+        if self.check(given, options).get("out_dtype", dtype) is None:
+            options = {**options, "out_dtype": dtype}
+        return Call(self, given, options, out_dtype=dtype, arch=arch).checked()
 
     def check_numerics(self, numerics: str | None) -> None:
         """Refuse declared numerics where there are none to choose."""
@@ -381,8 +410,9 @@ class Contract(ABC):
         return bool(self.numerics)
 
     def arithmetics(self, call: Call, numerics: str | None = None) -> tuple[str, ...]:
-        """The admitted numerics of a checked call: the declared one, or all that ``call.arch`` has for it, the usual
-        one first.
+        """The admitted numerics of a checked call: the declared one, or all that ``call.arch`` has for it.
+
+        The usual one is the first.
 
         Raises
         ------

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -56,8 +56,11 @@ class Grammar:
     fixed : extents are those of the listed ids only; no others are drawn.
     domain : conditions on the extents that the routine documents beside what its contract checks
         (:mod:`oracle.routines.domain`); no case beside the listed ones leaves it.
-    edge_families : families of :data:`oracle.routines.data.EDGE_FAMILIES` that :mod:`oracle.routines.edges` takes.
+    edge_families : families of :data:`oracle.routines.data.EDGE_FAMILIES` that :mod:`oracle.routines.corners` takes.
     extra : further ids, without the contract's name, on which faults show that the profile's data hide.
+    corners : small ids, without the contract's name, that an export for vendors adds to the stored goldens: on them the
+        faults of an index or of a movement show that live in shapes (a tail of K, a last block of N, a second tile of
+        M, a square matrix of scales).
     extra_options : options that a fault needs and no id carries; tried on every case that admits them.
     """
 
@@ -72,6 +75,7 @@ class Grammar:
     shapes: tuple[str, ...] = ()
     fixed: bool = False
     extra: tuple[str, ...] = ()
+    corners: tuple[str, ...] = ()
     extra_options: tuple[Mapping[str, object], ...] = ()
     edge_families: tuple[str, ...] = ()
     domain: str = ""
@@ -98,6 +102,22 @@ def every_shape(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
             for family in grammar.families:
                 for seed in seeds(profile):
                     yield f"{head}/{shape}/{option}family={family}/seed={seed}"
+
+
+def with_corners(grammars: Mapping[str, Grammar], extents: Mapping[str, Sequence[str]]) -> dict[str, Grammar]:
+    """The grammars with :attr:`Grammar.corners` on ordinary data, from their ``extents``, as ``m=9,n=144,k=144``.
+
+    ``scheme/m=...`` names another scheme than the first; options may follow the extents.
+    """
+
+    def corner(grammar: Grammar, text: str) -> str:
+        named = "=" not in text.partition("/")[0]
+        return f"{grammar.dtypes[0]}/{text if named else f'{grammar.schemes[0]}/{text}'}/family=randn/seed=7"
+
+    return {
+        name: replace(grammar, corners=tuple(corner(grammar, text) for text in extents.get(name, ())))
+        for name, grammar in grammars.items()
+    }
 
 
 def seeds(profile: str) -> tuple[int, ...]:
@@ -145,14 +165,17 @@ class Case:
 
     @property
     def operand_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes before the dash of the id."""
         return tuple(DTYPES[name] for name in self.dtypes.partition("-")[0].split("x"))
 
     @property
     def out_dtype(self) -> torch.dtype:
+        """The dtype after the dash of the id."""
         return DTYPES[self.dtypes.partition("-")[2]]
 
     @property
     def granularity(self) -> tuple[str, ...]:
+        """The parts of the scheme, one for each operand: ``("1x128", "128x128")``."""
         return tuple(self.scheme.split(":"))
 
     def scaling(self, part: int = 0) -> Scaling:

@@ -133,6 +133,8 @@ class Fault:
     equivalent : the argument for which a mutant may give the right bits ("" if there is none).
     tolerated : the argument for which its wrong bits may be admissible ("" if there is none).
     race : whether it is the order of two stores, so that any part of what it changes may be right.
+    by_code : whether it changes the codes of a product's operands one by one, and nothing else: put into some rows and
+        columns of a product, it gives these rows and columns of what it gives of the whole.
     """
 
     name: str
@@ -144,6 +146,7 @@ class Fault:
     equivalent: str = ""
     tolerated: str = ""
     race: bool = False
+    by_code: bool = False
 
     def applies(self, call: Call) -> str | None:
         """Why this fault cannot be put into ``call``, or None when it can."""
@@ -191,6 +194,7 @@ class Faults:
         admissible_if: str = "",
         contracts: Iterable[str] | None = None,
         race: bool = False,
+        by_code: bool = False,
         **stages: Callable[..., Any],
     ) -> Callable[[Function], Function]:
         """Declare a fault: a line with its changes as keywords, or a decorator of its one change.
@@ -210,6 +214,7 @@ class Faults:
         admissible_if : the argument for which its wrong bits may be admissible.
         contracts : names of the contracts it applies to; None takes those of the family.
         race : whether it is the order of two stores, so that any part of what it changes may be right.
+        by_code : whether it changes the codes of a product's operands one by one, and nothing else.
 
         Raises
         ------
@@ -228,7 +233,7 @@ class Faults:
             raise ContractError(f"fault {name!r} names no contract")
         def keep(changes: Mapping[str, Callable[..., Any]]) -> None:
             found = {_stage(name, word): change_of(function) for word, function in changes.items()}
-            self._found[name] = Fault(name, family, seen, found, applied, needs, same_if, admissible_if, race)
+            self._found[name] = Fault(name, family, seen, found, applied, needs, same_if, admissible_if, race, by_code)
 
         def decorate(function: Function) -> Function:
             if stages:

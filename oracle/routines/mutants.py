@@ -48,7 +48,7 @@ def products(call: Call, faults: tuple[Fault, ...]) -> list[tuple[Part, Schedule
         part.product.left.learn(own.product.left)
         part.product.right.learn(own.product.right)
     schedule = fold(call, faults, Stage.SCHEDULE, call.schedule)
-    return [(part, _fitting(part.product, schedule)) for part in changed]
+    return [(part, fitting(part.product, schedule)) for part in changed]
 
 
 def tensor(call: Call, product: ScaledProduct, schedule: Schedule | None, faults: tuple[Fault, ...]) -> Tensor:
@@ -83,7 +83,7 @@ class Sum:
     def right(self, product: ScaledProduct | None = None) -> Tensor:
         """The float32 sum of ``product`` (or of the whole) by the schedule."""
         chosen = self.product if product is None else product
-        return _plain(chosen, _fitting(chosen, self.schedule), torch.float32)
+        return _plain(chosen, fitting(chosen, self.schedule), torch.float32)
 
 
 def write(call: Call, computed: list[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> Tensor:
@@ -115,7 +115,7 @@ def _plain(product: ScaledProduct, schedule: Schedule | None, dtype: torch.dtype
     return acc.clone() if dtype == torch.float32 else store(acc, dtype)
 
 
-def _fitting(product: ScaledProduct, schedule: Schedule | None) -> Schedule | None:
+def fitting(product: ScaledProduct, schedule: Schedule | None) -> Schedule | None:
     """The schedule, or exact sums where a mutated operand is no operand of the instruction."""
     if schedule is None or schedule.why_not(product, out_dtype=torch.float32) is not None:
         return None

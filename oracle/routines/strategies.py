@@ -110,8 +110,9 @@ def cases(
 
 
 def calls(contract: str, **asked: Any) -> SearchStrategy[Call]:
-    """Calls of ``contract``: records with ``contract``, ``inputs`` and ``options``; arguments and errors as for
-    :func:`cases`."""
+    """Calls of ``contract``: records with ``contract``, ``inputs`` and ``options``.
+
+    Arguments and errors are those of :func:`cases`."""
     return cases(contract, **asked).map(lambda case: Call(get(contract), case.inputs(), case.call_options()))
 
 

@@ -213,7 +213,7 @@ def _predicted(kind: Kind) -> list[Tensor]:
     found = []
     for s in kind.candidates:
         i = s.instruction
-        key = (i.zeros, i.min_exponent, i.align_bits, i.out_bits, i.group, i.k)
+        key = (i.zeros, i.min_exponent, i.align_bits, i.out_bits, i.group, i.k, i.summed, i.saturates)
         if key not in known:
             known[key] = predicted(kind, i)
         found.append(known[key])

@@ -42,6 +42,7 @@ ABSENT = -20_000
 
 FLOAT32_EMIN, FLOAT32_EMAX = -126, 127
 FLOAT16_EMIN = -14
+FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**FLOAT32_EMAX
 NEAREST = {torch.float32: (23, FLOAT32_EMIN, FLOAT32_EMAX), torch.float16: (10, FLOAT16_EMIN, 15)}
 """Fraction bits, least and largest exponent of the formats that are rounded to nearest."""
 
@@ -132,10 +133,13 @@ def round_accumulator(x: Tensor, instruction: Instruction, *, out: torch.dtype) 
     """Round an exact sum to the instruction's float32 or float16 accumulator."""
     if out == torch.float16:
         return round_to_nearest(x, out)
-    return round_significand(
+    made = round_significand(
         x, fraction_bits=instruction.out_bits, emin=FLOAT32_EMIN, emax=FLOAT32_EMAX,
         toward_zero=instruction.round_toward_zero,
     )  # fmt: skip
+    if not instruction.saturates:
+        return made
+    return torch.where(torch.isfinite(x), made.clamp(-FLOAT32_MAX, FLOAT32_MAX), made)
 
 
 def round_to_nearest(x: Tensor, out: torch.dtype) -> Tensor:
@@ -235,9 +239,9 @@ def scaled_addends(
     """What an instruction with block scales adds, and the exponents at which it aligns: float64 and int32.
 
     mxf8f6f4: products times both scales ``[..., K]``, exponents ``E(a) + E(b) + E(sa) + E(sb)``. FP4: the exact sum of
-    16 products times the scales' significands ``[..., K / 16]``, at the exponent of the scales alone. Which zeros have
-    the exponent :data:`ABSENT` is the instruction's ``zeros``. The sign of an E4M3 scale is ignored (UE4M3); a NaN
-    among scales makes its addends NaN.
+    16 products (``summed``) times the scales' significands ``[..., K / 16]``, at the exponent of the scales alone.
+    Which zeros have the exponent :data:`ABSENT` is the instruction's ``zeros``. The sign of an E4M3 scale is ignored
+    (UE4M3); a NaN among scales makes its addends NaN.
 
     Parameters
     ----------
@@ -252,7 +256,10 @@ def scaled_addends(
     if instruction.sum is not Sum.BLOCK_SCALED_GROUPS:
         ea, eb = (x.exponents.clamp(min=FLOAT32_EMIN) if counted else x.exponents for x in (a, b))
         return p * scale, torch.where((p == 0) & (not counted), ABSENT, ea + eb + shift)
-    groups = p.reshape(*p.shape[:-1], -1, 16)
+    if instruction.summed > 16:  # under one scale; the last sum may be of fewer
+        scale, shift = (x[..., :: instruction.summed // 16] for x in (scale, shift))
+        p = torch.nn.functional.pad(p, (0, -p.shape[-1] % instruction.summed))
+    groups = p.reshape(*p.shape[:-1], -1, instruction.summed)
     addends = groups.sum(dim=-1) * scale
     if counted:
         return addends, shift.expand_as(addends)

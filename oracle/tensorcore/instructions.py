@@ -15,9 +15,10 @@ again for FP6 and for zeros) · KM (Khattak and Mikaitis, ACM TACO 2025,
 Fasi et al., PeerJ CS 7:e330. ``status`` says which of these could be checked here.
 
 Block scales: three revisions of MMA-Sim say three things of zeros (:class:`Zeros`) and of the least exponent of an
-alignment, and users' probes of a B200 left ``t`` of FP4 open between 34 and 37 (DeepGEMM issue 176). No output of a
-block-scaled instruction is published. So every reading is an instruction with a name of its own
-(``….counted``), and ``unshown`` says what of it nobody has shown; ``fp8-oracle fingerprint --block-scaled`` decides.
+alignment, and users' probes of a B200 left ``t`` of FP4 open between 34 and 37 (DeepGEMM issue 176). Whether 16 or 32
+products under one scale are summed before they are aligned, and what a sum beyond float32 becomes, is stated of no
+hardware. No output of a block-scaled instruction is published. So every reading is an instruction with a name of its
+own (``….counted``), and ``unshown`` says what nobody has shown; ``fp8-oracle fingerprint --block-scaled`` decides.
 Not covered: sparse instructions, float64 and integer instructions, gfx950 (no model is published).
 """
 
@@ -45,7 +46,7 @@ class Sum(Enum):
 
     FUSED = "products and c aligned together, truncated toward zero, added exactly, rounded once"
     FUSED_THEN_ADD = "fused groups chained from zero, then c added by one rounding to nearest"
-    BLOCK_SCALED_GROUPS = "exact sums of 16 products times the scale significands, aligned together with c"
+    BLOCK_SCALED_GROUPS = "exact sums of 16 products (or 32) times the scale significands, aligned together with c"
     EXACT = "products and c added exactly, rounded once to nearest"
     TREE_FLUSH = "pairwise float32 tree to nearest, then + c, subnormals flushed to zero everywhere"
     LATE_FLOOR = "products aligned and truncated, then floored together with c, rounded to nearest"
@@ -99,6 +100,8 @@ class Instruction:
     float16_out : bool, whether a float16 accumulator and result exists (rounded to nearest even at every step).
     min_exponent : int, least exponent of an alignment.
     zeros : Zeros, of block-scaled instructions.
+    summed : int, products of one exact sum, 16 or 32 (BLOCK_SCALED_GROUPS).
+    saturates : bool, whether a sum beyond float32 becomes its largest finite value, and not infinity.
     unshown : str, what no published output of hardware shows, or "".
     """
 
@@ -123,6 +126,8 @@ class Instruction:
     nan_float16: int = NAN_FLOAT16
     wide_out_bits: int | None = None
     zeros: Zeros = Zeros.PRODUCTS
+    summed: int = 16
+    saturates: bool = False
     unshown: str = ""
 
     @property
@@ -173,6 +178,12 @@ def _block_scaled(base: Instruction) -> list[Instruction]:
         replace(base, name=f"{base.name}.zero_sums", zeros=Zeros.SUMS, min_exponent=-126, source="MMA-Sim 735c9b7"),
         replace(base, name=f"{base.name}.counted", zeros=Zeros.COUNTED, min_exponent=-126, source=_MMASIM),
     ]
+    if base.scale_format == "float8_e8m0fnu":
+        if fp4:
+            said = "PTX ISA scale_vec::2X, one scale for 32 products; MMA-Sim sums 16 whatever the block"
+            found.append(replace(base, name=f"{base.name}.sums32", summed=32, source=said))
+        said = "IEEE 754 roundTowardZero, which never rounds to infinity; MMA-Sim and KM give infinity"
+        found.append(replace(base, name=f"{base.name}.saturates", saturates=True, source=said))
     issue = "DeepGEMM issue 176: 34 to 37 bits could not be told apart"
     return found + [replace(base, name=f"{base.name}.align{t}", align_bits=t, source=issue) for t in widths]
 

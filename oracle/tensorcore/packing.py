@@ -136,6 +136,7 @@ def supported(product: ScaledProduct, schedule: Schedule) -> bool:
         and i.round_toward_zero
         and not i.flush_subnormals
         and i.zeros is not Zeros.COUNTED
+        and not i.saturates
         and (i.min_exponent == -126 or _least_exponent(product, schedule) >= -126)
         and i.align_bits is not None
         and i.align_bits <= 40

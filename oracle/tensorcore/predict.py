@@ -48,11 +48,17 @@ def predict_product(
     schedule : Schedule or str, a record, or the name of a registered one (:func:`oracle.tensorcore.schedules.get`).
     out_dtype : torch.dtype
         float32, bfloat16 or float16: the float32 result rounded to nearest even, overflow to infinity.
-    engine : {"auto", "torch", "cpu", "cuda"}
+    engine : ``"auto"``, ``"torch"``, ``"cpu"`` or ``"cuda"``; all give the same bits.
 
-    Returns ``[M, N]`` of ``out_dtype`` on the operands' device. NaNs are canonical (0x7FFFFFFF, 0x7FFF).
-    Raises NumericsError: unknown schedule or engine, or a product that the schedule cannot compute (the reason is in
-    the message).
+    Returns
+    -------
+    Tensor
+        ``[M, N]`` of ``out_dtype`` on the operands' device. NaNs are canonical (0x7FFFFFFF, 0x7FFF).
+
+    Raises
+    ------
+    NumericsError
+        Unknown schedule or engine, or a product that the schedule cannot compute (the reason is in the message).
     """
     if isinstance(schedule, str):
         schedule = get(schedule)
@@ -122,13 +128,14 @@ def scaled_mma(
     """
     if isinstance(instruction, str):
         instruction = instruction_named(instruction)
-    k, unit = a.values.shape[-1], 16 if instruction.sum is Sum.BLOCK_SCALED_GROUPS else 1
+    fp4 = instruction.sum is Sum.BLOCK_SCALED_GROUPS
+    k, unit = a.values.shape[-1], 16 if fp4 else 1
     if instruction.scale_block is None or k % unit:
         raise ShapeError(f"{instruction.name} takes no K={k} with block scales; pad with zeros to a multiple of {unit}")
     blocks = torch.arange(0, k, unit, device=a.values.device) // instruction.scale_block
     sa, sb = (float32_scale(s).to(torch.float64)[..., blocks] for s in (a_scale, b_scale))
     p, e = scaled_addends(a, b, sa, sb, instruction)
-    total, step = c.to(torch.float64), instruction.k // unit
+    total, step = c.to(torch.float64), instruction.k // (instruction.summed if fp4 else 1)
     for start in range(0, p.shape[-1], step):
         part = slice(start, start + step)
         total = accumulate(p[..., part], e[..., part], total, instruction)

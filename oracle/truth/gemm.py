@@ -90,8 +90,8 @@ class Decoded:
 
     @cached_property
     def facts(self) -> Facts:
-        """The range of the finite elements; of formats of at most 16 bits found by counting codes."""
-        if self.codes.element_size() > 2:
+        """The range of the finite elements; of many codes of at most 16 bits found by counting them."""
+        if self.codes.element_size() > 2 or self.codes.numel() <= 1 << self.fmt.bits:
             value = self.value()
         else:
             counts = sum(torch.bincount(band.flatten(), minlength=1 << self.fmt.bits) for band in self._indices())
@@ -174,6 +174,8 @@ def exponents(value: Tensor, fmt: Format) -> Tensor:
 class ScaledProduct:
     """Operands of one scaled product; the common form of every GEMM-like contract.
 
+    ``left`` and ``right`` are the operands as records that decode their codes once (:class:`Decoded`).
+
     Attributes
     ----------
     a, b : Tensor ``[M, K]``, ``[N, K]`` of any float dtype of :mod:`oracle.numbers.formats` (codes), or uint8: one code
@@ -186,7 +188,6 @@ class ScaledProduct:
     c : Tensor ``[M, N]`` or None, float32; added last, to the float32 sum (what a weight gradient accumulates into).
         In bfloat16 it is added to the sum as stored in bfloat16.
     alpha : Tensor ``[1]`` or ``[2]`` or None, float32: what the whole sum is multiplied by, a factor or two.
-    ``left`` and ``right`` are the operands as records that decode their codes once (:class:`Decoded`).
     """
 
     a: Tensor
@@ -296,8 +297,9 @@ class ScaledProduct:
         return part
 
     def dequantised(self, dtype: torch.dtype) -> ScaledProduct | None:
-        """The same product with the scales multiplied into operands of ``dtype``, of unit scales; None where a code
-        times its scale is no value of it."""
+        """The same product with the scales multiplied into operands of ``dtype``, of unit scales.
+
+        None where a code times its scale is no value of ``dtype``."""
         sides = []
         for side, rows in ((self.left, 1), (self.right, self.b_rows)):
             scale = side.scales.repeat_interleave(rows, dim=0)[: side.codes.shape[0]]

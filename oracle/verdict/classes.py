@@ -26,6 +26,7 @@ from oracle.truth.gemm import ScaledProduct, rounded
 from oracle.verdict.compare import compare
 from oracle.verdict.products import Part, accumulators, interval_of, reproducing, samples
 
+CPU = "cpu"  # an arch without matrix instructions: float32 in any order is all that is known of it
 WHOLE = 1 << 26  # products up to which an interval is computed for the whole output
 
 
@@ -56,8 +57,9 @@ def tightest_class(parts: Sequence[Part], output: Tensor, arch: str) -> Class:
 
     Raises NumericsError: no schedule of the arch can compute the parts.
     """
-    fitting = [s for s in schedules(arch) if not any(s.why_not(p.product, out_dtype=output.dtype) for p in parts)]
-    if not fitting:
+    known = () if arch == CPU else schedules(arch)
+    fitting = [s for s in known if not any(s.why_not(p.product, out_dtype=output.dtype) for p in parts)]
+    if not fitting and arch != CPU:
         raise NumericsError(f"no schedule of {arch} computes these products; `fp8-oracle list` shows what exists")
     total = sum(part.of(output).numel() for part in parts)
     for candidates in (fitting, _splits(parts, output, fitting), _float16(fitting)):

@@ -9,17 +9,19 @@ value is NaN passes only as NaN. This file knows no tolerance and chooses no bou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
-from oracle.errors import NonconformanceError, counted
+from oracle.errors import NonconformanceError, OptionError, counted
 from oracle.numbers.formats import Format, decode, of_dtype
 from oracle.numbers.rounding import power_of_two
 from oracle.verdict import heatmap
@@ -27,6 +29,11 @@ from oracle.verdict.heatmap import Evidence
 from oracle.verdict.loss import Loss, sqnr
 from oracle.verdict.notebook import card
 from oracle.verdict.pattern import describe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from oracle.verdict.plot import Picture
 
 __all__ = ["Admissible", "Comparison", "Error", "Status", "Verdict", "Worst", "compare", "verdict"]
 
@@ -44,10 +51,12 @@ class Status(StrEnum):
 
     @property
     def is_failure(self) -> bool:
+        """Whether it fails a run: FAILED, UNTESTED or CRASHED."""
         return self in (Status.FAILED, Status.UNTESTED, Status.CRASHED)
 
     @property
     def needs_reason(self) -> bool:
+        """Whether a verdict with it must have a ``reason``."""
         return self in (Status.SKIPPED, Status.UNSUPPORTED, Status.MISTRUSTED, Status.UNTESTED, Status.CRASHED)
 
 
@@ -96,20 +105,52 @@ class Failing:
     right: Tensor | None = None
 
 
+class Deferred:
+    """A field that may be given as a function without arguments: it is called once, when the field is first read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_{name}"
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
+        if instance is None:
+            return None
+        value = vars(instance)[self.name]
+        if callable(value):
+            value = vars(instance)[self.name] = value()
+        return value
+
+    def __set__(self, instance: object, value: Any) -> None:
+        vars(instance)[self.name] = None if value is self else value
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement of one output. It is true (``if verdict:``, ``assert verdict``) when its status is PASSED, and then
-    only: MISTRUSTED, UNTESTED and all others are false.
+    """The judgement of one output.
 
-    ``outside`` of ``total`` specified elements are inadmissible; ``matches`` names the declared or identified
-    numerics that reproduces every bit, ``basis`` the proof used for the rest; ``margin`` is the largest
-    ``Worst.ratio`` over all elements; ``pattern`` says where the outside elements lie; ``explained_by`` the
-    known faults that reproduce them; ``reason`` is present for every status that needs one; ``evidence`` of a failure
-    is what a report draws (two verdicts that differ in it alone are equal); ``error`` what was measured, None where
-    nothing was (a layout, or a product proved by its bits that is too large to be computed exactly beside them);
-    ``loss`` what a quantisation loses by its recipe, right or wrong, None for everything else; neither changes a
-    verdict; ``failing`` is kept of a large failure until it is explained; ``frames`` are those of the routine's own
-    traceback, where it raised.
+    It is true (``if verdict:``, ``assert verdict``) when its status is PASSED, and then only: MISTRUSTED, UNTESTED and
+    all others are false. Two verdicts that differ in the attributes from ``evidence`` on alone are equal.
+
+    Attributes
+    ----------
+    status, summary : what it says, as a word and as a sentence.
+    outside, total : how many of the specified elements are inadmissible.
+    worst : the element farthest outside its interval or, without one, nearest to its edge; None where none was looked
+        for, as where all bits are equal.
+    matches : the declared or identified numerics that reproduces every bit, or None.
+    explained_by : the known faults that reproduce what fails, as text.
+    basis : the proof that the verdict rests on.
+    pattern : where the inadmissible elements lie, in words.
+    margin : the largest :class:`Worst` ``ratio`` of all elements: 0 is the right value correctly rounded, 1 the edge.
+    unconstrained : elements of which the interval says nothing, because an intermediate may overflow.
+    reason : why it is not PASSED, for every status that needs it.
+    evidence : of a failure, what a report draws.
+    error : what was measured; None where nothing was (a layout, or a product proved by its bits that is too large to be
+        computed exactly beside them). It changes no verdict.
+    loss : what a quantisation loses by its recipe, right or wrong; None for everything else. It changes no verdict.
+        Both figures of a quantiser are computed when one of them is first read.
+    failing : kept of a large failure until it is explained.
+    pictures : makes what :meth:`plot` draws, by output; it is not pickled.
+    frames : those of the routine's own traceback, where it raised.
     """
 
     status: Status
@@ -125,16 +166,29 @@ class Verdict:
     unconstrained: int = 0
     reason: str | None = None
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
-    error: Error | None = field(default=None, compare=False, repr=False)
-    loss: Loss | None = field(default=None, compare=False, repr=False)
+    error: Error | None = field(default=cast(Any, Deferred()), compare=False, repr=False)
+    loss: Loss | None = field(default=cast(Any, Deferred()), compare=False, repr=False)
     failing: Failing | None = field(default=None, compare=False, repr=False)
+    pictures: Callable[[], Mapping[str, Picture]] | None = field(default=None, compare=False, repr=False)
     frames: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __bool__(self) -> bool:
         return self.status is Status.PASSED
 
-    def raise_for_status(self) -> None:
-        """Nothing where the verdict is PASSED.
+    def settled(self) -> Verdict:
+        """This verdict, whose figures are computed by now: they hold no tensor that was judged any longer."""
+        _ = self.error, self.loss
+        return self
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self.settled()), "pictures": None}
+
+    def raise_for_status(self, repro: str = "") -> None:
+        """Do nothing where the verdict is PASSED.
+
+        Parameters
+        ----------
+        repro : lines that repeat the judgement, which the message ends with.
 
         Raises
         ------
@@ -142,10 +196,59 @@ class Verdict:
             It is anything else; the message is the status, the summary and the known faults that explain it.
         """
         if not self:
-            said = self.summary if self.summary.startswith(str(self.status)) else f"{self.status}: {self.summary}"
+            said = self._said()
             if self.explained_by:
                 said += f"; explained by: {', '.join(self.explained_by)}"
-            raise NonconformanceError(said, self)
+            raise NonconformanceError(f"{said}\nrepro: {repro}" if repro else said, self)
+
+    def plot(self, path: str | os.PathLike[str] | None = None, *, dark: bool = False) -> Figure:
+        """Draw the outputs beside their admissible values.
+
+        A heat map of rows by columns, coloured by how far the elements lie from their intervals, and a histogram of
+        their errors in ulps of the output's dtype beside the errors that the intervals admit; a row for each output.
+        Outputs of any rank are drawn as rows of the last axis, in at most 512 cells a side; a cell shows the worst of
+        its elements. NaN and infinities where a number is due, and elements of which nothing is said, have colours and
+        bars of their own.
+
+        The verdict of :func:`oracle.judge` keeps the tensors for this where they have at most 64 MiB together. Keep
+        larger ones yourself, unwritten, until the picture is drawn. A failure whose tensors are gone is drawn from what
+        the verdict kept of it, in at most 64 cells a side.
+
+        Parameters
+        ----------
+        path : a file to write, as ``"verdict.png"`` or ``"verdict.svg"``; None writes none.
+        dark : light ink on dark paper.
+
+        Returns
+        -------
+        Figure
+            Of matplotlib, in no window; a notebook shows it.
+
+        Raises
+        ------
+        OptionError
+            matplotlib (the extra ``plot``) is not installed; ``path`` cannot be written or is neither PNG nor SVG; or
+            there is nothing to draw: the tensors are gone or were written since, or right outputs of the contract are
+            no interval for each element and the verdict is no failure.
+        """
+        from oracle.verdict.plot import draw, of_evidence  # which needs this file
+
+        made = dict(self.pictures()) if self.pictures is not None else {}
+        if (seen := self.evidence) is not None:
+            if not any(picture.failing for picture in made.values()):
+                made = {seen.output: of_evidence(seen)}
+            if seen.output in made:
+                made[seen.output] = replace(made[seen.output], tile=seen.tile)
+        if not made:
+            raise OptionError(
+                "this verdict has nothing to draw: judge() gives one that has, while the tensors that it judged exist, "
+                "for a contract whose right outputs are an interval for each element (interval() says so)"
+            )
+        return draw(list(made.values()), self._said(), path=path, dark=dark)
+
+    def _said(self) -> str:
+        """The status and the summary."""
+        return self.summary if self.summary.startswith(str(self.status)) else f"{self.status}: {self.summary}"
 
     def __post_init__(self) -> None:
         if self.status.needs_reason and not self.reason:
@@ -160,8 +263,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, object]:
         """A JSON-ready dict; non-finite numbers become the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
-        record = asdict(replace(self, evidence=None, failing=None))
-        del record["failing"]
+        record = asdict(replace(self, evidence=None, failing=None, pictures=None))
+        del record["failing"], record["pictures"]
         frames = record.pop("frames")
         record["status"] = str(self.status)
         if record["worst"] is not None:

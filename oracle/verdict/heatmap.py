@@ -21,7 +21,7 @@ is the worst of its elements. Not covered: judging (no verdict depends on a leve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,6 +46,27 @@ RATIOS = (0.0, 0.25, 0.5, 0.75)
 STEPS = (1, 4, 16, 64, 1024)
 FIRST_OUTSIDE = 5
 NO_NUMBER = 11
+
+# One colour for each level (inside: blue, outside: yellow to dark red), then the one of what is left open.
+COLOURS = (
+    *("#edf4f8", "#d5e7f0", "#b5d5e6", "#8fbfd9", "#5f9fc6"),
+    *("#ffe08a", "#ffbf47", "#fa8f36", "#e4572e", "#c81d25", "#8f1220", "#4d1150"),
+    "#a3a8ad",
+)
+MEANINGS = (
+    "the expected value itself",
+    *(f"inside, up to {part} of the way to the edge" for part in ("a quarter", "half", "three quarters")),
+    "inside, up to the edge of the interval",
+    "outside by one representable value",
+    *(f"outside by up to {n} representable values" for n in STEPS[1:]),
+    "outside by more",
+    "NaN or infinite; or other bits where bits alone count",
+    "left open by the contract",
+)
+SHORT = (
+    *("expected", "≤ ¼ inside", "≤ ½", "≤ ¾", "to the edge"),
+    *("1 step outside", *(f"≤ {n} steps" for n in STEPS[1:]), "more", "no number"),
+)
 
 
 @dataclass(frozen=True)
@@ -100,29 +121,26 @@ class Piece:
     """Some rows of an output seen as a matrix, ``[R, C]`` each: what was found, its intervals, ratios and failures.
 
     ``ratio`` is float64, negative where an element is unspecified or not constrained; ``bad`` are the failing elements,
-    which alone get a level outside. ``edge``: the intervals in the output's dtype, where each is one value of it.
+    which alone get a level outside.
     """
 
     actual: Tensor
     admissible: Admissible
     ratio: Tensor
     bad: Tensor
-    edge: Tensor | None = None
 
 
 def gather(
-    actual: Tensor, admissible: Admissible, ratio: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE,
-    edge: Tensor | None = None,
-) -> Evidence:  # fmt: skip
+    actual: Tensor, admissible: Admissible, ratio: Tensor, bad: Tensor, *, output: str, tile: tuple[int, int] = TILE
+) -> Evidence:
     """The evidence of a comparison that failed; arguments as of :class:`Piece`, of any rank."""
-    due = actual if edge is None else edge
-    sets = [_matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad, due)]
+    sets = [matrix(t) for t in (actual, admissible.low, admissible.high, admissible.expected, ratio, bad)]
     step = max(1, BAND // max(1, sets[0].shape[1]))
 
     def pieces() -> Iterator[Piece]:
         for start in range(0, sets[0].shape[0], step):
-            seen, low, high, expected, ratios, failing, due = (t[start : start + step] for t in sets)
-            yield Piece(seen, Admissible(low, high, expected), ratios, failing, None if edge is None else due)
+            seen, low, high, expected, ratios, failing = (t[start : start + step] for t in sets)
+            yield Piece(seen, Admissible(low, high, expected), ratios, failing)
 
     return gather_pieces(pieces(), actual, output=output, tile=tile)
 
@@ -132,11 +150,11 @@ def gather_pieces(
 ) -> Evidence:
     """The evidence of consecutive pieces, which together are an output of the shape and dtype of ``like``; ``fmt`` says
     what codes are held in integers."""
-    fmt, columns = of_dtype(like.dtype) if fmt is None else fmt, _matrix(like).shape[1]
+    fmt, columns = of_dtype(like.dtype) if fmt is None else fmt, matrix(like).shape[1]
     levels, bits, due = list[Tensor](), list[Tensor](), list[Tensor]()
     worst, row = list[tuple[float, Element]](), 0
     for piece in pieces:
-        level, steps, beyond = _levels(piece, fmt)
+        level, steps, beyond = levels_of(piece, fmt)
         levels.append(level)
         failing = places(piece.bad)
         for i in _largest(beyond):
@@ -154,7 +172,7 @@ def gather_pieces(
     )  # fmt: skip
 
 
-def _levels(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
+def levels_of(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     """Levels ``[R, C]`` (int8), and of every failing element its steps and how far it lies beyond its interval."""
     value, ratio = decode(piece.actual, fmt).flatten(), piece.ratio.flatten()
     low, high = piece.admissible.low.flatten(), piece.admissible.high.flatten()
@@ -162,8 +180,7 @@ def _levels(piece: Piece, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
     level = torch.bucketize(ratio, edges).to(torch.int8).masked_fill(ratio < 0, -1)
     failing = places(piece.bad)
     value, low, high = value[failing], low[failing], high[failing]
-    edge = None if piece.edge is None else _raw(piece.edge, fmt)[failing]
-    steps = _steps(_raw(piece.actual, fmt)[failing], value, low, high, fmt, edge)
+    steps = _steps(_raw(piece.actual, fmt)[failing], value, low, high, fmt)
     outside = FIRST_OUTSIDE + torch.bucketize(steps, torch.tensor(STEPS, dtype=torch.int64, device=steps.device))
     level[failing] = torch.where(steps < 0, NO_NUMBER, outside).to(torch.int8)
     return level.view(piece.actual.shape), steps, overshoot(value, low, high)
@@ -204,6 +221,27 @@ def of_bits(actual: Tensor, expected: Tensor, bad: Tensor, *, output: str, tile:
     return _evidence(actual, level, output=output, tile=tile, elements=tuple(elements), fields=fields, flips=flips)
 
 
+def of_values(
+    actual: Tensor, due: Tensor, bad: Tensor, elements: Sequence[Element], *, output: str, tile: tuple[int, int] = TILE
+) -> Evidence:
+    """The evidence where the interval of every element is taken to be one value, that of ``due`` (of the same dtype);
+    the ``elements`` listed are given."""
+    fmt = of_dtype(actual.dtype)
+    failing, wide = places(bad), torch.int32 if fmt.bits <= 16 else torch.int64
+    codes, right = (codes_of(x).flatten()[failing].to(wide) for x in (actual, due))
+    steps = (_ordinal(codes, fmt) - _ordinal(right, fmt)).abs_()
+    outside = torch.full(steps.shape, FIRST_OUTSIDE, dtype=torch.int8, device=steps.device)
+    for most in STEPS:
+        outside += steps > most
+    numbers = (codes & fmt.magnitude_mask <= fmt.max_code) & (right & fmt.magnitude_mask <= fmt.max_code)
+    level = torch.zeros(actual.numel(), dtype=torch.int8, device=steps.device)
+    level[failing] = outside.masked_fill_(~numbers, NO_NUMBER)
+    flips = _flips(codes[:SAMPLED], right[:SAMPLED], fmt.bits)
+    return _evidence(
+        actual, level, output=output, tile=tile, elements=tuple(elements), fields=_fields(fmt), flips=flips
+    )
+
+
 def ratio_of(value: Tensor, admissible: Admissible) -> Tensor:
     """The ratio of every element of ``value`` (float64); inf for NaN, and where an interval is a single value."""
     low, high, expected = admissible.low, admissible.high, admissible.expected
@@ -232,18 +270,25 @@ def from_json(record: dict[str, Any]) -> Evidence:
 
 def _evidence(actual: Tensor, level: Tensor, **facts: Any) -> Evidence:
     """The evidence with these levels; ``facts`` are its other fields."""
-    level = _matrix(level.view(actual.shape))
-    rows, columns = level.shape
-    cell = (max(1, -(-rows // GRID)), max(1, -(-columns // GRID)))
+    level = matrix(level.view(actual.shape))
     counts = torch.bincount((level + 1).flatten(), minlength=len(LEVELS) + 1)[1:].tolist()
-    padded = torch.nn.functional.pad(level, (0, -columns % cell[1], 0, -rows % cell[0]), value=-1)
-    worst = padded.view(-1, cell[0], padded.shape[1] // cell[1], cell[1]).amax(dim=(1, 3)).tolist()
-    levels = tuple("".join((OPEN + LEVELS)[i + 1] for i in row) for row in worst)
+    cell, worst = cells(level, GRID)
+    levels = tuple("".join((OPEN + LEVELS)[i + 1] for i in row) for row in worst.tolist())
     dtype, shape = str(actual.dtype).removeprefix("torch."), tuple(actual.shape)
     return Evidence(dtype=dtype, shape=shape, cell=cell, levels=levels, histogram=tuple(counts), **facts)
 
 
-def _matrix(x: Tensor) -> Tensor:
+def cells(level: Tensor, most: int) -> tuple[tuple[int, int], Tensor]:
+    """The rows and columns of one cell of a matrix of levels that has at most ``most`` cells a side, and the largest
+    level of every cell."""
+    rows, columns = level.shape
+    cell = (max(1, -(-rows // most)), max(1, -(-columns // most)))
+    padded = torch.nn.functional.pad(level, (0, -columns % cell[1], 0, -rows % cell[0]), value=-1)
+    return cell, padded.view(-1, cell[0], padded.shape[1] // cell[1], cell[1]).amax(dim=(1, 3))
+
+
+def matrix(x: Tensor) -> Tensor:
+    """A tensor of any rank as rows of its last axis; one row where it has fewer than two axes."""
     return x.reshape(1, -1) if x.dim() < 2 else x.reshape(-1, x.shape[-1])
 
 
@@ -261,14 +306,11 @@ def _element_of(piece: Piece, at: int, index: tuple[int, ...], steps: int, fmt: 
     return Element(index, actual, low, high, expected, ratio, f"{bits:0{digits}x}", f"{due:0{digits}x}", counted)
 
 
-def _steps(
-    codes: Tensor, value: Tensor, low: Tensor, high: Tensor, fmt: Format, edges: Tensor | None = None
-) -> Tensor:
-    """Representable values from the interval to each failing element (int64); -1 where one of them is no number.
-    ``edges``: the codes of the intervals, where each is one value."""
+def _steps(codes: Tensor, value: Tensor, low: Tensor, high: Tensor, fmt: Format) -> Tensor:
+    """Representable values from the interval to each failing element (int64); -1 where one of them is no number."""
     edge = torch.where(value > high, high, low)
     numbers = torch.isfinite(value) & torch.isfinite(edge)
-    nearest = _encoded(torch.where(numbers, edge, torch.zeros_like(edge)), fmt) if edges is None else edges
+    nearest = _encoded(torch.where(numbers, edge, torch.zeros_like(edge)), fmt)
     return torch.where(numbers, (_ordinal(codes, fmt) - _ordinal(nearest, fmt)).abs(), -1)
 
 
@@ -281,8 +323,7 @@ def _ordinal(codes: Tensor, fmt: Format) -> Tensor:
     """Codes in the order of their values; both zeros are 0."""
     if not fmt.signed:
         return codes
-    magnitude = codes & ~fmt.sign_mask
-    return torch.where((codes & fmt.sign_mask) != 0, -magnitude, magnitude)
+    return (codes & fmt.magnitude_mask) * (1 - 2 * ((codes & fmt.sign_mask) != 0).to(codes.dtype))
 
 
 def _flips(bits: Tensor, due: Tensor, width: int) -> tuple[float, ...]:

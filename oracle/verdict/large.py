@@ -6,7 +6,8 @@ thousand times. So a large output that no schedule reproduces is asked in this o
     1  an element with the bits of the schedule lies in the interval, which holds whatever the schedule computes
     2  where the others fill few rows and columns of a product, their intervals are computed (:data:`SHARE`)
     3  else they are compared with the outer interval (:mod:`oracle.bounds.outer`): what leaves that one fails; the
-       others stay *undecided*, and the intervals of a few of them are computed if nothing has failed by then
+       others stay *undecided*, and if nothing has failed by then the intervals of a few of them are computed: of those
+       nearest to leaving the outer one, then of some evenly
 
 The verdict is FAILED where an element leaves its interval and that of every class that an undeclared kernel may use. It
 counts the elements that surely fail, says how many are undecided beside them, and describes where both lie; the worst
@@ -28,10 +29,8 @@ from torch import Tensor
 
 from oracle.bounds import Accumulator, of_schedule
 from oracle.bounds.ieee32 import NAME as IEEE32
-from oracle.bounds.interval import Admissible
-from oracle.bounds.outer import outer, why_not
+from oracle.bounds.outer import outer_bands, why_not
 from oracle.numbers.formats import decode, of_dtype, same_bits
-from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, get, is_class, of_class
@@ -39,6 +38,7 @@ from oracle.truth.gemm import rounded
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Failing, Verdict, Worst, verdict
 from oracle.verdict.heatmap import Element
+from oracle.verdict.pattern import places
 from oracle.verdict.products import (
     TRIAL,
     Bands,
@@ -55,6 +55,8 @@ from oracle.verdict.products import (
 SHARE = 32  # a part of the products of a call whose intervals cost no more than the prediction of all bits
 FEW = 16  # failing elements of a row that a class must hold before every interval is computed
 SHARE_ON_DEVICE = 512  # the same where the interval is not compiled
+SUSPECTS = 16  # elements nearest to leaving the outer interval
+FARTHEST = 2.0**1000  # of an element that is no number
 ALIKE = 0.5  # share of equal bits in a few rows and columns above which the whole is predicted
 
 
@@ -94,16 +96,14 @@ def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
         return None
     seen += _most(parts, output, bad, centre, name)
     worst, elements = _worst(seen)
-    if any(_may_hold(worst.known, worst.output, worst.found, other) for other in wider):
+    if any(_may_hold(seen, worst, other) for other in wider):
         return None
     interval = exact_and_interval(worst.known.part.product, name)[1].name
     count = int(undecided.sum())
     basis = interval + (f"; {count} more elements are undecided" if count else "")
     listed = [element for _, element in elements[: heatmap.LISTED]]
-    near = right
-    if near is None:
-        near = to_dtype(centre, output.dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.INF)
-    picture = _picture(output, near, bad, listed)
+    near = centre.to(output.dtype) if right is None else right
+    picture = heatmap.of_values(output, near, bad, listed, output="out")
     margin = max(one.found.margin for one in seen)
     first = worst.found.worst
     assert first is not None
@@ -129,36 +129,52 @@ def _decided(
         for one in seen:
             bad[one.rows[:, None], one.columns[None, :]] = one.found.bad
         return bad & unknown, undecided, seen
+    suspects, surely = torch.zeros_like(unknown), 0
     for part, rows, columns in grids:
         if not len(rows):
             continue
-        at = _place(part, rows)[:, None], columns[None, :]
-        y, width = outer(subset(part.product, rows, columns), acc)
-        centre[at] = y
-        surely = _outside(output[at], y, width)
-        bad[at] = surely & unknown[at]
-        undecided[at] = unknown[at] & ~surely
-    if not bool(bad.any()):
+        whole = (len(rows), len(columns)) == (part.product.M, part.product.N)
+        near = list[tuple[Tensor, Tensor, Tensor]]()
+        for some, y, width in outer_bands(part.product if whole else subset(part.product, rows, columns), acc):
+            at = (part.place, some) if whole else (_place(part, rows)[:, None], columns[None, some])
+            centre[at] = y
+            of_band, asked = _beyond(output[at], y, width), unknown[at]
+            outside = asked & (of_band > 1.0)
+            bad[at], undecided[at] = outside, asked ^ outside
+            surely += int(outside.sum())
+            if not surely:
+                near.append((of_band.masked_fill_(~asked, -1.0), *torch.meshgrid(rows, columns[some], indexing="ij")))
+        if not surely:
+            far, *places = (torch.cat([x.flatten() for x in one]) for one in zip(*near, strict=True))
+            most = torch.topk(far, min(SUSPECTS, len(far))).indices
+            suspects[_place(part, places[0][most]), places[1][most]] = True
+    if not surely:
         part, own = max(((p, p.of(undecided)) for p in parts), key=lambda pair: int(pair[1].sum()))
         rows, columns = _grid(own)
-        one = _closely(part, _evenly(rows, TRIAL[0]), _evenly(columns, TRIAL[1]), output, name)
-        at = one.rows[:, None], one.columns[None, :]
-        bad[at] = one.found.bad & unknown[at]
-        undecided[at] = False
-        seen.append(one)
+        for few in (_grid(part.of(suspects)), (_evenly(rows, TRIAL[0]), _evenly(columns, TRIAL[1]))):
+            one = _closely(part, *few, output, name)
+            at = one.rows[:, None], one.columns[None, :]
+            bad[at] = one.found.bad & unknown[at]
+            undecided[at] = False
+            seen.append(one)
+            if bool(bad.any()):
+                break
     return bad, undecided, seen
 
 
-def _outside(output: Tensor, y: Tensor, width: Tensor) -> Tensor:
-    """Elements that no value within ``width`` of ``y`` is rounded to.
+def _beyond(output: Tensor, y: Tensor, width: Tensor) -> Tensor:
+    """How far each element lies from ``y``, beyond what its rounding may have moved it, as a multiple of ``width``: no
+    value within ``width`` of ``y`` is rounded to an element above 1. ``FARTHEST`` for NaN; 0 where nothing is known.
 
     A rounding moves a value by half a unit in the last place at most, which is below ``2^-(f + 1)`` of it, or the least
     subnormal; NaN and infinity are the rounding of nothing that lies below the largest number.
     """
-    fmt, value = of_dtype(output.dtype), decode(output)
-    size = y.abs() + width
-    room = width + size * 2.0 ** -(fmt.fraction_bits + 1) + fmt.min_subnormal
-    return ~((value - y).abs() <= room) & (size + room < fmt.max_finite)
+    fmt = of_dtype(output.dtype)
+    size = y.abs().add_(width)
+    moved = (size * 2.0 ** -(fmt.fraction_bits + 1)).add_(fmt.min_subnormal)
+    far = decode(output).sub_(y).abs_().sub_(moved).div_(width)
+    known = size.add_(moved).add_(width) < fmt.max_finite
+    return torch.nan_to_num_(far, nan=FARTHEST, posinf=FARTHEST).mul_(known)
 
 
 def _closely(part: Part, rows: Tensor, columns: Tensor, output: Tensor, name: str) -> _Seen:
@@ -172,10 +188,10 @@ def _closely(part: Part, rows: Tensor, columns: Tensor, output: Tensor, name: st
 
 def _most(parts: Sequence[Part], output: Tensor, bad: Tensor, centre: Tensor, name: str) -> list[_Seen]:
     """The failing elements farthest from their ``centre``, and others in their rows and columns."""
-    away = torch.nan_to_num((decode(output) - centre).abs(), nan=torch.inf, posinf=torch.inf).masked_fill_(~bad, -1.0)
-    flat = torch.topk(away.flatten(), min(heatmap.LISTED, int(bad.sum()))).indices
+    at = places(bad)
+    away = decode(output.flatten()[at]).sub_(centre.flatten()[at]).abs_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
     few = torch.zeros_like(bad)
-    few.view(-1)[flat] = True
+    few.view(-1)[at[torch.topk(away, min(heatmap.LISTED, len(at))).indices]] = True
     grids = [(part, *_grid(part.of(few))) for part in parts]
     return [_closely(*grid, output, name) for grid in grids if len(grid[1])]
 
@@ -198,9 +214,11 @@ def _worst(seen: Sequence[_Seen]) -> tuple[_Seen, list[tuple[float, Element]]]:
     return first, sorted(elements.values(), key=lambda pair: -pair[0])
 
 
-def _may_hold(known: ExactPart, output: Tensor, found: Comparison, other: str) -> bool:
+def _may_hold(seen: Sequence[_Seen], worst: _Seen, other: str) -> bool:
     """Whether this class may hold the output: its accumulator in any order (which is asked first, as it costs little)
-    or float32 in any order the worst element of what was seen, and the class itself some failing ones of its row."""
+    or float32 in any order the worst element of what was seen, the class itself some failing ones of its row, then all
+    that was seen to fail."""
+    known, output, found = worst.known, worst.output, worst.found
     assert found.worst is not None
     if math.isnan(found.worst.actual):
         return False  # no interval holds it
@@ -216,15 +234,9 @@ def _may_hold(known: ExactPart, output: Tensor, found: Comparison, other: str) -
         loose = other.removesuffix(SPLIT).removesuffix(ANY) + ANY
         if acc.kind is Sum.FUSED and not acc.scales_inside and acc.split is None and not held(column, loose):
             return False
-    return held(column, other) and held(some, other)
-
-
-def _picture(output: Tensor, near: Tensor, bad: Tensor, listed: Sequence[Element]) -> heatmap.Evidence:
-    """What a report draws: failing elements by their distance from the right value, and those listed."""
-    due = decode(near)
-    ratio = torch.where(bad, torch.inf, 0.0)
-    made = heatmap.gather(output, Admissible(due, due, due), ratio, bad, output="out", edge=near)
-    return replace(made, elements=tuple(listed))
+    if not (held(column, other) and held(some, other)):
+        return False
+    return all(held_by([one.known], one.output, one.found.bad, other) for one in seen if one.found.outside)
 
 
 def _grid(wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,9 @@ elements of ``x``::
     saturated   the share of codes of the largest magnitude for an |x| that rounds beyond it
     zeros       the share of elements that are not 0 and whose y is
 
-No verdict depends on these figures. A NaN or an infinity in ``x`` says nothing; one in ``y`` alone is a loss of
-everything (``-inf`` dB, infinite relative error). Zeros that stay zeros lose nothing: a tensor of zeros has ``inf`` dB.
+No verdict depends on these figures, and none is computed before it is read. A NaN or an infinity in ``x`` says
+nothing; one in ``y`` alone is a loss of everything (``-inf`` dB, infinite relative error). Zeros that stay zeros lose
+nothing: a tensor of zeros has ``inf`` dB.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ from oracle.verdict.loss_jit import WIDTH, figures
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of one quantisation: ``sqnr`` in dB, ``relative`` the largest relative error of an element that is not
-    lost to zero, ``saturated`` and ``zeros`` shares of the elements, 0 to 1."""
+    """The loss of one quantisation.
+
+    ``sqnr`` in dB, infinite where nothing is lost; ``relative``, the largest relative error of an element that is not
+    lost to zero; ``saturated`` and ``zeros``, the shares of the elements, 0 to 1, that are cut to the largest code and
+    that are lost to zero. NaN and infinities among what is quantised count nowhere.
+    """
 
     sqnr: float
     relative: float

@@ -44,7 +44,8 @@ from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, rang
 
 TRIAL = (4, 256)  # rows and columns that a schedule or a class must explain before the whole part is computed
 FEWEST = (1, 4)  # those that reject most classes of a wrong output
-BAND = 256  # rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band
+BAND, BAND_ON_DEVICE = 256, 2048
+"""Rows predicted at a time: a schedule that is not the kernel's is rejected at its first wrong band."""
 LARGE = 1 << 27  # products above which a failing output is examined by :mod:`oracle.verdict.large`
 MEASURED = 1 << 26  # products up to which an output that is proved by its bits is compared with the exact values too
 COINCIDENCES = 20
@@ -128,6 +129,9 @@ class ProductSets(Sets):
             low[part.place], high[part.place] = sets.low, sets.high
             open_[part.place] = False if sets.open is None else sets.open
         return {"out": ranged(Admissible(low, high, decode(flat), open=open_), out.dtype, out.shape)}
+
+    def each(self) -> Iterator[Sets]:
+        return (replace(self, names=(name,), classes=()) for name in (*self.names, *self.classes))
 
 
 def work(parts: Sequence[Part]) -> int:
@@ -297,9 +301,9 @@ class Bands:
     def _all(self) -> Iterator[tuple[int, Tensor, int, ScaledProduct]]:
         """Every band: the number of its part, the output there, its first row, and its product."""
         for i, part in enumerate(self.parts):
-            own = part.of(self.output)
-            for start in range(0, part.product.M, BAND):
-                stop = min(part.product.M, start + BAND)
+            own, height = part.of(self.output), BAND_ON_DEVICE if self.output.is_cuda else BAND
+            for start in range(0, part.product.M, height):
+                stop = min(part.product.M, start + height)
                 yield i, own[start:stop], start, part.product.rows(start, stop)
 
 

@@ -26,6 +26,7 @@ from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Error, Status, Verdict, Worst, compare, verdict
+from oracle.verdict.notebook import card
 
 EVERYWHERE = "the same on every machine"
 ZERO_TRUST = 0.30  # above this share of zero results a pass proves little (oneDNN benchdnn's default zero trust)
@@ -43,14 +44,28 @@ class Range:
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """The admissible values of one output, float64 in its shape: ``low`` and ``high``, both included, and ``free``,
-    bool, the elements of which nothing is said (``-inf`` to ``inf`` there). Both are NaN where a NaN is due.
-    ``numerics`` names the arithmetic that is admitted."""
+    """The admissible values of one output.
+
+    ``low`` and ``high``, both included, are float64 in the shape of the output, and both NaN where a NaN is due.
+    ``free``, bool, marks the elements of which nothing is said (``-inf`` to ``inf`` there). ``numerics`` names the
+    arithmetic that is admitted.
+    """
 
     low: Tensor
     high: Tensor
     free: Tensor
     numerics: str
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        widest = torch.where(self.free, 0.0, self.high - self.low).nan_to_num(nan=0.0)
+        rows = (
+            ("numerics", self.numerics),
+            ("one value", f"{int((widest == 0).sum()) - int(self.free.sum())} of {self.free.numel()} elements"),
+            ("widest", f"{float(widest.max()) if widest.numel() else 0.0:.6g}"),
+            ("nothing is said of", f"{int(self.free.sum())} elements"),
+        )
+        return card("Bounds", str(list(self.low.shape)), rows)
 
 
 class Sets(ABC):
@@ -67,6 +82,11 @@ class Sets(ABC):
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The admissible values around ``expected``, the outputs of the reference; None where they are no interval."""
         return None
+
+    def each(self) -> Iterator[Sets]:
+        """Every arithmetic that this alternative admits, as one that admits no other; the first is that of
+        :meth:`ranges`."""
+        yield self
 
 
 def judge_alternatives(alternatives: Sequence[Sets], found: Found) -> Verdict:
@@ -209,14 +229,15 @@ class Elements(Sets):
 
 def bounds_of(found: Range, numerics: str, device: torch.device) -> Bounds:
     """The values of a range; integers stand for themselves."""
-
-    def values(x: Tensor) -> Tensor:
-        return decode(x) if x.is_floating_point() and x.dtype is not torch.float64 else x.to(torch.float64)
-
     free = found.free.to(torch.bool).expand(found.low.shape)
-    low = torch.where(free, -torch.inf, values(found.low))
-    high = torch.where(free, torch.inf, values(found.high))
+    low = torch.where(free, -torch.inf, values_of(found.low))
+    high = torch.where(free, torch.inf, values_of(found.high))
     return Bounds(low.to(device), high.to(device), free.to(device), numerics)
+
+
+def values_of(x: Tensor) -> Tensor:
+    """The values of an output as float64; integers and float64 stand for themselves."""
+    return decode(x) if x.is_floating_point() and x.dtype is not torch.float64 else x.to(torch.float64)
 
 
 def verdict_of_equality(

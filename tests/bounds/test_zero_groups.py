@@ -11,7 +11,7 @@ from oracle.bounds.chain import residue_step
 from oracle.bounds.engines import exact, residue_bound
 from oracle.numbers.formats import E2M1, decode
 from oracle.tensorcore import predict
-from oracle.tensorcore.schedules import get
+from oracle.tensorcore.schedules import get, schedules
 from oracle.truth.gemm import ScaledProduct, rounded
 from oracle.verdict.compare import compare
 
@@ -70,9 +70,29 @@ def outside(given: ScaledProduct, name: str, *, seen: str = "") -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("reading", ["", ".zero_sums", ".counted", ".align34", ".align36"])
+@pytest.mark.parametrize("reading", ["", ".zero_sums", ".counted", ".align34", ".align36", ".sums32", ".saturates"])
 def test_the_interval_holds_every_reading(name: str, reading: str) -> None:
+    if name.endswith("nvf4") and reading in (".sums32", ".saturates"):
+        assert name + reading not in {s.name for s in schedules()}  # one scale for 16, and no sum so large
+        return
     assert sum(outside(drawn(name, seed), name, seen=name + reading) for seed in range(4)) == 0
+
+
+def test_sums_of_32_under_one_scale() -> None:
+    """9 and -7 beside 2**37 and -2**37: 8 and -4 are kept of them, of their sum nothing; one step must hold both."""
+    name = "sm100.chain_mxf4"
+    a, b = torch.zeros(1, 64, dtype=torch.uint8), torch.full((1, 64), 2, dtype=torch.uint8)  # 1.0
+    a[0, 0], a[0, 1], a[0, 16], a[0, 17], a[0, 32], a[0, 48] = 7, 5, 14, 13, 2, 10  # 6 and 3; -4 and -3; 1; -1
+    given = ScaledProduct(a, b, torch.tensor([[1.0, 2.0**20]]), torch.tensor([[1.0, 2.0**17]]), 32, 1)
+    bits = [float(predict.predict_product(given, name + x, out_dtype=torch.float32)) for x in ("", ".sums32")]
+    assert bits == [4.0, 0.0] and outside(given, name) == outside(given, name, seen=f"{name}.sums32") == 0
+    addends = torch.tensor([[[9.0, -7.0, 2.0**37, -(2.0**37)]]], dtype=torch.float64)
+    zero, top = torch.zeros(1, 1, dtype=torch.float64), torch.full((1, 1), 37)
+    step = zero, zero, zero, zero, addends, top, of_schedule(get(name)), top
+    x, low, _ = residue_step(*step, addends.unflatten(2, (-1, 2)).sum(dim=3))
+    assert float(x) == 2.0 and float(x + low) <= 0.0
+    x, low, _ = residue_step(*step)  # the sabotaged twin, which knows sums of 16 alone
+    assert float(x + low) > 0.0
 
 
 def test_also_that_of_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +116,8 @@ def large_zeros() -> ScaledProduct:
 
 def without_least(*arguments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """A step whose largest exponent is surely that of what is not 0."""
-    *rest, top, acc, least = arguments
-    return residue_step(*rest, top if least is None else least, acc)  # type: ignore[arg-type]
+    x, low, high, slack, p, top, acc, least, *_ = arguments
+    return residue_step(x, low, high, slack, p, top if least is None else least, acc)  # type: ignore[arg-type]
 
 
 def small_beside_zeros() -> ScaledProduct:

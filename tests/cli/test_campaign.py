@@ -231,14 +231,14 @@ def test_databases(tmp_path: Path) -> None:
 
 def call_in_a_file() -> tuple[dict[str, Any], bytes]:
     """The header and the data of a small right call of ``fp8_gemm_nt``, as ``validate --save`` writes one."""
-    from oracle.fixtures import failing_case
+    from oracle.fixtures import call_file
     from oracle.routines import cases, get
 
     case = cases.parse(f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=2,n=16,k=128/family=randn/seed=7")
     inputs, call = case.inputs(), case.call_options()
     out = get(GEMM).reference(inputs, **call)
     assert isinstance(out, torch.Tensor)
-    failing_case.write("call", failing_case.FailingCase(GEMM, inputs, out, call, "sm90", None))
+    call_file.write("call", call_file.CallFile(GEMM, inputs, out, call, "sm90", None))
     content = Path("call").read_bytes()
     Path("call").unlink()
     length = int.from_bytes(content[:8], "little")

@@ -416,7 +416,7 @@ class TestReports:
         assert record["ok"] is False
         assert record["counts"] == {str(status): 1 for status in Status} | {"KNOWN": 1}
         assert set(record["outcomes"][0]) == {
-            *("id", "contract", "subject", "arch", "seconds", "known_failure", "fails", "repro", "verdict")
+            *("id", "contract", "subject", "arch", "seconds", "known_failure", "fails", "repro", "source", "verdict")
         }
         assert {o["verdict"]["status"] for o in record["outcomes"] if o["fails"]} == {"FAILED", "UNTESTED", "CRASHED"}
 

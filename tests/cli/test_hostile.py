@@ -21,7 +21,7 @@ from oracle.cli import main
 from oracle.cli.examples import EXAMPLES
 from oracle.errors import OptionError
 from oracle.fixtures import files as fixtures
-from oracle.fixtures.failing_case import SCHEMA
+from oracle.fixtures.call_file import SCHEMA
 from oracle.harness.report import Finding, Report
 from oracle.harness.validation import validate
 from oracle.report.outcome import Outcome
@@ -160,11 +160,11 @@ class TestFiles:
             ({"options": '{"speed": 9}'}, "no option 'speed'"),
             ({"contract": "scaled_fp8_quant"}, "no tensor 'out.q'"),
             ({"arch": "sm42"}, "sm42"),
-            ({"schema": "x"}, "says nothing of the call"),
+            ({"schema": "x"}, "does not say what was called"),
             ({}, None),
         ],
     )
-    def test_a_failing_case_that_lies(
+    def test_a_call_file_that_lies(
         self, cli: Cli, tmp_path: Path, wrong: dict[str, Tensor], change: dict[str, str | None], said: str | None
     ) -> None:
         """Each entry of the metadata; the last one is the twin without a lie."""

@@ -10,7 +10,7 @@ import torch
 
 from oracle.errors import among, counted
 from oracle.fixtures import files as fixtures
-from oracle.fixtures.failing_case import FailingCase, write
+from oracle.fixtures.call_file import CallFile, write
 from oracle.report import record
 from oracle.report.outcome import Outcome, Report
 from oracle.report.record import Run
@@ -82,7 +82,7 @@ class TestFiles:
         """A file of every kind, by a word of what it is said to be."""
         case = cases.parse(CASE)
         right = torch.zeros(5, 256, dtype=torch.bfloat16)
-        failing = FailingCase(GEMM, case.inputs(), right, case.call_options(), "cpu", None, KERNEL)
+        failing = CallFile(GEMM, case.inputs(), right, case.call_options(), "cpu", None, KERNEL)
         outcome = Outcome(CASE, GEMM, "mine", "cpu", Verdict(Status.PASSED, "as it must be"))
         found = {name: tmp_path / name for name in ("a case", "a tensors", "a record", "a report", "a soak")}
         write(found["a case"], failing)
@@ -101,10 +101,10 @@ class TestFiles:
             (("judge", "a record"), "is the record of a run; `fp8-oracle report`"),
             (("judge", "a report"), "is the JSON report of a run"),
             (("explain", "a soak"), "is the record of a soak"),
-            (("report", "a case"), "is a saved failing case; `fp8-oracle judge`"),
+            (("report", "a case"), "is a saved call; `fp8-oracle judge`"),
             (("report", "a soak"), "is the record of a soak"),
             (("compare", "a record", "a tensors"), "is a safetensors file; `fp8-oracle judge"),
-            (("merge", "a case"), "is a saved failing case"),
+            (("merge", "a case"), "is a saved call"),
             (("history", "add", "a record", "--db", "a case"), "a history is an SQLite file; name another file"),
             (("lint", "a record"), "is a file; pass the folder"),
             (("explain", "a tensors"), "does not say what was called"),

@@ -13,7 +13,7 @@ from oracle.diagnosis.explain import diagnose
 from oracle.diagnosis.least_squares import effective_factors
 from oracle.diagnosis.minimise import extents, minimise
 from oracle.fixtures import captures
-from oracle.fixtures.failing_case import FailingCase, read, write
+from oracle.fixtures.call_file import CallFile, read, write
 from oracle.routines import cases, get
 from oracle.routines.catalogue import Call, run
 from oracle.routines.catalogue import get as get_fault
@@ -214,11 +214,21 @@ class TestExplainAFile:
         call = Call(contract, case.inputs(), options, _first_admitted(case), dtype)
         path = tmp_path / "case.safetensors"
         output = run(call, get_fault(fault))
-        write(path, FailingCase(case.contract, call.inputs, output, options, "sm90", None))
+        write(path, CallFile(case.contract, call.inputs, output, options, "sm90", None))
         assert cli("explain", path, "--json", tmp_path / "said.json").status == 1
         found = json.loads((tmp_path / "said.json").read_text())["diagnosis"]["explanations"]
         worth = [(e["complete"], e["explained"] - e["contradicted"], e["placed"]) for e in found]
         assert fault in [e["name"] for e, w in zip(found, worth, strict=True) if w == worth[0]]
+
+    @pytest.mark.parametrize(("arch", "classed"), [("cpu", False), ("sm90", True)])
+    def test_a_class_where_there_are_schedules(self, tmp_path: Path, cli: Cli, arch: str, classed: bool) -> None:
+        """A file that `validate` wrote on a CPU is explained too: no instruction models that arch, so none is named."""
+        call, output = mutant(GEMM, "B scale of the next K block")
+        path = tmp_path / "case.safetensors"
+        write(path, CallFile("fp8_gemm_nt", call.inputs, output, {}, arch, None))
+        ran = cli("explain", path)
+        assert ran.status == 1 and "elements fail" in ran.out
+        assert (f"of what is known of {arch}" in ran.out) == classed
 
     def test_by_place(self) -> None:
         """What an unwritten tail holds cannot be predicted, where it is can; one wrong element beside it, and the
@@ -264,7 +274,7 @@ class TestMinimise:
         assert fails(smallest.inputs) and extents(call.contract, smallest.inputs) == "K=128, N=16, M=1"
         output = run(Call(call.contract, smallest.inputs, call.options, call.schedule), fault)
         path = tmp_path / "case.safetensors"
-        write(path, FailingCase("fp8_gemm_nt", smallest.inputs, output, call.options, "sm90", None, note="test"))
+        write(path, CallFile("fp8_gemm_nt", smallest.inputs, output, call.options, "sm90", None, note="test"))
         assert path.stat().st_size < 8000
         again = read(path)
         assert torch.equal(again.inputs["a"].view(torch.uint8), smallest.inputs["a"].view(torch.uint8))
@@ -275,7 +285,7 @@ class TestMinimise:
         """Status 0."""
         call, _ = mutant(GEMM, ROW_MAJOR)
         path = tmp_path / "right.safetensors"
-        write(path, FailingCase("fp8_gemm_nt", call.inputs, run(call), call.options, "sm90", None))
+        write(path, CallFile("fp8_gemm_nt", call.inputs, run(call), call.options, "sm90", None))
         ran = cli("explain", path)
         assert ran.status == 0 and "no element fails" in ran.out
 
@@ -286,7 +296,7 @@ class TestMinimise:
         inputs = case.inputs()
         output = get(case.contract).reference(inputs, out_dtype=torch.bfloat16)
         path = tmp_path / "case.safetensors"
-        write(path, FailingCase(case.contract, inputs, output, case.call_options(), "cpu", None))
+        write(path, CallFile(case.contract, inputs, output, case.call_options(), "cpu", None))
         again = read(path)
         assert again.inputs["weight"].stride() == inputs["weight"].stride()
         assert oracle.judge(case.contract, again.inputs, again.output, arch="cpu").status is Status.PASSED
@@ -300,10 +310,10 @@ class TestMinimise:
         path = tmp_path / "case.safetensors"
         for padding, status in ((0.0, Status.PASSED), (1.0, Status.FAILED)):
             output.as_strided((output.shape[1], 1), (32, 1), 31).fill_(padding)
-            write(path, FailingCase(contract, case.inputs(), output, {}, "cpu", None))
+            write(path, CallFile(contract, case.inputs(), output, {}, "cpu", None))
             again = read(path)
             assert isinstance(again.output, torch.Tensor) and again.output.stride() == output.stride() == (1, 32)
             assert oracle.judge(contract, again.inputs, again.output, arch="cpu").status is status
         same = case.inputs()["scale"]
-        write(path, FailingCase(contract, {"scale": same}, same, {}, "cpu", None))
+        write(path, CallFile(contract, {"scale": same}, same, {}, "cpu", None))
         assert torch.equal(read(path).inputs["scale"], same)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from hardware.fused_libraries import load, offered
-from hardware.libraries import Library
+from hardware.libraries import Library, named
 from torch import Tensor
 
 import kernels
@@ -122,6 +122,13 @@ def subjects() -> list[Library]:
         *(Library("vllm", name, layer, "sm90.chain") for name in LAYERS),
         Library("sgl", "moe_routing", routing),
     ]
+
+
+def __getattr__(name: str) -> object:
+    """``NAMED``, as of :mod:`hardware.libraries`."""
+    if name == "NAMED":
+        return named(subjects())
+    raise AttributeError(name)
 
 
 def main() -> int:

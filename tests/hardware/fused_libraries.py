@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from hardware.libraries import Library
+from hardware.libraries import Library, named
 from torch import Tensor
 
 Inputs, Options = Mapping[str, Tensor], Mapping[str, Any]
@@ -254,3 +254,10 @@ def subjects() -> list[Library]:
         for name, (call, contracts) in LIBRARIES.items()
         for contract in contracts
     ]
+
+
+def __getattr__(name: str) -> object:
+    """``NAMED``, as of :mod:`hardware.libraries`."""
+    if name == "NAMED":
+        return named(subjects())
+    raise AttributeError(name)

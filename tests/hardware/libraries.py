@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -93,6 +93,21 @@ def subjects() -> list[Library]:
         for fault, call in faults.items()
     ]
     return found
+
+
+def named(found: Iterable[Library]) -> SimpleNamespace:
+    """``NAME.CONTRACT`` of subjects as functions of inputs and options; a point in a name becomes ``_``."""
+    made: dict[str, dict[str, object]] = {}
+    for one in found:
+        made.setdefault(one.name.replace(".", "_"), {})[one.contract] = one.run
+    return SimpleNamespace(**{name: SimpleNamespace(**calls) for name, calls in made.items()})
+
+
+def __getattr__(name: str) -> object:
+    """``NAMED``, which ``validate hardware.libraries:NAMED.deep_gemm_bare.fp8_gemm_nt`` reads."""
+    if name == "NAMED":
+        return named(subjects())
+    raise AttributeError(name)
 
 
 def _only(wanted: bool, why: str) -> None:

@@ -19,7 +19,7 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 
 import torch
-from hardware.libraries import FP8, Inputs, Library, Options, Outputs, _module, _only
+from hardware.libraries import FP8, Inputs, Library, Options, Outputs, _module, _only, named
 from torch import Tensor
 
 MX, MOE = "torchao.prototype.mx_formats", "torchao.prototype.moe_training.kernels.mxfp8.quant"
@@ -41,6 +41,13 @@ def subjects() -> list[Library]:
         Library("flashinfer.interleave", "shuffle_matrix_sf_a", _flashinfer_shuffled),
     ]
     return found
+
+
+def __getattr__(name: str) -> object:
+    """``NAMED``, as of :mod:`hardware.libraries`."""
+    if name == "NAMED":
+        return named(subjects())
+    raise AttributeError(name)
 
 
 class OnCpu(Library):

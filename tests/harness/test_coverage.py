@@ -1,4 +1,4 @@
-"""The coverage table is computed, and the README shows what is computed."""
+"""The coverage table is computed, and the page of coverage shows what is computed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Stand:
 
 @pytest.fixture
 def a_cpu() -> Iterator[None]:
-    """A CPU with the pinned torch, of which the README speaks: an older torch lacks the row-wise product."""
+    """A CPU with the pinned torch, of which the page speaks: an older torch lacks the row-wise product."""
     with use_machine(Machine.described("cpu")):
         yield
 
@@ -119,15 +119,15 @@ class TestCommand:
         assert (ran.status, "--coverage" in ran.err) == (2, True)
 
 
-class TestReadme:
+class TestPage:
     """The block between the markers is what the command computes now; run it when this fails."""
 
     @pytest.mark.usefixtures("a_cpu")
     def test_the_block_is_true(self, cli: Cli, root: Path) -> None:
-        text = (root / "README.md").read_text()
+        page = root / "docs" / "reference" / "coverage.md"
         block = cli("list", "--coverage", "--markdown").out
-        assert coverage.placed(text, block, root / "README.md") == text, (
-            "run `fp8-oracle list --coverage --update README.md`"
+        assert coverage.placed(page.read_text(), block, page) == page.read_text(), (
+            "run `fp8-oracle list --coverage --update docs/reference/coverage.md`"
         )
 
     def test_update(self, cli: Cli, tmp_path: Path) -> None:

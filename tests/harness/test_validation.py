@@ -13,7 +13,7 @@ import torch
 
 import oracle
 from oracle.errors import CaseError, OptionError, SubjectError
-from oracle.fixtures.failing_case import read
+from oracle.fixtures.call_file import read
 from oracle.harness import validation
 from oracle.harness.memory import GUARD, Poisoning, guarded, is_poison, placed
 from oracle.harness.report import LOAD, NUMBERS

@@ -120,7 +120,7 @@ class TestRefused:
             (lambda: kernels.mxfp4_quantize(torch.ones(2, 64), "4x4"), OptionError, "4x4"),
             (lambda: kernels.mxfp4_quantize(torch.ones(2, 64), rounding="up"), OptionError, "up"),
             (lambda: kernels.mxfp8_quantize(torch.ones(2, 64), element="e2m1"), OptionError, "e2m1"),
-            (lambda: kernels.nvfp4_quantize(torch.ones(2, 64), torch.ones(2)), ShapeError, "global_scale"),
+            (lambda: kernels.nvfp4_quantize(torch.ones(2, 64), torch.ones(3)), ShapeError, "global_scale"),
             (lambda: kernels.mxfp4_dequantize(BYTES, torch.zeros(7).byte()), ShapeError, r"\[512\]"),
             (lambda: kernels.mxfp4_dequantize(BYTES, torch.zeros(2, 3).byte(), "linear"), ShapeError, "scale"),
             (lambda: kernels.mxfp8_dequantize(BYTES, BYTES), DtypeError, "q"),

@@ -46,6 +46,16 @@ class TestBadCalls:
     @pytest.mark.parametrize(
         ("call", "error", "said"),
         [
+            (lambda: kernels.mxfp8_quantize_columnwise(X), ShapeError, "M=2"),
+            (lambda: kernels.mxfp8_quantize_2d(torch.ones(32, 48)), ShapeError, "K=48"),
+            (lambda: kernels.mxfp8_quantize_2d(torch.ones(32, 32), direction="down"), OptionError, "down"),
+            (lambda: kernels.mxfp8_dequantize_columnwise(CODES, ONE), ShapeError, "M=2"),
+            (lambda: kernels.nvfp4_batched_quantize(X[None], ONE, "linear"), OptionError, "linear"),
+            (lambda: kernels.nvfp4_quantize_shuffled(X, ONE), ShapeError, "M=2"),
+            (lambda: kernels.silu_and_mul_nvfp4_quantize(X[:, :48], ONE), ShapeError, "2 I=48"),
+            (lambda: kernels.transpose_packed_fp4(torch.ones(3, 4, dtype=torch.int8)), ShapeError, "M=3"),
+            (lambda: kernels.per_token_cast_to_fp4(X, use_packed_ue8m0=True), OptionError, "use_ue8m0=True"),
+            (lambda: kernels.nvfp4_quantize(X, torch.ones(3)), ShapeError, "global_scale"),
             (lambda: kernels.mxfp6_quantize(X, element="e4m3"), OptionError, "e4m3"),
             (lambda: kernels.mxint8_quantize(X[:, :48]), ShapeError, "K=48"),
             (lambda: kernels.per_token_cast_to_fp4(X, gran_k=64), OptionError, "gran_k=64"),

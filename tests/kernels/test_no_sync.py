@@ -246,6 +246,13 @@ def calls() -> dict[str, Callable[[], object]]:
         "mxfp8_dequantize": lambda: k.mxfp8_dequantize(*k.mxfp8_quantize(x)),
         "mxfp4_dequantize": lambda: k.mxfp4_dequantize(*k.mxfp4_quantize(x)),
         "nvfp4_dequantize": lambda: k.nvfp4_dequantize(*k.nvfp4_quantize(x, one), one),
+        "mxfp8_quantize_columnwise": lambda: k.mxfp8_quantize_columnwise(x[:32]),
+        "mxfp8_dequantize_columnwise": lambda: k.mxfp8_dequantize_columnwise(*k.mxfp8_quantize_columnwise(x[:32])),
+        "mxfp8_quantize_2d": lambda: k.mxfp8_quantize_2d(x[:32], direction="columnwise"),
+        "nvfp4_batched_quantize": lambda: k.nvfp4_batched_quantize(x[None], one),
+        "nvfp4_quantize_shuffled": lambda: k.nvfp4_quantize_shuffled(x[:32], one),
+        "silu_and_mul_nvfp4_quantize": lambda: k.silu_and_mul_nvfp4_quantize(x, one),
+        "transpose_packed_fp4": lambda: k.transpose_packed_fp4(k.per_token_cast_to_fp4(x)[0]),
         "mxfp6_quantize": lambda: k.mxfp6_quantize(x),
         "mxfp6_dequantize": lambda: k.mxfp6_dequantize(*k.mxfp6_quantize(x)),
         "mxint8_quantize": lambda: k.mxint8_quantize(x),
@@ -295,6 +302,24 @@ def calls() -> dict[str, Callable[[], object]]:
             a, b, tiles(M).repeat(2), tiles(N).repeat(2), integers(64, K)
         ),
         "fp8_fp4_gemm_nt": lambda: into(k.fp8_fp4_gemm_nt, out, (a, sa), (two[0], sa.new_ones(N, K // 32))),
+        **{
+            f"fp8_fp4_gemm_{form}": lambda form=form, left=left, right=right: into(
+                getattr(k, f"fp8_fp4_gemm_{form}"), out, left, right
+            )
+            for form, left, right in (
+                ("nn", (a, sa), (b.t(), sa.new_ones(K // 32, N))),
+                ("tn", (a.t(), sa.t()), (b.t(), sa.new_ones(K // 32, N))),
+                ("tt", (a.t(), sa.t()), (two[0], sa.new_ones(N, K // 32))),
+            )
+        },
+        "m_grouped_fp8_fp4_gemm_nn_contiguous": lambda: into(
+            k.m_grouped_fp8_fp4_gemm_nn_contiguous, tall_out, (tall, tall_scale),
+            (three.mT, sa.new_ones(2, K // 32, N)), rows,
+        ),
+        "k_grouped_fp8_gemm_tn_contiguous": lambda: into(
+            k.k_grouped_fp8_gemm_tn_contiguous, out.new_zeros(2, M, N, dtype=torch.float32),
+            (a.t().contiguous(), scales(2, M)), (b.t().contiguous(), scales(2, N)), [128, 128],
+        ),
         "m_grouped_fp8_fp4_gemm_nt_contiguous": lambda: into(
             k.m_grouped_fp8_fp4_gemm_nt_contiguous, tall_out, (tall, tall_scale),
             (two, sa.new_ones(2, N, K // 32)), rows,

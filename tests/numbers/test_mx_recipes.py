@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from mx_witnesses import Reals, cast, every_amax, nvfp4_witness
+from mx_witnesses import Reals, cast, cast_by, every_amax, nvfp4_witness
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -64,7 +64,7 @@ def mx_witness(x: Tensor, recipe: R.Recipe) -> tuple[NDArray[np.int64], NDArray[
         power = np.where(byte[:, None] == 0, 126, power)
     if recipe.inverse_flushed:
         wide = np.where(byte[:, None] == 254, wide * 0, wide)
-    codes = cast(np.ldexp(wide.astype(np.float64), power).astype(np.float32), recipe.element)
+    codes = cast_by(np.ldexp(wide.astype(np.float64), power).astype(np.float32), recipe)
     return byte, np.where(byte[:, None] == 255, np.uint8(recipe.code_of_nan), codes)
 
 

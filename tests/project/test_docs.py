@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
+import json
 import os
 import re
 import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import oracle
+from tests.support.browser import launched, needs_chromium
 from tests.support.forked import forked, load_again
 
 RIGHT = """# A page
@@ -34,6 +39,7 @@ print("from a file")
 ```console
 $ python hello.py
 $ fp8-oracle --version
+$ fp8-oracle plan --op nothing 2>&1 | cut -d ';' -f 1
 ```
 
 <!-- requires: no-such-tool -->
@@ -88,7 +94,7 @@ SABOTAGED = {
     "example.md": ("print(x + 1)", "print(x + 4)", "+5"),
     "raises.md": ("print(x + 1)", "print(y)", "raises.md: Traceback"),
     "block.md": ("generated: statuses", "generated: moods", "no generated block 'moods'"),
-    "command.md": ("fp8-oracle --version", "fp8-oracle plan --op nothing", "+fp8-oracle: error: unknown operation"),
+    "command.md": ("fp8-oracle --version", "fp8-oracle plan --op nothing", "cannot be carried out: fp8-oracle: error"),
 }
 
 
@@ -110,6 +116,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return text, printed
 
 
+def unsaid(function: Callable[..., object]) -> list[str]:
+    """The parameters and sections that a docstring lacks; what it takes as another function does is said there."""
+    said = inspect.getdoc(function) or ""
+    names = [] if "with the same arguments" in said else list(inspect.signature(function).parameters)
+    missing = [name for name in names if not re.search(rf"\b{name}\b", said)]
+    missing += [section for section in ("Returns", "Raises") if f"{section}\n--" not in said]
+    return [f"{function.__name__}: {part}" for part in missing]
+
+
 class TestPages:
     """Outputs, tables and signatures are produced from the code; examples are executed."""
 
@@ -124,7 +139,8 @@ class TestPages:
         assert status == 0, said[-4000:]
 
     def test_what_is_made(self, pages: tuple[str, str]) -> None:
-        for part in ("| `CRASHED` | yes | yes |", "```text\n2\n```", "$ python hello.py\nfrom a file\n$ fp8-oracle"):
+        shown = "$ python hello.py\nfrom a file\n$ fp8-oracle", "error: unknown op"
+        for part in ("| `CRASHED` | yes | yes |", "```text\n2\n```", *shown):
             assert part in pages[0]
 
     @pytest.mark.parametrize("name", SABOTAGED)
@@ -138,6 +154,7 @@ class TestPages:
         """Names of others that begin with an underscore, also by their text; not those of the package itself."""
         monkeypatch.syspath_prepend(root / "docs")
         blocks = importlib.import_module("blocks")
+        del sys.modules["blocks"]  # it holds the package as it is here; children of later tests load another
         (tmp_path / "own.py").write_text("import torch\nfrom kernels import _x\nself._y\ntorch.mm(_x)\n")
         assert blocks.private_names(str(tmp_path)).count("\n") == 1
         (tmp_path / "others.py").write_text(
@@ -145,9 +162,118 @@ class TestPages:
         )
         assert "`_e`, `a._b.c`, `t._C._d` |" in blocks.private_names(str(tmp_path))
 
+    def test_docstrings(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A sentence in the first line; a type and a description of each parameter; nothing else among them."""
+        monkeypatch.syspath_prepend(root / "docs")
+        blocks, said = importlib.import_module("blocks"), "One line.\n\nParameters\n----------\n{}"
+        made = blocks._markdown(said.format("x : Tensor, optional\n    The input.\ny : the output, of a\n    dtype."))
+        assert made.endswith("- `x` (Tensor, optional): The input.\n- `y`: the output, of a dtype.")
+        with pytest.raises(ValueError, match="names none"):
+            blocks._markdown(said.format("x : Tensor\n\nReturns the output, as it is."))
+        assert blocks._whole("f", "One line.\n\nMore.") and blocks.api("oracle.judge")
+        with pytest.raises(ValueError, match="no whole sentence in its first line: 'One line,'"):
+            blocks._whole("f", "One line,\nand more.")
+
+    def test_public_functions(self) -> None:
+        """Each says what it takes, by every name, returns and raises; and the twin: one that does not."""
+        functions = [thing for name in oracle.__all__ if inspect.isfunction(thing := getattr(oracle, name))]
+        assert len(functions) > 10 and not [said for thing in functions for said in unsaid(thing)]
+
+        def vague(inputs: object, out: object = None) -> None:
+            """Compute ``inputs``.
+
+            Raises
+            ------
+            ValueError
+            """
+
+        assert unsaid(vague) == ["vague: out", "vague: Returns"]
+
     def test_a_tool_that_is_not_here_is_named(self, pages: tuple[str, str]) -> None:
         assert "what it printed where it was" in pages[0]
         assert "right.md: no-such-tool is not here; what it prints was not compared" in pages[1]
+
+
+LOOKED_AT = (
+    *(".", "tutorial", "findings", "explanation/others", "explanation/bounds"),
+    *(f"reference/{name}" for name in ("benchmarks", "coverage", "measurements", "numerics", "routines")),
+)
+BOXES = ".md-typeset__scrollwrap, .md-typeset__table, pre, figure.drawing, .md-sidebar"
+"""What scrolls by itself."""
+
+
+@pytest.fixture(scope="class")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pages, built strictly and without a network."""
+    for name in ("mkdocs", "material"):
+        pytest.importorskip(name, reason="needs the extra `docs`; `tox run` has it")
+    root, target = Path(__file__).resolve().parents[2], tmp_path_factory.mktemp("built") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
+    nowhere = {"http_proxy": "http://0.0.0.0:1", "https_proxy": "http://0.0.0.0:1"}
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"} | nowhere
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+BOOK = """# A book
+
+[As a notebook](book.ipynb).
+
+```python
+x = 2
+print(x)
+```
+
+```python
+from pathlib import Path
+
+start, said = 7, "t" + "wo"
+svg = f'<?xml version="1.0"?><svg><path d="M{start}"/><text x="1">{said}</text></svg>'
+Path("drawn.svg").write_text(svg + chr(10))
+```
+
+![A picture](pictures/drawn.svg)
+
+The end.
+"""
+
+
+class TestNotebook:
+    """A page whose fences are the cells of a notebook, what they print and draw their outputs."""
+
+    def test_what_is_made_and_what_is_stale(self, root: Path, tmp_path: Path) -> None:
+        """And the twins: another cell, another output, other words in a picture; its lines may differ."""
+        (tmp_path / "book.md").write_text(BOOK)
+        assert generate_here(root, "--docs", str(tmp_path)) == (0, "".join(
+            f"{name}: written\n" for name in ("book.md", "pictures/drawn.svg", "book.ipynb")
+        ))  # fmt: skip
+        notebook, picture = tmp_path / "book.ipynb", tmp_path / "pictures" / "drawn.svg"
+        book = json.loads(notebook.read_text())
+        assert [cell["cell_type"] for cell in book["cells"]] == ["markdown", "code", "code", "markdown"]
+        assert book["cells"][1]["outputs"][0]["text"] == "2\n"
+        assert book["cells"][2]["outputs"][0]["data"]["image/svg+xml"] == picture.read_text()
+        check = ("--check", "--docs", str(tmp_path))
+        for file, right, wrong, stale in (
+            (notebook, "x = 2", "x = 3", True), (notebook, '"2\\n"', '"3\\n"', True), (notebook, "M7", "M8", False),
+            (notebook, ">two<", ">ten<", True), (picture, ">two<", ">ten<", True), (picture, "M7", "M8", False),
+        ):  # fmt: skip
+            text = file.read_text()
+            assert right in text
+            file.write_text(text.replace(right, wrong))
+            assert generate_here(root, *check)[0] == int(stale), (file, wrong)
+            file.write_text(text)
+        assert generate_here(root, *check) == (0, "")
+
+    def test_the_notebook(self, root: Path) -> None:
+        """Small, of a format that every Jupyter reads, without a path of the machine that made it."""
+        text = (root / "docs" / "notebook.ipynb").read_text()
+        book = json.loads(text)
+        assert len(text) < 200_000 and (book["nbformat"], book["nbformat_minor"]) == (4, 4)
+        for cell in book["cells"]:
+            code = {"execution_count", "outputs"} if cell["cell_type"] == "code" else set()
+            assert set(cell) == {"cell_type", "metadata", "source"} | code
+        assert text.count('"image/svg+xml": "') == 2 and "image/png\":" not in text and str(root) not in text
 
 
 class TestSite:
@@ -158,19 +284,36 @@ class TestSite:
         pages = [path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")]
         assert sorted(menu) == sorted(pages)
 
-    def test_build(self, root: Path, tmp_path: Path) -> None:
-        pytest.importorskip("mkdocs", reason="needs the extra `docs`; `tox run` has it")
-        pytest.importorskip("material", reason="needs the extra `docs`; `tox run` has it")
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-        nowhere = {"http_proxy": "http://0.0.0.0:1", "https_proxy": "http://0.0.0.0:1"}
-        environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"} | nowhere
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment)
-        assert done.returncode == 0, done.stderr
-        html = list((tmp_path / "site").rglob("*.html"))
+    def test_build(self, site: Path) -> None:
+        html = list(site.rglob("*.html"))
         assert len(html) > 15
         fetched = {url for file in html for url in external(file.read_text())}
         assert not fetched
-        assert not list((tmp_path / "site").rglob("*.py"))
+        assert not list(site.rglob("*.py"))
+
+    @needs_chromium()
+    def test_tables_break_no_name_and_nothing_sticks_out(self, site: Path) -> None:
+        """On a phone and a desktop: a name in a table stays in one line, and what is wider than the page scrolls in a
+        box of its own; each check has a twin that it must find."""
+        broken = "[...document.querySelectorAll('td code')].filter(e => e.getClientRects().length > 1).length"
+        wide = "document.documentElement.scrollWidth > innerWidth"
+        out = f"""[...document.querySelectorAll('main *')].filter(e => !e.closest('{BOXES}')
+          && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).length"""
+        with launched() as browser:
+            for width in (390, 1280):
+                window = {"width": width, "height": 844}
+                page = browser.new_context(viewport=window).new_page()  # type: ignore[attr-defined]
+                for name in LOOKED_AT:
+                    page.goto(f"file://{site / name / 'index.html'}")
+                    assert page.locator("h1").count() == 1, name
+                    found = {what: page.evaluate(what) for what in (broken, wide, out)}
+                    assert not any(found.values()), (width, name, found)
+            page.set_viewport_size({"width": 390, "height": 844})
+            page.add_style_tag(content="td code { white-space: normal !important; word-break: break-all !important }")
+            page.evaluate("document.querySelectorAll('td').forEach(e => { e.style.maxWidth = '60px'; })")
+            assert page.evaluate(broken)
+            page.evaluate("document.querySelector('main h1').style.width = '700px'")
+            assert page.evaluate(wide) and page.evaluate(out)
 
     def test_a_broken_link_stops_the_build(self, root: Path, tmp_path: Path) -> None:
         pytest.importorskip("mkdocs", reason="needs the extra `docs`; `tox run` has it")
@@ -186,7 +329,9 @@ class TestSite:
         """The twin of the check above."""
         assert external('<link rel="stylesheet" href="https://fonts.example/x.css">') == ["https://fonts.example/x.css"]
         assert external('<script src="//cdn.example/x.js"></script>') == ["//cdn.example/x.js"]
-        assert external('<img src="http://example/x.png"> <a href="https://example/">read</a>') == ["http://example/x.png"]
+        assert external('<img src="http://example/x.png"> <a href="https://example/">read</a>') == [
+            "http://example/x.png"
+        ]
 
 
 def external(html: str) -> list[str]:

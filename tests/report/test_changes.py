@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from reports import every_status, many, outcome
 
 from oracle.errors import FixtureError
-from oracle.report import changes, history
+from oracle.report import changes, comment, history
 from oracle.report.changes import Kind
 from oracle.report.files import to_json
 from oracle.report.history import sparkline
@@ -193,6 +195,82 @@ class TestHistory:
         assert sparkline([3, 3]) == "▁▁"
         assert sparkline([None]) == ""
 
+    def test_the_axis_of_zeros(self, tmp_path: Path) -> None:
+        """Counts that are all 0 lie on the line of 0, below one of 1; a margin has the edge of its bound."""
+        history.add(tmp_path / "h", Report((outcome(),)))
+        figures = history_page(history.points(tmp_path / "h"), "all").split("<figure>")[1:]
+        labels = {re.findall("<figcaption>(.*?)<", f)[0]: re.findall('text-anchor="end">(.*?)<', f) for f in figures}
+        assert labels["cases that fail"] == ["1", "0"]
+        assert labels["largest margin of what passes"] == ["1", "0.5", "0"]
+        (failing,) = [f for f in figures if "cases that fail" in f]
+        zero, dot = (
+            re.findall('<path class="axis" d="M54 (.*?)H', failing)[-1],
+            re.findall('class="dot" d="M50 (.*?)a', failing),
+        )
+        assert dot == [zero]
+
+    def test_a_failed_run_has_a_mark_of_its_own(self, tmp_path: Path) -> None:
+        """By its form too, not by its colour alone."""
+        history.add(tmp_path / "h", Report((outcome(),)))
+        assert 'class="dot bad"' not in history_page(history.points(tmp_path / "h"), "all")
+        history.add(tmp_path / "h", every_status())
+        page = history_page(history.points(tmp_path / "h"), "all")
+        assert page.count('class="dot bad"') == 5 and "✗ Not all as it must be in run 2" in page
+
     def test_one_run_can_be_plotted(self, tmp_path: Path) -> None:
         history.add(tmp_path / "h", Report((outcome(),)))
         assert "<svg" in history_page(history.points(tmp_path / "h"), "all")
+
+
+class TestComment:
+    """The comment of a pull request: short, what broke first, the rest folded, found again by its first line."""
+
+    def test_words(self, cli: Cli, two: tuple[Path, Path], tmp_path: Path) -> None:
+        ran = cli("compare", *two, "--markdown", "-", "--title", "gemm (cpu)")
+        lines = ran.out.splitlines()
+        assert ran.status == 1 and "NOT OK" in ran.err
+        assert lines[0] == "<!-- fp8-oracle compare: gemm (cpu) -->"
+        assert lines[1] == "### ❌ gemm (cpu): 1 broke, 1 healed, 1 other numerics, 1 margin moved, 0 the same"
+        opened = ran.out.partition("<details>")[0]
+        for words in ("**s** broke: c on sm90, 1 case", "promotion at twice the interval", "`fp8-oracle verify --case"):
+            assert words in opened, words
+        folds = [line for line in lines if line.startswith("<details>")]
+        assert [fold[18:-10] for fold in folds] == [
+            "broke (1)", "healed (1)", "other numerics (1)", "margin moved (1)", "versions (1)"
+        ]  # fmt: skip
+        assert "| c/3/seed=3 | s | sm90 | margin 0.5 -\\> 0.75 |" in lines
+        assert cli("compare", *two, "--markdown", tmp_path / "x.md", "--title", "gemm (cpu)").status == 1
+        assert (tmp_path / "x.md").read_text() == ran.out
+
+    def test_nothing_changed(self) -> None:
+        found = changes.between(Report((GOOD,)), Report((GOOD,)))
+        said = comment.to_markdown(found)
+        assert said == "<!-- fp8-oracle compare: fp8-oracle -->\n### ✅ fp8-oracle: 1 the same\n\n"
+
+    def test_one_entry_for_a_kernel(self) -> None:
+        """However many of its cases broke."""
+        old = [outcome(f"c/{i}") for i in range(300)]
+        new = [replace(outcome(f"c/{i}", Status.FAILED), source="src/k.py:7") for i in range(300)]
+        said = comment.to_markdown(changes.between(Report(tuple(old)), Report(tuple(new))))
+        opened, _, folded = said.partition("<details>")
+        assert opened.count("\n- ") == 1 and "300 cases" in opened and "at `src/k.py:7`" in opened
+        assert folded.count("\n| c/") == comment.ROWS and "and 250 more" in folded
+
+    @pytest.mark.parametrize("failing", [False, True])
+    def test_however_much_changed(self, failing: bool) -> None:
+        said = comment.to_markdown(changes.between(Report(()), many(5000, failing=failing)))
+        assert len(said) < 65_536
+        assert said.count("<details>") == said.count("</details>") > 0
+
+    def test_hostile_text_stays_text(self) -> None:
+        said = comment.to_markdown(changes.between(Report(()), every_status()))
+        code = re.compile("(`+)[^`].*?[^`]\\1(?!`)")
+        assert "<script>" not in code.sub("", said) and "\\<script\\>" in said and "\x00" not in said
+        assert "ledger**: an entry rots" in said and "4 cases did not run" in said
+
+    @pytest.mark.parametrize("title", ["", "a --> b", "two\nlines", "x" * 101, "<b>"])
+    def test_a_title_that_breaks_the_marker(self, cli: Cli, two: tuple[Path, Path], title: str) -> None:
+        written = two[0].with_name("x.md")
+        ran = cli("compare", *two, "--markdown", written, "--title", title)
+        assert (ran.status, ran.err.count("\n")) == (2, 1)
+        assert not written.exists()

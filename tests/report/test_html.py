@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,15 +9,11 @@ import pytest
 from reports import every_status, many
 
 from oracle.cli import main
+from oracle.report import history
 from oracle.report.html import to_html
+from tests.support.browser import launched, needs_chromium
 from tests.support.paths import ROOT
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
 SIZES = {"desktop": (1280, 900), "tablet": (800, 1000), "phone": (390, 844), "small": (320, 600)}
 # Elements that stick out of the window, unless they lie in a box that scrolls.
 OVERFLOW = """[...document.querySelectorAll('body *')]
@@ -47,23 +42,22 @@ CONTRAST = """() => {
   return poor;
 }"""
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is on the PATH")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = needs_chromium()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+    with launched() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page with everything in it, one of 5,000 cases, and one of the stored captures as `verify` writes it."""
+    """A page with everything in it, one of 5,000 cases, one of the stored captures as `verify` writes it, a history."""
     folder = tmp_path_factory.mktemp("pages")
-    found = {name: folder / f"{name}.html" for name in ("everything", "many", "captures")}
+    found = {name: folder / f"{name}.html" for name in ("everything", "many", "captures", "history")}
+    history.add(folder / "runs", every_status())
+    found["history"].write_text(history.to_html(history.points(folder / "runs"), "every routine and subject"))
     found["everything"].write_text(to_html(every_status()))
     found["many"].write_text(to_html(many(5000, failing=True)))
     subject = ("--subject", "flashinfer.w8a8_rowmajor_scale")
@@ -97,12 +91,25 @@ def view(browser: object, pages: dict[str, Path]) -> Iterator[object]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["everything", "captures"])
+@pytest.mark.parametrize("name", ["everything", "captures", "history"])
 def test_nothing_sticks_out(view: object, name: str, size: str, theme: str) -> None:
     page = view(name, size, theme)  # type: ignore[operator]
     page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate(OVERFLOW) == []
+
+
+@pytest.mark.parametrize("size", ["phone", "small"])
+def test_bits_are_seen_on_a_phone(view: object, size: str) -> None:
+    """The bits of the worst elements stand inside the window, with no scrolling aside; a twin in one line does not."""
+    page = view("captures", size)  # type: ignore[operator]
+    outside = """[...document.querySelectorAll('details[open] .bits')]
+      .filter(e => e.getBoundingClientRect().right > innerWidth || e.closest('.scroll').scrollWidth > innerWidth)"""
+    assert page.locator(".bits:visible").count() >= 8
+    assert page.evaluate(f"{outside}.length") == 0
+    page.evaluate("document.querySelectorAll('.elements tr').forEach(e => { e.style.whiteSpace = 'nowrap'; })")
+    page.evaluate("document.querySelectorAll('.elements td').forEach(e => { e.style.display = 'inline-block'; })")
+    assert page.evaluate(f"{outside}.length") >= 8
 
 
 def test_something_that_sticks_out_is_found(view: object) -> None:
@@ -185,6 +192,16 @@ def test_copy(view: object) -> None:
     assert page.evaluate("navigator.clipboard.readText()").startswith("fp8-oracle verify --case '")
 
 
+def test_the_filter_has_a_name_and_a_description(view: object) -> None:
+    """For a screen reader too; what it found is said in a live region, and it keeps its distance from the list."""
+    page = view("everything", "phone")  # type: ignore[operator]
+    field = page.get_by_role("searchbox", name="Filter the cases")
+    assert "all of them must occur" in page.locator(f"#{field.get_attribute('aria-describedby')}").text_content()
+    assert page.locator("#filtered").get_attribute("role") == "status"
+    boxes = [page.locator(found).first.bounding_box() for found in (".filter", "#cases details")]
+    assert boxes[1]["y"] - boxes[0]["y"] - boxes[0]["height"] >= 12
+
+
 def test_filter_of_five_thousand(view: object) -> None:
     page = view("many")  # type: ignore[operator]
     page.locator("#filter").fill("routine_7 seed=47")
@@ -197,4 +214,4 @@ def test_without_scripts(view: object) -> None:
     """Nothing is lost but comfort: the buttons and the filter are not there, everything else is."""
     page = view("everything", java_script_enabled=False)  # type: ignore[operator]
     assert page.locator("button:visible").count() == 0
-    assert page.get_by_text("What fails, and why").is_visible()
+    assert page.get_by_role("heading", name="What fails, and why").is_visible()

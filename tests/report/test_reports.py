@@ -14,8 +14,8 @@ from reports import HOSTILE, every_status, evidence, many, outcome
 
 from oracle.report import files, html, picture
 from oracle.report.files import to_json, to_junit
-from oracle.report.outcome import Report, causes
-from oracle.verdict.compare import Status
+from oracle.report.outcome import Outcome, Report, causes
+from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.heatmap import LEVELS, OPEN
 from tests.support.commandline import Cli
 
@@ -25,7 +25,7 @@ MIB = 2**20
 class Document(HTMLParser):
     """Checks that elements are closed in order, and collects what a test asks about."""
 
-    VOID = frozenset({"meta", "br", "input", "image", "path", "circle"})
+    VOID = frozenset({"meta", "br", "wbr", "input", "image", "path", "circle"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -88,11 +88,45 @@ class TestHtml:
         for words in (
             *("scale of the previous row", "documented", "an entry rots", "row 3 only", "4 cases not run", "--resume"),
             *("fp8-oracle verify --case 'c/red/seed=2' --subject 's'", "bits of sm90.promote128", "x86_64"),
-            *("1 known failure", "false entry in the ledger", "how often each bit differs".capitalize()),
+            *("2 known failures", "false entry in the ledger", "how often each bit differs".capitalize()),
         ):
             assert words in page.text, words
         assert page.text.index("What fails, and why") < page.text.index("Overview")
         assert page.text.index("scale of the previous row") < page.text.index("documented")
+
+    @pytest.mark.parametrize(
+        ("others", "tone", "said"),
+        [((Status.PASSED,), "good", "2, 1 mistrusted"), ((Status.FAILED,), "bad", "1 of 2 fail"), ((), "known", "1")],
+    )
+    def test_a_mistrusted_case_colours_no_right_subject(self, others: tuple[Status, ...], tone: str, said: str) -> None:
+        """A pass beside it makes the subject green, a failure red; alone it says that little was shown."""
+        statuses = (Status.MISTRUSTED, *others)
+        report = Report(tuple(outcome(f"c/{i}", status) for i, status in enumerate(statuses)))
+        text = html.to_html(report)
+        assert re.findall(r'<a class="chip (\w+)" href="#g0">.*?<b>(.*?)</b>', text)[0][0] == tone
+        assert f"<b>{said}" in text
+        assert f'<details id="g0"><summary><span class="badge {tone}">' in text
+
+    def test_repeated_rows_are_folded(self) -> None:
+        """One row for each reason: causes that share a known reason, and reasons that differ in numbers alone."""
+        known = [outcome(f"c{i}/case", Status.FAILED, known="documented") for i in range(3)]
+        few = [
+            Outcome(f"d/{i}", "d", "s", "cpu", Verdict(Status.MISTRUSTED, "", reason=f"{i}% are 0")) for i in range(4)
+        ]
+        page = html.to_html(Report((*known, *few, outcome("d/e4", Status.UNSUPPORTED))))
+        glance, reasons = page.split('id="problems"')[1].split("</section>")[0], page.split('id="reasons"')[1]
+        assert (glance.count("documented"), glance.count("<b>s</b>")) == (1, 3)
+        assert "<summary>and 2 more</summary>" in glance
+        assert reasons.split("</section>")[0].count("% are 0") == 1
+        assert "<td>0% are 0 <span" in reasons and "<td class=n>4</td>" in reasons
+
+    def test_further_cases_of_a_cause_are_folded(self) -> None:
+        """The first stands open; the others, with and without pictures, behind one line that counts them."""
+        page = html.to_html(Report(tuple(outcome(f"c/{i}", Status.FAILED, seen=evidence()) for i in range(30))))
+        (card,) = re.findall("<article.*?</article>", page)
+        assert card.count("<details open>") == 1
+        assert card.partition("29 more cases of this cause")[0].count("<svg") == 1
+        assert card.count("<svg") == html.PER_CAUSE
 
     def test_a_good_report_says_so(self) -> None:
         page = Document(html.to_html(Report((outcome(),))))

@@ -102,3 +102,21 @@ def deepseek(folder: Path, scale_dtype: torch.dtype = torch.float32) -> dict[str
     made = tensors("block", "weight_scale_inv", scale_dtype=scale_dtype)
     write(folder, FP8_BLOCK, made)
     return made
+
+
+def sparse(folder: Path, rows: int, columns: int, block: int = 128) -> Path:
+    """A checkpoint of one FP8 weight of zeros that takes no space on the disk: a file with a hole; ``block`` 0: one
+    scale for all of it."""
+    grid = [-(-rows // block), -(-columns // block)] if block else [1, 1]
+    scales = torch.ones(grid)
+    begin, end = scales.nbytes, scales.nbytes + rows * columns
+    entries = {
+        "a.weight_scale_inv": {"dtype": "F32", "shape": grid, "data_offsets": [0, begin]},
+        "a.weight": {"dtype": "F8_E4M3", "shape": [rows, columns], "data_offsets": [begin, end]},
+    }
+    header = json.dumps(entries).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header + scales.numpy().tobytes())
+        stream.truncate(8 + len(header) + end)
+    return folder

@@ -52,9 +52,9 @@ def forked(action: Callable[[], int], *, stdout: int | None, stderr: int, **envi
 
 
 def load_again(*folders: str) -> None:
-    """In a child: forget all of ``oracle``, and look for entry points and modules in these folders first."""
+    """In a child: forget all of ``oracle`` and of what makes the pages, and look for modules in these folders first."""
     sys.path[:0] = folders
-    for name in [name for name in sys.modules if name.partition(".")[0] == "oracle"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"oracle", "generate", "blocks", "figures"}]:
         del sys.modules[name]
     importlib.invalidate_caches()
 

@@ -20,12 +20,14 @@ class InProcess:
     output, place = "", "cpu"
 
     def __init__(
-        self, kernel: str, *, adapter: str | None, device: str, limit: float, untrusted: bool = False
-    ) -> None:
+        self, kernel: str, *, adapter: str | None, device: str, limit: float, path: tuple[str, ...] = (),
+        untrusted: bool = False,
+    ) -> None:  # fmt: skip
         assert not untrusted
         self.limit, self.starts, self._server, self._shared = limit, 1, Server(), Shared(1)
         self._loaded = self._server.answer(
-            {"op": "load", "kernel": kernel, "adapter": adapter, "device": device, "first": [], "path": [], "apart": ""}
+            {"op": "load", "kernel": kernel, "adapter": adapter, "device": device, "first": [],
+             "path": list(path), "apart": ""}  # fmt: skip
         )
 
     def __enter__(self) -> Self:

@@ -26,6 +26,23 @@ def cast(values: Reals, fmt: Format) -> NDArray[np.uint8]:
     return values.astype(CASTS[fmt]).view(np.uint8)
 
 
+def cast_by(values: Reals, recipe: R.Recipe) -> NDArray[np.uint8]:
+    """Codes of float32 values as a recipe rounds them: to whole quanta first, where it is not to the nearest even."""
+    fmt, wide, way = recipe.element, np.nan_to_num(values.astype(np.float64)), R.CodeRounding
+    if recipe.rounding is not way.NEAREST_EVEN:
+        exponent = 0 if fmt is MXINT8 else np.maximum(np.frexp(wide)[1] - 1, fmt.emin)
+        quantum = np.ldexp(1.0, exponent - (6 if fmt is MXINT8 else fmt.fraction_bits))
+        whole = {
+            way.NEAREST_AWAY: lambda m: np.floor(m + 0.5), way.NEAREST_ZERO: lambda m: np.ceil(m - 0.5),
+            way.TRUNCATED: np.floor,
+        }[recipe.rounding](np.abs(wide) / quantum)  # fmt: skip
+        wide = np.copysign(whole * quantum, wide)
+    codes = cast(wide.astype(np.float32), fmt)
+    if fmt is not MXINT8 and recipe.zero_sign is not R.ZeroSign.KEPT:
+        codes = np.where(values == 0, np.uint8(fmt.sign_mask if recipe.zero_sign is R.ZeroSign.ZEROS else 0), codes)
+    return codes
+
+
 def every_amax(fmt: Format, width: int, *, seed: int = 1) -> Tensor:
     """Blocks ``[32640, width]``, the amax of each another finite bfloat16, beside midpoints of the element format."""
     top = torch.arange(0x7F80).to(torch.int16).view(torch.bfloat16)[:, None]
@@ -55,7 +72,7 @@ def nvfp4_witness(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np
             t = np.maximum(am / six / g, np.float32(2.0**-6))
         elif family == "modelopt":
             t = am / (six * g)
-            t = np.where(t == 0, one, t)
+            t = np.maximum(np.where(t == 0, one, t), np.float32(recipe.published_floor))
         else:
             t = g * (am * sixth) if recipe.encodes else am * sixth / g
         stored = np.minimum(t, np.float32(448)).astype(ml_dtypes.float8_e4m3fn)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from oracle.errors import NumericsError, OptionError, ShapeError
 from oracle.numbers.formats import decode
-from oracle.tensorcore import block_probes
+from oracle.tensorcore import block_probes, fused
 from oracle.tensorcore.block_probes import (
     EDGE,
     Kernel,
@@ -108,7 +108,6 @@ class TestNeither:
     @pytest.mark.parametrize(
         ("kind", "sabotage", "probe", "said"),
         [
-            (Kind.of("mxf4"), sums_of_32, "sums", "32 products are summed"),
             (Kind.of("mxf8f6f4"), normalised, "subnormals", "c survives down to 31 binades"),
             (KINDS[3], normalised, "subnormals", "c survives down to 30 binades"),
         ],
@@ -116,28 +115,48 @@ class TestNeither:
     def test_addends(
         self, kind: Kind, sabotage: Callable[..., object], probe: str, said: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        i = kind.instruction
-        if sabotage is sums_of_32:
-            i = replace(i, k=32)  # so that a step is two addends, as many products as before
         monkeypatch.setattr("oracle.tensorcore.predict.scaled_addends", sabotage)
-        out = predicted(kind, i)
+        out = predicted(kind, kind.instruction)
         found = fingerprint_block_scaled(answering(out), kind)
         assert found.schedules == () and found.readings[probe].startswith(said)
 
     @pytest.mark.parametrize("kind", ["mxf4", "mxf8f6f4"])
-    def test_an_overflow_that_stays_finite(self, kind: str) -> None:
-        """Truncation could also stop at the largest float32."""
+    def test_an_overflow_to_half_the_range(self, kind: str) -> None:
         asked = Kind.of(kind)
         out = predicted(asked, asked.instruction)
-        found = fingerprint_block_scaled(answering(out.clamp(max=torch.finfo(torch.float32).max)), asked)
+        found = fingerprint_block_scaled(answering(out.clamp(max=2.0**127)), asked)
         assert found.schedules == () and found.closest[1] == ("overflow",)
-        assert found.readings["overflow"].startswith("a sum beyond float32 is 3.40282e+38")
+        assert found.readings["overflow"].startswith("a sum beyond float32 is 1.70141e+38")
 
     def test_a_scale_with_a_sign(self) -> None:
         asked = Kind.of("nvf4")
         out = predicted(asked, asked.instruction)
         found = fingerprint_block_scaled(answering(torch.cat([out[:-1], -out[-1:]])), asked)
         assert found.schedules == () and found.readings["scale_sign"] == "gives -1"
+
+
+class TestReadingsComputedAnotherWay:
+    """What a reading says, put into the usual model by other means, is named as that reading."""
+
+    def test_sums_of_32(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = Kind.of("mxf4")
+        monkeypatch.setattr("oracle.tensorcore.predict.scaled_addends", sums_of_32)
+        out = predicted(kind, replace(kind.instruction, k=32))  # so that a step is two addends, of as many products
+        monkeypatch.undo()
+        found = fingerprint_block_scaled(answering(out), kind)
+        assert found.schedules == ("sm100.chain_mxf4.sums32", "sm120.chain_mxf4.sums32")
+        assert found.readings["sums"].startswith("32 products are summed")
+
+    @pytest.mark.parametrize(("kind", "chain"), [("mxf4", "chain_mxf4"), ("mxf8f6f4", "chain_ue8m0")])
+    def test_an_overflow_that_stays_finite(self, kind: str, chain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Truncation that stops at the largest float32, at every step."""
+        asked, own, top = Kind.of(kind), fused.round_accumulator, torch.finfo(torch.float32).max
+        monkeypatch.setattr(fused, "round_accumulator", lambda *given, **more: own(*given, **more).clamp(-top, top))
+        out = predicted(asked, asked.instruction)
+        monkeypatch.undo()
+        found = fingerprint_block_scaled(answering(out), asked)
+        assert found.schedules == (f"sm100.{chain}.saturates", f"sm120.{chain}.saturates")
+        assert found.readings["overflow"].startswith("a sum beyond float32 is 3.40282e+38")
 
 
 def test_the_rows_are_what_kernels_take() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import oracle
+from oracle.errors import NumericsError
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import get
 from oracle.truth.gemm import ScaledProduct
@@ -71,5 +72,11 @@ def test_of_a_contract() -> None:
     out = oracle.predict("fp8_gemm_nt", inputs, numerics="sm90.promote128")
     assert isinstance(out, Tensor)
     assert oracle.classify("fp8_gemm_nt", inputs, out).name == "sm90.promote128"
+    exact = oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.float32)
+    assert isinstance(exact, Tensor)
+    assert oracle.classify("fp8_gemm_nt", inputs, exact, arch="cpu") == Class("ieee32.any", False, 16 * 128)
+    assert oracle.classify("fp8_gemm_nt", inputs, 2 * exact, arch="cpu").name == "none"
+    with pytest.raises(NumericsError, match="no model for arch 'sm61'"):
+        oracle.classify("fp8_gemm_nt", inputs, out, arch="sm61")
     with pytest.raises(oracle.OracleError, match="no scaled product"):
         oracle.classify("ceil_to_ue8m0", {"x": torch.ones(4)}, torch.ones(4))

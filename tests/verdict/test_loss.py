@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +14,13 @@ from reports import every_status
 from torch import Tensor
 
 import oracle
-from oracle.errors import OptionError
+from oracle.errors import InputError, OptionError
 from oracle.numbers.formats import E2M1, E4M3FN, Format, decode
 from oracle.report import files, html
 from oracle.report.outcome import LOSS, Outcome, Report, losses
 from oracle.report.record import outcome_from_json
 from oracle.routines import get, registered
+from oracle.routines.quantisers import verdict as quantised
 from oracle.verdict import loss
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.loss import Loss, Tally
@@ -194,6 +196,41 @@ def test_what_is_no_quantiser_has_none() -> None:
     with pytest.raises(OptionError, match="no quantiser whose loss is measured"):
         oracle.loss("fp8_gemm_nt", {})
     assert all(get(name).loses for name in QUANTISERS) and "mxfp8_quantize" in QUANTISERS
+
+
+class TestWhenItIsAskedFor:
+    """Judging computes no figure; reading one computes both, of what was judged."""
+
+    def judged(self) -> tuple[dict[str, Tensor], Verdict]:
+        x = {"x": torch.randn(4, 256, generator=torch.Generator().manual_seed(2))}
+        made = get("per_token_cast_to_fp8").reference(x)
+        assert isinstance(made, dict)
+        return made, get("per_token_cast_to_fp8").judge(x, made)
+
+    def test_computed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls, own = [], quantised.measured
+        monkeypatch.setattr(quantised, "measured", lambda *given: calls.append(1) or own(*given))
+        _, verdict = self.judged()
+        assert not calls
+        assert verdict.loss is not None and verdict.error is not None and verdict.loss is verdict.loss
+        assert calls == [1]
+
+    def test_copies_hold_the_figures(self) -> None:
+        _, verdict = self.judged()
+        copy = deepcopy(verdict)
+        assert copy == verdict and copy.loss == verdict.loss and copy.error == verdict.error
+        assert replace(verdict, summary="other").loss == verdict.loss
+
+    def test_another_tensor_is_not_measured(self) -> None:
+        """The sabotaged twin: a figure of codes that nobody judged is refused, and one that was read before stays."""
+        made, verdict = self.judged()
+        _, kept = made["scale"].mul_(2), verdict
+        with pytest.raises(InputError, match="scale was changed after it was judged"):
+            _ = kept.loss
+        made, verdict = self.judged()
+        before = verdict.settled().loss
+        made["scale"].mul_(2)
+        assert verdict.loss == before
 
 
 def judged(case: str, verdict: Verdict) -> Outcome:

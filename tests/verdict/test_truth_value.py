@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 import oracle
+from oracle.cli import main
 from oracle.errors import NonconformanceError
 from oracle.numbers.formats import BF16, decode
 from oracle.report.record import _verdict
@@ -52,6 +54,19 @@ class TestTruth:
         equal_out = oracle.predict("fp8_gemm_nt", equal, numerics="sm90.promote128", **options)
         with pytest.raises(oracle.NonconformanceError, match="MISTRUSTED.*all values of a_scale are equal"):
             oracle.assert_conforms("fp8_gemm_nt", equal, equal_out, **options)
+
+    def test_repro(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        """The lines of the message, carried out, give the same summary again; and the twin, of the right output."""
+        inputs, output = GEMM.inputs(), right().flip(0)
+        with pytest.raises(AssertionError) as caught:
+            oracle.assert_conforms("fp8_gemm_nt", inputs, output, out_dtype=torch.bfloat16, explain="off")
+        said, _, repro = str(caught.value).partition("\nrepro: ")
+        *program, command = repro.replace("\n       ", "\n").split("\n")
+        monkeypatch.chdir(tmp_path)
+        for given, status in ((output, 1), (right(), 0)):
+            exec("\n".join(program), {"inputs": inputs, "output": given, "torch": torch})
+            assert main(command.removeprefix("$ fp8-oracle ").split()) == status
+            assert (said.split("; ")[0] in capsys.readouterr().out.replace("FAILED ", "FAILED: ")) is bool(status)
 
     def test_a_failure_of_one_output_is_the_verdict_of_all(self) -> None:
         """What is false must not be taken for what is absent."""

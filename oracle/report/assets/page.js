@@ -53,7 +53,7 @@
 
   const filter = document.getElementById("filter");
   if (filter) {
-    filter.closest("label").hidden = false;
+    filter.closest(".filter").hidden = false;
     const groups = [...document.querySelectorAll("#cases details")].map((group) => ({
       group, title: group.querySelector("summary").textContent.toLowerCase(),
       rows: [...group.querySelectorAll("tbody tr")].map((row) => ({ row, text: row.textContent.toLowerCase() })),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oracle.numbers.formats import from_codes, of_dtype
 from oracle.routines import data
-from oracle.routines.case import Case, Grammar, no_options, seeds
+from oracle.routines.case import Case, Grammar, no_options, seeds, with_corners
 from oracle.routines.mx.contract import LAYOUTS, LINEAR, padding_of, stored
 
 # M, K: one row, rows of one tile and a tail, columns of one tile of scales and a tail, long rows.
@@ -29,7 +29,7 @@ def _values(case: Case) -> dict[str, Tensor]:
 
 def _two_levels(case: Case) -> dict[str, Tensor]:
     """``global=one``: every formula is exact under a power of two; ``stale``: the scale of a smaller amax, so that
-    blocks saturate; ``inf``: 2688/0 and zeros."""
+    blocks saturate; ``rows``: one of each row; ``inf``: 2688/0 and zeros."""
     given = _values(case)
     x = given["x"].float()
     amax = x[torch.isfinite(x)].abs().amax().clamp(min=2.0**-100)
@@ -38,9 +38,12 @@ def _two_levels(case: Case) -> dict[str, Tensor]:
         return {"x": torch.zeros_like(given["x"]), "global_scale": infinite}
     if case.option("global") == "one":
         return {"x": given["x"], "global_scale": torch.ones(1, dtype=torch.float32, device="cpu")}
+    if case.option("global") == "rows":  # one of each row, a row without magnitude under that of the tensor
+        amax = torch.where(torch.isfinite(x), x.abs(), 0.0).amax(dim=1)
+        amax = torch.where(amax > 2.0**-100, amax, amax.amax().clamp(min=2.0**-100))
     wide = amax.double() * (STALE if case.option("global") == "stale" else 1.0)
     g = wide / TOP if case.option("inversed") == "1" else TOP / wide
-    return {"x": given["x"], "global_scale": g.float().reshape(1)}
+    return {"x": given["x"], "global_scale": g.float().reshape(-1)}
 
 
 def _layout(case: Case) -> dict[str, object]:
@@ -110,9 +113,9 @@ _MK = ("m", "k")
 _TILES: Mapping[str, tuple[str, ...]] = {"layout": ("8x4", LINEAR)}
 _POWERS = {**_TILES, "rounding": ("floor", "ceil", "even")}
 _WIDE = ("bf16", "f16", "f32")
-_TWO_LEVELS = {**_TILES, "inversed": ("1",), "global": ("one", "stale", "inf")}
+_TWO_LEVELS = {**_TILES, "inversed": ("1",), "global": ("one", "stale", "inf", "rows")}
 
-GRAMMARS: Mapping[str, Grammar] = {
+_PLAIN: Mapping[str, Grammar] = {
     "mxfp8_quantize": Grammar(
         _MK, ("bf16-e4m3", "f16-e4m3", "f32-e4m3", "bf16-e5m2"), ("1x32",), FAMILIES, _values, _mxfp8,
         _POWERS, listed=_ids, extra=("bf16-e5m2/1x32/m=17,k=192/rounding=floor/family=steps/seed=1",),
@@ -120,7 +123,10 @@ GRAMMARS: Mapping[str, Grammar] = {
     "mxfp4_quantize": Grammar(
         _MK, _WIDE, ("1x32",), FAMILIES, _values, _quantise, _POWERS, listed=_ids,
     ),
-    "nvfp4_quantize": Grammar(_MK, _WIDE, ("1x16",), FAMILIES, _two_levels, _nvfp4, _TWO_LEVELS, listed=_ids),
+    "nvfp4_quantize": Grammar(
+        _MK, _WIDE, ("1x16",), FAMILIES, _two_levels, _nvfp4, _TWO_LEVELS, listed=_ids,
+        extra=("bf16/1x16/m=17,k=192/inversed=1,global=rows/family=randn/seed=1",),
+    ),
     "scaled_fp4_quant": Grammar(
         _MK, _WIDE[:2], ("1x16",), FAMILIES, _two_levels, no_options, {"global": ("one", "stale", "inf")}, listed=_ids,
     ),
@@ -130,6 +136,9 @@ GRAMMARS: Mapping[str, Grammar] = {
     "mxfp4_dequantize": Grammar(_MK, ("e2m1",), ("1x32",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids),
     "nvfp4_dequantize": Grammar(_MK, ("e2m1",), ("1x16",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids),
 }  # fmt: skip
+# Two tiles of 128 rows of scales, two of four blocks.
+CORNER = ("m=160,k=160",)
+GRAMMARS = with_corners(_PLAIN, {name: CORNER for name, grammar in _PLAIN.items() if grammar.extents == _MK})
 
 GOLDENS = (
     *(f"mxfp8_quantize/bf16-e4m3/1x32/m=5,k=96/{o}family={f}/seed=7"
@@ -142,6 +151,7 @@ GOLDENS = (
     *(f"nvfp4_quantize/bf16/1x16/m=5,k=96/{o}family={f}/seed=7"
       for o in ("", "layout=linear/", "inversed=1/") for f in ("fp4ties", "steps", "nan")),
     "nvfp4_quantize/f32/1x16/m=5,k=96/global=stale/family=randn/seed=7",
+    "nvfp4_quantize/bf16/1x16/m=3,k=32/global=rows/family=randn/seed=7",
     *(f"scaled_fp4_quant/bf16/1x16/m=5,k=96/{o}family=steps/seed=7" for o in ("", "global=one/", "global=stale/")),
     *(f"{c}/m=5,k=96/{o}family={f}/seed=7" for o in ("", "layout=8x4/", "layout=linear/") for f in ("randn", "codes")
       for c in ("mxfp8_dequantize/e4m3-f32/1x32", "mxfp4_dequantize/e2m1/1x32", "nvfp4_dequantize/e2m1/1x16")),

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -30,7 +29,7 @@ from oracle.numbers.formats import E2M1, E4M3FN, E5M2, Format, decode
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
-from oracle.numbers.scaling import GROUP_16, GROUP_32, grid
+from oracle.numbers.scaling import GROUP_16, GROUP_32, Block, grid
 from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, register
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.quantisers.contract import QuantiserContract, QuantiserSets
@@ -48,6 +47,7 @@ INVERSED = OptionSpec(
     "is_global_scale_inversed", False, (False, True), "the global scale is amax/2688, which multiplies the codes"
 )
 GLOBAL = TensorSpec("global_scale", F32, ("1",), "2688/amax of the tensor, or its inverse")
+GLOBAL_OF_ROWS = TensorSpec("global_scale", F32, ("1|M",), "2688/amax of the tensor or of each row, or the inverses")
 
 
 def pack(codes: Tensor) -> Tensor:
@@ -89,8 +89,8 @@ def padding_of(shape: tuple[int, int], layout: str) -> Tensor | None:
 
 class BlockQuantiser(QuantiserContract):
     """A quantiser with ``width`` elements to a scale byte of ``scale_dtype``; ``packed``: two codes to a byte;
-    ``owns_padding``: it writes zeros into the padding of the scales, which is unspecified else; ``repeats``: rows of
-    scale bytes that hold the same scales, where a block has several rows."""
+    ``owns_padding``: it writes zeros into the padding of the scales, which is unspecified else; ``repeats``: scale
+    bytes that hold the same scale, where a block is wider than one byte's elements."""
 
     owns_padding: ClassVar[bool] = True
     repeats: ClassVar[int] = 1
@@ -113,17 +113,29 @@ class BlockQuantiser(QuantiserContract):
         m, k = call.inputs["x"].shape
         return m, k // self.width
 
+    def lying(self, call: Call) -> tuple[tuple[int, int], str]:
+        """Rows and columns of the matrix of scale bytes as it lies in memory, and its layout."""
+        return self.shape_of_scales(call), str(call.resolved["layout"])
+
     def memory(self, scale: Tensor, call: Call) -> Tensor:
         """Scale bytes of :meth:`shape_of_scales` as they are returned; padding zero."""
-        return stored(scale, str(call.resolved["layout"]))
+        return stored(scale, self.lying(call)[1])
 
     def scales_of(self, memory: Tensor, call: Call) -> Tensor:
         """The inverse of :meth:`memory`."""
-        return loaded(memory.view(torch.uint8), self.shape_of_scales(call), str(call.resolved["layout"]))
+        return loaded(memory.view(torch.uint8), *self.lying(call))
 
     def padding(self, call: Call) -> Tensor | None:
         """Which returned scale bytes are padding, bool and flat; None where there is none."""
-        return padding_of(self.shape_of_scales(call), str(call.resolved["layout"]))
+        return padding_of(*self.lying(call))
+
+    def repeated(self, scale: Tensor, call: Call) -> Tensor:
+        """A scale of each block as the bytes of :meth:`shape_of_scales`, in which several may hold the same."""
+        return scale.repeat_interleave(self.repeats, dim=0)
+
+    def distinct(self, scale: Tensor, call: Call) -> Tensor:
+        """One byte of each block; the inverse of :meth:`repeated`."""
+        return scale[:: self.repeats].contiguous()
 
     def codes(self, codes: Tensor, call: Call) -> Tensor:
         """Codes, one each, as they are returned."""
@@ -151,7 +163,7 @@ class BlockQuantiser(QuantiserContract):
         due = to_dtype(
             decode(made["scale"]), self.scale_dtype, rounding=Rounding.NEAREST_EVEN, overflow=Overflow.SATURATE
         )
-        scale = due.view(torch.uint8).repeat_interleave(self.repeats, dim=0)
+        scale = self.repeated(due.view(torch.uint8), call)
         return {"q": self.codes(made["q"], call), "scale": self.memory(scale, call)}
 
     def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
@@ -159,14 +171,14 @@ class BlockQuantiser(QuantiserContract):
         return made
 
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
-        scale = self.scales_of(found["scale"], call)[:: self.repeats].contiguous()
+        scale = self.distinct(self.scales_of(found["scale"], call), call)
         return self.codes_of(found["q"], call), scale.view(self.scale_dtype)
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """As for other quantisers, in the bytes of the outputs; padding is refused where it is not zero."""
         bad = super().refused(call, given, right)
         assert bad is not None
-        scale = self.memory(bad["scale"].to(torch.uint8).repeat_interleave(self.repeats, dim=0), call).to(torch.bool)
+        scale = self.memory(self.repeated(bad["scale"].to(torch.uint8), call), call).to(torch.bool)
         pads = self.padding(call)
         if pads is not None and self.owns_padding:
             scale = scale | pads & (given["scale"].view(torch.uint8) != 0)
@@ -198,7 +210,7 @@ class BlockSets(QuantiserSets):
         assert isinstance(contract, BlockQuantiser)
         if contract.repeats > 1:
             rows = contract.scales_of(found["scale"], self.call)
-            due = rows[:: contract.repeats].repeat_interleave(contract.repeats, dim=0)
+            due = contract.repeated(contract.distinct(rows, self.call), self.call)
             same = judge_bits(rows, due, output="scale")
             judged = worst_of([same, judged]) if same.status is Status.FAILED else judged
         pads = contract.padding(self.call)
@@ -257,7 +269,10 @@ class Nvfp4Quantize(BlockQuantiser):
     name = "nvfp4_quantize"
     summary = "NVFP4: blocks of 16, E2M1 codes two a byte, E4M3 scales under a scale of the tensor"
     source = "FlashInfer nvfp4_quantize and fp4_quantize; vLLM scaled_fp4_quant; TransformerEngine; torchao; modelopt"
-    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 16"), GLOBAL)
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 16"),
+        GLOBAL_OF_ROWS,
+    )
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, INVERSED)
     width = GROUP_16.columns or 1
     packed = True
@@ -282,6 +297,7 @@ class ScaledFp4Quant(Nvfp4Quantize):
     gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
     summary = "NVFP4 as vLLM quantises it: scales in 128x4 tiles whose padding is unspecified"
     source = "vLLM csrc nvfp4_quant_kernels.cu, nvfp4_utils.cuh @07c13c7"
+    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 16"), GLOBAL)
     options = (OptionSpec("layout", LAYOUTS[0], LAYOUTS[:1], "how the scale bytes lie"),)
     owns_padding = False
     production = "nvfp4_quantize"
@@ -291,9 +307,11 @@ class ScaledFp4Quant(Nvfp4Quantize):
 
 
 def positive_scale(inputs: Mapping[str, Tensor]) -> None:
-    """Refuse a global scale that is NaN, zero or negative."""
-    value = float(inputs["global_scale"])
-    if not value > 0:
+    """Refuse global scales that are NaN, zero or negative."""
+    given = inputs["global_scale"]
+    bad = given[~(given > 0)]
+    if bad.numel():
+        value = float(bad[0])
         raise InputError(f"global_scale is {value}; it must be positive (2688/amax; 1 for a tensor of zeros)")
 
 
@@ -314,7 +332,7 @@ class BlockDequantiser(Contract):
         resolved = super().check(inputs, options)
         if (k := self.shape(inputs)[1]) % self.width:
             raise ShapeError(f"q holds K={k} codes a row, not a multiple of {self.width}, the codes that share a scale")
-        loaded(inputs["scale"], self.shape_of_scales(inputs), str(resolved["layout"]))
+        self.scales_of(inputs["scale"], inputs, resolved)
         return resolved
 
     def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
@@ -322,10 +340,23 @@ class BlockDequantiser(Contract):
         m, k = inputs["q"].shape
         return m, k * 2 if self.packed else k
 
+    @property
+    def block(self) -> Block:
+        """The codes that share a scale."""
+        return Block(1, self.width)
+
     def shape_of_scales(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
         """Rows and columns of the scale bytes."""
         m, k = self.shape(inputs)
         return m, k // self.width
+
+    def lying(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[tuple[int, int], str]:
+        """Rows and columns of the matrix of scale bytes as it lies in memory, and its layout."""
+        return self.shape_of_scales(inputs), str(options["layout"])
+
+    def scales_of(self, memory: Tensor, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+        """The scale bytes of :meth:`shape_of_scales` out of their memory; ShapeError where that has another size."""
+        return loaded(memory, *self.lying(inputs, options))
 
     def values(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
         """The values of the codes, float64 ``[M, K]``."""
@@ -333,9 +364,8 @@ class BlockDequantiser(Contract):
 
     def operands_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Tensor, Tensor]:
         """Values of the codes and of the scales over them, float64 ``[M, K]``."""
-        scale = loaded(inputs["scale"], self.shape_of_scales(inputs), str(options["layout"])).view(self.scale_dtype)
-        block = replace(GROUP_32, columns=self.width)
-        return self.values(inputs, options), grid(self.shape(inputs), block).spread(decode(scale))
+        scale = self.scales_of(inputs["scale"], inputs, options).contiguous().view(self.scale_dtype)
+        return self.values(inputs, options), grid(self.shape(inputs), self.block).spread(decode(scale))
 
     def alternatives(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Tensor]:
         """What right orders of multiplication give, float64 values of float32."""

@@ -2,7 +2,8 @@
 
 MXFP6 (E3M2, E2M3) and MXINT8 have one code a byte: torchao keeps six bits unpacked, in the low ones. A NaN scale makes
 a block NaN in formats that have no NaN. DeepGEMM's cast of E2M1 takes groups of 32 or 128 along K, the last one
-shorter; its ties go toward zero, no code is -0 and NaN is coded 0.
+shorter; its ties go toward zero, no code is -0 and NaN is coded 0. Its powers of two may be published as the exponent
+bytes of four groups in an int32, the first in the lowest byte; groups that do not exist have the scale 1.
 
 Sources: torchao mx_formats; OCP Microscaling Formats 1.0, 5.3 and 6.3; DeepGEMM deep_gemm/utils/math.py.
 """
@@ -15,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from oracle.errors import ShapeError
+from oracle.errors import OptionError, ShapeError
 from oracle.numbers import mx_recipes
 from oracle.numbers.formats import E2M1, E2M3, E3M2, MXINT8, Format, decode
 from oracle.numbers.quantize import WIDE
@@ -23,6 +24,8 @@ from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 from oracle.numbers.scaling import Block
 from oracle.routines.base import F32, Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.fault import Fault, Stage, fold
+from oracle.routines.layouts.contract import LayoutContract
 from oracle.routines.mx.contract import (
     LAYOUT,
     ROUNDING,
@@ -33,8 +36,8 @@ from oracle.routines.mx.contract import (
     unpack,
 )
 from oracle.routines.quantisers.contract import UE8M0, QuantiserContract, QuantiserSets
-from oracle.verdict.compare import Admissible
-from oracle.verdict.sets import Elements, Found, Range, Sets
+from oracle.verdict.compare import Admissible, Status, Verdict
+from oracle.verdict.sets import Elements, Found, Range, Sets, judge_bits, worst_of
 
 SIX: Mapping[str, Format] = {"e3m2": E3M2, "e2m3": E2M3}
 ELEMENT_OF_SIX = OptionSpec("element", "e3m2", tuple(SIX), "format of the codes")
@@ -108,6 +111,21 @@ class Mxint8Dequantize(_OneAByte):
 # --- DeepGEMM's FP4 -----------------------------------------------------------------------------------------------
 
 GRAN_K = OptionSpec("gran_k", 128, GRANULARITIES, "elements of K that share a scale")
+PACKED_UE8M0 = OptionSpec("use_packed_ue8m0", False, (False, True), "four exponent bytes in an int32, row-major")
+ONE, WORD = 127, 4
+"""The exponent byte of the scale 1, and bytes in a word."""
+
+
+def words(scale: Tensor) -> Tensor:
+    """Float32 powers of two ``[M, G]`` as exponent bytes, int32 ``[M, ceil(G / 4)]``; groups past the last are 1."""
+    exponents = (scale.contiguous().view(torch.int32) >> 23).to(torch.uint8)
+    return torch.nn.functional.pad(exponents, (0, -scale.shape[1] % WORD), value=ONE).contiguous().view(torch.int32)
+
+
+def scales_of_words(packed: Tensor, groups: int) -> Tensor:
+    """The inverse of :func:`words`; the byte 255 is infinity, as an exponent of float32 has it."""
+    exponents = packed.contiguous().view(torch.uint8)[:, :groups].to(torch.int32)
+    return (exponents << 23).view(torch.float32)
 
 
 @register
@@ -116,13 +134,22 @@ class PerTokenCastToFp4(QuantiserContract):
     summary = "E2M1 codes two a byte under float32 scales, max(amax, 1e-4)/6; ties toward zero, no -0"
     source = "DeepGEMM deep_gemm/utils/math.py per_token_cast_to_fp4"
     inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K even"),)
-    options: ClassVar[tuple[OptionSpec, ...]] = (UE8M0, GRAN_K)
+    options: ClassVar[tuple[OptionSpec, ...]] = (UE8M0, GRAN_K, PACKED_UE8M0)
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
         if inputs["x"].shape[1] % 2:
             raise ShapeError(f"K={inputs['x'].shape[1]} is odd; two codes make a byte, pad K")
+        if resolved["use_packed_ue8m0"] and not resolved["use_ue8m0"]:
+            raise OptionError("use_packed_ue8m0 packs exponents of powers of two; set use_ue8m0=True as well")
         return resolved
+
+    def publish(self, scale: Tensor, options: Mapping[str, object]) -> Tensor:
+        return words(scale) if options["use_packed_ue8m0"] else scale
+
+    def across(self, call: Call) -> int:
+        """Scales of a row."""
+        return -(-call.inputs["x"].shape[1] // int(str(call.resolved["gran_k"])))
 
     def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
         recipe = mx_recipes.DEEPGEMM_FP4_UE8M0 if options["use_ue8m0"] else mx_recipes.DEEPGEMM_FP4
@@ -130,25 +157,55 @@ class PerTokenCastToFp4(QuantiserContract):
 
     def outputs(self, call: Call) -> dict[str, Out]:
         m, k = call.inputs["x"].shape
-        return {"q": Out((m, k // 2), (torch.uint8, torch.int8)), "scale": Out(None, F32)}
+        scale = Out(None, F32)
+        if call.resolved["use_packed_ue8m0"]:
+            scale = Out((m, -(-self.across(call) // WORD)), (torch.int32,))
+        return {"q": Out((m, k // 2), (torch.uint8, torch.int8)), "scale": scale}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [PackedSets(self, call, self.recipes(call, numerics))]
 
     def published(self, made: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
-        return {"q": pack(made["q"]), "scale": made["scale"]}
+        return {"q": pack(made["q"]), "scale": self.publish(made["scale"], call.resolved)}
+
+    def kernel(self, call: Call, faults: tuple[Fault, ...] = ()) -> dict[str, Tensor]:
+        made: dict[str, Tensor] = fold(call, faults, Stage.WRITE, super().kernel(call, faults))
+        return made
 
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
-        return unpack(found["q"].view(torch.uint8)), self.scale_of(found["scale"], call, admitted)
+        scale = found["scale"]
+        if call.resolved["use_packed_ue8m0"]:
+            scale = scales_of_words(scale, self.across(call))
+        return unpack(found["q"].view(torch.uint8)), self.scale_of(scale, call, admitted)
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         bad = super().refused(call, given, right)
         assert bad is not None
-        return {"q": pack(bad["q"].to(torch.uint8)) != 0, "scale": bad["scale"]}
+        scale = bad["scale"]
+        if call.resolved["use_packed_ue8m0"]:
+            pads = torch.nn.functional.pad(scale, (0, -scale.shape[1] % WORD)).to(torch.uint8)
+            pads[:, scale.shape[1] :] = self.rest(given["scale"], call) != ONE
+            scale = pads.contiguous().view(torch.int32) != 0
+        return {"q": pack(bad["q"].to(torch.uint8)) != 0, "scale": scale}
+
+    def rest(self, packed: Tensor, call: Call) -> Tensor:
+        """The bytes of words behind the last group."""
+        return packed.contiguous().view(torch.uint8)[:, self.across(call) :]
 
 
 class PackedSets(QuantiserSets):
-    """The codes and scales that one recipe admits as a whole."""
+    """The codes and scales that one recipe admits as a whole, and the scale 1 in the bytes of groups past the last."""
+
+    def judge(self, found: Found) -> Verdict:
+        judged, contract = super().judge(found), self.contract
+        assert isinstance(contract, PerTokenCastToFp4)
+        if judged.status is Status.FAILED or not self.call.resolved["use_packed_ue8m0"]:
+            return judged
+        rest = contract.rest(found["scale"], self.call)
+        if not rest.numel():
+            return judged
+        ones = judge_bits(rest, torch.full_like(rest, ONE), output="padding of scale")
+        return worst_of([ones, judged]) if ones.status is Status.FAILED else judged
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """None: neighbours of a packed code are no interval of bytes."""
@@ -193,3 +250,24 @@ class CastBackFromFp4(Contract):
             return {"out": Admissible(due, due, due)}, "one float32 product"
 
         return [Elements(ends)]
+
+
+@register
+class TransposePackedFp4(LayoutContract):
+    """Codes are moved, not looked at: -0 stays -0."""
+
+    name = "transpose_packed_fp4"
+    section = "Quantisation"
+    summary = "codes of [M, N] two a byte along N as those of [N, M] two a byte along M"
+    source = "DeepGEMM deep_gemm/utils/math.py transpose_packed_fp4"
+    inputs = (TensorSpec("q", (torch.uint8, torch.int8), ("M", "P"), "codes, two a byte, M even"),)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if (m := inputs["q"].shape[0]) % 2:
+            raise ShapeError(f"M={m} is odd; two rows make a byte of the transpose, pad M")
+        return resolved
+
+    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        q = inputs["q"]
+        return {"out": pack(unpack(q.view(torch.uint8)).t().contiguous()).view(q.dtype)}

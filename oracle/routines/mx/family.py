@@ -4,10 +4,12 @@ from oracle.routines.family import RoutineFamily
 from oracle.routines.mx import (
     cases,
     casts,
+    columns,
     contract,
     elements,
     experts,
     faults,
+    flashinfer,
     more_cases,
     more_faults,
     tokens,
@@ -16,7 +18,7 @@ from oracle.routines.mx import (
 
 FAMILY = RoutineFamily(
     name="mx",
-    contracts=(contract, elements, training, tokens, experts, casts),
+    contracts=(contract, columns, flashinfer, elements, training, tokens, experts, casts),
     grammars={**cases.GRAMMARS, **more_cases.GRAMMARS},
     faults=(faults.FAULTS, more_faults.FAULTS),
     goldens=(*cases.GOLDENS, *more_cases.GOLDENS),

@@ -17,30 +17,33 @@ from oracle.numbers.formats import BF16, E4M3FN, decode
 from oracle.numbers.mx_recipes import MODES
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, f32, power_of_two, round_to
+from oracle.numbers.scaling import grid
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, WhyNot, both, entry, need
 from oracle.routines.fault import ones as ones_of
 from oracle.routines.mx.contract import LINEAR, BlockDequantiser, BlockQuantiser, loaded, padding_of, stored
 from oracle.routines.quantisers.contract import Amax, Values, prepared
 from oracle.truth.layout import HEIGHTS
 
-MODED = frozenset({"mxfp8_quantize", "mxfp4_quantize", "mxfp6_quantize"})
+MODED = frozenset({"mxfp8_quantize", "mxfp8_quantize_columnwise", "mxfp4_quantize", "mxfp6_quantize"})
 """Quantisers that are asked for a rounding of the shared scale."""
-MXFP8 = frozenset({"mxfp8_quantize", "fp8_block_to_mxfp8"})
+COLUMNS = frozenset({"mxfp8_quantize_columnwise"})
+MXFP8 = COLUMNS | {"mxfp8_quantize", "mxfp8_quantize_2d", "fp8_block_to_mxfp8"}
 PLAIN_POWERS = MODED | MXFP8 | {"mxint8_quantize", "mxfp4_quantize_of_fp8"}
 STOCHASTIC = frozenset({"nvfp4_quantize_stochastic"})
 PLAIN_LEVELS = STOCHASTIC | {
     "nvfp4_quantize", "scaled_fp4_quant", "nvfp4_quantize_2d", "nvfp4_quantize_4over6", "nvfp4_quantize_rht",
-    "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8",
+    "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8", "nvfp4_quantize_shuffled", "silu_and_mul_nvfp4_quantize",
 }
+BATCHED = frozenset({"nvfp4_batched_quantize"})
 PLAIN = PLAIN_POWERS | PLAIN_LEVELS
 """Quantisers of one matrix, whose scale bytes are one tiled matrix."""
 EXPERT_LEVELS = frozenset({"scaled_fp4_grouped_quantize", "scaled_fp4_experts_quant"})
 EXPERTS = EXPERT_LEVELS | {"mxfp8_grouped_quantize", "mxfp8_experts_quant"}
-POWERS, TWO_LEVELS = PLAIN_POWERS | (EXPERTS - EXPERT_LEVELS), PLAIN_LEVELS | EXPERT_LEVELS
-QUANTISERS = PLAIN | EXPERTS
+POWERS, TWO_LEVELS = PLAIN_POWERS | (EXPERTS - EXPERT_LEVELS), PLAIN_LEVELS | EXPERT_LEVELS | BATCHED
+QUANTISERS = PLAIN | EXPERTS | BATCHED
 ROUNDED = QUANTISERS - STOCHASTIC
 UNPACKED = MXFP8 | {"mxfp6_quantize", "mxint8_quantize"}
-UNPACKED_BACK = frozenset({"mxfp8_dequantize", "mxfp6_dequantize", "mxint8_dequantize"})
+UNPACKED_BACK = frozenset({"mxfp8_dequantize", "mxfp8_dequantize_columnwise", "mxfp6_dequantize", "mxint8_dequantize"})
 POWERS_BACK = UNPACKED_BACK | {"mxfp4_dequantize"}
 BACK = POWERS_BACK | {"nvfp4_dequantize"}
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
@@ -60,15 +63,24 @@ def _shape(call: Call) -> tuple[int, int]:
     return contract.shape_of_scales(call)
 
 
+def _lying(call: Call) -> tuple[tuple[int, int], str]:
+    """Rows and columns of the scale bytes as they lie in memory, and their layout."""
+    contract = call.contract
+    if isinstance(contract, BlockDequantiser):
+        return contract.lying(call.inputs, call.resolved)
+    assert isinstance(contract, BlockQuantiser)
+    return contract.lying(call)
+
+
 def _layout(call: Call) -> str:
-    return str(call.resolved["layout"])
+    return _lying(call)[1]
 
 
 several_across = need(lambda call: _shape(call)[1] > 1, "one block across")
 several_down = need(lambda call: _shape(call)[0] > 1, "one row")
 in_tiles = need(lambda call: _layout(call) != LINEAR, "the scales are not in tiles")
 packed = need(lambda call: getattr(call.contract, "packed", False), "codes are not packed")
-padded = need(lambda call: (pads := padding_of(_shape(call), _layout(call))) is not None and bool(pads.any()),
+padded = need(lambda call: (pads := padding_of(*_lying(call))) is not None and bool(pads.any()),
               "the scales need no padding")
 
 
@@ -84,8 +96,12 @@ has_nan, has_negative = _holds(torch.isnan, "no value is NaN"), _holds(lambda x:
 
 
 def _scan(part: Callable[[Tensor], Tensor]) -> Callable[[Amax], Tensor]:
-    """The amax of a part of the blocks ``[down, r, across, c]``."""
-    return lambda amax: part(amax.blocks).nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True)
+    """The amax of a part of the blocks ``[down, r, across, c]``, whose elements follow in the last axis."""
+    def change(amax: Amax) -> Tensor:
+        blocks = amax.blocks.transpose(1, 3) if amax.blocks.shape[3] == 1 else amax.blocks
+        return part(blocks).nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True)
+
+    return change
 
 
 def _pairs(amax: Amax) -> Tensor:
@@ -279,7 +295,7 @@ def _reread(how: Callable[[Call, Tensor], Tensor]) -> Change:
     """The scale bytes ``[M, C]`` that a call stores, put down another way: ``how`` gives the memory."""
 
     def change(call: Call, memory: Tensor) -> Tensor:
-        scale = loaded(memory.view(torch.uint8), _shape(call), _layout(call))
+        scale = loaded(memory.view(torch.uint8), *_lying(call))
         wrong = how(call, scale).flatten()
         kept = torch.zeros_like(memory.view(torch.uint8)).flatten()
         most = min(len(kept), len(wrong))
@@ -309,9 +325,10 @@ def _tiles_by_column(call: Call, scale: Tensor) -> Tensor:
     return tiles.transpose(0, 1)
 
 
-tile_grid = need(lambda call: _shape(call)[1] > 4 and _shape(call)[0] > HEIGHTS.get(_layout(call), 1 << 62),
+tile_grid = need(lambda call: _lying(call)[0][1] > 4 and _lying(call)[0][0] > HEIGHTS.get(_layout(call), 1 << 62),
                  "there are not several tiles in both directions")
-interleaved = need(lambda call: _layout(call) == "128x4" and _shape(call)[0] > 1, "rows of a tile are not interleaved")
+interleaved = need(lambda call: _layout(call) == "128x4" and _lying(call)[0][0] > 1,
+                   "rows of a tile are not interleaved")
 fault("nibbles exchanged", MOVEMENT, contracts=PLAIN - UNPACKED, seen="pith-train PR 74",
       write=entry("q", _swapped), same_if="the two codes of every byte are equal")
 fault("codes of a byte pair exchanged", MOVEMENT, contracts=UNPACKED, seen="pith-train PR 74",
@@ -335,7 +352,7 @@ for name, how, when, where in LAYOUT_FAULTS:
 
 def _unwritten(call: Call, memory: Tensor) -> Tensor:
     """Padding that holds what was there before."""
-    pads, out = padding_of(_shape(call), _layout(call)), memory.clone()
+    pads, out = padding_of(*_lying(call)), memory.clone()
     assert pads is not None
     out.view(torch.uint8)[pads] = 0xFF
     return out
@@ -360,7 +377,8 @@ def _spread(call: Call) -> Tensor:
     """The scale bytes over the elements, ``[M, K]``."""
     contract = call.contract
     assert isinstance(contract, BlockDequantiser)
-    return loaded(call.inputs["scale"], _shape(call), _layout(call)).repeat_interleave(contract.width, dim=1)
+    scale = contract.scales_of(call.inputs["scale"], call.inputs, call.resolved)
+    return grid(contract.shape(call.inputs), contract.block).spread(scale)
 
 
 def _where_byte(byte: int, value: Callable[[Tensor], Tensor]) -> Change:
@@ -377,11 +395,11 @@ def _where_byte(byte: int, value: Callable[[Tensor], Tensor]) -> Change:
 
 def _bytes(change: Callable[[Tensor], Tensor]) -> Change:
     """The scale bytes ``[M, C]`` changed where they lie."""
-    return lambda call, memory: stored(change(loaded(memory, _shape(call), _layout(call))), _layout(call))
+    return lambda call, memory: stored(change(loaded(memory, *_lying(call))), _layout(call))
 
 
 def _has_byte(byte: int) -> WhyNot:
-    return need(lambda call: bool((loaded(call.inputs["scale"], _shape(call), _layout(call)) == byte).any()),
+    return need(lambda call: bool((loaded(call.inputs["scale"], *_lying(call)) == byte).any()),
                 f"no scale byte is {byte}")
 
 
@@ -406,11 +424,11 @@ fault("one scale read for two blocks", INDEX, contracts=BACK, seen=MINE + "block
 
 def _poison_read(call: Call, out: Tensor) -> Tensor:
     """The last block of every row under the padding byte behind it."""
-    pads = padding_of(_shape(call), _layout(call))
+    (m, c), layout = _lying(call)
+    pads = padding_of((m, c), layout)
     assert pads is not None
     poison = call.inputs["scale"][pads]
-    m, c = _shape(call)
-    scale = loaded(call.inputs["scale"], (m, c), _layout(call)).clone()
+    scale = loaded(call.inputs["scale"], (m, c), layout).clone()
     scale[:, -1] = poison.repeat(m)[:m]
     made = call.contract.reference({**call.inputs, "scale": stored(scale, _layout(call))}, **call.options)
     assert isinstance(made, Tensor)

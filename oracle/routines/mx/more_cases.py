@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from oracle.numbers.formats import from_codes, of_dtype
 from oracle.routines import data
-from oracle.routines.case import Case, Grammar, seeds
-from oracle.routines.mx.cases import TOP, poisoned
+from oracle.routines.case import Case, Grammar, seeds, with_corners
+from oracle.routines.mx.cases import CORNER, TOP, poisoned
+from oracle.routines.mx.columns import COMPACT
 from oracle.routines.mx.contract import LAYOUTS, LINEAR
 from oracle.routines.mx.experts import PLACEMENTS
 from oracle.truth.hadamard import LARGEST
@@ -33,6 +35,19 @@ def _amax(x: Tensor) -> float:
 
 def _f32(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
+def _batch(case: Case) -> dict[str, Tensor]:
+    x = _x(case, rows=case["g"] * case["m"])
+    one = case.option("global") == "one"
+    return {"x": x.reshape(case["g"], case["m"], case["k"]), "global_scale": _f32(1.0 if one else TOP / _amax(x))}
+
+
+def _gated(case: Case) -> dict[str, Tensor]:
+    """Gates and values of any size: the global scale is that of values of a few units."""
+    (dtype,) = case.operand_dtypes
+    x = data.activations(case.label("x"), case.family, case["m"], 2 * case["k"], dtype=dtype).clamp(-64.0, 64.0)
+    return {"x": x, "global_scale": _f32(1.0 if case.option("global") == "one" else TOP / 4096.0)}
 
 
 def _layout(case: Case) -> dict[str, object]:
@@ -93,7 +108,10 @@ def _one_a_byte(case: Case) -> dict[str, Tensor]:
 
 
 def _fp4_cast(case: Case) -> dict[str, object]:
-    return {"use_ue8m0": case.option("ue8m0") == "1", "gran_k": int(case.option("gran") or 128)}
+    packed = case.option("packed") == "1"
+    given: dict[str, object] = {"use_ue8m0": packed or case.option("ue8m0") == "1"}
+    given |= {"gran_k": int(case.option("gran") or 128)}
+    return given | ({"use_packed_ue8m0": True} if packed else {})
 
 
 def _packed(case: Case) -> dict[str, Tensor]:
@@ -104,6 +122,52 @@ def _packed(case: Case) -> dict[str, Tensor]:
 
 def _gran(case: Case) -> dict[str, object]:
     return {"gran_k": int(case.option("gran") or 128)}
+
+
+def _nibbles(case: Case) -> dict[str, Tensor]:
+    codes = torch.from_numpy(case.stream("q").integers(0, 256, (case["m"], case["k"] // 2))).to(torch.uint8)
+    return {"q": codes.view(torch.int8)}
+
+
+# --- columns and squares --------------------------------------------------------------------------------------------
+
+
+def _columns(case: Case) -> dict[str, Tensor]:
+    """The values of a family that has blocks along rows, down the columns."""
+    dtype = case.operand_dtypes[0]
+    return {"x": data.activations(case.label("x"), case.family, case["k"], case["m"], dtype=dtype).t().contiguous()}
+
+
+def _both_ways(case: Case) -> dict[str, Tensor]:
+    """Values whose squares of 32x32 differ in amax: of 1 to 1/8."""
+    x = data.activations(case.label("x"), case.family, case["m"], case["k"], dtype=case.operand_dtypes[0])
+    row, column = (torch.arange(extent, device="cpu") // 32 for extent in x.shape)
+    return {"x": x * torch.exp2(-(3 * row[:, None] + column[None, :]) % -4).to(x.dtype)}
+
+
+def _of_columns(case: Case) -> dict[str, object]:
+    element = case.dtypes.partition("-")[2]
+    return _layout(case) | {"element": element, "rounding": case.option("rounding") or "rceil"}
+
+
+def _square(case: Case) -> dict[str, object]:
+    given = _layout(case) | {"element": case.dtypes.partition("-")[2]}
+    return given | {"direction": case.option("direction") or "rowwise"}
+
+
+def _tall(case: Case) -> dict[str, Tensor]:
+    """Codes without NaN of E4M3 and E5M2 (``randn``) or any; scale bytes of ordinary values, or all of them."""
+    m, k = case["m"], case["k"]
+    codes = torch.from_numpy(case.stream("q").integers(0, 256, (m, k))).to(torch.uint8)
+    low, high = (112, 142) if case.family == "randn" else (0, 0x100)
+    scale = torch.from_numpy(case.stream("scale").integers(low, high, (k, m // 32))).to(torch.uint8)
+    if case.family == "randn":
+        codes = codes & 0xBF
+    else:
+        scale.view(-1)[0], scale.view(-1)[-1] = 0, 0xFF
+    layout = case.option("layout") or LAYOUTS[0]
+    memory = scale.t().contiguous() if layout == COMPACT else poisoned(scale, layout)
+    return {"q": from_codes(codes, of_dtype(case.operand_dtypes[0])), "scale": memory}
 
 
 def _seeded(case: Case) -> dict[str, object]:
@@ -219,8 +283,11 @@ _ONE = {**_TILES, "global": ("one",)}
 _BOTH = ("bf16", "f32")
 _PLAIN, _CODED = ("m=1,k=160", SHAPE), ("randn", "codes")
 _EXPERTS = ("g=1,m=5,k=64", "g=4,m=37,k=192")
+_EIGHT = ("bf16-e4m3", "f32-e4m3", "bf16-e5m2")
+_STOOD = {"layout": ("8x4", LINEAR, COMPACT)}
+_TALL = ("m=32,k=6", "m=160,k=130", "m=96,k=18")
 
-GRAMMARS: Mapping[str, Grammar] = {
+_GRAMMARS: Mapping[str, Grammar] = {
     "mxfp6_quantize": Grammar(
         _MK, _BOTH, ("1x32",), FAMILIES, _values, _mxfp6,
         {**_TILES, "element": ("e2m3",), "rounding": ("floor", "ceil", "even")},
@@ -231,13 +298,42 @@ GRAMMARS: Mapping[str, Grammar] = {
     "mxint8_quantize": Grammar(_MK, _BOTH, ("1x32",), FAMILIES, _values, _layout, _TILES, listed=_ids(_PLAIN)),
     "mxint8_dequantize": Grammar(_MK, ("int8",), ("1x32",), _CODED, _one_a_byte, _layout, _TILES, listed=_ids(_PLAIN)),
     "per_token_cast_to_fp4": Grammar(
-        _MK, _BOTH, ("1x128",), FAMILIES, _values, _fp4_cast, {"ue8m0": ("1",), "gran": ("32",)},
+        _MK, _BOTH, ("1x128",), FAMILIES, _values, _fp4_cast, {"ue8m0": ("1",), "gran": ("32",), "packed": ("1",)},
         listed=_ids(("m=1,k=130", "m=9,k=320"), 3),
-        extra=("bf16/1x128/m=9,k=320/ue8m0=1,gran=32/family=fp4ties/seed=1",),
+        extra=tuple(f"bf16/1x128/m=9,k=320/{how}=1,gran=32/family=fp4ties/seed=1" for how in ("ue8m0", "packed")),
+    ),
+    "mxfp8_quantize_columnwise": Grammar(
+        _MK, _EIGHT, ("32x1",), FAMILIES, _columns, _of_columns, {**_STOOD, "rounding": ("floor", "ceil", "even")},
+        listed=_ids(_TALL), domain="m % 32 == 0",
+    ),
+    "mxfp8_dequantize_columnwise": Grammar(
+        _MK, ("e4m3", "e5m2"), ("32x1",), _CODED, _tall, _layout, _STOOD, listed=_ids(_TALL), domain="m % 32 == 0",
+    ),
+    "mxfp8_quantize_2d": Grammar(
+        _MK, _EIGHT, ("32x32",), FAMILIES, _both_ways, _square, {**_STOOD, "direction": ("columnwise",)},
+        listed=_ids(("m=32,k=64", "m=160,k=160", "m=64,k=96")), domain="m % 32 == 0",
+        extra=tuple(f"bf16-e4m3/32x32/m=64,k=96/direction=columnwise,layout={layout}/family=randn/seed=1"
+                    for layout in (LINEAR, COMPACT)),
+    ),
+    "transpose_packed_fp4": Grammar(
+        _MK, ("e2m1",), ("1x128",), ("randn",), _nibbles, lambda case: {}, listed=_ids(("m=2,k=34", "m=10,k=64")),
+        domain="m % 2 == 0", fixed=True,
     ),
     "cast_back_from_fp4": Grammar(
         _MK, ("e2m1",), ("1x128",), ("randn", "wide"), _packed, _gran, {"gran": ("32",)},
         listed=_ids(("m=1,k=130", "m=9,k=320")),
+    ),
+    "nvfp4_batched_quantize": Grammar(
+        _GMK, _BOTH, ("1x16",), FAMILIES, _batch, _layout, {"layout": ("8x4",), "global": ("one",)},
+        listed=_ids(("g=1,m=5,k=64", "g=3,m=130,k=96", "g=3,m=9,k=160")),
+    ),
+    "nvfp4_quantize_shuffled": Grammar(
+        _MK, _BOTH, ("1x16",), FAMILIES, _encoded, lambda case: {}, {"global": ("one",)},
+        listed=_ids(("m=160,k=96", "m=64,k=160")), domain="m % 32 == 0",
+    ),
+    "silu_and_mul_nvfp4_quantize": Grammar(
+        _MK, _BOTH, ("1x16",), ("randn", "heavy", "steps"), _gated, _layout, _ONE,
+        listed=_ids(("m=1,k=160", "m=130,k=96", "m=17,k=192")),
     ),
     "nvfp4_quantize_stochastic": Grammar(_MK, _BOTH, ("1x16",), FAMILIES, _encoded, _seeded, _ONE, listed=_ids(_PLAIN)),
     "nvfp4_quantize_2d": Grammar(
@@ -291,13 +387,22 @@ GRAMMARS: Mapping[str, Grammar] = {
         listed=_ids(("m=3,k=160", "m=130,k=160")), fixed=True,
     ),
 }  # fmt: skip
+GRAMMARS = with_corners(_GRAMMARS, {name: CORNER for name, grammar in _GRAMMARS.items() if grammar.extents == _MK})
+
+
+SMALLEST = {
+    "nvfp4_quantize_2d": "m=16,k=96", "mxfp8_quantize_columnwise": "m=32,k=6", "mxfp8_quantize_2d": "m=32,k=32",
+    "mxfp8_dequantize_columnwise": "m=32,k=6", "transpose_packed_fp4": "m=4,k=12",
+    "nvfp4_batched_quantize": "g=2,m=3,k=32", "nvfp4_quantize_shuffled": "m=32,k=16",
+    "silu_and_mul_nvfp4_quantize": "m=3,k=32",
+}  # fmt: skip
 
 
 def _goldens() -> Iterable[str]:
     """Two families of each contract without options, one with every option."""
     small = {_MK: "m=5,k=96", _GMK: "g=3,m=5,k=64"}
     for contract, grammar in GRAMMARS.items():
-        shape = "m=16,k=96" if contract == "nvfp4_quantize_2d" else small[grammar.extents]
+        shape = SMALLEST.get(contract, small[grammar.extents])
         options = ["", *(f"{key}={values[0]}/" for key, values in grammar.options.items() if key != "layout")]
         for option in options:
             both = dict.fromkeys((grammar.families[0], grammar.families[-1]))

@@ -14,15 +14,15 @@ from torch import Tensor
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import quotients
 from oracle.numbers.recipes import CodeRounding, ZeroSign
-from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, entry, need
+from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need
 from oracle.routines.fault import ones as ones_of
 from oracle.routines.mx.contract import BlockQuantiser, loaded, stored
 from oracle.routines.mx.experts import HEIGHT, ExpertQuantiser, starts
-from oracle.routines.mx.faults import EXPERTS, MINE, MODED, QUANTISERS
+from oracle.routines.mx.faults import BATCHED, EXPERTS, MINE, MODED, QUANTISERS
 from oracle.routines.mx.tokens import ROW_SCALE, row_scales
-from oracle.routines.quantisers.contract import Values, prepared
+from oracle.routines.quantisers.contract import Amax, Values, prepared
 from oracle.truth.hadamard import SIZE, matrix
-from oracle.truth.layout import align, swizzle_scale
+from oracle.truth.layout import align, inverse_order, row_order, swizzle_scale
 
 FAULTS = Faults(QUANTISERS)
 fault = FAULTS.declare
@@ -42,6 +42,8 @@ fault("codes 7 for zeros under a scale that rounds to 0", CAST, contracts={"nvfp
       seen="FlashInfer cvt_warp_fp16_to_fp4: 0 times R(0)", codes=lambda call, codes: _sevens(call, codes),
       same_if="no scale rounds to 0", admissible_if=FREE)
 
+fault("zeros coded -0", CAST, contracts={"mxfp4_quantize"}, recipe=_field(zero_sign=ZeroSign.ZEROS),
+      seen="Model-Optimizer 0.47 mxfp4_tensor.py cast_fp4: the sign bit of 0", same_if="no value is 0")
 TINY = "no shared scale is 2^-127"
 fault("values coded as they are under a scale of 2^-127", VALUE, contracts={"mxfp6_quantize"}, same_if=TINY,
       seen="torchao 0.18.0 _to_mx_rceil: torch.where(exponent == 0, 1.0, ..)", recipe=_field(unit_at_byte_0=True))
@@ -208,6 +210,125 @@ fault("four over six: the other measure of the error", VALUE, contracts=OVER,
           recipe, candidates=next(c for c in type(recipe.candidates) if c is not recipe.candidates)),
       same_if="both measures choose alike")
 
+# --- columns and squares of MXFP8 ---------------------------------------------------------------------------------
+
+TALL, BIG = frozenset({"mxfp8_quantize_columnwise"}), frozenset({"mxfp8_quantize_2d"})
+ROW_SCALED = frozenset({"nvfp4_quantize"})
+
+
+@fault("amax of 32 columns where 32 rows are meant", VALUE, contracts=TALL,
+       seen="TransformerEngine quantize_mxfp8.cuh: row-wise and column-wise scales exchanged",
+       same_if="both have equal amax")
+def amax_along_rows(amax: Amax) -> Tensor:
+    x = amax.x.values.nan_to_num(nan=0.0).abs()
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % 32))
+    wide = torch.unflatten(padded, 1, (-1, 32)).amax(dim=2)
+    each = wide.repeat_interleave(32, dim=1)[:, : x.shape[1]]
+    return each[::32].reshape(amax.right.shape)
+
+
+fault("codes of the transpose", MOVEMENT, contracts=TALL, seen="torchao triton_to_mxfp8_dim1: column-major codes",
+      write=entry("q", lambda q: q.view(torch.uint8).t().reshape(q.shape).contiguous().view(q.dtype)),
+      same_if="the codes are symmetric")
+fault("amax of one row of 32", VALUE, contracts=BIG, seen=MINE + "1x32 scales where 32x32 are meant",
+      amax=lambda amax: amax.blocks[:, :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
+      same_if="the first row of every block holds its amax")
+fault("amax of one column of 32", VALUE, contracts=BIG, seen=MINE + "32x1 scales where 32x32 are meant",
+      amax=lambda amax: amax.blocks[..., :1].nan_to_num(nan=0.0).abs().amax(dim=(1, 3), keepdim=True),
+      same_if="the first column of every block holds its amax")
+
+
+def _kept_once(call: Call, memory: Tensor) -> Tensor:
+    """The repeated bytes of a block once, zeros for the rest."""
+    contract = call.contract
+    assert isinstance(contract, BlockQuantiser)
+    first = torch.zeros_like(contract.scales_of(memory, call))
+    bytes_, across = contract.scales_of(memory, call), call.resolved["direction"] == "columnwise"
+    kept = (slice(None), slice(None, None, 32)) if across else (slice(None, None, 32), slice(None))
+    first[kept] = bytes_[kept]
+    return contract.memory(first, call)
+
+
+fault("scale of 32x32 published once", MOVEMENT, contracts=BIG, write=entry("scale", _kept_once),
+      seen="TransformerEngine quantize_transpose_nvfp4.cuh: the scale is repeated for its 16 rows",
+      same_if="every byte is 0")
+fault("bytes of the transpose of 32x32", INDEX, contracts=BIG, same_if="the scales are symmetric",
+      seen="TransformerEngine: row-wise and column-wise scales exchanged",
+      scale=lambda scale: scale.t().reshape(scale.shape))
+several_rows = need(lambda call: call.inputs["global_scale"].numel() > 1, "one global scale")
+fault("global scale of the first row", VALUE, contracts=ROW_SCALED, needs=several_rows,
+      seen="FlashInfer fp4_quantize: a global scale of shape [1] or [M]",
+      read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()), same_if="the rows have equal scales")
+fault("global scale of the next row", INDEX, contracts=ROW_SCALED, needs=several_rows, seen="NVIDIA/cutlass 2087",
+      read=entry("global_scale", lambda g: g.roll(-1)), same_if="the rows have equal scales")
+
+# --- batches, shuffled rows, silu ----------------------------------------------------------------------------------
+
+SHUFFLED, SILU = frozenset({"nvfp4_quantize_shuffled"}), frozenset({"silu_and_mul_nvfp4_quantize"})
+more_matrices = need(lambda call: call.inputs["x"].shape[0] > 1, "one matrix")
+
+
+def _as_one_matrix(call: Call, memory: Tensor) -> Tensor:
+    """The scales of all matrices as those of one, in its tiles; what lies beyond is lost."""
+    contract = call.contract
+    assert isinstance(contract, BlockQuantiser)
+    wrong = stored(contract.scales_of(memory, call), str(call.resolved["layout"]))
+    kept, most = torch.zeros_like(memory).flatten(), min(memory.numel(), wrong.numel())
+    kept[:most] = wrong[:most]
+    return kept.reshape(memory.shape)
+
+
+fault("scales of a batch as those of one matrix", INDEX, contracts=BATCHED, needs=more_matrices,
+      seen="FlashInfer bmm_mxfp8: rows of all matrices, or tiles of each", write=entry("scale", _as_one_matrix),
+      same_if="rows are whole tiles")
+fault("scales of the next matrix of a batch", INDEX, contracts=BATCHED, needs=more_matrices,
+      seen="NVIDIA/cutlass 2087", write=entry("scale", lambda memory: memory.roll(-1, dims=0)),
+      same_if="the matrices have equal scales")
+fault("codes of the next matrix of a batch", MOVEMENT, contracts=BATCHED, needs=more_matrices,
+      seen="sglang PR 28418", write=entry("q", lambda q: q.roll(-1, dims=0)), same_if="the matrices are equal")
+fault("padding of the scales of a batch not written", MOVEMENT, contracts=BATCHED,
+      seen="FlashInfer scaled_fp4_grouped_quantize: buffers are torch.empty",
+      write=entry("scale", lambda call, memory: _unwritten_pads(call, memory)), same_if="there is no padding")
+fault("codes not shuffled", MOVEMENT, contracts=SHUFFLED, seen="FlashInfer nvfp4_quantize without do_shuffle",
+      write=entry("q", lambda q: q[inverse_order(row_order(len(q)))]), same_if="the rows are equal")
+fault("scales not shuffled", INDEX, contracts=SHUFFLED, seen="FlashInfer nvfp4_quantize without do_shuffle",
+      write=entry("scale", lambda call, memory: _unshuffled(call, memory)), same_if="the rows have equal scales")
+fault("rows shuffled the other way", MOVEMENT, contracts=SHUFFLED, seen=MINE + "an order taken for its inverse",
+      write=entry("q", lambda q: _twice_back(q)), same_if="the rows are equal")
+
+
+def _unwritten_pads(call: Call, memory: Tensor) -> Tensor:
+    contract = call.contract
+    assert isinstance(contract, BlockQuantiser)
+    pads = contract.padding(call)
+    return memory if pads is None else torch.where(pads.to(memory.device), torch.full_like(memory, 0xFF), memory)
+
+
+def _unshuffled(call: Call, memory: Tensor) -> Tensor:
+    contract = call.contract
+    assert isinstance(contract, BlockQuantiser)
+    return stored(contract.scales_of(memory, call), str(call.resolved["layout"]))
+
+
+def _twice_back(q: Tensor) -> Tensor:
+    back = inverse_order(row_order(len(q)))
+    return q[back][back]
+
+
+def _halves_of(swap: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.cat(swap(*x.chunk(2, dim=1)), dim=1)
+
+
+for name, swap, argument in (
+    ("gate and up exchanged before NVFP4", lambda gate, up: (up, gate), "gate and up are equal"),
+    ("silu left out before NVFP4", lambda gate, up: (torch.full_like(gate, 64.0), gate * up / 64.0), ""),
+    ("up left out before NVFP4", lambda gate, up: (gate, torch.ones_like(up)), "every up is 1"),
+    ("up of the next column before NVFP4", lambda gate, up: (gate, up.roll(-1, dims=1)), ""),
+    ("gate of the other sign before NVFP4", lambda gate, up: (-gate, up), ""),
+):
+    fault(name, VALUE, contracts=SILU, seen=MINE + "the two halves of [gate, up] taken for each other",
+          read=entry("x", _halves_of(swap)), same_if=argument)
+
 # --- rows and FP8 ---------------------------------------------------------------------------------------------------
 
 TOKENS = frozenset({"nvfp4_quantize_per_token"})
@@ -351,6 +472,56 @@ fault("FP4 nibbles exchanged", MOVEMENT, contracts=FP4, seen="pith-train PR 74",
       codes=lambda codes: codes.unflatten(1, (-1, 2)).flip(2).flatten(1), same_if="neighbours are equal")
 fault("FP4 signs lost", CAST, contracts=FP4, codes=lambda codes: codes & 7, seen="flashinfer PR 3932",
       same_if="no value is negative")
+PACKED = need(lambda call: call.resolved["use_packed_ue8m0"], "the scales are not packed")
+uneven = both(PACKED, need(lambda call: _groups(call) % 4, "four divides the groups of a row"))
+
+
+def _groups(call: Call) -> int:
+    return -(-call.inputs["x"].shape[1] // int(str(call.resolved["gran_k"])))
+
+
+def _of_bytes(change: Callable[[Tensor], Tensor]) -> Change:
+    """The exponent bytes ``[M, words, 4]`` of packed scales changed."""
+    def changed(call: Call, scale: Tensor) -> Tensor:
+        bytes_ = torch.unflatten(scale.contiguous().view(torch.uint8), 1, (-1, 4))
+        return change(bytes_).flatten(1).contiguous().view(torch.int32)
+    return changed
+
+
+for name, change, when, argument in (
+    ("packed exponents from the highest byte", lambda b: b.flip(2), PACKED, "the bytes of every word are symmetric"),
+    ("packed exponents of the next row", lambda b: b.roll(-1, dims=0), PACKED, "the rows have equal scales"),
+    ("packed exponents transposed", lambda b: b.transpose(0, 1).reshape(b.shape), PACKED, "there is one word or row"),
+    ("packed exponents one high", lambda b: b + 1, PACKED, ""),
+    ("zeros behind packed exponents", lambda b: torch.where(b == 127, 0, b), uneven, ""),
+):
+    fault(name, INDEX, contracts=FP4, write=entry("scale", _of_bytes(change)), needs=when, same_if=argument,
+          seen=MINE + "DeepGEMM per_token_cast_to_fp4 with use_packed_ue8m0 packs a padded row")
+TURNED = frozenset({"transpose_packed_fp4"})
+fault("packed codes transposed byte by byte", MOVEMENT, contracts=TURNED, seen=MINE + "a transpose of the bytes",
+      write=entry("out", lambda call, out: _bytewise(call)))
+fault("nibbles exchanged in the transpose", MOVEMENT, contracts=TURNED, seen="pith-train PR 74",
+      write=entry("out", lambda out: _nibbles(out)))
+fault("odd rows of the transpose lost", MOVEMENT, contracts=TURNED, seen=MINE + "the low nibble alone written",
+      write=entry("out", lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype)))
+fault("-0 of packed codes lost in the transpose", CAST, contracts=TURNED, same_if="no code is -0",
+      seen="DeepGEMM _quantize_to_fp4_e2m1: no code of -0",
+      read=entry("q", lambda q: _without_minus_zero(q)))
+
+
+def _bytewise(call: Call) -> Tensor:
+    q = call.inputs["q"]
+    rows = q.t().contiguous()  # [N/2, M]: two rows for one of the transpose, of half its width
+    return rows.reshape(q.shape[1] * 2, q.shape[0] // 2)
+
+
+def _without_minus_zero(q: Tensor) -> Tensor:
+    bits = q.view(torch.uint8)
+    low, high = bits & 0xF, bits >> 4
+    plain = [torch.where(half == 8, 0, half) for half in (low, high)]
+    return (plain[0] | plain[1] << 4).view(q.dtype)
+
+
 FP4_BACK = frozenset({"cast_back_from_fp4"})
 fault("FP4 nibbles exchanged in reading", MOVEMENT, contracts=FP4_BACK, seen="pith-train PR 74",
       read=entry("q", lambda q: _nibbles(q)))

@@ -16,10 +16,11 @@ from oracle.errors import CaseError
 from oracle.numbers.formats import E2M1, decode
 from oracle.numbers.rounding import Overflow, Rounding, encode
 from oracle.routines import base, data
-from oracle.routines.case import DTYPES, Case, Grammar, seeds
+from oracle.routines.case import DTYPES, Case, Grammar, seeds, with_corners
 from oracle.routines.mx.cases import POISON
 from oracle.routines.mx.contract import pack
-from oracle.routines.mx_products.contract import MX, NV, UE4M3, UE8M0, MxProduct, Side, scale_shapes
+from oracle.routines.mx_products.contract import MX, NV, UE4M3, UE8M0, Fp8Fp4, MxProduct, Side
+from oracle.routines.mx_products.deep_gemm import KGroupedGemmTn, Turned, turned
 from oracle.routines.products.grouped import RUN
 
 FAMILIES = ("randn", "exact", "codes", "zeros", "cancel", "heavy", "wide", "nan", "subnormal")
@@ -29,6 +30,7 @@ FOUR_BITS = "e2m1"
 SHAPES = ((1, 128, 256), (130, 136, 160), (33, 128, 352), (9, 192, 1056))
 FAMILY_SHAPE = (17, 136, 224)
 SHUFFLED_SHAPE = (17, 160, 224)
+EVEN_SHAPES = ((2, 128, 256), (18, 136, 224))
 Shape = tuple[int, int, int, int]
 NO_NAN = 0xBF  # clears a bit that every NaN of E4M3 has
 # Bytes of scales by family: [low, high) of a, then of b.
@@ -260,7 +262,9 @@ def _k_groups(case: Case) -> dict[str, Tensor]:
 
 def _with_powers(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Float32 scales in the shapes that the granularities give."""
-    shapes = scale_shapes(given, case.call_options())
+    contract = contract_of(case)
+    assert isinstance(contract, Fp8Fp4 | KGroupedGemmTn)
+    shapes = contract.scale_shapes(given, case.call_options())
     made = with_scales(case, given)
     return made | {name: made[name].reshape(due) for name, due in zip(("a_scale", "b_scale"), shapes, strict=True)}
 
@@ -280,6 +284,58 @@ def _fp8_fp4(case: Case) -> dict[str, Tensor]:
     return given | {"c": c.to(case.out_dtype)}
 
 
+def _turned(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Operands of a transposed form as it takes them, and their scales."""
+    contract = contract_of(case)
+    assert isinstance(contract, Turned)
+    odd = [name for name in contract.turned if given[name].dtype is torch.uint8 and given[name].shape[-2] % 2]
+    if odd:
+        raise CaseError(f"{odd[0]} of {case.contract} has an odd number of rows, of which two lie in a byte")
+    made = {name: turned(x) if name in contract.turned else x for name, x in given.items()}
+    return _with_powers(case, made)
+
+
+def _transposed(case: Case) -> dict[str, Tensor]:
+    m, n, k = case["m"], case["n"], case["k"]
+    if k % MX:
+        raise CaseError(f"k={k} of {case.contract} is not a multiple of {MX}")
+    return _turned(case, {"a": codes(case, "a", 0, m, k), "b": codes(case, "b", 1, n, k)})
+
+
+def _k_grouped(case: Case) -> dict[str, Tensor]:
+    """Groups of any multiple of a scale's codes; the second of several has none."""
+    m, n, k, g = case["m"], case["n"], case["k"], case["g"]
+    gran = _k_options(case)["gran_k"]
+    assert isinstance(gran, int)
+    if k % gran:
+        raise CaseError(f"k={k} of {case.contract} is not a multiple of {gran}")
+    ends = _ends(case, "ks", gran, k)
+    ks = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    given = {
+        "a": turned(codes(case, "a", 0, m, k)), "b": turned(codes(case, "b", 1, n, k)),
+        "ks": torch.tensor(ks, dtype=torch.int32, device="cpu"),
+    }  # fmt: skip
+    if case.family == "exact":
+        c = data.small_integers(case.label("c"), (g * m, n), bound=8, dtype=torch.float32)
+    else:
+        c = data.normal(case.label("c"), (g * m, n), dtype=torch.float32) * 64.0
+    return _with_powers(case, given) | {"c": c.reshape(g, m, n)}
+
+
+def _k_options(case: Case) -> dict[str, object]:
+    return _options(case) | {"gran_k": int(case.granularity[0].split("x")[1])}
+
+
+def _ended(case: Case) -> dict[str, Tensor]:
+    """The runs of :func:`_contiguous` by their ends."""
+    given = _contiguous(case)
+    indices, ends, last = given.pop("m_indices").tolist(), [], 0
+    for g in range(case["g"]):
+        last = max([row + 1 for row, expert in enumerate(indices) if expert == g], default=last)
+        ends.append(last)
+    return given | {"ends": torch.tensor(ends, dtype=torch.int32, device="cpu")}
+
+
 def _contiguous(case: Case) -> dict[str, Tensor]:
     """Runs of whole tiles of 128 rows, of which the tail is padding; some experts empty."""
     m, n, k, g = case["m"], case["n"], case["k"], case["g"]
@@ -294,7 +350,7 @@ def _contiguous(case: Case) -> dict[str, Tensor]:
         indices[tile * RUN : tile * RUN + (used[tile] if last else RUN)] = expert
     given = {"a": codes(case, "a", 0, m, k), "b": _weights(case, "b", g, n, k), "m_indices": indices}
     _unowned(given, "a", indices < 0)
-    return _with_powers(case, given)
+    return _turned(case, given) if isinstance(contract_of(case), Turned) else _with_powers(case, given)
 
 
 def _masked(case: Case) -> dict[str, Tensor]:
@@ -371,6 +427,19 @@ def _grouped(contract: str, grammar: Grammar, profile: str, *, sizes: tuple[Shap
             yield _group_id(head, last, family, seed)
 
 
+def _few(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
+    """Even shapes: the first on ordinary data, the last for every family, pair of dtypes and granularity."""
+    pairs = [(dtypes, scheme) for dtypes in grammar.dtypes for scheme in grammar.schemes]
+    for shape in EVEN_SHAPES[:-1]:
+        yield _id(_head(contract, *pairs[0]), shape, "randn", 1)
+    for dtypes, scheme in pairs[1:]:
+        for family in ("randn",) if profile == "quick" else grammar.families:
+            yield _id(_head(contract, dtypes, scheme), EVEN_SHAPES[-1], family, 1)
+    for family in grammar.families:
+        for seed in seeds(profile):
+            yield _id(_head(contract, *pairs[0]), EVEN_SHAPES[-1], family, seed)
+
+
 def _group_id(head: str, size: Shape, family: str, seed: int, option: str = "") -> str:
     m, n, k, g = size
     return f"{head}/m={m},n={n},k={k},g={g}/{option}family={family}/seed={seed}"
@@ -387,7 +456,7 @@ _GRANULARITIES = ("1x128:1x32", "1x32:1x32", "1x128:1x128", "1x128:128x128")
 DEEP_FAMILIES = tuple(family for family in FAMILIES if family != "nan")  # 4-bit codes and powers of two have no NaN
 _BIAS = ("bf16", "f16", "f32")
 
-GRAMMARS: Mapping[str, Grammar] = {
+_PLAIN: Mapping[str, Grammar] = {
     "mm_mxfp8": Grammar(
         _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f16"), ("1x32",), FAMILIES, _mm, _small_tiles,
         {"layout": ("8x4",), "order": ("shuffled",)},
@@ -440,11 +509,52 @@ GRAMMARS: Mapping[str, Grammar] = {
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity,
         listed=partial(_grouped, sizes=((384, 64, 128, 3), (256, 72, 160, 3))), domain="m % 128 == 0, k % 32 == 0",
     ),
+    **{
+        f"fp8_fp4_gemm_{form}": Grammar(
+            _MNK, _DEEP, _GRANULARITIES, DEEP_FAMILIES, _transposed, _granularity, listed=_few,
+            extra=("e4m3xe4m3-bf16/1x128:1x32/m=18,n=136,k=224/family=subnormal/seed=1",),
+            domain="k % 32 == 0, m % 2 == 0, n % 8 == 0",
+        )
+        for form in ("nn", "tn", "tt")
+    },
+    "m_grouped_fp8_fp4_gemm_nn_contiguous": Grammar(
+        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _contiguous, _granularity,
+        listed=partial(_grouped, sizes=((256, 72, 160, 3),)), domain="m % 128 == 0, k % 32 == 0, n % 2 == 0",
+    ),
+    "m_grouped_fp8_fp4_gemm_nt_psum": Grammar(
+        _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _ended, _granularity,
+        listed=partial(_grouped, sizes=((384, 64, 128, 3), (384, 72, 160, 4))), domain="m % 128 == 0, k % 32 == 0",
+    ),
+    "k_grouped_fp8_gemm_tn_contiguous": Grammar(
+        _MNKG, ("e4m3xe4m3-f32",), ("1x32:1x32", "1x128:1x128"), DEEP_FAMILIES, _k_grouped, _k_options,
+        listed=partial(_grouped, sizes=((132, 72, 128, 1), (20, 136, 512, 4))),
+        domain="k % gran_k == 0, m % 4 == 0, n % 4 == 0",
+    ),
     "m_grouped_fp8_fp4_gemm_nt_masked": Grammar(
         _MNKG, _DEEP[:2], _GRANULARITIES[:2], DEEP_FAMILIES, _masked, _granularity,
         listed=partial(_grouped, sizes=((1, 128, 256, 2), (17, 136, 160, 3))), domain="k % 32 == 0",
     ),
 }  # fmt: skip
+
+# Two tiles of 128 rows of scales, two of four blocks, and a tail of K behind 128, on either side.
+_CORNERS = ("m=144,n=144,k=160",)
+_SIDES = ("m=144,n=16,k=160,g=2", "m=9,n=144,k=160,g=2")
+GRAMMARS = with_corners(
+    _PLAIN,
+    {
+        **dict.fromkeys(("mm_mxfp8", "mm_fp4", "scaled_mm"), _CORNERS),
+        "bmm_mxfp8": ("m=144,n=144,k=160,g=2",),
+        **dict.fromkeys(
+            ("group_gemm_mxfp8_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise"),
+            ("m=272,n=16,k=256,g=2", "m=8,n=144,k=256,g=2"),
+        ),
+        "scaled_grouped_mm_mx": ("m=272,n=16,k=160,g=2", _SIDES[1]),
+        "scaled_grouped_mm_mx_k_groups": _SIDES,
+        "fp8_fp4_gemm_nt": ("m=40,n=40,k=288",),
+        "m_grouped_fp8_fp4_gemm_nt_contiguous": ("m=384,n=40,k=288,g=3",),
+        "m_grouped_fp8_fp4_gemm_nt_masked": ("m=40,n=40,k=288,g=3",),
+    },
+)
 
 _SMALL = "m=3,n=16,k=96"  # three and six scales of a row: padding across in either width
 _FEW = ("randn", "exact", "codes")
@@ -475,4 +585,9 @@ GOLDENS = (
       for d, f in (("e4m3xe2m1-bf16", "randn"), ("e2m1xe4m3-f32", "randn"), ("e2m1xe2m1-bf16", "exact"))),
     "m_grouped_fp8_fp4_gemm_nt_contiguous/e4m3xe2m1-bf16/1x128:1x32/m=128,n=4,k=64,g=2/family=randn/seed=7",
     "m_grouped_fp8_fp4_gemm_nt_masked/e4m3xe2m1-bf16/1x128:1x32/m=3,n=16,k=160,g=3/family=randn/seed=7",
+    *(f"fp8_fp4_gemm_{form}/{d}/m=2,n=8,k=96/family=randn/seed=7" for form, d in (
+        ("nn", "e4m3xe2m1-bf16/1x32:1x32"), ("tn", "e2m1xe2m1-bf16/1x32:1x32"), ("tt", "e2m1xe4m3-f32/1x128:1x32"))),
+    "m_grouped_fp8_fp4_gemm_nn_contiguous/e4m3xe2m1-bf16/1x32:1x32/m=128,n=2,k=32,g=2/family=randn/seed=7",
+    "m_grouped_fp8_fp4_gemm_nt_psum/e4m3xe2m1-bf16/1x32:1x32/m=128,n=2,k=32,g=2/family=randn/seed=7",
+    "k_grouped_fp8_gemm_tn_contiguous/e4m3xe4m3-f32/1x32:1x32/m=4,n=4,k=96,g=3/family=randn/seed=7",
 )  # fmt: skip

@@ -37,7 +37,7 @@ from torch import Tensor
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import DtypeError, InputError, ShapeError
 from oracle.routines.base import E4M3, F32, FP8, INTEGERS, Call, Operands, OptionSpec, TensorSpec, register
-from oracle.routines.mx.contract import LINEAR, unpack
+from oracle.routines.mx.contract import LINEAR, pack, unpack
 from oracle.routines.products.contract import BIAS, ProductContract
 from oracle.routines.products.grouped import RUN
 from oracle.tensorcore.schedules import schedules
@@ -198,6 +198,16 @@ class MxProduct(ProductContract):
             given = given.view(torch.uint8).mT.contiguous().view(given.dtype)
         flat = given.reshape(-1, given.shape[-1])
         return flat if flat.is_floating_point() else unpack(flat.view(torch.uint8))
+
+    def given(self, inputs: Inputs, part: int, codes: Tensor) -> Tensor:
+        """The inverse of :meth:`matrix`: an operand as the call gives it, of codes (uint8, one each)."""
+        given = inputs[self.names[part]]
+        packed = codes if given.is_floating_point() else pack(codes)
+        if part == 1 and self.b_columns:
+            packed = packed.reshape(*given.shape[:-2], given.shape[-1], given.shape[-2]).mT
+        else:
+            packed = packed.reshape(given.shape)
+        return packed.view(given.dtype)
 
     def parts(self, inputs: Inputs, **options: object) -> list[Part]:
         left, right = self.sides(inputs, options)
@@ -669,7 +679,7 @@ class Fp8Fp4(MxProduct):
     )
 
     def sides(self, inputs: Inputs, options: Options) -> tuple[Side, Side]:
-        k = self._depth(inputs, 0)
+        k = MxProduct._depth(self, inputs, 0)  # of operands as they are multiplied
         a, b = (self._rows(inputs[name]) for name in ("a", "b"))
         height = int(str(options.get("gran_n", 1)))
         weights, n = b // inputs["b"].shape[-2], inputs["b"].shape[-2]
@@ -682,14 +692,16 @@ class Fp8Fp4(MxProduct):
 
     def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
         resolved = super().check(inputs, options)
-        shapes = scale_shapes(inputs, resolved)
-        for name, due in zip(("a_scale", "b_scale"), shapes, strict=True):
-            if tuple(inputs[name].shape) != due:
-                raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; codes and options take {list(due)}")
-            scale = inputs[name].double()
-            if not bool(((torch.frexp(scale)[0] == 0.5) & torch.isfinite(scale)).all()):
-                raise InputError(f"{name} holds a value that is no power of two; the kernel takes its exponent alone")
+        for name, due in zip(("a_scale", "b_scale"), self.scale_shapes(inputs, resolved), strict=True):
+            check_powers(name, inputs[name], due)
         return resolved
+
+    def scale_shapes(self, inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of both scales."""
+        a, b = inputs["a"], inputs["b"]
+        k = a.shape[-1] * (1 if a.is_floating_point() else 2)
+        of_a, of_b, height = (int(str(options[name])) for name in ("gran_k_a", "gran_k_b", "gran_n"))
+        return (*a.shape[:-1], -(-k // of_a)), (*b.shape[:-2], -(-b.shape[-2] // height), -(-k // of_b))
 
     def check_side(self, side: Side, k: int) -> None:
         if k % 32:
@@ -703,12 +715,13 @@ class Fp8Fp4(MxProduct):
         return x.shape[:-1].numel()
 
 
-def scale_shapes(inputs: Inputs, options: Options) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of the scales of a DeepGEMM product."""
-    a, b = inputs["a"], inputs["b"]
-    k = a.shape[-1] * (1 if a.is_floating_point() else 2)
-    of_a, of_b, height = (int(str(options[name])) for name in ("gran_k_a", "gran_k_b", "gran_n"))
-    return (*a.shape[:-1], -(-k // of_a)), (*b.shape[:-2], -(-b.shape[-2] // height), -(-k // of_b))
+def check_powers(name: str, scale: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse scales of another shape, and values of which the kernel would take the exponent alone."""
+    if tuple(scale.shape) != shape:
+        raise ShapeError(f"{name} has shape {list(scale.shape)}; codes and options take {list(shape)}")
+    wide = scale.double()
+    if not bool(((torch.frexp(wide)[0] == 0.5) & torch.isfinite(wide)).all()):
+        raise InputError(f"{name} holds a value that is no power of two; the kernel takes its exponent alone")
 
 
 CODES = (*E4M3, *BYTES)
@@ -716,12 +729,12 @@ SUMMAND = "in the output's dtype; added by the memory to the sum as it is stored
 POWERS = "float32 powers of two, [rows, ceil(K / gran_k)]"
 
 
-def _fp8_fp4(*lead: str, weight: tuple[str, ...] = (), last: tuple[TensorSpec, ...] = ()) -> tuple[TensorSpec, ...]:
-    """The inputs of a form of the product."""
+def fp8_fp4_inputs(a: tuple[str, ...], b: tuple[str, ...], *last: TensorSpec) -> tuple[TensorSpec, ...]:
+    """The inputs of a form of the product, whose operands have these dims."""
     return (
-        TensorSpec("a", CODES, (*lead, "K"), "activation codes; of four bits two a byte"),
+        TensorSpec("a", CODES, a, "activation codes; of four bits two a byte"),
         TensorSpec("a_scale", F32, None, POWERS, contiguous=True),
-        TensorSpec("b", CODES, (*weight, "N", "K2"), "weight codes; of four bits two a byte"),
+        TensorSpec("b", CODES, b, "weight codes; of four bits two a byte"),
         TensorSpec("b_scale", F32, None, POWERS, contiguous=True),
         *last,
     )
@@ -733,7 +746,9 @@ class Fp8Fp4GemmNt(Fp8Fp4):
     gpu = True
     summary = "a [M, K] times b [N, K] transposed, E4M3 or E2M1 codes, power-of-two scales of 32 or 128, plus c"
     source = "DeepGEMM 2.6.1 fp8_fp4_gemm_nt; epilogue/sm100_store_cd.cuh for c"
-    inputs = _fp8_fp4("M", last=(TensorSpec("c", (*F32, torch.bfloat16), ("M", "N"), SUMMAND, optional=True),))
+    inputs = fp8_fp4_inputs(
+        ("M", "K"), ("N", "K2"), TensorSpec("c", (*F32, torch.bfloat16), ("M", "N"), SUMMAND, optional=True)
+    )
 
     def check(self, inputs: Inputs, options: Options) -> dict[str, object]:
         resolved = super().check(inputs, options)
@@ -750,7 +765,9 @@ class GroupedFp8Fp4Contiguous(Fp8Fp4):
     source = "DeepGEMM 2.6.1 m_grouped_fp8_fp4_gemm_nt_contiguous"
     groups = "m_indices"
     row_unit = RUN
-    inputs = _fp8_fp4("M", weight=("G",), last=(TensorSpec("m_indices", INTEGERS, ("M",), "expert of a row, or -1"),))
+    inputs: ClassVar[tuple[TensorSpec, ...]] = fp8_fp4_inputs(
+        ("M", "K"), ("G", "N", "K2"), TensorSpec("m_indices", INTEGERS, ("M",), "expert of a row, or -1")
+    )
 
     def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:
         indices, n = inputs["m_indices"], inputs["b"].shape[1]
@@ -772,7 +789,9 @@ class GroupedFp8Fp4Masked(Fp8Fp4):
     summary = "one matrix for each expert, of which the first masked_m[g] rows are real; E4M3 or E2M1 codes"
     source = "DeepGEMM 2.6.1 m_grouped_fp8_fp4_gemm_nt_masked"
     groups = "masked_m"
-    inputs = _fp8_fp4("G", "M", weight=("G",), last=(TensorSpec("masked_m", INTEGERS, ("G",), "real rows of a group"),))
+    inputs = fp8_fp4_inputs(
+        ("G", "M", "K"), ("G", "N", "K2"), TensorSpec("masked_m", INTEGERS, ("G",), "real rows of a group")
+    )
 
     def runs(self, inputs: Inputs, options: Options) -> Sequence[Run]:
         m, n, counts = inputs["a"].shape[1], inputs["b"].shape[1], inputs["masked_m"].tolist()

@@ -29,7 +29,7 @@ from oracle.routines.fault import (
     need,
 )
 from oracle.routines.mutants import Sum, stale
-from oracle.routines.mx.contract import LINEAR, pack
+from oracle.routines.mx.contract import LINEAR
 from oracle.routines.mx_products.contract import (
     FLAT,
     TILE,
@@ -47,11 +47,14 @@ from oracle.truth.layout import HEIGHTS, WIDTH, row_order
 
 GROUPED = frozenset({
     "group_gemm_mxfp8_mxfp4_nt_groupwise", "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx",
-    "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked",
+    "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_fp4_gemm_nn_contiguous",
+    "m_grouped_fp8_fp4_gemm_nt_psum",
 })  # fmt: skip
 STACKED = GROUPED | {"bmm_mxfp8"}
 SHUFFLED, K_GROUPS = frozenset({"mm_mxfp8", "mm_fp4"}), frozenset({"scaled_grouped_mm_mx_k_groups"})
-PRODUCTS = STACKED | SHUFFLED | K_GROUPS | {"scaled_mm", "fp8_fp4_gemm_nt"}
+GROUPS_OF_K = K_GROUPS | {"k_grouped_fp8_gemm_tn_contiguous"}
+TURNED = frozenset({f"fp8_fp4_gemm_{form}" for form in ("nn", "tn", "tt")} | {"m_grouped_fp8_fp4_gemm_nn_contiguous"})
+PRODUCTS = STACKED | SHUFFLED | GROUPS_OF_K | TURNED | {"scaled_mm", "fp8_fp4_gemm_nt"}
 WITH_ALPHA = frozenset({"mm_fp4", "scaled_mm", "group_gemm_nvfp4_nt_groupwise", "scaled_grouped_mm_mx"})
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -174,6 +177,17 @@ for part, letter in enumerate(LETTERS):
         fault(f"{letter}: {name}", INDEX, seen=seen, read=_read_at(part, wrong), needs=when, same_if=same)
 
 
+def _recoded(part: int, change: Callable[[Tensor], Tensor]) -> Change:
+    """READ: the codes ``[R, K]``, one each, of an operand; uint8 for both widths."""
+
+    def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        contract = _contract(call)
+        made = change(contract.matrix(inputs, part).contiguous().view(torch.uint8))
+        return inputs | {contract.names[part]: contract.given(inputs, part, made)}
+
+    return apply
+
+
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
@@ -290,7 +304,7 @@ for part, letter in enumerate(LETTERS):
           needs=_of_side(part, lambda side: not torch.equal(_one_matrix(side), side.at), "both are one here"))
 
 
-@fault("K of a group begins at 0", MOVEMENT, seen=MINE + "the first offset taken for all", contracts=K_GROUPS,
+@fault("K of a group begins at 0", MOVEMENT, seen=MINE + "the first offset taken for all", contracts=GROUPS_OF_K,
        needs=several)
 def write_from_zero(call: Call, out: Tensor) -> Tensor:
     """Every group adds what the groups before it have."""
@@ -302,14 +316,49 @@ def write_from_zero(call: Call, out: Tensor) -> Tensor:
     return made
 
 
-@fault("groups of K written one place on", INDEX, seen=MINE + "empty groups left out of the count", contracts=K_GROUPS,
-       needs=several)
+@fault("groups of K written one place on", INDEX, contracts=GROUPS_OF_K, needs=several,
+       seen=MINE + "empty groups left out of the count")
 def write_one_on(call: Call, out: Tensor) -> Tensor:
     """The results of the groups with K exchanged in a ring."""
     made, rows = out.clone(), [part.rows for part in call.parts]
     for own, other in zip(rows, rows[1:] + rows[:1], strict=True):
         assert own is not None and other is not None
         made[own] = out[other]
+    return made
+
+
+# --- transposed operands, groups by their ends ----------------------------------------------------------------------
+
+
+def _as_it_lies(codes: Tensor) -> Tensor:
+    return codes.t().contiguous().reshape(codes.shape)
+
+
+def _is_turned(part: int) -> WhyNot:
+    return need(lambda call: "ab"[part] in getattr(call.contract, "turned", ()), "it is not transposed")
+
+
+for part, letter in enumerate(LETTERS):
+    fault(f"{letter}: transposed codes read as they lie", MOVEMENT, contracts=TURNED, needs=_is_turned(part),
+          seen="DeepGEMM fp8_gemm_nn: a transposed view handed to a kernel of K-major operands",
+          read=_recoded(part, _as_it_lies))
+    fault(f"{letter}: transposed scales read as they lie", INDEX, contracts=TURNED, same_if=EQUAL,
+          needs=both(_is_turned(part),
+                     _of_side(part, lambda side: side.columns > 1 and side.rows > 1, "one row or block of scales")),
+          seen="DeepGEMM fp8_gemm_nn: a transposed view handed to a kernel of K-major operands",
+          read=_read_at(part, lambda side: side.at.t().reshape(side.at.shape)))
+
+
+@fault("groups begin at multiples of 256 rows", INDEX, contracts={"m_grouped_fp8_fp4_gemm_nt_psum"},
+       seen="DeepGEMM get_mk_alignment_for_contiguous_layout: the alignment can be set",
+       needs=need(lambda call: any(int(part.rows[0]) % 256 for part in call.parts if part.rows is not None),
+                  "every group begins at a multiple of 256"))
+def write_from_256(call: Call, out: Tensor) -> Tensor:
+    made, old = out.clone(), stale(call, out)
+    for part in call.parts:
+        assert part.rows is not None
+        late = part.rows[part.rows < -(-int(part.rows[0]) // 256) * 256]
+        made[late] = old[late]
     return made
 
 
@@ -391,25 +440,6 @@ for part, letter in enumerate(LETTERS):
 # --- what a code means ----------------------------------------------------------------------------------------------
 
 
-def _recoded(part: int, change: Callable[[Tensor], Tensor]) -> Change:
-    """READ: the codes ``[R, K]``, one each, of an operand; uint8 for both widths."""
-
-    def apply(call: Call, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        contract = _contract(call)
-        name, given = contract.names[part], inputs[contract.names[part]]
-        flat = contract.matrix(inputs, part)
-        made = change(flat.contiguous().view(torch.uint8))
-        packed = made if given.is_floating_point() else pack(made)
-        if part == 1 and contract.b_columns:
-            lead = given.shape[:-2]
-            packed = packed.reshape(*lead, given.shape[-1], given.shape[-2]).mT
-        else:
-            packed = packed.reshape(given.shape)
-        return inputs | {name: packed.view(given.dtype)}
-
-    return apply
-
-
 def _sides_codes(part: int, change: Callable[[Tensor], Tensor]) -> Callable[[ScaledProduct], ScaledProduct]:
     """PRODUCT: values that the codes of an operand are wrongly decoded to, carried as float16."""
     name = "ab"[part]
@@ -485,10 +515,16 @@ def _kept(stop: Callable[[int], int], start: Callable[[int], int] = lambda k: 0)
 
     def change(total: Sum) -> Tensor:
         product = total.product
-        piece = _piece(product, start(product.K), stop(product.K))
+        first, last = start(product.K), stop(product.K)
+        piece = _piece(product, first, last) if last > first else _of_zeros(product)
         return total.right(replace(piece, bias=product.bias, alpha=product.alpha, c=product.c))
 
     return change
+
+
+def _of_zeros(product: ScaledProduct) -> ScaledProduct:
+    """No product at all: zeros for the codes of ``a``."""
+    return replace(product, a=torch.zeros_like(_bytes(product.a)).view(product.a.dtype))
 
 
 def _piece(product: ScaledProduct, start: int, stop: int) -> ScaledProduct:
@@ -614,10 +650,10 @@ for name, bias in (
 for name, summand, same in (
     ("c of a block-scaled product ignored", lambda c: torch.zeros_like(c), ""),
     ("c of a block-scaled product added twice", lambda c: c * 2, ""),
-    ("c of a block-scaled product read from the next row", lambda c: c.roll(-1, dims=0), "its rows are equal"),
-    ("c of a block-scaled product read from the next column", lambda c: c.roll(-1, dims=1), "its columns are equal"),
+    ("c of a block-scaled product read from the next row", lambda c: c.roll(-1, dims=-2), "its rows are equal"),
+    ("c of a block-scaled product read from the next column", lambda c: c.roll(-1, dims=-1), "its columns are equal"),
 ):
-    fault(name, ARITHMETIC, seen="cutlass PR 3149", contracts={"fp8_fp4_gemm_nt"},
+    fault(name, ARITHMETIC, seen="cutlass PR 3149", contracts={"fp8_fp4_gemm_nt", "k_grouped_fp8_gemm_tn_contiguous"},
           needs=need(lambda call: "c" in call.inputs, "there is no c"), same_if=same,
           read=entry("c", summand))
 fault("sum rounded to the output dtype before the bias", ARITHMETIC, seen="H200 mutants", contracts=BIASED,

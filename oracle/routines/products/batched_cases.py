@@ -18,7 +18,7 @@ from torch import Tensor
 from oracle.errors import CaseError
 from oracle.numbers.formats import decode
 from oracle.routines import data
-from oracle.routines.case import Case, Grammar, no_options, out_dtype, seeds
+from oracle.routines.case import Case, Grammar, no_options, out_dtype, seeds, with_corners
 from oracle.routines.products import cases
 from oracle.routines.products.cases import GRAMMARS as PLAIN
 
@@ -245,7 +245,7 @@ WIDE_TENSOR = (WIDE.format("tensor:tensor").replace("seed=1", "seed=4"),)
 TINY = "e4m3xi4-bf16/token:channel/m=33,n=64,k=16{}/family=subnormal/seed=1"
 """So few steps of K that some rows have subnormal codes only."""
 
-GRAMMARS: Mapping[str, Grammar] = {
+_PLAIN: Mapping[str, Grammar] = {
     **{
         f"fp8_gemm_{name}": _grammar(
             MNK, (BLOCK,), _turned(cases.product, *turned), DENSE, "m=17,n=256,k=256", out=("bf16", "f32"),
@@ -330,6 +330,25 @@ GRAMMARS: Mapping[str, Grammar] = {
         shapes=("m=1,k=1", "m=4,k=64", "m=3,k=130"),
     ),
 }  # fmt: skip
+
+GRAMMARS = with_corners(
+    _PLAIN,
+    {
+        **dict.fromkeys(("fp8_gemm_nn", "fp8_gemm_tn", "fp8_gemm_tt"), cases.CORNERS),
+        "fp8_gemm_nt_1d1d": cases.CORNERS,
+        "k_grouped_fp8_gemm_nt_contiguous": cases.RUN_CORNERS,
+        "m_grouped_fp8_gemm_nn_contiguous": ("m=128,n=144,k=144,g=2", "m=128,n=16,k=528,g=2", "m=384,n=16,k=144,g=3"),
+        "fp8_gemm_nt_skip_head_mid": ("m=9,n=384,k=144",),
+        "gemm_fp8_nt_groupwise": (*cases.CORNERS, "128x128:128x128/m=144,n=16,k=144"),
+        "fp8_einsum": (*cases.RUN_CORNERS, "m=16,n=32,k=144,g=2"),
+        "cutlass_w4a8_mm": ("m=9,n=144,k=128", "m=16,n=16,k=128", "m=144,n=16,k=128"),
+        "cutlass_w4a8_moe_mm": ("m=5,n=16,k=640,g=2", "m=144,n=16,k=128,g=2"),
+        **dict.fromkeys(
+            ("bmm_fp8", "grouped_mm_fp8", "group_gemm_fp8_nt_groupwise", "cutlass_moe_mm",
+             "batch_deepgemm_fp8_nt_groupwise", "cutlass_blockwise_scaled_grouped_mm"), cases.RUN_CORNERS,
+        ),
+    },
+)  # fmt: skip
 
 
 def _golden(contract: str, extents: str, *families: str) -> tuple[str, ...]:

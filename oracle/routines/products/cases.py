@@ -17,7 +17,18 @@ from torch import Tensor
 
 from oracle.errors import CaseError
 from oracle.routines import data
-from oracle.routines.case import DTYPES, MATRICES, TABLE_ROWS, Case, Grammar, given_scale, no_options, out_dtype, seeds
+from oracle.routines.case import (
+    DTYPES,
+    MATRICES,
+    TABLE_ROWS,
+    Case,
+    Grammar,
+    given_scale,
+    no_options,
+    out_dtype,
+    seeds,
+    with_corners,
+)
 from oracle.routines.products.grouped import RUN
 from oracle.routines.products.linear import DispatchTable
 
@@ -73,6 +84,21 @@ def _torch_product(case: Case) -> dict[str, Tensor]:
     inputs = product(case)
     names = {"a": "qinput", "b": "weight", "a_scale": "scale_a", "b_scale": "scale_b", "bias": "bias"}
     return {names[name]: tensor.t() if name == "b" else tensor for name, tensor in inputs.items()}
+
+
+def _beneath(case: Case) -> dict[str, Tensor]:
+    """``terms=small``: two products of 2^14 beside fourteen below 2^-8, all of which an alignment of 22 bits loses."""
+    given = _torch_product(case)
+    if case.option("terms") is None:
+        return given
+    for name, values in (("qinput", (1.75, 1.875)), ("weight", (2.0, 2.0))):
+        rows, k = (given[name] if name == "qinput" else given[name].t()).shape
+        picked = torch.from_numpy(case.stream(f"{name} terms").integers(0, 2, (rows, k)))
+        made = torch.where(picked == 0, *values).to(torch.float64) * 2.0**-5
+        made[:, :2], made[:, 16:] = 128.0, 0.0
+        codes = made.to(torch.float32).to(given[name].dtype)  # every value is one of the format
+        given[name] = codes if name == "qinput" else codes.t()
+    return given
 
 
 def _flashinfer_product(case: Case) -> dict[str, Tensor]:
@@ -301,7 +327,7 @@ def _scaled_mm(
     )
 
 
-GRAMMARS: Mapping[str, Grammar] = {
+_PLAIN: Mapping[str, Grammar] = {
     "fp8_gemm_nt": Grammar(
         _MNK, ("e4m3xe4m3-bf16", "e4m3xe4m3-f32", "e4m3xe4m3-f16", *_E5M2), ("1x128:128x128",), FAMILIES, product,
         out_dtype, listed=partial(_dense_ids, tail=True), extra=_extra("1x128:128x128"), edge_families=EDGES,
@@ -328,8 +354,10 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "cutlass_w8a8_scaled_mm": _scaled_mm(_ROWS, _torch_product, of="token:channel"),
     "rocm_per_tensor_w8a8_scaled_mm": replace(
-        _scaled_mm(("tensor:tensor",), _torch_product, (*_OUT, _FNUZ, _FNUZ_F32)),
+        _scaled_mm(("tensor:tensor",), _beneath, (*_OUT, _FNUZ, _FNUZ_F32)),
+        options={"bias": ("bf16", "f16", "f32"), "terms": ("small",)},
         extra=(
+            f"{_FNUZ_F32}/tensor:tensor/m=9,n=16,k=16/terms=small/family=randn/seed=1",
             *(f"{_FNUZ}/tensor:tensor/m=33,n=64,k=200/family={f}/seed=1" for f in ("randn", "codes", "exact")),
             *(f"{_FNUZ_F32}/tensor:tensor/m=33,n=64,k=200/family={f}/seed=1" for f in ("randn", "wide")),
         ),
@@ -391,6 +419,34 @@ GRAMMARS: Mapping[str, Grammar] = {
     "calc_diff": Grammar(("m", "k"), ("f32", "bf16"), ("-",), ("randn", "heavy"), _two, no_options, shapes=MATRICES),
     "dispatch_w8a8_scaled_mm": Grammar(("r",), ("i64",), ("-",), ("integers",), _flags, no_options, shapes=TABLE_ROWS),
 }  # fmt: skip
+
+# Where the faults show that live in shapes: the last columns and the last of K beside a square matrix of B's scales, a
+# square output, five blocks of K beside a square matrix of A's scales, rows beyond a tile of 128.
+CORNERS = ("m=9,n=144,k=144", "m=16,n=16,k=144", "m=5,n=16,k=528", "m=144,n=16,k=144")
+RUN_CORNERS = tuple(f"{extents},g=2" for extents in CORNERS)
+BLOCK = "1x128:128x128"
+_WHOLE = ("m=2,n=256,k=256", "m=64,n=64,k=128", "m=5,n=64,k=640", "m=130,n=64,k=128", "m=9,n=192,k=128")
+_OF_128 = ("m=128,n=144,k=144,g=2", "m=128,n=16,k=528,g=2", "m=384,n=16,k=144,g=3")
+GRAMMARS = with_corners(
+    _PLAIN,
+    {
+        "fp8_gemm_nt": CORNERS,
+        "fp8_blockscale_gemm_sm90": _WHOLE,
+        "flashinfer_fp8_blockscale_gemm": _WHOLE[-1:],
+        "dynamic_flashinfer_deepgemm_blockscale_gemm": _WHOLE[-1:],
+        "FlashInferFp8DeepGEMMDynamicBlockScaledKernel": _WHOLE[-1:],
+        "cutlass_scaled_mm": ("token:channel/m=144,n=16,k=144", "m=16,n=16,k=144", *(f"{BLOCK}/{x}" for x in CORNERS)),
+        "cutlass_w8a8_scaled_mm": ("token:channel/m=144,n=16,k=144", CORNERS[0], CORNERS[1]),
+        "torch_per_tensor_w8a8_scaled_mm": CORNERS,
+        "rocm_per_tensor_w8a8_scaled_mm": CORNERS,
+        "torch_per_token_w8a8_scaled_mm": CORNERS,
+        "torch_channelwise_w8a8_scaled_mm": CORNERS,
+        "m_grouped_fp8_gemm_nt_contiguous": _OF_128,
+        "fp8_m_grouped_gemm_nt_masked": RUN_CORNERS,
+        "scaled_grouped_mm": RUN_CORNERS,
+        "Fp8LinearOp": ("m=9,n=144,k=144",),
+    },
+)
 
 _FEW = ("exact", "randn", "codes", "spike", "nan", "ties")
 

@@ -226,10 +226,12 @@ class QuantiserSets(Sets):
             inside = round_to(edge, FP32, rounding=rounding, overflow=Overflow.INF)
             due = torch.where(torch.isnan(scales.expected), torch.nan, inside)
             published.append(self.contract.publish(rounded_to(due, scale.dtype), self.call.resolved))
-        known = torch.zeros(scale.shape, dtype=torch.uint8, device="cpu")
+        ones = torch.ones_like(scales.expected) if scales.open is None else (~scales.open).to(torch.float64)
+        filled = decode(self.contract.publish(rounded_to(ones, scale.dtype), self.call.resolved)) == 1
+        free = (~filled).to(torch.uint8)  # what is open, and the padding of the published layout
         return {
             "q": Range(rounded_to(low, q.dtype), rounded_to(high, q.dtype), codes.free.to(torch.uint8)),
-            "scale": Range(published[0].reshape(scale.shape), published[1].reshape(scale.shape), known),
+            "scale": Range(*(x.reshape(scale.shape) for x in (*published, free))),
         }
 
 

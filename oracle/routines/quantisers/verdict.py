@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +30,7 @@ from oracle.bounds.quantiser import (
     ordinal,
     why_mistrust,
 )
+from oracle.errors import InputError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
 from oracle.numbers.recipes import Recipe, of_element, recipes
@@ -65,7 +68,7 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
     status = Status.PASSED if mistrust is None else Status.MISTRUSTED
     if mistrust is not None:
         said += f"; but this proves little: {mistrust}"
-    error, loss = measured(x, q, scale, best.recipe)
+    error, loss = deferred(x, q, scale, best.recipe)
     return Verdict(
         status, said, 0, total, worst, matches, (), _basis(best), "", margin, 0, mistrust, error=error, loss=loss,
     )  # fmt: skip
@@ -95,11 +98,32 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: Judged, total: int) -> 
         summary += f"; {', '.join(sound)} {admit} every code and scale"
     if sound:
         summary += f": to judge by that recipe declare it (--recipe {sound[0]}, numerics={sound[0]!r})"
-    error, loss = measured(x, q, scale, best.recipe)
+    error, loss = deferred(x, q, scale, best.recipe)
     return Verdict(
         Status.FAILED, summary, scales + codes, total, worst, None, explained, _basis(best), where, margin,
         evidence=_evidence(x, q, scale, best), error=error, loss=loss,
     )  # fmt: skip
+
+
+def deferred(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Any, Any]:
+    """What gives the error and the loss of :func:`measured` when either is asked for, of the tensors as they were
+    judged.
+
+    They raise InputError: torch has changed one of the tensors since. A change that torch does not see is not noticed.
+    """
+    tensors = (("x", x.x), ("q", q), ("scale", scale))
+    if any(tensor.is_inference() for _, tensor in tensors):  # nothing counts its changes
+        return measured(x, q, scale, recipe)
+    versions = [tensor._version for _, tensor in tensors]
+
+    @lru_cache(maxsize=1)
+    def both() -> tuple[Error | None, Loss | None]:
+        for (name, tensor), version in zip(tensors, versions, strict=True):
+            if tensor._version != version:
+                raise InputError(f"{name} was changed after it was judged; read error and loss before, or judge again")
+        return measured(x, q, scale, recipe)
+
+    return lambda: both()[0], lambda: both()[1]
 
 
 def measured(x: Prepared, q: Tensor, scale: Tensor, recipe: Recipe) -> tuple[Error | None, Loss | None]:

@@ -39,8 +39,12 @@ SMALL = {
     "fp8_fp4_gemm_nt": "e4m3xe2m1-bf16/1x128:1x32/m=5,n=16,k=160",
     "m_grouped_fp8_fp4_gemm_nt_contiguous": "e4m3xe2m1-bf16/1x128:1x32/m=128,n=8,k=96,g=2",
     "m_grouped_fp8_fp4_gemm_nt_masked": "e4m3xe2m1-bf16/1x128:1x32/m=3,n=16,k=160,g=3",
+    **{f"fp8_fp4_gemm_{form}": "e4m3xe2m1-bf16/1x128:1x32/m=6,n=16,k=160" for form in ("nn", "tn", "tt")},
+    "m_grouped_fp8_fp4_gemm_nn_contiguous": "e4m3xe2m1-bf16/1x128:1x32/m=128,n=8,k=96,g=2",
+    "m_grouped_fp8_fp4_gemm_nt_psum": "e4m3xe2m1-bf16/1x128:1x32/m=256,n=8,k=96,g=3",
+    "k_grouped_fp8_gemm_tn_contiguous": "e4m3xe4m3-f32/1x32:1x32/m=4,n=8,k=160,g=3",
 }  # fmt: skip
-PADDED = sorted(set(SMALL) - {"fp8_fp4_gemm_nt"} - {name for name in SMALL if name.startswith("m_grouped")})
+PADDED = sorted(name for name in SMALL if not name.startswith(("m_grouped", "k_grouped", "fp8_fp4")))
 
 
 def call_of(name: str, family: str = "randn", text: str = "", seed: int = 5) -> Call:
@@ -266,6 +270,10 @@ BAD = (
     ("scaled_grouped_mm_mx", {"offs": torch.tensor([0, 0, 0])}, {}, InputError, "all zero"),
     ("fp8_fp4_gemm_nt", {"a_scale": torch.full((5, 2), 0.3)}, {}, InputError, "power of two"),
     ("fp8_fp4_gemm_nt", {"b_scale": torch.ones(16, 4)}, {}, ShapeError, "b_scale"),
+    ("fp8_fp4_gemm_nn", {"b_scale": torch.ones(16, 5)}, {}, ShapeError, r"\[5, 16\]"),
+    ("m_grouped_fp8_fp4_gemm_nt_psum", {"ends": torch.tensor([5, 3, 200])}, {}, InputError, "never back"),
+    ("k_grouped_fp8_gemm_tn_contiguous", {"ks": torch.tensor([33, 0, 127])}, {}, InputError, "33"),
+    ("k_grouped_fp8_gemm_tn_contiguous", {"ks": torch.tensor([32, 0, 64])}, {}, ShapeError, "96"),
 )  # fmt: skip
 
 

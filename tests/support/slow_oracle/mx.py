@@ -115,9 +115,11 @@ def _clamped(x: Value, top: Fraction) -> Value:
 
 def two_levels(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
     """NVFP4 under ``e = 2688/amax`` or, inversed, under ``amax/2688``."""
-    x, g, inversed = i["x"], i["global_scale"].values()[0], bool(o["is_global_scale_inversed"])
+    x, given, inversed = i["x"], i["global_scale"].values(), bool(o["is_global_scale_inversed"])
     sixth, scale, codes = rounded(Fraction(1, 6), F32), list[int](), list[int]()
-    for raw, values in _blocks(x, 16):
+    across = x.shape[1] // 16
+    for number, (raw, values) in enumerate(_blocks(x, 16)):
+        g = given[number // across if len(given) > 1 else 0]
         a = max((abs(v) for v in values if not is_nan(v)), default=Fraction(0))
         if a == 0:
             t: Value = Fraction(0)

@@ -13,16 +13,18 @@ from tests.support.slow_oracle.mx import (
     FLOAT_MAX,
     FP4,
     Codes,
+    _code,
     _negative,
     _packed,
     _stored,
     fp4,
     is_nan,
     power,
+    powers,
     shared_byte,
 )
 from tests.support.slow_oracle.numbers import Array, Value, add, decode, divide, encode, floor_log2, multiply, rounded
-from tests.support.slow_oracle.places import swizzled
+from tests.support.slow_oracle.places import fragments, swizzled, take
 
 SIXTH = rounded(Fraction(1, 6), F32)
 SIX = {"e3m2": (2, -2, Fraction(28), 4), "e2m3": (3, 0, Fraction(15, 2), 2)}  # fraction bits, emin, largest, emax
@@ -164,7 +166,17 @@ def fp4_cast(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
             scale.append(encode(s, F32))
             inverse = rounded(divide(Fraction(1), s), F32) if not is_nan(s) else math.nan
             codes += [_toward_zero(rounded(multiply(v, inverse), F32)) for v in group]
-    return {"q": [low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)], "scale": scale}
+    q = [low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)]
+    return {"q": q, "scale": _exponent_words(scale, x.shape[0]) if o.get("use_packed_ue8m0") else scale}
+
+
+def _exponent_words(scale: list[int], rows: int) -> list[int]:
+    """Exponent bytes of float32 codes, four a word of each row, 127 behind the last."""
+    across, found = len(scale) // rows, []
+    for first in range(0, len(scale), across):
+        bytes_ = [code >> 23 for code in scale[first : first + across]] + [127] * (-across % 4)
+        found += [sum(byte << 8 * n for n, byte in enumerate(bytes_[at : at + 4])) for at in range(0, len(bytes_), 4)]
+    return found
 
 
 def _toward_zero(x: Value) -> int:
@@ -466,3 +478,91 @@ def to_blocks(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
     wide = _between(x, scale, str(o.get("dtype", "bfloat16")))
     q, scales = quantisers.blocks(wide, 128, 128, quantisers.RULES["cast"])
     return {"q": list(q), "scale": list(scales)}
+
+
+# --- columns and squares --------------------------------------------------------------------------------------------
+
+
+def _turned(codes: list[int] | Codes, rows: int, columns: int) -> Codes:
+    """A matrix ``[rows, columns]`` transposed."""
+    return [codes[r * columns + c] for c in range(columns) for r in range(rows)]
+
+
+def _lying(scale: Codes, m: int, k: int, layout: str) -> list[int]:
+    """Bytes ``[k, m / 32]`` of the columns in a layout."""
+    whole = [byte or 0 for byte in scale]
+    return list(_turned(whole, k, m // 32)) if layout == "compact" else _stored(whole, (k, m // 32), layout)
+
+
+def columns(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
+    """MXFP8 of the transpose, transposed back."""
+    x, layout = i["x"], _layout(o)
+    m, k = x.shape
+    turned = Array(x.dtype, (k, m), [code or 0 for code in _turned(x.codes, m, k)])
+    made = powers({"x": turned}, {**o, "layout": "linear"}, str(o.get("element", "e4m3")))
+    return {"q": _turned(made["q"], k, m), "scale": _lying(made["scale"], m, k, layout)}
+
+
+def squares(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
+    """MXFP8 of 32x32, each as one long row."""
+    x, layout, element = i["x"], _layout(o), str(o.get("element", "e4m3"))
+    m, k = x.shape
+    across = k // 32
+    q: Codes = [None] * (m * k)
+    each = [0] * (m // 32 * across)
+    for number in range(len(each)):
+        top, left = number // across * 32, number % across * 32
+        at = [(top + r) * k + left + c for r in range(32) for c in range(32)]
+        values = Array(x.dtype, (1, 1024), [x.codes[place] for place in at])
+        byte = shared_byte(values.values(), "rceil", element)
+        for place, v, negative in zip(at, values.values(), _flags(values), strict=True):
+            q[place] = _code(v, negative, byte, element, "rceil")
+        each[number] = byte
+    if o.get("direction") == "columnwise":
+        return {"q": q, "scale": _lying([each[c // 32 + down * across] for c in range(k) for down in range(m // 32)],
+                                        m, k, layout)}  # fmt: skip
+    rows = [each[r // 32 * across + c] for r in range(m) for c in range(across)]
+    return {"q": q, "scale": _stored(rows, (m, across), "linear" if layout == "compact" else layout)}
+
+
+def columns_back(i: dict[str, Array], o: dict[str, object]) -> list[int]:
+    """Codes times the byte of their 32 rows."""
+    q, layout = i["q"], _layout(o)
+    m, k = q.shape
+    down, memory = m // 32, i["scale"]
+    if layout == "compact":
+        scale = [power(memory.codes[r * k + c]) for c in range(k) for r in range(down)]
+    else:
+        scale = [power(byte) for byte in _in_rows(memory, (k, down), layout)]
+    return [encode(multiply(v, scale[at % k * down + at // k // 32]), F32) for at, v in enumerate(q.values())]
+
+
+def nibbles_turned(i: dict[str, Array], o: dict[str, object]) -> list[int]:
+    """Codes of four bits, transposed one by one."""
+    q = i["q"]
+    m, n = q.shape[0], q.shape[1] * 2
+    codes = [half for byte in q.codes for half in (byte & 15, byte >> 4 & 15)]
+    turned = [codes[r * n + c] for c in range(n) for r in range(m)]
+    made = [low | high << 4 for low, high in zip(turned[::2], turned[1::2], strict=True)]
+    return [byte - 256 if q.dtype == "int8" and byte > 127 else byte for byte in made]
+
+
+# --- batches, shuffled rows, silu -----------------------------------------------------------------------------------
+
+
+def batch(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
+    """Each matrix by itself."""
+    x, q, scale = i["x"], list[int | None](), list[int | None]()
+    count, m, k = x.shape
+    for g in range(count):
+        own = Array(x.dtype, (m, k), x.codes[g * m * k : (g + 1) * m * k])
+        made = levels({"x": own, "global_scale": i["global_scale"]}, o)
+        q, scale = [*q, *made["q"]], [*scale, *made["scale"]]
+    return {"q": q, "scale": scale}
+
+
+def shuffled_rows_of(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
+    """The rows in the order of :func:`fragments`, then NVFP4."""
+    x = i["x"]
+    moved = Array(x.dtype, x.shape, take(x, fragments(x.shape[0])))
+    return levels({"x": moved, "global_scale": i["global_scale"]}, {"layout": "128x4"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from tests.support.slow_oracle.mx import FP4, power
@@ -171,8 +171,47 @@ def mixed(
     return scaled(a, b, sa, sb, block=32, b_rows=1, bias=c, dtype=str(o["out_dtype"]))
 
 
+def _columns(rows: Rows) -> Rows:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def deep_turned(names: str) -> Callable[[Inputs, Options], list[int | None]]:
+    """Dense, with these operands and their scales transposed."""
+
+    def made(i: Inputs, o: Options) -> list[int | None]:
+        codes, scale = {name: values(i[name]) for name in "ab"}, {name: i[f"{name}_scale"].rows() for name in "ab"}
+        for name in names:
+            codes[name], scale[name] = _columns(codes[name]), _columns(scale[name])
+        return list(mixed(codes["a"], codes["b"], scale["a"], scale["b"], o))
+
+    return made
+
+
+def k_groups_turned(i: Inputs, o: Options) -> list[int | None]:
+    """Groups of K, which is the first axis of everything; ``c`` of each."""
+    gran, first, found = int(str(o["gran_k"])), 0, list[int | None]()
+    a, b, sa, sb = (i[name].rows() for name in ("a", "b", "a_scale", "b_scale"))
+    for g, k in enumerate(i["ks"].codes):
+        c = part(i["c"], g)
+        if k:
+            given = [_columns(x[first : first + k]) for x in (a, b)]
+            scale = [_columns(s[first // gran : (first + k) // gran]) for s in (sa, sb)]
+            found += mixed(*given, *scale, {**o, "gran_k_a": gran, "gran_k_b": gran, "gran_n": 1}, c.values())
+        else:
+            found += c.codes
+        first += k
+    return found
+
+
 def deep(i: Inputs, o: Options) -> list[int | None]:
-    """Dense, contiguous or masked."""
+    """Dense, contiguous (by the expert of each row, or by ends; weights maybe ``[G, K, N]``) or masked."""
+    if "ends" in i:
+        owner, begin = [-1] * i["a"].shape[0], 0
+        for g, end in enumerate(i["ends"].codes):
+            begin = -(-begin // 128) * 128
+            owner[begin : max(begin, end)] = [g] * max(0, end - begin)
+            begin = end
+        i = {**i, "m_indices": Array("int32", (len(owner),), owner)}
     if "m_indices" not in i and "masked_m" not in i:
         c = i["c"].values() if "c" in i else None
         return list(mixed(values(i["a"]), values(i["b"]), i["a_scale"].rows(), i["b_scale"].rows(), o, c))
@@ -185,11 +224,14 @@ def deep(i: Inputs, o: Options) -> list[int | None]:
             found += [None] * ((a.shape[0] - count) * n)
         return found
     rows, left = values(i["a"]), i["a_scale"].rows()
+    turned = len(values(part(i["b"], 0))[0]) != len(rows[0])
+    n = len(values(part(i["b"], 0))[0]) if turned else n
     for m, expert in enumerate(i["m_indices"].codes):
         if expert < 0:
             found += [None] * n
         else:
             right, sb = values(part(i["b"], expert)), part(i["b_scale"], expert).rows()
+            right, sb = (_columns(right), _columns(sb)) if turned else (right, sb)
             found += mixed(rows[m : m + 1], right, left[m : m + 1], sb, o)
     return found
 

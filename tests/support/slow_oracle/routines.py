@@ -238,6 +238,13 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "mxfp8_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "mxfp4_dequantize": lambda i, o: mx.back(i, o, 32, mx.power),
     "nvfp4_dequantize": _two_levels_back,
+    "mxfp8_quantize_columnwise": mx_forms.columns,
+    "mxfp8_quantize_2d": mx_forms.squares,
+    "mxfp8_dequantize_columnwise": mx_forms.columns_back,
+    "transpose_packed_fp4": mx_forms.nibbles_turned,
+    "nvfp4_batched_quantize": mx_forms.batch,
+    "nvfp4_quantize_shuffled": mx_forms.shuffled_rows_of,
+    "silu_and_mul_nvfp4_quantize": lambda i, o: mx_forms.levels({**i, "x": fused.gated(i["x"], "product")}, o),
     "mxfp6_quantize": mx_forms.six,
     "mxfp6_dequantize": lambda i, o: mx_forms.back(i, o, mx_forms.six_value(str(o.get("element", "e3m2")))),
     "mxint8_quantize": mx_forms.int8,
@@ -270,6 +277,13 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "fp8_fp4_paged_mqa_logits": mx_products.fp4_paged,
     "scaled_grouped_mm_mx_k_groups": mx_products.k_groups,
     "fp8_fp4_gemm_nt": mx_products.deep,
+    **{
+        f"fp8_fp4_gemm_{form}": mx_products.deep_turned(names)
+        for form, names in (("nn", "b"), ("tn", "ab"), ("tt", "a"))
+    },
+    "k_grouped_fp8_gemm_tn_contiguous": mx_products.k_groups_turned,
+    "m_grouped_fp8_fp4_gemm_nn_contiguous": mx_products.deep,
+    "m_grouped_fp8_fp4_gemm_nt_psum": mx_products.deep,
     "m_grouped_fp8_fp4_gemm_nt_contiguous": mx_products.deep,
     "m_grouped_fp8_fp4_gemm_nt_masked": mx_products.deep,
     "per_tensor_dequantize": lambda i, o: layers.dequantised(i["q"], i["inv_scale"].values()[0]),

@@ -29,6 +29,7 @@ FAULTS = Faults(PRODUCTS)
 fault = FAULTS.declare
 
 E4M3 = torch.float8_e4m3fn
+FIRST = 1 << 16  # codes that are looked at first
 NO_SUBNORMALS = "no operand is subnormal"
 NO_NAN = "no operand is NaN"
 ALL_ZERO = "every code is zero"
@@ -47,20 +48,33 @@ def _map(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: change(_codes(x)).view(x.dtype)
 
 
-def _by_code(change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``change`` of every element of a one-byte tensor by a table: it maps codes one by one."""
-    table = change(torch.arange(256, dtype=torch.uint8, device=x.device).view(x.dtype))
-    if x.device.type == "cpu":  # NumPy takes bytes as indices
-        bits = table.view(torch.int16) if table.element_size() == 2 else table
-        return torch.from_numpy(np.take(bits.numpy(), _codes(x).numpy())).view(table.dtype)
-    return table[_codes(x).to(torch.int32)]
+def _by_code(role: str, change: Callable[[Tensor], Tensor]) -> Callable[[ScaledProduct], ScaledProduct]:
+    """``change`` of every element of a one-byte operand by a table: it maps codes one by one."""
+
+    def product(product: ScaledProduct) -> ScaledProduct:
+        x: Tensor = getattr(product, role)
+        table = change(torch.arange(256, dtype=torch.uint8, device=x.device).view(x.dtype))
+        if x.device.type == "cpu":  # NumPy takes bytes as indices
+            bits = table.view({1: torch.uint8, 2: torch.int16}[table.element_size()]).numpy()
+            made = torch.from_numpy(np.take(bits, _codes(x).numpy(), mode="clip")).view(table.dtype)
+        else:
+            made = table.view(torch.uint8).view(256, -1)[_codes(x).to(torch.int32)].flatten(-2).view(table.dtype)
+        return replace(product, a=made) if role == "a" else replace(product, b=made)
+
+    return product
 
 
 def _has(role: str, found: Callable[[Tensor], Tensor], missing: str) -> WhyNot:
-    """The matrix of ``role`` is E4M3 and holds such a code."""
+    """The matrix of ``role`` is E4M3 and holds such a code; the first codes are looked at first."""
+
+    def holds(call: Call) -> bool:
+        few, x = (name + f" codes of {role}" for name in ("first", "all")), matrix(call, role)
+        parts = (lambda: _present(x.flatten()[:FIRST]), lambda: _present(x))
+        return any(bool(found(call.once(name, codes)).any()) for name, codes in zip(few, parts, strict=True))
+
     return both(
         need(lambda c: matrix(c, role).dtype == E4M3, lambda c: f"{role} is {matrix(c, role).dtype}, not {E4M3}"),
-        need(lambda c: bool(found(c.once(f"codes of {role}", lambda: _present(matrix(c, role)))).any()), missing),
+        need(holds, missing),
     )
 
 
@@ -99,18 +113,14 @@ def _sign(x: Tensor) -> Tensor:
 
 def _as_fnuz(x: Tensor) -> Tensor:
     """The bits read as E4M3FNUZ: half the value, 0x80 a NaN, 0x7F and 0xFF finite."""
-    return _by_code(lambda every: _half(decode(_codes(every), of_dtype(torch.float8_e4m3fnuz))), x)
+    return _half(decode(_codes(x), of_dtype(torch.float8_e4m3fnuz)))
 
 
 def _normal_formula(x: Tensor) -> Tensor:
     """Subnormal codes decoded as (1 + f/8) 2**-7, and zero with them left at zero."""
-
-    def change(every: Tensor) -> Tensor:
-        codes = _codes(every)
-        wrong = _sign(every) * (1.0 + (codes & 0x07).to(torch.float64) / 8.0) * 2.0**-7
-        return _half(torch.where(_subnormal(codes), wrong, decode(every)))
-
-    return _by_code(change, x)
+    codes = _codes(x)
+    wrong = _sign(x) * (1.0 + (codes & 0x07).to(torch.float64) / 8.0) * 2.0**-7
+    return _half(torch.where(_subnormal(codes), wrong, decode(x)))
 
 
 def _byte_pairs(codes: Tensor) -> Tensor:
@@ -136,13 +146,11 @@ def _above(limit: int) -> Callable[[Tensor], Tensor]:
 
 
 for code, value, seen in ((0x78, 256, "sglang PR 40581"), (0x77, 240, "vllm PR 12134")):
-    fault(f"A codes saturate at {value}", CAST, seen=seen,
-          read=each("a", _map(_saturating_at(code))), needs=_has("a", _above(code), f"no code above {value}"))
-fault("A codes read as E4M3FNUZ without doubling the scale", CAST, seen="vllm PR 12134",
-      read=each("a", _as_fnuz), needs=_has("a", _nonzero, ALL_ZERO))
-fault("B codes read as E4M3FNUZ without doubling the scale", CAST, seen="vllm PR 12134",
-      product=lambda product: replace(product, b=_as_fnuz(product.b)), needs=_has("b", _nonzero, ALL_ZERO))
+    fault(f"A codes saturate at {value}", CAST, seen=seen, by_code=True,
+          product=_by_code("a", _map(_saturating_at(code))), needs=_has("a", _above(code), f"no code above {value}"))
 for name, seen, role, change, needs in (
+    *((f"{role.upper()} codes read as E4M3FNUZ without doubling the scale", "vllm PR 12134", role, _as_fnuz,
+       _has(role, _nonzero, ALL_ZERO)) for role in ("a", "b")),
     ("A codes read as E5M2", "vllm PR 12134", "a", lambda x: _codes(x).view(torch.float8_e5m2),
      _has("a", _nonzero, ALL_ZERO)),
     ("NaN code of A decoded as 480", "ml_dtypes 400", "a",
@@ -156,9 +164,10 @@ for name, seen, role, change, needs in (
      _has("a", _subnormal, NO_SUBNORMALS)),
     ("sign of A lost", "flashinfer PR 3932", "a", _map(lambda c: c & 0x7F),
      _has("a", lambda c: _nonzero(c) & (c >= 0x80), "A is never negative")),
-    ("B tile transposed by byte pairs", "pith-train PR 74", "b", _map(_byte_pairs), _has("b", _nonzero, ALL_ZERO)),
 ):
-    fault(name, CAST, seen=seen, read=each(role, change), needs=needs)
+    fault(name, CAST, seen=seen, by_code=True, product=_by_code(role, change), needs=needs)
+fault("B tile transposed by byte pairs", CAST, seen="pith-train PR 74", read=each("b", _map(_byte_pairs)),
+      needs=_has("b", _nonzero, ALL_ZERO))
 
 
 # --- the store ----------------------------------------------------------------------------------------------

@@ -1,0 +1,110 @@
+"""MXFP8 down the columns and in squares, for training, where a matrix and its transpose are multiplied.
+
+    columnwise    blocks of 32 rows of one column; scale bytes of the transpose
+    32x32         one scale for 32 rows and 32 columns, so that a weight and its transpose have the same codes
+
+Scale bytes of the columns are the matrix ``[K, M / 32]``, row-major (``linear``) or in tiles, as a product of the
+transpose reads them; ``compact`` is its transpose ``[M / 32, K]``. Codes down the columns lie as the transpose does:
+``q [M, K]`` is column-major, and ``q.t()`` contiguous. Formulas are those of :mod:`kernels.mx`. Under
+``torch.compile`` each quantiser is one operator.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import checks
+from kernels.checks import WIDE
+from kernels.errors import OptionError
+from kernels.mx import mxfp8_dequantize, mxfp8_quantize
+from kernels.mx_blocks import FP8_ELEMENTS, LINEAR, MX_BLOCK, compiled_op, power, shared_exponent, store_scale
+
+COMPACT = "compact"
+DIRECTIONS = ("rowwise", "columnwise")
+
+
+@checks.verb
+def mxfp8_quantize_columnwise(
+    x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
+    """Quantise a matrix to MXFP8 in blocks of 32 rows.
+
+    Parameters
+    ----------
+    x
+        ``[M, K]`` bf16, f16 or f32, ``M`` a multiple of 32.
+    layout
+        ``128x4``, ``8x4`` or ``linear``, of the bytes ``[K, M / 32]``; or ``compact``, ``[M / 32, K]``.
+    rounding, element
+        As of :func:`kernels.mxfp8_quantize`.
+
+    Returns
+    -------
+    q, scale
+        ``q [M, K]`` of the element's dtype, column-major; ``scale`` uint8.
+    """
+    checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 2), *WIDE), 0, 1)
+    _rows(x)
+    if torch.compiler.is_compiling():
+        return compiled_op("mxfp8_quantize_columnwise", x, layout, rounding, element)
+    q, scale = mxfp8_quantize(x.t().contiguous(), _plain(layout), rounding, element)
+    return q.t(), scale.t().contiguous() if layout == COMPACT else scale
+
+
+@checks.verb
+def mxfp8_quantize_2d(
+    x: Tensor, layout: str = "128x4", direction: str = "rowwise", element: str = "e4m3"
+) -> tuple[Tensor, Tensor]:
+    """Quantise a weight to MXFP8, one scale for 32x32 elements.
+
+    Parameters
+    ----------
+    x
+        ``[M, K]`` bf16, f16 or f32, both multiples of 32.
+    layout
+        Of the bytes ``[M, K / 32]``, or of those of the transpose as for :func:`mxfp8_quantize_columnwise`.
+    direction
+        ``rowwise`` or ``columnwise``: whose bytes are returned, each 32 times. Codes are the same.
+    element
+        ``e4m3`` or ``e5m2``.
+    """
+    if element not in FP8_ELEMENTS:
+        raise OptionError(f"element={element!r}: there are {', '.join(FP8_ELEMENTS)}")
+    if direction not in DIRECTIONS:
+        raise OptionError(f"direction={direction!r}: there are {', '.join(DIRECTIONS)}")
+    checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 2), *WIDE), 0, 1)
+    _rows(x)
+    checks.multiple("K", x.shape[1], MX_BLOCK, f"{MX_BLOCK} columns share a scale; pad K")
+    if torch.compiler.is_compiling():
+        return compiled_op("mxfp8_quantize_2d", x, layout, direction, element)
+    top, emax, fraction, dtype = FP8_ELEMENTS[element]
+    m, k = x.shape
+    squares = x.float().reshape(m // MX_BLOCK, MX_BLOCK, k // MX_BLOCK, MX_BLOCK).transpose(1, 2)
+    byte = shared_exponent(squares.flatten(2), "rceil", top, emax, fraction)
+    scaled = (squares * power(254 - byte)[..., None, None]).clamp(-top, top)
+    q = scaled.to(dtype).transpose(1, 2).reshape(m, k)
+    if direction == DIRECTIONS[0]:
+        return q, store_scale(byte.repeat_interleave(MX_BLOCK, dim=0), _plain(layout))
+    if layout == COMPACT:
+        return q, byte.repeat_interleave(MX_BLOCK, dim=1).to(torch.uint8)
+    return q, store_scale(byte.t().repeat_interleave(MX_BLOCK, dim=0), layout)
+
+
+@checks.verb
+def mxfp8_dequantize_columnwise(q: Tensor, scale: Tensor, layout: str = "128x4") -> Tensor:
+    """:func:`kernels.mxfp8_dequantize` of codes whose scales are those of 32 rows each; layouts as of the quantiser."""
+    checks.dtype("q", checks.rank("q", q, 2), *(record[3] for record in FP8_ELEMENTS.values()))
+    _rows(q)
+    if layout == COMPACT:
+        checks.shape("scale", scale, (q.shape[0] // MX_BLOCK, q.shape[1]), "a byte for each block")
+        scale = scale.t().contiguous()
+    return mxfp8_dequantize(q.t().contiguous(), scale, _plain(layout)).t().contiguous()
+
+
+def _plain(layout: str) -> str:
+    return LINEAR if layout == COMPACT else layout
+
+
+def _rows(x: Tensor) -> None:
+    checks.multiple("M", x.shape[0], MX_BLOCK, f"{MX_BLOCK} rows share a scale; pad M")

@@ -1,0 +1,312 @@
+"""The judge of a kernel-evaluation suite: a solution is run on workloads, and the verdicts become its traces.
+
+A solution runs as every kernel does (:mod:`oracle.harness.session`): in a worker process with a time limit, between
+guard zones, ``untrusted`` in a sandbox. What it computes is judged by a contract and by nothing of the suite.
+
+====================  ============================================================================================
+status of the trace   what was found
+====================  ============================================================================================
+PASSED                the verdict is PASSED, or MISTRUSTED (these inputs could not have shown a fault; the log says so)
+INCORRECT_NUMERICAL   the verdict is FAILED
+INCORRECT_SHAPE       an output has another shape than the contract's
+INCORRECT_DTYPE       an output has another dtype than the definition's
+RUNTIME_ERROR         it raised, crashed, refused the call, returned no tensors, or wrote where it must not
+COMPILE_ERROR         it cannot be imported
+TIMEOUT               it did not return in time
+====================  ============================================================================================
+
+``correctness`` has the largest errors against the float64 truth, and the verdict under ``extra``. Nothing is timed: the
+figures of ``performance``, which the schema demands of a PASSED trace, are 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oracle.diagnosis.explain import explain_verdict
+from oracle.errors import FixtureError, OptionError
+from oracle.fixtures import files as fixtures
+from oracle.fixtures import suite
+from oracle.fixtures.suite import Definition, Solution, TensorOf, Workload
+from oracle.harness import provenance, solution_entry, watches
+from oracle.harness.process import Worker
+from oracle.harness.report import LIMIT, Finding
+from oracle.harness.session import Answer, Session
+from oracle.harness.validation import arch_of
+from oracle.numbers.formats import decode
+from oracle.routines import Contract, data, get
+from oracle.routines.base import Call
+from oracle.verdict.compare import Status, Verdict
+
+SAID = 4000  # characters of what the solution printed
+
+
+def evaluate(
+    definition: Definition,
+    workloads: Sequence[Workload],
+    solution: Solution,
+    contract: str,
+    *,
+    root: Path,
+    renamed: Mapping[str, str] | None = None,
+    options: Mapping[str, object] | None = None,
+    device: str = "cpu",
+    arch: str | None = None,
+    numerics: str | None = None,
+    untrusted: bool = False,
+    limit: float = LIMIT,
+    seed: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """The trace of each workload, as JSON, in their order.
+
+    Parameters
+    ----------
+    definition, workloads, solution : as :mod:`oracle.fixtures.suite` reads them.
+    contract : a name of :func:`oracle.contracts`; what judges the outputs.
+    root : where paths of workloads begin.
+    renamed : inputs of the definition by the contract's names, where those differ; ``X.T`` is the transpose of ``X``.
+    options : of the contract. An input of the definition that is a number is passed to the solution, and taken as the
+        option of its name where there is one; ``out_dtype`` is that of the definition's output.
+    device, arch, numerics, untrusted, limit : as for :func:`oracle.validate`.
+    seed : other random inputs: codes and values of variance 1 or 128^2, scales that are no powers of two.
+
+    Raises
+    ------
+    OracleError
+        The question is wrong: a file, a name, or inputs that the contract refuses. Never for a wrong solution.
+    """
+    found, renamed = get(contract), renamed or {}
+    if untrusted and device != "cpu":
+        raise OptionError(f"untrusted runs a solution on the CPU alone, not on {device}")
+    if unknown := [name for name in renamed if name not in {spec.name for spec in found.inputs}]:
+        raise OptionError(f"--input {unknown[0]}=...: {contract} has no such input")
+    taken = _taken(found, definition, renamed)
+    outputs = _outputs(found, definition)
+    arch = arch or arch_of(device)
+    for scalars, group in groupby(workloads, key=lambda w: _scalars(w, definition)):
+        plan = {
+            "file": solution.file, "function": solution.function, "destination": solution.destination,
+            "axes": {name: extent for name, extent in definition.axes.items() if extent is not None},
+            "inputs": [_planned(name, of, taken, dict(scalars)) for name, of in definition.inputs.items()],
+            "outputs": [
+                {"name": name, "as": outputs[name], "shape": list(of.shape or ()), "dtype": _name(of.dtype)}
+                for name, of in definition.outputs.items()
+            ],
+        }  # fmt: skip
+        call = _options(found, definition, dict(scalars), options or {})
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fp8-oracle-")))
+            entry = _written(folder, solution, plan)
+            worker = stack.enter_context(
+                Worker(f"{entry}:solution", adapter=f"{entry}:call", device=device, limit=limit, path=(str(folder),),
+                       untrusted=untrusted)
+            )  # fmt: skip
+            session = Session(worker, found, device=device, arch=arch, numerics=numerics)
+            for workload in group:
+                inputs = _inputs(found, definition, workload, taken, root, seed)
+                evaluation = _evaluated(session, workload, inputs, call, definition, outputs)
+                yield {
+                    "definition": definition.name, "workload": dict(workload.record), "solution": solution.name,
+                    "evaluation": evaluation,
+                }  # fmt: skip
+
+
+def _evaluated(
+    session: Session, workload: Workload, inputs: Mapping[str, Tensor], options: dict[str, object],
+    definition: Definition, outputs: Mapping[str, str],
+) -> dict[str, Any]:  # fmt: skip
+    """The evaluation of one workload."""
+    contract = session.contract
+    contract.check(inputs, options)
+    answer = session.call(inputs, options)
+    finding = session.numbers(workload.uuid, inputs, options, answer)
+    dtypes = {outputs[name]: of.dtype for name, of in definition.outputs.items()}
+    beyond = [f for f in watches.memory(session, workload.uuid, answer) if isinstance(f, Finding) and f.fails]
+    call = Call(contract, inputs, options)
+    status, verdict = _status(call, answer, finding.verdict, dtypes, beyond), finding.verdict
+    if status == "INCORRECT_NUMERICAL" and answer.problem is None:
+        verdict = explain_verdict(
+            verdict, contract, inputs, answer.output, arch=session.arch, numerics=session.numerics, explain=None,
+            **options,
+        )  # fmt: skip
+    said = [verdict.summary, *(f"{f.watch}: {f.verdict.summary}" for f in beyond)]
+    said += [f"explained by: {', '.join(verdict.explained_by)}"] if verdict.explained_by else []
+    numbers = status in ("PASSED", "INCORRECT_NUMERICAL")
+    nothing = {"latency_ms": 0.0, "reference_latency_ms": 0.0, "speedup_factor": 0.0}
+    libraries = provenance.versions(())
+    return {
+        "status": status,
+        "log": "\n".join([*said, session.worker.output[-SAID:]]).strip(),
+        "correctness": _correctness(call, answer, verdict) if numbers else None,
+        "performance": nothing if status == "PASSED" else None,
+        "environment": {"hardware": libraries.get("gpu") or f"CPU {libraries['machine']}", "libs": libraries},
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _status(
+    call: Call, answer: Answer, verdict: Verdict, dtypes: Mapping[str, torch.dtype], beyond: Sequence[Finding]
+) -> str:
+    if answer.hopeless:
+        return "COMPILE_ERROR"
+    if answer.hung:
+        return "TIMEOUT"
+    for name, due in call.contract.outputs(call).items() if answer.facts else ():
+        fact = answer.facts[name]
+        if due.shape is not None and fact["shape"] != list(due.shape):
+            return "INCORRECT_SHAPE"
+        if fact["dtype"] != str(dtypes[name]):
+            return "INCORRECT_DTYPE"
+    if verdict.status in (Status.CRASHED, Status.UNSUPPORTED, Status.UNTESTED, Status.SKIPPED) or beyond:
+        return "RUNTIME_ERROR"
+    return "INCORRECT_NUMERICAL" if verdict.status is Status.FAILED else "PASSED"
+
+
+def _correctness(call: Call, answer: Answer, verdict: Verdict) -> dict[str, object]:
+    """The largest errors over the specified elements; the relative one over those whose truth is not 0."""
+    absolute = relative = 0.0
+    for name, due in call.truth.items():
+        truth, seen = (_values(x) for x in (due, answer.outputs[name]))
+        known = ~truth.isnan()
+        off = (seen - truth).abs()[known].nan_to_num(math.inf, math.inf)
+        off[seen[known] == truth[known]] = 0.0  # infinities
+        size = truth.abs()[known]
+        if off.numel():
+            absolute = max(absolute, float(off.max()))
+        if bool((size > 0).any()):
+            ratios = off[size > 0] / size[size > 0]
+            relative = max(relative, float(ratios.nan_to_num(math.inf, math.inf).max()))
+    said = {name: getattr(verdict, name) for name in ("summary", "outside", "total", "matches", "basis")}
+    extra = {"judge": "fp8-oracle", "contract": call.contract.name, "verdict": str(verdict.status), **said}
+    extra["explained_by"] = list(verdict.explained_by)
+    errors = {"max_relative_error": relative, "max_absolute_error": absolute}
+    return {**{name: x if math.isfinite(x) else "Infinity" for name, x in errors.items()}, "extra": extra}
+
+
+def _values(x: Tensor) -> Tensor:
+    return decode(x) if x.is_floating_point() else x.to(torch.float64)
+
+
+# --- names and data -----------------------------------------------------------------------------------------
+
+
+def _taken(contract: Contract, definition: Definition, renamed: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
+    """By inputs of the definition: the contract's name, and whether it takes the transpose."""
+    found: dict[str, tuple[str, bool]] = {}
+    for spec in contract.inputs:
+        name = renamed.get(spec.name, spec.name)
+        base = name if name in definition.inputs else name.removesuffix(".T")
+        if base in definition.inputs:
+            found[base] = (spec.name, base != name)
+        elif not spec.optional or spec.name in renamed:
+            known = ", ".join(definition.inputs)
+            raise OptionError(
+                f"{definition.name} has no input {name!r}, which {contract.name} needs; it has {known}; name the right "
+                f"one with --input {spec.name}=INPUT"
+            )
+    for name, of in definition.inputs.items():
+        if of.shape is not None and name not in found:
+            raise OptionError(f"{name!r} of {definition.name} is no input of {contract.name}; use --input NAME={name}")
+    return found
+
+
+def _outputs(contract: Contract, definition: Definition) -> dict[str, str]:
+    """The contract's names of the definition's outputs: the same, or those in the same place."""
+    names = tuple(definition.outputs)
+    if len(names) != len(contract.returns):
+        due = ", ".join(contract.returns)
+        raise OptionError(f"{definition.name} has the outputs {', '.join(names)}; {contract.name} has {due}")
+    same = set(names) == set(contract.returns)
+    return {name: name if same else contract.returns[i] for i, name in enumerate(names)}
+
+
+def _planned(
+    name: str, of: TensorOf, taken: Mapping[str, tuple[str, bool]], scalars: Mapping[str, object]
+) -> dict[str, object]:
+    if of.shape is None and name in scalars:
+        return {"value": scalars[name]}
+    return {"from": taken[name][0], "transposed": taken[name][1], "shape": list(of.shape or ())}
+
+
+def _scalars(workload: Workload, definition: Definition) -> tuple[tuple[str, object], ...]:
+    """The inputs of a workload that are numbers."""
+    found = []
+    for name, of in definition.inputs.items():
+        given = workload.inputs[name]
+        if of.shape is None or given["type"] == "scalar":
+            value = given.get("value")
+            if of.shape is not None or not isinstance(value, bool | int | float):
+                raise FixtureError(f"workload {workload.uuid}: {name} is {given!r:.80}; only a number is a scalar")
+            found.append((name, value))
+    return tuple(found)
+
+
+def _options(
+    contract: Contract, definition: Definition, scalars: Mapping[str, object], given: Mapping[str, object]
+) -> dict[str, object]:
+    known = {spec.name for spec in contract.options}
+    found = {name: value for name, value in scalars.items() if name in known}
+    if "out_dtype" in known:
+        found["out_dtype"] = next(iter(definition.outputs.values())).dtype
+    return {**found, **given}
+
+
+def _inputs(
+    contract: Contract, definition: Definition, workload: Workload, taken: Mapping[str, tuple[str, bool]], root: Path,
+    seed: int,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The inputs of the contract: loaded, or drawn."""
+    axes = {**definition.axes, **workload.axes}
+    found = {}
+    for name, (ours, transposed) in taken.items():
+        of, given = definition.inputs[name], workload.inputs[name]
+        shape = tuple(int(axes[axis] or 0) for axis in of.shape or ())
+        label = f"{definition.name} {workload.uuid} {name} seed={seed}"
+        made = _drawn(label, ours, shape, of.dtype) if given["type"] == "random" else suite.tensor_of(given, root)
+        if tuple(made.shape) != shape or made.dtype != of.dtype:
+            what = f"{_name(made.dtype)} {list(made.shape)}"
+            raise FixtureError(
+                f"workload {workload.uuid}: {name} is {what}; {definition.name} says {_name(of.dtype)} {list(shape)}"
+            )
+        found[ours] = made.t() if transposed else made
+    return {spec.name: found[spec.name] for spec in contract.inputs if spec.name in found}
+
+
+def _drawn(label: str, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    if dtype.itemsize == 1 and dtype.is_floating_point:
+        rows = math.prod(shape[:-1])
+        return data.operand(label, "randn", rows, shape[-1], dtype=dtype, side="b").view(shape)
+    if not dtype.is_floating_point:
+        raise OptionError(f"{name} is random {_name(dtype)}, which may be no sound value; store it in a file")
+    if "scale" in name and dtype == torch.float32:
+        return data.scales(label, "randn", shape)
+    return data.normal(label, shape, dtype=dtype)
+
+
+def _written(folder: Path, solution: Solution, plan: Mapping[str, object]) -> str:
+    """Write the sources, the plan and the entry into a folder; the name of the module to import."""
+    for path, content in solution.sources.items():
+        place = folder / "sources" / path
+        fixtures.make_folder(place.parent)
+        place.write_text(content, encoding="utf-8")
+    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    name = f"solution_{secrets.token_hex(8)}"
+    shutil.copyfile(str(solution_entry.__file__), folder / f"{name}.py")
+    return name
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,71 @@
+"""What the worker imports to run a solution of an evaluation suite: a copy of this file beside ``plan.json``.
+
+The sources of the solution lie in ``sources/``, which comes first on the path; ``solution`` is its function, ``call``
+the adapter that passes inputs in the order of the definition and, in destination-passing style, outputs that it makes.
+It needs nothing but torch, as it runs in a sandbox without the oracle.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCES = os.path.join(HERE, "sources")
+
+
+def loaded(plan: Mapping[str, Any]) -> Any:
+    """The function of a solution; whatever its sources raise is raised."""
+    sys.path.insert(0, SOURCES)
+    name = os.path.basename(plan["file"]).removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(name, os.path.join(SOURCES, plan["file"]))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    found: Any = module
+    for part in plan["function"].split("."):
+        found = getattr(found, part)
+    return found
+
+
+def call(kernel: Any, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Any:
+    """The outputs of one call by the contract's names, or what the solution returned in their place."""
+    del options  # numbers are in the plan
+    axes, given = dict(PLAN["axes"]), []
+    for one in PLAN["inputs"]:
+        if "value" in one:
+            given.append(one["value"])
+            continue
+        tensor = inputs[one["from"]]
+        given.append(tensor.t() if one["transposed"] else tensor)
+        axes.update(zip(one["shape"], given[-1].shape, strict=True))
+    due = PLAN["outputs"]
+    if not PLAN["destination"]:
+        made = kernel(*given)
+        if isinstance(made, Mapping):
+            made = [made[one["name"]] for one in due]
+        made = [made] if isinstance(made, Tensor) else made
+    else:
+        device = next(iter(inputs.values())).device
+        made = [
+            torch.empty([axes[axis] for axis in one["shape"]], dtype=getattr(torch, one["dtype"]), device=device)
+            for one in due
+        ]
+        kernel(*given, *made)
+    if not isinstance(made, tuple | list) or len(made) != len(due):
+        return made  # no result, as the worker says
+    return {one["as"]: x for one, x in zip(due, made, strict=True)}
+
+
+if os.path.exists(os.path.join(HERE, "plan.json")):
+    with open(os.path.join(HERE, "plan.json")) as _stream:
+        PLAN: Mapping[str, Any] = json.load(_stream)
+    solution = loaded(PLAN)

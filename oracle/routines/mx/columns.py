@@ -1,0 +1,184 @@
+"""Contracts of MXFP8 down the columns and in squares, for training, where a matrix and its transpose are multiplied.
+
+    columnwise    blocks of 32 rows of one column; codes ``[M, K]``, a byte at ``[k, m // 32]`` (or ``[m // 32, k]``)
+    32x32         one scale for 32 rows and 32 columns, so that a weight and its transpose have the same codes; the
+                  bytes are those of either direction, each repeated 32 times
+
+Scale bytes of the columns are those of the transpose: the matrix ``[K, M / 32]``, row-major (``linear``) or in tiles,
+is what a product of the transpose reads. ``compact`` is that matrix transposed, ``[M / 32, K]``. Codes are judged as
+``[M, K]``, whatever their strides. Row-wise bytes of 32x32 are read back by ``mxfp8_dequantize``.
+
+Sources: torchao triton_to_mxfp8_dim1, mxfp8_quantize_cuda and its CuTe-DSL 32x1 kernels; TransformerEngine
+quantize_mxfp8.cuh (columnwise, 2D scaling; with_gemm_swizzled_scales). Not covered: 3-D weights, padding to 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from oracle.errors import ShapeError
+from oracle.numbers import mx_recipes, recipes
+from oracle.numbers.formats import E5M2
+from oracle.numbers.quantize import WIDE
+from oracle.numbers.recipes import Recipe
+from oracle.numbers.scaling import GROUP_32, Block
+from oracle.routines.base import FP8, Call, OptionSpec, TensorSpec, register
+from oracle.routines.mx.contract import (
+    ELEMENT,
+    ELEMENTS,
+    LAYOUTS,
+    LINEAR,
+    ROUNDING,
+    SCALE_BYTES,
+    BlockDequantiser,
+    Mxfp8Quantize,
+    stored,
+)
+
+TALL = GROUP_32.columns or 1
+"""Rows that share a scale."""
+COMPACT = "compact"
+LAYOUT = OptionSpec(
+    "layout", LAYOUTS[0], (*LAYOUTS, COMPACT), "bytes of the transpose: in tiles, [K, M/32], or [M/32, K]"
+)
+DIRECTIONS = ("rowwise", "columnwise")
+DIRECTION = OptionSpec("direction", DIRECTIONS[0], DIRECTIONS, "whose bytes: of the matrix or of its transpose")
+ROWS = TensorSpec("x", WIDE, ("M", "K"), "values to quantise, M a multiple of 32")
+BOTH = TensorSpec("x", WIDE, ("M", "K"), "values to quantise, M and K multiples of 32")
+
+
+def upright(layout: str) -> tuple[bool, str]:
+    """Whether the bytes lie as ``[M / 32, K]``, and the layout of the matrix that lies."""
+    return layout == COMPACT, LINEAR if layout == COMPACT else layout
+
+
+def tall(m: int) -> None:
+    """Refuse rows that are no multiple of a block's."""
+    if m % TALL:
+        raise ShapeError(f"M={m} is not a multiple of {TALL}, the rows that share a scale; pad M")
+
+
+class _Columns(Mxfp8Quantize):
+    """Scale bytes that are, or may be, those of the transpose."""
+
+    block: ClassVar[Block]
+
+    def transposes(self, call: Call) -> bool:
+        """Whether the matrix of bytes lies transposed."""
+        return not upright(str(call.resolved["layout"]))[0]
+
+    def lying(self, call: Call) -> tuple[tuple[int, int], str]:
+        rows, columns = self.shape_of_scales(call)
+        layout = upright(str(call.resolved["layout"]))[1]
+        return ((columns, rows) if self.transposes(call) else (rows, columns)), layout
+
+    def memory(self, scale: Tensor, call: Call) -> Tensor:
+        return stored(scale.t().contiguous() if self.transposes(call) else scale, self.lying(call)[1])
+
+    def scales_of(self, memory: Tensor, call: Call) -> Tensor:
+        found = super().scales_of(memory, call)
+        return found.t().contiguous() if self.transposes(call) else found
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        element, mode = ELEMENTS[str(options["element"])], str(options["rounding"])
+        known: tuple[Recipe, ...] = (mx_recipes.TORCHAO[element, mode],)
+        if mode == "rceil":
+            known = (mx_recipes.TE_MXFP8_E5M2 if element is E5M2 else recipes.TE_MXFP8_1X32, *known)
+        return tuple(recipe.with_block(self.block) for recipe in known)
+
+
+@register
+class Mxfp8QuantizeColumnwise(_Columns):
+    name = "mxfp8_quantize_columnwise"
+    gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
+    summary = "MXFP8 down the columns: blocks of 32 rows, E4M3 or E5M2 codes, E8M0 scales of the transpose"
+    source = "torchao triton_to_mxfp8_dim1, mxfp8_quantize_cuda; TransformerEngine quantize_mxfp8.cuh, columnwise"
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (ROWS,)
+    options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, ROUNDING, ELEMENT)
+    width = 1
+    block = Block(TALL, 1)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        tall(inputs["x"].shape[0])
+        return resolved
+
+    def shape_of_scales(self, call: Call) -> tuple[int, int]:
+        m, k = call.inputs["x"].shape
+        return m // TALL, k
+
+
+@register
+class Mxfp8Quantize2d(_Columns):
+    name = "mxfp8_quantize_2d"
+    gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
+    summary = "MXFP8 of weights: one scale for 32x32, so that a weight and its transpose have the same codes"
+    source = "TransformerEngine quantize_mxfp8.cuh with 2D scaling"
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (BOTH,)
+    options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, DIRECTION, ELEMENT)
+    repeats = TALL
+    block = Block(TALL, TALL)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        tall(inputs["x"].shape[0])
+        return resolved
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        return super().declared(inputs, {**options, "rounding": "rceil"})
+
+    def across(self, call: Call) -> bool:
+        """Whether the bytes are those of the transpose."""
+        return call.resolved["direction"] == DIRECTIONS[1]
+
+    def transposes(self, call: Call) -> bool:
+        """Row-wise bytes lie as they are; ``compact`` is for those of the transpose what [M, K/32] is for them."""
+        return self.across(call) and super().transposes(call)
+
+    def shape_of_scales(self, call: Call) -> tuple[int, int]:
+        m, k = call.inputs["x"].shape
+        return (m // TALL, k) if self.across(call) else (m, k // TALL)
+
+    def repeated(self, scale: Tensor, call: Call) -> Tensor:
+        return scale.repeat_interleave(TALL, dim=1 if self.across(call) else 0)
+
+    def distinct(self, scale: Tensor, call: Call) -> Tensor:
+        return (scale[:, ::TALL] if self.across(call) else scale[::TALL]).contiguous()
+
+
+@register
+class Mxfp8DequantizeColumnwise(BlockDequantiser):
+    name = "mxfp8_dequantize_columnwise"
+    summary = "MXFP8 codes times the E8M0 scales of 32 rows each"
+    source = "TransformerEngine dequantize_mxfp8.cuh, columnwise; OCP Microscaling Formats 1.0"
+    inputs = (TensorSpec("q", FP8, ("M", "K"), "codes, M a multiple of 32"), SCALE_BYTES)
+    options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
+    width = 1
+    packed = False
+    gpu = False
+
+    @property
+    def block(self) -> Block:
+        return Block(TALL, 1)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        q = inputs.get("q")
+        if isinstance(q, Tensor) and q.dim() == 2:
+            tall(len(q))
+        return super().check(inputs, options)
+
+    def shape_of_scales(self, inputs: Mapping[str, Tensor]) -> tuple[int, int]:
+        m, k = self.shape(inputs)
+        return m // TALL, k
+
+    def lying(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[tuple[int, int], str]:
+        rows, columns = self.shape_of_scales(inputs)
+        as_is, layout = upright(str(options["layout"]))
+        return ((rows, columns) if as_is else (columns, rows)), layout
+
+    def scales_of(self, memory: Tensor, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Tensor:
+        found = super().scales_of(memory, inputs, options)
+        return found if upright(str(options["layout"]))[0] else found.t()

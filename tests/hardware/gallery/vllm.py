@@ -1,0 +1,25 @@
+"""vLLM 0.20.2: compiled operators for FP8, W4A8, fused quantisers, and KV caches."""
+
+from __future__ import annotations
+
+from hardware.adapters import by_contract, vllm_cutlass
+from hardware.fused_libraries import GATED, MIXED, NORMS
+from hardware.kv_caches import VLLM_ROUTINES
+
+from oracle.harness.gallery import Kernel, Project
+
+from ._named import rows
+
+PROJECT = Project(
+    name="vllm",
+    distributions=("vllm",),
+    carried="of its wheel: _C.abi3.so and _C_stable_libtorch.abi3.so, which FP8_KERNELS_VLLM_C and "
+    "FP8_KERNELS_VLLM_STABLE name, and the folder dist-info",
+    kernels=(
+        Kernel("cutlass_scaled_mm", "kernels.backends.cutlass:operators", vllm_cutlass, "cutlass_scaled_mm"),
+        *rows("libraries", "vllm_ops", ("scaled_fp8_quant",)),
+        *rows("fused_libraries", "vllm", (*GATED, *NORMS, "per_token_group_quant_fp8_packed", *MIXED)),
+        *(Kernel(name, f"hardware.kv_caches:VLLM.{name}", by_contract, name) for name in VLLM_ROUTINES),
+        *rows("experts", "vllm", ("cutlass_moe_fp8", "cutlass_moe_fp8_channel"), numerics="sm90.chain"),
+    ),
+)

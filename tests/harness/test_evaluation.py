@@ -1,0 +1,264 @@
+"""The judge of an evaluation suite: right solutions PASS, each wrong one has its own status, and files are checked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import checkpoints as cp
+import pytest
+import torch
+from commandline import Cli
+from safetensors.torch import save_file
+from torch import Tensor
+
+import oracle
+from oracle.errors import FixtureError, OptionError, OracleError
+from oracle.fixtures import layers, suite
+from oracle.harness import sandbox
+from oracle.harness.evaluation import evaluate
+from oracle.routines import cases
+
+GEMM = "fp8_gemm_nt"
+CASE = f"{GEMM}/e4m3xe4m3-bf16/1x128:128x128/m=5,n=128,k=256/family=randn/seed=7"
+NAMES = {"a": "X", "a_scale": "XS", "b": "W.T", "b_scale": "WS"}
+"""The weight is ``[K, N]`` in the definition."""
+RUN = """
+import torch
+from helper import spread
+
+def values(X, XS, W, WS):
+    x = X.float() * spread(XS, 1)[:, : X.shape[1]]
+    w = W.t().float() * spread(spread(WS, 0)[: W.shape[1]], 1)[:, : W.shape[0]]
+    return (x @ w.t()).bfloat16()
+"""
+HELPER = "def spread(s, axis):\n    return s.repeat_interleave(128, axis)\n"
+RIGHT = RUN + "\ndef run(X, XS, W, WS, factor):\n    return values(X, XS, W, WS)\n"
+
+
+def tensor(dtype: str, *shape: str) -> dict[str, object]:
+    return {"shape": list(shape), "dtype": dtype}
+
+
+DEFINITION: dict[str, Any] = {
+    "name": "block_gemm", "op_type": "gemm", "reference": "def run(X, XS, W, WS, factor):\n    return X\n",
+    "axes": {"M": {"type": "var"}, "N": {"type": "const", "value": 128}, "K": {"type": "const", "value": 256},
+             "KB": {"type": "const", "value": 2}, "NB": {"type": "const", "value": 1}},
+    "inputs": {"X": tensor("float8_e4m3fn", "M", "K"), "XS": tensor("float32", "M", "KB"),
+               "W": tensor("float8_e4m3fn", "K", "N"), "WS": tensor("float32", "NB", "KB"),
+               "factor": {"shape": None, "dtype": "float32"}},
+    "outputs": {"Y": tensor("bfloat16", "M", "N")},
+}  # fmt: skip
+SCALAR = {"type": "scalar", "value": 1.0}
+RANDOM = {**{name: {"type": "random"} for name in ("X", "XS", "W", "WS")}, "factor": SCALAR}
+
+
+def solution(content: str, **spec: Any) -> dict[str, Any]:
+    spec = {"language": "python", "entry_point": "main.py::run", "destination_passing_style": False, **spec}
+    sources = [{"path": "main.py", "content": content}, {"path": "helper.py", "content": HELPER}]
+    return {"name": "s", "definition": "block_gemm", "author": "x", "spec": spec, "sources": sources}
+
+
+def written(folder: Path, made: dict[str, Any], definition: Any = DEFINITION, inputs: Any = RANDOM, m: Any = 3) -> Path:
+    folder.mkdir(exist_ok=True)
+    workload = {"uuid": f"u{m}", "axes": {"M": m}, "inputs": inputs}
+    trace = {"definition": "block_gemm", "workload": workload, "solution": None, "evaluation": None}
+    (folder / "d.json").write_text(json.dumps(definition))
+    (folder / "w.jsonl").write_text(json.dumps(trace) + "\n" + json.dumps({**workload, "uuid": "again"}) + "\n")
+    (folder / "s.json").write_text(json.dumps(made))
+    return folder
+
+
+def traces(folder: Path, **more: Any) -> list[dict[str, Any]]:
+    definition = suite.read_definition(folder / "d.json")
+    workloads = suite.read_workloads(folder / "w.jsonl", definition)
+    made = suite.read_solution(folder / "s.json", definition)
+    asked = {"root": folder, "renamed": NAMES, **more}
+    return list(evaluate(definition, workloads, made, GEMM, **asked))
+
+
+STATUSES = {
+    "values returned": (RIGHT, {}, "PASSED"),
+    "a dict returned": (RIGHT.replace("return values(X, XS, W, WS)", "return {'Y': values(X, XS, W, WS)}"), {},
+                        "PASSED"),
+    "outputs passed": (RUN + "\ndef run(X, XS, W, WS, factor, Y):\n    Y.copy_(values(X, XS, W, WS))\n",
+                       {"destination_passing_style": True}, "PASSED"),
+    "nothing written": (RUN + "\ndef run(*given):\n    pass\n", {"destination_passing_style": True},
+                        "INCORRECT_NUMERICAL"),
+    "rows swapped": (RIGHT.replace("W, WS)\n", "W, WS).roll(1, 0)\n").replace("XS, W, WS):", "XS, W, WS):"), {},
+                     "INCORRECT_NUMERICAL"),
+    "another dtype": (RIGHT + "    \nright = run\ndef run(*x):\n    return right(*x).float()\n", {}, "INCORRECT_DTYPE"),
+    "another shape": (RIGHT + "    \nright = run\ndef run(*x):\n    return right(*x)[1:]\n", {}, "INCORRECT_SHAPE"),
+    "raises": ("def run(*x):\n    raise ValueError('no')\n", {}, "RUNTIME_ERROR"),
+    "nothing returned": ("def run(*x):\n    return 3\n", {}, "RUNTIME_ERROR"),
+    "an input changed": (RIGHT + "    \nright = run\ndef run(X, *x):\n    y = right(X, *x)\n    "
+                         "x[0].add_(1)\n    return y\n", {}, "RUNTIME_ERROR"),
+    "no such module": ("import nothing_of_this_name\ndef run(*x):\n    pass\n", {}, "COMPILE_ERROR"),
+    "no such function": ("def walk(*x):\n    pass\n", {}, "COMPILE_ERROR"),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A solution in this process leaves its folder on the path, and its modules."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for name in ("main", "helper"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("in_process")
+class TestStatus:
+    """Each status of the schema, with correctness and performance where it demands them."""
+
+    @pytest.mark.parametrize("what", STATUSES)
+    def test_each(self, tmp_path: Path, what: str) -> None:
+        content, spec, status = STATUSES[what]
+        found = traces(written(tmp_path, solution(content, **spec)))
+        assert [t["evaluation"]["status"] for t in found] == [status] * 2, found[0]["evaluation"]["log"]
+        evaluation = found[0]["evaluation"]
+        assert (evaluation["correctness"] is None) is (status not in ("PASSED", "INCORRECT_NUMERICAL"))
+        assert (evaluation["performance"] is None) is (status != "PASSED")
+        assert evaluation["environment"]["libs"]["torch"] == torch.__version__ and evaluation["log"]
+        assert found[0]["workload"]["uuid"] == "u3" and found[0]["solution"] == "s"
+        if evaluation["correctness"] is not None:
+            extra = evaluation["correctness"]["extra"]
+            assert extra["contract"] == GEMM and (extra["verdict"] == "PASSED") is (status == "PASSED")
+            error = evaluation["correctness"]["max_relative_error"]
+            assert error == "Infinity" or (error < 0.01) is (status == "PASSED")
+
+    def test_tensors_in_files(self, tmp_path: Path) -> None:
+        """Inputs of a case, stored; a number for each workload; sabotaged: another shape than the definition's."""
+        made = cases.parse(CASE).inputs()
+        stored = {"X": made["a"], "XS": made["a_scale"], "W": made["b"].t().contiguous(), "WS": made["b_scale"]}
+        save_file(stored, tmp_path / "x.safetensors")
+        files = {n: {"type": "safetensors", "path": "x.safetensors", "tensor_key": n} for n in stored}
+        folder = written(tmp_path, solution(RIGHT), inputs={**files, "factor": SCALAR}, m=5)
+        assert [t["evaluation"]["status"] for t in traces(folder)] == ["PASSED"] * 2
+        with pytest.raises(FixtureError, match=r"X is float8_e4m3fn \[5, 256\]; block_gemm says .* \[4, 256\]"):
+            traces(written(tmp_path, solution(RIGHT), inputs={**files, "factor": SCALAR}, m=4))
+        files["X"]["tensor_key"] = "Q"
+        with pytest.raises(FixtureError, match="has no tensor 'Q'"):
+            traces(written(tmp_path, solution(RIGHT), inputs={**files, "factor": SCALAR}, m=5))
+
+
+def changed(record: Any, *path: Any, value: Any) -> Any:
+    """A copy with one entry replaced."""
+    if not path:
+        return value
+    copy = dict(record) if isinstance(record, dict) else list(record)
+    copy[path[0]] = changed(copy[path[0]] if path[1:] else None, *path[1:], value=value)
+    return copy
+
+
+class TestFiles:
+    """What is wrong with a file is one typed error before anything runs."""
+
+    @pytest.mark.parametrize(
+        ("path", "value", "said"),
+        [
+            (("axes", "N"), {"type": "const"}, "axis 'N'"),
+            (("inputs", "X", "dtype"), "float4_e2m1", "X has the dtype 'float4_e2m1'"),
+            (("inputs", "X", "shape"), ["M", "Q"], "lists axes"),
+            (("outputs",), {"X": tensor("bfloat16", "M", "N")}, "is an input and an output"),
+            (("name",), 3, "name is 3"),
+        ],
+    )
+    def test_a_definition(self, tmp_path: Path, path: Any, value: Any, said: str) -> None:
+        folder = written(tmp_path, solution(RIGHT), changed(DEFINITION, *path, value=value))
+        with pytest.raises(FixtureError, match=said):
+            suite.read_definition(folder / "d.json")
+
+    @pytest.mark.parametrize(
+        ("path", "value", "said"),
+        [
+            (("definition",), "other", "is a solution of 'other'"),
+            (("sources", 0, "path"), "../main.py", "no path"),
+            (("sources", 0, "path"), "/main.py", "no path"),
+            (("sources", 1, "path"), "main.py", "no path of one source"),
+            (("spec", "entry_point"), "main.py::run()", "names no function"),
+            (("spec", "entry_point"), "other.py::run", "names no function"),
+            (("spec", "language"), "cuda", "compiled first"),
+            (("spec", "destination_passing_style"), "yes", "true or false"),
+        ],
+    )
+    def test_a_solution(self, tmp_path: Path, path: Any, value: Any, said: str) -> None:
+        folder = written(tmp_path, changed(solution(RIGHT), *path, value=value))
+        definition = suite.read_definition(folder / "d.json")
+        with pytest.raises(OracleError, match=said):
+            suite.read_solution(folder / "s.json", definition)
+
+    @pytest.mark.parametrize(
+        ("line", "said"),
+        [
+            ("{", "is no JSON"),
+            ("3", "is no object"),
+            ("", "holds no workload"),
+            ('{"definition": "x", "workload": {}}', "a workload of 'x'"),
+            ('{"uuid": "u", "axes": {}, "inputs": {}}', "axes.M is None"),
+            ('{"uuid": "u", "axes": {"M": 1}, "inputs": {"X": 1}}', "input 'X' is 1"),
+        ],
+    )
+    def test_a_workload(self, tmp_path: Path, line: str, said: str) -> None:
+        folder = written(tmp_path, solution(RIGHT))
+        (folder / "w.jsonl").write_text(line + "\n")
+        with pytest.raises(FixtureError, match=said):
+            suite.read_workloads(folder / "w.jsonl", suite.read_definition(folder / "d.json"))
+
+    def test_names_of_the_contract(self, tmp_path: Path) -> None:
+        folder = written(tmp_path, solution(RIGHT))
+        with pytest.raises(OptionError, match="has no input 'a', which fp8_gemm_nt needs"):
+            traces(folder, renamed={})
+        with pytest.raises(OptionError, match="has no such input"):
+            traces(folder, renamed={**NAMES, "q": "X"})
+        with pytest.raises(OptionError, match="CPU alone"):
+            traces(folder, untrusted=True, device="cuda")
+        two = {**DEFINITION, "outputs": {"Y": DEFINITION["outputs"]["Y"], "Z": DEFINITION["outputs"]["Y"]}}
+        with pytest.raises(OptionError, match="has the outputs Y, Z"):
+            traces(written(tmp_path, solution(RIGHT), two))
+
+
+@pytest.mark.skipif(sandbox.means() is None, reason="no sandbox here: neither bubblewrap nor user namespaces")
+def test_nobody_trusts_it(tmp_path: Path, cli: Cli) -> None:
+    """In the sandbox a right solution PASSES, and one that would ask the oracle cannot import it."""
+    asks = "import oracle\ndef run(*x):\n    pass\n"
+    status = {}
+    for name, content in (("right", RIGHT), ("asks", asks)):
+        folder = written(tmp_path / name, solution(content))
+        flags = [f"--input={ours}={theirs}" for ours, theirs in NAMES.items()]
+        given = [f"--{key}={folder / file}" for key, file in
+                 (("definition", "d.json"), ("workload", "w.jsonl"), ("solution", "s.json"))]  # fmt: skip
+        done = cli("evaluate", *given, *flags, "--contract", GEMM, "--untrusted", f"--traces={folder / 't.jsonl'}")
+        (first, *_) = map(json.loads, (folder / "t.jsonl").read_text().splitlines())
+        status[name] = (done.status, first["evaluation"]["status"])
+    assert status == {"right": (0, "PASSED"), "asks": (1, "COMPILE_ERROR")}
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_suite_of_a_checkpoint(tmp_path: Path, cli: Cli) -> None:
+    """Calls of real layers as definitions and workloads: they say their contract, and their reference runs."""
+    cp.deepseek(tmp_path / "m")
+    layers.calls(tmp_path / "m", tmp_path / "c", layer="*.0.self_attn.q_a_proj", tokens=3)
+    assert cli("cases", "to-suite", str(tmp_path / "c"), "--to", str(tmp_path / "s")).status == 0
+    (definition,) = (tmp_path / "s" / "definitions").iterdir()
+    record = json.loads(definition.read_text())
+    assert record["axes"]["M"] == {"type": "var"}
+    assert record["axes"]["K"] == {"type": "const", "value": cp.HIDDEN}
+    run = RUN + "\ndef run(a, a_scale, b, b_scale):\n    return values(a, a_scale, b.t(), b_scale)\n"
+    made = {**solution(run), "definition": record["name"]}
+    (tmp_path / "right.json").write_text(json.dumps(made))
+    space: dict[str, Any] = {}
+    exec(record["reference"], space)
+    for name, given in (("right", made), ("reference", {**made, "sources": [{"path": "main.py",
+                        "content": record["reference"]}]})):  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps(given))
+        done = cli("evaluate", "--definition", str(definition), "--solution", str(tmp_path / f"{name}.json"),
+                   "--workload", str(tmp_path / "s" / "workloads" / f"{record['name']}.jsonl"))  # fmt: skip
+        assert done.status == 0 and json.loads(done.out.splitlines()[0])["evaluation"]["status"] == "PASSED", done.err
+    inputs = cases.parse(CASE).inputs()
+    out = space["run"](**inputs)
+    due = oracle.reference(GEMM, inputs, out_dtype=torch.bfloat16)
+    assert isinstance(out, Tensor) and isinstance(due, Tensor) and torch.equal(out, due)

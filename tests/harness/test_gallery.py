@@ -1,0 +1,164 @@
+"""A gallery of kernels: loaded, run into rows, written as a page, two runs beside each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oracle.cli import main
+from oracle.errors import FixtureError, OptionError, SubjectError
+from oracle.harness import gallery
+from oracle.report.gallery import Row, Run, beside, page, read
+from tests.support.commandline import Cli
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE = "fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=32,k=256/family=randn/seed=1"
+GROUPS = "per_token_group_quant_fp8/bf16-e4m3/1x128/m=31,k=256/family=randn/seed=1"
+FILE = """
+from oracle.harness.gallery import Kernel, Project
+
+def by_name(kernel, inputs, options):
+    return kernel(**inputs, out_dtype=options["out_dtype"])
+
+PROJECT = Project(
+    name="ours", distributions=("torch", "no-such-distribution"), carried="here", devices=("cpu",),
+    kernels=(
+        Kernel("fp8_gemm_nt", "tests.support.subjects.right:gemm_out", name="right", case=({case!r},)),
+        Kernel("fp8_gemm_nt", "tests.support.subjects.broken:drops_last_k", pinned="one tile", case=({case!r},)),
+        Kernel("fp8_gemm_nt", "tests.support.subjects.broken:dies", case=({case!r},)),
+        Kernel("per_token_group_quant_fp8", "kernels.subjects:BY_CONTRACT.per_token_group_quant_fp8",
+               case=({groups!r},)),
+    ),
+)
+"""
+ABSENT = """
+from oracle.harness.gallery import Kernel, Project
+
+PROJECT = Project("absent", ("no-such-distribution",), "pip download no-such-distribution",
+                  (Kernel("fp8_gemm_nt", "no_such:kernel"),))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("somewhere") / "shown_kernels"
+    made.mkdir()
+    (made / "ours.py").write_text(FILE.format(case=CASE, groups=GROUPS))
+    (made / "absent.py").write_text(ABSENT)
+    (made / "_helper.py").write_text("raise RuntimeError('no project')")
+    return made
+
+
+@pytest.fixture(scope="module")
+def out(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("ran") / "out"
+    assert main(["gallery", "run", "--folder", str(folder), "--out", str(made), "--device", "cpu"]) == 1
+    return made
+
+
+@pytest.fixture(scope="module")
+def rows(out: Path) -> dict[str, Row]:
+    return {row.key: row for row in read(out / "gallery.json").rows}
+
+
+class TestRun:
+    def test_right(self, rows: dict[str, Row]) -> None:
+        row = rows["ours.right/fp8_gemm_nt"]
+        assert (row.verdict, row.judged, row.identified, row.reruns) == ("CONFORMS", 1, 1, "same")
+        assert row.batch == "same" and "torch" in row.versions and list(row.cases) == [CASE]
+        groups = rows["ours.BY_CONTRACT.per_token_group_quant_fp8/per_token_group_quant_fp8"]
+        assert groups.identified == 1 and groups.matches == {"vllm_group": 1} and groups.sqnr is not None
+
+    def test_wrong_is_found_and_named(self, rows: dict[str, Row], out: Path) -> None:
+        row = rows["ours.drops_last_k/fp8_gemm_nt"]
+        assert row.verdict == "FAILED" and "outside" in row.why and row.identified == 0
+        assert any("last element of K" in name for name in row.explained), row.explained
+        assert "--adapter" not in row.command and CASE in row.command
+        assert (out / "calls" / "ours.drops_last_k.fp8_gemm_nt.safetensors").exists()
+
+    def test_dead_and_absent(self, rows: dict[str, Row]) -> None:
+        assert rows["ours.dies/fp8_gemm_nt"].verdict == "CRASHED" and rows["ours.dies/fp8_gemm_nt"].why
+        assert rows["absent.kernel/fp8_gemm_nt"].verdict == "UNSUPPORTED"
+        assert "pip download" in rows["absent.kernel/fp8_gemm_nt"].why
+
+    def test_page(self, out: Path) -> None:
+        said = (out / "gallery.md").read_text()
+        assert said.startswith("4 kernels of 1 projects, 3 outputs judged. 2 of them (67%)")
+        assert said.index("| FAILED |") < said.index("| CRASHED |") < said.index("| CONFORMS |")
+        assert "`drops_last_k` (one tile)" in said and "Not run here" in said
+
+    def test_reports(self, out: Path) -> None:
+        said = json.loads((out / "reports" / "ours.right.fp8_gemm_nt.json").read_text())
+        assert said["conforms"] and said["judged"] == 1
+
+    def test_resumed(self, out: Path, folder: Path, cli: Cli) -> None:
+        """Nothing is run again; without --resume a record is never overwritten."""
+        words = ("gallery", "run", "--folder", str(folder), "--out", str(out), "--device", "cpu")
+        again = cli(*words, "--resume")
+        assert again.status == 1 and "ours." not in again.out
+        refused = cli(*words)
+        assert refused.status == 2 and "--resume" in refused.err
+
+
+class TestBesideEachOther:
+    def test_nothing(self, rows: dict[str, Row]) -> None:
+        run = Run({}, tuple(rows.values()))
+        assert list(beside(run, run)) == []
+
+    def test_broke_and_moved(self, rows: dict[str, Row]) -> None:
+        old = rows["ours.right/fp8_gemm_nt"]
+        new = replace(old, verdict="FAILED", why="numbers: 3", cases={CASE: "FAILED bound"}, versions={"torch": "9"})
+        lines = list(beside(Run({}, (old,)), Run({}, (new,))))
+        assert "broke: CONFORMS to FAILED (torch" in lines[0] and "1 of 1 cases changed" in lines[1]
+        assert "healed: FAILED to CONFORMS" in next(beside(Run({}, (new,)), Run({}, (old,))))
+
+    def test_commands(self, out: Path, cli: Cli) -> None:
+        record = str(out / "gallery.json")
+        assert "nothing changed" in cli("gallery", "compare", record, record).out
+        assert cli("gallery", "page", record).out.startswith("4 kernels")
+
+
+class TestRefused:
+    def test_folders(self, tmp_path: Path) -> None:
+        for name, text, said in (
+            ("none", None, "no folder"), ("empty_one", "", "no file of a project"), ("a-b", "", "identifier"),
+        ):  # fmt: skip
+            if text is not None:
+                (tmp_path / name).mkdir()
+            with pytest.raises(SubjectError, match=said):
+                gallery.load(tmp_path / name)
+
+    @pytest.mark.parametrize(
+        ("name", "text", "said"),
+        [
+            ("raising_kernels", "1 / 0", "ZeroDivisionError"),
+            ("bare_kernels", "PROJECT = 3", "no PROJECT"),
+            ("misnamed_kernels", ABSENT.replace('"fp8_gemm_nt"', '"fp8_gem_nt"'), "fp8_gem_nt"),
+        ],
+    )
+    def test_files(self, tmp_path: Path, name: str, text: str, said: str) -> None:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "one.py").write_text(text)
+        with pytest.raises(SubjectError, match=said):
+            gallery.load(tmp_path / name)
+
+    def test_only(self, folder: Path) -> None:
+        with pytest.raises(OptionError, match="absent, ours"):
+            gallery.chosen(gallery.load(folder), ["theirs"])
+        assert len(gallery.chosen(gallery.load(folder), ["ours"])) == 4
+
+    def test_records(self, tmp_path: Path) -> None:
+        for text in ("{", "{}", json.dumps({"schema": "fp8-oracle.gallery/1", "rows": [{"project": 1}]})):
+            (tmp_path / "r.json").write_text(text)
+            with pytest.raises(FixtureError):
+                read(tmp_path / "r.json")
+
+
+def test_the_gallery_of_this_project_loads() -> None:
+    """Every file; no library is imported, so this needs none of them."""
+    found = gallery.load(ROOT / "tests" / "hardware" / "gallery")
+    assert len({project.name for project in found}) == len(found)
+    assert page(Run({}, ())).startswith("0 kernels")
