@@ -45,6 +45,8 @@ def exact(product: ScaledProduct) -> Exact:
 
 
 def _exact(product: ScaledProduct) -> Exact:
+    if product.nearby is not None:
+        return exact(product.nearby).to(product.a.device)
     if product.alpha is not None:
         return gemm.finished(product, exact(replace(product, alpha=None, bias=None, c=None)))
     if why_not(product):

@@ -120,8 +120,8 @@ def test_journey(journey: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     commands = travel(FOLDER / f"{journey}.sh", tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    took = f"journey {journey}: {commands} commands in {time.perf_counter() - begun:.1f} s, {spent:.1f} s of CPU"
-    request.node.user_properties.append(("printed", took))
+    took = f"{journey}: {commands} commands in {time.perf_counter() - begun:.1f} s, {spent:.1f} s of CPU"
+    request.node.user_properties.append(("printed", f"journey {took}"))
 
 
 SHORT = """
