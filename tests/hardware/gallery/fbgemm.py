@@ -89,7 +89,8 @@ PROJECT = Project(
             "fbgemm_block",
         ),
         Kernel(
-            "scaled_grouped_mm", f"{GROUPED}.grouped_gemm_fp8_rowwise", grouped, "grouped_gemm_fp8_rowwise", pinned=FIRST,
+            "scaled_grouped_mm", f"{GROUPED}.grouped_gemm_fp8_rowwise", grouped, "grouped_gemm_fp8_rowwise",
+            pinned=FIRST,
         ),
     ),
     devices=("cpu", "cuda"),

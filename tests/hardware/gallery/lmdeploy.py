@@ -27,6 +27,7 @@ from ._products import (
 CUDA = "hardware.alone:lmdeploy.pytorch.kernels.cuda"
 GROUPS = "per_token_group_quant_fp8"
 RECIPE = "lmdeploy_1x128"
+EXPERTS = "fused_moe_blocked_fp8"
 
 
 def blocked(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
@@ -91,7 +92,7 @@ PROJECT = Project(
             "silu_and_mul_masked_post_quant", f"{CUDA}.activation.silu_and_mul_masked_post_quant_fwd", masked_silu,
             "silu_and_mul_masked_post_quant_fwd",
         ),
-        Kernel("fused_experts_block", f"{CUDA}.moe.blocked_fp8.fused_moe_blocked_fp8", experts, "fused_moe_blocked_fp8"),
+        Kernel("fused_experts_block", f"{CUDA}.moe.blocked_fp8.{EXPERTS}", experts, EXPERTS),
     ),
     devices=("cpu", "cuda"),
 )  # fmt: skip
