@@ -294,7 +294,8 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
         if report.saved is not None:
             command = f"fp8-oracle explain {shlex.quote(report.saved)}"
             screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
-        if report.coverage is not None and (report.profile is not None or report.coverage.refused):
+        covered = report.judged and (report.profile is not None or (report.coverage and report.coverage.refused))
+        if report.coverage is not None and covered:
             for said in report.coverage.lines():
                 screen.print(said, soft_wrap=True)
         if report.seed is not None:
