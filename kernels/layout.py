@@ -273,11 +273,6 @@ def shuffled_rows(n: int, epilogue_tile_m: int = 128, device: torch.device | str
     return torch.arange(n, device=device).view(-1, 8, block // 8).transpose(1, 2).flatten()
 
 
-def inverse_rows(rows: Tensor) -> Tensor:
-    """The permutation that undoes ``rows``."""
-    return torch.argsort(rows)
-
-
 @checks.verb
 def swizzle_scale(scale: Tensor, tile: str = "128x4") -> Tensor:
     """One-byte block scales in the tiles that block-scaled MMA instructions read (cuBLAS; ``8x4``: TensorRT-LLM).

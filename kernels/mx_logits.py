@@ -16,7 +16,7 @@ from kernels import checks
 from kernels.backends.declaration import Rows, Scales
 from kernels.errors import InputError, LayoutError, OptionError, ShapeError
 from kernels.logits import _check_pages, _expect, _lens, fp8_mqa_logits, fp8_paged_mqa_logits
-from kernels.mx import LINEAR, MX_BLOCK
+from kernels.mx_blocks import LINEAR, MX_BLOCK
 from kernels.mx_products import UE8M0, _product
 
 HELD = 1 << 26

@@ -24,7 +24,7 @@ from kernels.backends.declaration import Rows, Scales
 from kernels.blockscaled import _pair
 from kernels.errors import DtypeError, OptionError, ShapeError
 from kernels.layout import shuffled_rows
-from kernels.mx import HEIGHTS, LINEAR, MX_BLOCK, NVFP4_BLOCK
+from kernels.mx_blocks import HEIGHTS, LINEAR, MX_BLOCK, NVFP4_BLOCK
 from kernels.routes import dtype_name, route
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
