@@ -127,11 +127,13 @@ class TestReports:
 
     def test_the_traceback_is_the_kernels(self, cli: Cli, mine: Path) -> None:
         """Its frames and no other, on the screen and in the record; `verify` says them too."""
-        ran = cli("validate", "mine:deep", "--contract", GEMM, "--case", CASES[0], "--record", mine / "r.jsonl")
+        asked = ("--case", CASES[0], "--record", mine / "r.jsonl", "--html", mine / "r.html")
+        ran = cli("validate", "mine:deep", "--contract", GEMM, *asked)
         said = ["mine.py:14 in deep: return below(a)", "mine.py:17 in below: return a.reshape(7, -1)"]
         shown = [line.strip() for line in ran.out.splitlines() if line.startswith("    at ")]
         assert shown == [f"at {frame}" for frame in said]
         assert outcomes(mine / "r.jsonl")[CASES[0]]["verdict"]["frames"] == said
+        assert all(f"at {frame}" in (mine / "r.html").read_text() for frame in said)
 
     def test_wrong_files_are_refused_before_a_call(self, cli: Cli, mine: Path) -> None:
         (mine / "r.jsonl").write_text("something\n")
