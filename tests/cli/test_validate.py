@@ -14,7 +14,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from oracle.cli.validate import run_of
 from oracle.harness import validation
+from oracle.harness.endurance import Soak
 from oracle.harness.report import NUMBERS, Told
 from oracle.harness.session import Session
 from oracle.harness.validation import validate
@@ -279,3 +281,15 @@ def test_a_caller_is_told(mine: Path) -> None:
         (f.case, f.watch, f.verdict, f.follows) for f in report.findings
     ]
     assert sum(f.watch == NUMBERS for f in report.failures) == 2
+
+
+def test_a_soak_as_a_run() -> None:
+    """An outcome for each stretch and one for each failure, which make the run fail; without them it is good."""
+    verdict = {"status": "FAILED", "summary": "3 of 8 elements outside the bound"}
+    failures = [{"case": CASES[0], "watch": NUMBERS, "verdict": verdict}]
+    good: dict[str, Any] = {"lane": 0, "number": 0, "cases": 7, "seconds": 2.5, "failures": []}
+    about = {"kernel": "mine:right", "contract": GEMM}
+    run = run_of(Soak(about, [good, {**good, "number": 1, "failures": failures}]), "cpu")
+    assert [(str(o.status), o.watch) for o in run.outcomes] == [("PASSED", ""), ("PASSED", ""), ("FAILED", "")]
+    assert not run.ok and run.outcomes[0].verdict.summary == "7 cases judged" and run.seconds == 5.0
+    assert run_of(Soak(about, [good]), "cpu").ok
