@@ -42,6 +42,7 @@ from kernels.mx_blocks import (
     pack_nearest,
     power,
     shared_exponent,
+    silu_product,
     split_blocks,
     store_scale,
     times,
@@ -406,9 +407,7 @@ def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_nvfp4_quantize", x, global_scale, layout)
-    gate, up = x.float().chunk(2, dim=1)
-    y = (gate / (1.0 + torch.exp(-gate)) * up).to(x.dtype)
-    return _two_levels(split_blocks(y, NVFP4_BLOCK), global_scale.reshape(()), layout)
+    return _two_levels(split_blocks(silu_product(x), NVFP4_BLOCK), global_scale.reshape(()), layout)
 
 
 # --- rows and FP8 -------------------------------------------------------------------------------------------------

@@ -399,6 +399,10 @@ def _masked_fake(x: Tensor, mask: Tensor, global_scale: Tensor | None = None) ->
     return q, _empty(g, down, across, 32, 4, 4, like=x, dtype=torch.uint8).permute(3, 4, 1, 5, 2, 0)
 
 
+def _masked_silu_fake(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    return _masked_fake(_empty(*x.shape[:2], x.shape[2] // 2, like=x, dtype=x.dtype), mask, global_scale)
+
+
 def _experts_fake(
     x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
 ) -> tuple[Tensor, Tensor]:
@@ -434,6 +438,7 @@ _operator(_mxfp4_fake)(mx_forms.mxfp4_quantize_of_fp8)
 _operator(_requantised_fake)(mx_forms.fp8_block_to_mxfp8)
 _operator(_blocks_fake)(mx_forms.mxfp8_to_fp8_block)
 _operator(_masked_fake)(mx_experts.scaled_fp4_grouped_quantize)
+_operator(_masked_silu_fake)(mx_experts.silu_and_mul_scaled_nvfp4_experts_quantize)
 _operator(_masked_fake)(mx_experts.mxfp8_grouped_quantize)
 _operator(_experts_fake)(mx_experts.scaled_fp4_experts_quant)
 _operator(_mxfp8_experts_fake)(mx_experts.mxfp8_experts_quant)
