@@ -234,11 +234,11 @@ def _soak(arguments: argparse.Namespace) -> int:
         screen.print(line, soft_wrap=True)
     screen.print(f"seed {seed}; --seed {seed} repeats this run", soft_wrap=True)
     write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
-    write_reports(_run_of(found, arguments.arch or "-"), arguments, but=("json",))
+    write_reports(run_of(found, arguments.arch or "-"), arguments, but=("json",))
     return found.exit_code
 
 
-def _run_of(found: Soak, arch: str) -> Run:
+def run_of(found: Soak, arch: str) -> Run:
     """A soak as a run: an outcome for each stretch, and one for each failure."""
     kernel, contract = found.about["kernel"], found.about["contract"]
     outcomes, source = [], sources.of_name(str(kernel))
