@@ -283,6 +283,7 @@ def _quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_padding(y: Tensor, groups: Tensor) -> Tensor:
+    """``y`` with zeros in rows of no expert, which a product leaves unwritten."""
     return y.masked_fill((groups < 0).unsqueeze(1), 0.0)
 
 

@@ -71,6 +71,7 @@ def power(byte: Tensor) -> Tensor:
 
 
 def store_scale(byte: Tensor, layout: str) -> Tensor:
+    """Bytes ``[M, C]`` of scales as uint8: as they are, or flat in tiles of the layout."""
     scale = byte.to(torch.uint8)
     return scale if layout == LINEAR else swizzle_scale(scale, _tile(layout))
 
