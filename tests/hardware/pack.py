@@ -64,12 +64,12 @@ def needed(name: str, files: Iterable[zipfile.ZipInfo], without: tuple[str, ...]
             yield one
 
 
-def environment(paths: Iterable[str]) -> str:
-    """What a shell sources: PYTHONPATH, and the compiled libraries that are in the archive."""
-    there = set(paths)
+def environment() -> str:
+    """What a shell sources: PYTHONPATH, and the compiled libraries that were unpacked, of this archive or another."""
     lines = ['here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)']
     lines += ['export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"']
-    lines += [f'export {name}="$here/{path}"' for name, path in LIBRARIES.items() if path in there]
+    for name, path in LIBRARIES.items():
+        lines += [f'if [ -e "$here/{path}" ]; then export {name}="$here/{path}"; fi']
     return "\n".join(lines) + "\n"
 
 
@@ -80,14 +80,12 @@ def pack(folder: Path, out: Path, only: Iterable[str] = (), without: tuple[str, 
     if missing := chosen - {distribution(wheel) for wheel in wheels}:
         raise FileNotFoundError(f"{folder} has no wheel of {', '.join(sorted(missing))}; download it there")
     sizes: dict[str, int] = {}
-    paths: list[str] = []
     with tarfile.open(out, "w:xz") as archive:
 
         def add(path: str, data: bytes) -> None:
             member = tarfile.TarInfo(f"{TOP}/{path}")
             member.size, member.mode = len(data), 0o644
             archive.addfile(member, io.BytesIO(data))
-            paths.append(path)
 
         for wheel in wheels:
             name = distribution(wheel)
@@ -97,7 +95,7 @@ def pack(folder: Path, out: Path, only: Iterable[str] = (), without: tuple[str, 
                     sizes[name] = sizes.get(name, 0) + one.file_size
             for path in EMPTY.get(name, ()):
                 add(path, b"")
-        add("env.sh", environment(paths).encode())
+        add("env.sh", environment().encode())
     return sizes
 
 
