@@ -15,7 +15,7 @@ they print and the pictures after them their outputs.
 
 Under ``<!-- requires: TOOL [TOOL ...] -->`` a fence is left as it is where one of these tools is not here, with a note
 on the standard error.
-An example that raises, or a command of ours that cannot be carried out, is an error of its page.
+An example that raises, or a command of ours that cannot be carried out (without ``2>&1``), is an error of its page.
 Durations are replaced by ``1.2 s`` so that pages do not change with the machine. Exit 1 with a diff when ``--check``
 finds a page that differs from what was made.
 """
@@ -43,6 +43,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 WIDTH = "100"
+SHOWN = " 2>&1"  # of a command whose error the page shows
 _BLOCK = re.compile(r"<!-- generated: (?P<call>.+?) -->\n.*?<!-- /generated -->", re.DOTALL)
 _FENCE = re.compile(
     r"^(?:<!-- requires: (?P<tools>[^>]+?) -->\n)?```(?P<kind>python|cpp|console)(?P<rest>[^\n]*)\n(?P<body>.*?)^```\n",
@@ -225,8 +226,9 @@ def _python(source: str, scratch: Scratch, where: str) -> str:
 def _console(body: str, scratch: Scratch, page: str) -> str:
     lines = []
     for command in (line[2:] for line in body.splitlines() if line.startswith("$ ")):
+        _forget(scratch.folder)  # a command before it may have changed a file
         printed = _stable(_run(command), scratch)
-        if printed.startswith("fp8-oracle: error:"):
+        if "fp8-oracle: error:" in printed and SHOWN not in command:
             raise ValueError(f"{page}: `{command}` cannot be carried out: {printed}")
         lines += [f"$ {command}", *printed.rstrip("\n").splitlines()]
     if not lines:
@@ -237,7 +239,7 @@ def _console(body: str, scratch: Scratch, page: str) -> str:
 def _run(command: str) -> str:
     """What a command prints. Ours and pytest run in this process, which has everything loaded already."""
     first, _, rest = command.partition(" | ")
-    words = shlex.split(first)
+    words = shlex.split(first.removesuffix(SHOWN))
     if words[0] == "fp8-oracle":
         text = _in_process(_ours, words[1:])
     elif words[:3] == ["python", "-m", "pytest"]:

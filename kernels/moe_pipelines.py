@@ -239,9 +239,11 @@ def moe_experts(
             alpha2, up_scale, expert_map, expert_offset, weight_on_input, combine,
         )  # fmt: skip
         return made
-    row = _row(pipeline)
-    ways = _ways(row, combine, topk_ids.shape[-1])
+    row = row_of(pipeline)
+    ways = way_of(row, combine, topk_ids.shape[-1])
     tokens, experts = _check(row, x, w13, w2, topk_weights, topk_ids)
+    if weight_on_input and topk_ids.shape[1] != 1:
+        raise OptionError(f"weight_on_input with {topk_ids.shape[1]} experts for each token; it needs one")
     if not tokens:
         return x.new_zeros(x.shape, dtype=torch.bfloat16)
     ids = topk_ids.long()
@@ -404,13 +406,15 @@ def _combined(y: Tensor, weights: Tensor, target: Tensor, way: str) -> Tensor:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _row(pipeline: str) -> Pipeline:
+def row_of(pipeline: str) -> Pipeline:
+    """The pipeline of a name; OptionError names all where there is none."""
     if pipeline not in PIPELINES:
         raise OptionError(f"pipeline {pipeline!r:.80}; there are {', '.join(PIPELINES)}")
     return PIPELINES[pipeline]
 
 
-def _ways(row: Pipeline, combine: str | None, top_k: int) -> str:
+def way_of(row: Pipeline, combine: str | None, top_k: int) -> str:
+    """How a call weights and adds: ``combine`` where the row has it (OptionError otherwise), or the usual way."""
     if combine is None:
         return "running" if row.combine == _TRITON and 2 <= top_k <= 4 else row.combine[0]
     if combine not in row.combine:

@@ -123,6 +123,12 @@ def e4m3_scale(t: Tensor, decode: Tensor) -> tuple[Tensor, Tensor]:
     return scale.view(torch.uint8), inverse
 
 
+def silu_product(x: Tensor) -> Tensor:
+    """``silu(gate) * up`` of ``x [.., 2 I] = [gate, up]`` in float32, rounded once to the dtype of ``x``."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return (gate / (1.0 + torch.exp(-gate)) * up).to(x.dtype)
+
+
 # --- four bits ----------------------------------------------------------------------------------------------------
 
 

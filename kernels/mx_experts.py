@@ -28,6 +28,7 @@ from kernels.mx_blocks import (
     block_amax,
     compiled_op,
     pack_nearest,
+    silu_product,
     split_blocks,
     two_levels,
 )
@@ -62,6 +63,21 @@ def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -
         return compiled_op("scaled_fp4_grouped_quantize", x, mask, global_scale)
     q, scale = _nvfp4(x.flatten(0, 1), global_scale.repeat_interleave(m))
     return _expert_last(q, scale, g)
+
+
+@checks.verb
+def silu_and_mul_scaled_nvfp4_experts_quantize(
+    x: Tensor, mask: Tensor, global_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:func:`scaled_fp4_grouped_quantize` of ``silu(gate) * up`` of ``x [G, M, 2 I] = [gate, up]``, computed in float32
+    and rounded once to the dtype of ``x``; ``I`` is a multiple of 16."""
+    g, _, c = _buffers(x, mask)
+    checks.multiple("2 I", c, 2 * NVFP4_BLOCK, f"{NVFP4_BLOCK} values share a scale; pad I")
+    checks.shape("global_scale", checks.dtype("global_scale", global_scale, torch.float32), (g,), "one for each expert")
+    checks.same_device(x=x, mask=mask, global_scale=global_scale)
+    if torch.compiler.is_compiling():
+        return compiled_op("silu_and_mul_scaled_nvfp4_experts_quantize", x, mask, global_scale)
+    return scaled_fp4_grouped_quantize(silu_product(x), mask, global_scale)
 
 
 @checks.verb

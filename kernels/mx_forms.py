@@ -20,12 +20,14 @@ from torch import Tensor
 from kernels import checks
 from kernels.checks import WIDE
 from kernels.errors import OptionError, ShapeError
+from kernels.layout import shuffled_rows, swizzle_scale
 from kernels.mx import mxfp8_quantize
 from kernels.mx_blocks import (
     FP4_EMAX,
     FP4_FRACTION,
     FP4_MAX,
     FP4_VALUES,
+    HEIGHTS,
     MX_BLOCK,
     NAN_BYTE,
     NVFP4_BLOCK,
@@ -40,6 +42,7 @@ from kernels.mx_blocks import (
     pack_nearest,
     power,
     shared_exponent,
+    silu_product,
     split_blocks,
     store_scale,
     times,
@@ -357,6 +360,54 @@ def _encoded(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
 def _two_levels(blocks: Tensor, g: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     scale, inverse = two_levels(block_amax(blocks), g)
     return pack_nearest(blocks * inverse[..., None]), store_scale(scale, layout)
+
+
+# --- batches, shuffled rows, silu ---------------------------------------------------------------------------------
+
+
+@checks.verb
+def nvfp4_batched_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
+    """:func:`kernels.nvfp4_quantize` of every matrix of ``x [B, M, K]`` under one global scale.
+
+    Returns ``q [B, M, K / 2]`` and the scale bytes of each matrix in 128x4 or 8x4 tiles of its own, ``[B, ..]``.
+    """
+    checks.nonempty("x", checks.rank("x", x, 3), 0, 1, 2)
+    if layout not in HEIGHTS:
+        raise OptionError(f"layout={layout!r}: there are {', '.join(HEIGHTS)}")
+    if torch.compiler.is_compiling():
+        return compiled_op("nvfp4_batched_quantize", x, global_scale, layout)
+    blocks, g = _encoded(x.flatten(0, 1), global_scale)
+    scale, inverse = two_levels(block_amax(blocks), g)
+    batch, m, k = x.shape
+    tiles = swizzle_scale(scale.reshape(batch, m, -1), layout)
+    return pack_nearest(blocks * inverse[..., None]).reshape(batch, m, k // 2), tiles
+
+
+@checks.verb
+def nvfp4_quantize_shuffled(x: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`kernels.nvfp4_quantize` of a weight ``[M, K]``, ``M`` a multiple of 32, with the rows of codes and of
+    scales in the order of :func:`kernels.shuffle_matrix_a`, the scales then in 128x4 tiles."""
+    checks.multiple("M", checks.rank("x", x, 2).shape[0], 32, "so many rows are permuted together; pad M")
+    if torch.compiler.is_compiling():
+        return compiled_op("nvfp4_quantize_shuffled", x, global_scale)
+    blocks, g = _encoded(x, global_scale)
+    order = shuffled_rows(x.shape[0], device=x.device)
+    return _two_levels(blocks.index_select(0, order), g, "128x4")
+
+
+@checks.verb
+def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
+    """:func:`kernels.nvfp4_quantize` of ``silu(gate) * up`` of ``x [M, 2 I] = [gate, up]``, ``I`` a multiple of 16.
+
+    The product is computed in float32 and rounded once to the dtype of ``x``; ``global_scale`` is 2688 over its amax.
+    """
+    checks.dtype("x", checks.rank("x", x, 2), *WIDE)
+    checks.multiple("2 I", x.shape[1], 2 * NVFP4_BLOCK, f"{NVFP4_BLOCK} values share a scale; pad I")
+    checks.scalar("global_scale", global_scale)
+    checks.same_device(x=x, global_scale=global_scale)
+    if torch.compiler.is_compiling():
+        return compiled_op("silu_and_mul_nvfp4_quantize", x, global_scale, layout)
+    return _two_levels(split_blocks(silu_product(x), NVFP4_BLOCK), global_scale.reshape(()), layout)
 
 
 # --- rows and FP8 -------------------------------------------------------------------------------------------------

@@ -359,6 +359,16 @@ def _squares_fake(
     return q, _columns_fake(x, layout)[1]
 
 
+def _batched_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
+    b, m, k = x.shape
+    scale = _scale_bytes(x[0], mx.NVFP4_BLOCK, layout)
+    return _empty(b, m, k // 2, like=x, dtype=torch.uint8), _empty(b, scale.shape[0], like=x, dtype=torch.uint8)
+
+
+def _silu_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
+    return _nvfp4_fake(_empty(x.shape[0], x.shape[1] // 2, like=x, dtype=x.dtype), global_scale, layout)
+
+
 def _fp4_cast_fake(
     x: Tensor, use_ue8m0: bool = False, gran_k: int = 128, use_packed_ue8m0: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -389,6 +399,10 @@ def _masked_fake(x: Tensor, mask: Tensor, global_scale: Tensor | None = None) ->
     return q, _empty(g, down, across, 32, 4, 4, like=x, dtype=torch.uint8).permute(3, 4, 1, 5, 2, 0)
 
 
+def _masked_silu_fake(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    return _masked_fake(_empty(*x.shape[:2], x.shape[2] // 2, like=x, dtype=x.dtype), mask, global_scale)
+
+
 def _experts_fake(
     x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
 ) -> tuple[Tensor, Tensor]:
@@ -411,6 +425,9 @@ _operator(_squares_fake)(mx_columns.mxfp8_quantize_2d)
 _operator(_one_a_byte_fake)(mx_forms.mxfp6_quantize)
 _operator(_one_a_byte_fake)(mx_forms.mxint8_quantize)
 _operator(_fp4_cast_fake)(mx_forms.per_token_cast_to_fp4)
+_operator(_batched_fake)(mx_forms.nvfp4_batched_quantize)
+_operator(_two_levels_fake)(mx_forms.nvfp4_quantize_shuffled)
+_operator(_silu_fake)(mx_forms.silu_and_mul_nvfp4_quantize)
 _operator(_two_levels_fake)(mx_forms.nvfp4_quantize_stochastic)
 _operator(_two_levels_fake)(mx_forms.nvfp4_quantize_2d)
 _operator(_two_levels_fake)(mx_forms.nvfp4_quantize_4over6)
@@ -421,6 +438,7 @@ _operator(_mxfp4_fake)(mx_forms.mxfp4_quantize_of_fp8)
 _operator(_requantised_fake)(mx_forms.fp8_block_to_mxfp8)
 _operator(_blocks_fake)(mx_forms.mxfp8_to_fp8_block)
 _operator(_masked_fake)(mx_experts.scaled_fp4_grouped_quantize)
+_operator(_masked_silu_fake)(mx_experts.silu_and_mul_scaled_nvfp4_experts_quantize)
 _operator(_masked_fake)(mx_experts.mxfp8_grouped_quantize)
 _operator(_experts_fake)(mx_experts.scaled_fp4_experts_quant)
 _operator(_mxfp8_experts_fake)(mx_experts.mxfp8_experts_quant)

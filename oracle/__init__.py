@@ -10,10 +10,12 @@
     classify(contract, inputs, output)   the tightest class of arithmetic that holds an output
     loss(contract, inputs)               what the recipe of a quantiser loses on these values
     validate(kernel, contract)           a kernel by name, run in a worker process, judged and watched
+    contracts()                          every routine that can be asked about, with its inputs and options
     sample(routine, every, to, contract) one call in N of a running engine in a file, to be judged later
 
-Contract and input names are those of the routines that engines call (``contracts()`` lists them). This package never
-imports the production layer ``kernels``: a reference that shares code with its subject shares its bugs.
+Contract and input names are those of the routines that engines call. A verdict and a diagnosis draw themselves
+(``verdict.plot()``). This package never imports the production layer ``kernels``: a reference that shares code with its
+subject shares its bugs.
 
 A name is loaded when it is first used, so that importing the package (the pytest plugin does, in every project that
 has it installed) costs milliseconds and does not load torch.
@@ -22,6 +24,7 @@ has it installed) costs milliseconds and does not load torch.
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from oracle.errors import NonconformanceError, OracleError
@@ -77,15 +80,18 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = import_module(_HOME[name])
-    value = getattr(home, name, None) or import_module(f"{_HOME[name]}.{name}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker reads the imports above, and refuses every other name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = import_module(_HOME[name])
+        value = getattr(home, name, None) or import_module(f"{_HOME[name]}.{name}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    """Every public name, loaded or not, so that tab completion offers it."""
-    return sorted({*globals(), *__all__})
+    """Every public name, loaded or not, and the loaded modules, so that tab completion offers them and no helper."""
+    loaded = {name for name, value in globals().items() if name.startswith("__") or isinstance(value, ModuleType)}
+    return sorted(loaded | set(__all__))

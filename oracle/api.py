@@ -27,8 +27,11 @@ KEPT = 1 << 26  # bytes of the tensors of one call that its verdict keeps, for a
 def contracts() -> Mapping[str, Contract]:
     """All contracts by name, those of installed plug-ins too; each has its inputs, options, outputs and source.
 
-    ``contracts()["fp8_gemm_nt"].inputs`` are records with a name, a shape as extents, dtypes and a note. A notebook
-    shows a contract as a table.
+    Returns
+    -------
+    mapping of str to Contract
+        In alphabetical order. ``contracts()["fp8_gemm_nt"].inputs`` are records with a name, a shape as extents, dtypes
+        and a note; a notebook shows a contract as a table.
 
     Raises
     ------

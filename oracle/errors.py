@@ -22,7 +22,7 @@ def among(name: object, known: Iterable[object], *, see: str = "") -> str:
 
     names = list(dict.fromkeys(map(str, known)))
     lower = {n.lower(): n for n in reversed(names)}
-    near = [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, 3, 0.7)]
+    near = [lower[n] for n in difflib.get_close_matches(str(name).lower(), lower, 3, 0.66)]
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     if not names:
         return "there is none"

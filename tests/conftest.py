@@ -104,7 +104,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many tests did not run for want of recorded data, which data, and how to run them."""
+    """What tests have to say, as the property ``printed``; how many did not run for want of recorded data, which data,
+    and how to run them."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "printed" and report.when == "call":
+                terminalreporter.write_line(str(value))
     reports = terminalreporter.stats.get("skipped", [])
     kept = [pair for report in reports for pair in getattr(report, "user_properties", ())]
     absent = [value for name, value in kept if name == "needs_shared"]

@@ -8,7 +8,7 @@ is monotone, so every ``RN_T(exact + d)`` with ``lo <= d <= hi`` lies in ``[low,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,6 +47,11 @@ class Interval:
     name: str
     weak: bool = False
     open: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> Interval:
+        """The same interval with its tensors on ``device``."""
+        opened = None if self.open is None else self.open.to(device)
+        return replace(self, lo=self.lo.to(device), hi=self.hi.to(device), open=opened)
 
 
 def admissible(value: Exact, expected: Tensor, interval: Interval) -> Admissible:

@@ -130,7 +130,7 @@ def scaled_groups(
         pairs = None
         if acc.scale_format == "float8_e8m0fnu":  # one scale for 32 products, which may be summed first
             even = torch.nn.functional.pad(addends, (0, addends.shape[-1] % 2))
-            pairs = even.unflatten(-1, (-1, 2)).sum(dim=-1)
+            pairs = torch.unflatten(even, -1, (-1, 2)).sum(dim=-1)
         x, low, high = residue_step(x, low, high, slack, addends, all_groups.amax(dim=-1), acc, least, pairs)
     return x, low - slack, high + slack
 

@@ -54,10 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _status(argv: Sequence[str] | None) -> int:
-    words = sys.argv[1:] if argv is None else argv
+    words = sys.argv[1:] if argv is None else list(argv)
     if (said := installed.answer(words)) is not None:
         print(said, end="", flush=True)
         return 0
+    from oracle.harness import server
+
+    server.start_if_asked(words)
     from oracle.cli import settings
 
     commands = parser()

@@ -40,7 +40,7 @@ from oracle.cli.common import (
 )
 from oracle.cli.kernels import ADAPTER, DEVICE, LIMITED
 from oracle.errors import OptionError, counted
-from oracle.harness import provenance, recording
+from oracle.harness import provenance, recording, sources
 from oracle.harness.endurance import Soak, seed_of, soak
 from oracle.harness.report import NUMBERS, Finding, Report, Told
 from oracle.harness.validation import INTERRUPTED, PROFILES, SEEDS, SOAK, validate
@@ -234,23 +234,24 @@ def _soak(arguments: argparse.Namespace) -> int:
         screen.print(line, soft_wrap=True)
     screen.print(f"seed {seed}; --seed {seed} repeats this run", soft_wrap=True)
     write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
-    write_reports(_run_of(found, arguments.arch or "-"), arguments, but=("json",))
+    write_reports(run_of(found, arguments.arch or "-"), arguments, but=("json",))
     return found.exit_code
 
 
-def _run_of(found: Soak, arch: str) -> Run:
+def run_of(found: Soak, arch: str) -> Run:
     """A soak as a run: an outcome for each stretch, and one for each failure."""
     kernel, contract = found.about["kernel"], found.about["contract"]
-    outcomes = []
+    outcomes, source = [], sources.of_name(str(kernel))
     for one in found.stretches:
         name = f"{contract}/soak/lane {one['lane']}/stretch {one['number']}"
         passed = Verdict(Status.PASSED, f"{counted(one['cases'], 'case')} judged")
-        outcomes += [Outcome(name, contract, kernel, arch, passed, one["seconds"], command="")]
+        outcomes += [Outcome(name, contract, kernel, arch, passed, one["seconds"], command="", source=source)]
         for number, failure in enumerate(one["failures"], 1):
             verdict = Verdict(Status(failure["verdict"]["status"]), failure["verdict"]["summary"],
                               reason=failure["verdict"]["summary"])  # fmt: skip
+            watch = "" if failure["watch"] == NUMBERS else failure["watch"]
             outcomes.append(Outcome(f"{name}/failure {number}", contract, kernel, arch, verdict, command="",
-                                    watch="" if failure["watch"] == NUMBERS else failure["watch"]))  # fmt: skip
+                                    watch=watch, source=source))  # fmt: skip
     return Run(tuple(outcomes), (), provenance.machine(), found.seconds, provenance.versions(()), "")
 
 
@@ -293,7 +294,8 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
         if report.saved is not None:
             command = f"fp8-oracle explain {shlex.quote(report.saved)}"
             screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
-        if report.coverage is not None and (report.profile is not None or report.coverage.refused):
+        covered = report.judged and (report.profile is not None or (report.coverage and report.coverage.refused))
+        if report.coverage is not None and covered:
             for said in report.coverage.lines():
                 screen.print(said, soft_wrap=True)
         if report.seed is not None:

@@ -33,6 +33,7 @@ from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.numbers.scaling import grid
 from oracle.routines import data
 from oracle.truth.gemm import ScaledProduct, exact
+from oracle.verdict.notebook import card
 
 Figure = Callable[[Tensor, Tensor, torch.dtype], float]
 _CONDITIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}  # all false of a NaN
@@ -88,6 +89,11 @@ class Closeness:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.rows))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        rows = [(row.name, str(row).removeprefix(row.name).strip()) for row in self.rows]
+        return card(f"{sum(row.passed for row in self.rows)} of {len(rows)} pass", "this is no verdict", rows)
 
 
 @dataclass(frozen=True)

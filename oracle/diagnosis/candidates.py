@@ -46,7 +46,7 @@ from oracle.routines.fault import fold, touches
 from oracle.routines.mutants import accumulated, fitting, products, stored, write
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.schedules import Schedule
-from oracle.truth.gemm import Exact, ScaledProduct, rounded
+from oracle.truth.gemm import NEARBY, Exact, ScaledProduct, rounded
 from oracle.verdict.pattern import places
 from oracle.verdict.products import COINCIDENCES, FEWEST, TRIAL, Part, interval_of, work
 
@@ -194,6 +194,10 @@ class View:
     right: Tensor
     bad: Tensor
     specified: Tensor
+
+    def to(self, device: torch.device | str) -> View:
+        """The same elements on ``device``."""
+        return View(*(x.to(device) for x in (self.output, self.right, self.bad, self.specified)))
 
     @cached_property
     def failing(self) -> Tensor:
@@ -425,14 +429,17 @@ class FailingOutput:
 
 
 class Sample:
-    """Some rows of each part of an output, and some columns, on which faults are computed."""
+    """Some rows of each part of an output, and some columns, on which faults are computed: on the CPU where that is
+    sooner (:data:`oracle.truth.gemm.NEARBY`), else on the device of the output."""
 
     def __init__(self, failure: FailingOutput, rows: Sequence[Tensor], columns: Tensor) -> None:
         self.failure, self.rows, self.columns = failure, rows, columns
         self.unfaulted: dict[int, Tensor] = {}
         self.right_sums: dict[int, tuple[Tensor, ...]] = {}
         self.pieces: dict[int, ScaledProduct] = {}
-        self.views = [failure.view(i, own, columns) for i, own in enumerate(rows)]
+        size = max(len(own) * part.product.K for own, part in zip(rows, failure.call.parts, strict=True)) * len(columns)
+        self.device = torch.device("cpu") if size <= NEARBY else failure.output.device
+        self.views = [failure.view(i, own, columns).to(self.device) for i, own in enumerate(rows)]
 
     @classmethod
     def half_failing(cls, failure: FailingOutput, size: tuple[int, int]) -> Sample:
@@ -485,11 +492,13 @@ class Sample:
 
     def piece(self, i: int, product: ScaledProduct) -> ScaledProduct:
         """The sample of a product that stands for part ``i``; that of the part itself is kept."""
-        if product is not self.failure.call.parts[i].product:
-            return subset(product, self.rows[i], self.columns)
-        if i not in self.pieces:
-            self.pieces[i] = subset(product, self.rows[i], self.columns)
-        return self.pieces[i]
+        if i in self.pieces and product is self.failure.call.parts[i].product:
+            return self.pieces[i]
+        piece = subset(product, self.rows[i], self.columns)
+        piece = piece if piece.a.device == self.device else piece.to(self.device)
+        if product is self.failure.call.parts[i].product:
+            self.pieces[i] = piece
+        return piece
 
     def weigh(self, faults: tuple[Fault, ...], pieces: list[Sums] | None) -> Explanation | None:
         """The explanation that these sums give once stored."""

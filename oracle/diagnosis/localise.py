@@ -17,6 +17,7 @@ Not covered: two such faults at once, moves by less than 64 columns, calls in wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -297,7 +298,7 @@ def with_terms(product: ScaledProduct, blocks: Mapping[int, Terms], length: int)
 def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> list[tuple[str, Mapping[int, Terms]]]:
     """The effects that are close to the failing elements of ``part``, on a sample of it."""
     rows, columns, y, bad = _guess_sample(failure, part)
-    product = subset(part.product, rows, columns)
+    product, y, bad = subset(part.product, rows, columns).to("cpu"), y.cpu(), bad.cpu()
     a, b, scaled = product.left.value(), product.right.value(), product.B > 1
     sums = torch.stack([x @ y.T for x, y in zip(torch.split(a, length, 1), torch.split(b, length, 1), strict=True)])
     right = exact(product).hi
@@ -310,12 +311,21 @@ def _guesses(failure: FailingOutput, part: Part, length: int, count: int) -> lis
     size, left = float(missing.norm()), float(y[inside].norm())
     if not size:
         return []
+    # |missing + (terms of blocks b to e)|^2 for all b and e, from the sums up to each block
+    until = torch.nn.functional.pad(terms.cumsum(dim=0), (0, 0, 1, 0))
+    along, products = (until @ missing).tolist(), (until @ until.T).tolist()
     found = []
     for title, blocks in effects(count, scaled=scaled):
-        change = -terms[min(blocks) : max(blocks) + 1].sum(dim=0)
-        for s, t, k in (term for terms_of in blocks.values() for term in terms_of):
-            change = change + of_a[s] * of_b[t] * sums[k]
-        away = float((missing - change).norm())  # of what is missing a little, and of what is there
+        first, end = min(blocks), max(blocks) + 1
+        if any(blocks.values()):
+            change = -terms[first:end].sum(dim=0)
+            for s, t, k in (term for terms_of in blocks.values() for term in terms_of):
+                change = change + of_a[s] * of_b[t] * sums[k]
+            away = float((missing - change).norm())
+        else:
+            square = products[end][end] - 2 * products[first][end] + products[first][first]
+            away = math.sqrt(max(0.0, size**2 + 2 * (along[end] - along[first]) + square))
+        # of what is missing a little, and of what is there
         if away <= NEAR * size and away <= NEAR * left:
             found.append((title, blocks))
     return found

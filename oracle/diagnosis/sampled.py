@@ -18,6 +18,7 @@ explain the output as well: :func:`oracle.diagnosis.explain.diagnose` has all of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -49,8 +50,10 @@ from oracle.verdict.compare import Failing
 from oracle.verdict.pattern import places
 from oracle.verdict.products import COINCIDENCES
 
-FEW = (8, 32)  # rows and columns on which every fault is tried
+FEW = (8, 16)  # rows and columns on which every fault is tried
+TOLD_APART = (16, 64)  # those on which arithmetics are compared, some of which differ in few bits
 BAND, BAND_ON_DEVICE = 1 << 19, 1 << 25  # elements of the whole that are compared at a time
+ERRORS = 4.0  # standard errors of a count, above which it is no chance
 CONFIRMED = 2  # candidates that are compared with the whole
 CLOSELY = 1 << 26  # products of a placement whose intervals are computed; a larger one must have the predicted bits
 PLACES = 4096  # failing elements that a fault of the last stage must half explain before it is weighed
@@ -107,11 +110,11 @@ def names(base: Call, output: Tensor, failing: Failing, numerics: Sequence[str],
     some = evenly(places(failing.bad), PLACES)
     if not speaks(output.flatten()[some]) and not speaks(output[:: max(1, len(output) // 64)]):
         return ()
-    failure, few = _closest(base, output, failing, arithmetics)
+    failure = _closest(base, output, failing, arithmetics)
     if placed := moved(failure, numerics):
         return (str(placed[0]),)
     best = list[Explanation]()
-    for explanation in _confirmed(failure, few, faults):
+    for explanation in _confirmed(failure, Sample.half_failing(failure, FEW), faults):
         if explanation.complete:
             return (str(explanation),)
         best.append(explanation)
@@ -123,20 +126,22 @@ def names(base: Call, output: Tensor, failing: Failing, numerics: Sequence[str],
 
 def _closest(
     base: Call, output: Tensor, failing: Failing, arithmetics: Sequence[Schedule | None]
-) -> tuple[LargeOutput, Sample]:
-    """The output by the arithmetic that has the most bits of the right elements in a few rows and columns, and these;
-    the first one that has more than half of them."""
-    found = list[tuple[int, LargeOutput, Sample]]()
+) -> LargeOutput:
+    """The output by the arithmetic that has the most bits of the right elements in some rows and columns; the first one
+    that has more than half of them. Where the first of all has not, the one that has the most must have so many more
+    that it is no chance: a fault that changes most elements leaves few by which to tell."""
+    found = list[tuple[int, LargeOutput]]()
     for number, schedule in enumerate(arithmetics):
         failure = LargeOutput(replace(base, schedule=schedule), output, failing, first=number == 0)
-        few = Sample.half_failing(failure, FEW)
-        right = [view.specified & ~view.bad for view in few.views]
-        equal = sum(int((same_bits(v.output, v.right) & r).sum()) for v, r in zip(few.views, right, strict=True))
-        found.append((equal, failure, few))
-        if 2 * equal >= sum(int(r.sum()) for r in right):
+        some = Sample.half_failing(failure, TOLD_APART)
+        right = [view.specified & ~view.bad for view in some.views]
+        equal = sum(int((same_bits(v.output, v.right) & r).sum()) for v, r in zip(some.views, right, strict=True))
+        found.append((equal, failure))
+        compared = sum(int(r.sum()) for r in right)
+        if 2 * equal >= compared:
             break
-    _, failure, few = max(found, key=lambda one: one[0])
-    return failure, few
+    most = max(found, key=lambda one: one[0])
+    return most[1] if most[0] > found[0][0] + ERRORS * math.sqrt(compared) else found[0][1]
 
 
 def _confirmed(failure: LargeOutput, few: Sample, faults: Sequence[Fault]) -> Iterator[Explanation]:
@@ -196,12 +201,14 @@ def _on_the_whole(failure: LargeOutput, fault: Fault) -> Explanation | None:
 
 
 def _written(failure: LargeOutput, fault: Fault) -> Explanation | None:
-    """What a fault of the last stage explains; on the near result it must explain half of some failing elements."""
+    """What a fault of the last stage explains; on the near result it must explain half of some failing elements, which
+    it changes."""
     made = fault.changes[Stage.WRITE](failure.call, failure.near)
     at = evenly(failure.failing_places, PLACES)
-    predicted, actual = (decode(x.flatten()[at]) for x in (made, failure.output))
+    few, near = made.flatten()[at], failure.near.flatten()[at]
+    predicted, actual = decode(few), decode(failure.output.flatten()[at])
     unknown = torch.isnan(predicted)
-    close = (predicted - actual).abs() <= CLOSE * predicted.abs()
+    close = ((predicted - actual).abs() <= CLOSE * predicted.abs()) & ~same_bits(few, near)
     if not bool(unknown.all()) and int(close.sum()) < LISTED * int((~unknown).sum()):
         return None
     if failure.call.schedule is None:

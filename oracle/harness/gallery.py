@@ -90,7 +90,7 @@ def load(folder: Path) -> list[Project]:
         The folder has no file of a project, one cannot be imported, or has no ``PROJECT``.
     """
     if not folder.is_dir():
-        raise SubjectError(f"{folder} is no folder; a gallery is a folder with a file for each project")
+        raise SubjectError(f"{folder} is no folder; name the one with a file for each project by --folder DIR")
     folder = folder.resolve()
     if not folder.name.isidentifier():
         raise SubjectError(f"{folder} cannot be imported by its name {folder.name!r}; rename it to an identifier")

@@ -1,10 +1,10 @@
 """Many tasks at once in processes of one machine, their results in order.
 
 Every process makes the function that carries tasks out by itself (``make``), so nothing but tasks, often numbers, and
-results goes between processes; the function must give the same result in each of them. Processes come from
-a server that has loaded torch and computed nothing, so they start in a tenth of a second and inherit no thread pool and
-no CUDA context. The one that asks hands a task to each process that is idle, and yields results in the order of the
-tasks: what is written from them is the same with any number of processes.
+results goes between processes; the function must give the same result in each of them. Processes come from a server
+(:mod:`oracle.harness.server`) that has loaded all they need, so they start in a tenth of a second and inherit no thread
+pool and no CUDA context. The one that asks hands a task to each process that is idle, and yields results in the order
+of the tasks: what is written from them is the same with any number of processes.
 
 A process that dies costs the task it was at (:class:`Lost`); another one takes its place. An interrupt of the user ends
 all of them. Each computes with ``threads`` CPU threads: more than cores in all would wait for each other.
@@ -14,7 +14,6 @@ Not covered: other machines (:mod:`oracle.harness.on_ray`), tasks that depend on
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -29,8 +28,8 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 
 from oracle.errors import OptionError
+from oracle.harness.server import context
 
-PRELOADED = ["oracle.harness.jobs", "oracle.diagnosis.explain"]
 R = TypeVar("R")
 Make = Callable[[], AbstractContextManager[Callable[[Any], R]]]
 
@@ -154,12 +153,11 @@ class _Worker:
     """One process, and the number of the task it is at."""
 
     def __init__(self, make: Make[R], threads: int, environment: Mapping[str, str]) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        started = context()
         self.number: int | None = None
-        self.wire, theirs = context.Pipe()
+        self.wire, theirs = started.Pipe()
         arguments = (theirs, make, threads, environment)
-        self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
+        self.process: BaseProcess = started.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
 

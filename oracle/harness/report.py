@@ -13,7 +13,7 @@ from oracle.report.findings import NUMBERS, WHOLE, Finding, outcomes
 from oracle.report.outcome import Outcome, quoted
 from oracle.verdict.compare import Status
 
-__all__ = ["BATCH", "COVERAGE", "LARGE", "LOAD", "NUMBERS", "OPTIONAL", "THREADS", "Finding", "Report", "Told"]
+__all__ = ["BATCH", "COVERAGE", "LARGE", "LIMIT", "LOAD", "NUMBERS", "OPTIONAL", "THREADS", "Finding", "Report", "Told"]
 
 SCHEMA = "fp8-oracle.validation/1"
 LOAD, COVERAGE = "load", "coverage"
@@ -44,7 +44,7 @@ class Told:
 class Report:
     """A whole validation. ``notes`` do not decide whether it conforms; ``saved`` is the file of the smallest case;
     ``seed`` and ``profile`` make the same cases again (None where the cases were given). ``stopped`` says why a run
-    ended before its last case, with ``unfinished`` cases left."""
+    ended before its last case, with ``unfinished`` cases left. ``source`` is where the kernel stands."""
 
     kernel: str
     contract: str
@@ -68,11 +68,12 @@ class Report:
     explain: str | None = None
     stopped: str = ""
     unfinished: int = 0
+    source: str = ""
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """The findings as outcomes of a run."""
-        names = {"contract": self.contract, "subject": self.kernel, "arch": self.arch}
+        names = {"contract": self.contract, "subject": self.kernel, "arch": self.arch, "source": self.source}
         return outcomes(self.findings, **names, command=self.command)
 
     @property
@@ -128,7 +129,7 @@ class Report:
     def to_json(self) -> dict[str, object]:
         names = (
             "kernel", "adapter", "contract", "numerics", "device", "arch", "profile", "seed", "domain", "untrusted",
-            "conforms", "untested", "exit_code", "judged",
+            "conforms", "untested", "exit_code", "judged", "source",
         )  # fmt: skip
         return {
             "schema": SCHEMA,

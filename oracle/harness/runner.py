@@ -128,7 +128,8 @@ def live(
         else:
             chosen = profiles.cases(subject.contract, profile) if cases is None else cases
             stamp = f"{subject.numerics} on {subject.device}"
-            source = subject.source if isinstance(subject, Isolated) else sources.of(getattr(subject, "source", subject.run))
+            code = getattr(subject, "source", subject.run)
+            source = code if isinstance(code, str) else sources.of(code)  # a text from a subject in another process
             for case in (case for case in chosen if case.contract == subject.contract):
                 judge = partial(_judge_live, subject, case, keep)
                 items.append(Item(str(case), case.contract, subject.name, subject.arch, judge, stamp, source))

@@ -104,7 +104,8 @@ def _meant(error: BaseException) -> str:
     module = getattr(error, "obj", None)
     if not isinstance(error, AttributeError) or not isinstance(module, ModuleType):
         return ""
-    offered = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+    own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+    offered = [name for name, value in own.items() if callable(value) and not name.startswith("_")]
     return f"; {among(error.name, offered)}"
 
 

@@ -25,7 +25,7 @@ from oracle.errors import CaseError, DeviceError, OptionError, OracleError, Subj
 from oracle.fixtures import call_file
 from oracle.fixtures import files as fixtures
 from oracle.fixtures.call_file import CallFile, write
-from oracle.harness import mixtures, offsets, watches
+from oracle.harness import mixtures, offsets, sources, watches
 from oracle.harness.jobs import Pool, divided
 from oracle.harness.process import Worker
 from oracle.harness.reach import Reach
@@ -183,6 +183,7 @@ def validate(
             name, contract, device, arch, (), adapter=called, numerics=numerics, domain=domain, untrusted=untrusted,
             profile=profile if case is None and files is None else None,
             seed=run_seed if case is None and files is None else None, limit=limit, explain=explain,
+            source=sources.of_name(name),
         )  # fmt: skip
         earlier = told.begins(about, code.text if code is not None and code.ok else "unknown", planned)
         start -= sum(found.seconds for found in earlier)
@@ -204,7 +205,7 @@ def validate(
                 told.found(found_now)
                 findings += found_now
                 notes += [item for item in group if isinstance(item, watches.Note)]
-                if first_only and any(item.fails for item in found_now):
+                if first_only and any(item.fails and item.watch != LOAD for item in found_now):
                     stopped = "a case failed"
                     break
             if watching.lost >= GIVE_UP:

@@ -16,6 +16,7 @@ from oracle.report.outcome import printable
 
 TITLE = "fp8-oracle"
 GROUPS, ROWS = 10, 50  # causes in the open part, rows of a folded table
+CELL = 160  # characters of a cell
 
 
 def marker(title: str) -> str:
@@ -73,7 +74,10 @@ def _open(group: Sequence[Change]) -> Iterator[str]:
 
 
 def _folded(kind: Kind, changes: Sequence[Change]) -> list[str]:
-    rows = [tuple(map(one_line, (c.outcome.id, c.outcome.subject, c.outcome.arch, c.words))) for c in changes]
+    rows = [
+        (*map(one_line, (c.outcome.id, c.outcome.subject, c.outcome.arch)), one_line(c.words, longest=CELL))
+        for c in changes
+    ]
     return _table(f"{kind} ({len(rows)})", ("case", "subject", "arch", "old -> new"), rows) if rows else []
 
 

@@ -47,9 +47,10 @@ class Finding:
 
 
 def outcomes(
-    findings: Iterable[Finding], *, contract: str, subject: str, arch: str, command: Callable[[Finding], str]
-) -> tuple[Outcome, ...]:
-    """The outcomes of findings, cases first, each with the command that repeats it."""
+    findings: Iterable[Finding], *, contract: str, subject: str, arch: str, source: str,
+    command: Callable[[Finding], str],
+) -> tuple[Outcome, ...]:  # fmt: skip
+    """The outcomes of findings, cases first, each with the command that repeats it and where the kernel stands."""
     cases: dict[str, Finding] = {}
     watches: dict[str, Finding] = {}
     also: dict[str, dict[str, None]] = {}
@@ -67,12 +68,12 @@ def outcomes(
             table[key] = found
     made = [
         Outcome(case, contract, subject, arch, found.verdict, found.seconds, command=command(found),
-                also=tuple(also.get(case, ())))
+                also=tuple(also.get(case, ())), source=source)
         for case, found in cases.items()
     ]  # fmt: skip
     made += [
         Outcome(f"{contract}/{watch}", contract, subject, arch, found.verdict, spent[watch], command=command(found),
-                watch=watch, also=tuple(also.get(watch, ())))
+                watch=watch, also=tuple(also.get(watch, ())), source=source)
         for watch, found in watches.items()
     ]  # fmt: skip
     return tuple(made)

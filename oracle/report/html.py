@@ -128,7 +128,7 @@ def _cards(found: list[Cause]) -> str:
     """Causes with outputs first, then untested routines; the numbers are those of the list above."""
     parts, missing, budget = [], [], DETAILED
     for number, cause in enumerate(found):
-        if cause.status is Status.UNTESTED:
+        if cause.missing:
             names = "".join(f"<li><code>{escape(o.contract)}</code></li>" for o in cause.outcomes)
             missing.append(_card(number, cause, "", f'<div class="case"><ul class="chips">{names}</ul></div>'))
             continue
@@ -177,8 +177,11 @@ def _outputs(cause: Cause, few: int) -> str:
 def _output(o: Outcome, *, opened: bool, explained: bool) -> str:
     verdict, seen = o.verdict, o.verdict.evidence
     parts = [f"<p>{cut(verdict.summary)}</p>"]
+    parts += [f"<p><code>at {escape(frame)}</code></p>" for frame in verdict.frames]
     if verdict.explained_by and explained:
         parts.append(f"<p>Reproduced by: <b>{cut('; or by: '.join(verdict.explained_by))}</b></p>")
+    if o.also:
+        parts.append(f"<p>Only because of that: {escape(', '.join(o.also))}</p>")
     if seen is not None:
         parts.append(
             f'<div class="pictures"><figure>{picture.heat_map(seen)}<figcaption>{picture.caption(seen)}</figcaption>'
@@ -249,7 +252,7 @@ def _chip(number: int, group: Group) -> str:
 
 
 def _margins(report: Report) -> str:
-    passing = [o for o in report.outcomes if o.status in PASSING]
+    passing = [o for o in report.outcomes if o.status in PASSING and not o.watch]
     if not passing:
         return ""
     margins = [o.verdict.margin for o in passing if o.verdict.matches is None]

@@ -246,6 +246,7 @@ def _outcome(record: Mapping[str, Any]) -> Outcome:
 def _of_validation(record: Mapping[str, Any]) -> Report:
     """The report of a file of ``fp8-oracle validate --json``; ValueError says what is wrong with ``record``."""
     names = {name: record.get(name) for name in ("kernel", "contract", "arch")}
+    names["source"] = record.get("source", "")  # older files lack it
     if wrong := [name for name, value in names.items() if not isinstance(value, str)]:
         raise ValueError(f"it has no {wrong[0]}")
     found = record.get("findings")
@@ -264,8 +265,9 @@ def _of_validation(record: Mapping[str, Any]) -> Report:
         return "" if found.case == WHOLE or not call else f"{call} --case {quoted(found.case)}"
 
     said = outcomes(
-        made, contract=str(names["contract"]), subject=str(names["kernel"]), arch=str(names["arch"]), command=command
-    )
+        made, contract=str(names["contract"]), subject=str(names["kernel"]), arch=str(names["arch"]),
+        source=str(names["source"]), command=command,
+    )  # fmt: skip
     if not isinstance(about["seconds"], int | float):
         raise ValueError("its seconds are no number")
     return Report(said, (), machine, float(about["seconds"]), made_by, made_by.get("captured", ""))

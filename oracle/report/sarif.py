@@ -106,10 +106,11 @@ def _result(cause: Cause, rule: int) -> dict[str, object]:
 
 
 def _message(cause: Cause) -> str:
-    """Where, why, the first verdict and its command, a line each."""
+    """Where, why, the first verdict, where it was raised, and its command, a line each."""
     first = cause.outcomes[0]
     said = (cause.where, cause.why, first.verdict.summary if first.verdict.total else "")
     lines = [text if len(text) <= LONGEST else f"{text[:LONGEST]}…" for text in map(printable, said) if text]
+    lines += map(printable, first.verdict.frames)
     return "\n".join([*lines, *([f"repro: {printable(first.repro)}"] if first.repro else [])])
 
 

@@ -180,6 +180,12 @@ class Call:
         vars(call).update({name: known[name] for name in ("resolved", "optional_operands") if name in known})
         return call
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook, and hypothesis for a failing example, shows."""
+        given = [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in self.inputs.items()]
+        chosen = [f"{name}={value}" for name, value in self.options.items()]
+        printer.text(f"Call of {self.contract.name}: {', '.join([*given, *chosen])}")
+
     def checked(self) -> Call:
         """This call, which is not refused."""
         _ = self.resolved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,12 +107,12 @@ def every_shape(contract: str, grammar: Grammar, profile: str) -> Iterable[str]:
 def with_corners(grammars: Mapping[str, Grammar], extents: Mapping[str, Sequence[str]]) -> dict[str, Grammar]:
     """The grammars with :attr:`Grammar.corners` on ordinary data, from their ``extents``, as ``m=9,n=144,k=144``.
 
-    ``scheme/m=...`` names another scheme than the first.
+    ``scheme/m=...`` names another scheme than the first; options may follow the extents.
     """
 
     def corner(grammar: Grammar, text: str) -> str:
-        scheme, _, sizes = text.rpartition("/")
-        return f"{grammar.dtypes[0]}/{scheme or grammar.schemes[0]}/{sizes}/family=randn/seed=7"
+        named = "=" not in text.partition("/")[0]
+        return f"{grammar.dtypes[0]}/{text if named else f'{grammar.schemes[0]}/{text}'}/family=randn/seed=7"
 
     return {
         name: replace(grammar, corners=tuple(corner(grammar, text) for text in extents.get(name, ())))
@@ -142,6 +143,10 @@ class Case:
         if self.options:
             parts.append(_pairs(self.options))
         return "/".join([*parts, f"family={self.family}", f"seed={self.seed}"])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook, and hypothesis for a failing example, shows."""
+        printer.text(f"cases.parse({str(self)!r})")
 
     def __getitem__(self, extent: str) -> int:
         return dict(self.extents)[extent]

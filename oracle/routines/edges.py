@@ -55,19 +55,20 @@ def edge_cases(contract: str, seed: int) -> list[Case]:
 
 
 @cache
-def domain_of(contract: str) -> Domain:
+def domain_of(contract: str, free: tuple[str, ...] | None = None) -> Domain:
     """The extents that the contract itself takes: what its grammar says, and its own check of calls near its smallest
-    case."""
+    case, for the extents in ``free`` (by default those that the grammar draws)."""
     base = _smallest(contract)
+    free = base.grammar.free if free is None else free
     said = parse(base.grammar.domain, base.grammar.extents) if base.grammar.domain else EVERYTHING
 
     def admits(extents: Extents) -> bool:
         return said.holds(extents) and valid(replace(base, extents=tuple(extents.items())))
 
-    largest = {name: 2 * TILE for name in base.grammar.free}
+    largest = {name: 2 * TILE for name in free}
     extents = {name: extent if name not in base.grammar.free else _whole(extent) for name, extent in base.extents}
     start = extents if admits(extents) else dict(base.extents)
-    return learned(admits, start, base.grammar.free, {**dict(base.extents), **largest})[0]
+    return learned(admits, start, free, {**dict(base.extents), **largest})[0]
 
 
 def valid(case: Case) -> bool:

@@ -1,8 +1,9 @@
 """Hypothesis strategies of the calls of any contract, which shrink: ``oracle.strategies.calls("fp8_gemm_nt")``.
 
-    from hypothesis import given
+    from hypothesis import given, settings
     import oracle
 
+    @settings(deadline=None)  # the first judgement of a process compiles
     @given(oracle.strategies.calls("fp8_gemm_nt", domain="n % 64 == 0, k % 128 == 0"))
     def test_my_gemm(call):
         out = my_gemm(**call.inputs)
@@ -11,8 +12,10 @@
 A drawn call is that of a case (:func:`cases`); its id, which makes the same inputs everywhere, is printed for the
 smallest failing example. Extents shrink towards the smallest that the contract (and ``domain``) admits, dtypes, schemes
 and options towards the usual ones, data towards small exact integers, seeds towards 0. Needs ``hypothesis``, which is
-loaded by the first call of a strategy and is no dependency of this package. Not covered: extents that depend on each
-other, which are those of listed cases.
+loaded by the first call of a strategy and is no dependency of this package.
+
+What is drawn is read off the grammar of the cases (:class:`oracle.routines.case.Grammar`): its free extents, or where
+it names none every extent up to 64; those that depend on each other (experts, shards, pages) are those of listed cases.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 LARGEST = 300  # two tiles or scale blocks of 128 and a tail: judged in milliseconds
+SMALL = 64  # of extents that all multiply: tensors of at most a million elements
 EXACT_FIRST = ("exact", "integers", "randn")  # what a family shrinks to, the first that a contract has
 SEEDS = 1 << 31
 
@@ -80,8 +84,10 @@ def cases(
         "family": _known(families, tuple(dict.fromkeys((first, *everything))), f"family of {contract}"),
     }
     stated = Domain() if domain is None else parse(domain, grammar.extents)
-    whole = Domain((*stated.conditions, *domain_of(contract).conditions))
-    values = {name: _values(whole, name, largest) for name in grammar.free}
+    free = grammar.free or (() if grammar.fixed else grammar.extents)
+    whole = Domain((*stated.conditions, *domain_of(contract, free).conditions))
+    most = largest if grammar.free else min(largest, SMALL)
+    values = {name: _values(whole, name, most) for name in free}
     listed = sorted(profiles.cases(contract, "quick"), key=lambda case: sum(extent for _, extent in case.extents))
 
     @st.composite

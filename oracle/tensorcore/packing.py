@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class Packed:
     tiles: Tensor
     group: int
 
-    @property
+    @cached_property
     def ragged(self) -> bool:
         """Whether packing moves or pads anything."""
         return not torch.equal(self.source, torch.arange(self.source.numel(), device="cpu"))

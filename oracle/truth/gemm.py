@@ -17,9 +17,10 @@ Not covered: hardware behaviour, tolerances, layouts.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -32,9 +33,11 @@ from oracle.numbers.formats import E2M1, Format, NanEncoding, codes_of, decode, 
 from oracle.numbers.rounding import Overflow, Rounding, encode_scalar, fast_two_sum, pair_to_dtype, two_prod, two_sum
 
 LONG = 4096  # a sum of this length that fits float64 is worth splitting K for, rather than the exponent range
-TILE = 1 << 21  # elements of one row tile of the result: about 16 MiB for each float64 temporary
+TILE, TILE_ON_DEVICE = 1 << 21, 1 << 25
+"""Elements of one row tile of the result: about 16 MiB for each float64 temporary, 256 MiB on a device."""
 KEPT = 1 << 21  # elements of the largest operand whose float64 values are kept: 16 MiB
 RESULT = 1 << 16  # elements of the largest result that a product keeps: 512 KiB for each float64 tensor
+NEARBY = 1 << 24  # multiplications of a small product
 BAND = 1 << 20  # codes that are looked at together: 8 MiB as integers
 ALL = slice(None)
 T = TypeVar("T")
@@ -265,6 +268,19 @@ class ScaledProduct:
     def _made(self) -> dict[Hashable, Any]:
         return {}
 
+    def to(self, device: torch.device | str) -> ScaledProduct:
+        """The same product with its tensors on ``device``."""
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: x.to(device) for name, x in given.items() if isinstance(x, Tensor)}
+        return replace(self, **moved)
+
+    @cached_property
+    def nearby(self) -> ScaledProduct | None:
+        """A small product of a device on the CPU, whose compiled engines are done with it before a device has started
+        the many operations that it would take; None for every other product."""
+        small = self.M * self.N * self.K <= NEARBY and importlib.util.find_spec("numba") is not None
+        return self.to("cpu") if self.a.is_cuda and small else None
+
     def rows(self, start: int, stop: int) -> ScaledProduct:
         """The same product restricted to rows ``start..stop-1`` of ``a``."""
         return self._left_part(slice(start, stop))
@@ -341,7 +357,7 @@ class ScaledProduct:
 
     def tiles(self) -> Iterator[tuple[slice, ScaledProduct]]:
         """Row tiles whose result has at most about ``TILE`` elements."""
-        step = max(1, TILE // self.N)
+        step = max(1, (TILE_ON_DEVICE if self.a.is_cuda else TILE) // self.N)
         for start in range(0, self.M, step):
             stop = min(self.M, start + step)
             yield slice(start, stop), self.rows(start, stop)
@@ -367,6 +383,10 @@ class Exact:
     hi: Tensor
     lo: Tensor
     slack: Tensor
+
+    def to(self, device: torch.device | str) -> Exact:
+        """The same value with its tensors on ``device``."""
+        return Exact(self.hi.to(device), self.lo.to(device), self.slack.to(device))
 
 
 def exact(product: ScaledProduct) -> Exact:

@@ -4,7 +4,8 @@ The sound interval of every element costs several times what the prediction of i
 thousand times. So a large output that no schedule reproduces is asked in this order, by its first admitted schedule:
 
     1  an element with the bits of the schedule lies in the interval, which holds whatever the schedule computes
-    2  where the others fill few rows and columns of a product, their intervals are computed (:data:`SHARE`)
+    2  where the others fill few rows and columns of a product, their intervals are computed (:data:`SHARE`; of a device
+       what the CPU computes sooner)
     3  else they are compared with the outer interval (:mod:`oracle.bounds.outer`): what leaves that one fails; the
        others stay *undecided*, and if nothing has failed by then the intervals of a few of them are computed: of those
        nearest to leaving the outer one, then of some evenly
@@ -34,7 +35,7 @@ from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, get, is_class, of_class
-from oracle.truth.gemm import rounded
+from oracle.truth.gemm import NEARBY, rounded
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Failing, Verdict, Worst, verdict
 from oracle.verdict.heatmap import Element
@@ -54,7 +55,6 @@ from oracle.verdict.products import (
 
 SHARE = 32  # a part of the products of a call whose intervals cost no more than the prediction of all bits
 FEW = 16  # failing elements of a row that a class must hold before every interval is computed
-SHARE_ON_DEVICE = 512  # the same where the interval is not compiled
 SUSPECTS = 16  # elements nearest to leaving the outer interval
 FARTHEST = 2.0**1000  # of an element that is no number
 ALIKE = 0.5  # share of equal bits in a few rows and columns above which the whole is predicted
@@ -122,12 +122,12 @@ def _decided(
     """
     bad, undecided = torch.zeros_like(unknown), torch.zeros_like(unknown)
     grids = [(part, *_grid(part.of(unknown))) for part in parts]
-    room = work(parts) // (SHARE_ON_DEVICE if output.is_cuda else SHARE)
+    room = NEARBY if output.is_cuda else work(parts) // SHARE
     seen = list[_Seen]()
     if sum(len(rows) * len(columns) * part.product.K for part, rows, columns in grids) <= room:
         seen = [_closely(*grid, output, name) for grid in grids if len(grid[1])]
         for one in seen:
-            bad[one.rows[:, None], one.columns[None, :]] = one.found.bad
+            bad[one.rows[:, None], one.columns[None, :]] = one.found.bad.to(bad.device)
         return bad & unknown, undecided, seen
     suspects, surely = torch.zeros_like(unknown), 0
     for part, rows, columns in grids:
@@ -143,7 +143,8 @@ def _decided(
             bad[at], undecided[at] = outside, asked ^ outside
             surely += int(outside.sum())
             if not surely:
-                near.append((of_band.masked_fill_(~asked, -1.0), *torch.meshgrid(rows, columns[some], indexing="ij")))
+                row, column = torch.meshgrid(rows, columns[some], indexing="ij")
+                near.append((of_band.masked_fill_(~asked, -1.0), row, column))
         if not surely:
             far, *places = (torch.cat([x.flatten() for x in one]) for one in zip(*near, strict=True))
             most = torch.topk(far, min(SUSPECTS, len(far))).indices
@@ -154,7 +155,7 @@ def _decided(
         for few in (_grid(part.of(suspects)), (_evenly(rows, TRIAL[0]), _evenly(columns, TRIAL[1]))):
             one = _closely(part, *few, output, name)
             at = one.rows[:, None], one.columns[None, :]
-            bad[at] = one.found.bad & unknown[at]
+            bad[at] = one.found.bad.to(bad.device) & unknown[at]
             undecided[at] = False
             seen.append(one)
             if bool(bad.any()):
@@ -178,8 +179,10 @@ def _beyond(output: Tensor, y: Tensor, width: Tensor) -> Tensor:
 
 
 def _closely(part: Part, rows: Tensor, columns: Tensor, output: Tensor, name: str) -> _Seen:
-    """The intervals of some rows and columns of a part."""
-    own, product = part.of(output)[rows][:, columns], subset(part.product, rows, columns)
+    """The intervals of some rows and columns of a part; on the CPU where these are few."""
+    product = subset(part.product, rows, columns)
+    product = product if product.nearby is None else product.nearby
+    own = part.of(output)[rows][:, columns].to(product.a.device)
     value, interval = exact_and_interval(product, name)
     assert value is not None  # a schedule's bound comes with the exact value
     known = ExactPart(Part(product), value, rounded(product, value, output.dtype))

@@ -235,6 +235,8 @@ def _figure(said: str, height: float, path: str | os.PathLike[str] | None, dark:
     OptionError
         matplotlib is not installed, or ``path`` is none of ``FORMATS`` or cannot be written.
     """
+    if not isinstance(path, (str, os.PathLike, type(None))):
+        raise OptionError(f"path is of type {type(path).__name__}; pass a str or a Path, or leave it out")
     target = None if path is None else Path(path)
     if target is not None and target.suffix[1:].lower() not in FORMATS:
         raise OptionError(f"path={str(target)!r} ends in neither .png nor .svg; these are the formats of a picture")

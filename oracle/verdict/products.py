@@ -218,6 +218,9 @@ def exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None,
 
 
 def _exact_and_interval(product: ScaledProduct, name: str) -> tuple[Exact | None, Interval]:
+    if product.nearby is not None:
+        value, interval = exact_and_interval(product.nearby, name)
+        return None if value is None else value.to(product.a.device), interval.to(product.a.device)
     value, interval = _of_float32(product, name)
     if product.c is not None and product.c.dtype is torch.bfloat16:
         value = exact(product) if value is None else value
@@ -257,12 +260,13 @@ class Bands:
 
     def __init__(self, parts: Sequence[Part], output: Tensor) -> None:
         self.parts, self.output = parts, output
+        self._samples = list(samples(parts, output))
         self._witnesses: list[tuple[ScaledProduct, Tensor]] = []
         self._refused: dict[str, tuple[int, int, Tensor]] = {}
 
     def reproduced(self, schedule: Schedule) -> bool:
         """Whether ``schedule`` gives every bit."""
-        few = chain(self._witnesses, samples(self.parts, self.output))
+        few = chain(self._witnesses, self._samples)
         if not all(bool(same_bits(self._bits(product, schedule), wanted).all()) for product, wanted in few):
             return False
         for i, own, start, band in self._all():
@@ -278,8 +282,7 @@ class Bands:
 
     def alike(self, schedule: Schedule) -> float:
         """The share of equal bits in a few rows and columns."""
-        pairs = samples(self.parts, self.output)
-        same = [same_bits(self._bits(product, schedule), wanted).flatten() for product, wanted in pairs]
+        same = [same_bits(self._bits(product, schedule), wanted).flatten() for product, wanted in self._samples]
         return float(torch.cat(same).to(torch.float64).mean())
 
     def right(self, schedule: Schedule) -> Tensor:

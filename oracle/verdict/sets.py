@@ -26,6 +26,7 @@ from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Error, Status, Verdict, Worst, compare, verdict
+from oracle.verdict.notebook import card
 
 EVERYWHERE = "the same on every machine"
 ZERO_TRUST = 0.30  # above this share of zero results a pass proves little (oneDNN benchdnn's default zero trust)
@@ -54,6 +55,17 @@ class Bounds:
     high: Tensor
     free: Tensor
     numerics: str
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        widest = torch.where(self.free, 0.0, self.high - self.low).nan_to_num(nan=0.0)
+        rows = (
+            ("numerics", self.numerics),
+            ("one value", f"{int((widest == 0).sum()) - int(self.free.sum())} of {self.free.numel()} elements"),
+            ("widest", f"{float(widest.max()) if widest.numel() else 0.0:.6g}"),
+            ("nothing is said of", f"{int(self.free.sum())} elements"),
+        )
+        return card("Bounds", str(list(self.low.shape)), rows)
 
 
 class Sets(ABC):

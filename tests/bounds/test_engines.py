@@ -23,6 +23,7 @@ from oracle.tensorcore.packing import PROMOTE, plan, supported
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Promotion, Schedule, get, schedules
 from oracle.truth import gemm
+from oracle.verdict.products import exact_and_interval
 from tests.support.schedule_products import differing, formats_of, product_of
 
 SHAPES = [(1, 5, 7), (3, 130, 96), (5, 9, 300)]  # ragged in M, N (panels of 128), K (groups, tiles and intervals)
@@ -266,17 +267,19 @@ for name, k, data in (("sm90.promote128", 160, "special"), ("sm90.mma_sync.chain
     assert engine_cuda.supports(product, get(name)), name
     fast = predict_product(product, name, out_dtype=torch.bfloat16, engine="cuda")
     assert differing(fast, predict_product(product, name, out_dtype=torch.bfloat16, engine="torch")) == 0, name
-for kind in ("ones", "wide"):
+for kind in ("ones", "wide", "halves"):
     p = product_of(get("sm90.promote128"), 5, 1100, 384, seed=4, data="bell", bias=True)
     if kind == "wide":
         g = torch.Generator().manual_seed(5)
         scales = (torch.rand(s.shape, generator=g).mul(200).sub(100).exp2() for s in (p.a_scale, p.b_scale))
         p = replace(p, **dict(zip(("a_scale", "b_scale"), scales)))
+    if kind == "halves":  # 16 bits, and a last block of 44
+        p = replace(p, a=p.a[:, :300].to(torch.float32).to(torch.float16), b=p.b[:, :300])
     triton_sums.HELD = 2 * 8 * p.M * p.N  # two blocks at a time, then the last
     assert triton_sums.why_not(p) is None
     made, due = triton_sums.exact(p), gemm.exact(p)
     assert all(torch.equal(getattr(made, x), getattr(due, x)) for x in ("hi", "lo", "slack")), kind
-    assert kind == "ones" or float(due.slack.max()) > 0
+    assert kind != "wide" or float(due.slack.max()) > 0
     other = gemm.exact(replace(p, a_scale=p.a_scale.flip(1)))
     assert not torch.equal(made.hi, other.hi)
 product = product_of(get("sm90.chain"), 2, 2, 32, seed=1)
@@ -285,6 +288,22 @@ product.a.view(torch.uint8)[0, 0] += 8
 assert differing(fast, predict_product(product, "sm90.chain", out_dtype=torch.float32, engine="torch")) > 0
 print("same bits")
 """
+
+
+@pytest.mark.parametrize("name", ["sm90.promote128", "ieee32.any", "sm90.promote128.split"])
+def test_a_small_product_of_a_device_is_computed_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact value, interval and prediction are those of its copy; here that is another product, to be told apart."""
+    product = product_of(get("sm90.promote128"), 4, 6, 256, seed=15, bias=True)
+    other = replace(product, a=product.a.flip(0)).to("cpu")
+    due = engines.exact(other), exact_and_interval(other, name)[1], predict_product(
+        other, "sm90.promote128", out_dtype=torch.float32
+    )
+    monkeypatch.setattr(gemm.ScaledProduct, "nearby", property(lambda self: other if self.a is product.a else None))
+    value, interval = engines.exact(product), exact_and_interval(product, name)[1]
+    assert torch.equal(value.hi, due[0].hi) and torch.equal(value.lo, due[0].lo)
+    assert torch.equal(interval.lo, due[1].lo) and torch.equal(interval.hi, due[1].hi) and interval.name == due[1].name
+    assert torch.equal(predict_product(product, "sm90.promote128", out_dtype=torch.float32), due[2])
+    assert not torch.equal(predict_product(product, "sm90.promote128", out_dtype=torch.float32, engine="cpu"), due[2])
 
 
 class TestCuda:

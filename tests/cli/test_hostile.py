@@ -160,7 +160,7 @@ class TestFiles:
             ({"options": '{"speed": 9}'}, "no option 'speed'"),
             ({"contract": "scaled_fp8_quant"}, "no tensor 'out.q'"),
             ({"arch": "sm42"}, "sm42"),
-            ({"schema": "x"}, "says nothing of the call"),
+            ({"schema": "x"}, "does not say what was called"),
             ({}, None),
         ],
     )

@@ -6,12 +6,15 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
+from oracle.diagnosis.baselines import compare_close
 from oracle.diagnosis.candidates import Explanation
 from oracle.diagnosis.explain import Diagnosis
 from oracle.routines import registered
 from oracle.verdict import notebook
 from oracle.verdict.compare import Error, Status, Verdict
+from oracle.verdict.sets import Bounds
 
 HOSTILE = "<script>alert('&')</script>"
 VERDICT = Verdict(Status.FAILED, f"FAILED: {HOSTILE}", 1, 2, explained_by=(HOSTILE,), error=Error(3.0, 20.0))
@@ -42,6 +45,19 @@ def test_what_is_said() -> None:
     assert "table" not in replace(VERDICT, explained_by=(), error=None)._repr_html_()
     assert "3 of 9 elements fail" in texts(DIAGNOSIS._repr_html_())
     assert " ".join(texts(Diagnosis(0, 9, "")._repr_html_()).split()) == "Diagnosis 0 of 9 elements fail"
+
+
+def test_bounds_and_closeness() -> None:
+    free = torch.tensor([False, False, True, False])
+    low = torch.tensor([1.0, 2.0, -torch.inf, torch.nan], dtype=torch.float64)
+    high = torch.tensor([1.0, 2.5, torch.inf, torch.nan], dtype=torch.float64)
+    said = " ".join(texts(Bounds(low, high, free, HOSTILE)._repr_html_()).split())
+    parts = ("Bounds [4]", HOSTILE, "2 of 4 elements", "widest 0.5", "nothing is said of 1 elements")
+    assert all(part in said for part in parts)
+    right = torch.ones(4)
+    said = texts(compare_close(right, right)._repr_html_())
+    assert said.startswith("6 of 6 pass") and "torch assert_close passed: 0 <= 1" in " ".join(said.split())
+    assert texts(compare_close(2 * right, right)._repr_html_()).startswith("1 of 6 pass")
 
 
 def test_contracts() -> None:

@@ -11,6 +11,7 @@ import job_tasks
 import pytest
 
 from oracle.errors import OptionError
+from oracle.harness import server
 from oracle.harness.jobs import Lost, divided, in_order
 
 
@@ -60,3 +61,17 @@ def _pids() -> Iterator[Callable[[int], int]]:
 def _state(pid: int) -> str:
     with open(f"/proc/{pid}/stat") as stat:
         return stat.read().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [(["verify", "--jobs", "2"], 1), (["mutate", "--jobs=3"], 1), (["verify", "--jobs", "1"], 0), (["list"], 0),
+     (["verify", "--jobs", "many"], 0), (["verify", "--jobs"], 0)],
+)  # fmt: skip
+def test_a_command_of_several_processes_starts_their_server_first(
+    words: list[str], started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(server.forkserver, "ensure_running", lambda: asked.append(words))
+    server.start_if_asked(words)
+    assert len(asked) == started

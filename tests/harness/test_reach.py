@@ -104,8 +104,8 @@ class TestLeast:
         [
             (lambda c: c["m"] == 33, None, "m is judged at 33 only"),
             (lambda c: c["m"] in (32, 33), None, "m is judged at 32 and 33 only"),
-            (lambda c: dict(c.extents) == {"m": 33, "n": 256, "k": 384}, None, "1 shapes are judged (at least 3)"),
-            (lambda c: True, "m == 33, n == 256, k == 384", "1 shapes are judged (at least 3)"),
+            (lambda c: dict(c.extents) == {"m": 33, "n": 256, "k": 384}, None, "1 shape is judged (at least 3)"),
+            (lambda c: True, "m == 33, n == 256, k == 384", "1 shape is judged (at least 3)"),
             (lambda c: False, None, "every call is refused: no"),
             (lambda c: False, "m % 4 == 0", "every call is refused: no"),
             (lambda c: True, "m < 0", "every call is refused: no shape near it lies in the stated domain"),

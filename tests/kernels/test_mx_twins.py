@@ -29,7 +29,7 @@ class TestEveryCase:
             made = by_name(RUN[name].run(inputs, options))
             verdict = contract.judge(inputs, made, **options)
             assert not verdict.status.is_failure, f"{case}: {verdict.summary}"
-            if "scale" in made and case.family in ORDINARY:
+            if "scale" in made and case.family in ORDINARY and "silu" not in name:  # an exponential has no one rounding
                 assert verdict.matches is not None, f"{case}: {verdict.summary}"
             if number == 0:
                 spoiled = {n: (x.contiguous().view(torch.uint8) ^ 0x24).view(x.dtype) for n, x in made.items()}
@@ -50,6 +50,9 @@ class TestBadCalls:
             (lambda: kernels.mxfp8_quantize_2d(torch.ones(32, 48)), ShapeError, "K=48"),
             (lambda: kernels.mxfp8_quantize_2d(torch.ones(32, 32), direction="down"), OptionError, "down"),
             (lambda: kernels.mxfp8_dequantize_columnwise(CODES, ONE), ShapeError, "M=2"),
+            (lambda: kernels.nvfp4_batched_quantize(X[None], ONE, "linear"), OptionError, "linear"),
+            (lambda: kernels.nvfp4_quantize_shuffled(X, ONE), ShapeError, "M=2"),
+            (lambda: kernels.silu_and_mul_nvfp4_quantize(X[:, :48], ONE), ShapeError, "2 I=48"),
             (lambda: kernels.transpose_packed_fp4(torch.ones(3, 4, dtype=torch.int8)), ShapeError, "M=3"),
             (lambda: kernels.per_token_cast_to_fp4(X, use_packed_ue8m0=True), OptionError, "use_ue8m0=True"),
             (lambda: kernels.nvfp4_quantize(X, torch.ones(3)), ShapeError, "global_scale"),

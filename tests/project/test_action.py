@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from oracle.cli import commands, main
+from oracle.cli import main
 from oracle.harness import subjects
 from tests.support.action import Run, evaluated, run
 from tests.support.commandline import CASE
 from tests.support.sarif import check
-from tests.support.served import serve
+from tests.support.served import judge_once, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = ROOT / ".github" / "actions" / "fp8-oracle" / "action.yml"
@@ -63,7 +64,8 @@ def test_gemm(oracle_case, assert_conforms):
     assert_conforms(gemm(**oracle_case.inputs()), oracle_case, arch="cpu")
 """
 VERIFY = f"fp8-oracle verify --provider my_kernels:subjects --subject mine --fixtures none --case {CASE}"
-LINE = KERNEL[: KERNEL.index("def run")].count("\n") + 1
+VALIDATE = f"fp8-oracle validate my_kernels:gemm --contract fp8_gemm_nt --case {CASE}"
+LINE, GEMM = (KERNEL[: KERNEL.index(name)].count("\n") + 1 for name in ("def run", "def gemm"))
 
 # What the action asks of GitHub's command line: the number of the comment that begins with the marker, then a change.
 GH = """import os, sys
@@ -91,7 +93,7 @@ def pytest_here(words: list[str]) -> int:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A PATH with `fp8-oracle`, `pytest` and a `gh` that keeps one comment in a file."""
-    commands.parser()  # so that no child loads what it loads
+    judge_once()
     folder = tmp_path_factory.mktemp("bin")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subjects, "entry_points", lambda group: ())  # the production layer takes a second to load
@@ -166,6 +168,20 @@ class TestKernels:
         assert line.startswith(f"::error file=my_kernels.py,line={LINE},title=CRASHED%3A mine::")
         assert "died by SIGABRT" in line and "SIGABRT" in found.summary
 
+    def test_validate(self, act: Act) -> None:
+        """A kernel by name: right, wrong, one that crashes, and one that cannot be imported."""
+        right = act(VALIDATE)
+        assert (right.status, right.annotations, results(right)) == (0, [], []), right.log
+        said = {WRONG: "A scale of K block 0", CRASHES: "SIGABRT", ("import torch", "import torhc"): "named 'torhc'"}
+        statuses = []
+        for change, words in said.items():
+            found = act(VALIDATE, change)
+            assert found.annotations[0].startswith(f"::error file=my_kernels.py,line={GEMM},title="), found.log
+            assert words in found.annotations[0] and words in found.summary
+            assert "'uri': 'my_kernels.py'" in str(results(found)[0]["locations"])
+            statuses.append(found.status)
+        assert statuses == [1, 1, 2]
+
     def test_pytest(self, act: Act) -> None:
         """The annotation is at the test; the other reports are as of `verify`."""
         assert act("pytest -q").status == 0
@@ -203,7 +219,7 @@ class TestKernels:
 class TestJourney:
     """A base record, a change that breaks the kernel, its comment, the repair: what a pull request goes through."""
 
-    def test_pull_request(self, act: Act, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_pull_request(self, act: Act, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
         base, comment = tmp_path / "base.jsonl", tmp_path / "comment"
         first = act(VERIFY, base=str(base), comment="true")
         assert first.status == 0 and not comment.exists()
@@ -216,7 +232,7 @@ class TestJourney:
         assert broken.status == 1 and len(broken.annotations) == 1
         assert comment.read_text() == Path(broken.outputs["comment"]).read_text()
         assert "### ❌ fp8-oracle: 1 broke, 0 the same" in comment.read_text()
-        assert f"at `my_kernels.py:{LINE}`" in comment.read_text() and comment.read_text() in broken.summary
+        assert f"at `my_kernels.py:{LINE}`" in comment.read_text() and f"\n\n{comment.read_text()}" in broken.summary
 
         healed = act(VERIFY, base=str(base), comment="true")
         assert healed.status == 0 and "### ✅ fp8-oracle: 1 the same" in comment.read_text()
@@ -226,10 +242,9 @@ class TestJourney:
             "api --method POST repos/owner/name/issues/7/comments",
             "api --method PATCH repos/owner/name/issues/comments/41",
         ]
-        with capsys.disabled():
-            for name, found in (("base", first), ("broken", broken), ("healed", healed)):
-                steps = ", ".join(f"{step} {seconds:.2f} s" for step, seconds in found.seconds.items())
-                print(f"\n{name}: {steps}", end="")
+        for name, found in (("base", first), ("broken", broken), ("healed", healed)):
+            steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in found.seconds.items())
+            record_property("printed", f"CI journey, {name}: {sum(found.seconds.values()):.1f} s ({steps})")
 
     def test_a_comment_that_is_refused(self, act: Act, tmp_path: Path) -> None:
         """As in a pull request of a fork: a warning, and the verdict decides."""
@@ -260,6 +275,27 @@ def test_no_input_is_pasted_into_a_script() -> None:
     """What a caller gives reaches a script by the environment only; a pasted text could be a command."""
     scripts = re.findall(r"^ +run: \|\n((?:^ {8}.*\n|\n)+)", ACTION.read_text(), re.MULTILINE)
     assert len(scripts) == 5 and not [script for script in scripts if "${{" in script]
+
+
+def uses(text: str) -> list[dict[str, str]]:
+    """What a workflow gives to the action, a mapping for each use."""
+    steps = [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
+    return [step.get("with", {}) for step in steps if "actions/fp8-oracle" in step.get("uses", "")]
+
+
+def test_workflows_use_what_there_is() -> None:
+    """Those of the project and of the pages name inputs that the action has, and outputs."""
+    made = yaml.safe_load(ACTION.read_text())
+    pages = [path.read_text() for path in (ROOT / "docs").rglob("*.md")]
+    whole = [
+        block for page in pages for block in re.findall(r"^```yaml\n(name:.*?)^```", page, re.MULTILINE | re.DOTALL)
+    ]
+    texts = [*whole, *(path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml"))]
+    given = [one for text in texts for one in uses(text)]
+    assert len(given) >= 3 and all({"command"} <= set(one) <= set(made["inputs"]) for one in given)
+    named = {name for text in texts for name in re.findall(r"steps\.oracle\.outputs\.([\w-]+)", text)}
+    assert named and named <= set(made["outputs"])
+    assert uses("jobs: {a: {steps: [{uses: x/actions/fp8-oracle@v1, with: {comand: y}}]}}") == [{"comand": "y"}]
 
 
 def test_conditions() -> None:

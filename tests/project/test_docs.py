@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
 import json
 import os
@@ -12,10 +13,12 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import oracle
 from tests.support.browser import launched, needs_chromium
 from tests.support.forked import forked, load_again
 
@@ -36,6 +39,7 @@ print("from a file")
 ```console
 $ python hello.py
 $ fp8-oracle --version
+$ fp8-oracle plan --op nothing 2>&1 | cut -d ';' -f 1
 ```
 
 <!-- requires: no-such-tool -->
@@ -112,6 +116,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return text, printed
 
 
+def unsaid(function: Callable[..., object]) -> list[str]:
+    """The parameters and sections that a docstring lacks; what it takes as another function does is said there."""
+    said = inspect.getdoc(function) or ""
+    names = [] if "with the same arguments" in said else list(inspect.signature(function).parameters)
+    missing = [name for name in names if not re.search(rf"\b{name}\b", said)]
+    missing += [section for section in ("Returns", "Raises") if f"{section}\n--" not in said]
+    return [f"{function.__name__}: {part}" for part in missing]
+
+
 class TestPages:
     """Outputs, tables and signatures are produced from the code; examples are executed."""
 
@@ -126,7 +139,8 @@ class TestPages:
         assert status == 0, said[-4000:]
 
     def test_what_is_made(self, pages: tuple[str, str]) -> None:
-        for part in ("| `CRASHED` | yes | yes |", "```text\n2\n```", "$ python hello.py\nfrom a file\n$ fp8-oracle"):
+        shown = "$ python hello.py\nfrom a file\n$ fp8-oracle", "error: unknown op"
+        for part in ("| `CRASHED` | yes | yes |", "```text\n2\n```", *shown):
             assert part in pages[0]
 
     @pytest.mark.parametrize("name", SABOTAGED)
@@ -159,6 +173,21 @@ class TestPages:
         assert blocks._whole("f", "One line.\n\nMore.") and blocks.api("oracle.judge")
         with pytest.raises(ValueError, match="no whole sentence in its first line: 'One line,'"):
             blocks._whole("f", "One line,\nand more.")
+
+    def test_public_functions(self) -> None:
+        """Each says what it takes, by every name, returns and raises; and the twin: one that does not."""
+        functions = [thing for name in oracle.__all__ if inspect.isfunction(thing := getattr(oracle, name))]
+        assert len(functions) > 10 and not [said for thing in functions for said in unsaid(thing)]
+
+        def vague(inputs: object, out: object = None) -> None:
+            """Compute ``inputs``.
+
+            Raises
+            ------
+            ValueError
+            """
+
+        assert unsaid(vague) == ["vague: out", "vague: Returns"]
 
     def test_a_tool_that_is_not_here_is_named(self, pages: tuple[str, str]) -> None:
         assert "what it printed where it was" in pages[0]

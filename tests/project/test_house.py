@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 import oracle
 from oracle.cli import tool
 from oracle.harness import subjects
+from tests.support import typed_user
 
 
 @pytest.fixture
@@ -122,14 +123,16 @@ class TestCommands:
 
     @pytest.mark.parametrize("name", ["cpu.yml", "gpu.yml"])
     def test_workflows_run_what_exists(self, root: Path, name: str) -> None:
-        """Every step is a target of the Makefile or a command of its environment, and pip is constrained."""
+        """Every step is a target of the Makefile or a command of its environment, or puts that environment on the PATH,
+        or keeps the record that the action made; pip is constrained."""
         targets = [line.partition(":")[0] for line in (root / "Makefile").read_text().splitlines() if ":" in line]
         text = (root / ".github" / "workflows" / name).read_text()
-        steps = [line.partition("run: ")[2] for line in text.splitlines() if "- run: " in line]
+        steps = [line.partition(" run: ")[2] for line in text.splitlines() if " run: " in line]
         assert "make verify" in steps
         for step in steps:
             program, _, rest = step.partition(" ")
-            assert (program == "make" and rest in targets) or program.startswith(".venv/bin/"), step
+            known = (program == "make" and rest in targets) or program.startswith(".venv/bin/")
+            assert known or "$PWD/.venv/bin" in step or "steps.oracle.outputs.record" in step, step
             assert "pip install" not in step or "-c constraints.txt" in step
 
     def test_importing_loads_no_gpu_library(self) -> None:
@@ -146,7 +149,7 @@ class TestCommands:
 
 
 class TestPublicNames:
-    """`import oracle` loads no torch, and `dir(oracle)` has every public name before any of them is loaded."""
+    """`import oracle` loads no torch; `dir(oracle)` has every public name before any is loaded, and no helper."""
 
     @pytest.mark.parametrize(
         ("statement", "torch", "offered"),
@@ -154,10 +157,17 @@ class TestPublicNames:
     )
     def test_names_are_offered_before_they_are_loaded(self, statement: str, torch: bool, offered: bool) -> None:
         """The second statement removes the names: the check sees it."""
-        seen = "'torch' in sys.modules, set(oracle.__all__) <= set(dir(oracle))"
+        seen = "'torch' in sys.modules, {n for n in dir(oracle) if n[0] != '_'} == {'errors', *oracle.__all__}"
         code = f"import sys, oracle; {statement}; print({seen})"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.split() == [str(torch), str(offered)]
+
+    def test_types_that_a_user_sees(self, root: Path, tmp_path: Path) -> None:
+        """CI has mypy check a user's file, in the call that checks the packages; what the file does is right too."""
+        assert '"mypy -p oracle -p kernels -m tests.support.typed_user"' in (root / "tox.ini").read_text()
+        case = oracle.cases.parse("fp8_gemm_nt/e4m3xe4m3-bf16/1x128:128x128/m=5,n=32,k=128/family=randn/seed=1")
+        out = oracle.predict(typed_user.NAME, case.inputs())
+        assert typed_user.use(case.inputs(), out, tmp_path) and (tmp_path / "verdict.png").is_file()
 
     @pytest.mark.parametrize(("added", "hidden"), [((), set()), (("judge",), {"judge"})])
     def test_no_module_hides_a_public_name(self, root: Path, added: tuple[str, ...], hidden: set[str]) -> None:

@@ -122,3 +122,19 @@ def test_a_broken_promise_is_noticed(place: tuple[str, ...], value: object, said
     at[place[-1]] = value
     (only,) = broken(made)
     assert only.startswith(said)
+
+
+def differing(kept: list[dict[str, Any]], latest: dict[str, Any]) -> list[str]:
+    """Groups of timings of the latest record that the last run of the history has not, or has otherwise."""
+    times = {name: t for name, t in latest["timings"].items() if "_us." in name}
+    return [name for name, t in times.items() if kept[-1]["timings"].get(name) != t]
+
+
+def test_the_history_ends_with_the_latest_record() -> None:
+    """The page of benchmarks draws the history; its last run is the record that the other page shows."""
+    kept = [json.loads(path.read_text()) for path in sorted((FOLDER / "history").glob("*.json"))]
+    latest = json.loads((FOLDER / "h200.json").read_text())
+    dates = [run["recorded"] for run in kept]
+    assert len(kept) >= 4 and dates == sorted(set(dates))
+    assert differing(kept, latest) == []
+    assert "host_us.fp8_gemm_nt" in differing(kept[:-1], latest)

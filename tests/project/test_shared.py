@@ -1,4 +1,4 @@
-"""A test that needs recorded data from outside the repository runs, or says loudly that it did not."""
+"""A test that needs recorded data from outside the repository, or a tool, runs, or says loudly that it did not."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ class TestVectors:
     def test_published(self):
         pass
 
+@pytest.mark.needs_tools("no-such-tool", "no-such/header.h", "sh")
+def test_built():
+    pass
+
+@pytest.mark.needs_tools("sh")
 def test_of_the_repository():
     pass
 """
@@ -40,7 +45,7 @@ sys.exit(pytest.main(["-q", "--strict-markers", "-p", "no:cacheprovider", sys.ar
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    """A suite of four tests, and the recorded data of one of them."""
+    """A suite of five tests, and the recorded data of one of them."""
     (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "shared" / "vectors").mkdir(parents=True)
@@ -59,25 +64,26 @@ def run(suite: Path, *arguments: object, shared: object | None = None) -> tuple[
 
 
 def test_absent_data_are_counted(suite: Path) -> None:
-    """Each test, each file, and the way out; the tests of the repository itself run."""
+    """Each test, each file and tool, and the way out; the tests of the repository itself run."""
     status, text = run(suite, suite.parent / "none")
-    assert status == 0 and "1 passed, 3 skipped" in text
+    assert status == 0 and "1 passed, 4 skipped" in text
     assert "3 tests did not run: no recorded data" in text
     assert "none: captures/x.safetensors, vectors\n" in text and "set FP8_ORACLE_SHARED" in text
+    assert "1 tests did not run: no no-such-tool, no-such/header.h !" in text and "libgtest-dev" in text
 
 
 def test_data_beside_the_repository_are_used(suite: Path) -> None:
     """One of two files is there: only the tests of the other one are skipped."""
     status, text = run(suite, suite.parent / "shared")
-    assert status == 0 and "2 passed, 2 skipped" in text and "2 tests did not run: no recorded data" in text
+    assert status == 0 and "2 passed, 3 skipped" in text and "2 tests did not run: no recorded data" in text
 
 
 def test_a_named_folder_must_hold_them(suite: Path) -> None:
     """Whoever sets the variable wants these tests: what the folder lacks fails, and what it has runs."""
     shared = suite.parent / "shared"
     status, text = run(suite, shared=shared)
-    assert status == 1 and "2 passed, 2 errors" in text and "no captures/x.safetensors in" in text
+    assert status == 1 and "2 passed, 1 skipped, 2 errors" in text and "no captures/x.safetensors in" in text
     (shared / "captures").mkdir()
     (shared / "captures" / "x.safetensors").write_bytes(b"")
     status, text = run(suite, shared=shared)
-    assert status == 0 and "4 passed" in text and "did not run" not in text
+    assert status == 0 and "4 passed" in text and "no recorded data" not in text

@@ -88,7 +88,7 @@ class TestAnnotations:
     def test_words(self) -> None:
         (line,) = annotations(WRONG)
         assert line.startswith(
-            "::error file=src/my kernels.py,line=12,title=FAILED%3A s::c on sm90: 1 of 1 outputs wrong%0A"
+            "::error file=src/my kernels.py,line=12,title=FAILED%3A s::c on sm90: 1 of 1 output wrong%0A"
         )
 
     def test_nothing_to_say(self) -> None:

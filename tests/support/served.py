@@ -10,14 +10,19 @@ for it. Kernels run in workers of :mod:`tests.support.forked_worker`. Not part o
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import torch
+
+from tests.support.commandline import CASE
 from tests.support.forked import Forked, forked
 
 Main = Callable[[list[str]], object]
@@ -34,8 +39,11 @@ sys.exit(int(wire.makefile().read() or 1))
 
 
 @contextlib.contextmanager
-def serve(folder: Path, commands: Mapping[str, Main]) -> Iterator[str]:
-    """A server of these commands while the context lasts; gives the PATH that finds them first."""
+def serve(folder: Path, commands: Mapping[str, Main], prepare: Callable[[], object] = tuple) -> Iterator[str]:
+    """A server of these commands while the context lasts; gives the PATH that finds them first.
+
+    ``prepare`` is called in the server before the first command, as to load the package again from elsewhere.
+    """
     address, place = str(folder / "socket"), folder / "commands"
     place.mkdir()
     for name in commands:
@@ -47,7 +55,10 @@ def serve(folder: Path, commands: Mapping[str, Main]) -> Iterator[str]:
     server = Forked(os.fork())
     if not server.pid:
         try:
+            prepare()
             _serve(listening, commands)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     listening.close()
@@ -58,11 +69,19 @@ def serve(folder: Path, commands: Mapping[str, Main]) -> Iterator[str]:
         server.wait()
 
 
-def _serve(listening: socket.socket, commands: Mapping[str, Main]) -> None:
-    from oracle.harness import process
-    from tests.support import forked_worker
+def judge_once() -> None:
+    """Load here what a verdict and the command line load when they are first needed, so that no child does."""
+    oracle, commands = importlib.import_module("oracle"), importlib.import_module("oracle.cli.commands")
+    commands.parser()
+    inputs = oracle.cases.parse(CASE).inputs()
+    wrong = -oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16)
+    assert oracle.judge("fp8_gemm_nt", inputs, wrong, arch="cpu").status == "FAILED"
 
-    process.subprocess = forked_worker.SHIM  # type: ignore[attr-defined]
+
+def _serve(listening: socket.socket, commands: Mapping[str, Main]) -> None:
+    process = importlib.import_module("oracle.harness.process")
+    forked_worker = importlib.import_module("tests.support.forked_worker")
+    process.subprocess = forked_worker.SHIM
     while True:
         wire = listening.accept()[0]
         size, streams, *_ = socket.recv_fds(wire, 8, 3)

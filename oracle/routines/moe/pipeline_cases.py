@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oracle.errors import CaseError
 from oracle.routines import data
-from oracle.routines.case import DTYPES, Case, Grammar, given_scale, seeds
+from oracle.routines.case import DTYPES, Case, Grammar, given_scale, seeds, with_corners
 from oracle.routines.moe.pipeline_contract import CONTRACTS
 from oracle.routines.moe.pipelines import Pipeline, Sharing
 from oracle.truth.layout import ceil_div
@@ -229,7 +229,20 @@ def _grammar(row: Pipeline) -> Grammar:
     )  # fmt: skip
 
 
-GRAMMARS: Mapping[str, Grammar] = {name: _grammar(contract.row) for name, contract in CONTRACTS.items()}
+_PLAIN: Mapping[str, Grammar] = {name: _grammar(contract.row) for name, contract in CONTRACTS.items()}
+
+
+def _corners(grammar: Grammar) -> tuple[str, ...]:
+    """Experts of two blocks, a rank whose first expert is not 0, and a map of experts."""
+    blocks = "128" in grammar.schemes[0]
+    small = "t=4,e=3,h=128,i=128,k=2" if blocks else "t=4,e=3,h=64,i=32,k=2"
+    several = ("t=3,e=2,h=256,i=128,k=2",) if blocks else ()
+    return (*several, f"{small}/first=2", *((f"{small}/map=1",) if "map" in grammar.options else ()))
+
+
+GRAMMARS = with_corners(
+    _PLAIN, {name: _corners(g) for name, g in _PLAIN.items() if g.extents == ("t", "e", "h", "i", "k")}
+)
 MANY = tuple(
     f"{_head(name, grammar)}/{_shape(contract.row, k=8, e=256)}/family=randn/seed=1"
     for (name, grammar), contract in zip(GRAMMARS.items(), CONTRACTS.values(), strict=True)

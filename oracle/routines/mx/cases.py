@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oracle.numbers.formats import from_codes, of_dtype
 from oracle.routines import data
-from oracle.routines.case import Case, Grammar, no_options, seeds
+from oracle.routines.case import Case, Grammar, no_options, seeds, with_corners
 from oracle.routines.mx.contract import LAYOUTS, LINEAR, padding_of, stored
 
 # M, K: one row, rows of one tile and a tail, columns of one tile of scales and a tail, long rows.
@@ -115,7 +115,7 @@ _POWERS = {**_TILES, "rounding": ("floor", "ceil", "even")}
 _WIDE = ("bf16", "f16", "f32")
 _TWO_LEVELS = {**_TILES, "inversed": ("1",), "global": ("one", "stale", "inf", "rows")}
 
-GRAMMARS: Mapping[str, Grammar] = {
+_PLAIN: Mapping[str, Grammar] = {
     "mxfp8_quantize": Grammar(
         _MK, ("bf16-e4m3", "f16-e4m3", "f32-e4m3", "bf16-e5m2"), ("1x32",), FAMILIES, _values, _mxfp8,
         _POWERS, listed=_ids, extra=("bf16-e5m2/1x32/m=17,k=192/rounding=floor/family=steps/seed=1",),
@@ -136,6 +136,9 @@ GRAMMARS: Mapping[str, Grammar] = {
     "mxfp4_dequantize": Grammar(_MK, ("e2m1",), ("1x32",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids),
     "nvfp4_dequantize": Grammar(_MK, ("e2m1",), ("1x16",), ("randn", "codes"), _codes, _layout, _TILES, listed=_ids),
 }  # fmt: skip
+# Two tiles of 128 rows of scales, two of four blocks.
+CORNER = ("m=160,k=160",)
+GRAMMARS = with_corners(_PLAIN, {name: CORNER for name, grammar in _PLAIN.items() if grammar.extents == _MK})
 
 GOLDENS = (
     *(f"mxfp8_quantize/bf16-e4m3/1x32/m=5,k=96/{o}family={f}/seed=7"

@@ -269,7 +269,10 @@ class Nvfp4Quantize(BlockQuantiser):
     name = "nvfp4_quantize"
     summary = "NVFP4: blocks of 16, E2M1 codes two a byte, E4M3 scales under a scale of the tensor"
     source = "FlashInfer nvfp4_quantize and fp4_quantize; vLLM scaled_fp4_quant; TransformerEngine; torchao; modelopt"
-    inputs = (TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 16"), GLOBAL_OF_ROWS)
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (
+        TensorSpec("x", WIDE, ("M", "K"), "values to quantise, K a multiple of 16"),
+        GLOBAL_OF_ROWS,
+    )
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT, INVERSED)
     width = GROUP_16.columns or 1
     packed = True

@@ -147,7 +147,7 @@ class PerTokenCastToFp4(QuantiserContract):
     def publish(self, scale: Tensor, options: Mapping[str, object]) -> Tensor:
         return words(scale) if options["use_packed_ue8m0"] else scale
 
-    def groups(self, call: Call) -> int:
+    def across(self, call: Call) -> int:
         """Scales of a row."""
         return -(-call.inputs["x"].shape[1] // int(str(call.resolved["gran_k"])))
 
@@ -159,7 +159,7 @@ class PerTokenCastToFp4(QuantiserContract):
         m, k = call.inputs["x"].shape
         scale = Out(None, F32)
         if call.resolved["use_packed_ue8m0"]:
-            scale = Out((m, -(-self.groups(call) // WORD)), (torch.int32,))
+            scale = Out((m, -(-self.across(call) // WORD)), (torch.int32,))
         return {"q": Out((m, k // 2), (torch.uint8, torch.int8)), "scale": scale}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
@@ -175,7 +175,7 @@ class PerTokenCastToFp4(QuantiserContract):
     def split(self, found: Found, call: Call, admitted: Sequence[Recipe]) -> tuple[Tensor, Tensor]:
         scale = found["scale"]
         if call.resolved["use_packed_ue8m0"]:
-            scale = scales_of_words(scale, self.groups(call))
+            scale = scales_of_words(scale, self.across(call))
         return unpack(found["q"].view(torch.uint8)), self.scale_of(scale, call, admitted)
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
@@ -190,7 +190,7 @@ class PerTokenCastToFp4(QuantiserContract):
 
     def rest(self, packed: Tensor, call: Call) -> Tensor:
         """The bytes of words behind the last group."""
-        return packed.contiguous().view(torch.uint8)[:, self.groups(call) :]
+        return packed.contiguous().view(torch.uint8)[:, self.across(call) :]
 
 
 class PackedSets(QuantiserSets):

@@ -9,6 +9,7 @@ from oracle.routines.mx import (
     elements,
     experts,
     faults,
+    flashinfer,
     more_cases,
     more_faults,
     tokens,
@@ -17,7 +18,7 @@ from oracle.routines.mx import (
 
 FAMILY = RoutineFamily(
     name="mx",
-    contracts=(contract, columns, elements, training, tokens, experts, casts),
+    contracts=(contract, columns, flashinfer, elements, training, tokens, experts, casts),
     grammars={**cases.GRAMMARS, **more_cases.GRAMMARS},
     faults=(faults.FAULTS, more_faults.FAULTS),
     goldens=(*cases.GOLDENS, *more_cases.GOLDENS),

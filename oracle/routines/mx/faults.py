@@ -32,14 +32,17 @@ PLAIN_POWERS = MODED | MXFP8 | {"mxint8_quantize", "mxfp4_quantize_of_fp8"}
 STOCHASTIC = frozenset({"nvfp4_quantize_stochastic"})
 PLAIN_LEVELS = STOCHASTIC | {
     "nvfp4_quantize", "scaled_fp4_quant", "nvfp4_quantize_2d", "nvfp4_quantize_4over6", "nvfp4_quantize_rht",
-    "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8",
+    "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8", "nvfp4_quantize_shuffled", "silu_and_mul_nvfp4_quantize",
 }
+BATCHED = frozenset({"nvfp4_batched_quantize"})
 PLAIN = PLAIN_POWERS | PLAIN_LEVELS
 """Quantisers of one matrix, whose scale bytes are one tiled matrix."""
-EXPERT_LEVELS = frozenset({"scaled_fp4_grouped_quantize", "scaled_fp4_experts_quant"})
+EXPERT_LEVELS = frozenset({
+    "scaled_fp4_grouped_quantize", "scaled_fp4_experts_quant", "silu_and_mul_scaled_nvfp4_experts_quantize",
+})  # fmt: skip
 EXPERTS = EXPERT_LEVELS | {"mxfp8_grouped_quantize", "mxfp8_experts_quant"}
-POWERS, TWO_LEVELS = PLAIN_POWERS | (EXPERTS - EXPERT_LEVELS), PLAIN_LEVELS | EXPERT_LEVELS
-QUANTISERS = PLAIN | EXPERTS
+POWERS, TWO_LEVELS = PLAIN_POWERS | (EXPERTS - EXPERT_LEVELS), PLAIN_LEVELS | EXPERT_LEVELS | BATCHED
+QUANTISERS = PLAIN | EXPERTS | BATCHED
 ROUNDED = QUANTISERS - STOCHASTIC
 UNPACKED = MXFP8 | {"mxfp6_quantize", "mxint8_quantize"}
 UNPACKED_BACK = frozenset({"mxfp8_dequantize", "mxfp8_dequantize_columnwise", "mxfp6_dequantize", "mxint8_dequantize"})

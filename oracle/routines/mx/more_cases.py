@@ -9,8 +9,8 @@ from torch import Tensor
 
 from oracle.numbers.formats import from_codes, of_dtype
 from oracle.routines import data
-from oracle.routines.case import Case, Grammar, seeds
-from oracle.routines.mx.cases import TOP, poisoned
+from oracle.routines.case import Case, Grammar, seeds, with_corners
+from oracle.routines.mx.cases import CORNER, TOP, poisoned
 from oracle.routines.mx.columns import COMPACT
 from oracle.routines.mx.contract import LAYOUTS, LINEAR
 from oracle.routines.mx.experts import PLACEMENTS
@@ -35,6 +35,19 @@ def _amax(x: Tensor) -> float:
 
 def _f32(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
+def _batch(case: Case) -> dict[str, Tensor]:
+    x = _x(case, rows=case["g"] * case["m"])
+    one = case.option("global") == "one"
+    return {"x": x.reshape(case["g"], case["m"], case["k"]), "global_scale": _f32(1.0 if one else TOP / _amax(x))}
+
+
+def _gated(case: Case) -> dict[str, Tensor]:
+    """Gates and values of any size: the global scale is that of values of a few units."""
+    (dtype,) = case.operand_dtypes
+    x = data.activations(case.label("x"), case.family, case["m"], 2 * case["k"], dtype=dtype).clamp(-64.0, 64.0)
+    return {"x": x, "global_scale": _f32(1.0 if case.option("global") == "one" else TOP / 4096.0)}
 
 
 def _layout(case: Case) -> dict[str, object]:
@@ -96,7 +109,8 @@ def _one_a_byte(case: Case) -> dict[str, Tensor]:
 
 def _fp4_cast(case: Case) -> dict[str, object]:
     packed = case.option("packed") == "1"
-    given = {"use_ue8m0": packed or case.option("ue8m0") == "1", "gran_k": int(case.option("gran") or 128)}
+    given: dict[str, object] = {"use_ue8m0": packed or case.option("ue8m0") == "1"}
+    given |= {"gran_k": int(case.option("gran") or 128)}
     return given | ({"use_packed_ue8m0": True} if packed else {})
 
 
@@ -195,6 +209,16 @@ def _masked(case: Case) -> dict[str, Tensor]:
     return {"x": x, "mask": mask} | _globals(case, [x[i, :count] for i, count in enumerate(mask.tolist())])
 
 
+def _masked_gates(case: Case) -> dict[str, Tensor]:
+    """As :func:`_masked`, with gates beside the values and global scales of a few units."""
+    given, wide = _masked(case), case["k"]
+    x = _x(case, "up", case["g"] * case["m"]).reshape(case["g"], case["m"], wide).clamp(-64.0, 64.0)
+    owned = torch.arange(case["m"], device="cpu")[None, :, None] < given["mask"][:, None, None]
+    gates = torch.where(owned, given["x"].clamp(-64.0, 64.0), given["x"])
+    level = [TOP / (1024.0 + 512.0 * g) for g in range(case["g"])]
+    return {"x": torch.cat([gates, x], dim=2), "mask": given["mask"], "global_scale": _f32(*level)}
+
+
 def _contiguous(case: Case) -> dict[str, Tensor]:
     """Experts of any number of rows, the second none; rows behind the last one's belong to nobody."""
     g, m = case["g"], case["m"]
@@ -273,7 +297,7 @@ _EIGHT = ("bf16-e4m3", "f32-e4m3", "bf16-e5m2")
 _STOOD = {"layout": ("8x4", LINEAR, COMPACT)}
 _TALL = ("m=32,k=6", "m=160,k=130", "m=96,k=18")
 
-GRAMMARS: Mapping[str, Grammar] = {
+_GRAMMARS: Mapping[str, Grammar] = {
     "mxfp6_quantize": Grammar(
         _MK, _BOTH, ("1x32",), FAMILIES, _values, _mxfp6,
         {**_TILES, "element": ("e2m3",), "rounding": ("floor", "ceil", "even")},
@@ -309,6 +333,18 @@ GRAMMARS: Mapping[str, Grammar] = {
         _MK, ("e2m1",), ("1x128",), ("randn", "wide"), _packed, _gran, {"gran": ("32",)},
         listed=_ids(("m=1,k=130", "m=9,k=320")),
     ),
+    "nvfp4_batched_quantize": Grammar(
+        _GMK, _BOTH, ("1x16",), FAMILIES, _batch, _layout, {"layout": ("8x4",), "global": ("one",)},
+        listed=_ids(("g=1,m=5,k=64", "g=3,m=130,k=96", "g=3,m=9,k=160")),
+    ),
+    "nvfp4_quantize_shuffled": Grammar(
+        _MK, _BOTH, ("1x16",), FAMILIES, _encoded, lambda case: {}, {"global": ("one",)},
+        listed=_ids(("m=160,k=96", "m=64,k=160")), domain="m % 32 == 0",
+    ),
+    "silu_and_mul_nvfp4_quantize": Grammar(
+        _MK, _BOTH, ("1x16",), ("randn", "heavy", "steps"), _gated, _layout, _ONE,
+        listed=_ids(("m=1,k=160", "m=130,k=96", "m=17,k=192")),
+    ),
     "nvfp4_quantize_stochastic": Grammar(_MK, _BOTH, ("1x16",), FAMILIES, _encoded, _seeded, _ONE, listed=_ids(_PLAIN)),
     "nvfp4_quantize_2d": Grammar(
         _MK, _BOTH, ("16x16",), FAMILIES, _encoded, _layout, _ONE, listed=_ids(("m=16,k=160", "m=48,k=192")),
@@ -337,6 +373,10 @@ GRAMMARS: Mapping[str, Grammar] = {
     "scaled_fp4_grouped_quantize": Grammar(
         _GMK, _BOTH, ("1x16",), FAMILIES, _masked, lambda case: {}, listed=_ids(_EXPERTS), fixed=True,
     ),
+    "silu_and_mul_scaled_nvfp4_experts_quantize": Grammar(
+        _GMK, _BOTH, ("1x16",), ("randn", "heavy", "steps"), _masked_gates, lambda case: {}, listed=_ids(_EXPERTS),
+        fixed=True,
+    ),
     "mxfp8_grouped_quantize": Grammar(
         _GMK, _BOTH, ("1x32",), FAMILIES, _masked, lambda case: {}, listed=_ids(_EXPERTS), fixed=True,
     ),
@@ -361,11 +401,14 @@ GRAMMARS: Mapping[str, Grammar] = {
         listed=_ids(("m=3,k=160", "m=130,k=160")), fixed=True,
     ),
 }  # fmt: skip
+GRAMMARS = with_corners(_GRAMMARS, {name: CORNER for name, grammar in _GRAMMARS.items() if grammar.extents == _MK})
 
 
 SMALLEST = {
     "nvfp4_quantize_2d": "m=16,k=96", "mxfp8_quantize_columnwise": "m=32,k=6", "mxfp8_quantize_2d": "m=32,k=32",
     "mxfp8_dequantize_columnwise": "m=32,k=6", "transpose_packed_fp4": "m=4,k=12",
+    "nvfp4_batched_quantize": "g=2,m=3,k=32", "nvfp4_quantize_shuffled": "m=32,k=16",
+    "silu_and_mul_nvfp4_quantize": "m=3,k=32", "silu_and_mul_scaled_nvfp4_experts_quantize": "g=2,m=3,k=32",
 }  # fmt: skip
 
 

@@ -18,11 +18,11 @@ from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Fa
 from oracle.routines.fault import ones as ones_of
 from oracle.routines.mx.contract import BlockQuantiser, loaded, stored
 from oracle.routines.mx.experts import HEIGHT, ExpertQuantiser, starts
-from oracle.routines.mx.faults import EXPERTS, MINE, MODED, QUANTISERS
+from oracle.routines.mx.faults import BATCHED, EXPERTS, MINE, MODED, QUANTISERS
 from oracle.routines.mx.tokens import ROW_SCALE, row_scales
 from oracle.routines.quantisers.contract import Amax, Values, prepared
 from oracle.truth.hadamard import SIZE, matrix
-from oracle.truth.layout import align, swizzle_scale
+from oracle.truth.layout import align, inverse_order, row_order, swizzle_scale
 
 FAULTS = Faults(QUANTISERS)
 fault = FAULTS.declare
@@ -42,6 +42,8 @@ fault("codes 7 for zeros under a scale that rounds to 0", CAST, contracts={"nvfp
       seen="FlashInfer cvt_warp_fp16_to_fp4: 0 times R(0)", codes=lambda call, codes: _sevens(call, codes),
       same_if="no scale rounds to 0", admissible_if=FREE)
 
+fault("zeros coded -0", CAST, contracts={"mxfp4_quantize"}, recipe=_field(zero_sign=ZeroSign.ZEROS),
+      seen="Model-Optimizer 0.47 mxfp4_tensor.py cast_fp4: the sign bit of 0", same_if="no value is 0")
 TINY = "no shared scale is 2^-127"
 fault("values coded as they are under a scale of 2^-127", VALUE, contracts={"mxfp6_quantize"}, same_if=TINY,
       seen="torchao 0.18.0 _to_mx_rceil: torch.where(exponent == 0, 1.0, ..)", recipe=_field(unit_at_byte_0=True))
@@ -219,7 +221,8 @@ ROW_SCALED = frozenset({"nvfp4_quantize"})
        same_if="both have equal amax")
 def amax_along_rows(amax: Amax) -> Tensor:
     x = amax.x.values.nan_to_num(nan=0.0).abs()
-    wide = torch.nn.functional.pad(x, (0, -x.shape[1] % 32)).unflatten(1, (-1, 32)).amax(dim=2)
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % 32))
+    wide = torch.unflatten(padded, 1, (-1, 32)).amax(dim=2)
     each = wide.repeat_interleave(32, dim=1)[:, : x.shape[1]]
     return each[::32].reshape(amax.right.shape)
 
@@ -258,6 +261,74 @@ fault("global scale of the first row", VALUE, contracts=ROW_SCALED, needs=severa
       read=entry("global_scale", lambda g: g[:1].expand_as(g).clone()), same_if="the rows have equal scales")
 fault("global scale of the next row", INDEX, contracts=ROW_SCALED, needs=several_rows, seen="NVIDIA/cutlass 2087",
       read=entry("global_scale", lambda g: g.roll(-1)), same_if="the rows have equal scales")
+
+# --- batches, shuffled rows, silu ----------------------------------------------------------------------------------
+
+SHUFFLED, SILU = frozenset({"nvfp4_quantize_shuffled"}), frozenset(
+    {"silu_and_mul_nvfp4_quantize", "silu_and_mul_scaled_nvfp4_experts_quantize"})
+more_matrices = need(lambda call: call.inputs["x"].shape[0] > 1, "one matrix")
+
+
+def _as_one_matrix(call: Call, memory: Tensor) -> Tensor:
+    """The scales of all matrices as those of one, in its tiles; what lies beyond is lost."""
+    contract = call.contract
+    assert isinstance(contract, BlockQuantiser)
+    wrong = stored(contract.scales_of(memory, call), str(call.resolved["layout"]))
+    kept, most = torch.zeros_like(memory).flatten(), min(memory.numel(), wrong.numel())
+    kept[:most] = wrong[:most]
+    return kept.reshape(memory.shape)
+
+
+fault("scales of a batch as those of one matrix", INDEX, contracts=BATCHED, needs=more_matrices,
+      seen="FlashInfer bmm_mxfp8: rows of all matrices, or tiles of each", write=entry("scale", _as_one_matrix),
+      same_if="rows are whole tiles")
+fault("scales of the next matrix of a batch", INDEX, contracts=BATCHED, needs=more_matrices,
+      seen="NVIDIA/cutlass 2087", write=entry("scale", lambda memory: memory.roll(-1, dims=0)),
+      same_if="the matrices have equal scales")
+fault("codes of the next matrix of a batch", MOVEMENT, contracts=BATCHED, needs=more_matrices,
+      seen="sglang PR 28418", write=entry("q", lambda q: q.roll(-1, dims=0)), same_if="the matrices are equal")
+fault("padding of the scales of a batch not written", MOVEMENT, contracts=BATCHED,
+      seen="FlashInfer scaled_fp4_grouped_quantize: buffers are torch.empty",
+      write=entry("scale", lambda call, memory: _unwritten_pads(call, memory)), same_if="there is no padding")
+fault("codes not shuffled", MOVEMENT, contracts=SHUFFLED, seen="FlashInfer nvfp4_quantize without do_shuffle",
+      write=entry("q", lambda q: q[inverse_order(row_order(len(q)))]), same_if="the rows are equal")
+fault("scales not shuffled", INDEX, contracts=SHUFFLED, seen="FlashInfer nvfp4_quantize without do_shuffle",
+      write=entry("scale", lambda call, memory: _unshuffled(call, memory)), same_if="the rows have equal scales")
+fault("rows shuffled the other way", MOVEMENT, contracts=SHUFFLED, seen=MINE + "an order taken for its inverse",
+      write=entry("q", lambda q: _twice_back(q)), same_if="the rows are equal")
+
+
+def _unwritten_pads(call: Call, memory: Tensor) -> Tensor:
+    contract = call.contract
+    assert isinstance(contract, BlockQuantiser)
+    pads = contract.padding(call)
+    return memory if pads is None else torch.where(pads.to(memory.device), torch.full_like(memory, 0xFF), memory)
+
+
+def _unshuffled(call: Call, memory: Tensor) -> Tensor:
+    contract = call.contract
+    assert isinstance(contract, BlockQuantiser)
+    return stored(contract.scales_of(memory, call), str(call.resolved["layout"]))
+
+
+def _twice_back(q: Tensor) -> Tensor:
+    back = inverse_order(row_order(len(q)))
+    return q[back][back]
+
+
+def _halves_of(swap: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.cat(swap(*x.chunk(2, dim=-1)), dim=-1)
+
+
+for name, swap, argument in (
+    ("gate and up exchanged before NVFP4", lambda gate, up: (up, gate), "gate and up are equal"),
+    ("silu left out before NVFP4", lambda gate, up: (torch.full_like(gate, 64.0), gate * up / 64.0), ""),
+    ("up left out before NVFP4", lambda gate, up: (gate, torch.ones_like(up)), "every up is 1"),
+    ("up of the next column before NVFP4", lambda gate, up: (gate, up.roll(-1, dims=-1)), ""),
+    ("gate of the other sign before NVFP4", lambda gate, up: (-gate, up), ""),
+):
+    fault(name, VALUE, contracts=SILU, seen=MINE + "the two halves of [gate, up] taken for each other",
+          read=entry("x", _halves_of(swap)), same_if=argument)
 
 # --- rows and FP8 ---------------------------------------------------------------------------------------------------
 
@@ -413,7 +484,7 @@ def _groups(call: Call) -> int:
 def _of_bytes(change: Callable[[Tensor], Tensor]) -> Change:
     """The exponent bytes ``[M, words, 4]`` of packed scales changed."""
     def changed(call: Call, scale: Tensor) -> Tensor:
-        bytes_ = scale.contiguous().view(torch.uint8).unflatten(1, (-1, 4))
+        bytes_ = torch.unflatten(scale.contiguous().view(torch.uint8), 1, (-1, 4))
         return change(bytes_).flatten(1).contiguous().view(torch.int32)
     return changed
 
@@ -434,6 +505,8 @@ fault("nibbles exchanged in the transpose", MOVEMENT, contracts=TURNED, seen="pi
       write=entry("out", lambda out: _nibbles(out)))
 fault("odd rows of the transpose lost", MOVEMENT, contracts=TURNED, seen=MINE + "the low nibble alone written",
       write=entry("out", lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype)))
+fault("rows of the transpose in pairs exchanged", MOVEMENT, contracts=TURNED, seen="pith-train PR 74",
+      write=entry("out", lambda out: torch.unflatten(out, 0, (-1, 2)).flip(1).flatten(0, 1)))
 fault("-0 of packed codes lost in the transpose", CAST, contracts=TURNED, same_if="no code is -0",
       seen="DeepGEMM _quantize_to_fp4_e2m1: no code of -0",
       read=entry("q", lambda q: _without_minus_zero(q)))

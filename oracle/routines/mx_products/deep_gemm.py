@@ -239,8 +239,9 @@ class KGroupedGemmTn(MxProduct):
             span, blocks = slice(start, start + k), slice(start // width, (start + k) // width)
             sides = a[:, span], b[:, span], sa[:, blocks], sb[:, blocks]
             if not k:  # the sum over nothing is that over zeros
-                zeros = (torch.zeros(rows, MX, device=a.device).to(a.dtype) for rows in (m, n))
-                sides = (*zeros, *(torch.ones(rows, 1, device=a.device) for rows in (m, n)))
+                one = [torch.ones(rows, 1, dtype=torch.float32, device=a.device) for rows in (m, n)]
+                zeros = [(0 * x).expand(-1, MX).to(a.dtype) for x in one]
+                sides = zeros[0], zeros[1], one[0], one[1]
             product = ScaledProduct(*sides, block=width if k else MX, b_rows=1, c=inputs["c"][g])
             found.append(Part(product, torch.arange(g * m, g * m + m, device=a.device)))
             start += k

@@ -179,6 +179,8 @@ def _nibbles(case: Case) -> dict[str, Tensor]:
 
 def _words(case: Case) -> dict[str, Tensor]:
     """Eight weights a word, the words of a row side by side."""
+    if case["k"] % 8:
+        raise CaseError(f"k={case['k']}: eight weights make a word; use a multiple of 8")
     byte = torch.from_numpy(case.stream("b").integers(0, 256, (case["n"], case["k"] // 2))).to(torch.uint8)
     return {"b": byte.view(torch.int32).t()}
 

@@ -86,6 +86,21 @@ def _torch_product(case: Case) -> dict[str, Tensor]:
     return {names[name]: tensor.t() if name == "b" else tensor for name, tensor in inputs.items()}
 
 
+def _beneath(case: Case) -> dict[str, Tensor]:
+    """``terms=small``: two products of 2^14 beside fourteen below 2^-8, all of which an alignment of 22 bits loses."""
+    given = _torch_product(case)
+    if case.option("terms") is None:
+        return given
+    for name, values in (("qinput", (1.75, 1.875)), ("weight", (2.0, 2.0))):
+        rows, k = (given[name] if name == "qinput" else given[name].t()).shape
+        picked = torch.from_numpy(case.stream(f"{name} terms").integers(0, 2, (rows, k)))
+        made = torch.where(picked == 0, *values).to(torch.float64) * 2.0**-5
+        made[:, :2], made[:, 16:] = 128.0, 0.0
+        codes = made.to(torch.float32).to(given[name].dtype)  # every value is one of the format
+        given[name] = codes if name == "qinput" else codes.t()
+    return given
+
+
 def _flashinfer_product(case: Case) -> dict[str, Tensor]:
     """A bfloat16 operand is quantised by the kernel and has no scale."""
     inputs = product(case)
@@ -339,8 +354,10 @@ _PLAIN: Mapping[str, Grammar] = {
     ),
     "cutlass_w8a8_scaled_mm": _scaled_mm(_ROWS, _torch_product, of="token:channel"),
     "rocm_per_tensor_w8a8_scaled_mm": replace(
-        _scaled_mm(("tensor:tensor",), _torch_product, (*_OUT, _FNUZ, _FNUZ_F32)),
+        _scaled_mm(("tensor:tensor",), _beneath, (*_OUT, _FNUZ, _FNUZ_F32)),
+        options={"bias": ("bf16", "f16", "f32"), "terms": ("small",)},
         extra=(
+            f"{_FNUZ_F32}/tensor:tensor/m=9,n=16,k=16/terms=small/family=randn/seed=1",
             *(f"{_FNUZ}/tensor:tensor/m=33,n=64,k=200/family={f}/seed=1" for f in ("randn", "codes", "exact")),
             *(f"{_FNUZ_F32}/tensor:tensor/m=33,n=64,k=200/family={f}/seed=1" for f in ("randn", "wide")),
         ),

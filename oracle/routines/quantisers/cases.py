@@ -8,7 +8,7 @@ from torch import Tensor
 
 from oracle.numbers.scaling import COLUMN_128
 from oracle.routines import data
-from oracle.routines.case import MATRICES, Case, Grammar, no_options, seeds
+from oracle.routines.case import MATRICES, Case, Grammar, no_options, seeds, with_corners
 
 # M, K of a quantiser's input: one group, square scales, a ragged block of rows, long rows.
 QUANT_SHAPES = ((1, 128), (3, 384), (31, 256), (129, 640), (6, 2688))
@@ -67,7 +67,7 @@ _MK = ("m", "k")
 _WIDE = ("bf16-e4m3", "f16-e4m3", "f32-e4m3")
 _POWERS = {"ue8m0": ("1",)}
 
-GRAMMARS: Mapping[str, Grammar] = {
+_PLAIN: Mapping[str, Grammar] = {
     "scaled_fp8_quant": Grammar(
         _MK, _WIDE, ("tensor", "token"), _FAMILIES, _activation,
         lambda case: {"use_per_token_if_dynamic": case.scheme == "token"}, {"static": ("1",)}, listed=_ids,
@@ -92,6 +92,18 @@ GRAMMARS: Mapping[str, Grammar] = {
     ),
     "ceil_to_ue8m0": Grammar(_MK, ("f32",), ("-",), _FAMILIES, _activation, no_options, shapes=MATRICES),
 }  # fmt: skip
+# Square matrices of scales, two blocks of rows.
+GRAMMARS = with_corners(
+    _PLAIN,
+    {
+        **dict.fromkeys(
+            ("per_token_group_quant_fp8", "per_token_cast_to_fp8", "flashinfer_quantize_1x128"), ("m=2,k=256",)
+        ),
+        "per_block_cast_to_fp8": ("m=144,k=144",),
+        "flashinfer_quantize_128x128": ("m=256,k=256",),
+        "per_channel_cast_to_fp8": ("m=256,k=2",),
+    },
+)
 
 # Quantisers on ties and specials; at the end some that are kept as digests.
 GOLDENS = (

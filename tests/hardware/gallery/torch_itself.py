@@ -1,4 +1,4 @@
-"""PyTorch: scaled, block-scaled and grouped products of cuBLASLt and CUTLASS; of oneDNN on a CPU."""
+"""PyTorch: scaled, block-scaled and grouped products: cuBLASLt and CUTLASS on a GPU, oneDNN on a CPU."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.support.slow_oracle.mx import (
     shared_byte,
 )
 from tests.support.slow_oracle.numbers import Array, Value, add, decode, divide, encode, floor_log2, multiply, rounded
-from tests.support.slow_oracle.places import swizzled
+from tests.support.slow_oracle.places import fragments, swizzled, take
 
 SIXTH = rounded(Fraction(1, 6), F32)
 SIX = {"e3m2": (2, -2, Fraction(28), 4), "e2m3": (3, 0, Fraction(15, 2), 2)}  # fraction bits, emin, largest, emax
@@ -543,4 +543,31 @@ def nibbles_turned(i: dict[str, Array], o: dict[str, object]) -> list[int]:
     m, n = q.shape[0], q.shape[1] * 2
     codes = [half for byte in q.codes for half in (byte & 15, byte >> 4 & 15)]
     turned = [codes[r * n + c] for c in range(n) for r in range(m)]
-    return [low | high << 4 for low, high in zip(turned[::2], turned[1::2], strict=True)]
+    made = [low | high << 4 for low, high in zip(turned[::2], turned[1::2], strict=True)]
+    return [byte - 256 if q.dtype == "int8" and byte > 127 else byte for byte in made]
+
+
+# --- batches, shuffled rows, silu -----------------------------------------------------------------------------------
+
+
+def finite(x: Array) -> Array:
+    """What is no number counts as 0: it lies in rows of nobody."""
+    return Array(x.dtype, x.shape, [0 if isinstance(v, float) else c for c, v in zip(x.codes, x.values(), strict=True)])
+
+
+def batch(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
+    """Each matrix by itself."""
+    x, q, scale = i["x"], list[int | None](), list[int | None]()
+    count, m, k = x.shape
+    for g in range(count):
+        own = Array(x.dtype, (m, k), x.codes[g * m * k : (g + 1) * m * k])
+        made = levels({"x": own, "global_scale": i["global_scale"]}, o)
+        q, scale = [*q, *made["q"]], [*scale, *made["scale"]]
+    return {"q": q, "scale": scale}
+
+
+def shuffled_rows_of(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
+    """The rows in the order of :func:`fragments`, then NVFP4."""
+    x = i["x"]
+    moved = Array(x.dtype, x.shape, take(x, fragments(x.shape[0])))
+    return levels({"x": moved, "global_scale": i["global_scale"]}, {"layout": "128x4"})

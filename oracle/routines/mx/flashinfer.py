@@ -1,0 +1,180 @@
+"""Contracts of FlashInfer's other NVFP4 quantisers: batches, shuffled weights, silu-and-mul before the quantiser.
+
+    nvfp4_batched_quantize          each matrix of a batch in tiles of its own; codes and scales of [B, M, K]
+    nvfp4_quantize_shuffled         rows of codes and of scales in the order of TensorRT-LLM's kernels, then tiles
+    silu_and_mul_nvfp4_quantize     RN(silu(gate) up) in the dtype of x, and NVFP4 of that: x [M, 2 I]
+    silu_and_mul_scaled_nvfp4_experts_quantize      the same of the first rows of each expert's buffer [G, M, 2 I]
+
+Verdicts on a batch count the rows of all its matrices below one another. Source: FlashInfer flashinfer/quantization
+@fb28d7242. Not covered: other tile heights of a shuffle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from oracle.errors import ShapeError
+from oracle.numbers import mx_recipes
+from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
+from oracle.numbers.recipes import Recipe
+from oracle.routines.base import Call, OptionSpec, TensorSpec, register
+from oracle.routines.fused.silu import gated
+from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, Nvfp4Quantize, padding_of
+from oracle.routines.mx.experts import GLOBALS, MASK, ScaledFp4GroupedQuantize
+from oracle.truth.layout import inverse_order, row_order, swizzle_scale, unswizzle_scale
+from oracle.verdict.sets import rounded_to
+
+TILES = OptionSpec("layout", LAYOUTS[0], LAYOUTS[:2], "height x width of a tile of the scale bytes")
+SHUFFLE = 32
+"""Rows that are permuted among themselves."""
+
+
+class _Encoded(Nvfp4Quantize):
+    """NVFP4 under 2688/amax of the tensor."""
+
+    gpu = False  # its libraries compile it for sm100 and later alone, and no capture is of one
+    options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
+
+    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+        return mx_recipes.FLASHINFER_NVFP4_EXACT, mx_recipes.FLASHINFER_NVFP4, mx_recipes.FLASHINFER_CUTE_NVFP4
+
+
+@register
+class Nvfp4BatchedQuantize(_Encoded):
+    name = "nvfp4_batched_quantize"
+    summary = "NVFP4 of a batch of matrices under one global scale, the scales of each in tiles of its own"
+    source = "FlashInfer nvfp4_batched_quantize"
+    inputs: ClassVar[tuple[TensorSpec, ...]] = (TensorSpec("x", WIDE, ("B", "M", "K"), "K a multiple of 16"), GLOBAL)
+    options = (TILES,)
+
+    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+        return prepare(inputs["x"].flatten(0, 1), global_scale=inputs["global_scale"])
+
+    def shape_of_scales(self, call: Call) -> tuple[int, int]:
+        batch, m, k = call.inputs["x"].shape
+        return batch * m, k // self.width
+
+    def memory(self, scale: Tensor, call: Call) -> Tensor:
+        batch = call.inputs["x"].shape[0]
+        return swizzle_scale(scale.reshape(batch, -1, scale.shape[1]), tile=str(call.resolved["layout"]))
+
+    def scales_of(self, memory: Tensor, call: Call) -> Tensor:
+        _, m, k = call.inputs["x"].shape
+        tile = str(call.resolved["layout"])
+        return unswizzle_scale(memory.view(torch.uint8), m, k // self.width, tile=tile).flatten(0, 1)
+
+    def padding(self, call: Call) -> Tensor | None:
+        batch, m, k = call.inputs["x"].shape
+        pads = padding_of((m, k // self.width), str(call.resolved["layout"]))
+        return None if pads is None else pads.expand(batch, -1)
+
+    def codes(self, codes: Tensor, call: Call) -> Tensor:
+        return super().codes(codes, call).reshape(self.shape_of_codes(call))
+
+    def codes_of(self, q: Tensor, call: Call) -> Tensor:
+        return super().codes_of(q.flatten(0, 1), call)
+
+    def shape_of_codes(self, call: Call) -> tuple[int, ...]:
+        batch, m, k = call.inputs["x"].shape
+        return batch, m, k // 2
+
+
+@register
+class Nvfp4QuantizeShuffled(_Encoded):
+    name = "nvfp4_quantize_shuffled"
+    summary = "NVFP4 of a weight whose rows, of codes and of scales, are in the order of TensorRT-LLM's kernels"
+    source = "FlashInfer nvfp4_quantize(do_shuffle=True)"
+    inputs = (TensorSpec("x", WIDE, ("M", "K"), "M a multiple of 32, K of 16"), GLOBAL)
+    options = (OptionSpec("layout", LAYOUTS[0], LAYOUTS[:1], "how the scale bytes lie"),)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        if (m := inputs["x"].shape[0]) % SHUFFLE:
+            raise ShapeError(f"M={m} is not a multiple of {SHUFFLE}, the rows that are permuted; pad M")
+        return resolved
+
+    def memory(self, scale: Tensor, call: Call) -> Tensor:
+        return super().memory(scale[self._order(scale)], call)
+
+    def scales_of(self, memory: Tensor, call: Call) -> Tensor:
+        found = super().scales_of(memory, call)
+        return found[inverse_order(self._order(found))].contiguous()
+
+    def codes(self, codes: Tensor, call: Call) -> Tensor:
+        return super().codes(codes, call)[self._order(codes)]
+
+    def codes_of(self, q: Tensor, call: Call) -> Tensor:
+        return super().codes_of(q[inverse_order(self._order(q))], call)
+
+    @staticmethod
+    def _order(x: Tensor) -> Tensor:
+        return row_order(x.shape[0]).to(x.device)
+
+
+def activated(x: Tensor) -> tuple[Tensor, Ends]:
+    """``RN(silu(gate) * up)`` of ``x [M, 2 I]`` in its dtype, and what a device's silu may make of it."""
+    value = gated(x, "product")
+    due, unknown = value.expected, value.sets.open
+    free = torch.isnan(due) if unknown is None else torch.isnan(due) | unknown
+    low, high = (torch.where(free, due, rounded_to(edge, value.dtype)) for edge in (value.sets.low, value.sets.high))
+    return due, Ends(low, high, unknown)
+
+
+def halved(inputs: Mapping[str, Tensor], width: int) -> None:
+    """Refuse gates and values whose number is no multiple of a scale's."""
+    if (c := inputs["x"].shape[-1]) % (2 * width):
+        raise ShapeError(f"x has {c} columns: I={c / 2:g} is not a multiple of {width}; pad I")
+
+
+@register
+class SiluAndMulNvfp4Quantize(_Encoded):
+    """A device's silu errs, so that the value, its scale and its codes are intervals."""
+
+    name = "silu_and_mul_nvfp4_quantize"
+    summary = "silu(gate) * up rounded to the dtype of x, quantised to NVFP4"
+    source = "FlashInfer silu_and_mul_nvfp4_quantize"
+    inputs = (TensorSpec("x", WIDE, ("M", "C"), "gate, then up: [M, 2 I], I a multiple of 16"), GLOBAL)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        halved(inputs, self.width)
+        return resolved
+
+    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+        x, ends = activated(inputs["x"])
+        return prepare(x, global_scale=inputs["global_scale"], ends=ends)
+
+    def shape_of_scales(self, call: Call) -> tuple[int, int]:
+        m, c = call.inputs["x"].shape
+        return m, c // 2 // self.width
+
+    def shape_of_codes(self, call: Call) -> tuple[int, ...]:
+        m, c = call.inputs["x"].shape
+        return m, c // 4
+
+
+@register
+class SiluAndMulScaledNvfp4ExpertsQuantize(ScaledFp4GroupedQuantize):
+    """A device's silu errs, as for ``silu_and_mul_nvfp4_quantize``."""
+
+    name = "silu_and_mul_scaled_nvfp4_experts_quantize"
+    summary = "silu(gate) * up of the first rows of each expert, quantised to NVFP4 for masked grouped products"
+    source = "FlashInfer silu_and_mul_scaled_nvfp4_experts_quantize"
+    inputs = (TensorSpec("x", WIDE, ("G", "M", "C"), "gate, then up: [G, M, 2 I], I a multiple of 16"), MASK, GLOBALS)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        halved(inputs, self.width)
+        return resolved
+
+    def columns(self, inputs: Mapping[str, Tensor]) -> int:
+        return inputs["x"].shape[-1] // 2
+
+    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+        row, expert, _ = self._rows(inputs, options)
+        x, ends = activated(inputs["x"].flatten(0, -2)[row])
+        return prepare(x, global_scale=inputs["global_scale"][expert], ends=ends)

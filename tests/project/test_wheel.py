@@ -1,0 +1,235 @@
+"""What `pip install` of the wheel brings: every command of the pages works away from the checkout, or says its need."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from oracle.cli import commands
+from oracle.fixtures import packaged
+from tests.support.commandline import CASE
+from tests.support.forked import forked
+from tests.support.served import judge_once, serve
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/index.md", "docs/tutorial.md", "docs/reference/commands.md")
+MOST = 2_000_000  # bytes that the fixtures may add to a wheel
+GOLDEN = "site/oracle/fixtures/stored/golden/fp8_gemm_nt-542568a2.safetensors"
+CAPTURE = "captures/h200_kv_vllm_convert_fp8/out.vllm.convert_fp8-7ac5d3fc"
+OWN = "no fixtures folder of your own found: run inside a checkout, set FP8_ORACLE_FIXTURES=DIR or pass --fixtures DIR"
+
+KERNEL = """import torch
+
+
+def gemm(a, a_scale, b, b_scale, *, out_dtype=torch.bfloat16):
+    total = torch.zeros(a.shape[0], b.shape[0])
+    for block in range(a_scale.shape[1]):
+        k = slice(128 * block, 128 * (block + 1))
+        columns = b_scale[:, block].repeat_interleave(128)[: b.shape[0]]
+        total += (a[:, k].double() @ b[:, k].double().T).float() * a_scale[:, block, None] * columns
+    return total.to(out_dtype)
+"""
+
+# Every command: the words after `fp8-oracle`, the exit status, what it says. Status 2: this one line, what it needs.
+RUNS = (
+    ("--version", 0, "fp8-oracle "),
+    ("doctor", 0, "stored: "),
+    ("list captures", 0, CAPTURE),
+    ("list --coverage", 0, "`align`|align"),
+    ("plan --op fp8_gemm_nt --arch sm90 --m 31 --n 4096 --k 4096", 0, "deep_gemm"),
+    ("completion bash", 0, "_shtab"),
+    ("fixtures check", 0, "fp8_gemm_nt: 6 stored, 0 as digests, regenerated"),
+    ("fixtures list", 0, "fp8_gemm_nt/"),
+    ("fixtures export vendor --contract fp8_gemm_nt", 0, "fp8_gemm_nt-542568a2: "),
+    ("fixtures judge vendor --outputs nowhere", 2, "nowhere: no such folder of answers"),
+    *((f"fixtures {action}", 2, OWN) for action in ("generate", "seal", "import recorded", "adopt recorded")),
+    (f"verify --case {CAPTURE} --record old.jsonl --quiet", 0, "OK  1 passed"),
+    ("verify --contract ceil_div --record new.jsonl --html a.html --sarif a.sarif --annotations a.txt", 0, " passed;"),
+    ("report new.jsonl --quiet --markdown a.md --junit a.xml --json a.json", 0, "OK  "),
+    ("merge old.jsonl --record whole.jsonl", 0, "OK  1 passed"),
+    ("compare old.jsonl whole.jsonl --markdown comment.md", 0, "OK  1 the same"),
+    ("history add old.jsonl --db runs.sqlite", 0, "added as run 1"),
+    ("history show --db runs.sqlite --html history.html", 0, "1 passed|fp8-oracle|│ 1 "),
+    (f"validate my_kernels:gemm --contract fp8_gemm_nt --case {CASE} --json report.json", 0, "CONFORMS  1 case judged"),
+    ("fingerprint my_kernels:none --contract fp8_gemm_nt", 2, "my_kernels:none cannot be loaded: "),
+    (f"judge {GOLDEN} --contract fp8_gemm_nt --arch cpu", 0, "PASSED out: "),
+    (f"explain {GOLDEN} --contract fp8_gemm_nt", 0, "PASSED"),
+    (f"identify {GOLDEN} --contract fp8_gemm_nt --top 1", 0, "sm"),
+    (f"predict {GOLDEN} --contract fp8_gemm_nt --numerics sm90.promote128 --write out.safetensors", 0, "bits of sm90"),
+    ("mutate --contract ceil_to_ue8m0", 0, "100.0%"),
+    ("conformance --vectors nowhere", 2, "give the folder of the published collection"),
+    ("lint nowhere", 2, "nowhere: no such folder"),
+    ("cases from-checkpoint nowhere --to calls", 2, "nowhere: no such folder"),
+    ("cases from-flashinfer nowhere --to calls", 2, "nowhere: "),
+    ("cases to-suite nowhere --to suite", 2, "nowhere"),
+    ("evaluate --definition nowhere.json --solution a.json --workload a.jsonl", 2, "nowhere.json: no such file"),
+    *((f"gallery {action}", 2, "--folder DIR") for action in ("list", "run --out DIR")),
+    ("gallery page nowhere.json", 2, "nowhere.json cannot be read"),
+    ("gallery compare nowhere.json other.json", 2, "nowhere.json cannot be read"),
+)  # fmt: skip
+
+
+def leaves(parser: argparse.ArgumentParser, name: str = "") -> Iterator[str]:
+    """Every command of a parser that does something."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield name
+    for action in below:
+        for word, child in action.choices.items():
+            yield from leaves(child, f"{name} {word}".strip())
+
+
+def documented(text: str) -> list[str]:
+    """The command lines of a page: after ``$``, indented, in a fence or in backticks, without what a shell does."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    found = re.findall(r"(?:^\$ |^ {4}|^[ -]*(?:run|command): |^|[`/])fp8-oracle ([^`\n|;>]+)", joined, re.MULTILINE)
+    lines = [re.sub(r"  .*| [12]$", "", line).strip() for line in found]
+    return [line for line in lines if not line.startswith("COMMAND")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source distribution, built from links to this checkout."""
+    folder = tmp_path_factory.mktemp("built")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("oracle", "kernels", "fixtures", "pyproject.toml", "README.md", "LICENSE"):
+        (source / name).symlink_to(ROOT / name)
+
+    def build() -> int:
+        os.chdir(source)
+        backend = importlib.import_module("setuptools.build_meta")
+        backend.build_wheel(str(folder))
+        backend.build_sdist(str(folder))
+        return 0
+
+    with (folder / "log").open("w") as log:
+        status = forked(build, stdout=log.fileno(), stderr=log.fileno()).wait()
+    assert status == 0, (folder / "log").read_text()[-2000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> zipfile.ZipFile:
+    (found,) = built.glob("*.whl")
+    return zipfile.ZipFile(found)
+
+
+def load(site: Path) -> None:
+    """In the server: the package from a wheel, and nothing of the checkout."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("oracle", "kernels", "tests")]:
+        if not name.startswith("tests.support.") or name.endswith("forked_worker"):
+            del sys.modules[name]
+    ours = [place for place in sys.path if not place or Path(place).resolve() == ROOT]
+    sys.path[:] = [str(site), *(place for place in sys.path if place not in ours), str(ROOT)]  # ROOT for tests.support
+    os.chdir(site.parent)
+    os.environ.pop("FP8_ORACLE_FIXTURES", None)
+    importlib.invalidate_caches()
+    for name in ("oracle", "kernels.subjects"):
+        assert Path(str(importlib.import_module(name).__file__)).is_relative_to(site)
+    judge_once()
+    golden = importlib.import_module("oracle.fixtures.golden")
+    check, few = golden.check_case, iter(range(1000))
+    golden.check_case = lambda *given: None if next(few) else check(*given)  # all are made again in other tests
+
+
+def test_every_command(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """In one folder, one after the other; each as `RUNS` says."""
+    site = tmp_path / "site"
+    wheel.extractall(site)
+    for kept in (ROOT / "oracle").rglob("__pycache__/*.nb?"):  # what numba compiled, known by name and time of a source
+        source = kept.parents[1] / f"{kept.name.partition('.')[0]}.py"
+        (place := site / source.relative_to(ROOT)).parent.joinpath("__pycache__").mkdir(exist_ok=True)
+        shutil.copy(kept, place.parent / "__pycache__")
+        os.utime(place, (source.stat().st_atime, source.stat().st_mtime))
+    (tmp_path / "my_kernels.py").write_text(KERNEL)
+    wrong = []
+
+    def main(words: list[str]) -> int:
+        return int(importlib.import_module("oracle.cli").main(words))
+
+    with serve(tmp_path, {"fp8-oracle": main}, prepare=lambda: load(site)) as path:
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("FP8_ORACLE")}
+        environment |= {"PATH": path, "COLUMNS": "200"}
+        for line, status, said in RUNS:
+            done = subprocess.run(
+                ["bash", "-c", f"fp8-oracle {line}"], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                check=False,
+            )  # fmt: skip
+            printed = done.stdout + done.stderr
+            told = any(word in printed for word in said.split("|")) and "Traceback" not in printed
+            alone = status != 2 or (done.stderr.count("\n") == 1 and done.stderr.startswith("fp8-oracle: error: "))
+            if done.returncode != status or not told or not alone:
+                wrong.append(f"{line}: {done.returncode}, {printed[-600:]}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_no_command_is_left_out() -> None:
+    every = set(leaves(commands.parser()))
+    assert {" ".join(words[:n]) for line, _, _ in RUNS for words in [line.split()] for n in (1, 2)} >= every
+    assert "history show" in every and "no such" not in every
+
+
+def test_every_documented_line_is_a_command() -> None:
+    """The pages write no command or flag that is not there."""
+    pages = [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+    lines = {line: page.name for page in pages for line in documented(page.read_text())}
+    assert len(lines) > 40
+    assert not [f"{page}: {line}" for line, page in lines.items() if mistaken(line)]
+
+
+def mistaken(line: str) -> bool:
+    """Whether a line has a word that no command knows; pages also mention a command or flag without its values.
+
+    ``${{ x }}`` and ``$X`` of a workflow or shell are values.
+    """
+    words = shlex.split(re.sub(r"\$\{\{.*?\}\}|\$\w+", "1", line), comments=True)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        commands.parser().parse_args(words)
+    return "unrecognized arguments" in said.getvalue() or "invalid" in said.getvalue()
+
+
+@pytest.mark.parametrize("line", ["verify --no-such-flag", "merry --quiet", "verify --profile slow", "compare a b c"])
+def test_a_mistake_is_found(line: str) -> None:
+    """The sabotaged twin."""
+    assert documented(f"$ fp8-oracle {line} | head\n") == [line] and mistaken(line)
+
+
+class TestFiles:
+    """The part of the fixtures is small, whole, and in the source distribution too."""
+
+    def test_size(self, wheel: zipfile.ZipFile) -> None:
+        stored = [about for about in wheel.infolist() if about.filename.startswith(packaged.STORED)]
+        assert 100_000 < sum(about.compress_size for about in stored) < MOST
+
+    def test_what_is_declared(self, wheel: zipfile.ZipFile) -> None:
+        names = wheel.namelist()
+        (place,) = {name.partition("/")[0] for name in names if ".dist-info/" in name}
+        assert "fp8-oracle = oracle.cli:main" in wheel.read(f"{place}/entry_points.txt").decode()
+        assert Parser().parsestr(wheel.read(f"{place}/METADATA").decode())["Name"] == "fp8-oracle"
+        assert not [name for name in names if name.startswith(("tests/", "docs/", "fixtures/"))]
+
+    def test_a_wheel_can_be_built_from_the_source_distribution(self, built: Path, wheel: zipfile.ZipFile) -> None:
+        """It has every file that the part is chosen from."""
+        (archive,) = built.glob("*.tar.gz")
+        with tarfile.open(archive) as source:
+            source.extractall(built / "sdist", filter="data")
+        (folder,) = (built / "sdist").iterdir()
+        stored = {name.removeprefix(f"{packaged.STORED}/") for name in wheel.namelist() if packaged.STORED in name}
+        assert set(packaged.chosen(folder / "fixtures")) | {"SHA256SUMS"} == stored
