@@ -49,6 +49,7 @@ from kernels.mx_blocks import (
     two_levels,
 )
 from kernels.quantize import per_block_cast_to_fp8
+from kernels.support import BLOCK
 
 # Largest value, its exponent, fraction bits, exponent of the smallest normal value (OCP Microscaling Formats 1.0, 5.3).
 FP6_ELEMENTS = {"e3m2": (28.0, 4, 2, -2), "e2m3": (7.5, 2, 3, 0)}
@@ -60,7 +61,6 @@ SIGN_MASK = 0b1101_0111_1110_1000
 """TransformerEngine's signs: bit ``i`` is set where column ``i`` of 16 changes its sign."""
 ERRORS = ("mae", "mse")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-BLOCK = 128
 _ROUNDS, _M0, _M1, _W0, _W1, _WORD = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85, 0xFFFFFFFF
 
 

@@ -235,11 +235,10 @@ class Fp8Experts(Fp8Module):
         if row is not None and row.weights == "expert":
             w13_scale, w2_scale = _per_expert(w13, w13_scale, loaded[0][0][0].pieces), w2_scale[:, 0].contiguous()
             every = [f"{name}.{number}" for number in range(experts)]
-            inputs = (
+            gate, up, down = (
                 static_scale(source, f"{name}.*.{key}_proj", [f"{expert}.{key}_proj" for expert in every])
                 for key in ("gate", "up", "down")
             )
-            gate, up, down = inputs
             options = {"w13_input_scale": torch.maximum(gate, up), "w2_input_scale": down, **options}
         layer = cls(w13, w13_scale, w2, w2_scale, pipeline=pipeline, first_expert=first, name=name, **options)
         layer.span = (loaded[0][1][0].lead, loaded[0][1][0].columns)
