@@ -292,9 +292,9 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
         if report.saved is not None:
             command = f"fp8-oracle explain {shlex.quote(report.saved)}"
             screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
-        judged = loaded and report.judged and report.coverage is not None
-        if judged and report.coverage is not None and (report.profile is not None or report.coverage.refused):
-            for said in report.coverage.lines():
+        coverage = report.coverage if loaded and report.judged else None
+        if coverage is not None and (report.profile is not None or coverage.refused):
+            for said in coverage.lines():
                 screen.print(said, soft_wrap=True)
         if loaded and report.seed is not None:
             screen.print(f"seed {report.seed}; --seed {report.seed} repeats this run", soft_wrap=True)
