@@ -27,11 +27,13 @@ from oracle.cli.common import (
     add_explain_level,
     add_json,
     add_recipe,
+    add_volume_arguments,
     console,
     declared,
     pairs,
     repeated,
     say,
+    screen_of,
     verdict_line,
     whole,
     write_json,
@@ -78,6 +80,7 @@ def add_judge(commands: Commands) -> None:
             command.add_argument(f"--{name}", metavar="OUT", help=f"of a folder: {said}")
     said = "of a folder: write every outcome to this new file as soon as it is known"
     command.add_argument("--record", type=Path, metavar="OUT.jsonl", help=said)
+    add_volume_arguments(command)
 
 
 def add_explain(commands: Commands) -> None:
@@ -164,7 +167,7 @@ def _judge(arguments: argparse.Namespace) -> int:
     if arguments.file.is_dir():
         return _judge_folder(arguments)
     if given := [name for name in (*FORMATS, "record") if name != "json" and getattr(arguments, name) is not None]:
-        raise OptionError(f"--{given[0]} reports on a folder of calls; {arguments.file} is one file")
+        raise OptionError(f"--{given[0]} reports on a folder of calls; {arguments.file} is one file: name its folder")
     outputs: Mapping[str, Tensor | dict[str, Tensor]]
     if arguments.contract is None:
         case = _said(arguments)
@@ -179,7 +182,8 @@ def _judge(arguments: argparse.Namespace) -> int:
     verdicts = {label: oracle.judge(contract.name, inputs, output, **asked) for label, output in outputs.items()}
     screen = console(stderr=arguments.json == "-")
     for label, verdict in verdicts.items():
-        screen.print(verdict_line(verdict, f"{label}: {verdict.summary}"), soft_wrap=True)
+        if not arguments.quiet or verdict.status.is_failure:
+            screen.print(verdict_line(verdict, f"{label}: {verdict.summary}"), soft_wrap=True)
     failing = any(verdict.status.is_failure for verdict in verdicts.values())
     record = {
         "schema": "fp8-oracle.judgement/1",
@@ -217,7 +221,7 @@ def _judge_folder(arguments: argparse.Namespace) -> int:
     if recorder is not None:
         recorder.end((), seconds, 0)
     report = Report(tuple(outcomes), (), run.machine, seconds, run.versions, started)
-    words.print_report(report, console(stderr=any(getattr(arguments, name) == "-" for name in FORMATS)))
+    words.print_report(report, screen_of(arguments), quiet=arguments.quiet, verbose=arguments.verbose)
     write_reports(report, arguments)
     return 0 if report.ok else 1
 
@@ -227,6 +231,8 @@ def _items(arguments: argparse.Namespace) -> tuple[list[Item], list[str]]:
     folder, numerics = arguments.file, declared(arguments)
     if arguments.input or arguments.option:
         raise OptionError("--input and --option name the call of one file; the files of a folder say it themselves")
+    if arguments.output != _OUTPUT["default"]:
+        raise OptionError("--output chooses outputs of one file; a call of a folder has one")
     paths, left_out = call_file.within(folder)
     items = []
     for path in paths:

@@ -164,7 +164,7 @@ def _judge(arguments: argparse.Namespace) -> int:
         fixtures.write_json(arguments.json, golden_answers.to_json(answers, **declared))
     if arguments.junit is not None:
         outcomes = tuple(_outcome(answer, arguments.arch, whole=arguments.whole) for answer in answers)
-        fixtures.write_bytes(arguments.junit, to_junit(Report(outcomes), "fixtures judge").encode())
+        fixtures.write_bytes(arguments.junit, to_junit(Report(outcomes)).encode())
     came = [answer.verdict for answer in answers if answer.verdict is not None and answer.id is not None]
     strays = sum(answer.id is None for answer in answers)
     failed = sum(verdict.status.is_failure for verdict in came)

@@ -100,8 +100,8 @@ def add_verify(commands: Commands) -> None:
 def add_report(commands: Commands) -> None:
     command = add_command(
         commands, "report", _report, "make any kind of report from the record of a run",
-        "Read what `verify --record` or `verify --json` wrote, print it, and write it in other forms. "
-        "The exit status is that of the run: 0 when all was as it must be, 1 when not.",
+        "Read what --record or --json of a run wrote (verify, validate, judge, pytest), print it, and write it in "
+        "other forms. The exit status is that of the run: 0 when all was as it must be, 1 when not.",
     )  # fmt: skip
     command.add_argument("record", type=Path, metavar="RECORD", help="a .jsonl record or a JSON report")
     command.add_argument("--contract", metavar="NAME", help="only this routine; * and ? match")

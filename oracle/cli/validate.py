@@ -42,7 +42,7 @@ from oracle.cli.kernels import ADAPTER, DEVICE, LIMITED
 from oracle.errors import OptionError, counted
 from oracle.harness import provenance, recording, sources
 from oracle.harness.endurance import Soak, seed_of, soak
-from oracle.harness.report import NUMBERS, Finding, Report, Told
+from oracle.harness.report import LOAD, NUMBERS, Finding, Report, Told
 from oracle.harness.validation import INTERRUPTED, PROFILES, SEEDS, SOAK, validate
 from oracle.report import console as words
 from oracle.report import record
@@ -272,6 +272,8 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
     """The table of watches, the failures by cause with their commands, the notes, one closing line."""
     if not quiet:
         screen.print(f"{report.kernel} as {report.contract}", style="italic", soft_wrap=True)  # a title wraps in names
+    loaded = LOAD not in report.watches()
+    if not quiet and loaded:
         table = Table(header_style="bold")
         table.add_column("watch")
         table.add_column("findings", justify="right")
@@ -283,22 +285,18 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
     if verbose:
         for outcome in outcomes:
             screen.print(words.line(outcome), soft_wrap=True)
-    for outcome, more in _by_cause([o for o in outcomes if o.fails]):
-        screen.print(words.sentence(outcome), soft_wrap=True)
-        if more:
-            fails = "fails" if more == 1 else "fail"
-            screen.print(f"  {counted(more, 'more case')} {fails}; --verbose names each", soft_wrap=True)
+    words.print_failures([o for o in outcomes if o.fails], screen)
     if not quiet:
         for note in report.notes:
             screen.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
         if report.saved is not None:
             command = f"fp8-oracle explain {shlex.quote(report.saved)}"
             screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
-        covered = report.judged and (report.profile is not None or (report.coverage and report.coverage.refused))
-        if report.coverage is not None and covered:
-            for said in report.coverage.lines():
+        coverage = report.coverage if loaded and report.judged else None
+        if coverage is not None and (report.profile is not None or coverage.refused):
+            for said in coverage.lines():
                 screen.print(said, soft_wrap=True)
-        if report.seed is not None:
+        if loaded and report.seed is not None:
             screen.print(f"seed {report.seed}; --seed {report.seed} repeats this run", soft_wrap=True)
     if report.stopped:
         left = f"; {counted(report.unfinished, 'case')} not run" if report.unfinished else ""
@@ -310,18 +308,3 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
     where = report.device if report.device == report.arch else f"{report.device} ({report.arch})"
     closing = f"  {counted(report.judged, 'case')} judged on {where}, {counted(report.workers, 'worker')}, "
     screen.print(Text.assemble(word, f"{closing}{report.seconds:.1f} s"), soft_wrap=True)
-
-
-def _by_cause(failing: Sequence[Outcome]) -> list[tuple[Outcome, int]]:
-    """The first outcome of each cause, and how many more have it: one watch, one status, and one explanation or the
-    same last frame of a traceback. Failures that nothing explains count as one cause, with the explained ones of their
-    kind where there are any."""
-    causes: dict[tuple[object, ...], list[Outcome]] = {}
-    for o in failing:
-        causes.setdefault((o.watch, o.status, o.verdict.frames[-1:], o.verdict.explained_by), []).append(o)
-    for (watch, status, frames, why), unexplained in list(causes.items()):
-        others = [key for key in causes if key[:3] == (watch, status, frames) and key[3]]
-        if not why and others:
-            causes[others[0]] += unexplained
-            del causes[watch, status, frames, why]
-    return [(found[0], len(found) - 1) for found in causes.values()]

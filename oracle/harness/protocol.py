@@ -27,7 +27,7 @@ REQUEST = 1 << 17  # bytes at most; one message of a Unix socket may have more (
 AXES, OUTPUTS, TEXT = 8, 8, 2048
 FRAMES = 8  # of a traceback
 OURS = os.path.dirname(os.path.abspath(__file__))
-PASSED_THROUGH = ("torch/overrides.py", "torch/utils/_device.py", "torch/utils/_contextlib.py")
+PASSED_THROUGH = ("torch/overrides.py", "torch/utils/_device.py", "torch/utils/_contextlib.py", "importlib/__init__.py")
 LIMIT = 1 << 48  # of an extent, stride or offset: more than any memory has
 KINDS = ("ok", "result", "signature", "memory", "unsupported", "exit", "device", "raised", "uncapturable")
 DEVICES = ("cpu", "cuda", "another device")
@@ -108,10 +108,11 @@ def unpack(message: bytes, nonce: bytes) -> Reply:
 
 def frames_of(error: BaseException) -> tuple[str, ...]:
     """The frames of foreign code in the traceback of what it raised, outermost first, each in one line; the first and
-    the last ones where there are more than :data:`FRAMES`. Those of the harness, and torch's way through it, are left
-    out."""
+    the last ones where there are more than :data:`FRAMES`. Those of the harness, of torch's way through it and of the
+    import are left out."""
     seen = [frame for frame in traceback.extract_tb(error.__traceback__)
-            if not frame.filename.startswith(OURS) and not frame.filename.endswith(PASSED_THROUGH)]  # fmt: skip
+            if not frame.filename.startswith((OURS, "<frozen importlib"))
+            and not frame.filename.endswith(PASSED_THROUGH)]  # fmt: skip
     kept = seen if len(seen) <= FRAMES else [*seen[:1], *seen[1 - FRAMES :]]
     here = os.getcwd() + os.sep
     return tuple(

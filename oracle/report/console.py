@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from oracle.errors import counted
 from oracle.report.outcome import LOSS, LOSS_COLUMNS, Outcome, Report, losses
 from oracle.verdict.compare import Status
 
@@ -25,9 +28,11 @@ def print_report(report: Report, console: Console, *, quiet: bool = False, verbo
     if verbose:
         for outcome in report.outcomes:
             console.print(line(outcome), soft_wrap=True)
-    for outcome in (*report.failures, *(o for o in report.outcomes if o.known is not None and not quiet)):
-        console.print(sentence(outcome), soft_wrap=True)
+    print_failures(report.failures, console)
     if not quiet:
+        for outcome in report.outcomes:
+            if outcome.known is not None:
+                console.print(sentence(outcome), soft_wrap=True)
         _print_reasons(report, console)
         console.print(table(report))
         if losses(report):
@@ -35,6 +40,27 @@ def print_report(report: Report, console: Console, *, quiet: bool = False, verbo
     for complaint in report.complaints:
         console.print(Text.assemble(("LEDGER ", "bold red"), complaint), soft_wrap=True)
     console.print(closing(report), soft_wrap=True)
+
+
+def print_failures(failing: Iterable[Outcome], console: Console) -> None:
+    """The first failure of each cause as a sentence, and how many more have it.
+
+    A cause: one routine, subject, arch, watch and status, and one explanation or the same last frame of a traceback.
+    Failures that nothing explains count as the first explained cause of their kind where there is one.
+    """
+    causes: dict[tuple[object, ...], dict[tuple[str, ...], list[Outcome]]] = {}
+    for o in failing:
+        kind = (o.contract, o.subject, o.arch, o.watch, o.status, o.verdict.frames[-1:])
+        causes.setdefault(kind, {}).setdefault(o.verdict.explained_by, []).append(o)
+    for kinds in causes.values():
+        unexplained = kinds.pop((), [])
+        found = list(kinds.values()) or [[]]
+        found[0] += unexplained
+        for first, *more in found:
+            console.print(sentence(first), soft_wrap=True)
+            if more:
+                fails = f"{counted(len(more), 'more case')} {'fails' if len(more) == 1 else 'fail'}"
+                console.print(f"  {fails}; --verbose names each", soft_wrap=True)
 
 
 def table(report: Report) -> Table:

@@ -29,9 +29,9 @@ def to_json(report: Report) -> str:
     return json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n"
 
 
-def to_junit(report: Report, command: str = "verify") -> str:
-    """The report of a command as JUnit XML: one suite for each contract, subject and arch."""
-    root = ET.Element("testsuites", name=f"fp8-oracle {command}")
+def to_junit(report: Report) -> str:
+    """The report as JUnit XML: one suite for each contract, subject and arch."""
+    root = ET.Element("testsuites", name="fp8-oracle")
     for group in report.groups():
         name = f"{group.contract} [{group.subject}, {group.arch}]"
         cases = [_test_case(outcome, name) for outcome in group.outcomes]
@@ -64,7 +64,9 @@ def _test_case(outcome: Outcome, classname: str) -> ET.Element:
         ET.SubElement(case, "skipped", message=_clean(f"known failure: {outcome.known} | {said}"))
     elif verdict.status.is_failure:
         kind = "failure" if verdict.status is Status.FAILED else "error"
-        ET.SubElement(case, kind, message=said).text = _clean(outcome.repro)
+        why = [f"explained by: {', '.join(verdict.explained_by)}"] if verdict.explained_by else []
+        lines = (*(f"at {frame}" for frame in verdict.frames), *why, outcome.repro)
+        ET.SubElement(case, kind, message=said).text = "\n".join(_clean(line) for line in lines)
     elif verdict.status in (Status.SKIPPED, Status.UNSUPPORTED):
         ET.SubElement(case, "skipped", message=_clean(f"{verdict.status}: {verdict.reason}"))
     else:
@@ -105,6 +107,8 @@ def _cause(cause: Cause) -> Iterator[str]:
         yield f"  reproduced by: {one_line('; or '.join(cause.explained_by))}  "
     if first.verdict.total:
         yield f"  {one_line(first.verdict.summary)}  "
+    for frame in first.verdict.frames:
+        yield f"  at {code(frame)}  "
     if first.repro:
         yield f"  {code(first.repro)}"
 

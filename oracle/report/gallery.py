@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from oracle.errors import FixtureError
+from oracle.errors import FixtureError, counted
 from oracle.fixtures import files as fixtures
+from oracle.fixtures.kinds import kind_of
 
 SCHEMA = "fp8-oracle.gallery/1"
 ORDER = ("FAILED", "CRASHED", "UNTESTED", "CONFORMS", "UNSUPPORTED")
@@ -78,10 +79,13 @@ def read(path: Path) -> Run:
     """The run that a file holds; FixtureError where it is no such file."""
     try:
         said = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FixtureError(f"{path} cannot be read as a run of a gallery: {error}") from error
+    except OSError as error:
+        raise FixtureError(f"{path}: {error.strerror}") from error
+    except ValueError:
+        said = None
     if not isinstance(said, dict) or said.get("schema") != SCHEMA:
-        raise FixtureError(f"{path} is no run of a gallery ({SCHEMA}); `fp8-oracle gallery run` writes one")
+        what = kind_of(path) or f"no run of a gallery ({SCHEMA})"
+        raise FixtureError(f"{path}: this is {what}; `fp8-oracle gallery run` writes what is read here")
     known, needed = {f.name for f in fields(Row)}, {"project", "kernel", "contract", "verdict"}
     rows = []
     for number, row in enumerate(said.get("rows", [])):
@@ -98,7 +102,8 @@ def page(run: Run) -> str:
     tried = [row for row in rows if row.verdict != "UNSUPPORTED"]
     judged = sum(row.judged for row in tried)
     known = sum(row.identified for row in tried)
-    lines = [f"{len(tried)} kernels of {len({row.project for row in tried})} projects, {judged} outputs judged."]
+    projects = counted(len({row.project for row in tried}), "project")
+    lines = [f"{counted(len(tried), 'kernel')} of {projects}, {counted(judged, 'output')} judged."]
     if judged:
         share = f"{known} of them ({known / judged:.0%})"
         lines[0] += f" {share} equal in every bit a named schedule or recipe, or the exact values."
@@ -113,9 +118,9 @@ def page(run: Run) -> str:
     if left:
         lines += ["", "Not run here:", ""]
         lines += [f"- {row.project} {code(row.kernel)} under {code(row.contract)}: {row.why}" for row in left]
-    found = sorted({f"{name} {value}" for row in tried for name, value in row.versions.items()})
-    machine = [f"{name} {value}" for name, value in run.machine.items()]
-    lines += ["", f"Recorded with {', '.join([*machine, *found])}."]
+    found = sorted((name, value) for row in tried for name, value in row.versions.items())
+    recorded = dict.fromkeys(f"{name} {value}" for name, value in (*run.machine.items(), *found))
+    lines += ["", f"Recorded with {', '.join(recorded)}."]
     return "\n".join(lines) + "\n"
 
 

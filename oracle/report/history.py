@@ -46,8 +46,8 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = "_.-=+*#@"
 WIDTH, HEIGHT = 400.0, 130.0
 _SERIES = (
-    ("passed", "cases that pass"),
-    ("failing", "cases that fail"),
+    ("passed", "verdicts that pass"),
+    ("failing", "verdicts that fail"),
     ("known", "known failures"),
     ("margin", "largest margin of what passes"),
     ("seconds", "seconds"),

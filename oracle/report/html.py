@@ -177,7 +177,7 @@ def _outputs(cause: Cause, few: int) -> str:
 def _output(o: Outcome, *, opened: bool, explained: bool) -> str:
     verdict, seen = o.verdict, o.verdict.evidence
     parts = [f"<p>{cut(verdict.summary)}</p>"]
-    parts += [f"<p><code>at {escape(frame)}</code></p>" for frame in verdict.frames]
+    parts += [f"<p>at <code>{escape(frame)}</code></p>" for frame in verdict.frames]
     if verdict.explained_by and explained:
         parts.append(f"<p>Reproduced by: <b>{cut('; or by: '.join(verdict.explained_by))}</b></p>")
     if o.also:

@@ -158,7 +158,7 @@ def read(path: str | Path) -> Record:
     if not runs:
         what = kind_of(path)
         if what is not None and not what.startswith("the record of a run"):
-            raise FixtureError(f"{path}: is {what}; the record of a run is wanted here")
+            raise FixtureError(f"{path}: this is {what}; the record of a run is wanted here")
         raise FixtureError(f"{path}: holds no run; write one with `fp8-oracle verify --record {path}`")
     last = {key: outcome for key, (stamp, outcome) in outcomes.items() if stamp == runs[-1].stamp}
     return Record(runs[-1], last, ended, notes)
@@ -322,13 +322,13 @@ def _parse(path: Path) -> _Parsed:
             line = None
         if not isinstance(line, dict) or "kind" not in line:
             what = kind_of(path) if number == 1 else None
-            other = f"{path}: is {what}; the record of a run is wanted here" if what else ""
+            other = f"{path}: this is {what}; the record of a run is wanted here" if what else ""
             said = f"{path}:{number}: no line of a record; the file is damaged or is something else"
             raise FixtureError(other or said)
         if line["kind"] != "outcome" and line.get("schema", SCHEMA) != SCHEMA:
             same = str(line["schema"]).startswith(SCHEMA.partition("/")[0])
             if not same and (what := kind_of(path)) is not None:
-                raise FixtureError(f"{path}: is {what}; the record of a run is wanted here")
+                raise FixtureError(f"{path}: this is {what}; the record of a run is wanted here")
             raise FixtureError(f"{path}: schema is {line['schema']!r}, this version reads {SCHEMA!r}")
         try:
             if line["kind"] == "outcome":

@@ -135,7 +135,7 @@ class TestReports:
         shown = [line.strip() for line in ran.out.splitlines() if line.startswith("    at ")]
         assert shown == [f"at {frame}" for frame in said]
         assert outcomes(mine / "r.jsonl")[CASES[0]]["verdict"]["frames"] == said
-        assert all(f"at {frame}" in (mine / "r.html").read_text() for frame in said)
+        assert all(f"at <code>{frame}" in (mine / "r.html").read_text() for frame in said)
 
     def test_wrong_files_are_refused_before_a_call(self, cli: Cli, mine: Path) -> None:
         (mine / "r.jsonl").write_text("something\n")

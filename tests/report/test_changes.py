@@ -200,9 +200,9 @@ class TestHistory:
         history.add(tmp_path / "h", Report((outcome(),)))
         figures = history_page(history.points(tmp_path / "h"), "all").split("<figure>")[1:]
         labels = {re.findall("<figcaption>(.*?)<", f)[0]: re.findall('text-anchor="end">(.*?)<', f) for f in figures}
-        assert labels["cases that fail"] == ["1", "0"]
+        assert labels["verdicts that fail"] == ["1", "0"]
         assert labels["largest margin of what passes"] == ["1", "0.5", "0"]
-        (failing,) = [f for f in figures if "cases that fail" in f]
+        (failing,) = [f for f in figures if "verdicts that fail" in f]
         zero, dot = (
             re.findall('<path class="axis" d="M54 (.*?)H', failing)[-1],
             re.findall('class="dot" d="M50 (.*?)a', failing),

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import torch
+
 from oracle.harness import launcher, worker
 from tests.support.forked import Forked, stream
 
@@ -81,6 +83,7 @@ def _worker(plan: dict[str, Any]) -> NoReturn:
         del sys.modules[name]  # a kernel that counts its calls begins at none
     signal.set_wakeup_fd(-1)
     sys.stdout, sys.stderr = stream(1), stream(2)
+    torch.set_num_threads(torch.get_num_threads())  # a pool of its own, before several threads ask for one at once
     worker.main(socket.socket(fileno=plan["channel"]))
     for out in (sys.stdout, sys.stderr):
         assert isinstance(out, io.TextIOWrapper)

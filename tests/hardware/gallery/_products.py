@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,11 @@ def offered(good: object, what: str) -> None:
     """What a project does not document is not called."""
     if not good:
         raise NotImplementedError(f"taken: {what}")
+
+
+def launched(x: Tensor) -> None:
+    """Triton runs on a GPU, or on a CPU by its interpreter."""
+    offered(x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1", "a GPU, or TRITON_INTERPRET=1")
 
 
 def one_config(names: Mapping[str, Any], *tuned: str) -> None:
@@ -54,6 +60,7 @@ def block_pairs(kernel: Callable[..., Tensor], inputs: Inputs, options: Options)
 def groups(inputs: Inputs, options: Options, *, floor: float | None = None, group: int | None = None) -> Tensor:
     """``x`` of ``per_token_group_quant_fp8``: dense, row-major float32 scales; ``floor``: the one that a kernel has."""
     x = inputs["x"]
+    launched(x)
     offered(x.is_contiguous() and x.dim() == 2, "dense rows")
     offered(not options.get("use_ue8m0") and not options.get("column_major_scales"), "row-major float32 scales")
     offered(floor is None or options.get("eps", 1e-10) == floor, f"the floor {floor}")
@@ -74,6 +81,7 @@ def act_quant(kernel: Callable[..., Pair], inputs: Inputs, options: Options) -> 
 def weight_quant(kernel: Callable[..., Pair], inputs: Inputs, options: Options) -> Pair:
     """``(x, 128)``, ``[N, K]`` in whole blocks, float32 scales ``[N/128, K/128]``."""
     x = inputs["x"]
+    launched(x)
     offered(x.is_contiguous() and not options.get("use_ue8m0"), "dense rows, float32 scales")
     offered(x.shape[0] % 128 == 0 and x.shape[1] % 128 == 0, "whole blocks")
     offered(tuple(options.get("block_size", BLOCK)) == (128, 128), "blocks of 128x128")
@@ -83,6 +91,7 @@ def weight_quant(kernel: Callable[..., Pair], inputs: Inputs, options: Options) 
 def masked_silu(kernel: Callable[..., None], inputs: Inputs, options: Options) -> dict[str, Tensor]:
     """``(input, output, output_scale, group, masked_m)``, float32 scales, SiLU rounded to the input's dtype."""
     x, group = inputs["x"], options.get("group_size", 128)
+    launched(x)
     offered(x.is_contiguous() and x.dtype in HALVES, "dense bf16 or f16")
     offered(options.get("rounding", "each") == "each", "SiLU rounded to the dtype of the input")
     offered(not options.get("use_ue8m0") and (x.shape[2] // 2) % group == 0, "float32 scales, whole groups")

@@ -93,5 +93,4 @@ PROJECT = Project(
             pinned=FIRST,
         ),
     ),
-    devices=("cpu", "cuda"),
 )  # fmt: skip

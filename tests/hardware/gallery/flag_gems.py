@@ -57,7 +57,7 @@ def scaled_mm(kernel: Callable[..., None], inputs: Inputs, options: Options) -> 
 def mla(kernel: Callable[..., None], inputs: Inputs, options: Options) -> dict[str, Tensor]:
     """``(kv_c, k_pe, cache, slots, "fp8", scale)`` into a copy of the cache, whose bytes it takes."""
     cache = inputs["kv_cache"].clone()
-    offered(cache.dtype in (FP8, torch.uint8), "a cache of E4M3 codes")
+    offered(cache.is_cuda and cache.dtype in (FP8, torch.uint8), "a cache of E4M3 codes on a GPU")
     slots = inputs["slot_mapping"].long()
     kernel(inputs["kv_c"], inputs["k_pe"], cache.view(torch.uint8), slots, "fp8", inputs["scale"])
     return {"kv_cache": cache}

@@ -94,5 +94,4 @@ PROJECT = Project(
         ),
         Kernel("fused_experts_block", f"{CUDA}.moe.blocked_fp8.{EXPERTS}", experts, EXPERTS),
     ),
-    devices=("cpu", "cuda"),
 )  # fmt: skip

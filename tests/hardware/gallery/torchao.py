@@ -19,6 +19,7 @@ from ._products import (
     block_pairs,
     blocks,
     groups,
+    launched,
     offered,
     one_config,
     weight_quant,
@@ -38,6 +39,7 @@ LAYOUTS = ("mxfp8_dequantize", "to_blocked", "swizzle_scale", "swizzle_scale_exp
 
 def inference(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
     """``blockwise_fp8_gemm(a, a_s, b, b_s)``; its autotuned kernel, which a closure holds, keeps one tile."""
+    launched(inputs["a"])
     made = kernel.__globals__["_get_triton_impls"]()
     function = getattr(made.gemm, "_init_fn", made.gemm)
     one_config(dict(zip(function.__code__.co_freevars, _cells(function), strict=True)), "blockwise_fp8_gemm_kernel")
@@ -50,6 +52,7 @@ def _cells(function: Callable[..., Any]) -> list[Any]:
 
 def training(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
     """``(a, b [K, N], a_s column-major, b_s [K/128, N/128] column-major, 128, dtype)``."""
+    launched(inputs["a"])
     a, b, a_scale, b_scale = blocks(inputs, options, whole=True)
     one_config(vars(importlib.import_module(TRAINING)), "triton_fp8_gemm_1x128_128x128_kernel")
     return kernel(a, b.t(), a_scale.t().contiguous().t(), b_scale.contiguous().t(), 128, options["out_dtype"])
@@ -65,6 +68,7 @@ def training_lhs(kernel: Callable[..., Pair], inputs: Inputs, options: Options) 
 
 def training_weight(kernel: Callable[..., Pair], inputs: Inputs, options: Options) -> Pair:
     """The transposed weight: codes ``[K, N]`` in columns and scales ``[K/128, N/128]``, given back as ``[N, K]``."""
+    launched(inputs["x"])
     one_config(vars(importlib.import_module(TRAINING)), "triton_fp8_blockwise_weight_quant_transposed_rhs_kernel")
     q, scale = weight_quant(kernel, inputs, options)
     return q.t(), scale.t().contiguous()
