@@ -98,7 +98,7 @@ class ExactnessError(OracleError, ArithmeticError):
 
 
 class NonconformanceError(OracleError, AssertionError):
-    """A verdict that is not PASSED, as ``Verdict.raise_for_status`` raises it; ``verdict`` is the verdict."""
+    """An output that does not conform; ``verdict`` is the verdict on it."""
 
     def __init__(self, message: str, verdict: object = None) -> None:
         super().__init__(message)

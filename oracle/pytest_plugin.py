@@ -9,9 +9,9 @@
 
 Fixtures ``assert_conforms`` and ``oracle_case``, marker ``oracle_cases``, options ``--oracle-profile``,
 ``--oracle-explain`` and ``--oracle-report FILE`` (a record, :mod:`oracle.report.record`). A failure prints the words of
-``fp8-oracle verify``.
-MISTRUSTED is a :class:`MistrustedWarning`, which ``-W error::oracle.pytest_plugin.MistrustedWarning`` turns into a
-failure. A test that takes a case and judges nothing fails.
+``fp8-oracle verify``. MISTRUSTED is a :class:`MistrustedWarning`, which
+``-W error::oracle.pytest_plugin.MistrustedWarning`` turns into a failure. A test that takes a case and judges nothing
+fails.
 
 A case is a parameter whose id ``-k`` takes: ``m=5,n=192`` of the case id is ``m:5-n:192`` there. The other parameters
 of a test are part of its subject, ``test_it[eager]``, so that tables and ``fp8-oracle compare`` tell them apart.
@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from oracle.diagnosis.level import explain_level, explaining
-from oracle.errors import OptionError, among, counted
+from oracle.errors import NonconformanceError, OptionError, among, counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,14 +58,6 @@ DEFAULT_PROFILE = "quick"
 _LINES = pytest.StashKey[list[dict[str, object]]]()
 _JUDGED = pytest.StashKey[int]()
 _running: list[pytest.Item] = []  # the test that runs now; more than one when pytest runs inside a test
-
-
-class NonConforming(AssertionError):
-    """An output that its contract does not admit; ``verdict`` is the verdict on it."""
-
-    def __init__(self, message: str, verdict: Verdict) -> None:
-        super().__init__(message)
-        self.verdict = verdict
 
 
 class MistrustedWarning(pytest.PytestWarning):
@@ -108,7 +100,7 @@ def assert_conforms(
 
     Raises
     ------
-    NonConforming
+    NonconformanceError
         The output is not admissible, or cannot be judged (wrong dtype, shape or device).
     OracleError
         The question is wrong: contract, inputs or options.
@@ -130,7 +122,7 @@ def assert_conforms(
         item.stash[_LINES].append(pytest_outcome.line(outcome))
     verdict, said = outcome.verdict, outcome.words
     if verdict.status.is_failure:
-        raise NonConforming(said, verdict)
+        raise NonconformanceError(said, verdict)
     if verdict.status is Status.MISTRUSTED:
         warnings.warn(MistrustedWarning(said), stacklevel=2)
     return verdict

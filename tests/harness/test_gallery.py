@@ -86,7 +86,7 @@ class TestRun:
 
     def test_page(self, out: Path) -> None:
         said = (out / "gallery.md").read_text()
-        assert said.startswith("4 kernels of 1 projects, 3 outputs judged. 2 of them (67%)")
+        assert said.startswith("4 kernels of 1 project, 3 outputs judged. 2 of them (67%)")
         assert said.index("| FAILED |") < said.index("| CRASHED |") < said.index("| CONFORMS |")
         assert "`drops_last_k` (one tile)" in said and "Not run here" in said
 

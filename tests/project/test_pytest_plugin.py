@@ -22,9 +22,9 @@ import oracle.cli.pytest_outcome
 # Everything that a run inside this process loads must be loaded before it: pytester forgets what is new.
 import oracle.diagnosis.explain
 import oracle.report.console
-from oracle import pytest_plugin
+from oracle import NonconformanceError, pytest_plugin
 from oracle.errors import ContractError, InputError
-from oracle.pytest_plugin import MistrustedWarning, NonConforming
+from oracle.pytest_plugin import MistrustedWarning
 from oracle.report import record
 from oracle.routines import cases, get, profiles
 from tests.support.commandline import Cli
@@ -132,7 +132,7 @@ class TestAnotherProject:
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(
             [
-                "E *NonConforming: FAILED fp8_gemm_nt/e4m3xe4m3-bf16/*/seed=1 ?tests/test_block_gemm.py::test_it?",
+                "E *NonconformanceError: FAILED fp8_gemm_nt/e4m3xe4m3-bf16/*/seed=1 ?*.py::test_it?",
                 "E * of 960 elements outside the bound (any-order float32 bound); worst out?*, admissible ?*",
                 "E *repro: pytest 'tests/test_block_gemm.py::test_it?fp8_gemm_nt/*'",
                 "fp8-oracle: 1 verdict: 1 failed",
@@ -145,7 +145,7 @@ class TestAnotherProject:
     def test_the_words_are_those_of_the_command_line(self, cli: Cli, tmp_path: Path) -> None:
         inputs = cases.parse(ID).inputs()
         wrong = torch.zeros(5, 192, dtype=torch.bfloat16)
-        with pytest.raises(NonConforming) as failure:
+        with pytest.raises(NonconformanceError) as failure:
             pytest_plugin.assert_conforms(wrong, "fp8_gemm_nt", inputs, arch="cpu")
         save_file({**inputs, "out": wrong}, tmp_path / "x.safetensors")
         ran = cli("judge", tmp_path / "x.safetensors", "--contract", "fp8_gemm_nt", "--arch", "cpu")
@@ -322,8 +322,8 @@ def test_it(assert_conforms):
     def test_an_expected_failure_is_named(self, project: pytest.Pytester) -> None:
         """xfail with ``raises`` accepts a wrong output only; an error in the question stays an error."""
         with_tests(project,
-            "from oracle.pytest_plugin import NonConforming",
-            "known = pytest.mark.xfail(raises=NonConforming, strict=True, reason='one too much')",
+            "from oracle import NonconformanceError",
+            "known = pytest.mark.xfail(raises=NonconformanceError, strict=True, reason='one too much')",
             ONE_CASE, "@known", f"def test_wrong{TAKES}",
             "    assert_conforms(run(oracle_case) + 1, oracle_case, arch='cpu')",
             ONE_CASE, "@known", f"def test_right{TAKES}",
@@ -342,13 +342,13 @@ def test_it(assert_conforms):
     @pytest.mark.usefixtures("outside")
     def test_an_output_that_cannot_be_judged_fails(self) -> None:
         case = cases.parse(ID)
-        with pytest.raises(NonConforming, match="CRASHED: the output cannot be judged: out has shape"):
+        with pytest.raises(NonconformanceError, match="CRASHED: the output cannot be judged: out has shape"):
             pytest_plugin.assert_conforms(torch.zeros(4, 192, dtype=torch.bfloat16), case, arch="cpu")
 
     @pytest.mark.usefixtures("outside")
     def test_nan_fails(self) -> None:
         case = cases.parse(ID)
-        with pytest.raises(NonConforming, match="960 of 960 elements outside"):
+        with pytest.raises(NonconformanceError, match="960 of 960 elements outside"):
             pytest_plugin.assert_conforms(torch.full((5, 192), torch.nan, dtype=torch.bfloat16), case, arch="cpu")
 
     @pytest.mark.usefixtures("outside")
@@ -359,7 +359,7 @@ def test_it(assert_conforms):
         doubled = oracle.reference("fp8_gemm_nt", inputs, out_dtype=torch.bfloat16)
         assert isinstance(doubled, torch.Tensor)
         pytest_plugin.assert_conforms(doubled, case, inputs, arch="cpu")
-        with pytest.raises(NonConforming):
+        with pytest.raises(NonconformanceError):
             pytest_plugin.assert_conforms(doubled, case, arch="cpu")
 
     @pytest.mark.usefixtures("outside")
@@ -368,7 +368,7 @@ def test_it(assert_conforms):
         made = oracle.reference(case.contract, case.inputs(), **case.call_options())
         assert isinstance(made, dict)
         pytest_plugin.assert_conforms(made, case, arch="cpu")
-        with pytest.raises(NonConforming):
+        with pytest.raises(NonconformanceError):
             pytest_plugin.assert_conforms({**made, "scale": made["scale"] * 2}, case, arch="cpu")
 
     def test_a_wrong_question_is_an_error(self) -> None:
@@ -385,7 +385,7 @@ def test_it(assert_conforms):
         right = oracle.reference(case.contract, case.inputs(), out_dtype=torch.bfloat16)
         assert isinstance(right, torch.Tensor)
         assert pytest_plugin.assert_conforms(right, case, arch="cpu").status == "PASSED"
-        with pytest.raises(NonConforming) as failure:
+        with pytest.raises(NonconformanceError) as failure:
             pytest_plugin.assert_conforms(right + 1, case, arch="cpu")
         assert "repro" not in str(failure.value)
         with pytest.warns(MistrustedWarning):
