@@ -3,7 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 
-.PHONY: verify test clean
+.PHONY: verify test vendor vendor-libraries clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,20 @@ $(VENV)/bin/tox:
 
 test: $(VENV)/bin/tox
 	$(VENV)/bin/tox run
+
+# The C++ examples of an exported folder under ctest, with GoogleTest and Catch2 where they are installed; needs CMake.
+vendor: $(VENV)/.installed
+	rm -rf build/vendor build/vendor-examples
+	mkdir -p build
+	$(VENV)/bin/fp8-oracle fixtures export build/vendor --contract fp8_gemm_nt
+	cmake -S build/vendor/examples -B build/vendor-examples
+	cmake --build build/vendor-examples
+	ctest --test-dir build/vendor-examples -L fp8_golden --output-on-failure
+
+# On Debian and Ubuntu.
+vendor-libraries:
+	sudo apt-get update
+	sudo apt-get install -y libgtest-dev catch2
 
 clean:
 	rm -rf $(VENV) .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks build dist *.egg-info

@@ -141,6 +141,7 @@ from kernels.mx_experts import (
     mxfp8_grouped_quantize,
     scaled_fp4_experts_quant,
     scaled_fp4_grouped_quantize,
+    silu_and_mul_scaled_nvfp4_experts_quantize,
 )
 from kernels.mx_forms import (
     block_scales_to_mxfp8,
@@ -399,6 +400,7 @@ __all__ = [
     "silu_and_mul_nvfp4_quantize",
     "silu_and_mul_per_block_quant",
     "silu_and_mul_quant",
+    "silu_and_mul_scaled_nvfp4_experts_quantize",
     "sparse_cutlass_supported",
     "swap_w13_to_w31",
     "swizzle_scale",

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from kernels import blockscaled, checks, grouped, linear
-from kernels.blockscaled import _pair
 from kernels.checks import FP8
 from kernels.errors import LayoutError, OptionError, ShapeError
 from kernels.routes import dtype_name, route
@@ -29,7 +28,7 @@ Pair = tuple[Tensor, Tensor]
 
 def _turned(name: str, value: object, rank: int = 2) -> Pair:
     """Codes and scale with their last two axes exchanged."""
-    codes, scale = _pair(name, value)
+    codes, scale = checks.pair(name, value)
     return checks.rank(name, codes, rank).mT, checks.rank(f"{name}_scale", scale, rank).mT
 
 
@@ -83,16 +82,16 @@ def fp8_gemm_nt_1d1d(a: Pair, b: Pair, out: Tensor, *, c: Tensor | None = None) 
     ------
     ShapeError, DtypeError, DeviceError, LayoutError, NoBackendError
     """
-    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
-    (m, k), (n, k_b) = _matrix("a", x), _matrix("b", w)
+    (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
+    (m, k), (n, k_b) = checks.matrix("a", x), checks.matrix("b", w)
     if k != k_b:
         raise ShapeError(f"a {list(x.shape)} and b {list(w.shape)} disagree in K")
     blocks = -(-k // BLOCK)
-    _float("a_scale", xs, (m, blocks), "[M, ceil(K/128)]")
-    _float("b_scale", ws, (n, blocks), "[N, ceil(K/128)]")
+    checks.operand("a_scale", xs, (m, blocks), "[M, ceil(K/128)]", torch.float32)
+    checks.operand("b_scale", ws, (n, blocks), "[N, ceil(K/128)]", torch.float32)
     checks.output("out", out, (m, n), "[M, N]", torch.float32)
     if c is not None:
-        _float("c", c, (m, n), "[M, N]")
+        checks.operand("c", c, (m, n), "[M, N]", torch.float32)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, c=c)
     if is_compiling():
         torch.ops.fp8_kernels.fp8_gemm_nt_1d1d(x, xs, w, ws, out, c)
@@ -125,7 +124,7 @@ def k_grouped_fp8_gemm_nt_contiguous(
     ------
     ShapeError, DtypeError, DeviceError, LayoutError, OptionError, NoBackendError
     """
-    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     groups, m, n = checks.rank("out", out, 3).shape
     steps = checks.integers("ks", ks, groups)
     if bad := [k for k in steps if k < 0 or k % BLOCK]:
@@ -133,11 +132,11 @@ def k_grouped_fp8_gemm_nt_contiguous(
     total = sum(steps)
     for name, codes, scale, rows in (("a", x, xs, m), ("b", w, ws, n)):
         checks.shape(name, checks.dtype(name, checks.rank(name, codes, 1), FP8), (rows * total,), "[rows * sum(ks)]")
-        _float(f"{name}_scale", scale, (rows, total // BLOCK), "[rows, sum(ks)/128]")
+        checks.operand(f"{name}_scale", scale, (rows, total // BLOCK), "[rows, sum(ks)/128]", torch.float32)
     checks.output("out", out, (groups, m, n), "[G, M, N]", torch.float32)
     summand = out if c is None else c
-    _float("c", summand, (groups, m, n), "[G, M, N]")
-    checks.shape("ks_tensor", checks.dtype("ks_tensor", ks_tensor, torch.int32), (groups,), "[G]")
+    checks.operand("c", summand, (groups, m, n), "[G, M, N]", torch.float32)
+    checks.operand("ks_tensor", ks_tensor, (groups,), "[G]", torch.int32)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, ks_tensor=ks_tensor, c=c)
     if is_compiling():
         torch.ops.fp8_kernels.k_grouped_fp8_gemm_nt_contiguous(x, xs, w, ws, out, steps, ks_tensor, c)
@@ -168,14 +167,14 @@ def fp8_gemm_nt_skip_head_mid(
     ShapeError, OptionError, NoBackendError
         And what :func:`kernels.fp8_gemm_nt` raises.
     """
-    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
-    (m, k), (n, k_b) = _matrix("a", x), _matrix("b", w)
+    (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
+    (m, k), (n, k_b) = checks.matrix("a", x), checks.matrix("b", w)
     left, mid, right = (checks.positive(f"head_splits[{i}]", v) for i, v in
                         enumerate(checks.integers("head_splits", head_splits, 3)))  # fmt: skip
     if k != k_b or n % (left + right):
         raise ShapeError(f"a {list(x.shape)}, b {list(w.shape)}: K must agree, N be a multiple of {left + right}")
-    _float("a_scale", xs, (m, -(-k // BLOCK)), "[M, ceil(K/128)]")
-    _float("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]")
+    checks.operand("a_scale", xs, (m, -(-k // BLOCK)), "[M, ceil(K/128)]", torch.float32)
+    checks.operand("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]", torch.float32)
     checks.output("out", out, (m, n + n // (left + right) * mid), "[M, N + N/(left+right)*mid]", *checks.WIDE)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out)
     if is_compiling():
@@ -201,14 +200,14 @@ def fp8_einsum(equation: str, a: Pair, b: Pair, out: Tensor) -> None:
     """
     if equation.replace(" ", "") != "bhr,hdr->bhd":
         raise OptionError(f"equation {equation!r}; the FP8 product of heads is 'bhr,hdr->bhd'")
-    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     m, heads, k = checks.dtype("a", checks.rank("a", x, 3), FP8).shape
     heads_b, n, k_b = checks.dtype("b", checks.rank("b", w, 3), FP8).shape
     if (heads, k) != (heads_b, k_b) or 0 in (heads, n, k):
         raise ShapeError(f"a {list(x.shape)} and b {list(w.shape)} disagree in H or R, or are empty")
     blocks = -(-k // BLOCK)
-    _float("a_scale", xs, (m, heads, blocks), "[B, H, ceil(R/128)]")
-    _float("b_scale", ws, (heads, -(-n // BLOCK), blocks), "[H, ceil(D/128), ceil(R/128)]")
+    checks.operand("a_scale", xs, (m, heads, blocks), "[B, H, ceil(R/128)]", torch.float32)
+    checks.operand("b_scale", ws, (heads, -(-n // BLOCK), blocks), "[H, ceil(D/128), ceil(R/128)]", torch.float32)
     checks.output("out", out, (m, heads, n), "[B, H, D]", *checks.WIDE)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out)
     if is_compiling():
@@ -275,7 +274,7 @@ def gemm_fp8_nt_groupwise(
     float32, logical; ``[M, N]`` bf16 or f16. Raises what :func:`kernels.fp8_gemm_nt` raises.
     """
     checks.out_dtype(out_dtype, *NARROW)
-    (m, _), (n, _) = _matrix("a", a), _matrix("b", b)
+    (m, _), (n, _) = checks.matrix("a", a), checks.matrix("b", b)
     rows = checks.rank("a_scale", a_scale, 2).shape[0]
     if rows != m and rows == -(-m // BLOCK):
         a_scale = a_scale.repeat_interleave(BLOCK, dim=0)[:m]
@@ -483,31 +482,16 @@ def cutlass_w4a8_moe_mm(
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _matrix(name: str, x: Tensor) -> tuple[int, int]:
-    rows, cols = checks.dtype(name, checks.rank(name, x, 2), FP8).shape
-    if cols == 0 or (rows == 0 and name == "b"):
-        raise ShapeError(f"{name} has an empty dimension: shape {list(x.shape)}")
-    return rows, cols
-
-
-def _float(name: str, t: Tensor, expected: tuple[int, ...], meaning: str) -> None:
-    checks.shape(name, checks.dtype(name, checks.tensor(name, t), torch.float32), expected, meaning)
-
-
 def _borders(name: str, borders: Tensor, b: Tensor) -> Tensor:
     groups = checks.rank("b", b, 3).shape[0]
-    return checks.shape(name, checks.dtype(name, borders, torch.int32), (groups + 1,), "[G + 1]")
+    return checks.operand(name, borders, (groups + 1,), "[G + 1]", torch.int32)
 
 
 def _starts(expert_offsets: Tensor, problem_sizes: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """First row and end of every expert."""
     groups = checks.rank("b", b, 3).shape[0]
-    starts = checks.shape(
-        "expert_offsets", checks.dtype("expert_offsets", expert_offsets, torch.int32), (groups,), "[G]"
-    )
-    sizes = checks.shape(
-        "problem_sizes", checks.dtype("problem_sizes", problem_sizes, torch.int32), (groups, 3), "[G, 3]"
-    )
+    starts = checks.operand("expert_offsets", expert_offsets, (groups,), "[G]", torch.int32)
+    sizes = checks.operand("problem_sizes", problem_sizes, (groups, 3), "[G, 3]", torch.int32)
     return starts, starts + sizes[:, 0]
 
 

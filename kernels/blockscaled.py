@@ -69,7 +69,7 @@ def _fp8_gemm_nt(
     a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor, *, c: Tensor | None, disable_ue8m0_cast: bool
 ) -> None:
     """:func:`fp8_gemm_nt` with every check."""
-    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     _check_gemm(x, xs, w, ws, out, c)
     if is_compiling():
         torch.ops.fp8_kernels.fp8_gemm_nt(x, xs, w, ws, out, c, disable_ue8m0_cast)
@@ -96,9 +96,9 @@ def prepare_fp8_gemm_nt(
         ``run(a, out)`` with ``a`` and ``out`` (bf16) as of :func:`fp8_gemm_nt`. It looks at their dtypes, shapes and
         devices, and takes their memory for what it is. Machine and configuration are those of now.
     """
-    w, ws = _pair("b", b)
-    n, k = _matrix("b", w)
-    _scale("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]")
+    w, ws = checks.pair("b", b)
+    n, k = checks.matrix("b", w)
+    checks.operand("b_scale", ws, (-(-n // BLOCK), -(-k // BLOCK)), "[ceil(N/128), ceil(K/128)]", torch.float32)
     checks.same_device(b=w, b_scale=ws)
     met = known.Kept(_known_gemm(w, ws))
 
@@ -167,16 +167,16 @@ def _gemm(device: torch.device, n: int, k: int, out: torch.dtype, c: torch.dtype
 
 
 def _check_gemm(x: Tensor, xs: Tensor, w: Tensor, ws: Tensor, out: Tensor, c: Tensor | None) -> None:
-    m, k = _matrix("a", x)
-    n, k_b = _matrix("b", w)
+    m, k = checks.matrix("a", x)
+    n, k_b = checks.matrix("b", w)
     if k != k_b:
         raise ShapeError(f"a {list(x.shape)} and b {list(w.shape)} disagree in K")
     kb, nb = -(-k // BLOCK), -(-n // BLOCK)
-    _scale("a_scale", xs, (m, kb), "[M, ceil(K/128)]")
-    _scale("b_scale", ws, (nb, kb), "[ceil(N/128), ceil(K/128)]")
+    checks.operand("a_scale", xs, (m, kb), "[M, ceil(K/128)]", torch.float32)
+    checks.operand("b_scale", ws, (nb, kb), "[ceil(N/128), ceil(K/128)]", torch.float32)
     checks.output("out", out, (m, n), "[M, N]", *checks.WIDE)
     if c is not None:
-        checks.shape("c", checks.dtype("c", checks.tensor("c", c), *checks.WIDE), (m, n), "[M, N]")
+        checks.operand("c", c, (m, n), "[M, N]", *checks.WIDE)
     checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, c=c)
 
 
@@ -234,8 +234,8 @@ def fp8_blockscale_gemm_sm90(
     ShapeError, DtypeError, DeviceError, InputError, OptionError
         An operand does not fit the contract.
     """
-    m, k = _matrix("input", input, FP8, torch.bfloat16)
-    n, k_w = _matrix("weight", weight, FP8, torch.bfloat16)
+    m, k = checks.matrix("input", input, FP8, torch.bfloat16)
+    n, k_w = checks.matrix("weight", weight, FP8, torch.bfloat16)
     if k != k_w:
         raise ShapeError(f"input {list(input.shape)} and weight {list(weight.shape)} disagree in K")
     checks.multiple("K", k, BLOCK, "pad K with layout.pad_k")
@@ -363,8 +363,8 @@ def _deepgemm(input: Tensor, weight: Tensor, weight_scale: Tensor, group_size: i
 
 
 def _check_linear(input: Tensor, weight: Tensor, weight_scale: Tensor, *dtypes: torch.dtype) -> None:
-    m, k = _matrix("input", input, *dtypes)
-    n, k_w = _matrix("weight", weight)
+    m, k = checks.matrix("input", input, *dtypes)
+    n, k_w = checks.matrix("weight", weight)
     if k != k_w:
         raise ShapeError(f"input {list(input.shape)} and weight {list(weight.shape)} disagree in K")
     checks.multiple("K", k, BLOCK, "pad K with layout.pad_k")
@@ -568,7 +568,7 @@ class FlashInferFp8DeepGEMMDynamicBlockScaledKernel:
         """
         name = "weight_scale_inv" if hasattr(layer, "weight_scale_inv") else "weight_scale"
         weight, scale = getattr(layer, "weight"), getattr(layer, name)  # noqa: B009  # a module attribute is a union
-        n, k = _matrix("weight", weight)
+        n, k = checks.matrix("weight", weight)
         _weight_scale(weight, scale, n, k)
         codes, ready = weight.detach(), scale.detach()
         if self.use_deep_gemm_e8m0:
@@ -596,24 +596,6 @@ def _packed_gemm(input: Tensor, weight: Tensor, weight_scale: Tensor, out: Tenso
     run.fp8_gemm_nt(q, scale, weight, packed, out, None, False)
 
 
-def _pair(name: str, value: object) -> tuple[Tensor, Tensor]:
-    if not isinstance(value, tuple) or len(value) != 2:
-        raise InputError(f"{name} must be a tuple (codes, scale), got {type(value).__name__}")
-    return value
-
-
-def _matrix(name: str, x: object, *dtypes: torch.dtype) -> tuple[int, int]:
-    t = checks.dtype(name, checks.rank(name, x, 2), *(dtypes or (FP8,)))
-    rows, cols = t.shape
-    if cols == 0 or (rows == 0 and name in ("b", "weight")):
-        raise ShapeError(f"{name} has an empty dimension: shape {list(t.shape)}")
-    return rows, cols
-
-
-def _scale(name: str, scale: object, expected: tuple[int, int], meaning: str) -> None:
-    checks.shape(name, checks.dtype(name, checks.tensor(name, scale), torch.float32), expected, meaning)
-
-
 def _scale_matches(name: str, x: Tensor, scale: Tensor | None, expected: tuple[int, int], meaning: str) -> None:
     if x.dtype != FP8 and scale is not None:
         raise InputError(
@@ -622,7 +604,7 @@ def _scale_matches(name: str, x: Tensor, scale: Tensor | None, expected: tuple[i
     if x.dtype == FP8:
         if scale is None:
             raise InputError(f"{name} is required with an E4M3 operand: float32 {meaning}")
-        _scale(name, scale, expected, meaning)
+        checks.operand(name, scale, expected, meaning, torch.float32)
 
 
 def _weight_scale(weight: Tensor, scale: Tensor | None, n: int, k: int) -> None:

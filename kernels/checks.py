@@ -171,9 +171,30 @@ def shape(name: str, x: Tensor, expected: tuple[int, ...], meaning: str) -> Tens
     return x
 
 
+def operand(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
+    """Return ``x`` when it is a tensor of one of the dtypes and of the shape, in that order."""
+    return shape(name, dtype(name, tensor(name, x), *dtypes), expected, meaning)
+
+
+def matrix(name: str, x: object, *dtypes: torch.dtype) -> tuple[int, int]:
+    """The extents of an operand of a product, of one of the dtypes (E4M3 where none is named); no extent of a weight
+    (``b``, ``weight``) is 0, and of an input only the number of rows may be."""
+    rows, columns = dtype(name, rank(name, x, 2), *(dtypes or (FP8,))).shape
+    if columns == 0 or (rows == 0 and name in ("b", "weight")):
+        raise ShapeError(f"{name} has an empty dimension: shape {[rows, columns]}")
+    return rows, columns
+
+
+def pair(name: str, value: object) -> tuple[Tensor, Tensor]:
+    """Return ``value`` when it is a tuple of codes and scales."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise InputError(f"{name} must be a tuple (codes, scale), got {type(value).__name__}")
+    return value
+
+
 def output(name: str, x: object, expected: tuple[int, ...], meaning: str, *dtypes: torch.dtype) -> Tensor:
     """Return ``x`` when a kernel can write it: dtype, shape, and no two elements at one address."""
-    t = writable(name, shape(name, dtype(name, tensor(name, x), *dtypes), expected, meaning))
+    t = writable(name, operand(name, x, expected, meaning, *dtypes))
     if t.is_contiguous():  # no graph of a changing number of rows can sort symbolic strides
         return t
     reach = 0

@@ -12,7 +12,6 @@ from torch.compiler import is_compiling
 
 from kernels import checks
 from kernels import platform as machines
-from kernels.blockscaled import _pair
 from kernels.checks import FP8
 from kernels.context import constant
 from kernels.errors import NoBackendError, ShapeError
@@ -66,15 +65,13 @@ def m_grouped_fp8_gemm_nt_contiguous(
         An index is outside ``[-1, G)``, or one aligned tile holds rows of two experts (the kernel would use the
         first one's weight for all of them).
     """
-    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     m, k = checks.dtype("a", checks.rank("a", x, 2), FP8).shape
     groups, n = _weight(w, ws, k)
     blocks = -(-k // BLOCK)
-    _float("a_scale", xs, (m, blocks), "[M, ceil(K/128)]")
+    checks.operand("a_scale", xs, (m, blocks), "[M, ceil(K/128)]", torch.float32)
     checks.output("out", out, (m, n), "[M, N]", *checks.WIDE)
-    checks.shape(
-        "m_indices", checks.dtype("m_indices", checks.tensor("m_indices", m_indices), torch.int32), (m,), "[M]"
-    )
+    checks.operand("m_indices", m_indices, (m,), "[M]", torch.int32)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, m_indices=m_indices)
     if is_compiling():
         torch.ops.fp8_kernels.m_grouped_fp8_gemm_nt_contiguous(x, xs, w, ws, out, m_indices, disable_ue8m0_cast, check)
@@ -117,14 +114,14 @@ def fp8_m_grouped_gemm_nt_masked(
     check
         Verify the values of ``masked_m``; see :func:`kernels.checks.values`.
     """
-    (x, xs), (w, ws) = _pair("a", a), _pair("b", b)
+    (x, xs), (w, ws) = checks.pair("a", a), checks.pair("b", b)
     g, m, k = checks.dtype("a", checks.rank("a", x, 3), FP8).shape
     groups, n = _weight(w, ws, k)
     if g != groups:
         raise ShapeError(f"a has {g} groups but b has {groups}")
-    _float("a_scale", xs, (g, m, -(-k // BLOCK)), "[G, M, ceil(K/128)]")
+    checks.operand("a_scale", xs, (g, m, -(-k // BLOCK)), "[G, M, ceil(K/128)]", torch.float32)
     checks.output("out", out, (g, m, n), "[G, M, N]", *checks.WIDE)
-    checks.shape("masked_m", checks.dtype("masked_m", checks.tensor("masked_m", masked_m), torch.int32), (g,), "[G]")
+    checks.operand("masked_m", masked_m, (g,), "[G]", torch.int32)
     checks.positive("expected_m", expected_m)
     device = checks.same_device(a=x, a_scale=xs, b=w, b_scale=ws, out=out, masked_m=masked_m)
     if is_compiling():
@@ -172,9 +169,9 @@ def scaled_grouped_mm(
     groups, n, k_b = checks.dtype("b", checks.rank("b", b, 3), FP8).shape
     if k != k_b or 0 in (groups, n, k):
         raise ShapeError(f"a {list(a.shape)} and b {list(b.shape)} disagree in K or are empty")
-    _float("scale_a", scale_a, (m, 1), "[M, 1]")
-    _float("scale_b", scale_b, (groups, n), "[G, N]")
-    checks.shape("offsets", checks.dtype("offsets", checks.tensor("offsets", offsets), torch.int32), (groups,), "[G]")
+    checks.operand("scale_a", scale_a, (m, 1), "[M, 1]", torch.float32)
+    checks.operand("scale_b", scale_b, (groups, n), "[G, N]", torch.float32)
+    checks.operand("offsets", offsets, (groups,), "[G]", torch.int32)
     checks.out_dtype(out_dtype)
     device = checks.same_device(a=a, b=b, scale_a=scale_a, scale_b=scale_b, offsets=offsets)
     if is_compiling():
@@ -219,9 +216,6 @@ def _weight(w: Tensor, ws: Tensor, k: int) -> tuple[int, int]:
     groups, n, k_w = checks.dtype("b", checks.rank("b", w, 3), FP8).shape
     if k != k_w or 0 in (groups, n, k):
         raise ShapeError(f"b {list(w.shape)} must be [G, N, K] with K={k} and no empty dimension")
-    _float("b_scale", ws, (groups, -(-n // BLOCK), -(-k // BLOCK)), "[G, ceil(N/128), ceil(K/128)]")
+    due = (groups, -(-n // BLOCK), -(-k // BLOCK))
+    checks.operand("b_scale", ws, due, "[G, ceil(N/128), ceil(K/128)]", torch.float32)
     return groups, n
-
-
-def _float(name: str, t: Tensor, expected: tuple[int, ...], meaning: str) -> None:
-    checks.shape(name, checks.dtype(name, checks.tensor(name, t), torch.float32), expected, meaning)

@@ -155,9 +155,7 @@ def transform_sf_into_required_layout(
     rows = recipe[0 if is_sfa else 1]
     groups = () if num_groups is None else (num_groups,)
     expected = (*groups, ceil_div(mn, rows), ceil_div(k, recipe[2]))
-    checks.shape(
-        "sf", checks.dtype("sf", checks.tensor("sf", sf), torch.float32), expected, "[..., ceil(mn/g), ceil(k/gran_k)]"
-    )
+    checks.operand("sf", sf, expected, "[..., ceil(mn/g), ceil(k/gran_k)]", torch.float32)
     if plain:
         return get_col_major_tma_aligned_tensor(sf) if rows == 1 else sf.contiguous()
     if rows == 128:
@@ -271,11 +269,6 @@ def shuffled_rows(n: int, epilogue_tile_m: int = 128, device: torch.device | str
     block = 32 if checks.positive("epilogue_tile_m", epilogue_tile_m) % 128 == 0 else 16
     checks.multiple("rows", n, block, "pad the weight rows")
     return torch.arange(n, device=device).view(-1, 8, block // 8).transpose(1, 2).flatten()
-
-
-def inverse_rows(rows: Tensor) -> Tensor:
-    """The permutation that undoes ``rows``."""
-    return torch.argsort(rows)
 
 
 @checks.verb

@@ -148,11 +148,7 @@ def torch_per_tensor_w8a8_scaled_mm(
     output_shape
         ``[..., N]``: its leading extents multiply to the real row count, at most M. Default ``[M, N]``.
     """
-    m, n, k = _operands("qinput", qinput, "weight", weight)
-    _counts("scale_a", scale_a, 1)
-    _counts("scale_b", scale_b, 1)
-    target = _rows(output_shape, m, n)
-    return _torch_linear("tensorwise", qinput, weight, scale_a, scale_b, bias, out_dtype, target)
+    return _torch_linear("tensorwise", qinput, weight, scale_a, scale_b, bias, out_dtype, output_shape)
 
 
 @checks.verb
@@ -185,12 +181,7 @@ def torch_per_token_w8a8_scaled_mm(
     output_shape: Sequence[int] | None = None,
 ) -> Tensor:
     """``torch._scaled_mm`` row-wise: ``scale_a [M, 1]`` and ``scale_b`` ``[N, 1]`` (as stored) or ``[1, N]``."""
-    m, n, _ = _operands("qinput", qinput, "weight", weight)
-    _counts("scale_a", scale_a, m)
-    _counts("scale_b", scale_b, n)
-    target = _rows(output_shape, m, n)
-    left, right = scale_a.reshape(m, 1), scale_b.reshape(1, n)
-    return _torch_linear("rowwise", qinput, weight, left, right, bias, out_dtype, target)
+    return _torch_linear("rowwise", qinput, weight, scale_a, scale_b, bias, out_dtype, output_shape)
 
 
 @checks.verb
@@ -208,12 +199,7 @@ def torch_channelwise_w8a8_scaled_mm(
 
     ``scale_a`` one value or ``[M, 1]``; ``scale_b`` one value, ``[N, 1]`` (as stored) or ``[1, N]``.
     """
-    m, n, _ = _operands("qinput", qinput, "weight", weight)
-    _counts("scale_a", scale_a, 1, m)
-    _counts("scale_b", scale_b, 1, n)
-    target = _rows(output_shape, m, n)
-    left, right = scale_a.reshape(-1, 1), scale_b.reshape(1, -1)
-    return _torch_linear("unfused", qinput, weight, left, right, bias, out_dtype, target)
+    return _torch_linear("unfused", qinput, weight, scale_a, scale_b, bias, out_dtype, output_shape)
 
 
 TORCH_ROUTINES: dict[str, Callable[..., Tensor]] = {
@@ -399,16 +385,22 @@ def _torch_linear(
     scale_b: Tensor,
     bias: Tensor | None,
     out_dtype: torch.dtype,
-    target: list[int],
+    output_shape: Sequence[int] | None,
 ) -> Tensor:
-    n, k = b.shape[1], b.shape[0]
+    m, n, k = _operands("qinput", a, "weight", b)
+    rows, columns = {"tensorwise": ((1,), (1,)), "rowwise": ((m,), (n,)), "unfused": ((1, m), (1, n))}[mode]
+    _counts("scale_a", scale_a, *rows)
+    _counts("scale_b", scale_b, *columns)
+    target = _rows(output_shape, m, n)
+    if mode != "tensorwise":
+        scale_a, scale_b = scale_a.reshape(-1, 1), scale_b.reshape(1, -1)
     checks.out_dtype(out_dtype)
     _bias(bias, n)
     device = checks.same_device(qinput=a, weight=b, scale_a=scale_a, scale_b=scale_b, bias=bias)
-    rows = math.prod(target[:-1])
+    kept = math.prod(target[:-1])
     if is_compiling():
         y: Tensor = torch.ops.fp8_kernels.torch_scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, mode)
-        return y.narrow(0, 0, rows).view(target)
+        return y.narrow(0, 0, kept).view(target)
     run = route(
         "torch_linear",
         device,
@@ -418,11 +410,11 @@ def _torch_linear(
         ("out_dtype", dtype_name(out_dtype)),
         ("bias", None if bias is None or mode == "unfused" else dtype_name(bias.dtype)),
     )
-    if a.shape[0] == 0:
+    if m == 0:
         return torch.empty(target, dtype=out_dtype, device=device)
     if mode == "unfused":
         one = maybe_create_device_identity(device)
         y = run.unfused(a, b, scale_a, scale_b, bias, out_dtype, one)
     else:
         y = run.scaled_mm(a, b, scale_a.contiguous(), scale_b.contiguous(), bias, out_dtype)
-    return y.narrow(0, 0, rows).view(target)
+    return y.narrow(0, 0, kept).view(target)

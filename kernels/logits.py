@@ -60,10 +60,10 @@ def fp8_mqa_logits(
     n, depth_k = checks.dtype("k", checks.rank("k", k, 2), FP8).shape
     if depth != depth_k or 0 in (heads, depth, n):
         raise ShapeError(f"q {list(q.shape)} and k {list(k.shape)} disagree in D or are empty")
-    _expect("k_scale", k_scale, torch.float32, (n,), "[N]")
-    _expect("weights", weights, torch.float32, (m, heads), "[M, H]")
-    _expect("cu_seqlen_ks", cu_seqlen_ks, torch.int32, (m,), "[M]")
-    _expect("cu_seqlen_ke", cu_seqlen_ke, torch.int32, (m,), "[M]")
+    checks.operand("k_scale", k_scale, (n,), "[N]", torch.float32)
+    checks.operand("weights", weights, (m, heads), "[M, H]", torch.float32)
+    checks.operand("cu_seqlen_ks", cu_seqlen_ks, (m,), "[M]", torch.int32)
+    checks.operand("cu_seqlen_ke", cu_seqlen_ke, (m,), "[M]", torch.int32)
     device = checks.same_device(
         q=q, k=k, k_scale=k_scale, weights=weights, cu_seqlen_ks=cu_seqlen_ks, cu_seqlen_ke=cu_seqlen_ke
     )
@@ -124,8 +124,8 @@ def fp8_paged_mqa_logits(
         raise ShapeError(f"kv_cache {list(kv_cache.shape)} must be [blocks, 64, 1, D + 4 = {depth + 4}]")
     if kv_cache[:1].numel() and not kv_cache.is_contiguous():
         raise LayoutError("kv_cache must be contiguous: the scales of a block follow its codes in memory")
-    _expect("weights", weights, torch.float32, (batch * next_n, heads), "[B * next_n, H]")
-    lens = _lens(context_lens, batch, next_n)
+    checks.operand("weights", weights, (batch * next_n, heads), "[B * next_n, H]", torch.float32)
+    lens = lengths(context_lens, batch, next_n)
     checks.dtype("block_tables", checks.rank("block_tables", block_tables, 2), torch.int32)
     if block_tables.shape[0] != batch:
         raise ShapeError(f"block_tables has {block_tables.shape[0]} rows for {batch} sequences")
@@ -147,7 +147,7 @@ def fp8_paged_mqa_logits(
     if batch == 0:
         return torch.empty(0, max_model_len, dtype=torch.float32, device=device)
     if checks.wanted(check, device):
-        _check_pages(check, lens, block_tables, blocks, size, max_model_len)
+        check_pages(check, lens, block_tables, blocks, size, max_model_len)
     return run.paged_mqa_logits(
         q, kv_cache, weights, lens, block_tables.contiguous(), schedule_metadata, max_model_len, clean_logits
     )
@@ -176,7 +176,8 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_size: int, num_sms
     return run.paged_metadata(lens if lens.dim() == 2 else lens.unsqueeze(1), block_size, sms)
 
 
-def _lens(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
+def lengths(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
+    """``[B, next_n]``, the keys of each query; of lengths ``[B]``, the last query of a request sees all."""
     lens = checks.dtype("context_lens", checks.rank("context_lens", context_lens, 1, 2), torch.int32)
     if lens.dim() == 2:
         return checks.shape("context_lens", lens, (batch, next_n), "[B, next_n]")
@@ -185,7 +186,8 @@ def _lens(context_lens: Tensor, batch: int, next_n: int) -> Tensor:
     return lens.unsqueeze(1) + steps
 
 
-def _check_pages(check: bool | None, lens: Tensor, tables: Tensor, blocks: int, size: int, longest: int) -> None:
+def check_pages(check: bool | None, lens: Tensor, tables: Tensor, blocks: int, size: int, longest: int) -> None:
+    """Refuse lengths beyond the pages, and pages in use that the cache does not have; see :func:`checks.values`."""
     room = f"[0, {min(longest, tables.shape[1] * size)}]: max_model_len={longest} and {tables.shape[1]} pages of {size}"
     checks.within("context_lens", check, lens, lens, (0, min(longest, tables.shape[1] * size)), room)
     used = torch.arange(tables.shape[1], device=tables.device) * size < lens.amax(dim=1, keepdim=True)
@@ -196,7 +198,3 @@ def _check_pages(check: bool | None, lens: Tensor, tables: Tensor, blocks: int, 
         ~wrong.any(),
         lambda: f"block_tables names page {tables[wrong][0].item()} of a cache with {blocks} pages",
     )
-
-
-def _expect(name: str, t: object, dtype: torch.dtype, expected: tuple[int, ...], meaning: str) -> None:
-    checks.shape(name, checks.dtype(name, checks.tensor(name, t), dtype), expected, meaning)

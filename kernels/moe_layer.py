@@ -161,7 +161,7 @@ def moe_block_scaled(
     Tensor
         ``[T, H]``.
     """
-    experts = _experts(x, w13, w2, topk_weights, topk_ids)
+    experts = operands(x, w13, w2, topk_weights, topk_ids)
     tile = get_mk_alignment_for_contiguous_layout()
     rows = align(topk_ids.numel() + experts * (tile - 1), tile)
     target, groups, _ = sorted_rows(topk_ids, experts, expert_offset, tile, rows)
@@ -194,7 +194,7 @@ def moe_per_token(
 
     As :func:`moe_block_scaled` with ``w13_scale [E, 2I]`` and ``w2_scale [E, H]`` float32.
     """
-    experts = _experts(x, w13, w2, topk_weights, topk_ids)
+    experts = operands(x, w13, w2, topk_weights, topk_ids)
     rows = topk_ids.numel()
     target, groups, ends = sorted_rows(topk_ids, experts, expert_offset, 1, rows)
     spread = _spread(x, topk_weights, target, rows, weight_on_input)
@@ -213,10 +213,14 @@ def _logits(logits: Tensor, top_k: int) -> tuple[int, int]:
     return tokens, experts
 
 
-def _experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor) -> int:
-    tokens, hidden = checks.dtype("x", checks.rank("x", x, 2), *checks.WIDE).shape
-    experts, up, h = checks.dtype("w13", checks.rank("w13", w13, 3), FP8).shape
-    checks.shape("w2", checks.dtype("w2", checks.rank("w2", w2, 3), FP8), (experts, hidden, up // 2), "[E, H, I]")
+def operands(
+    x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor,
+    inputs: tuple[torch.dtype, ...] = checks.WIDE, codes: torch.dtype = FP8,
+) -> int:  # fmt: skip
+    """The number of experts, where the operands of a layer fit each other; ``codes`` is the dtype of the weights."""
+    tokens, hidden = checks.dtype("x", checks.rank("x", x, 2), *inputs).shape
+    experts, up, h = checks.dtype("w13", checks.rank("w13", w13, 3), codes).shape
+    checks.shape("w2", checks.dtype("w2", checks.rank("w2", w2, 3), codes), (experts, hidden, up // 2), "[E, H, I]")
     if h != hidden or up % 2:
         raise ShapeError(f"w13 {list(w13.shape)} must be [E, 2I, H] with H={hidden}")
     checks.dtype("topk_weights", checks.rank("topk_weights", weights, 2), torch.float32)
@@ -257,9 +261,21 @@ def _spread(x: Tensor, weights: Tensor, target: Tensor, rows: int, weight_on_inp
     slots = x.unsqueeze(1).expand(-1, target.shape[1], -1)
     if weight_on_input:
         slots = slots * weights.to(x.dtype).unsqueeze(-1)
-    spread = x.new_zeros(rows + 1, x.shape[1])
-    spread[target.reshape(-1)] = slots.reshape(-1, x.shape[1])
+    return scattered(slots.reshape(-1, x.shape[1]), target, rows)
+
+
+def scattered(slots: Tensor, target: Tensor, rows: int) -> Tensor:
+    """Row ``i`` of ``slots`` at the place ``target`` of the i-th (token, slot), zeros elsewhere; ``rows`` is no
+    place."""
+    spread = slots.new_zeros(rows + 1, slots.shape[1])
+    spread[target.reshape(-1)] = slots
     return spread[:rows]
+
+
+def gathered(y: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """``[T, top_k, H]``, the rows of each token's experts, zeros where one is elsewhere; and where one is here."""
+    padded = torch.cat([y, y.new_zeros(1, y.shape[1])])
+    return padded[target.reshape(-1)].view(*target.shape, y.shape[1]), (target < y.shape[0]).unsqueeze(-1)
 
 
 def _quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,12 +283,12 @@ def _quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_padding(y: Tensor, groups: Tensor) -> Tensor:
+    """``y`` with zeros in rows of no expert, which a product leaves unwritten."""
     return y.masked_fill((groups < 0).unsqueeze(1), 0.0)
 
 
 def _combine(y: Tensor, weights: Tensor, target: Tensor, weight_on_input: bool, dtype: torch.dtype) -> Tensor:
-    padded = torch.cat([y, y.new_zeros(1, y.shape[1])])
-    parts = padded[target.reshape(-1)].view(*target.shape, y.shape[1]).to(torch.float32)
-    here = (target < y.shape[0]).unsqueeze(-1)
+    parts, here = gathered(y, target)
     factor = torch.ones_like(weights) if weight_on_input else weights
-    return torch.where(here, parts * factor.unsqueeze(-1), torch.zeros_like(parts)).sum(dim=1).to(dtype)
+    terms = parts.to(torch.float32) * factor.unsqueeze(-1)
+    return torch.where(here, terms, torch.zeros_like(terms)).sum(dim=1).to(dtype)

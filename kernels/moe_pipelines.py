@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels import checks
 from kernels.checks import FP8, FP8_MAX
-from kernels.errors import InputError, OptionError, ShapeError
+from kernels.errors import InputError, OptionError
 from kernels.fused import persistent_masked_m_silu_mul_quant, silu_and_mul_masked_post_quant
 from kernels.grouped import (
     fp8_m_grouped_gemm_nt_masked,
@@ -28,7 +28,15 @@ from kernels.grouped import (
     scaled_grouped_mm,
 )
 from kernels.layout import align
-from kernels.moe_layer import route_deepseek_v3, silu_and_mul, sorted_rows, without_padding
+from kernels.moe_layer import (
+    gathered,
+    operands,
+    route_deepseek_v3,
+    scattered,
+    silu_and_mul,
+    sorted_rows,
+    without_padding,
+)
 from kernels.quantize import flashinfer_quantize_1x128, per_token_group_quant_fp8, scaled_fp8_quant
 from kernels.support import BLOCK
 
@@ -239,9 +247,13 @@ def moe_experts(
             alpha2, up_scale, expert_map, expert_offset, weight_on_input, combine,
         )  # fmt: skip
         return made
-    row = _row(pipeline)
-    ways = _ways(row, combine, topk_ids.shape[-1])
-    tokens, experts = _check(row, x, w13, w2, topk_weights, topk_ids)
+    row = row_of(pipeline)
+    inputs, codes = FP8 if row.quantise is None else torch.bfloat16, torch.int8 if row.weights == "group" else FP8
+    operands(x, w13, w2, topk_weights, topk_ids, (inputs,), codes)
+    tokens, top_k = topk_ids.shape
+    ways = way_of(row, combine, top_k)
+    if weight_on_input and top_k != 1:
+        raise OptionError(f"weight_on_input with {top_k} experts for each token; it needs one")
     if not tokens:
         return x.new_zeros(x.shape, dtype=torch.bfloat16)
     ids = topk_ids.long()
@@ -330,7 +342,7 @@ def _by_runs(
     tile = get_mk_alignment_for_contiguous_layout() if row.weights == "block" else 1
     rows = align(ids.numel() + experts * (tile - 1), tile)
     target, groups, ends = sorted_rows(ids, experts, offset, tile, rows)
-    a = _scattered(x, target, rows), _scattered(x_scale, target, rows)
+    a = _slots(x, target, rows), _slots(x_scale, target, rows)
     h = layer.product("w13", a, groups, ends, torch.float32 if row.first else torch.bfloat16)
     h = without_padding(h, groups)
     if row.hidden is not None:
@@ -344,7 +356,7 @@ def _by_runs(
     made = QUANTISE[row.requantise](act, a2_scale)
     if factor is None:
         return layer.product("w2", made, groups, ends, torch.bfloat16), target
-    own = _scattered(factor.reshape(-1, 1), target.reshape(-1, 1), rows)
+    own = scattered(factor.reshape(-1, 1), target, rows)
     if row.weights in ("block", "group"):
         y = layer.product("w2", made, groups, ends, torch.float32)
         return (y * own).to(torch.bfloat16), target
@@ -366,7 +378,7 @@ def _by_mask(layer: _Layer, x: Tensor, x_scale: Tensor, ids: Tensor, offset: int
     target = torch.where(here, local * room + packed - starts[local], experts * room)
     counts = ends - starts[:-1]
     (w13, s13), (w2, s2) = layer.weight("w13"), layer.weight("w2")
-    a = [_scattered(t, target, experts * room).view(experts, room, -1) for t in (x, x_scale)]
+    a = [_slots(t, target, experts * room).view(experts, room, -1) for t in (x, x_scale)]
     h = torch.empty(experts, room, w13.shape[1], dtype=torch.bfloat16, device=x.device)
     fp8_m_grouped_gemm_nt_masked((a[0], a[1]), (w13, s13), h, counts, room, check=False)
     q, s = MASKED[layer.row.requantise](h, counts)
@@ -375,19 +387,15 @@ def _by_mask(layer: _Layer, x: Tensor, x_scale: Tensor, ids: Tensor, offset: int
     return y.view(experts * room, -1), target
 
 
-def _scattered(x: Tensor, target: Tensor, rows: int) -> Tensor:
-    """Rows of tokens at the places of their slots, zeros elsewhere."""
+def _slots(x: Tensor, target: Tensor, rows: int) -> Tensor:
+    """Each token's row at the places of its slots."""
     raw = x.view(torch.uint8) if x.dtype == FP8 else x
-    spread = raw.new_zeros(rows + 1, raw.shape[1])
-    spread[target.reshape(-1)] = raw.repeat_interleave(target.shape[1], dim=0)
-    return spread[:rows].view(x.dtype)
+    return scattered(raw.repeat_interleave(target.shape[1], dim=0), target, rows).view(x.dtype)
 
 
 def _combined(y: Tensor, weights: Tensor, target: Tensor, way: str) -> Tensor:
     """Outputs of a token's experts, weighted (unless they are already) and added."""
-    padded = torch.cat([y, y.new_zeros(1, y.shape[1])])
-    terms = padded[target.reshape(-1)].view(*target.shape, y.shape[1])
-    here = (target < y.shape[0]).unsqueeze(-1)
+    terms, here = gathered(y, target)
     if way in ("scaled", "reordered"):
         terms = terms * weights.to(terms.dtype).unsqueeze(-1)
     elif way == "stored":
@@ -404,13 +412,15 @@ def _combined(y: Tensor, weights: Tensor, target: Tensor, way: str) -> Tensor:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _row(pipeline: str) -> Pipeline:
+def row_of(pipeline: str) -> Pipeline:
+    """The pipeline of a name; OptionError names all where there is none."""
     if pipeline not in PIPELINES:
         raise OptionError(f"pipeline {pipeline!r:.80}; there are {', '.join(PIPELINES)}")
     return PIPELINES[pipeline]
 
 
-def _ways(row: Pipeline, combine: str | None, top_k: int) -> str:
+def way_of(row: Pipeline, combine: str | None, top_k: int) -> str:
+    """How a call weights and adds: ``combine`` where the row has it (OptionError otherwise), or the usual way."""
     if combine is None:
         return "running" if row.combine == _TRITON and 2 <= top_k <= 4 else row.combine[0]
     if combine not in row.combine:
@@ -422,18 +432,3 @@ def _given(name: str, x: Tensor | None) -> Tensor:
     if x is None:
         raise InputError(f"this pipeline needs {name}")
     return x
-
-
-def _check(row: Pipeline, x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor) -> tuple[int, int]:
-    checks.dtype("x", checks.rank("x", x, 2), FP8 if row.quantise is None else torch.bfloat16)
-    kind = torch.int8 if row.weights == "group" else FP8
-    experts, up, hidden = checks.dtype("w13", checks.rank("w13", w13, 3), kind).shape
-    checks.shape("w2", checks.dtype("w2", checks.rank("w2", w2, 3), kind), (experts, hidden, up // 2), "[E, H, I]")
-    if hidden != x.shape[1] or up % 2:
-        raise ShapeError(f"w13 {list(w13.shape)} must be [E, 2I, H] with H={x.shape[1]}")
-    checks.dtype("topk_weights", checks.rank("topk_weights", weights, 2), torch.float32)
-    checks.dtype("topk_ids", checks.rank("topk_ids", ids, 2), torch.int32, torch.int64)
-    if weights.shape != ids.shape or ids.shape[0] != x.shape[0]:
-        raise ShapeError(f"topk_weights {list(weights.shape)} and topk_ids {list(ids.shape)} must be [T, top_k]")
-    checks.same_device(x=x, w13=w13, w2=w2, topk_weights=weights, topk_ids=ids)
-    return x.shape[0], experts

@@ -26,7 +26,10 @@ from kernels.mx_blocks import (
     FP4_EMAX,
     FP4_FRACTION,
     FP4_MAX,
+    FP8_ELEMENTS,
+    MX_BLOCK,
     NAN_BYTE,
+    NVFP4_BLOCK,
     block_amax,
     compiled_op,
     fp4_values,
@@ -39,11 +42,6 @@ from kernels.mx_blocks import (
     times,
     two_levels,
 )
-from kernels.mx_blocks import FP8_ELEMENTS as FP8_ELEMENTS
-from kernels.mx_blocks import HEIGHTS as HEIGHTS
-from kernels.mx_blocks import LINEAR as LINEAR
-from kernels.mx_blocks import MX_BLOCK as MX_BLOCK
-from kernels.mx_blocks import NVFP4_BLOCK as NVFP4_BLOCK
 
 
 @checks.verb

@@ -71,6 +71,7 @@ def power(byte: Tensor) -> Tensor:
 
 
 def store_scale(byte: Tensor, layout: str) -> Tensor:
+    """Bytes ``[M, C]`` of scales as uint8: as they are, or flat in tiles of the layout."""
     scale = byte.to(torch.uint8)
     return scale if layout == LINEAR else swizzle_scale(scale, _tile(layout))
 
@@ -121,6 +122,12 @@ def e4m3_scale(t: Tensor, decode: Tensor) -> tuple[Tensor, Tensor]:
     both = scale.float() * decode
     inverse = (torch.ones_like(both) / both).clamp(max=torch.finfo(torch.float32).max)
     return scale.view(torch.uint8), inverse
+
+
+def silu_product(x: Tensor) -> Tensor:
+    """``silu(gate) * up`` of ``x [.., 2 I] = [gate, up]`` in float32, rounded once to the dtype of ``x``."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return (gate / (1.0 + torch.exp(-gate)) * up).to(x.dtype)
 
 
 # --- four bits ----------------------------------------------------------------------------------------------------

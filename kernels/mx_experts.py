@@ -28,6 +28,7 @@ from kernels.mx_blocks import (
     block_amax,
     compiled_op,
     pack_nearest,
+    silu_product,
     split_blocks,
     two_levels,
 )
@@ -56,12 +57,27 @@ def scaled_fp4_grouped_quantize(x: Tensor, mask: Tensor, global_scale: Tensor) -
         across.
     """
     g, m, _ = _buffers(x, mask)
-    checks.shape("global_scale", checks.dtype("global_scale", global_scale, torch.float32), (g,), "one for each expert")
+    checks.operand("global_scale", global_scale, (g,), "one for each expert", torch.float32)
     checks.same_device(x=x, mask=mask, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("scaled_fp4_grouped_quantize", x, mask, global_scale)
     q, scale = _nvfp4(x.flatten(0, 1), global_scale.repeat_interleave(m))
     return _expert_last(q, scale, g)
+
+
+@checks.verb
+def silu_and_mul_scaled_nvfp4_experts_quantize(
+    x: Tensor, mask: Tensor, global_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:func:`scaled_fp4_grouped_quantize` of ``silu(gate) * up`` of ``x [G, M, 2 I] = [gate, up]``, computed in float32
+    and rounded once to the dtype of ``x``; ``I`` is a multiple of 16."""
+    g, _, c = _buffers(x, mask)
+    checks.multiple("2 I", c, 2 * NVFP4_BLOCK, f"{NVFP4_BLOCK} values share a scale; pad I")
+    checks.operand("global_scale", global_scale, (g,), "one for each expert", torch.float32)
+    checks.same_device(x=x, mask=mask, global_scale=global_scale)
+    if torch.compiler.is_compiling():
+        return compiled_op("silu_and_mul_scaled_nvfp4_experts_quantize", x, mask, global_scale)
+    return scaled_fp4_grouped_quantize(silu_product(x), mask, global_scale)
 
 
 @checks.verb
@@ -101,7 +117,7 @@ def scaled_fp4_experts_quant(
         ``q [M, K / 2]`` uint8; ``scale`` uint8 (E4M3), flat, in 128x4 tiles.
     """
     g = _placed(x, expert_offsets, placement)
-    checks.shape("global_scale", checks.dtype("global_scale", global_scale, torch.float32), (g,), "one for each expert")
+    checks.operand("global_scale", global_scale, (g,), "one for each expert", torch.float32)
     checks.same_device(x=x, expert_offsets=expert_offsets, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("scaled_fp4_experts_quant", x, global_scale, expert_offsets, placement)
@@ -136,7 +152,7 @@ def _nvfp4(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 def _buffers(x: Tensor, mask: Tensor) -> tuple[int, int, int]:
     checks.nonempty("x", checks.dtype("x", checks.rank("x", x, 3), *WIDE), 0, 1, 2)
     g, m, k = x.shape
-    checks.shape("mask", checks.dtype("mask", mask, torch.int32), (g,), "one for each expert")
+    checks.operand("mask", mask, (g,), "one for each expert", torch.int32)
     return g, m, k
 
 

@@ -42,12 +42,14 @@ from kernels.mx_blocks import (
     pack_nearest,
     power,
     shared_exponent,
+    silu_product,
     split_blocks,
     store_scale,
     times,
     two_levels,
 )
 from kernels.quantize import per_block_cast_to_fp8
+from kernels.support import BLOCK
 
 # Largest value, its exponent, fraction bits, exponent of the smallest normal value (OCP Microscaling Formats 1.0, 5.3).
 FP6_ELEMENTS = {"e3m2": (28.0, 4, 2, -2), "e2m3": (7.5, 2, 3, 0)}
@@ -59,7 +61,6 @@ SIGN_MASK = 0b1101_0111_1110_1000
 """TransformerEngine's signs: bit ``i`` is set where column ``i`` of 16 changes its sign."""
 ERRORS = ("mae", "mse")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-BLOCK = 128
 _ROUNDS, _M0, _M1, _W0, _W1, _WORD = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85, 0xFFFFFFFF
 
 
@@ -406,9 +407,7 @@ def silu_and_mul_nvfp4_quantize(x: Tensor, global_scale: Tensor, layout: str = "
     checks.same_device(x=x, global_scale=global_scale)
     if torch.compiler.is_compiling():
         return compiled_op("silu_and_mul_nvfp4_quantize", x, global_scale, layout)
-    gate, up = x.float().chunk(2, dim=1)
-    y = (gate / (1.0 + torch.exp(-gate)) * up).to(x.dtype)
-    return _two_levels(split_blocks(y, NVFP4_BLOCK), global_scale.reshape(()), layout)
+    return _two_levels(split_blocks(silu_product(x), NVFP4_BLOCK), global_scale.reshape(()), layout)
 
 
 # --- rows and FP8 -------------------------------------------------------------------------------------------------

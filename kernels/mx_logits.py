@@ -15,9 +15,9 @@ from torch import Tensor
 from kernels import checks
 from kernels.backends.declaration import Rows, Scales
 from kernels.errors import InputError, LayoutError, OptionError, ShapeError
-from kernels.logits import _check_pages, _expect, _lens, fp8_mqa_logits, fp8_paged_mqa_logits
-from kernels.mx import LINEAR, MX_BLOCK
-from kernels.mx_products import UE8M0, _product
+from kernels.logits import check_pages, fp8_mqa_logits, fp8_paged_mqa_logits, lengths
+from kernels.mx_blocks import LINEAR, MX_BLOCK
+from kernels.mx_products import UE8M0, run_product
 
 HELD = 1 << 26
 """Dot products held at once: 256 MiB."""
@@ -76,8 +76,8 @@ def fp8_fp4_mqa_logits(
     if k.shape[1] != half or n == 0:
         raise ShapeError(f"q {list(codes.shape)} and k {list(k.shape)} disagree in D or are empty")
     _weights(weights, (m, heads), "[M, H]", logits_dtype)
-    _expect("cu_seqlen_ks", cu_seqlen_ks, torch.int32, (m,), "[M]")
-    _expect("cu_seqlen_ke", cu_seqlen_ke, torch.int32, (m,), "[M]")
+    checks.operand("cu_seqlen_ks", cu_seqlen_ks, (m,), "[M]", torch.int32)
+    checks.operand("cu_seqlen_ke", cu_seqlen_ke, (m,), "[M]", torch.int32)
     if max_seqlen_k < 0 or max_seqlen_k and clean_logits:
         raise OptionError(f"max_seqlen_k={max_seqlen_k}, clean_logits={clean_logits}: 0, or a size without cleaning")
     windows = {"cu_seqlen_ks": cu_seqlen_ks, "cu_seqlen_ke": cu_seqlen_ke}
@@ -144,7 +144,7 @@ def fp8_fp4_paged_mqa_logits(
     if not kv_cache.is_contiguous():
         raise LayoutError("kv_cache must be contiguous: the scales of a block follow its codes in memory")
     _weights(weights, (batch * next_n, heads), "[B * next_n, H]", logits_dtype)
-    lens = _lens(context_lens, batch, next_n)
+    lens = lengths(context_lens, batch, next_n)
     pages = checks.dtype("block_tables", checks.rank("block_tables", block_tables, 2), torch.int32).shape[1]
     if block_tables.shape[0] != batch or 0 in (batch, pages, blocks):
         raise ShapeError(f"block_tables {list(block_tables.shape)} for {batch} sequences and {blocks} blocks")
@@ -153,7 +153,7 @@ def fp8_fp4_paged_mqa_logits(
     tensors = {"weights": weights, "context_lens": context_lens, "block_tables": block_tables}
     device = checks.same_device(q=codes, q_sf=q_sf, kv_cache=kv_cache, **tensors)
     if checks.wanted(check, device):
-        _check_pages(check, lens, block_tables, blocks, size, max_model_len)
+        check_pages(check, lens, block_tables, blocks, size, max_model_len)
     a, a_scale = _fp4("q", codes.flatten(0, 1), q_sf.flatten(0, 1))
     flat, keys = kv_cache.view(blocks, -1), pages * size
     k, k_sf = flat[:, : size * half].reshape(blocks, size, half), flat[:, size * half :].reshape(blocks, size, 4)
@@ -185,7 +185,7 @@ def _heads(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], weights: T
     b, n = right[0], right[0].shape[1]
     dots = torch.empty(rows * heads, n, dtype=torch.float32, device=out.device)
     scales = (Scales(part.contiguous().view(UE8M0).reshape(-1), MX_BLOCK, LINEAR) for part in (left[1], right[1]))
-    _product(left[0].reshape(-1, half), next(scales), b, next(scales), dots, runs)
+    run_product(left[0].reshape(-1, half), next(scales), b, next(scales), dots, runs)
     out.copy_(dots.relu_().view(rows, heads, n).mul_(weights.to(torch.float32)[:, :, None]).sum(dim=1))
 
 
@@ -203,7 +203,7 @@ def _fp4(name: str, codes: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor
         raise ShapeError(f"{name} is {list(codes.shape)}, so D={depth}; a word holds the scales of 32, 64, 96 or 128")
     if scale is None:
         raise InputError(f"{name} has no scales; pass int32 words of four E8M0 bytes")
-    _expect(f"{name}_sf", scale, torch.int32, tuple(codes.shape[:-1]), "one word for each row of codes")
+    checks.operand(f"{name}_sf", scale, tuple(codes.shape[:-1]), "one word for each row of codes", torch.int32)
     raw = scale.contiguous().view(torch.uint8).reshape(*scale.shape, 4)
     return codes.contiguous().view(torch.uint8), raw[..., : depth // MX_BLOCK]
 

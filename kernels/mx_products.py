@@ -21,10 +21,9 @@ from torch.compiler import is_compiling
 
 from kernels import checks
 from kernels.backends.declaration import Rows, Scales
-from kernels.blockscaled import _pair
 from kernels.errors import DtypeError, OptionError, ShapeError
 from kernels.layout import shuffled_rows
-from kernels.mx import HEIGHTS, LINEAR, MX_BLOCK, NVFP4_BLOCK
+from kernels.mx_blocks import HEIGHTS, LINEAR, MX_BLOCK, NVFP4_BLOCK
 from kernels.routes import dtype_name, route
 
 E4M3, E5M2, UE8M0 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
@@ -183,7 +182,7 @@ def scaled_mm(
         checks.same_device(mat_a=mat_a, global_scale_a=global_scale_a, global_scale_b=global_scale_b)
         alpha = global_scale_a.reshape(1) * global_scale_b.reshape(1)
     if bias is not None:
-        checks.shape("bias", checks.dtype("bias", checks.tensor("bias", bias), *checks.WIDE), (mat_b.shape[1],), "[N]")
+        checks.operand("bias", bias, (mat_b.shape[1],), "[N]", *checks.WIDE)
     return _dense(mat_a, left, mat_b, right, checks.out_dtype(out_dtype), alpha, bias)
 
 
@@ -232,7 +231,7 @@ def bmm_mxfp8(
     start = torch.arange(batch, dtype=torch.int32, device=a.device)
     step_a, step_b = (m, n) if whole else (_up(m), _up(n))
     table = torch.stack([start * m, start * m + m, start * step_a, start * step_b])
-    _product(a.reshape(batch * m, k), left, b.mT, right, out, Rows(table))
+    run_product(a.reshape(batch * m, k), left, b.mT, right, out, Rows(table))
     return out.view(batch, m, n)
 
 
@@ -324,7 +323,7 @@ def _group_gemm(
     start = m_indptr[:-1].to(torch.int32)
     scale = (start + 127 * group) // 128 * 128
     table = torch.stack([start, m_indptr[1:].to(torch.int32), scale, group * _up(n)])
-    _product(a, left, b, right, out, Rows(table), alpha)
+    run_product(a, left, b, right, out, Rows(table), alpha)
     return out
 
 
@@ -387,7 +386,7 @@ def scaled_grouped_mm_mx(
     scale = torch.cumsum((end - start + 127) // 128 * 128, 0, dtype=torch.int32)
     first = torch.cat([scale.new_zeros(1), scale[:-1]])
     table = torch.stack([start, end, first, torch.arange(groups, dtype=torch.int32, device=offs.device) * _up(n)])
-    _product(mat_a, left, mat_b, right, out, Rows(table), alpha)
+    run_product(mat_a, left, mat_b, right, out, Rows(table), alpha)
     return out
 
 
@@ -438,7 +437,7 @@ def scaled_grouped_mm_mx_k_groups(
         sides.append(Scales(memory, MX_BLOCK, TILE))
     out = torch.empty(groups * m, n, dtype=checks.out_dtype(out_dtype, torch.bfloat16), device=mat_a.device)
     depth = torch.stack([first, end, torch.cat([columns.new_zeros(1), columns[:-1]])])
-    _product(mat_a, sides[0], mat_b[None], sides[1], out, Rows(None, None, depth))
+    run_product(mat_a, sides[0], mat_b[None], sides[1], out, Rows(None, None, depth))
     return out.view(groups, m, n)
 
 
@@ -617,14 +616,14 @@ def k_grouped_fp8_gemm_tn_contiguous(
         raise OptionError(f"ks holds {bad[0]}; every group has a multiple of {gran} rows, pad it with zeros")
     pairs, total = {}, sum(steps)
     for name, pair, rows in (("a", a, m), ("b", b, n)):
-        codes, scale = _pair(name, pair)
+        codes, scale = checks.pair(name, pair)
         checks.shape(name, checks.dtype(name, checks.rank(name, codes, 2), E4M3), (total, rows), "[sum(ks), rows]")
         checks.dtype(f"{name}_scale", checks.tensor(f"{name}_scale", scale), torch.float32)
         checks.shape(f"{name}_scale", scale, (total // gran, rows), "[sum(ks) / gran_k, rows]")
         pairs[name] = codes, scale
     checks.output("out", out, (groups, m, n), "[G, M, N]", torch.float32)
     if c is not None and c is not out:
-        checks.shape("c", checks.dtype("c", checks.tensor("c", c), torch.float32), (groups, m, n), "[G, M, N]")
+        checks.operand("c", c, (groups, m, n), "[G, M, N]", torch.float32)
         checks.same_device(out=out, c=c)
         out.copy_(c)
     start = 0
@@ -638,7 +637,7 @@ def k_grouped_fp8_gemm_tn_contiguous(
 
 def _turned(name: str, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Codes ``[.., K, R]``, or packed ``[.., K, R / 2]``, and their scales with the last two axes exchanged."""
-    codes, scale = _pair(name, pair)
+    codes, scale = checks.pair(name, pair)
     checks.dtype(name, codes, E4M3, torch.uint8, torch.int8)
     scale = checks.tensor(f"{name}_scale", scale)
     if codes.dim() < 2 or scale.dim() != codes.dim():
@@ -686,7 +685,7 @@ def _codes(
     k: int | None = None,
 ) -> tuple[Tensor, Scales, int]:
     """Codes and scales of an operand of DeepGEMM, and its K; the scales a row for each row."""
-    x, scale = _pair(name, pair)
+    x, scale = checks.pair(name, pair)
     x = checks.dtype(name, checks.rank(name, x, rank), E4M3, torch.uint8, torch.int8)
     x = x.view(torch.uint8) if x.dtype is torch.int8 else x
     if tuple(recipe) not in recipes:
@@ -708,10 +707,10 @@ def _into(
 ) -> None:
     """A product into the caller's output, of any strides."""
     if out.is_contiguous():
-        _product(a, left, b, right, out, rows, accumulate=accumulate)
+        run_product(a, left, b, right, out, rows, accumulate=accumulate)
         return
     made = out.contiguous()
-    _product(a, left, b, right, made, rows, accumulate=accumulate)
+    run_product(a, left, b, right, made, rows, accumulate=accumulate)
     out.copy_(made)
 
 
@@ -731,11 +730,11 @@ def _dense(
     if b.shape[0] != a.shape[1]:
         raise ShapeError(f"b has {b.shape[0]} rows and a {a.shape[1]} columns; they are the same K")
     out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
-    _product(a, left, b.t()[None], right, out, None, alpha, bias)
+    run_product(a, left, b.t()[None], right, out, None, alpha, bias)
     return out
 
 
-def _product(
+def run_product(
     a: Tensor,
     left: Scales,
     b: Tensor,
@@ -812,9 +811,9 @@ def _up(rows: int) -> int:
 
 
 def _pointers(name: str, x: Tensor, count: int) -> None:
-    checks.shape(name, checks.dtype(name, checks.tensor(name, x), torch.int32), (count,), "int32, one for each expert")
+    checks.operand(name, x, (count,), "int32, one for each expert", torch.int32)
 
 
 def _factors(name: str, x: Tensor | None, groups: int) -> None:
     if x is not None:
-        checks.shape(name, checks.dtype(name, checks.tensor(name, x), torch.float32), (groups,), "[G]")
+        checks.operand(name, x, (groups,), "[G]", torch.float32)

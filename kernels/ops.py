@@ -38,6 +38,8 @@ from kernels import (
 )
 from kernels.checks import FP8
 from kernels.errors import OptionError
+from kernels.mx_blocks import FP8_ELEMENTS, LINEAR, MX_BLOCK, NVFP4_BLOCK
+from kernels.support import BLOCK
 
 NAMESPACE = "fp8_kernels"
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
@@ -303,31 +305,30 @@ def _rope_quantize_fp8(
 
 def _scale_bytes(x: Tensor, width: int, layout: str) -> Tensor:
     m, c = x.shape[0], x.shape[1] // width
-    if layout == mx.LINEAR:
+    if layout == LINEAR:
         return _empty(m, c, like=x, dtype=torch.uint8)
-    height = mx.HEIGHTS[layout]
-    return _empty((m + height - 1) // height * height * ((c + 3) // 4 * 4), like=x, dtype=torch.uint8)
+    return _empty(mx_products.size_of(m, c, layout), like=x, dtype=torch.uint8)
 
 
 def _mxfp8_fake(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
 ) -> tuple[Tensor, Tensor]:
-    q = _empty(*x.shape, like=x, dtype=mx.FP8_ELEMENTS[element][3])
-    return q, _scale_bytes(x, mx.MX_BLOCK, layout)
+    q = _empty(*x.shape, like=x, dtype=FP8_ELEMENTS[element][3])
+    return q, _scale_bytes(x, MX_BLOCK, layout)
 
 
 def _mxfp4_fake(x: Tensor, layout: str = "128x4", rounding: str = "rceil") -> tuple[Tensor, Tensor]:
-    return _empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), _scale_bytes(x, mx.MX_BLOCK, layout)
+    return _empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), _scale_bytes(x, MX_BLOCK, layout)
 
 
 def _nvfp4_fake(
     x: Tensor, global_scale: Tensor, layout: str = "128x4", is_global_scale_inversed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    return _empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), _scale_bytes(x, mx.NVFP4_BLOCK, layout)
+    return _empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), _scale_bytes(x, NVFP4_BLOCK, layout)
 
 
 def _one_a_byte_fake(x: Tensor, layout: str = "128x4", *_: object, **__: object) -> tuple[Tensor, Tensor]:
-    return _empty(*x.shape, like=x, dtype=torch.uint8), _scale_bytes(x, mx.MX_BLOCK, layout)
+    return _empty(*x.shape, like=x, dtype=torch.uint8), _scale_bytes(x, MX_BLOCK, layout)
 
 
 def _two_levels_fake(
@@ -344,24 +345,24 @@ def _columns_fake(
     x: Tensor, layout: str = "128x4", rounding: str = "rceil", element: str = "e4m3"
 ) -> tuple[Tensor, Tensor]:
     m, k = x.shape
-    q = _empty(k, m, like=x, dtype=mx.FP8_ELEMENTS[element][3])
+    q = _empty(k, m, like=x, dtype=FP8_ELEMENTS[element][3])
     if layout == mx_columns.COMPACT:
-        return q.t(), _empty(m // mx.MX_BLOCK, k, like=x, dtype=torch.uint8)
-    return q.t(), _scale_bytes(q, mx.MX_BLOCK, layout)
+        return q.t(), _empty(m // MX_BLOCK, k, like=x, dtype=torch.uint8)
+    return q.t(), _scale_bytes(q, MX_BLOCK, layout)
 
 
 def _squares_fake(
     x: Tensor, layout: str = "128x4", direction: str = "rowwise", element: str = "e4m3"
 ) -> tuple[Tensor, Tensor]:
-    q = _empty(*x.shape, like=x, dtype=mx.FP8_ELEMENTS[element][3])
+    q = _empty(*x.shape, like=x, dtype=FP8_ELEMENTS[element][3])
     if direction == mx_columns.DIRECTIONS[0]:
-        return q, _scale_bytes(x, mx.MX_BLOCK, mx.LINEAR if layout == mx_columns.COMPACT else layout)
+        return q, _scale_bytes(x, MX_BLOCK, LINEAR if layout == mx_columns.COMPACT else layout)
     return q, _columns_fake(x, layout)[1]
 
 
 def _batched_fake(x: Tensor, global_scale: Tensor, layout: str = "128x4") -> tuple[Tensor, Tensor]:
     b, m, k = x.shape
-    scale = _scale_bytes(x[0], mx.NVFP4_BLOCK, layout)
+    scale = _scale_bytes(x[0], NVFP4_BLOCK, layout)
     return _empty(b, m, k // 2, like=x, dtype=torch.uint8), _empty(b, scale.shape[0], like=x, dtype=torch.uint8)
 
 
@@ -387,29 +388,33 @@ def _requantised_fake(
 def _blocks_fake(
     x: Tensor, mx_scale: Tensor, layout: str = "128x4", dtype: str = "bfloat16"
 ) -> tuple[Tensor, Tensor]:
-    m, k = ((extent + mx_forms.BLOCK - 1) // mx_forms.BLOCK for extent in x.shape)
+    m, k = ((extent + BLOCK - 1) // BLOCK for extent in x.shape)
     return _empty(*x.shape, like=x, dtype=torch.float8_e4m3fn), _empty(m, k, like=x, dtype=torch.float32)
 
 
 def _masked_fake(x: Tensor, mask: Tensor, global_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     (g, m, k), four = x.shape, global_scale is not None
-    width, dtype = (mx.NVFP4_BLOCK, torch.uint8) if four else (mx.MX_BLOCK, torch.float8_e4m3fn)
+    width, dtype = (NVFP4_BLOCK, torch.uint8) if four else (MX_BLOCK, torch.float8_e4m3fn)
     down, across = (m + mx_experts.HEIGHT - 1) // mx_experts.HEIGHT, (k // width + 3) // 4
     q = _empty(g, m, k // 2 if four else k, like=x, dtype=dtype).permute(1, 2, 0)
     return q, _empty(g, down, across, 32, 4, 4, like=x, dtype=torch.uint8).permute(3, 4, 1, 5, 2, 0)
+
+
+def _masked_silu_fake(x: Tensor, mask: Tensor, global_scale: Tensor) -> tuple[Tensor, Tensor]:
+    return _masked_fake(_empty(*x.shape[:2], x.shape[2] // 2, like=x, dtype=x.dtype), mask, global_scale)
 
 
 def _experts_fake(
     x: Tensor, global_scale: Tensor, expert_offsets: Tensor, placement: str = "tight"
 ) -> tuple[Tensor, Tensor]:
     rows = mx_experts.rows_of_scales(x.shape[0], expert_offsets.shape[0] - 1)
-    scale = _empty(rows * ((x.shape[1] // mx.NVFP4_BLOCK + 3) // 4 * 4), like=x, dtype=torch.uint8)
+    scale = _empty(rows * ((x.shape[1] // NVFP4_BLOCK + 3) // 4 * 4), like=x, dtype=torch.uint8)
     return _empty(x.shape[0], x.shape[1] // 2, like=x, dtype=torch.uint8), scale
 
 
 def _mxfp8_experts_fake(x: Tensor, expert_offsets: Tensor, placement: str = "tight") -> tuple[Tensor, Tensor]:
     rows = mx_experts.rows_of_scales(x.shape[0], expert_offsets.shape[0] - 1)
-    scale = _empty(rows * ((x.shape[1] // mx.MX_BLOCK + 3) // 4 * 4), like=x, dtype=torch.uint8)
+    scale = _empty(rows * ((x.shape[1] // MX_BLOCK + 3) // 4 * 4), like=x, dtype=torch.uint8)
     return _empty(*x.shape, like=x, dtype=torch.float8_e4m3fn), scale
 
 
@@ -434,6 +439,7 @@ _operator(_mxfp4_fake)(mx_forms.mxfp4_quantize_of_fp8)
 _operator(_requantised_fake)(mx_forms.fp8_block_to_mxfp8)
 _operator(_blocks_fake)(mx_forms.mxfp8_to_fp8_block)
 _operator(_masked_fake)(mx_experts.scaled_fp4_grouped_quantize)
+_operator(_masked_silu_fake)(mx_experts.silu_and_mul_scaled_nvfp4_experts_quantize)
 _operator(_masked_fake)(mx_experts.mxfp8_grouped_quantize)
 _operator(_experts_fake)(mx_experts.scaled_fp4_experts_quant)
 _operator(_mxfp8_experts_fake)(mx_experts.mxfp8_experts_quant)

@@ -234,6 +234,7 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
             (mx_forms, "mxfp6_quantize"), (mx_forms, "mxint8_quantize"), (mx_forms, "per_token_cast_to_fp4"),
             (mx_forms, "nvfp4_batched_quantize"), (mx_forms, "nvfp4_quantize_shuffled"),
             (mx_forms, "silu_and_mul_nvfp4_quantize"),
+            (mx_experts, "silu_and_mul_scaled_nvfp4_experts_quantize"),
             (mx_forms, "nvfp4_quantize_stochastic"), (mx_forms, "nvfp4_quantize_2d"),
             (mx_forms, "nvfp4_quantize_4over6"), (mx_forms, "nvfp4_quantize_rht"),
             (mx_forms, "nvfp4_quantize_per_token", "row_scale"), (mx_forms, "nvfp4_quantize_of_fp8"),

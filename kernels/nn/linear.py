@@ -206,8 +206,8 @@ class Fp8Linear(Fp8Module):
         shards = [_shard(source, name, scheme.scale, parallel, rank, world) for name in names]
         return cls.from_shards(
             shards, kind=scheme.kind, bias=_bias(source, shards, parallel, rank), device=device,
-            input_scale=_static(source, names) if scheme.static else None, per_token=scheme.per_token,
-            name=" + ".join(names), **options,
+            input_scale=static_scale(source, " + ".join(names), names) if scheme.static else None,
+            per_token=scheme.per_token, name=" + ".join(names), **options,
         )  # fmt: skip
 
     def _place(
@@ -459,10 +459,10 @@ def _bias(source: Checkpoint, shards: Sequence[Shard], parallel: str | None, ran
     return torch.cat([source.tensor(f"{shard.name}.bias")[(slice(*shard.rows),)] for shard in shards])
 
 
-def _static(source: Checkpoint, names: Sequence[str]) -> Tensor:
+def static_scale(source: Checkpoint, said: str, names: Sequence[str]) -> Tensor:
     """The scale of an input that several layers share: the largest of theirs, which clips none of them."""
     scales = [whole(source.tensor(f"{name}.input_scale")).to(torch.float32).reshape(-1) for name in names]
-    return finite(f"the input_scale of {' + '.join(names)}", torch.cat(scales).max().reshape(1))
+    return finite(f"the input_scale of {said}", torch.cat(scales).max().reshape(1))
 
 
 from_checkpoint = Fp8Linear.from_checkpoint

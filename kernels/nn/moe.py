@@ -3,13 +3,15 @@
 ``y[t] = sum_j weight[t,j] * expert[id[t,j]](x[t]) + shared(x[t])``. Experts with block scales run on
 :func:`kernels.moe_block_scaled`, experts per tensor or per channel on :func:`kernels.moe_per_token` (inputs quantised
 per token). Products are stored in bf16, the sum over experts is float32 and rounded once to the dtype of the output.
+With ``pipeline`` they compute what one library's layer computes (:func:`kernels.moe_experts`): its quantisers, its
+roundings, its sum; static scales of the input and of the intermediate where that layer has them.
 
 A rank holds whole experts (``expert``) or a part of each (``tensor``: rows of gate and up, the same columns of down; it
 may begin and end inside a block). Its output is its part of the sum (:func:`kernels.nn.sum_ranks`); ask for
 ``out_dtype=torch.float32`` to keep the parts unrounded.
 
-Not covered: the exchange of tokens between ranks, static input scales of experts, experts that are one tensor on disk,
-biases of experts, UE8M0 scales of inputs (which DeepGEMM's experts need on sm100).
+Not covered: the exchange of tokens between ranks, experts that are one tensor on disk, int4 weights, biases of experts,
+UE8M0 scales of inputs (which DeepGEMM's experts need on sm100).
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from torch import Tensor
 
 from kernels import checks
 from kernels.checks import FP8
-from kernels.errors import CheckpointError, OptionError, ShapeError
+from kernels.errors import CheckpointError, InputError, OptionError, ShapeError
+from kernels.moe import make_fp8_moe_alpha_scales_for_fi
 from kernels.moe_layer import moe_block_scaled, moe_per_token, route_deepseek_v3, route_softmax
-from kernels.nn.checkpoint import Checkpoint
-from kernels.nn.linear import Fp8Mlp, Fp8Module
+from kernels.moe_pipelines import PIPELINES, Pipeline, moe_experts, row_of, way_of
+from kernels.nn.checkpoint import Checkpoint, Scheme
+from kernels.nn.linear import Fp8Mlp, Fp8Module, static_scale
 from kernels.nn.shards import GEMM_COLUMNS, Layout, Shard, check, fill, finite, lay_out, share
+from kernels.quantize import per_token_group_quant_fp8, requantize_with_max_scale, scaled_fp8_quant
 from kernels.support import BLOCK
 
 Router = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -41,23 +46,41 @@ class Fp8Experts(Fp8Module):
     Parameters
     ----------
     w13, w2
-        ``[E, 2I, H]`` (gate rows first) and ``[E, H, I]`` E4M3; ``H`` and ``I`` multiples of 128 with block scales, of
-        16 otherwise.
+        ``[E, 2I, H]`` (gate rows first; up rows first for a pipeline whose library has them so) and ``[E, H, I]`` E4M3;
+        ``H`` and ``I`` multiples of 128 with block scales, of 16 otherwise.
     w13_scale, w2_scale
-        float32 per block, ``[E, 2I/128, H/128]`` and ``[E, H/128, I/128]``, or per channel, ``[E, 2I]`` and ``[E, H]``.
+        float32 per block, ``[E, 2I/128, H/128]`` and ``[E, H/128, I/128]``, or per channel, ``[E, 2I]`` and ``[E, H]``;
+        per expert, ``[E]``, for a pipeline of such weights.
+    pipeline
+        A name of ``kernels.moe_pipelines.PIPELINES``, as ``"deep_gemm_moe"``: the layer computes what that library's
+        layer computes, for bf16 inputs and outputs. None: float32 sums of bf16 products, as the module's text says.
+    w13_input_scale, w2_input_scale
+        One float32 value each, which multiplies the codes of the input and of the intermediate: of pipelines with
+        weights per expert, and of no others.
+    combine
+        Another way of the pipeline to weight and add, as of :func:`kernels.moe_experts`.
     first_expert
         The global number of this rank's first expert; other experts contribute nothing.
-    limit, weight_on_input, round_silu
-        As of :func:`kernels.moe_block_scaled`.
+    weight_on_input
+        As of :func:`kernels.moe_block_scaled`, or with a pipeline of :func:`kernels.moe_experts`.
+    limit, round_silu
+        As of :func:`kernels.moe_block_scaled`; a pipeline has its own rounding and no limit.
     out_dtype
         The dtype of the output; default: that of the input.
+
+    Raises
+    ------
+    OptionError, InputError, ShapeError, DtypeError, ValueRangeError
+        An operand does not fit the others or the pipeline; the message names it.
     """
 
-    kept = ("w13", "w13_scale", "w2", "w2_scale")
+    kept = ("w13", "w13_scale", "w2", "w2_scale", "w13_input_scale", "w2_input_scale")
     w13: torch.nn.Parameter
     w13_scale: torch.nn.Parameter
     w2: torch.nn.Parameter
     w2_scale: torch.nn.Parameter
+    w13_input_scale: torch.nn.Parameter | None
+    w2_input_scale: torch.nn.Parameter | None
 
     @checks.verb
     def __init__(
@@ -67,6 +90,10 @@ class Fp8Experts(Fp8Module):
         w2: Tensor,
         w2_scale: Tensor,
         *,
+        pipeline: str | None = None,
+        w13_input_scale: Tensor | None = None,
+        w2_input_scale: Tensor | None = None,
+        combine: str | None = None,
         first_expert: int = 0,
         limit: float | None = None,
         weight_on_input: bool = False,
@@ -77,37 +104,67 @@ class Fp8Experts(Fp8Module):
         super().__init__()
         for said, codes, scale in (("w13", w13, w13_scale), ("w2", w2, w2_scale)):
             checks.dtype(f"{said} of {name}", checks.rank(f"{said} of {name}", codes, 3), FP8)
-            checks.dtype(f"{said}_scale of {name}", checks.rank(f"{said}_scale of {name}", scale, 2, 3), torch.float32)
+            checks.dtype(f"{said}_scale of {name}", checks.tensor(f"{said}_scale of {name}", scale), torch.float32)
         experts, up, hidden = w13.shape
         if up % 2 or tuple(w2.shape) != (experts, hidden, up // 2):
             raise ShapeError(f"{name}: w13 {list(w13.shape)} is [E, 2I, H], and w2 {list(w2.shape)} is [E, H, I]")
-        self.kind = "block" if w13_scale.dim() == 3 else "channel"
-        step = GEMM_COLUMNS[self.kind]
+        if pipeline is None:
+            if combine is not None:
+                raise OptionError(f"combine={combine!r:.80} is of a pipeline; name one with pipeline=")
+            self.kind = "block" if w13_scale.dim() == 3 else "channel"
+        else:
+            self.kind = _row(name, pipeline).weights
+            way_of(PIPELINES[pipeline], combine, 1)
+            for said, asked in (("limit", limit), ("round_silu", round_silu)):
+                if asked not in (None, False):
+                    raise OptionError(f"{said}={asked} of {name}: {pipeline} has its own activation; leave it out")
+            if out_dtype not in (None, torch.bfloat16):
+                raise OptionError(f"out_dtype={out_dtype} of {name}: {pipeline} writes bfloat16; leave it out")
+        step = GEMM_COLUMNS["block" if self.kind == "block" else "channel"]
         for said, extent in (("H", hidden), ("I", up // 2)):
             checks.multiple(f"{said} of {name}", extent, step, "pad the weights with zero codes")
         for said, codes, scale in (("w13", w13, w13_scale), ("w2", w2, w2_scale)):
             e, n, k = codes.shape
-            expected = (e, n // BLOCK, k // BLOCK) if self.kind == "block" else (e, n)
-            checks.shape(f"{said}_scale of {name}", scale, expected, f"per {self.kind}")
+            due = {"block": (e, n // BLOCK, k // BLOCK), "channel": (e, n), "expert": (e,)}[self.kind]
+            checks.shape(f"{said}_scale of {name}", scale, due, f"per {self.kind}")
             finite(f"{said}_scale of {name}", scale)
+        static = {"w13_input_scale": w13_input_scale, "w2_input_scale": w2_input_scale}
+        for said, value in static.items():
+            if (value is None) is (self.kind == "expert"):
+                need = "quantises by static scales; pass" if value is None else "has no static scales; leave out"
+                raise InputError(f"{name}: {'pipeline=None' if pipeline is None else pipeline} {need} {said}")
+            checks.scalar(f"{said} of {name}", value)
+            if value is not None:
+                finite(f"{said} of {name}", value)
         self.name, self.hidden, self.first_expert = name, hidden, first_expert
+        self.pipeline, self.combine = pipeline, combine
         self.span = (0, up // 2)
         self.limit, self.weight_on_input, self.round_silu = limit, weight_on_input, round_silu
         self.out_dtype = None if out_dtype is None else checks.out_dtype(out_dtype)
-        for key, value in (("w13", w13), ("w13_scale", w13_scale), ("w2", w2), ("w2_scale", w2_scale)):
-            self.register_parameter(key, torch.nn.Parameter(value.detach(), requires_grad=False))
+        tensors = {"w13": w13, "w13_scale": w13_scale, "w2": w2, "w2_scale": w2_scale}
+        checks.same_device(**tensors)
+        tensors |= {said: value.to(w13.device).reshape(1) for said, value in static.items() if value is not None}
+        for key in self.kept:
+            value = tensors.get(key)
+            self.register_parameter(
+                key, None if value is None else torch.nn.Parameter(value.detach(), requires_grad=False)
+            )
 
     def _check_input(self, input: Tensor) -> None:
         """Refuse what is not ``[..., H]`` of a wide dtype."""
         checks.dtype(f"the input of {self.name}", checks.tensor(f"the input of {self.name}", input), *checks.WIDE)
         if input.dim() < 1 or input.shape[-1] != self.hidden:
             raise ShapeError(f"the input of {self.name} is {list(input.shape)}; it is [..., H] with H={self.hidden}")
+        if self.pipeline is not None:
+            checks.dtype(f"the input of {self.name} ({self.pipeline})", input, torch.bfloat16)
 
     @checks.verb
     def forward(self, input: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """``[..., H]`` bf16, f16 or f32 with ``[..., top_k]`` float32 weights and global ids to ``[..., H]``."""
         self._check_input(input)
         x, weights, ids = (t.reshape(-1, t.shape[-1]) for t in (input, topk_weights, topk_ids))
+        if self.pipeline is not None:
+            return self._by_pipeline(self.pipeline, x, weights, ids).view(input.shape)
         run = moe_block_scaled if self.kind == "block" else moe_per_token
         y = run(
             x, self.w13, self.w13_scale, self.w2, self.w2_scale, weights, ids,
@@ -116,6 +173,30 @@ class Fp8Experts(Fp8Module):
         )  # fmt: skip
         return y.view(input.shape)
 
+    def _by_pipeline(self, pipeline: str, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """``[T, H]`` bf16; quantises where the library's layer takes codes, and merges scales where it takes products
+        of scales."""
+        row, x_scale, up_scale = PIPELINES[pipeline], None, None
+        first: Tensor = self.w13_scale
+        second: Tensor = self.w2_scale
+        a1: Tensor | None = self.w13_input_scale
+        a2: Tensor | None = self.w2_input_scale
+        if row.quantise is None and row.weights == "block":
+            x, x_scale = per_token_group_quant_fp8(x, BLOCK)
+        elif row.quantise is None and a1 is not None and a2 is not None:
+            x, _ = scaled_fp8_quant(x, a1)
+            first, second = make_fp8_moe_alpha_scales_for_fi(first, a1, second, a2)
+            if row.multiplied:
+                a2 = a2.reciprocal()
+            else:
+                up_scale, a2 = first / a2, None
+        y: Tensor = moe_experts(
+            x, self.w13, first, self.w2, second, weights, ids, pipeline, x_scale=x_scale,
+            a1_scale=None if row.quantise is None else a1, a2_scale=a2, up_scale=up_scale,
+            expert_offset=self.first_expert, weight_on_input=self.weight_on_input, combine=self.combine,
+        )  # fmt: skip
+        return y
+
     @classmethod
     def from_checkpoint(
         cls,
@@ -123,6 +204,7 @@ class Fp8Experts(Fp8Module):
         name: str,
         experts: int,
         *,
+        pipeline: str | None = None,
         parallel: str = "expert",
         rank: int = 0,
         world: int = 1,
@@ -131,26 +213,42 @@ class Fp8Experts(Fp8Module):
     ) -> Fp8Experts:
         """The experts ``NAME.0`` to ``NAME.{experts - 1}`` with ``gate_proj``, ``up_proj`` and ``down_proj``.
 
+        Rows and scales are laid out as the pipeline takes them. Where an expert has one scale, gate and up are
+        requantised with the larger of theirs (:func:`kernels.requantize_with_max_scale`). A static scale is the largest
+        of all experts, on every rank.
+
         Raises
         ------
         CheckpointError
-            A tensor is missing, or the experts are quantised in a way that has no kernel here.
+            A tensor is missing, or the experts are quantised in a way that has no kernel here, or that is not the
+            pipeline's.
         """
+        row = None if pipeline is None else _row(name, pipeline)
         if parallel not in PARALLEL:
             raise OptionError(f"parallel={parallel!r}; experts are split by {' or by '.join(PARALLEL)}")
         source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
         first, end = share(name, "experts", experts, rank, world) if parallel == "expert" else (0, experts)
         part = (rank, world) if parallel == "tensor" else (0, 1)
-        loaded = [_expert(source, f"{name}.{number}", *part) for number in range(first, end)]
+        loaded = [_expert(source, f"{name}.{number}", row, *part) for number in range(first, end)]
         w13, w13_scale = _stacked([up for up, _ in loaded], torch.device(device))
         w2, w2_scale = _stacked([down for _, down in loaded], torch.device(device))
-        layer = cls(w13, w13_scale, w2, w2_scale, first_expert=first, name=name, **options)
+        if row is not None and row.weights == "expert":
+            w13_scale, w2_scale = _per_expert(w13, w13_scale, loaded[0][0][0].pieces), w2_scale[:, 0].contiguous()
+            every = [f"{name}.{number}" for number in range(experts)]
+            gate, up, down = (
+                static_scale(source, f"{name}.*.{key}_proj", [f"{expert}.{key}_proj" for expert in every])
+                for key in ("gate", "up", "down")
+            )
+            options = {"w13_input_scale": torch.maximum(gate, up), "w2_input_scale": down, **options}
+        layer = cls(w13, w13_scale, w2, w2_scale, pipeline=pipeline, first_expert=first, name=name, **options)
         layer.span = (loaded[0][1][0].lead, loaded[0][1][0].columns)
         return layer
 
     def _placement(self) -> Tensor:
-        """The first expert, the zeros before the intermediate columns, and the number of these."""
-        return torch.tensor([self.first_expert, *self.span], dtype=torch.int64, device="cpu")
+        """The first expert, the zeros before the intermediate columns, the number of these, and whether up rows come
+        first."""
+        up_first = self.pipeline is not None and PIPELINES[self.pipeline].up_first
+        return torch.tensor([self.first_expert, *self.span, up_first], dtype=torch.int64, device="cpu")
 
 
 class Fp8Moe(torch.nn.Module):
@@ -192,6 +290,7 @@ class Fp8Moe(torch.nn.Module):
         folder: str | Path | Checkpoint,
         name: str,
         *,
+        pipeline: str | None = None,
         parallel: str = "expert",
         rank: int = 0,
         world: int = 1,
@@ -204,13 +303,14 @@ class Fp8Moe(torch.nn.Module):
         The router follows ``config.json`` (``scoring_func``, ``n_group``, ``topk_group``, ``norm_topk_prob``,
         ``routed_scaling_factor``, ``num_experts_per_tok``; DeepSeek-V3's sigmoid with ``e_score_correction_bias``, or a
         softmax) unless one is given. Shared experts are split by their intermediate size on every rank.
+        ``pipeline`` and ``options`` are those of :class:`Fp8Experts`.
         """
         source = folder if isinstance(folder, Checkpoint) else Checkpoint(folder)
         gate = source.read(f"{name}.gate.weight").to(device)
         route = router or configured_router(source, f"{name}.gate", device)
         part: Mapping[str, Any] = {"rank": rank, "world": world, "device": device}
         experts = Fp8Experts.from_checkpoint(
-            source, f"{name}.experts", gate.shape[0], parallel=parallel, **part, **options
+            source, f"{name}.experts", gate.shape[0], pipeline=pipeline, parallel=parallel, **part, **options
         )
         shared = None
         if f"{name}.shared_experts.down_proj.weight" in source:
@@ -266,15 +366,40 @@ def configured_router(source: Checkpoint, gate: str, device: torch.device | str)
 Pieces = tuple[Layout, list[Shard]]
 
 
-def _expert(source: Checkpoint, name: str, rank: int, world: int) -> tuple[Pieces, Pieces]:
-    """Gate above up, and down: where they will lie, and from where they come."""
+def _row(name: str, pipeline: str) -> Pipeline:
+    """The pipeline of a layer of E4M3 weights."""
+    row = row_of(pipeline)
+    if row.weights == "group":
+        raise OptionError(f"{name} has E4M3 weights; {pipeline} takes int4 ones: call kernels.moe_experts")
+    return row
+
+
+def _fit(name: str, scheme: Scheme, pipeline: Pipeline | None) -> str:
+    """The kind of scale to lay an expert's weights out by: ``block``, or ``channel`` also where there is one scale.
+
+    Raises
+    ------
+    CheckpointError
+        The checkpoint has other scales than the pipeline.
+    """
+    stored = "block" if scheme.kind == "block" else "expert" if scheme.static else "channel"
+    if scheme.static and scheme.kind == "channel":
+        raise CheckpointError(f"{name} has a static input_scale with weights per channel; no kernel here serves that")
+    wanted = ("block", "channel") if pipeline is None else (pipeline.weights,)
+    if stored not in wanted:
+        said = {
+            "block": "weights per block", "channel": f"weights per {scheme.kind} and inputs quantised per token",
+            "expert": "a static input_scale and one scale for a weight",
+        }[stored]  # fmt: skip
+        fitting = ", ".join(key for key, row in PIPELINES.items() if row.weights == stored)
+        raise CheckpointError(f"{name} has {said}; of pipelines these take it: {fitting}")
+    return "block" if stored == "block" else "channel"
+
+
+def _expert(source: Checkpoint, name: str, pipeline: Pipeline | None, rank: int, world: int) -> tuple[Pieces, Pieces]:
+    """Gate above up (or up above gate, as the pipeline has them), and down: where they will lie and come from."""
     scheme = source.scheme(f"{name}.down_proj")
-    if scheme.static:
-        raise CheckpointError(
-            f"{name} has a static input_scale; the experts here quantise per token: "
-            "prepare_fp8_moe_layer_for_fi and apply_fi_trtllm_fp8_per_tensor_moe take static scales"
-        )
-    kind = "block" if scheme.kind == "block" else "channel"
+    kind = _fit(name, scheme, pipeline)
     found = {}
     for key in ("gate_proj", "up_proj", "down_proj"):
         if source.scheme(f"{name}.{key}") != scheme:
@@ -284,7 +409,8 @@ def _expert(source: Checkpoint, name: str, rank: int, world: int) -> tuple[Piece
     hidden, inner = found["down_proj"][1].shape
     span = share(name, "intermediate rows", inner, rank, world)
     step = GEMM_COLUMNS[kind]
-    up = [check(Shard(*found[key], span, (0, hidden)), kind) for key in ("gate_proj", "up_proj")]
+    order = ("up_proj", "gate_proj") if pipeline is not None and pipeline.up_first else ("gate_proj", "up_proj")
+    up = [check(Shard(*found[key], span, (0, hidden)), kind) for key in order]
     down = [check(Shard(*found["down_proj"], (0, hidden), span), kind)]
     for shard in up:
         if tuple(shard.weight.shape) != (inner, hidden):
@@ -304,3 +430,12 @@ def _stacked(pieces: Sequence[Pieces], device: torch.device) -> tuple[Tensor, Te
     for expert, (layout, shards) in enumerate(pieces):
         fill(layout, shards, weight[expert], scale[expert])
     return weight, scale if first.kind == "block" else scale.flatten(1)
+
+
+def _per_expert(w13: Tensor, scale: Tensor, pieces: Sequence[tuple[int, int]]) -> Tensor:
+    """One scale ``[E]`` for gate and up, the larger one; ``w13`` is requantised in place where they differ."""
+    rows, both = w13.shape[1] // 2, scale[:, [start for start, _ in pieces]]
+    for expert, pair in enumerate(both):
+        if bool(pair[0] != pair[1]):
+            w13[expert] = requantize_with_max_scale(w13[expert], pair, [rows, rows])[1]
+    return both.amax(dim=1)

@@ -134,7 +134,7 @@ def compiled_exact(product: ScaledProduct) -> Exact:
 
     b, sb, bias, source, tiles = _shared(product, order)
     out = _pass(product, order, run, 3, bytes_each=8)
-    _overlay(product, out, lambda part: _stack(gemm.exact(part), None))
+    _overlay(product, out, lambda part: _stack(gemm.exact(part), None), known=True)
     return Exact(out[0], out[1], out[2])
 
 
@@ -220,16 +220,37 @@ def _stack(value: Exact, interval: Interval | None) -> Tensor:
     return torch.stack(parts)
 
 
-def _overlay(product: ScaledProduct, out: Tensor, plain: Callable[[ScaledProduct], Tensor]) -> None:
-    """Replace rows and columns with a NaN or an infinity among their inputs by the definition's."""
+def _overlay(
+    product: ScaledProduct, out: Tensor, plain: Callable[[ScaledProduct], Tensor], *, known: bool = False
+) -> None:
+    """Replace rows and columns with a NaN or an infinity among their inputs by the definition's; ``known``: a NaN makes
+    every result NaN, which needs no definition."""
     rows = ~_finite(product.left, torch.arange(product.M, device="cpu"))
     columns = ~_finite(product.right, torch.arange(product.N, device="cpu") // product.b_rows)
     if product.bias is not None:
         columns |= ~torch.isfinite(decode(product.bias))
     if (index := torch.nonzero(rows)[:, 0]).numel():
-        out[:, index] = plain(product.take(index))
+        some = product.take(index)
+        sure = _holds_nan(some.left) & known
+        out[:, index[sure]] = _nan(out)
+        if not bool(sure.all()):
+            out[:, index[~sure]] = plain(some.take(torch.nonzero(~sure)[:, 0]))
     if (index := torch.nonzero(columns)[:, 0]).numel():
-        out[:, :, index] = plain(product.take_columns(index))
+        some = product.take_columns(index)
+        sure = _holds_nan(some.right) & known
+        out[:, :, index[sure]] = _nan(out)
+        if not bool(sure.all()):
+            out[:, :, index[~sure]] = plain(some.take_columns(torch.nonzero(~sure)[:, 0]))
+
+
+def _nan(out: Tensor) -> Tensor:
+    """What stands for NaN: the high word is, and nothing is missing."""
+    return torch.tensor([torch.nan, *[0.0] * (len(out) - 1)], dtype=out.dtype, device=out.device)[:, None, None]
+
+
+def _holds_nan(x: Decoded) -> Tensor:
+    """Rows with a NaN among their codes or scales."""
+    return torch.isnan(x.value()).any(dim=1) | torch.isnan(x.scales).any(dim=1)
 
 
 def _finite(x: Decoded, groups: Tensor) -> Tensor:

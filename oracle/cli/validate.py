@@ -234,11 +234,11 @@ def _soak(arguments: argparse.Namespace) -> int:
         screen.print(line, soft_wrap=True)
     screen.print(f"seed {seed}; --seed {seed} repeats this run", soft_wrap=True)
     write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
-    write_reports(_run_of(found, arguments.arch or "-"), arguments, but=("json",))
+    write_reports(run_of(found, arguments.arch or "-"), arguments, but=("json",))
     return found.exit_code
 
 
-def _run_of(found: Soak, arch: str) -> Run:
+def run_of(found: Soak, arch: str) -> Run:
     """A soak as a run: an outcome for each stretch, and one for each failure."""
     kernel, contract = found.about["kernel"], found.about["contract"]
     outcomes, source = [], sources.of_name(str(kernel))
@@ -292,8 +292,9 @@ def print_report(report: Report, screen: Console, *, quiet: bool = False, verbos
         if report.saved is not None:
             command = f"fp8-oracle explain {shlex.quote(report.saved)}"
             screen.print(f"smallest failing case: {report.saved}; `{command}`", soft_wrap=True)
-        if loaded and report.coverage is not None and (report.profile is not None or report.coverage.refused):
-            for said in report.coverage.lines():
+        coverage = report.coverage if loaded and report.judged else None
+        if coverage is not None and (report.profile is not None or coverage.refused):
+            for said in coverage.lines():
                 screen.print(said, soft_wrap=True)
         if loaded and report.seed is not None:
             screen.print(f"seed {report.seed}; --seed {report.seed} repeats this run", soft_wrap=True)

@@ -18,6 +18,7 @@ explain the output as well: :func:`oracle.diagnosis.explain.diagnose` has all of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -52,6 +53,7 @@ from oracle.verdict.products import COINCIDENCES
 FEW = (8, 16)  # rows and columns on which every fault is tried
 TOLD_APART = (16, 64)  # those on which arithmetics are compared, some of which differ in few bits
 BAND, BAND_ON_DEVICE = 1 << 19, 1 << 25  # elements of the whole that are compared at a time
+ERRORS = 4.0  # standard errors of a count, above which it is no chance
 CONFIRMED = 2  # candidates that are compared with the whole
 CLOSELY = 1 << 26  # products of a placement whose intervals are computed; a larger one must have the predicted bits
 PLACES = 4096  # failing elements that a fault of the last stage must half explain before it is weighed
@@ -126,7 +128,8 @@ def _closest(
     base: Call, output: Tensor, failing: Failing, arithmetics: Sequence[Schedule | None]
 ) -> LargeOutput:
     """The output by the arithmetic that has the most bits of the right elements in some rows and columns; the first one
-    that has more than half of them."""
+    that has more than half of them. Where the first of all has not, the one that has the most must have so many more
+    that it is no chance: a fault that changes most elements leaves few by which to tell."""
     found = list[tuple[int, LargeOutput]]()
     for number, schedule in enumerate(arithmetics):
         failure = LargeOutput(replace(base, schedule=schedule), output, failing, first=number == 0)
@@ -134,9 +137,11 @@ def _closest(
         right = [view.specified & ~view.bad for view in some.views]
         equal = sum(int((same_bits(v.output, v.right) & r).sum()) for v, r in zip(some.views, right, strict=True))
         found.append((equal, failure))
-        if 2 * equal >= sum(int(r.sum()) for r in right):
+        compared = sum(int(r.sum()) for r in right)
+        if 2 * equal >= compared:
             break
-    return max(found, key=lambda one: one[0])[1]
+    most = max(found, key=lambda one: one[0])
+    return most[1] if most[0] > found[0][0] + ERRORS * math.sqrt(compared) else found[0][1]
 
 
 def _confirmed(failure: LargeOutput, few: Sample, faults: Sequence[Fault]) -> Iterator[Explanation]:

@@ -13,7 +13,7 @@ from oracle.report.findings import NUMBERS, WHOLE, Finding, outcomes
 from oracle.report.outcome import Outcome, quoted
 from oracle.verdict.compare import Status
 
-__all__ = ["BATCH", "COVERAGE", "LARGE", "LOAD", "NUMBERS", "OPTIONAL", "THREADS", "Finding", "Report", "Told"]
+__all__ = ["BATCH", "COVERAGE", "LARGE", "LIMIT", "LOAD", "NUMBERS", "OPTIONAL", "THREADS", "Finding", "Report", "Told"]
 
 SCHEMA = "fp8-oracle.validation/1"
 LOAD, COVERAGE = "load", "coverage"

@@ -128,7 +128,7 @@ def _cards(found: list[Cause]) -> str:
     """Causes with outputs first, then untested routines; the numbers are those of the list above."""
     parts, missing, budget = [], [], DETAILED
     for number, cause in enumerate(found):
-        if cause.status is Status.UNTESTED:
+        if cause.missing:
             names = "".join(f"<li><code>{escape(o.contract)}</code></li>" for o in cause.outcomes)
             missing.append(_card(number, cause, "", f'<div class="case"><ul class="chips">{names}</ul></div>'))
             continue
@@ -180,6 +180,8 @@ def _output(o: Outcome, *, opened: bool, explained: bool) -> str:
     parts += [f"<p>at <code>{escape(frame)}</code></p>" for frame in verdict.frames]
     if verdict.explained_by and explained:
         parts.append(f"<p>Reproduced by: <b>{cut('; or by: '.join(verdict.explained_by))}</b></p>")
+    if o.also:
+        parts.append(f"<p>Only because of that: {escape(', '.join(o.also))}</p>")
     if seen is not None:
         parts.append(
             f'<div class="pictures"><figure>{picture.heat_map(seen)}<figcaption>{picture.caption(seen)}</figcaption>'

@@ -122,6 +122,10 @@ class Deferred:
     def __set__(self, instance: object, value: Any) -> None:
         vars(instance)[self.name] = None if value is self else value
 
+    def __repr__(self) -> str:
+        """What a signature shows: the field is None where it is not given."""
+        return "None"
+
 
 @dataclass(frozen=True)
 class Verdict:

@@ -14,7 +14,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from oracle.cli.validate import run_of
 from oracle.harness import validation
+from oracle.harness.endurance import Soak
 from oracle.harness.report import NUMBERS, Told
 from oracle.harness.session import Session
 from oracle.harness.validation import validate
@@ -127,11 +129,13 @@ class TestReports:
 
     def test_the_traceback_is_the_kernels(self, cli: Cli, mine: Path) -> None:
         """Its frames and no other, on the screen and in the record; `verify` says them too."""
-        ran = cli("validate", "mine:deep", "--contract", GEMM, "--case", CASES[0], "--record", mine / "r.jsonl")
+        asked = ("--case", CASES[0], "--record", mine / "r.jsonl", "--html", mine / "r.html")
+        ran = cli("validate", "mine:deep", "--contract", GEMM, *asked)
         said = ["mine.py:14 in deep: return below(a)", "mine.py:17 in below: return a.reshape(7, -1)"]
         shown = [line.strip() for line in ran.out.splitlines() if line.startswith("    at ")]
         assert shown == [f"at {frame}" for frame in said]
         assert outcomes(mine / "r.jsonl")[CASES[0]]["verdict"]["frames"] == said
+        assert all(f"at <code>{frame}" in (mine / "r.html").read_text() for frame in said)
 
     def test_wrong_files_are_refused_before_a_call(self, cli: Cli, mine: Path) -> None:
         (mine / "r.jsonl").write_text("something\n")
@@ -277,3 +281,15 @@ def test_a_caller_is_told(mine: Path) -> None:
         (f.case, f.watch, f.verdict, f.follows) for f in report.findings
     ]
     assert sum(f.watch == NUMBERS for f in report.failures) == 2
+
+
+def test_a_soak_as_a_run() -> None:
+    """An outcome for each stretch and one for each failure, which make the run fail; without them it is good."""
+    verdict = {"status": "FAILED", "summary": "3 of 8 elements outside the bound"}
+    failures = [{"case": CASES[0], "watch": NUMBERS, "verdict": verdict}]
+    good: dict[str, Any] = {"lane": 0, "number": 0, "cases": 7, "seconds": 2.5, "failures": []}
+    about = {"kernel": "mine:right", "contract": GEMM}
+    run = run_of(Soak(about, [good, {**good, "number": 1, "failures": failures}]), "cpu")
+    assert [(str(o.status), o.watch) for o in run.outcomes] == [("PASSED", ""), ("PASSED", ""), ("FAILED", "")]
+    assert not run.ok and run.outcomes[0].verdict.summary == "7 cases judged" and run.seconds == 5.0
+    assert run_of(Soak(about, [good]), "cpu").ok

@@ -246,6 +246,12 @@ def load() -> None:
             torch.ops.load_library(path)
 
 
+def sgl_operators() -> Any:
+    """``torch.ops.sgl_kernel``, loaded."""
+    load()
+    return torch.ops.sgl_kernel
+
+
 def subjects() -> list[Library]:
     """Every routine of every library."""
     load()

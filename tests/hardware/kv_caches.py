@@ -6,20 +6,17 @@
     python tests/hardware/kv_caches.py capture vllm convert_fp8 --out DIR        # outputs of a case, in a folder
     python tests/hardware/kv_caches.py time --out DIR
 
-``FP8_KERNELS_VLLM_C`` names vLLM's compiled library (0.20.2), ``FP8_KERNELS_SGL_CACHE`` a folder with SGLang's files
-``dsa_quant_k_cache.py``, ``dequant_k_cache.py`` and ``mla_buffer.py`` (0.5.23); FlashInfer is imported. A call that a
-library does not document is not offered.
+``FP8_KERNELS_VLLM_C`` names vLLM's compiled library (0.20.2); of SGLang (0.5.23) single modules are imported
+(:mod:`hardware.alone`), FlashInfer as a whole. A call that a library does not document is not offered.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import json
 import os
 import sys
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from hardware import alone
 from torch import Tensor
 
 import kernels
@@ -155,31 +153,25 @@ def flashinfer(contract: str, inputs: Inputs, options: Options) -> dict[str, Ten
 # --- SGLang -------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def sgl_file(name: str) -> Any:
-    """One file of SGLang, with what it imports of the package replaced: no launch ahead of another kernel's end."""
-    for missing, what in (("sglang.kernels.jit.utils", "is_arch_support_pdl"),
-                          ("sglang.srt.runtime_context", "get_parallel")):  # fmt: skip
-        parts = missing.split(".")
-        for end in range(1, len(parts) + 1):
-            sys.modules.setdefault(".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
-        setattr(sys.modules[missing], what, lambda: False)
-    path = Path(os.environ["FP8_KERNELS_SGL_CACHE"]) / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"sgl_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SGL_PLACES = {
+    "quantize_k_cache": "quantization.dsa_quant_k_cache", "dequantize_k_cache": "attention.dsa.dequant_k_cache",
+    "set_mla_kv_buffer_triton_fp8_quant": "kvcache.mla_buffer",
+}  # fmt: skip
+
+
+def sgl_call(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(alone.module(f"sglang.kernels.ops.{SGL_PLACES[name]}"), name)
+    return found
 
 
 def sgl(contract: str, inputs: Inputs, options: Options) -> dict[str, Tensor]:
     if contract == "quantize_k_cache":
-        return {"out": sgl_file("dsa_quant_k_cache").quantize_k_cache(inputs["cache_k"].contiguous()).view(torch.uint8)}
+        return {"out": sgl_call("quantize_k_cache")(inputs["cache_k"].contiguous()).view(torch.uint8)}
     if contract == "dequantize_k_cache":
         memory = inputs["quant_k_cache"].contiguous().view(FP8)
-        return {"out": sgl_file("dequant_k_cache").dequantize_k_cache(memory)}
+        return {"out": sgl_call("dequantize_k_cache")(memory)}
     made = fresh(inputs, contract)
-    sgl_file("mla_buffer").set_mla_kv_buffer_triton_fp8_quant(
+    sgl_call("set_mla_kv_buffer_triton_fp8_quant")(
         made["kv_buffer"], inputs["loc"], inputs["cache_k_nope"], inputs["cache_k_rope"], FP8,
         reserved_skip_index=options["reserved_skip_index"],
     )  # fmt: skip

@@ -95,7 +95,7 @@ def subjects() -> list[Library]:
     return found
 
 
-def named(found: Iterable[Library]) -> SimpleNamespace:
+def named(found: Iterable[Library | layer.Subject]) -> SimpleNamespace:
     """``NAME.CONTRACT`` of subjects as functions of inputs and options; a point in a name becomes ``_``."""
     made: dict[str, dict[str, object]] = {}
     for one in found:
@@ -104,9 +104,12 @@ def named(found: Iterable[Library]) -> SimpleNamespace:
 
 
 def __getattr__(name: str) -> object:
-    """``NAMED``, which ``validate hardware.libraries:NAMED.deep_gemm_bare.fp8_gemm_nt`` reads."""
+    """``NAMED``, which ``validate hardware.libraries:NAMED.deep_gemm_bare.fp8_gemm_nt`` reads; ``LAYER``: the layer's
+    own, each held to the backend that names it."""
     if name == "NAMED":
         return named(subjects())
+    if name == "LAYER":
+        return named(layer.subjects())
     raise AttributeError(name)
 
 

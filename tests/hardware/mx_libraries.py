@@ -13,12 +13,10 @@ that are needed are loaded by themselves, as is DeepGEMM's file of casts. Writte
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
-from importlib.machinery import PathFinder
 from types import ModuleType
 
 import torch
+from hardware import alone
 from hardware.libraries import FP8, Inputs, Library, Options, Outputs, _module, _only, named
 from torch import Tensor
 
@@ -220,13 +218,13 @@ def _flashinfer_blocked(inputs: Inputs, options: Options) -> Tensor:
 
 
 def _deep_gemm_fp4(inputs: Inputs, options: Options) -> Outputs:
-    cast = _alone("deep_gemm", "utils/math").per_token_cast_to_fp4
+    cast = alone.file("deep_gemm", "utils/math").per_token_cast_to_fp4
     q, scale = cast(inputs["x"], bool(options["use_ue8m0"]), int(str(options["gran_k"])))
     return {"q": q.view(torch.uint8), "scale": scale}
 
 
 def _deep_gemm_fp4_back(inputs: Inputs, options: Options) -> Tensor:
-    cast = _alone("deep_gemm", "utils/math").cast_back_from_fp4
+    cast = alone.file("deep_gemm", "utils/math").cast_back_from_fp4
     made: Tensor = cast(inputs["q"].view(torch.int8), inputs["scale"], int(str(options["gran_k"])))
     return made
 
@@ -241,37 +239,8 @@ def _flashinfer_shuffled(inputs: Inputs, options: Options) -> Tensor:
 
 
 @functools.cache
-def _alone(package: str, path: str, *stubs: tuple[str, tuple[str, ...]]) -> ModuleType:
-    """A file of an installed package without its ``__init__``; ``stubs``: modules that it imports, with empty classes
-    of these names, and others of the package that are loaded like it."""
-    root = PathFinder.find_spec(package)
-    if root is None or root.submodule_search_locations is None:
-        raise NotImplementedError(f"no package {package}")
-    folder, name = root.submodule_search_locations[0], f"{package}.{path.replace('/', '.')}"
-    for module, classes in stubs:
-        parts = module.split(".")
-        for depth in range(1, len(parts) + 1):
-            sys.modules.setdefault(".".join(parts[:depth]), ModuleType(".".join(parts[:depth])))
-        for one in classes:
-            setattr(sys.modules[module], one, type(one, (), {"__init__": lambda self, **_: None}))
-    spec = importlib.util.spec_from_file_location(name, f"{folder}/{path}.py")
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[name] = loaded
-    parent, _, last = name.rpartition(".")
-    if parent in sys.modules:
-        setattr(sys.modules[parent], last, loaded)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 def _te_quantiser() -> ModuleType:
-    recipes, base = "pytorch/custom_recipes", "transformer_engine.pytorch"
-    stubs = ((f"{base}.custom_recipes", ()), (f"{base}.quantized_tensor", ("QuantizedTensorStorage", "Quantizer")),
-             (f"{base}.tensor.utils", ("is_custom",)))  # fmt: skip
-    for part in ("gemm", "reference_utils"):
-        _alone("transformer_engine", f"{recipes}/{part}", *stubs)
-    return _alone("transformer_engine", f"{recipes}/reference_nvfp4", *stubs)
+    return alone.module("transformer_engine.pytorch.custom_recipes.reference_nvfp4")
 
 
 def _te_transform(inputs: Inputs, options: Options) -> Tensor:

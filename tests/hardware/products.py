@@ -2,9 +2,9 @@
 
     python tests/hardware/products.py --out DIRECTORY [--tune] [--sglang FOLDER]
 
-Needs a GPU of sm90, DeepGEMM and FlashInfer. ``FOLDER`` holds a copy of SGLang's ``fp8_kernel.py``, whose imports from
-the engine are replaced by stubs, and ``tiles.json``, one of its files of tuned tiles (it has none for N = 4096 and
-K = 7168; that of N = 4608 is the nearest). ``--tune`` times tiles instead, and says which :func:`tile_for` takes.
+Needs a GPU of sm90, DeepGEMM and FlashInfer. ``FOLDER`` holds ``tiles.json``, one of SGLang's files of tuned tiles (it
+has none for N = 4096 and K = 7168; that of N = 4608 is the nearest); its kernel is imported alone. ``--tune`` times
+tiles instead, and says which :func:`tile_for` takes.
 
 The candidates of one number of rows are called in turns, each with a cold L2 cache, while the GPU is kept busy until
 the launch is queued: a number is the median time between two events, some microseconds of which are theirs.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import statistics
 import sys
@@ -23,14 +22,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import torch  # noqa: E402  # the paths above come first
-from hardware import timings  # noqa: E402
+from hardware import alone, timings  # noqa: E402
 from hardware.notes import Notes  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -95,27 +93,15 @@ def microseconds(calls: dict[str, Call]) -> dict[str, float]:
     return {name: round(statistics.median(values), 2) for name, values in samples.items()}
 
 
-def sglang(folder: Path, name: str, tiles: dict[int, Any] | None) -> ModuleType:
-    """SGLang's file as a module, its imports from the engine replaced by stubs; ``tiles`` None: its default tile."""
-    platform = SimpleNamespace(is_sm90=True)
-    stubs: dict[str, dict[str, Any]] = {
-        "sglang": {}, "sglang.srt": {}, "sglang.srt.layers": {"deep_gemm_wrapper": None}, "sglang.srt.utils": {
-            "get_device_core_count": lambda: current_machine().sms, "get_device_name": torch.cuda.get_device_name,
-            "is_cuda": lambda: True, "is_gfx1250_supported": lambda: False, "is_hip": lambda: False,
-            "log_info_on_rank0": lambda *_: None,
-        },
-        "sglang.srt.runtime_context": {"get_platform": lambda: platform},
-        "sglang.srt.utils.custom_op": {"register_custom_op": lambda **_: lambda function: function},
-    }  # fmt: skip
-    for stub, attributes in stubs.items():
-        sys.modules[stub] = ModuleType(stub)
-        vars(sys.modules[stub]).update(attributes)
-    spec = importlib.util.spec_from_file_location(name, folder / "fp8_kernel.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    vars(module)["get_w8a8_block_fp8_configs"] = lambda *_: tiles
-    return module
+def sglang(tiles: dict[int, Any] | None) -> Callable[..., object]:
+    """SGLang's product with these tuned tiles; None: its default tile."""
+    module = alone.module("sglang.kernels.ops.gemm.fp8_kernel")
+
+    def call(*operands: object) -> object:
+        vars(module)["get_w8a8_block_fp8_configs"] = lambda *_: tiles
+        return module.w8a8_block_fp8_matmul_triton(*operands)
+
+    return call
 
 
 def compare(notes: Notes, folder: Path | None) -> None:
@@ -124,8 +110,8 @@ def compare(notes: Notes, folder: Path | None) -> None:
     theirs = {}
     if folder is not None:
         tuned = {int(m): tile for m, tile in json.loads((folder / "tiles.json").read_text()).items()}
-        theirs["SGLang Triton, its default tile"] = sglang(folder, "sglang_default", None)
-        theirs["SGLang Triton, tiles tuned for N=4608"] = sglang(folder, "sglang_tuned", tuned)
+        theirs["SGLang Triton, its default tile"] = sglang(None)
+        theirs["SGLang Triton, tiles tuned for N=4608"] = sglang(tuned)
     n, k = SHAPE
     for m in ROWS:
         with notes.attempt(f"products M={m}"):
@@ -133,9 +119,9 @@ def compare(notes: Notes, folder: Path | None) -> None:
             calls: dict[str, Call] = {
                 "layer's Triton": lambda t=t: ours(t["a"], t["sa"], t["b"], t["sb"], t["out"], None, True)
             }
-            for name, module in theirs.items():
+            for name, product in theirs.items():
                 for layout, scale in ("row-major", t["rows"]), ("column-major", t["sa"]):
-                    calls[f"{name}, {layout}"] = lambda t=t, s=scale, call=module.w8a8_block_fp8_matmul_triton: call(
+                    calls[f"{name}, {layout}"] = lambda t=t, s=scale, call=product: call(
                         t["a"], t["b"], s, t["sb"], [128, 128], torch.bfloat16
                     )
             calls["bare DeepGEMM"] = lambda t=t: deep_gemm(t)
@@ -261,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for measurements.json")
     parser.add_argument("--tune", action="store_true", help="time tiles instead")
-    parser.add_argument("--sglang", type=Path, metavar="FOLDER", help="fp8_kernel.py and tiles.json")
+    parser.add_argument("--sglang", type=Path, metavar="FOLDER", help="tiles.json")
     options = parser.parse_args()
     notes = Notes(options.out, provenance.machine() | provenance.versions(subjects.providers()))
     if options.tune:

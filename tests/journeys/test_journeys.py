@@ -65,8 +65,8 @@ def run(line: str) -> int:
     from oracle.harness import validation
 
     program, *words = shlex.split(line)
-    for name in [n for n, m in sys.modules.items() if getattr(m, "__file__", None) == str(Path(f"{n}.py").resolve())]:
-        del sys.modules[name]  # modules of this folder, which a later command has edited
+    for module in Path().glob("*.py"):  # edited since, or another test has one of this name
+        sys.modules.pop(module.stem, None)
     sys.path.insert(0, os.getcwd())
     sys.argv = [program, *words]
     if program == "fp8-oracle":

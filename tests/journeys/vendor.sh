@@ -29,7 +29,7 @@ fp8-oracle explain wrong.safetensors  #= 1
 #> elements fail: 
 
 fp8-oracle report wrong.safetensors  #= 2
-#> is a saved failing case; `fp8-oracle judge` and `fp8-oracle explain` read it
+#> is a saved call; `fp8-oracle judge` and `fp8-oracle explain` read it
 
 cat > mine.py <<'EOF'
 import torch

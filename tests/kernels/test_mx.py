@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import mx, subjects
+from kernels import subjects
 from kernels.errors import DtypeError, KernelError, OptionError, ShapeError
+from kernels.mx_blocks import HEIGHTS, LINEAR
 from oracle.routines import cases, get, profiles
 from oracle.routines.base import by_name
 
@@ -58,7 +59,7 @@ class TestEveryCase:
 class TestThereAndBack:
     """Quantised and back: within half a step of the element under the scale of its block."""
 
-    @pytest.mark.parametrize("layout", [*mx.HEIGHTS, mx.LINEAR])
+    @pytest.mark.parametrize("layout", [*HEIGHTS, LINEAR])
     @pytest.mark.parametrize("fmt", ["mxfp8", "mxfp4", "nvfp4"])
     def test_error(self, fmt: str, layout: str) -> None:
         x = values()

@@ -29,7 +29,7 @@ class TestEveryCase:
             made = by_name(RUN[name].run(inputs, options))
             verdict = contract.judge(inputs, made, **options)
             assert not verdict.status.is_failure, f"{case}: {verdict.summary}"
-            if "scale" in made and case.family in ORDINARY:
+            if "scale" in made and case.family in ORDINARY and "silu" not in name:  # an exponential has no one rounding
                 assert verdict.matches is not None, f"{case}: {verdict.summary}"
             if number == 0:
                 spoiled = {n: (x.contiguous().view(torch.uint8) ^ 0x24).view(x.dtype) for n, x in made.items()}

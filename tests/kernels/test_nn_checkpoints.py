@@ -12,6 +12,7 @@ A checkpoint of 3 layers and 2 experts (:mod:`checkpoints`) is loaded whole and 
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import resource
@@ -28,9 +29,19 @@ from torch import Tensor
 
 import kernels
 from kernels import nn
-from kernels.errors import CheckpointError, DtypeError, KernelError, OptionError, ShapeError
+from kernels.errors import (
+    CheckpointError,
+    DtypeError,
+    InputError,
+    KernelError,
+    OptionError,
+    ShapeError,
+    ValueRangeError,
+)
+from kernels.moe_pipelines import PIPELINES
 from kernels.nn import shards
 from oracle.routines import get
+from oracle.routines.moe.pipelines import Sharing
 from oracle.verdict.compare import Status, Verdict
 
 FP8, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -308,6 +319,169 @@ class TestExperts:
             judged = get("moe_fp8").judge(given, part(x, weights, ids), arch="cpu", numerics="ieee32.any",
                                           activation_rounding="PRODUCT")  # fmt: skip
             assert judged.status in GOOD, judged.summary
+
+    @staticmethod
+    def written(folder: Path, pipeline: str) -> Made:
+        """A checkpoint that fits a pipeline."""
+        kind, config = {
+            "block": ("block", cp.FP8_BLOCK), "channel": ("channel", cp.compressed("channel")),
+            "expert": ("tensor", cp.modelopt("FP8")), "group": ("block", cp.FP8_BLOCK),
+        }[PIPELINES[pipeline].weights]  # fmt: skip
+        scale = "weight_scale_inv" if kind == "block" else "weight_scale"
+        made = cp.tensors(kind, scale, static=kind == "tensor")
+        cp.write(folder, config, made)
+        return made
+
+    @staticmethod
+    def contracted(made: Made, pipeline: str, x: Tensor, experts: range) -> Made:
+        """The inputs of a pipeline's contract from what was written, by the formats' definition and the oracle."""
+        row = get(pipeline).row
+        order = ("up", "gate") if row.up_first else ("gate", "up")
+
+        def of(key: str, name: str) -> list[Tensor]:
+            return [made[f"{MOE}.experts.{e}.{key}_proj.{name}"].float() for e in experts]
+
+        codes = {key: torch.stack([w.to(FP8).view(torch.uint8) for w in of(key, "weight")]) for key in (*order, "down")}
+        if row.weights is Sharing.BLOCK:
+            pad = torch.nn.functional.pad
+            rows = [pad(codes[key], (0, 0, 0, 64)) for key in order]
+            scales = {key: torch.stack(of(key, "weight_scale_inv")) for key in codes}
+            found = {
+                "w13": torch.cat(rows, 1).view(FP8), "w2": pad(codes["down"], (0, 64)).view(FP8),
+                "w13_scale": torch.cat([scales[key] for key in order], 1), "w2_scale": scales["down"],
+            }  # fmt: skip
+        else:
+            both = torch.cat([codes[key] for key in order], 1).view(FP8)
+            scales = {key: torch.stack(of(key, "weight_scale")).view(len(experts), -1) for key in codes}
+            found = {"w2": codes["down"].view(FP8)}
+            if row.weights is Sharing.CHANNEL:
+                found |= {"w13": both, "w13_scale": torch.cat([scales[key] for key in order], 1)}
+                found["w2_scale"] = scales["down"]
+            else:
+                pairs = torch.cat([scales[key] for key in order], 1)
+                merged = [  # the public routine, which its own contract judges elsewhere
+                    kernels.requantize_with_max_scale(w, pair, [cp.EXPERT] * 2)[1].view(torch.uint8)
+                    for w, pair in zip(both, pairs, strict=True)
+                ]
+                found["w13"] = torch.stack(merged).view(FP8)
+                found |= {"w13_scale": pairs.amax(1), "w2_scale": scales["down"][:, 0]}
+        a1, a2 = (
+            max(made[f"{MOE}.experts.{e}.{key}_proj.input_scale"] for e in range(cp.EXPERTS) for key in keys).view(1)
+            if row.weights is Sharing.EXPERT
+            else torch.ones(1)
+            for keys in (("gate", "up"), ("down",))
+        )
+        if row.quantise is not None:
+            return found | {"x": x} | ({"a1_scale": a1, "a2_scale": a2} if row.static else {})
+        if row.weights is Sharing.BLOCK:
+            a, scale = kernels.per_token_group_quant_fp8(x, 128)
+            return found | {"a": a, "a_scale": scale}
+        found |= {"a": kernels.scaled_fp8_quant(x, a1)[0], "w2_scale": found["w2_scale"] * a2}
+        found["w13_scale"] = found["w13_scale"] * a1
+        return found | ({"up_scale": found["w13_scale"] / a2} if row.apart else {"fc2_act_scale": 1 / a2})
+
+    @pytest.mark.parametrize("pipeline", sorted(set(PIPELINES) - {"cutlass_fused_moe_w4"}))
+    def test_as_a_library_computes_it(self, tmp_path: Path, pipeline: str) -> None:
+        """A rank's experts by the contract of each pipeline; the twins: gate and up exchanged, another static scale."""
+        row = get(pipeline).row
+        made = self.written(tmp_path, pipeline)
+        rank = list(PIPELINES).index(pipeline) % 2
+        layer = nn.Fp8Moe.from_checkpoint(tmp_path, MOE, pipeline=pipeline, rank=rank, world=2).experts
+        x, logits = data(4, 256), data(4, 2, seed=2).float()
+        weights, ids = kernels.route_by_method(logits, "DeepSeekV3", 2)
+        given = self.contracted(made, pipeline, x, range(rank, rank + 1))
+        given |= {"logits": logits} if row.routed else {"topk_weights": weights, "topk_ids": ids}
+        options = {"first_expert": rank, **({"top_k": 2} if row.routed else {})}
+
+        def status() -> Status:
+            y = layer(x.view(2, 2, 256), weights.view(2, 2, 2), ids.view(2, 2, 2)).view(4, 256)
+            return get(pipeline).judge(given, y, arch="cpu", numerics="ieee32.any", **options).status
+
+        assert status() in GOOD
+        with torch.no_grad():
+            rows = layer.w13.view(torch.uint8).clone().chunk(2, 1)
+            layer.w13.view(torch.uint8).copy_(torch.cat(rows[::-1], 1))
+            assert status() is Status.FAILED
+            layer.w13.view(torch.uint8).copy_(torch.cat(rows, 1))
+            if row.weights is Sharing.EXPERT:
+                layer.w2_input_scale.mul_(1.25)
+                assert status() is Status.FAILED
+
+    @pytest.mark.parametrize("pipeline", ["cutlass_fused_moe_block", "cutlass_moe_fp8"])
+    def test_parts_as_a_library_computes_them(self, tmp_path: Path, pipeline: str) -> None:
+        """A part of each expert is the expert whose other rows and columns are zero, which the contract judges."""
+        made, x, ids = self.written(tmp_path, pipeline), data(4, 256), torch.tensor([[0, 1]] * 4)
+        weights = torch.rand(4, 2, generator=torch.Generator().manual_seed(1))
+        part = nn.Fp8Experts.from_checkpoint(
+            tmp_path, f"{MOE}.experts", 2, pipeline=pipeline, parallel="tensor", rank=1, world=2
+        )
+        y, verdicts = part(x, weights, ids), []
+        for other in (slice(0, 96), slice(96, 192)):
+            given = self.contracted(made, pipeline, x, range(2)) | {"topk_weights": weights, "topk_ids": ids}
+            given["w13"].view(torch.uint8).view(2, 2, -1, 256)[:, :, other] = 0
+            given["w2"].view(torch.uint8)[:, :, other] = 0
+            verdicts.append(get(pipeline).judge(given, y, arch="cpu", numerics="ieee32.any").status)
+        assert verdicts[0] in GOOD and verdicts[1] is Status.FAILED
+
+    def test_a_pipeline_compiled(self, tmp_path: Path) -> None:
+        """One graph with the same bits; saved and loaded; not into a layer whose rows have the other order."""
+        pipeline = "trtllm_fp8_per_tensor_scale_moe"
+        self.written(tmp_path, pipeline)
+        layer = nn.Fp8Experts.from_checkpoint(tmp_path, f"{MOE}.experts", 2, pipeline=pipeline)
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
+        for tokens in (2, 5):
+            given = data(tokens, 256), torch.ones(tokens, 2), torch.tensor([[0, 1]] * tokens)
+            assert torch.equal(compiled(*given), layer(*given))
+        torch._dynamo.reset()
+        assert layer(*(t[:0] for t in given)).shape == (0, 256)
+        state, again = layer.state_dict(), copy.deepcopy(layer)
+        with torch.no_grad():
+            again.w13_scale.fill_(1.0)
+            again.w2_input_scale.fill_(1.0)
+        again.load_state_dict(state)
+        assert torch.equal(again(*given), layer(*given))
+        with pytest.raises(ShapeError, match="another slice"):
+            again.load_state_dict({**state, "layout": state["layout"] ^ torch.tensor([0, 0, 0, 1])})
+
+    def test_a_pipeline_that_does_not_fit(self, source: tuple[nn.Checkpoint, Made], tmp_path: Path) -> None:
+        checkpoint, _ = source
+        fp8 = "cutlass_moe_fp8"
+        self.written(tmp_path, fp8)
+
+        def load(folder: Any, pipeline: str | None, **options: Any) -> nn.Fp8Experts:
+            return nn.Fp8Experts.from_checkpoint(folder, f"{MOE}.experts", 2, pipeline=pipeline, **options)
+
+        def made(pipeline: str | None, e: int = 1, **options: Any) -> nn.Fp8Experts:
+            codes = torch.zeros(e, 32, 16).to(FP8), torch.zeros(e, 16, 16).to(FP8)
+            return nn.Fp8Experts(codes[0], torch.ones(e), codes[1], torch.ones(e), pipeline=pipeline, **options)
+
+        static = {"w13_input_scale": torch.ones(1), "w2_input_scale": torch.ones(1)}
+        calls: list[tuple[type[Exception], str, Any]] = [
+            (OptionError, "there are fused_experts_tensor, ", lambda: load(checkpoint, "fused_moe")),
+            (OptionError, "int4 ones: call kernels.moe_experts", lambda: load(checkpoint, "cutlass_fused_moe_w4")),
+            (CheckpointError, "experts.0 has weights per block; of pipelines these take it: fused_experts_block, deep",
+             lambda: load(checkpoint, fp8)),
+            (CheckpointError, "static input_scale and one scale.*: fused_experts_tensor, cutlass_moe_fp8, ",
+             lambda: load(tmp_path, "deep_gemm_moe")),
+            (OptionError, "this pipeline has stored", lambda: load(checkpoint, "deep_gemm_moe", combine="scaled")),
+            (OptionError, "combine='scaled' is of a pipeline", lambda: load(checkpoint, None, combine="scaled")),
+            (OptionError, "limit=7.0 of", lambda: load(checkpoint, "deep_gemm_moe", limit=7.0)),
+            (OptionError, "writes bfloat16", lambda: load(checkpoint, "deep_gemm_moe", out_dtype=torch.float32)),
+            (InputError, "deep_gemm_moe has no static scales; leave out w13_input_scale",
+             lambda: load(checkpoint, "deep_gemm_moe", **static)),
+            (InputError, "quantises by static scales; pass w13_input_scale", lambda: made(fp8)),
+            (ShapeError, "per channel", lambda: made("cutlass_moe_fp8_channel")),
+            (ValueRangeError, "w2_input_scale", lambda: made(fp8, **static | {"w2_input_scale": -torch.ones(1)})),
+            (DtypeError, r"\(deep_gemm_moe\)", lambda: load(checkpoint, "deep_gemm_moe")(
+                torch.zeros(2, 256), torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.int64))),
+            (OptionError, "2 experts for each token", lambda: load(checkpoint, "deep_gemm_moe", weight_on_input=True)(
+                data(2, 256), torch.ones(2, 2), torch.tensor([[0, 1]] * 2))),
+        ]  # fmt: skip
+        for error, said, call in calls:
+            with pytest.raises(error, match=said):
+                call()
+        assert made(fp8, **static).w2_input_scale is not None
 
     @pytest.mark.parametrize("shape", [(0, 256), (256,), (1, 2, 3, 256), (2, 0, 256)])
     @pytest.mark.parametrize("kind", ["block", "channel"])

@@ -252,6 +252,9 @@ def calls() -> dict[str, Callable[[], object]]:
         "nvfp4_batched_quantize": lambda: k.nvfp4_batched_quantize(x[None], one),
         "nvfp4_quantize_shuffled": lambda: k.nvfp4_quantize_shuffled(x[:32], one),
         "silu_and_mul_nvfp4_quantize": lambda: k.silu_and_mul_nvfp4_quantize(x, one),
+        "silu_and_mul_scaled_nvfp4_experts_quantize": lambda: k.silu_and_mul_scaled_nvfp4_experts_quantize(
+            x[None], counts[:1], one
+        ),
         "transpose_packed_fp4": lambda: k.transpose_packed_fp4(k.per_token_cast_to_fp4(x)[0]),
         "mxfp6_quantize": lambda: k.mxfp6_quantize(x),
         "mxfp6_dequantize": lambda: k.mxfp6_dequantize(*k.mxfp6_quantize(x)),

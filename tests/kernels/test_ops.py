@@ -51,7 +51,7 @@ def operands(make):
 
 FORMS = (
     "mxfp8_quantize_columnwise", "mxfp8_quantize_2d", "nvfp4_batched_quantize", "nvfp4_quantize_shuffled",
-    "silu_and_mul_nvfp4_quantize",
+    "silu_and_mul_nvfp4_quantize", "silu_and_mul_scaled_nvfp4_experts_quantize",
     "mxfp6_quantize", "mxint8_quantize", "per_token_cast_to_fp4", "nvfp4_quantize_stochastic", "nvfp4_quantize_2d",
     "nvfp4_quantize_4over6", "nvfp4_quantize_rht", "nvfp4_quantize_per_token", "nvfp4_quantize_of_fp8",
     "mxfp4_quantize_of_fp8", "fp8_block_to_mxfp8", "mxfp8_to_fp8_block", "scaled_fp4_grouped_quantize",
@@ -106,6 +106,7 @@ def calls(make) -> dict[str, tuple[object, ...]]:
         "nvfp4_batched_quantize": (x.reshape(2, -1, K), one, "8x4"),
         "nvfp4_quantize_shuffled": (x.repeat(16, 1)[:64], one),
         "silu_and_mul_nvfp4_quantize": (x, one, "128x4"),
+        "silu_and_mul_scaled_nvfp4_experts_quantize": (x.reshape(2, -1, K), counts, torch.ones(2)),
         "nvfp4_quantize rows": (x, torch.ones(M), "linear", True),
         "per_token_cast_to_fp4 packed": (x, True, 32, True),
         "mxfp6_quantize": (x, "8x4", "rceil", "e2m3"),

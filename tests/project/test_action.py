@@ -232,7 +232,7 @@ class TestJourney:
         assert broken.status == 1 and len(broken.annotations) == 1
         assert comment.read_text() == Path(broken.outputs["comment"]).read_text()
         assert "### ❌ fp8-oracle: 1 broke, 0 the same" in comment.read_text()
-        assert f"at `my_kernels.py:{LINE}`" in comment.read_text() and comment.read_text() in broken.summary
+        assert f"at `my_kernels.py:{LINE}`" in comment.read_text() and f"\n\n{comment.read_text()}" in broken.summary
 
         healed = act(VERIFY, base=str(base), comment="true")
         assert healed.status == 0 and "### ✅ fp8-oracle: 1 the same" in comment.read_text()

@@ -70,6 +70,8 @@ def nvfp4_witness(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np
             t = am * (g * sixth)
         elif family == "torchao":
             t = np.maximum(am / six / g, np.float32(2.0**-6))
+        elif recipe.global_order is R.GlobalOrder.TOP and family != "modelopt":
+            t = am / (six * g)
         elif family == "modelopt":
             t = am / (six * g)
             t = np.maximum(np.where(t == 0, one, t), np.float32(recipe.published_floor))
@@ -83,10 +85,14 @@ def nvfp4_witness(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np
             quotient = x / (sf * g)
         else:
             quotient = x * np.minimum(one / (sf * (one / g if recipe.encodes else g)), np.finfo(np.float32).max)
-        codes = cast(np.nan_to_num(quotient, nan=6.0).astype(np.float32), E2M1)
-        if recipe.zero_sign is R.ZeroSign.SMALL:
-            codes = np.where(quotient == 0, np.uint8(0), codes)
-        return stored.view(np.uint8), codes
+        return stored.view(np.uint8), signed(cast(np.nan_to_num(quotient, nan=6.0).astype(np.float32), E2M1), x, recipe)
+
+
+def signed(codes: NDArray[np.uint8], x: Reals, recipe: R.Recipe) -> NDArray[np.uint8]:
+    """Codes without the sign of -0, where a recipe has none: of zeros alone, or of all that rounds to zero."""
+    if recipe.zero_sign is R.ZeroSign.SMALL:
+        return np.where(x == 0, np.uint8(0), codes)
+    return np.where(codes & 7 == 0, np.uint8(0), codes) if recipe.zero_sign is R.ZeroSign.DROPPED else codes
 
 
 def four_over_six(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -101,6 +107,7 @@ def four_over_six(x: Reals, recipe: R.Recipe, g: np.float32) -> tuple[NDArray[np
         codes = cast(np.nan_to_num(quotient, nan=6.0).astype(np.float32), E2M1)
         difference = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32) * both - x
         terms = difference * difference if "mse" in recipe.name else np.abs(difference)
-        made.append((stored.view(np.uint8), codes, np.add.accumulate(terms, axis=1, dtype=np.float32)[:, -1]))
+        error = np.add.accumulate(terms, axis=1, dtype=np.float32)[:, -1]
+        made.append((stored.view(np.uint8), signed(codes, x, recipe), error))
     wide = made[1][2] < made[0][2]
     return np.where(wide, made[1][0], made[0][0]), np.where(wide[:, None], made[1][1], made[0][1])

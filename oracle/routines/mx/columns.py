@@ -14,7 +14,7 @@ quantize_mxfp8.cuh (columnwise, 2D scaling; with_gemm_swizzled_scales). Not cove
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor
@@ -88,6 +88,13 @@ class _Columns(Mxfp8Quantize):
         if mode == "rceil":
             known = (mx_recipes.TE_MXFP8_E5M2 if element is E5M2 else recipes.TE_MXFP8_1X32, *known)
         return tuple(recipe.with_block(self.block) for recipe in known)
+
+    def recipes(self, call: Call, numerics: str | None) -> Sequence[Recipe]:
+        """A recipe of 32 columns may be declared: it is taken over the blocks of this contract."""
+        named = None if numerics is None else recipes.recipes().get(numerics)
+        if named is not None and named.block == GROUP_32 and named.element == call.recipe.element:
+            return (named.with_block(self.block),)
+        return super().recipes(call, numerics)
 
 
 @register

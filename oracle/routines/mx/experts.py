@@ -77,8 +77,12 @@ class ExpertQuantiser(BlockQuantiser):
             raise InputError("no expert has a row; there is nothing to judge")
         return resolved
 
+    def columns(self, inputs: Mapping[str, Tensor]) -> int:
+        """Columns of what is quantised."""
+        return inputs["x"].shape[-1]
+
     def operands(self, call: Call) -> Operands:
-        shape = len(self.rows(call)[0]), call.inputs["x"].shape[-1]
+        shape = len(self.rows(call)[0]), self.columns(call.inputs)
         return Operands(self.roles, shape, recipes=self.declared(call.inputs, call.resolved))
 
     def rows(self, call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,7 +108,7 @@ class ExpertQuantiser(BlockQuantiser):
         return prepare(x, global_scale=None if scale is None else scale[expert])
 
     def shape_of_scales(self, call: Call) -> tuple[int, int]:
-        return len(self.rows(call)[0]), call.inputs["x"].shape[-1] // self.width
+        return len(self.rows(call)[0]), self.columns(call.inputs) // self.width
 
     def memory(self, scale: Tensor, call: Call) -> Tensor:
         whole = torch.zeros(self.height(call.inputs, call.resolved), scale.shape[1], dtype=torch.uint8, device="cpu")
@@ -142,7 +146,7 @@ class ExpertQuantiser(BlockQuantiser):
 
     def stored_shape(self, call: Call) -> tuple[int, ...]:
         """The shape of ``q`` in memory."""
-        *rows, k = call.inputs["x"].shape
+        rows, k = call.inputs["x"].shape[:-1], self.columns(call.inputs)
         return (*rows, k // 2 if self.packed else k)
 
     def outward(self, q: Tensor) -> Tensor:
@@ -183,7 +187,7 @@ class MaskedQuantiser(ExpertQuantiser):
         return int(groups * align(m, HEIGHT))
 
     def viewed(self, memory: Tensor, call: Call) -> Tensor:
-        groups, m, k = call.inputs["x"].shape
+        (groups, m, _), k = call.inputs["x"].shape, self.columns(call.inputs)
         tiles = align(m, HEIGHT) // HEIGHT, align(k // self.width, 4) // 4
         return memory.reshape(groups, *tiles, 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
 

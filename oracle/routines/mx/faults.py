@@ -37,7 +37,9 @@ PLAIN_LEVELS = STOCHASTIC | {
 BATCHED = frozenset({"nvfp4_batched_quantize"})
 PLAIN = PLAIN_POWERS | PLAIN_LEVELS
 """Quantisers of one matrix, whose scale bytes are one tiled matrix."""
-EXPERT_LEVELS = frozenset({"scaled_fp4_grouped_quantize", "scaled_fp4_experts_quant"})
+EXPERT_LEVELS = frozenset({
+    "scaled_fp4_grouped_quantize", "scaled_fp4_experts_quant", "silu_and_mul_scaled_nvfp4_experts_quantize",
+})  # fmt: skip
 EXPERTS = EXPERT_LEVELS | {"mxfp8_grouped_quantize", "mxfp8_experts_quant"}
 POWERS, TWO_LEVELS = PLAIN_POWERS | (EXPERTS - EXPERT_LEVELS), PLAIN_LEVELS | EXPERT_LEVELS | BATCHED
 QUANTISERS = PLAIN | EXPERTS | BATCHED

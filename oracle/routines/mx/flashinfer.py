@@ -3,9 +3,10 @@
     nvfp4_batched_quantize          each matrix of a batch in tiles of its own; codes and scales of [B, M, K]
     nvfp4_quantize_shuffled         rows of codes and of scales in the order of TensorRT-LLM's kernels, then tiles
     silu_and_mul_nvfp4_quantize     RN(silu(gate) up) in the dtype of x, and NVFP4 of that: x [M, 2 I]
+    silu_and_mul_scaled_nvfp4_experts_quantize      the same of the first rows of each expert's buffer [G, M, 2 I]
 
 Verdicts on a batch count the rows of all its matrices below one another. Source: FlashInfer flashinfer/quantization
-@fb28d7242. Not covered: silu-and-mul of masked experts, other tile heights of a shuffle.
+@fb28d7242. Not covered: other tile heights of a shuffle.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call, OptionSpec, TensorSpec, register
 from oracle.routines.fused.silu import gated
 from oracle.routines.mx.contract import GLOBAL, LAYOUT, LAYOUTS, Nvfp4Quantize, padding_of
+from oracle.routines.mx.experts import GLOBALS, MASK, ScaledFp4GroupedQuantize
 from oracle.truth.layout import inverse_order, row_order, swizzle_scale, unswizzle_scale
 from oracle.verdict.sets import rounded_to
 
@@ -113,6 +115,21 @@ class Nvfp4QuantizeShuffled(_Encoded):
         return row_order(x.shape[0]).to(x.device)
 
 
+def activated(x: Tensor) -> tuple[Tensor, Ends]:
+    """``RN(silu(gate) * up)`` of ``x [M, 2 I]`` in its dtype, and what a device's silu may make of it."""
+    value = gated(x, "product")
+    due, unknown = value.expected, value.sets.open
+    free = torch.isnan(due) if unknown is None else torch.isnan(due) | unknown
+    low, high = (torch.where(free, due, rounded_to(edge, value.dtype)) for edge in (value.sets.low, value.sets.high))
+    return due, Ends(low, high, unknown)
+
+
+def halved(inputs: Mapping[str, Tensor], width: int) -> None:
+    """Refuse gates and values whose number is no multiple of a scale's."""
+    if (c := inputs["x"].shape[-1]) % (2 * width):
+        raise ShapeError(f"x has {c} columns: I={c / 2:g} is not a multiple of {width}; pad I")
+
+
 @register
 class SiluAndMulNvfp4Quantize(_Encoded):
     """A device's silu errs, so that the value, its scale and its codes are intervals."""
@@ -124,18 +141,12 @@ class SiluAndMulNvfp4Quantize(_Encoded):
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
-        if (c := inputs["x"].shape[1]) % (2 * self.width):
-            raise ShapeError(f"x has {c} columns: I={c / 2:g} is not a multiple of {self.width}; pad I")
+        halved(inputs, self.width)
         return resolved
 
     def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
-        value = gated(inputs["x"], "product")
-        x, unknown = value.expected, value.sets.open
-        free = torch.isnan(x) if unknown is None else torch.isnan(x) | unknown
-        low, high = (
-            torch.where(free, x, rounded_to(edge, value.dtype)) for edge in (value.sets.low, value.sets.high)
-        )
-        return prepare(x, global_scale=inputs["global_scale"], ends=Ends(low, high, unknown))
+        x, ends = activated(inputs["x"])
+        return prepare(x, global_scale=inputs["global_scale"], ends=ends)
 
     def shape_of_scales(self, call: Call) -> tuple[int, int]:
         m, c = call.inputs["x"].shape
@@ -144,3 +155,26 @@ class SiluAndMulNvfp4Quantize(_Encoded):
     def shape_of_codes(self, call: Call) -> tuple[int, ...]:
         m, c = call.inputs["x"].shape
         return m, c // 4
+
+
+@register
+class SiluAndMulScaledNvfp4ExpertsQuantize(ScaledFp4GroupedQuantize):
+    """A device's silu errs, as for ``silu_and_mul_nvfp4_quantize``."""
+
+    name = "silu_and_mul_scaled_nvfp4_experts_quantize"
+    summary = "silu(gate) * up of the first rows of each expert, quantised to NVFP4 for masked grouped products"
+    source = "FlashInfer silu_and_mul_scaled_nvfp4_experts_quantize"
+    inputs = (TensorSpec("x", WIDE, ("G", "M", "C"), "gate, then up: [G, M, 2 I], I a multiple of 16"), MASK, GLOBALS)
+
+    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+        resolved = super().check(inputs, options)
+        halved(inputs, self.width)
+        return resolved
+
+    def columns(self, inputs: Mapping[str, Tensor]) -> int:
+        return inputs["x"].shape[-1] // 2
+
+    def prepared_of(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Prepared:
+        row, expert, _ = self._rows(inputs, options)
+        x, ends = activated(inputs["x"].flatten(0, -2)[row])
+        return prepare(x, global_scale=inputs["global_scale"][expert], ends=ends)

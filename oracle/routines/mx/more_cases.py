@@ -209,6 +209,16 @@ def _masked(case: Case) -> dict[str, Tensor]:
     return {"x": x, "mask": mask} | _globals(case, [x[i, :count] for i, count in enumerate(mask.tolist())])
 
 
+def _masked_gates(case: Case) -> dict[str, Tensor]:
+    """As :func:`_masked`, with gates beside the values and global scales of a few units."""
+    given, wide = _masked(case), case["k"]
+    x = _x(case, "up", case["g"] * case["m"]).reshape(case["g"], case["m"], wide).clamp(-64.0, 64.0)
+    owned = torch.arange(case["m"], device="cpu")[None, :, None] < given["mask"][:, None, None]
+    gates = torch.where(owned, given["x"].clamp(-64.0, 64.0), given["x"])
+    level = [TOP / (1024.0 + 512.0 * g) for g in range(case["g"])]
+    return {"x": torch.cat([gates, x], dim=2), "mask": given["mask"], "global_scale": _f32(*level)}
+
+
 def _contiguous(case: Case) -> dict[str, Tensor]:
     """Experts of any number of rows, the second none; rows behind the last one's belong to nobody."""
     g, m = case["g"], case["m"]
@@ -363,6 +373,10 @@ _GRAMMARS: Mapping[str, Grammar] = {
     "scaled_fp4_grouped_quantize": Grammar(
         _GMK, _BOTH, ("1x16",), FAMILIES, _masked, lambda case: {}, listed=_ids(_EXPERTS), fixed=True,
     ),
+    "silu_and_mul_scaled_nvfp4_experts_quantize": Grammar(
+        _GMK, _BOTH, ("1x16",), ("randn", "heavy", "steps"), _masked_gates, lambda case: {}, listed=_ids(_EXPERTS),
+        fixed=True,
+    ),
     "mxfp8_grouped_quantize": Grammar(
         _GMK, _BOTH, ("1x32",), FAMILIES, _masked, lambda case: {}, listed=_ids(_EXPERTS), fixed=True,
     ),
@@ -394,7 +408,7 @@ SMALLEST = {
     "nvfp4_quantize_2d": "m=16,k=96", "mxfp8_quantize_columnwise": "m=32,k=6", "mxfp8_quantize_2d": "m=32,k=32",
     "mxfp8_dequantize_columnwise": "m=32,k=6", "transpose_packed_fp4": "m=4,k=12",
     "nvfp4_batched_quantize": "g=2,m=3,k=32", "nvfp4_quantize_shuffled": "m=32,k=16",
-    "silu_and_mul_nvfp4_quantize": "m=3,k=32",
+    "silu_and_mul_nvfp4_quantize": "m=3,k=32", "silu_and_mul_scaled_nvfp4_experts_quantize": "g=2,m=3,k=32",
 }  # fmt: skip
 
 

@@ -264,7 +264,8 @@ fault("global scale of the next row", INDEX, contracts=ROW_SCALED, needs=several
 
 # --- batches, shuffled rows, silu ----------------------------------------------------------------------------------
 
-SHUFFLED, SILU = frozenset({"nvfp4_quantize_shuffled"}), frozenset({"silu_and_mul_nvfp4_quantize"})
+SHUFFLED, SILU = frozenset({"nvfp4_quantize_shuffled"}), frozenset(
+    {"silu_and_mul_nvfp4_quantize", "silu_and_mul_scaled_nvfp4_experts_quantize"})
 more_matrices = need(lambda call: call.inputs["x"].shape[0] > 1, "one matrix")
 
 
@@ -316,14 +317,14 @@ def _twice_back(q: Tensor) -> Tensor:
 
 
 def _halves_of(swap: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.cat(swap(*x.chunk(2, dim=1)), dim=1)
+    return lambda x: torch.cat(swap(*x.chunk(2, dim=-1)), dim=-1)
 
 
 for name, swap, argument in (
     ("gate and up exchanged before NVFP4", lambda gate, up: (up, gate), "gate and up are equal"),
     ("silu left out before NVFP4", lambda gate, up: (torch.full_like(gate, 64.0), gate * up / 64.0), ""),
     ("up left out before NVFP4", lambda gate, up: (gate, torch.ones_like(up)), "every up is 1"),
-    ("up of the next column before NVFP4", lambda gate, up: (gate, up.roll(-1, dims=1)), ""),
+    ("up of the next column before NVFP4", lambda gate, up: (gate, up.roll(-1, dims=-1)), ""),
     ("gate of the other sign before NVFP4", lambda gate, up: (-gate, up), ""),
 ):
     fault(name, VALUE, contracts=SILU, seen=MINE + "the two halves of [gate, up] taken for each other",
@@ -504,6 +505,8 @@ fault("nibbles exchanged in the transpose", MOVEMENT, contracts=TURNED, seen="pi
       write=entry("out", lambda out: _nibbles(out)))
 fault("odd rows of the transpose lost", MOVEMENT, contracts=TURNED, seen=MINE + "the low nibble alone written",
       write=entry("out", lambda out: (out.view(torch.uint8) & 0xF).view(out.dtype)))
+fault("rows of the transpose in pairs exchanged", MOVEMENT, contracts=TURNED, seen="pith-train PR 74",
+      write=entry("out", lambda out: torch.unflatten(out, 0, (-1, 2)).flip(1).flatten(0, 1)))
 fault("-0 of packed codes lost in the transpose", CAST, contracts=TURNED, same_if="no code is -0",
       seen="DeepGEMM _quantize_to_fp4_e2m1: no code of -0",
       read=entry("q", lambda q: _without_minus_zero(q)))

@@ -1,4 +1,4 @@
-"""DeepGEMM, as sgl-deep-gemm distributes it: products, layouts of scales, casts to FP4."""
+"""DeepGEMM, as sgl-deep-gemm distributes it: products of every form, layouts of scales, casts to FP4."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from oracle.harness.gallery import Kernel, Project
 
 from ._named import rows
 
+FORMS = (
+    "fp8_gemm_nn", "fp8_gemm_tn", "fp8_gemm_tt", "fp8_gemm_nt_1d1d", "fp8_gemm_nt_skip_head_mid", "fp8_einsum",
+    "m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nn_contiguous", "k_grouped_fp8_gemm_nt_contiguous",
+    "fp8_mqa_logits", "fp8_paged_mqa_logits",
+)  # fmt: skip
 LAYOUTS = ("get_col_major_tma_aligned_tensor", "get_mn_major_tma_aligned_packed_ue8m0_tensor")
 PROJECT = Project(
     name="deep_gemm",
@@ -16,6 +21,7 @@ PROJECT = Project(
     kernels=(
         Kernel("fp8_gemm_nt", "deep_gemm:fp8_gemm_nt", deep_gemm),
         Kernel("fp8_m_grouped_gemm_nt_masked", "deep_gemm:fp8_m_grouped_gemm_nt_masked", deep_gemm_masked),
+        *rows("libraries", "deep_gemm", FORMS, apart=" (padded and transposed by this package)", space="LAYER"),
         *rows("libraries", "deep_gemm_bare", LAYOUTS),
         *rows("mx_libraries", "deep_gemm_bare", ("get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor",)),
         *rows("mx_libraries", "deep_gemm_math", ("per_token_cast_to_fp4", "cast_back_from_fp4")),

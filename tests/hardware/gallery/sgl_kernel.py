@@ -1,15 +1,96 @@
-"""sglang-kernel: group quantisers, with silu-and-mul and masked rows too, and the router."""
+"""sglang-kernel: CUTLASS products, group, row and tensor quantisers, fused and masked ones, the router."""
 
 from __future__ import annotations
 
-from oracle.harness.gallery import Project
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oracle.harness.gallery import Kernel, Project
 
 from ._named import rows
+from ._products import FP8, HALVES, Inputs, Options, blocks, groups, offered, rows_and_channels
 
 QUANTISERS = ("per_token_group_quant_fp8", "per_token_group_quant_fp8_packed", "silu_and_mul_masked_post_quant")
+OPERATORS = "hardware.fused_libraries:sgl_operators"
+MAX = 448.0
+SHAPES = ("m=4,n=128,k=128", "m=32,n=256,k=384", "m=64,n=512,k=640", "m=132,n=128,k=1024", "m=20,n=384,k=256")
+FAMILIES = ("randn", "exact", "ties", "outlier")
+WHOLE = tuple(
+    f"fp8_gemm_nt/e4m3xe4m3-{store}/1x128:128x128/{shape}/family={family}/seed=1"
+    for store in ("bf16", "f16") for shape in SHAPES for family in FAMILIES
+)  # fmt: skip
+Loaded = Callable[[], Any]
+
+
+def scaled_mm(kernel: Loaded, inputs: Inputs, options: Options) -> Tensor:
+    """``fp8_scaled_mm(a, b [K, N], a_scale [M], b_scale [N], dtype, bias)``."""
+    a, b, a_scale, b_scale, bias = rows_and_channels(inputs, options)
+    assert a is not None and b is not None and a_scale is not None and b_scale is not None
+    dtype = options["out_dtype"]
+    offered(dtype in HALVES and (bias is None or bias.dtype == dtype), "bf16 or f16 out, a bias of the same dtype")
+    offered(a.shape[1] % 16 == 0 and b.shape[0] % 16 == 0, "K % 16 == 0, N % 16 == 0")
+    spread = (s.reshape(-1).expand(x.shape[0]).contiguous() for s, x in ((a_scale, a), (b_scale, b)))
+    made: Tensor = kernel().fp8_scaled_mm(a, b.t(), *spread, dtype, bias)
+    return made
+
+
+def blockwise(kernel: Loaded, inputs: Inputs, options: Options) -> Tensor:
+    """``fp8_blockwise_scaled_mm(a, b [K, N], a_scale M-major, b_scale [K/128, N/128], dtype)``: M % 4 == 0."""
+    a, b, a_scale, b_scale = blocks(inputs, options, *HALVES, whole=True)
+    offered(a.shape[0] % 4 == 0, "M % 4 == 0")
+    lanes = a_scale.t().contiguous().t()
+    made: Tensor = kernel().fp8_blockwise_scaled_mm(a, b.t(), lanes, b_scale.contiguous().t(), options["out_dtype"])
+    return made
+
+
+def group_v1(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    """The first version of the group quantiser: row-major float32 scales."""
+    x, group = groups(inputs, options, floor=1e-10), options.get("group_size", 128)
+    q = torch.empty(x.shape, dtype=FP8, device=x.device)
+    scale = torch.empty(x.shape[0], x.shape[1] // group, device=x.device)
+    kernel().sgl_per_token_group_quant_8bit(x, q, scale, group, 1e-10, -MAX, MAX, False)
+    return {"q": q, "scale": scale}
+
+
+def _quantised(call: Callable[..., Any], inputs: Inputs, scale: Tensor, *static: bool) -> dict[str, Tensor]:
+    x = inputs["x"]
+    offered(x.is_contiguous() and "scale_ub" not in inputs, "dense, no bound")
+    q = torch.empty(x.shape, dtype=FP8, device=x.device)
+    call(x, q, scale, *static)
+    return {"q": q, "scale": scale}
+
+
+def per_row(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    x = inputs["x"]
+    offered(options.get("use_per_token_if_dynamic") and "scale" not in inputs, "a scale for each row")
+    offered(not options.get("num_token_padding") and x.shape[1] % 8 == 0, "not padded, K % 8 == 0")
+    scale = torch.empty(x.shape[0], 1, device=x.device)
+    return _quantised(kernel().sgl_per_token_quant_fp8, inputs, scale)
+
+
+def per_tensor(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+    """The scale must be zero before the call: the kernel takes the largest of it and its own."""
+    operators, given = kernel(), inputs.get("scale")
+    offered(hasattr(operators, "sgl_per_tensor_quant_fp8"), "a release that has it compiled (0.4.4 has not)")
+    offered(not options.get("use_per_token_if_dynamic") and not options.get("num_token_padding"), "one scale")
+    scale = torch.zeros(1, device=inputs["x"].device) if given is None else given.clone().reshape(1)
+    return _quantised(operators.sgl_per_tensor_quant_fp8, inputs, scale, given is not None)
+
+
 PROJECT = Project(
     name="sgl_kernel",
     distributions=("sglang-kernel",),
     carried="of its wheel: common_ops.abi3.so for sm90, which FP8_KERNELS_SGL_OPS names, and the folder dist-info",
-    kernels=(*rows("fused_libraries", "sgl", QUANTISERS), *rows("experts", "sgl", ("moe_routing",))),
+    kernels=(
+        Kernel("cutlass_scaled_mm", OPERATORS, scaled_mm, "fp8_scaled_mm"),
+        Kernel("fp8_gemm_nt", OPERATORS, blockwise, "fp8_blockwise_scaled_mm", case=WHOLE),
+        Kernel("per_token_group_quant_fp8", OPERATORS, group_v1, "sgl_per_token_group_quant_8bit"),
+        Kernel("scaled_fp8_quant", OPERATORS, per_row, "sgl_per_token_quant_fp8"),
+        Kernel("scaled_fp8_quant", OPERATORS, per_tensor, "sgl_per_tensor_quant_fp8"),
+        *rows("fused_libraries", "sgl", QUANTISERS),
+        *rows("experts", "sgl", ("moe_routing",)),
+    ),
 )

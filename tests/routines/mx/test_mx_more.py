@@ -16,6 +16,7 @@ from oracle.routines import cases, get
 from oracle.routines.base import by_name
 from oracle.routines.catalogue import catalogue, faults_of, run
 from oracle.routines.fault import Call
+from oracle.routines.mx.columns import DIRECTIONS
 from oracle.routines.mx.contract import unpack
 from oracle.routines.mx.experts import PLACEMENTS, ContiguousQuantiser, ExpertQuantiser, starts
 from oracle.routines.mx.more_cases import GRAMMARS
@@ -31,7 +32,8 @@ PLACED = sorted(EXPERTS)
 def call_of(name: str, option: str = "", family: str = "randn") -> Call:
     grammar = cases.grammars()[name]
     rows = 150 if "experts" in name else 9
-    extents = {("m", "k"): "m=16,k=192", ("g", "m", "k"): f"g=3,m={rows},k=64"}[grammar.extents]
+    plain = "m=64,k=96" if name.startswith("mxfp8_quantize_") else "m=16,k=192"
+    extents = {("m", "k"): plain, ("g", "m", "k"): f"g=3,m={rows},k=64"}[grammar.extents]
     case = cases.parse(f"{name}/{grammar.dtypes[0]}/{grammar.schemes[0]}/{extents}/{option}family={family}/seed=5")
     return Call(get(name), case.inputs(), case.call_options())
 
@@ -256,3 +258,39 @@ def test_the_page_of_findings_names_entries_of_the_catalogue() -> None:
     table = text.split("| in the source | catalogue | run |\n|---|---|---|\n")[1].split("\n\n")[0]
     named = [row.split("|")[2].strip().split("; ") for row in table.splitlines()]
     assert len(named) == 14 and not {name for names in named for name in names} - set(catalogue())
+
+
+class TestTransposes:
+    """Columns are the rows of the transpose; squares are those of either."""
+
+    @pytest.mark.parametrize("layout", ["128x4", "8x4", "linear"])
+    def test_columns(self, layout: str) -> None:
+        x = call_of("mxfp8_quantize_columnwise").inputs["x"]
+        down = by_name(get("mxfp8_quantize_columnwise").reference({"x": x}, layout=layout))
+        across = by_name(get("mxfp8_quantize").reference({"x": x.t().contiguous()}, layout=layout))
+        assert torch.equal(down["q"].view(torch.uint8).t(), across["q"].view(torch.uint8))
+        assert torch.equal(down["scale"], across["scale"])
+        compact = by_name(get("mxfp8_quantize_columnwise").reference({"x": x}, layout="compact"))["scale"]
+        linear = by_name(get("mxfp8_quantize_columnwise").reference({"x": x}, layout="linear"))["scale"]
+        assert torch.equal(compact.t(), linear)
+        back = get("mxfp8_dequantize_columnwise").reference(down, layout=layout)
+        assert torch.equal(back, get("mxfp8_dequantize").reference(across, layout=layout).t())  # type: ignore[union-attr]
+
+    def test_squares(self) -> None:
+        call = call_of("mxfp8_quantize_2d")
+        contract, x = call.contract, call.inputs["x"]
+        rows, columns = (by_name(contract.reference({"x": x}, layout="linear", direction=d)) for d in DIRECTIONS)
+        turned = by_name(contract.reference({"x": x.t().contiguous()}, layout="linear"))
+        assert torch.equal(rows["q"].view(torch.uint8).t(), turned["q"].view(torch.uint8))
+        assert torch.equal(columns["scale"], turned["scale"]) and not torch.equal(rows["scale"].t(), columns["scale"])
+        back = [get(name).reference(made, layout="linear") for name, made in (
+            ("mxfp8_dequantize", rows), ("mxfp8_dequantize_columnwise", columns))]  # fmt: skip
+        assert torch.equal(*back)
+        assert judged(call, rows, layout="linear", direction="rowwise").status is Status.PASSED
+        assert judged(call, rows | {"q": columns["q"].flip(0)}, layout="linear").status is Status.FAILED
+
+    def test_a_recipe_of_rows_can_be_declared(self) -> None:
+        call = call_of("mxfp8_quantize_columnwise", "rounding=floor/")
+        made = call.contract.predict(call.inputs, numerics="microxcaling_mxfp8_e4m3_floor", **call.options)
+        assert judged(call, made, "microxcaling_mxfp8_e4m3_floor").status is Status.PASSED
+        assert judged(call, made).status is Status.FAILED  # truncated codes

@@ -550,6 +550,11 @@ def nibbles_turned(i: dict[str, Array], o: dict[str, object]) -> list[int]:
 # --- batches, shuffled rows, silu -----------------------------------------------------------------------------------
 
 
+def finite(x: Array) -> Array:
+    """What is no number counts as 0: it lies in rows of nobody."""
+    return Array(x.dtype, x.shape, [0 if isinstance(v, float) else c for c, v in zip(x.codes, x.values(), strict=True)])
+
+
 def batch(i: dict[str, Array], o: dict[str, object]) -> dict[str, Codes]:
     """Each matrix by itself."""
     x, q, scale = i["x"], list[int | None](), list[int | None]()

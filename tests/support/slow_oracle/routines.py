@@ -243,6 +243,9 @@ ROUTINES: Mapping[str, Callable[[Inputs, Options], Codes | Outputs]] = {
     "mxfp8_dequantize_columnwise": mx_forms.columns_back,
     "transpose_packed_fp4": mx_forms.nibbles_turned,
     "nvfp4_batched_quantize": mx_forms.batch,
+    "silu_and_mul_scaled_nvfp4_experts_quantize": lambda i, o: mx_forms.masked(
+        {**i, "x": fused.gated(mx_forms.finite(i["x"]), "product")}, o
+    ),
     "nvfp4_quantize_shuffled": mx_forms.shuffled_rows_of,
     "silu_and_mul_nvfp4_quantize": lambda i, o: mx_forms.levels({**i, "x": fused.gated(i["x"], "product")}, o),
     "mxfp6_quantize": mx_forms.six,

@@ -1,0 +1,143 @@
+"""The files of the gallery, without its libraries: wrong adapters are named, archives hold what is needed, scripts."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+import tarfile
+import types
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import oracle
+from oracle.harness import gallery
+from oracle.routines import cases
+
+HARDWARE = Path(__file__).resolve().parents[1] / "hardware"
+SCRIPTS = sorted((HARDWARE / "findings").glob("*.py"))
+LIBRARIES = {"deep_gemm", "fbgemm_gpu", "flashinfer", "sgl_kernel", "sglang", "torch", "torchao", "vllm"}
+
+
+@pytest.fixture(scope="module", autouse=True)  # loading puts tests/ on the path, for `hardware.NAME`
+def broken() -> dict[str, gallery.Kernel]:
+    return {kernel.named: kernel for p in gallery.load(HARDWARE / "gallery_broken") for kernel in p.kernels}
+
+
+def judged(kernel: gallery.Kernel, calls: int = 1) -> list[oracle.Verdict]:
+    """Verdicts of calls with the same operands, the adapter as the worker calls it."""
+    module, _, name = kernel.call.partition(":")
+    called = getattr(importlib.import_module(module), name)
+    case = cases.parse(kernel.case[0])
+    assert kernel.adapter is not None
+    outputs = [kernel.adapter(called, case.inputs(), case.call_options()) for _ in range(calls)]
+    return [oracle.judge(kernel.contract, case.inputs(), out, arch="cpu", **case.call_options()) for out in outputs]
+
+
+class TestBrokenAdapters:
+    @pytest.mark.parametrize(
+        ("name", "fault"),
+        [("neighbouring scale", "A scale of the previous K block"), ("K tail", "last K block dropped")],
+    )
+    def test_named(self, broken: dict[str, gallery.Kernel], name: str, fault: str) -> None:
+        (verdict,) = judged(broken[name])
+        assert verdict.status.is_failure and fault in verdict.explained_by
+
+    def test_stale_workspace(self, broken: dict[str, gallery.Kernel]) -> None:
+        """Right at first, wrong again and again; `gallery run` says it of the rerun."""
+        first, second = judged(broken["stale workspace"], calls=2)
+        assert not first.status.is_failure and second.status.is_failure
+
+    def test_what_is_wrapped_is_right(self, broken: dict[str, gallery.Kernel]) -> None:
+        from hardware.gallery import _products, lmdeploy, sglang  # type: ignore[import-not-found]
+
+        right = {"neighbouring scale": sglang.plain, "K tail": lmdeploy.gluon, "stale workspace": _products.block_pairs}
+        for name, adapter in right.items():
+            kernel = broken[name]
+            whole = gallery.Kernel(kernel.contract, kernel.call, adapter, case=kernel.case)
+            assert not judged(whole)[0].status.is_failure, name
+
+
+class TestAlone:
+    """A package whose ``__init__`` would fail, and a part of it that is not there."""
+
+    @pytest.fixture
+    def package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+        alone = importlib.import_module("hardware.alone")
+        inner = tmp_path / "heavy" / "deep"
+        inner.mkdir(parents=True)
+        (tmp_path / "heavy" / "__init__.py").write_text("raise ImportError('an engine')")
+        (inner / "__init__.py").write_text("raise ImportError('an engine')")
+        (inner / "kernel.py").write_text("from heavy.engine import setting\n\ndef call():\n    return setting()\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setattr(alone, "BARE", alone.BARE | {"heavy"})
+        monkeypatch.setattr(alone, "OPENED", set())
+        monkeypatch.setattr(alone, "STUBS", {"heavy.engine": {"setting": lambda: 7}})
+        monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+        yield alone
+        for name in [name for name in sys.modules if name.partition(".")[0] == "heavy"]:
+            del sys.modules[name]
+
+    def test_called_by_its_path(self, package: types.ModuleType) -> None:
+        assert package.heavy.deep.kernel.call() == 7
+
+    def test_others_are_imported_whole(self, package: types.ModuleType) -> None:
+        with pytest.raises(ImportError, match="an engine"):
+            importlib.import_module("heavy.deep.kernel")
+
+    def test_what_is_not_there(self, package: types.ModuleType) -> None:
+        with pytest.raises(NotImplementedError, match=r"heavy\.deep\.other"):
+            package.module("heavy.deep.other")
+        with pytest.raises(NotImplementedError, match="no package lmdeploy"):
+            package.module("lmdeploy.nothing")
+
+
+class TestPack:
+    @pytest.fixture
+    def wheels(self, tmp_path: Path) -> Path:
+        for name, files in {
+            "vllm-1.0-py3-none-any.whl": (
+                "vllm/__init__.py", "vllm/_C.abi3.so", "vllm/third_party/deep_gemm/a.py", "vllm-1.0.dist-info/METADATA",
+                "vllm-1.0.dist-info/RECORD",
+            ),
+            "other-2-py3-none-any.whl": ("other/a.py", "other/a.bin", "other/cake_1.py", "other-2.dist-info/METADATA"),
+        }.items():  # fmt: skip
+            with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as made:
+                for file in files:
+                    made.writestr(file, "x" * (400_000 if "cake" in file else 3))
+        return tmp_path
+
+    def test_packed(self, wheels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        pack = importlib.import_module("hardware.pack")
+        out = wheels / "out.tar.xz"
+        assert pack.main([str(wheels), str(out)]) == 0 and "64 at most" in capsys.readouterr().out
+        with tarfile.open(out) as archive:
+            names = {name.partition("/")[2] for name in archive.getnames()}
+            made = archive.extractfile("gallery_site/vllm/__init__.py")
+            shell = archive.extractfile("gallery_site/env.sh")
+            assert made is not None and made.read() == b"" and shell is not None
+            assert b'FP8_KERNELS_VLLM_C="$here/vllm/_C.abi3.so"' in shell.read()
+        assert {"vllm/third_party/deep_gemm/a.py", "vllm-1.0.dist-info/METADATA", "other/a.py"} <= names
+        assert not {"other/a.bin", "other/cake_1.py", "vllm-1.0.dist-info/RECORD"} & names
+        assert pack.main([str(wheels), str(out), "--limit", "0"]) == 1
+
+    def test_refused(self, wheels: Path) -> None:
+        pack = importlib.import_module("hardware.pack")
+        with pytest.raises(FileNotFoundError, match="absent"):
+            pack.pack(wheels, wheels / "out.tar.xz", ["absent"])
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_finding_stands_alone(path: Path) -> None:
+    """At most 25 lines; torch, its library and the standard library; ends with a status; named in the findings."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert len(text.splitlines()) <= 25 and "sys.exit(" in text and ast.get_docstring(tree)
+    froms = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    whole = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    used = {name.partition(".")[0] for name in froms | whole if name}
+    assert used <= LIBRARIES | sys.stdlib_module_names and len(used & (LIBRARIES - {"torch"})) == 1
+    assert f"findings/{path.name}" in (HARDWARE.parents[1] / "docs" / "findings.md").read_text()
