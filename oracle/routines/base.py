@@ -582,10 +582,10 @@ def registered() -> Mapping[str, Contract]:
 
 def get(name: str) -> Contract:
     """The contract of this name; ContractError lists what exists."""
-    if not isinstance(name, str) or name not in _REGISTRY:
-        said = repr(name) if isinstance(name, str) else f"named by a {type(name).__name__}"
-        listed = among(name if isinstance(name, str) else "", sorted(_REGISTRY), see="fp8-oracle list contracts")
-        raise ContractError(f"no contract {said}; {listed}")
+    if not isinstance(name, str):
+        raise ContractError(f"a contract is given by its name, a str, as 'fp8_gemm_nt'; this is a {type(name).__name__}")
+    if name not in _REGISTRY:
+        raise ContractError(f"no contract {name!r}; {among(name, sorted(_REGISTRY), see='fp8-oracle list contracts')}")
     return _REGISTRY[name]
 
 
