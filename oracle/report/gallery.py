@@ -78,9 +78,7 @@ class Run:
 def read(path: Path) -> Run:
     """The run that a file holds; FixtureError where it is no such file."""
     try:
-        said = json.loads(path.read_text())
-    except OSError as error:
-        raise FixtureError(f"{path}: {error.strerror}") from error
+        said = json.loads(fixtures.read_bytes(path))
     except ValueError:
         said = None
     if not isinstance(said, dict) or said.get("schema") != SCHEMA:
