@@ -77,8 +77,9 @@ class Run:
 
 def read(path: Path) -> Run:
     """The run that a file holds; FixtureError where it is no such file."""
+    content = fixtures.read_bytes(path)
     try:
-        said = json.loads(fixtures.read_bytes(path))
+        said = json.loads(content)
     except ValueError:
         said = None
     if not isinstance(said, dict) or said.get("schema") != SCHEMA:
