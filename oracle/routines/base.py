@@ -483,6 +483,9 @@ class Contract(ABC):
         """Known arithmetic ranked by equal bits; see :func:`oracle.identify`."""
         raise NumericsError(f"{self.name} has one right result and no numerics to identify; judge() compares with it")
 
+    def __repr__(self) -> str:
+        return f"<{self.name}({', '.join(spec.name for spec in self.inputs)}) -> {', '.join(self.returns)}>"
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         takes = ", ".join(f"{spec.name}{' (optional)' if spec.optional else ''}" for spec in self.inputs)
