@@ -32,7 +32,7 @@ PLAIN = [s for s in FUSED if s.name.endswith(("chain", "promote128", "ue8m0"))] 
 
 def product_for(schedule: Schedule, kind: str, *, seed: int, m: int = 3, n: int = 2, k: int = 256) -> ScaledProduct:
     fmt = schedule.instruction.operands[0]
-    if schedule.scales_inside:
+    if schedule.scales_inside or schedule.dequantises:
         return block_scaled(kind, m, n, k, seed=seed, fmt=fmt, powers=True)
     if schedule.scales.name == "PROMOTION":
         return block_scaled(kind, m, n, k, seed=seed, fmt=fmt)

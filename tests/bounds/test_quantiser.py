@@ -173,6 +173,7 @@ class TestIdentify:
         x = torch.cat([tied(16).repeat(1, 3), normals(16, 384)])
         x = torch.cat([x, x[:8].clone()])
         x[20, 3], x[21, 3] = math.nan, math.inf
+        x[18, 5] = -0.0
         x[22], x[23], x[24] = 0.0, x[23] * 2.0**-34, x[24] * 2.0**-128
         return x
 

@@ -332,7 +332,7 @@ class TestCapturesAndLedger:
             "deep_gemm.fp8_gemm",
             "flashinfer.w8a8_colmajor",
             "flashinfer.bf16_fp8",
-            "torch",
+            "torch.",
             "vllm.cutlass",
             "deep_gemm.m_grouped",
         ):

@@ -41,6 +41,7 @@ KEPT = {
     "harness/test_validation.py::TestReach::test_quick_meets_it": 1,
     "harness/test_validation.py::TestRightKernels::test_conforms": 1,
     "kernels/test_differential.py::TestByName::test_validated_in_a_worker": 1,
+    "kernels/test_ops.py::test_opcheck_compiled": 9,
     "numbers/test_fast_math.py::TestFaults::test_products": 1,
     "routines/mx/test_mx_more.py::TestFaults::test_all_are_killed": 2,
     "routines/mx/test_mx_contract.py::TestFaults::test_all_are_killed": 1,
