@@ -6,13 +6,15 @@ import base64
 import re
 import struct
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from reports import HOSTILE, every_status, evidence, many, outcome
+from rich.console import Console
 
-from oracle.report import files, html, picture
+from oracle.report import console, files, html, picture
 from oracle.report.files import to_json, to_junit
 from oracle.report.outcome import Outcome, Report, causes
 from oracle.verdict.compare import Status, Verdict
@@ -214,6 +216,27 @@ class TestMarkdown:
         text = files.to_markdown(many(5000, failing=failing))
         assert len(text) <= files.LIMIT
         assert text.count("<details>") == text.count("</details>")
+
+
+def test_every_form_shows_where_a_kernel_raised() -> None:
+    """The frames of a crash, and a failure of another subject without them."""
+    crashed = outcome("c/m=1/seed=1", Status.CRASHED)
+    raised = replace(crashed, verdict=replace(crashed.verdict, frames=("k.py:3 in gemm: a @ a",)))
+    for outcomes, shown in (((raised,), True), ((crashed,), False)):
+        report = Report(outcomes, (), {}, 0.0, {}, "")
+        for form in (html.to_html, files.to_markdown, to_junit):
+            assert ("k.py:3 in gemm: a @ a" in form(report)) == shown, form
+
+
+def test_one_cause_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the console: cases of one subject under the first of them, another subject by itself."""
+    failing = [outcome(f"c/m={i}/seed=1", Status.FAILED, subject="lib") for i in range(3)]
+    failing.append(outcome("c/m=9/seed=1", Status.FAILED, subject="other"))
+    console.print_report(Report(tuple(failing), (), {}, 0.0, {}, ""), Console(), quiet=True)
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if line.startswith(("FAILED", "  2 more"))] == [
+        "FAILED c/m=0/seed=1 [lib]", "  2 more cases fail; --verbose names each", "FAILED c/m=9/seed=1 [other]",
+    ]  # fmt: skip
 
 
 class TestCommand:
