@@ -8,6 +8,7 @@ name begins with ``out`` are outputs. A file of :mod:`oracle.fixtures.call_file`
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -233,6 +234,8 @@ def _items(arguments: argparse.Namespace) -> tuple[list[Item], list[str]]:
         raise OptionError("--input and --option name the call of one file; the files of a folder say it themselves")
     if arguments.output != _OUTPUT["default"]:
         raise OptionError("--output chooses outputs of one file; a call of a folder has one")
+    asked = {"arch": arguments.arch, "numerics": arguments.numerics, "recipe": arguments.recipe}
+    flags = " ".join(f"--{name} {shlex.quote(value)}" for name, value in asked.items() if value is not None)
     paths, left_out = call_file.within(folder)
     items = []
     for path in paths:
@@ -246,7 +249,7 @@ def _items(arguments: argparse.Namespace) -> tuple[list[Item], list[str]]:
         if arguments.contract in (None, name) or name == "-":
             judge = partial(_verdict, partial(call_file.read, path), arch or "-", numerics)
             stamp = fixtures.digest(path)
-            items.append(Item(f"calls/{path}", name, kernel, arch or "-", judge, stamp))
+            items.append(Item(f"calls/{path}", name, kernel, arch or "-", judge, stamp, flags=flags))
     return items, left_out
 
 

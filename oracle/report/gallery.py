@@ -77,10 +77,9 @@ class Run:
 
 def read(path: Path) -> Run:
     """The run that a file holds; FixtureError where it is no such file."""
+    content = fixtures.read_bytes(path)
     try:
-        said = json.loads(path.read_text())
-    except OSError as error:
-        raise FixtureError(f"{path}: {error.strerror}") from error
+        said = json.loads(content)
     except ValueError:
         said = None
     if not isinstance(said, dict) or said.get("schema") != SCHEMA:

@@ -483,6 +483,9 @@ class Contract(ABC):
         """Known arithmetic ranked by equal bits; see :func:`oracle.identify`."""
         raise NumericsError(f"{self.name} has one right result and no numerics to identify; judge() compares with it")
 
+    def __repr__(self) -> str:
+        return f"<{self.name}({', '.join(spec.name for spec in self.inputs)}) -> {', '.join(self.returns)}>"
+
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         takes = ", ".join(f"{spec.name}{' (optional)' if spec.optional else ''}" for spec in self.inputs)
@@ -582,10 +585,10 @@ def registered() -> Mapping[str, Contract]:
 
 def get(name: str) -> Contract:
     """The contract of this name; ContractError lists what exists."""
-    if not isinstance(name, str) or name not in _REGISTRY:
-        said = repr(name) if isinstance(name, str) else f"named by a {type(name).__name__}"
-        listed = among(name if isinstance(name, str) else "", sorted(_REGISTRY), see="fp8-oracle list contracts")
-        raise ContractError(f"no contract {said}; {listed}")
+    if not isinstance(name, str):
+        raise ContractError(f"a contract is given by its name, as 'fp8_gemm_nt'; this is a {type(name).__name__}")
+    if name not in _REGISTRY:
+        raise ContractError(f"no contract {name!r}; {among(name, sorted(_REGISTRY), see='fp8-oracle list contracts')}")
     return _REGISTRY[name]
 
 

@@ -135,11 +135,6 @@ class Instruction:
         """Whether this is another reading of a block-scaled instruction (``….counted``), and not the usual one."""
         return self.name.count(".") > 2
 
-    @property
-    def subnormals(self) -> str:
-        """What happens to subnormal operands."""
-        return "flushed to zero" if self.flush_subnormals else "used, with the fixed exponent emin"
-
 
 _MMASIM = "MMA-Sim c785138"
 _KM = "KM vectors"

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kernels import fused
 from kernels.backends import triton_fused
@@ -61,12 +60,6 @@ def run(text: str) -> str:
 def interpreted(op: str, device: torch.device, *key: Any) -> Any:
     """The Triton backend, whatever the machine."""
     return BACKEND
-
-
-def without_silu(x: Tensor, rounding: str) -> Tensor:
-    """A sabotaged twin: the gate itself."""
-    gate, up = x.float().chunk(2, dim=-1)
-    return (gate * up).to(x.dtype)
 
 
 if __name__ == "__main__":

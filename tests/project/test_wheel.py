@@ -79,8 +79,8 @@ RUNS = (
     ("cases to-suite nowhere --to suite", 2, "nowhere"),
     ("evaluate --definition nowhere.json --solution a.json --workload a.jsonl", 2, "nowhere.json: no such file"),
     *((f"gallery {action}", 2, "--folder DIR") for action in ("list", "run --out DIR")),
-    ("gallery page nowhere.json", 2, "nowhere.json: No such file"),
-    ("gallery compare nowhere.json other.json", 2, "nowhere.json: No such file"),
+    ("gallery page nowhere.json", 2, "nowhere.json: no such file"),
+    ("gallery compare nowhere.json other.json", 2, "nowhere.json: no such file"),
 )  # fmt: skip
 
 
