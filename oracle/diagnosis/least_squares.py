@@ -108,7 +108,7 @@ def effective_factors(product: ScaledProduct, output: Tensor) -> Factors | None:
 def read_beyond_buffer(call: Call, output: Tensor, bad: Tensor, faults: Sequence[Fault]) -> list[Fault]:
     """The faults that read scales beyond their buffer and agree with ``output [M, N]`` in all that is known; of those
     only the ones that leave the fewest scales unknown. ``bad`` are the failing elements."""
-    if len(call.parts) != 1 or call.parts[0].product.M != len(output):
+    if len(call.parts) != 1 or len(output) != call.parts[0].product.M:
         return []
     rows, columns = torch.nonzero(bad.any(dim=1))[:, 0], torch.arange(output.shape[1], device=output.device)
     right, found = subset(call.parts[0].product, rows, columns), list[tuple[int, Fault]]()
