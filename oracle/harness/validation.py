@@ -157,7 +157,7 @@ def validate(
         raise CaseError(f"no contract with cases is named {contract!r}; {said}")
     files = None if calls is None else _files(Path(calls), contract)
     if files is not None and (case is not None or profile == "soak"):
-        raise OptionError("calls= are made alone; leave out case= and profile='soak'")
+        raise OptionError("calls in files (--cases) are judged alone; leave out --case and the profile soak")
     stated = None if domain is None else parse_domain(domain, cases.grammars()[contract].extents)
     run_seed = secrets.randbelow(SEEDS) if seed is None else seed
     arch = arch_of(device) if arch is None else arch
