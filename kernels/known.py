@@ -148,7 +148,10 @@ def remembered(run: Callable[P, R]) -> Callable[[Callable[P, R]], Callable[P, R]
             if not tensors:
                 return verb(*args, **kwargs)
             first, memo = tensors[0], current().weights
-            whole = (*key, first.dtype, first.shape[-1:])
+            try:
+                whole = (*key, first.dtype, first.shape[-1:])
+            except RuntimeError:  # a nested tensor has no shape; the verb refuses it
+                return verb(*args, **kwargs)
             met = memo.get(whole)
             if met is not None and met.takes(tensors):
                 return run(*args, **kwargs)

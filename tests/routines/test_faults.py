@@ -181,7 +181,7 @@ class TestDeclare:
         """The error names the fault and the contracts that exist."""
         found = Faults({"fp8_gemm_nt"})
         found.declare("x", CAST, seen="this test", contracts={"fp8_gemm_xx"}, store=lambda acc: acc)
-        with pytest.raises(ContractError, match="'x': no contract 'fp8_gemm_xx'; there are: .*fp8_gemm_nt"):
+        with pytest.raises(ContractError, match="'x': no contract 'fp8_gemm_xx'; did you mean .*'fp8_gemm_nt'"):
             list(found)
 
     def test_a_function_named_for_no_stage_is_refused(self) -> None:

@@ -164,7 +164,7 @@ class TestRefusals:
     """Typed errors that list what exists."""
 
     def test_unknown_instruction(self) -> None:
-        with pytest.raises(NumericsError, match=r"known: sm90\.wgmma\.fp8"):
+        with pytest.raises(NumericsError, match=r"There are: sm90\.wgmma\.fp8"):
             instruction("sm90.wgmma.int4")
         with pytest.raises(NumericsError, match="architectures: sm70"):
             instruction("sm61.dp4a")
