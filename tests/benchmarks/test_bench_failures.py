@@ -1,15 +1,16 @@
 """What a failing judgement costs beside a right one and a float64 matmul of the same shape, in one run.
 
-``python -m tests.benchmarks.test_bench_failures [M N K]`` takes the sides in turn, several times, and prints for each
-the least CPU seconds of all threads (which other programs change less than the time that passes), as a ratio
-to the least of the matmul and to that of the right output. ``pytest tests/benchmarks/test_bench_failures.py
+``python -m tests.benchmarks.test_bench_failures [M N K] [--device cuda]`` takes the sides in turn, several times, and
+prints for each its least time as a ratio to the least of the matmul and to that of the right output. On a CPU that is
+the CPU seconds of all threads, which other programs change less than the time that passes; on a GPU the time that
+passes until the device is idle, beside the memory that a side adds to the operands. ``pytest tests/benchmarks/test_bench_failures.py
 --benchmark-enable --benchmark-only`` compares within one group. Required at 256x2048x2048: 3.5 matmuls for a right
-output, 12 for a wrong one with its explanation. Nothing here asserts a time.
+output, 12 for a wrong one with its explanation; at 4096x4096x7168 on a GPU 6 for the reference, 15 and 40. Nothing here asserts a time.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,14 +32,15 @@ from tests.support.products import block_scaled
 GEMM = "fp8_gemm_nt"
 SHAPE, SMALL = (256, 2048, 2048), (16, 128, 256)
 FAULTS = ("A scale of the previous K block", "store truncates")
-REQUIRED = {"right": 3.5, "wrong": 12.0}  # float64 matmuls
+REQUIRED = {"cpu": {"right": 3.5, "wrong": 12.0}, "cuda": {"reference": 6.0, "right": 15.0, "wrong": 40.0}}  # matmuls
 Side = Callable[[], object]
 
 
-def outputs(m: int, n: int, k: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def outputs(m: int, n: int, k: int, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The inputs of a call, and outputs by what was done to the right one."""
     p = block_scaled("randn", m, n, k, seed=1)
-    inputs = {"a": p.a, "a_scale": p.a_scale, "b": p.b, "b_scale": p.b_scale}
+    named = {"a": p.a, "a_scale": p.a_scale, "b": p.b, "b_scale": p.b_scale}
+    inputs = {name: tensor.to(device) for name, tensor in named.items()}
     call = Call(get(GEMM), inputs, schedule=get_schedule("sm90.promote128"))
     right = run(call)
     assert isinstance(right, Tensor)
@@ -49,7 +51,7 @@ def outputs(m: int, n: int, k: int) -> tuple[dict[str, Tensor], dict[str, Tensor
     found["moved tile"][:half, :128] = right[half : 2 * half, :128]
     found["two faults"][7] = right[8]
     found["two faults"][:, 3] = 0
-    found["garbage"] = torch.randn(right.shape, generator=torch.Generator().manual_seed(1)).to(right.dtype)
+    found["garbage"] = torch.randn(right.shape, generator=torch.Generator().manual_seed(1)).to(right)
     found["NaN"] = torch.full_like(right, torch.nan)
     for name in FAULTS:
         wrong = run(replace(call), get_fault(name))
@@ -82,32 +84,48 @@ def test_failure(benchmark: Any, name: str) -> None:
     benchmark.pedantic(side, rounds=1 if benchmark.disabled else 3, warmup_rounds=0 if benchmark.disabled else 1)
 
 
-def main(shape: tuple[int, ...], rounds: int = 3) -> None:
-    """One table of ratios."""
-    inputs, found = outputs(*shape)
-    plain = matmul(inputs)
-    sides = {name: judging(inputs, out, name) for name, out in found.items()}
-    best = dict.fromkeys(["float64 matmul", *sides], float("inf"))
-
-    def timed(name: str, side: Side) -> None:
+def timed(side: Side, device: str) -> tuple[float, float]:
+    """Seconds of one call, and GiB that it added to the memory of a GPU."""
+    if device == "cpu":
         start = time.process_time()
         side()
-        best[name] = min(best[name], time.process_time() - start)
+        return time.process_time() - start, 0.0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, start = torch.cuda.memory_allocated(), time.perf_counter()
+    side()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start, (torch.cuda.max_memory_allocated() - before) / 2**30
 
+
+def main(shape: tuple[int, ...], device: str = "cpu", rounds: int = 3) -> None:
+    """One table of ratios."""
+    inputs, found = outputs(*shape, device)
+    sides = {name: judging(inputs, out, name) for name, out in found.items()}
+    if device == "cuda":
+        sides = {"reference": lambda: oracle.reference(GEMM, inputs)} | sides
+    sides = {"float64 matmul": matmul(inputs)} | sides
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for side in sides.values():
         side()
     for _ in range(rounds):
         for name, side in sides.items():
-            for _ in range(3):
-                timed("float64 matmul", plain)
-            timed(name, side)
+            seen["float64 matmul"].append(timed(sides["float64 matmul"], device))
+            seen[name].append(timed(side, device))
+    best = {name: min(time for time, _ in times) for name, times in seen.items()}
     least = best.pop("float64 matmul")
-    print(f"{'x'.join(map(str, shape))}, {torch.get_num_threads()} threads; float64 matmul {least:.4f} CPU seconds")
-    for name in best:
-        of_matmul, of_right = best[name] / least, best[name] / best["right"]
-        limit = REQUIRED["right" if name == "right" else "wrong"]
-        print(f"{name:36} {of_matmul:6.1f} matmuls (required {limit:g})  {of_right:5.1f} right judgements")
+    print(f"{'x'.join(map(str, shape))}, {device}, {torch.get_num_threads()} threads; float64 matmul {least:.4f} s")
+    for name, time_ in best.items():
+        limit = REQUIRED[device].get(name, REQUIRED[device]["wrong"])
+        print(
+            f"{name:36} {time_ / least:6.1f} matmuls (required {limit:g})  {time_ / best['right']:5.1f} right judgements"
+            f"  {max(memory for _, memory in seen[name]):5.2f} GiB"
+        )
 
 
 if __name__ == "__main__":
-    main(tuple(map(int, sys.argv[1:4])) or SHAPE)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("shape", nargs="*", type=int, default=SHAPE, metavar="M N K")
+    parser.add_argument("--device", choices=REQUIRED, default="cpu")
+    options = parser.parse_args()
+    main(tuple(options.shape), options.device)
