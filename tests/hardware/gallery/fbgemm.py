@@ -63,6 +63,7 @@ def quantise_block(kernel: Callable[..., Pair], inputs: Inputs, options: Options
 def grouped(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
     """``(x [M, K], w [G N, K], sizes, x_scale [M], w_scale [G N])``; one configuration of its list."""
     offered(options["out_dtype"] == BF16, "bf16 out")
+    offered(all(n % 8 == 0 for n in inputs["b"].shape[1:]), "N and K in multiples of 8")
     b, ends = inputs["b"], inputs["offsets"].to(torch.int32)
     sizes = torch.diff(ends, prepend=ends.new_zeros(1))
     one_config(kernel.__globals__, "_fbgemm_grouped_gemm_fp8_rowwise")
