@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -172,7 +172,7 @@ class Asked:
 
 def run(
     asked: Asked, keys: Sequence[str], *, jobs: int = 1, seconds: float = math.inf
-) -> Iterator[tuple[Row, Mapping[str, object] | None]]:
+) -> Generator[tuple[Row, Mapping[str, object] | None]]:
     """Validate the kernels of these keys (``PROJECT.KERNEL/CONTRACT``): of each, as soon as it is known, a row and the
     report behind it as JSON (None: not called).
 

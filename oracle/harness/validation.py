@@ -38,6 +38,7 @@ from oracle.harness.report import (
     NUMBERS,
     OPEN,
     OPTIONAL,
+    PITCHED,
     THREADS,
     Finding,
     Report,
@@ -474,7 +475,7 @@ def _watched(
     for watch in (
         watches.repeats(calls, inputs, options, other),
         mixtures.mixed(calls, inputs, options, other[0]),
-        () if watches.PITCHED in watching.exempt else watches.strided(calls, inputs, options),
+        () if PITCHED in watching.exempt else watches.strided(calls, inputs, options),
         watches.metamorphic(calls, inputs, options),
         watches.batch(calls, inputs, options, required=BATCH in required),
         watches.launched(calls, inputs, options, other[0], exempt=watching.exempt),
