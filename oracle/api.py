@@ -30,7 +30,7 @@ def contracts() -> Mapping[str, Contract]:
     Returns
     -------
     mapping of str to Contract
-        In alphabetical order. ``contracts()["fp8_gemm_nt"].inputs`` are records with a name, a shape as extents, dtypes
+        In alphabetical order. ``contracts()["mm_mxfp8"].inputs`` are records with a name, a shape as extents, dtypes
         and a note; a notebook shows a contract as a table.
 
     Raises

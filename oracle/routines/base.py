@@ -586,7 +586,7 @@ def registered() -> Mapping[str, Contract]:
 def get(name: str) -> Contract:
     """The contract of this name; ContractError lists what exists."""
     if not isinstance(name, str):
-        raise ContractError(f"a contract is given by its name, as 'fp8_gemm_nt'; this is a {type(name).__name__}")
+        raise ContractError(f"a contract is given by its name (see contracts()); this is a {type(name).__name__}")
     if name not in _REGISTRY:
         raise ContractError(f"no contract {name!r}; {among(name, sorted(_REGISTRY), see='fp8-oracle list contracts')}")
     return _REGISTRY[name]

@@ -1,6 +1,6 @@
 """Contracts of DeepGEMM's other forms: transposed operands, float32 sums that accumulate, K in groups, heads.
 
-    fp8_gemm_nn, _tn, _tt                the product of ``fp8_gemm_nt``, operands and their scales given as ``[K, ...]``
+    fp8_gemm_nn, _tn, _tt                the product of :class:`.Fp8GemmNt`, operands and scales as ``[K, ...]``
     fp8_gemm_nt_1d1d                     recipe (1, 1, 128): a scale for each row of ``b``; float32, ``c`` added last
     k_grouped_fp8_gemm_nt_contiguous     that product of every group of K (a weight gradient of each expert)
     m_grouped_fp8_gemm_nn_contiguous     ``m_grouped_fp8_gemm_nt_contiguous`` with ``b [G, K, N]``
@@ -292,13 +292,13 @@ class SomeColumns(Sets):
 @register
 class SkipHeadMid(Contract):
     """Each head has ``left`` columns, a gap of ``mid`` that is not written, and ``right`` columns: product column ``n``
-    is output column ``n + (n + right) // (left + right) * mid``. The product is that of ``fp8_gemm_nt``."""
+    is output column ``n + (n + right) // (left + right) * mid``. The product is that of :class:`.Fp8GemmNt`."""
 
     name = "fp8_gemm_nt_skip_head_mid"
     section = "GEMM"
     gpu = True
     golden_arches = ("cpu", "sm90")
-    summary = "fp8_gemm_nt whose columns go to heads with a gap inside, which is not written"
+    summary = f"{Fp8GemmNt.name} whose columns go to heads with a gap inside, which is not written"
     source = SOURCE
     numerics = BLOCK_NUMERICS
     inputs = Fp8GemmNt.inputs
