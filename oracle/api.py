@@ -253,9 +253,7 @@ def identify(
     return get(contract).identify(_values(inputs), _values_of(output), arch=arch, **options)
 
 
-def loss(
-    contract: str, inputs: Mapping[str, Tensor], *, numerics: str | None = None, **options: object
-) -> Loss | None:
+def loss(contract: str, inputs: Mapping[str, Tensor], *, numerics: str | None = None, **options: object) -> Loss | None:
     """What the recipe of a quantiser loses on ``inputs``, before there is a kernel.
 
     The figures are those of the bits that :func:`predict` gives.

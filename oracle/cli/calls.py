@@ -125,9 +125,7 @@ def add_identify(commands: Commands) -> None:
 _Call = tuple[Contract, dict[str, Tensor], dict[str, Tensor], dict[str, object]]
 
 
-def _add_call_arguments(
-    command: argparse.ArgumentParser, *, several: bool = False, optional: bool = False
-) -> None:
+def _add_call_arguments(command: argparse.ArgumentParser, *, several: bool = False, optional: bool = False) -> None:
     command.add_argument("file", type=Path, metavar="FILE|DIR" if several else "FILE.safetensors")
     optional |= several
     said = "for a file that does not say it; see `fp8-oracle list`" if optional else "see `fp8-oracle list`"

@@ -7,12 +7,7 @@ from typing import Any
 
 import torch
 
-from oracle.cli.common import (
-    Commands,
-    add_command,
-    say,
-    whole,
-)
+from oracle.cli.common import Commands, add_command, say, whole
 from oracle.errors import OptionError
 from oracle.harness.probing import probe, probe_block_scaled
 from oracle.harness.report import LIMIT

@@ -29,19 +29,7 @@ from oracle.harness import mixtures, offsets, sources, watches
 from oracle.harness.jobs import Pool, divided
 from oracle.harness.process import Worker
 from oracle.harness.reach import Reach
-from oracle.harness.report import (
-    BATCH,
-    COVERAGE,
-    LARGE,
-    LIMIT,
-    LOAD,
-    NUMBERS,
-    OPTIONAL,
-    THREADS,
-    Finding,
-    Report,
-    Told,
-)
+from oracle.harness.report import BATCH, COVERAGE, LARGE, LIMIT, LOAD, NUMBERS, OPTIONAL, THREADS, Finding, Report, Told
 from oracle.harness.session import Answer, Session, failed, verdict_on
 from oracle.harness.soak import drawn
 from oracle.report.findings import WHOLE

@@ -273,14 +273,8 @@ def _normed(
     return rounded_to(nearest(made + beside, fmt) if later else made, value.dtype)
 
 
-def _epsilon(call: Call) -> float:
-    epsilon = call.resolved["epsilon"]
-    assert isinstance(epsilon, float)
-    return epsilon
-
-
 def _root(call: Call, z: Tensor) -> Tensor:
-    return (z.square().mean(dim=1, keepdim=True) + _epsilon(call)).rsqrt()
+    return torch.rsqrt(z.square().mean(dim=1, keepdim=True) + call.resolved["epsilon"])
 
 
 def _with_root(root: Callable[[Call, Tensor], Tensor]) -> Change:
@@ -289,7 +283,7 @@ def _with_root(root: Callable[[Call, Tensor], Tensor]) -> Change:
 
 def _of_mean(change: OfTensor) -> Change:
     """The reciprocal root of a changed mean square."""
-    return _with_root(lambda call, z: (change(z) + _epsilon(call)).rsqrt())
+    return _with_root(lambda call, z: (change(z) + call.resolved["epsilon"]).rsqrt())
 
 
 def _padded(z: Tensor) -> Tensor:
@@ -326,7 +320,7 @@ fault("epsilon 1e-5 whatever was asked for", ARITHMETIC,
       options=lambda options: options | {"epsilon": 1e-5},
       needs=need(lambda call: call.resolved["epsilon"] != 1e-5, "epsilon is 1e-5"), same_if=LARGE)
 fault("epsilon added to the root", ARITHMETIC, seen=MINE + "sqrt(mean) + epsilon for sqrt(mean + epsilon)",
-      store=_with_root(lambda call, z: 1 / (z.square().mean(dim=1, keepdim=True).sqrt() + _epsilon(call))),
+      store=_with_root(lambda call, z: 1 / (z.square().mean(dim=1, keepdim=True).sqrt() + call.resolved["epsilon"])),
       same_if=LARGE)
 fault("mean subtracted before the norm", ARITHMETIC, seen=MINE + "LayerNorm for RMS norm",
       store=lambda call, value: _normed(call, value, centre=True), same_if="all means are 0")

@@ -412,9 +412,7 @@ GRAMMARS: Mapping[str, Grammar] = {
         "tdp", _indexer, lambda case: {"scale_fmt": case.option("scale") or ""}, "t=1,d=128,p=4", "t=3,d=256,p=1",
         "t=11,d=128,p=64", dtypes=TILED, scheme="1x128", options={"scale": ("ue8m0",)},
     ),
-    "quantize_k_cache": grammar(
-        "sp", _whole, no_options, "s=1,p=2", "s=3,p=4", dtypes=TILED[:1], scheme="1x128"
-    ),
+    "quantize_k_cache": grammar("sp", _whole, no_options, "s=1,p=2", "s=3,p=4", dtypes=TILED[:1], scheme="1x128"),
     "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping": grammar(
         "thdp", _nvfp4, _layout, "t=1,h=1,d=64,p=4", "t=11,h=3,d=64,p=16", dtypes=TILED, scheme="1x16",
         options=_LAYOUTS,

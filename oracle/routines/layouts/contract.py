@@ -8,14 +8,14 @@ covered: expert weights (:mod:`oracle.routines.layouts.experts`), values that a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from oracle.routines.base import F32, Call, Contract, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.base import F32, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, positive, register
 from oracle.truth import layout
 from oracle.verdict.compare import Status, Verdict
 from oracle.verdict.sets import Bits, Found, Range, Sets, bits_of, judge_bits, worst_of, wrong_strides
@@ -32,13 +32,13 @@ class LayoutContract(Contract):
 
     function: ClassVar[Callable[..., Any]]
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         """The right outputs of a checked call: of ``function``, given the inputs in their order and the options."""
         made = self.function(*(inputs.get(spec.name) for spec in self.inputs), **options)
         found = zip(self.returns, (made,) if isinstance(made, Tensor) else made, strict=True)
         return {name: tensor for name, tensor in found if tensor is not None}
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor | dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
         made = self.made(inputs, self.check(inputs, options))
         return made if tuple(made) != ("out",) else made["out"]
 
@@ -48,7 +48,7 @@ class LayoutContract(Contract):
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Bits(call.truth, self.why_mistrust(call.inputs), self.strided)]
 
-    def why_mistrust(self, inputs: Mapping[str, Tensor]) -> str | None:
+    def why_mistrust(self, inputs: Inputs) -> str | None:
         """Reason for which a pass on these inputs would prove little, or None."""
         for name, x in inputs.items():
             if x.numel() > 1 and x.dtype not in INTEGERS and bool((bits_of(x) == bits_of(x).flatten()[0]).all()):
@@ -118,7 +118,7 @@ class RequiredLayout(LayoutContract):
     )
     strided = True
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         mn, k, gran, gran_k = (positive(options, name) for name in ("mn", "k", "gran_mn", "gran_k"))
         made = layout.transform_sf_into_required_layout(
             inputs["scale"], mn=mn, k=k, gran_mn=gran, gran_k=gran_k, arch=str(options["target"])
@@ -170,7 +170,7 @@ class TableContract(LayoutContract):
         answer: int | tuple[int, ...] = self.function(*arguments)
         return answer
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         columns = [inputs[spec.name].tolist() for spec in self.inputs]
         answers = [self.row(*arguments) for arguments in zip(*columns, strict=True)]
         rows = [answer if isinstance(answer, tuple) else (answer,) for answer in answers]

@@ -6,13 +6,12 @@ BlockMajorK.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from oracle.routines.base import F32, Call, OptionSpec, TensorSpec, positive, register
+from oracle.routines.base import F32, Call, Inputs, Options, OptionSpec, TensorSpec, positive, register
 from oracle.routines.layouts.contract import ONE_BYTE, LayoutContract
 from oracle.truth import layout
 from oracle.verdict.compare import Status, Verdict
@@ -40,7 +39,7 @@ class ShuffleMatrixA(LayoutContract):
     inputs = (TensorSpec("w", WEIGHT, ("M", "K"), "one expert's weight"),)
     options = (OptionSpec("epilogue_tile_m", 128, None, "height of the epilogue's tile"),)
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"out": layout.shuffle_matrix_a(inputs["w"], positive(options, "epilogue_tile_m"))}
 
 
@@ -72,7 +71,7 @@ class AlignMoeWeights(LayoutContract):
     options = (OptionSpec("is_act_and_mul", True, (True, False), "w13 has a gate and an up half"),)
     returns = ("w13", "w2")
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         w13, w2, _ = layout.align_fp8_moe_weights_for_fi(inputs["w13"], inputs["w2"], bool(options["is_act_and_mul"]))
         return {"w13": w13, "w2": w2}
 

@@ -145,11 +145,9 @@ def _experts_at(call: Call, out: Tensor, placement: str | None, *, early: int = 
     scale, first, rows = bits_of(call.inputs["scale"]), call.inputs["first"].tolist(), call.inputs["rows"].tolist()
     width = layout.align(scale.shape[1], layout.WIDTH)
     height = out.numel() // width
-    capacity = call.resolved["capacity"]
-    assert isinstance(capacity, int)
     starts = [sum(rows[:i]) for i in range(len(rows))]
     if placement is not None:
-        starts = tiles.expert_starts(first, rows, placement, capacity)
+        starts = tiles.expert_starts(first, rows, placement, call.resolved["capacity"])
     offsets = layout.swizzle_offsets(height, scale.shape[1], tile="128x4")
     memory = torch.zeros(out.numel(), dtype=torch.uint8, device="cpu")
     for at, p, m in zip(starts, first, rows, strict=True):

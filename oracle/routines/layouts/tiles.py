@@ -7,13 +7,12 @@ it. The cases fill what must not be read with NaN, infinity and the largest fini
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from oracle.routines.base import F32, Call, OptionSpec, TensorSpec, positive, register
+from oracle.routines.base import F32, Call, Inputs, Options, OptionSpec, TensorSpec, positive, register
 from oracle.routines.layouts.contract import INTEGERS, ONE_BYTE, LayoutContract
 from oracle.truth import layout, tiles
 from oracle.verdict.compare import Verdict
@@ -47,7 +46,7 @@ class FromBlocked(LayoutContract):
         TILE,
     )
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         rows, columns = (positive(options, name) for name in ("rows", "columns"))
         return {"out": tiles.from_blocked(inputs["memory"], rows, columns, str(options["tile"]))}
 
@@ -93,10 +92,7 @@ class Placed(Bits):
 
     def _places(self) -> tuple[Tensor, Tensor]:
         x, o = self.call.inputs, self.call.resolved
-        capacity = o["capacity"]
-        assert isinstance(capacity, int)
-        source, offsets, _ = tiles.expert_offsets(x["scale"], x["first"], x["rows"], str(o["placement"]), capacity)
-        return source, offsets
+        return tiles.expert_offsets(x["scale"], x["first"], x["rows"], str(o["placement"]), o["capacity"])[:2]
 
 
 @register
@@ -124,7 +120,7 @@ class ShuffleMatrixSfA(LayoutContract):
     options = (OptionSpec("epilogue_tile_m", 128, None, "height of the epilogue's tile"),)
     gpu = True
 
-    def made(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def made(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"out": tiles.shuffle_matrix_sf_a(inputs["scale"], positive(options, "epilogue_tile_m"))}
 
 

@@ -75,10 +75,8 @@ def _local(call: Call) -> tuple[Tensor, int]:
     """Experts that a token goes to, as the layer sees them, and how many it has."""
     contract = call.contract
     assert isinstance(contract, PipelineContract)
-    first = call.resolved["first_expert"]
-    assert isinstance(first, int)
     ids = contract.routes(call.inputs, call.resolved, torch.float32)[0].ids
-    return ids.to(torch.int64) - first, call.inputs["w13"].shape[0]
+    return ids.to(torch.int64) - call.resolved["first_expert"], call.inputs["w13"].shape[0]
 
 
 def _busy(call: Call) -> Tensor:
@@ -137,7 +135,7 @@ def _off_by_one(call: Call, tokens: Tokens) -> Tensor:
     busy = [e for e in range(count) if bool((local == e).any())]
     for before, expert in zip(busy, busy[1:], strict=False):
         token, slot = torch.nonzero(local == expert)[0].tolist()
-        ids[token, slot] = before + first  # type: ignore[operator]
+        ids[token, slot] = before + first
     return ids
 
 
