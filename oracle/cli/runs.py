@@ -52,7 +52,7 @@ from oracle.harness.recording import CaptureWriter
 from oracle.harness.report import LIMIT
 from oracle.harness.runner import Filter, Item, Shard
 from oracle.harness.subjects import Provider
-from oracle.report import changes, comment, history, ledger, merge, record
+from oracle.report import changes, history, ledger, merge, record
 from oracle.report import console as words
 from oracle.report.ledger import Entry
 from oracle.report.outcome import Outcome, Report
@@ -138,7 +138,7 @@ def add_compare(commands: Commands) -> None:
     said = "write the changes as the comment of a pull request; `-` is the standard output"
     command.add_argument("--markdown", metavar="FILE", help=said)
     said = "with --markdown: its heading, and in its hidden first line what tells it from others (default: %(default)s)"
-    command.add_argument("--title", default=comment.TITLE, metavar="NAME", help=said)
+    command.add_argument("--title", default=changes.TITLE, metavar="NAME", help=said)
     add_volume_arguments(command)
 
 
@@ -500,7 +500,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         if unknown := [name for name in names if name not in known]:
             raise OptionError(f"--pair: {given} has no subject {unknown[0]!r}; {among(unknown[0], sorted(known))}")
     found = changes.between(old, new, renamed=renamed)
-    said = None if arguments.markdown is None else comment.to_markdown(found, arguments.title)
+    said = None if arguments.markdown is None else changes.to_markdown(found, arguments.title)
     screen = console(stderr="-" in (arguments.json, arguments.markdown))
     changes.print_comparison(found, screen, verbose=arguments.verbose, quiet=arguments.quiet)
     write_json(arguments.json, found.to_json())
