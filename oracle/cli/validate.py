@@ -22,23 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from oracle.cli.common import (
-    Bar,
-    Commands,
-    add_command,
-    add_explain_level,
-    add_jobs,
-    add_output_arguments,
-    add_recipe,
-    add_volume_arguments,
-    declared,
-    repeated,
-    say,
-    screen_of,
-    whole,
-    write_json,
-    write_reports,
-)
+from oracle.cli import common
 from oracle.errors import OptionError, counted
 from oracle.harness import provenance, recording, sources
 from oracle.harness.endurance import Soak, seed_of, soak
@@ -62,8 +46,8 @@ ASKED = ("adapter", "device", "arch", "numerics", "profile", "seed", "case", "ca
 SELECTED = ("contract", "adapter", "device", "arch", "numerics", "profile", "seed", "domain", "limit")
 
 
-def add_validate(commands: Commands) -> None:
-    command = add_command(
+def add_validate(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "validate", _validate,
         "judge a kernel by name, in a worker process, and watch what it does to memory",
         "Run MODULE:CALLABLE over the cases of a contract, with data and some shapes drawn for this run. Calls that "
@@ -76,16 +60,17 @@ def add_validate(commands: Commands) -> None:
     command.add_argument("--device", **DEVICE)
     command.add_argument("--arch", help="whose arithmetic is admitted (default: that of the device)")
     command.add_argument("--numerics", metavar="NAME", help="the declared schedule, as sm90.promote128")
-    add_recipe(command)
-    add_explain_level(command)
+    common.add_recipe(command)
+    common.add_explain_level(command)
     command.add_argument("--profile", choices=PROFILES, default="quick")
-    command.add_argument("--seed", type=whole(0), help="repeat a run: fixes what it draws; 0 has the published cases")
+    said = "repeat a run: fixes what it draws; 0 has the published cases"
+    command.add_argument("--seed", type=common.whole(0), help=said)
     example = EXAMPLE.replace("%", "%%")
     command.add_argument("--domain", metavar="CONDITIONS", help=f"extents that the kernel takes, as '{example}'")
     command.add_argument("--case", action="append", metavar="ID", help="only this case; may be repeated")
     said = "only the calls in these files, as `cases from-checkpoint`, oracle.sample and --save write them"
     command.add_argument("--cases", dest="calls", type=Path, metavar="FILE|DIR", help=said)
-    repeated(
+    common.repeated(
         command, "--require", "WATCH",
         "'batch invariance' must hold; 'threads': right numbers while other threads call it; 'large offsets' "
         "makes a call beyond 2^31 elements (as a soak of five minutes does)",
@@ -97,21 +82,21 @@ def add_validate(commands: Commands) -> None:
         help="run the kernel in a sandbox without the oracle, network or files to write, on data of a fresh seed; "
         "exit 2 where this machine makes no sandbox",
     )  # fmt: skip
-    add_jobs(command)
+    common.add_jobs(command)
     command.add_argument("-x", "--exitfirst", action="store_true", help="stop after the first case that fails")
     said = "append every outcome to this file as soon as it is known; with --profile soak every stretch"
     command.add_argument("--record", type=Path, metavar="FILE.jsonl", help=said)
     said = "continue --record with its seed: cases that the same code has judged are not called again"
     command.add_argument("--resume", action="store_true", help=said)
     said = "with --profile soak: stretches with a failure after which it ends (default: %(default)d)"
-    command.add_argument("--stop-after", type=whole(1), default=3, metavar="N", help=said)
+    command.add_argument("--stop-after", type=common.whole(1), default=3, metavar="N", help=said)
     command.add_argument("--save", metavar="FILE", help="minimise the first failing case into this safetensors file")
-    add_output_arguments(command)
-    add_volume_arguments(command)
+    common.add_output_arguments(command)
+    common.add_volume_arguments(command)
 
 
 def _validate(arguments: argparse.Namespace) -> int:
-    arguments.numerics = declared(arguments)
+    arguments.numerics = common.declared(arguments)
     if arguments.resume and arguments.record is None:
         raise OptionError("--resume continues a record; name it with --record FILE.jsonl")
     several = arguments.device == "cuda" and torch.cuda.device_count() > 1
@@ -122,7 +107,7 @@ def _validate(arguments: argparse.Namespace) -> int:
         arguments.seed = _seed_in(arguments.record)
     asked = {name: getattr(arguments, name) for name in ASKED}
     save = None if arguments.save is None else Path(arguments.save)
-    screen, live = screen_of(arguments), _Live(arguments, provenance.machine(), provenance.versions(()))
+    screen, live = common.screen_of(arguments), _Live(arguments, provenance.machine(), provenance.versions(()))
     with live:
         report = validate(
             arguments.kernel, arguments.contract, save=save, first_only=arguments.exitfirst, told=live, **asked
@@ -131,8 +116,8 @@ def _validate(arguments: argparse.Namespace) -> int:
     print_report(report, screen, quiet=arguments.quiet, verbose=arguments.verbose)
     if arguments.json is not None:
         made = recording.provenance_of(live.machine, live.versions, command_of(arguments, report.seed))
-        write_json(arguments.json, report.to_json() | {"provenance": made})
-    write_reports(run, arguments, but=("json",))
+        common.write_json(arguments.json, report.to_json() | {"provenance": made})
+    common.write_reports(run, arguments, but=("json",))
     if report.stopped == INTERRUPTED:
         print("fp8-oracle: interrupted", file=sys.stderr)
         return 130
@@ -154,7 +139,7 @@ class _Live(Told):
         self.arguments, self.machine, self.versions = arguments, machine, versions
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self._found: list[Finding] = []
-        self._bar: Bar | None = None
+        self._bar: common.Bar | None = None
         self._recorder: record.Recorder | None = None
         self._written: dict[str, Outcome] = {}
 
@@ -178,10 +163,10 @@ class _Live(Told):
             first = record.Run(self.started, self.machine, self.versions, selection, cases or 0)
             self._recorder = record.start(self.arguments.record, first, resume=self.arguments.resume)
             for note in self._recorder.notes:
-                say(f"fp8-oracle: {note}", stderr=True)
+                common.say(f"fp8-oracle: {note}", stderr=True)
             self._found += read_findings(self._recorder.finished.values())
             self._written = {o.id: o for o in self._outcomes()}
-        self._bar = Bar(screen_of(self.arguments), cases)
+        self._bar = common.Bar(common.screen_of(self.arguments), cases)
         self._bar.__enter__()
         for _ in range(sum(not o.watch for o in self._written.values())):
             self._bar.advance()
@@ -225,7 +210,7 @@ def _soak(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.seed is None:
         seed = seed_of(arguments.record, seed)
     passed = ("adapter", "arch", "numerics", "require", "limit", "domain", "untrusted", "explain")
-    screen = screen_of(arguments)
+    screen = common.screen_of(arguments)
     terminal = screen.is_terminal
     found = soak(
         arguments.kernel, arguments.contract, seconds=arguments.seconds or SOAK, seed=seed, device=arguments.device,
@@ -237,8 +222,8 @@ def _soak(arguments: argparse.Namespace) -> int:
     for line in found.lines():
         screen.print(line, soft_wrap=True)
     screen.print(f"seed {seed}; --seed {seed} repeats this run", soft_wrap=True)
-    write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
-    write_reports(run_of(found, arguments.arch or "-"), arguments, but=("json",))
+    common.write_json(arguments.json, {**found.about, "ended": found.ended, "stretches": found.stretches})
+    common.write_reports(run_of(found, arguments.arch or "-"), arguments, but=("json",))
     return found.exit_code
 
 
@@ -325,8 +310,8 @@ LIMITED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def add_fingerprint(commands: Commands) -> None:
-    command = add_command(
+def add_fingerprint(commands: common.Commands) -> None:
+    command = common.add_command(
         commands, "fingerprint", _fingerprint, "find out how a kernel computes by probing it",
         "Probe MODULE:CALLABLE with products of [128, K] by [K, 128], and print what the answers give "
         "away. It is called as `fp8-oracle validate` calls it: in a worker process, with the contract's inputs by "
@@ -347,7 +332,7 @@ def add_fingerprint(commands: Commands) -> None:
     said = "(default: bfloat16; with --block-scaled float32)"
     command.add_argument("--out-dtype", choices=sorted(OUT_DTYPES), help=said)
     command.add_argument("--device", **DEVICE)
-    command.add_argument("--seed", type=whole(0), default=0)
+    command.add_argument("--seed", type=common.whole(0), default=0)
     command.add_argument("--limit", **LIMITED)
 
 
@@ -363,5 +348,5 @@ def _fingerprint(arguments: argparse.Namespace) -> int:
         out_dtype = OUT_DTYPES[arguments.out_dtype or "float32"]
         found = probe_block_scaled(arguments.kernel, kind, out_dtype=out_dtype, **asked)
     for line in found.lines():
-        say(line)
+        common.say(line)
     return 0
