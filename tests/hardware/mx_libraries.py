@@ -78,6 +78,8 @@ def _everywhere() -> list[Library]:
         Library("deep_gemm.math", "per_token_cast_to_fp4", _deep_gemm_fp4),
         Library("deep_gemm.math", "cast_back_from_fp4", _deep_gemm_fp4_back),
         Library("torchao.torch", "to_blocked", _torchao_plain_blocked),
+        Library("torchao.torch", "pad_token_groups", _torchao_padded),
+        Library("torchao.torch", "unpad_token_groups", _torchao_unpadded),
         Library("transformer_engine", "hadamard_transform", _te_transform),
         Library("transformer_engine", "nvfp4_quantize", functools.partial(_te, 1), "te_nvfp4_reference"),
         Library("transformer_engine", "nvfp4_quantize_2d", functools.partial(_te, NVFP4_BLOCK)),
@@ -197,6 +199,21 @@ def _torchao_rows(inputs: Inputs, options: Options) -> Tensor:
 def _torchao_columns(inputs: Inputs, options: Options) -> Tensor:
     made: Tensor = _module(MOE).triton_mx_block_rearrange_2d_K_groups(_bytes(inputs), inputs["ends"].to(torch.int32))
     return made.flatten().view(inputs["scale"].dtype)
+
+
+def _torchao_padded(inputs: Inputs, options: Options) -> Outputs:
+    """Its plain function, which refuses rows of no group."""
+    x, ends = inputs["x"], inputs["group_end_offsets"]
+    _only(int(ends[-1]) == x.shape[0], "every row in a group")
+    made = _module(MOE).torch_pad_token_groups(x, ends, int(str(options["alignment_size"])))
+    return dict(zip(("out", "starts", "ends"), made, strict=True))
+
+
+def _torchao_unpadded(inputs: Inputs, options: Options) -> Tensor:
+    numbers = (int(str(options[name])) for name in ("num_tokens", "alignment_size"))
+    made: Tensor = _module(MOE).torch_unpad_token_groups(
+        inputs["padded"], inputs["group_end_offsets"], inputs["padded_group_start_offsets"], *numbers)  # fmt: skip
+    return made
 
 
 # --- DeepGEMM, FlashInfer ---------------------------------------------------------------------------------------------

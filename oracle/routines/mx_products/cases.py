@@ -618,5 +618,8 @@ GOLDENS = (
         ("nn", "e4m3xe2m1-bf16/1x32:1x32"), ("tn", "e2m1xe2m1-bf16/1x32:1x32"), ("tt", "e2m1xe4m3-f32/1x128:1x32"))),
     "m_grouped_fp8_fp4_gemm_nn_contiguous/e4m3xe2m1-bf16/1x32:1x32/m=128,n=2,k=32,g=2/family=randn/seed=7",
     "m_grouped_fp8_fp4_gemm_nt_psum/e4m3xe2m1-bf16/1x32:1x32/m=128,n=2,k=32,g=2/family=randn/seed=7",
-    "k_grouped_fp8_gemm_tn_contiguous/e4m3xe4m3-f32/1x32:1x32/m=4,n=4,k=96,g=3/family=randn/seed=7",
+    *(f"k_grouped_fp8_gemm_tn_contiguous/e4m3xe4m3-f32/1x32:1x32/m=4,n=4,k={k},g=3/{o}family=randn/seed=7"
+      for k, o in ((96, ""), (224, "scales=words/"))),
+    *(f"fp8_fp4_gemm_{form}/e4m3xe2m1-bf16/1x128:1x32/m=2,n=6,k=160/scales=words/family=randn/seed=7"
+      for form in ("nt", "tn")),
 )  # fmt: skip
