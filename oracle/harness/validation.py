@@ -25,23 +25,11 @@ from oracle.errors import CaseError, DeviceError, OptionError, OracleError, Subj
 from oracle.fixtures import call_file
 from oracle.fixtures import files as fixtures
 from oracle.fixtures.call_file import CallFile, write
-from oracle.harness import mixtures, offsets, sources, watches
+from oracle.harness import offsets, sources, watches
 from oracle.harness.jobs import Pool, divided
 from oracle.harness.process import Worker
 from oracle.harness.reach import Reach
-from oracle.harness.report import (
-    BATCH,
-    COVERAGE,
-    LARGE,
-    LIMIT,
-    LOAD,
-    NUMBERS,
-    OPTIONAL,
-    THREADS,
-    Finding,
-    Report,
-    Told,
-)
+from oracle.harness.report import BATCH, COVERAGE, LARGE, LIMIT, LOAD, NUMBERS, OPTIONAL, THREADS, Finding, Report, Told
 from oracle.harness.session import Answer, Session, failed, verdict_on
 from oracle.harness.soak import drawn
 from oracle.report.findings import WHOLE
@@ -213,7 +201,7 @@ def validate(
         except KeyboardInterrupt:
             stopped, save = INTERRUPTED, None
         unfinished = max(0, planned - len(begun)) if stopped and planned is not None else 0
-        last = [*probed, *(() if stopped == INTERRUPTED else mixtures.late(session))]
+        last = [*probed, *(() if stopped == INTERRUPTED else watches.late(session))]
         told.found(last)
         findings += last
         # a required watch without a finding or note did not run
@@ -455,7 +443,7 @@ def _watched(
     calls.know(inputs, options, answer, verdict)
     for watch in (
         watches.repeats(calls, inputs, options, other),
-        mixtures.mixed(calls, inputs, options, other[0]),
+        watches.mixed(calls, inputs, options, other[0]),
         watches.strided(calls, inputs, options),
         watches.metamorphic(calls, inputs, options),
         watches.batch(calls, inputs, options, required=BATCH in required),

@@ -7,6 +7,9 @@ rerun, no trace of the previous call, exact behaviour under powers of two and si
 Whatever a watch concludes, :class:`Calls` judges every answer that it is given, with the inputs that the call had. A
 crash, a hang, a raise and a refusal are findings: the first three fail, and so does a refusal of a call that differs
 from one that was taken in its data alone. A refusal of padded rows, fewer rows, a capture or other threads is said.
+
+:func:`mixed` and :func:`late` tell a kernel from a table of its earlier answers, and find outputs that are written when
+nobody expects it. Not covered: a cache by the whole content of the operands, whose answers are right.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oracle.errors import counted
+from oracle.errors import OracleError, counted
 from oracle.fixtures.strides import run_of
 from oracle.harness import concurrency, launches
 from oracle.harness.memory import is_poison
@@ -451,3 +454,43 @@ def _specified(session: Session, inputs: Inputs, output: Tensor) -> Tensor:
     if operands is not None and (rows := operands.specified()) is not None:
         inside.view(-1, output.shape[-1])[~rows] = False
     return inside
+
+
+# --- mixtures and late writes -------------------------------------------------------------------------------
+
+
+MIXED = "operands changed behind their first rows"
+
+
+def mixed(calls: Calls, inputs: Inputs, options: Options, other: Inputs) -> Iterator[Finding | Note]:
+    """The numbers of a call whose operands begin like ``inputs`` and end like ``other``.
+
+    Integers (offsets, sizes, indices) stay as they are. A note says where the contract does not take the mixture.
+    """
+    second = {name: _mixture(x, other[name]) for name, x in inputs.items()}
+    try:
+        calls.session.contract.check(second, options)
+    except OracleError as error:
+        yield Note(calls.case, MIXED, f"not tried, the mixture is no valid call: {error}")
+        return
+    _, verdict = calls.ask(MIXED, "the last half of every operand replaced", second, options, taken=True)
+    if not verdict.status.is_failure:
+        yield Finding(calls.case, MIXED, verdict)
+
+
+def late(session: Session) -> Iterator[Finding]:
+    """A failure when an output was written after its call had returned."""
+    session.look_back()
+    if session.late:
+        names = ", ".join(dict.fromkeys(session.late))
+        yield Finding("-", "late writes", failed(f"written after the call had returned: {names}"))
+
+
+def _mixture(x: Tensor, y: Tensor) -> Tensor:
+    """The first half of ``x`` and the last half of ``y``, by rows, by elements of a vector; a scalar as it is."""
+    if x.shape != y.shape or x.dtype != y.dtype or not x.dtype.is_floating_point or x.dim() == 0 or x.shape[0] < 2:
+        return x
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    made = x.clone()
+    made.view(bits)[x.shape[0] // 2 :] = y.view(bits)[x.shape[0] // 2 :]
+    return made

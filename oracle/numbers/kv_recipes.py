@@ -9,16 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from oracle.numbers.mx_recipes import NVFP4
-from oracle.numbers.recipes import (
-    VLLM_GROUP,
-    CodeFormula,
-    GlobalOrder,
-    NanCode,
-    PowerOfTwo,
-    Recipe,
-    ScaleFormula,
-    like,
-)
+from oracle.numbers.recipes import VLLM_GROUP, CodeFormula, GlobalOrder, NanCode, PowerOfTwo, Recipe, ScaleFormula, like
 from oracle.numbers.scaling import E4M3_1X128_UE8M0
 
 FLT_MIN: Final = 2.0**-126

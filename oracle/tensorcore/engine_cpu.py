@@ -318,9 +318,7 @@ def _raise_top(a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, top: NDArray[
 
 
 @piece
-def _add_products(
-    a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, shift: NDArray[Any], total: NDArray[Any]
-) -> None:
+def _add_products(a: NDArray[Any], ka: int, b: NDArray[Any], kb: int, shift: NDArray[Any], total: NDArray[Any]) -> None:
     """``total[j] += trunc(a[k] * b[k, j] * shift[j])`` over ``UNROLL`` products; exact in either lane type."""
     a0, a1, a2, a3 = a[ka], a[ka + 1], a[ka + 2], a[ka + 3]
     a4, a5, a6, a7 = a[ka + 4], a[ka + 5], a[ka + 6], a[ka + 7]

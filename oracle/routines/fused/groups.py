@@ -11,8 +11,6 @@ per_token_group_quant_8bit_v2.cu @037cd6e (``masked_m``, packed). Not covered: b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
@@ -23,7 +21,7 @@ from oracle.numbers.formats import decode
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.scaling import Block
-from oracle.routines.base import Call, OptionSpec, Out, TensorSpec, positive, register
+from oracle.routines.base import Call, Inputs, Options, OptionSpec, Out, TensorSpec, positive, register
 from oracle.routines.fused.contract import MASKED, FusedContract, Value
 from oracle.verdict.sets import Found
 
@@ -37,29 +35,26 @@ class _Groups(FusedContract):
 
     section = "Quantisation"
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        if (width := inputs["x"].shape[-1]) % (group := positive(resolved, "group_size")):
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if (width := inputs["x"].shape[-1]) % (group := positive(options, "group_size")):
             raise ShapeError(f"K={width} is not a multiple of the group of {group}; pad K")
-        eps = resolved["eps"]
+        eps = options["eps"]
         if not isinstance(eps, float) or not 0 < eps < 1:
             raise OptionError(f"eps={eps!r} is no float between 0 and 1")
-        return resolved
 
-    def value(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Value:
+    def value(self, inputs: Inputs, options: Options) -> Value:
         x = decode(inputs["x"])
         return Value(Admissible(x, x, x), inputs["x"].dtype)
 
-    def families(self, options: Mapping[str, object], *, powers: bool) -> tuple[Recipe, ...]:
+    def families(self, options: Options, *, powers: bool) -> tuple[Recipe, ...]:
         """The recipes of the group quantiser, over these groups and with this floor."""
         plain = (recipes.TORCH_GROUP, recipes.VLLM_GROUP, recipes.SGLANG_GROUP)
         rounded = (
             recipes.TORCH_GROUP_UE8M0, recipes.VLLM_GROUP_UE8M0_BITS, recipes.SGLANG_GROUP_UE8M0,
             recipes.SGLANG_GROUP_V2_UE8M0,
         )  # fmt: skip
-        eps, block = options["eps"], Block(1, positive(options, "group_size"))
-        assert isinstance(eps, float)
-        return tuple(r.with_block(block).with_floor(eps) for r in (rounded if powers else plain))
+        block = Block(1, positive(options, "group_size"))
+        return tuple(r.with_block(block).with_floor(options["eps"]) for r in (rounded if powers else plain))
 
 
 @register
@@ -72,7 +67,7 @@ class PerTokenGroupQuantFp8Masked(_Groups):
     inputs = (TensorSpec("x", WIDE, ("E", "T", "K"), "values to quantise"), MASKED)
     options = (GROUP, EPS, OptionSpec("use_ue8m0", False, (False, True), "round the scale up to a power of two"))
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return self.families(options, powers=bool(options["use_ue8m0"]))
 
 
@@ -85,17 +80,17 @@ class PerTokenGroupQuantFp8Packed(_Groups):
     options = (GROUP, EPS)
     interval = False
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return self.families(options, powers=True)
 
-    def _words(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[int, int]:
+    def _words(self, inputs: Inputs, options: Options) -> tuple[int, int]:
         rows, width = inputs["x"].shape
         return rows, -(-(width // positive(options, "group_size")) // WORD)
 
     def outputs(self, call: Call) -> dict[str, Out]:
         return super().outputs(call) | {"scale": Out(self._words(call.inputs, call.resolved), (torch.int32,))}
 
-    def publish(self, scale: Tensor, options: Mapping[str, object]) -> Tensor:
+    def publish(self, scale: Tensor, options: Options) -> Tensor:
         rows, groups = scale.shape
         byte = scale.contiguous().view(torch.int32) >> 23 & 0xFF
         byte = torch.nn.functional.pad(byte, (0, -groups % WORD)).to(torch.uint8)
@@ -123,9 +118,7 @@ class PerTokenGroupQuantFp8Packed(_Groups):
         last = torch.arange(groups.shape[1], device=scale.device) == groups.shape[1] - 1
         return {"q": found["q"], "scale": torch.where(spoilt & last, -1.0, scale)}
 
-    def refused(
-        self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]
-    ) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
         """A word is refused where one of its bytes is."""
         inner = self.inner(call)
         bad = inner.contract.refused(inner, self.split(given, call), self.split(right, call))

@@ -23,7 +23,6 @@ covered: LayerNorm, Gemma's weight of 1 + w, E5M2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -38,7 +37,7 @@ from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import f32
 from oracle.numbers.scaling import Block
-from oracle.routines.base import OptionSpec, TensorSpec, positive, register
+from oracle.routines.base import Inputs, Options, OptionSpec, TensorSpec, positive, register
 from oracle.routines.fused.contract import COLUMNS, SCALE, SCALE_UB, FusedContract, Value
 from oracle.truth.moe import nearest
 
@@ -56,17 +55,15 @@ class _Norm(FusedContract):
     sum_in_dtype: ClassVar[bool] = False
     rounding: ClassVar[str] = "each"
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         for name in ("weight", "residual"):
             if name in inputs and inputs[name].dtype != inputs["x"].dtype:
                 raise DtypeError(f"{name} has dtype {inputs[name].dtype}, x {inputs['x'].dtype}; pass one dtype")
-        epsilon = resolved["epsilon"]
+        epsilon = options["epsilon"]
         if not isinstance(epsilon, float) or not 0 < epsilon < 1:
             raise OptionError(f"epsilon={epsilon!r} is no float between 0 and 1")
-        return resolved
 
-    def summed(self, inputs: Mapping[str, Tensor], *, rounded: bool) -> Tensor:
+    def summed(self, inputs: Inputs, *, rounded: bool) -> Tensor:
         """``x [+ residual]`` as the norm takes it, float64."""
         x = decode(inputs["x"])
         if "residual" not in inputs:
@@ -74,18 +71,16 @@ class _Norm(FusedContract):
         total = f32(x + decode(inputs["residual"]))
         return nearest(total, of_dtype(inputs["x"].dtype)) if rounded else total
 
-    def others(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Admissible]:
+    def others(self, inputs: Inputs, options: Options) -> dict[str, Admissible]:
         if "residual" not in self.returns:
             return {}
         total = self.summed(inputs, rounded=True)
         return {"residual": Admissible(total, total, total)}
 
-    def value(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Value:
+    def value(self, inputs: Inputs, options: Options) -> Value:
         rounded = bool(options.get("sum_in_dtype", self.sum_in_dtype))
         z, w = self.summed(inputs, rounded=rounded), decode(inputs["weight"])
-        epsilon = options["epsilon"]
-        assert isinstance(epsilon, float)
-        norm = reciprocal_norm(z, float(f32(torch.tensor(epsilon, dtype=torch.float64, device=z.device))))
+        norm = reciprocal_norm(z, float(f32(torch.tensor(options["epsilon"], dtype=torch.float64, device=z.device))))
         rounding, dtype = options.get("rounding", self.rounding), inputs["x"].dtype
         held = torch.float32 if rounding == "none" else dtype
         last, first = of_dtype(held), of_dtype(dtype) if rounding == "each" else FP32
@@ -107,7 +102,7 @@ class _Static(_Norm):
     returns: ClassVar[tuple[str, ...]] = ("q",)
     options: ClassVar[tuple[OptionSpec, ...]] = (EPSILON, ROUNDING)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return recipes.TORCH_STATIC, recipes.VLLM_STATIC
 
 
@@ -138,7 +133,7 @@ class RmsnormQuant(_Static):
     options = (EPSILON,)
     rounding = "none"
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return recipes.TORCH_STATIC, recipes.FLASHINFER_STATIC, recipes.FLASHINFER_CVT
 
 
@@ -162,7 +157,7 @@ class RmsNormDynamicPerTokenQuant(_Norm):
     returns = ("q", "scale", "residual")
     options = (EPSILON,)
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return recipes.TORCH_TOKEN, recipes.VLLM_TOKEN
 
 
@@ -179,12 +174,10 @@ class RmsNormPerBlockQuant(_Norm):
         EPSILON, OptionSpec("group_size", 128, None, "elements that share a scale; H is a multiple of it"), COLUMNS,
     )  # fmt: skip
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        if (width := inputs["x"].shape[1]) % (group := positive(resolved, "group_size")):
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        if (width := inputs["x"].shape[1]) % (group := positive(options, "group_size")):
             raise ShapeError(f"H={width} is not a multiple of the group of {group}; choose another group_size")
-        return resolved
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         block = Block(1, positive(options, "group_size"))
         return tuple(r.with_block(block) for r in (recipes.TORCH_BLOCK, recipes.VLLM_BLOCK))

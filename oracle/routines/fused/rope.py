@@ -12,7 +12,6 @@ E5M2, a head dim that is rotated in part, appending to a paged cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -25,7 +24,7 @@ from oracle.numbers import recipes
 from oracle.numbers.formats import decode
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import f32
-from oracle.routines.base import E4M3, F32, INTEGERS, Call, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, INTEGERS, Call, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.fused.contract import FusedContract, Value
 from oracle.verdict.sets import Found
 
@@ -56,39 +55,34 @@ class RopeQuantizeFp8(FusedContract):
         _factor("quant_scale_q", "the query"), _factor("quant_scale_kv", "the key"),
     )  # fmt: skip
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if (depth := inputs["q_rope"].shape[-1]) % 2:
             raise ShapeError(f"D={depth} is odd; rotated columns come in pairs")
         for name in ("quant_scale_q", "quant_scale_kv"):
-            value = resolved[name]
+            value = options[name]
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2.0**100:
                 raise OptionError(f"{name}={value!r} is no positive number")
         positions, known = inputs["pos_ids"], inputs["cos_sin_cache"].shape[0]
         if bool((positions < 0).any()) or bool((positions >= known).any()):
             raise OptionError(f"pos_ids reach from {int(positions.min())} to {int(positions.max())}; there are {known}")
-        return resolved
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return recipes.TORCH_STATIC, recipes.FLASHINFER_CVT
 
-    def given(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def given(self, inputs: Inputs) -> dict[str, Tensor]:
         return {"scale": torch.ones(1, dtype=torch.float32, device=inputs["q_rope"].device)}
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
         return 1, sum(inputs[name].numel() for name in NAMES)
 
-    def value(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Value:
+    def value(self, inputs: Inputs, options: Options) -> Value:
         """All four tensors in one row."""
         made = [self._part(name, inputs, options) for name in NAMES]
         low, high, usual = (torch.cat([part[i].flatten() for part in made])[None] for i in range(3))
         return Value(Admissible(low, high, usual), torch.float32)
 
-    def _part(
-        self, name: str, inputs: Mapping[str, Tensor], options: Mapping[str, object]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _part(self, name: str, inputs: Inputs, options: Options) -> tuple[Tensor, Tensor, Tensor]:
         x, factor = decode(inputs[name]), options["quant_scale_q" if name.startswith("q") else "quant_scale_kv"]
-        assert isinstance(factor, int | float)
         times = float(f32(torch.tensor(float(factor), dtype=torch.float64, device=x.device)))
         if name.endswith("nope"):
             plain = f32(x * times)
@@ -113,7 +107,7 @@ class RopeQuantizeFp8(FusedContract):
         flat = torch.cat([found[name].reshape(-1).view(torch.uint8) for name in NAMES])
         return {"q": flat[None].view(found[NAMES[0]].dtype), "scale": self.given(call.inputs)["scale"]}
 
-    def codes(self, made: Tensor, inputs: Mapping[str, Tensor], fill: float) -> dict[str, Tensor]:
+    def codes(self, made: Tensor, inputs: Inputs, fill: float) -> dict[str, Tensor]:
         sizes = [inputs[name].numel() for name in NAMES]
         return {
             name: part.reshape(inputs[name].shape).contiguous()

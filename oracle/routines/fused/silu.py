@@ -13,7 +13,6 @@ Not covered: GELU, interleaved halves, int8, scales packed into words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -25,7 +24,7 @@ from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.numbers.scaling import Block
-from oracle.routines.base import Call, OptionSpec, TensorSpec, positive, register
+from oracle.routines.base import Call, Inputs, Options, OptionSpec, TensorSpec, positive, register
 from oracle.routines.fused.contract import COLUMNS, MASKED, SCALE, SCALE_UB, FusedContract, Value
 from oracle.routines.moe.contract import SiluAndMul
 
@@ -51,23 +50,21 @@ class _Gated(FusedContract):
 
     grouped: ClassVar[bool] = True
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         width = inputs["x"].shape[-1]
         if width % 2:
             raise ShapeError(f"x has {width} columns; they hold gate and up, [..., 2 I]")
-        if self.grouped and (width // 2) % (group := self.group(resolved)):
+        if self.grouped and (width // 2) % (group := self.group(options)):
             raise ShapeError(f"I={width // 2} is not a multiple of the group of {group}; pad I")
-        return resolved
 
-    def group(self, options: Mapping[str, object]) -> int:
+    def group(self, options: Options) -> int:
         """Elements that share a scale."""
         return positive(options, "group_size")
 
-    def shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+    def shape(self, inputs: Inputs) -> tuple[int, ...]:
         return *inputs["x"].shape[:-1], inputs["x"].shape[-1] // 2
 
-    def value(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Value:
+    def value(self, inputs: Inputs, options: Options) -> Value:
         return gated(inputs["x"], str(options.get("rounding", "each")))
 
 
@@ -81,7 +78,7 @@ class SiluAndMulQuant(_Gated):
     returns = ("q",)
     grouped = False
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return recipes.TORCH_STATIC, recipes.VLLM_STATIC
 
 
@@ -98,7 +95,7 @@ class SiluAndMulPerBlockQuant(_Gated):
         rounding_option("none"),
     )  # fmt: skip
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         block = Block(1, self.group(options))
         return tuple(r.with_block(block) for r in (recipes.TORCH_SILU_BLOCK, recipes.VLLM_SILU_BLOCK))
 
@@ -118,7 +115,7 @@ class SiluAndMulMaskedPostQuant(_Gated):
         rounding_option("each"),
     )
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         plain = (recipes.TORCH_GROUP, recipes.SGLANG_TRITON_COLUMN, recipes.SGLANG_GROUP)
         powers = (recipes.TORCH_GROUP_UE8M0, recipes.SGLANG_GROUP_UE8M0, recipes.SGLANG_GROUP_V2_UE8M0)
         block = Block(1, self.group(options))
@@ -135,8 +132,8 @@ class PersistentMaskedMSiluMulQuant(_Gated):
     source = "vLLM csrc/quantization/activation_kernels.cu persistent_masked_m_silu_mul_quant"
     inputs = (TensorSpec("x", (torch.bfloat16,), ("E", "T", "C"), GATED), MASKED)
 
-    def group(self, options: Mapping[str, object]) -> int:
+    def group(self, options: Options) -> int:
         return recipes.VLLM_SILU_MASKED.block.columns or 0
 
-    def declared(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def declared(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         return recipes.TORCH_SILU_MASKED, recipes.VLLM_SILU_MASKED

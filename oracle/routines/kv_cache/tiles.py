@@ -12,7 +12,6 @@ Not covered: other ranks and tiles, vLLM's NVFP4 pages (sm100).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -22,7 +21,7 @@ from oracle.errors import DtypeError, ShapeError
 from oracle.numbers import kv_recipes
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
-from oracle.routines.base import E4M3, OptionSpec, TensorSpec, register
+from oracle.routines.base import E4M3, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.kv_cache.contract import CacheContract, Copied, Piece, Quantised, flat, fresh, one_scale, slots_of
 from oracle.routines.kv_cache.writers import K_SCALE, LAYOUT, SLOTS, V_SCALE, of_slots, paged, rows, written
 
@@ -68,15 +67,13 @@ class ConcatAndCacheDsMla(RowsOfTiles):
     options = (OptionSpec("ue8m0", False, (False, True), "scales rounded up to powers of two, at least 1e-4"),)
     returns = memory = ("kv_cache",)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         if inputs["kv_c"].dtype != inputs["k_pe"].dtype:
             raise DtypeError(f"k_pe has dtype {inputs['k_pe'].dtype}, kv_c {inputs['kv_c'].dtype}; pass one dtype")
         blocks, page, _ = inputs["kv_cache"].shape
         slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, inputs["kv_c"].shape[0])
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         kept = written(inputs["slot_mapping"])
         recipe = kv_recipes.VLLM_DS_MLA_UE8M0 if options["ue8m0"] else kv_recipes.VLLM_DS_MLA
         kv_c, k_pe, slot = inputs["kv_c"][kept], inputs["k_pe"][kept], inputs["slot_mapping"][kept]
@@ -92,10 +89,10 @@ class QuantizeKCache(RowsOfTiles):
     source = "SGLang kernels/ops/quantization/dsa_quant_k_cache.py quantize_k_cache"
     inputs = (TensorSpec("cache_k", (torch.bfloat16,), ("B", "P", "1", str(RANK + ROPE)), "pages of values"),)
 
-    def before(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         return {"out": fresh((*inputs["cache_k"].shape[:3], ROW), torch.uint8)}
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         x = inputs["cache_k"].reshape(-1, RANK + ROPE)
         recipes = kv_recipes.TORCH_K_CACHE, kv_recipes.SGLANG_K_CACHE, kv_recipes.SGLANG_K_CACHE_POSITIVE
         return self.row_pieces("out", x[:, :RANK].contiguous(), x[:, RANK:], columns(len(x)), recipes)
@@ -127,16 +124,14 @@ class IndexerKQuantAndCache(CacheContract):
     interval = False
     returns = memory = ("kv_cache",)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         tokens, depth = inputs["k"].shape
         blocks, page, row = inputs["kv_cache"].shape
         if depth % TILE or row != depth + 4 * (depth // TILE):
             raise ShapeError(f"kv_cache has rows of {row} bytes; {depth} columns in groups of 128 need whole groups")
         slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, tokens)
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         kept = written(inputs["slot_mapping"])
         recipe = kv_recipes.VLLM_INDEXER_UE8M0 if options["scale_fmt"] else kv_recipes.VLLM_INDEXER
         at, scales = index_places(inputs["slot_mapping"][kept], inputs["kv_cache"].shape[1], inputs["k"].shape[1])
@@ -162,23 +157,21 @@ class Nvfp4QuantizeAppendPagedKvCache(CacheContract):
     interval = False
     returns = memory = ("k_cache", "v_cache", "k_scale_cache", "v_scale_cache")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         tokens, heads, depth = inputs["append_key"].shape
         shape = tuple(inputs["k_cache"].shape)
         if depth % 16 or len(shape) != 4:
             raise ShapeError(f"heads of {depth} columns are no blocks of 16, or k_cache {list(shape)} no pages")
-        page = shape[1] if resolved["kv_layout"] == "NHD" else shape[2]
-        lead = (shape[0], page, heads) if resolved["kv_layout"] == "NHD" else (shape[0], heads, page)
+        page = shape[1] if options["kv_layout"] == "NHD" else shape[2]
+        lead = (shape[0], page, heads) if options["kv_layout"] == "NHD" else (shape[0], heads, page)
         for name in self.memory:
             due = (*lead, depth // (16 if "scale" in name else 2))
             if tuple(inputs[name].shape) != due:
                 raise ShapeError(f"{name} has shape {list(inputs[name].shape)}; these pages have {list(due)}")
         one_scale(inputs, "k_scale", "v_scale")
         slots_of(inputs["slot_mapping"], "slot_mapping", shape[0] * page, tokens)
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         kept, layout = written(inputs["slot_mapping"]), str(options["kv_layout"])
         slot, depth = inputs["slot_mapping"][kept], inputs["append_key"].shape[2]
         recipes = kv_recipes.TORCH_NVFP4_CACHE, kv_recipes.FLASHINFER_NVFP4_CACHE

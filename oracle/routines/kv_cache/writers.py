@@ -12,7 +12,6 @@ kernels/ops/kvcache/mla_buffer.py (0.5.23); FlashInfer include/flashinfer/page.c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -22,7 +21,7 @@ from oracle.errors import DtypeError, OptionError, ShapeError
 from oracle.numbers.formats import decode
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.rounding import f32
-from oracle.routines.base import E4M3, F32, INTEGERS, OptionSpec, TensorSpec, register
+from oracle.routines.base import E4M3, F32, INTEGERS, Inputs, Options, OptionSpec, TensorSpec, register
 from oracle.routines.kv_cache.contract import (
     CacheContract,
     Coded,
@@ -87,26 +86,24 @@ class ReshapeAndCacheFlash(CacheContract):
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
     returns = memory = ("key_cache", "value_cache")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         tokens, heads, depth = inputs["key"].shape
         if inputs["value"].dtype != inputs["key"].dtype:
             raise DtypeError(f"value has dtype {inputs['value'].dtype}, key {inputs['key'].dtype}; pass one dtype")
         shape = tuple(inputs["key_cache"].shape)
-        due = (heads, depth) if resolved["kv_layout"] == "NHD" else (heads, shape[2] if len(shape) == 4 else 0, depth)
+        due = (heads, depth) if options["kv_layout"] == "NHD" else (heads, shape[2] if len(shape) == 4 else 0, depth)
         if len(shape) != 4 or shape[-len(due) :] != due or tuple(inputs["value_cache"].shape) != shape:
             raise ShapeError(
                 f"key_cache {list(shape)} and value_cache {list(inputs['value_cache'].shape)} are no pages of "
-                f"{heads} heads of {depth} as {resolved['kv_layout']}"
+                f"{heads} heads of {depth} as {options['kv_layout']}"
             )
         if inputs["k_scale"].numel() != inputs["v_scale"].numel():
             raise ShapeError("k_scale and v_scale differ in size; pass one value or one for each head for both")
         one_scale(inputs, "k_scale", "v_scale", heads=heads)
-        page = shape[1] if resolved["kv_layout"] == "NHD" else shape[2]
+        page = shape[1] if options["kv_layout"] == "NHD" else shape[2]
         slots_of(inputs["slot_mapping"], "slot_mapping", shape[0] * page, tokens)
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         kept = written(inputs["slot_mapping"])
         at = paged(inputs["slot_mapping"][kept], tuple(inputs["key_cache"].shape), str(options["kv_layout"]))
         heads, depth = at.shape[1:]
@@ -132,16 +129,14 @@ class ReshapeAndCache(CacheContract):
     )  # fmt: skip
     returns = memory = ("key_cache", "value_cache")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         blocks, _, chunks, page, width = inputs["key_cache"].shape
         if chunks * width != (depth := inputs["key"].shape[2]):
             raise ShapeError(f"key_cache holds {chunks} times {width} columns, a head has {depth}")
         one_scale(inputs, "k_scale", "v_scale")
         slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, inputs["key"].shape[0])
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         kept = written(inputs["slot_mapping"])
         _, heads, chunks, page, width = inputs["key_cache"].shape
         depth = chunks * width
@@ -172,8 +167,7 @@ class ConcatAndCacheMla(CacheContract):
     )  # fmt: skip
     returns = memory = ("kv_cache",)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         both = inputs["kv_c"].shape[1] + inputs["k_pe"].shape[1]
         if inputs["kv_c"].dtype != inputs["k_pe"].dtype:
             raise DtypeError(f"k_pe has dtype {inputs['k_pe'].dtype}, kv_c {inputs['kv_c'].dtype}; pass one dtype")
@@ -182,9 +176,8 @@ class ConcatAndCacheMla(CacheContract):
             raise ShapeError(f"kv_cache has {columns} columns; kv_c and k_pe have {both}")
         one_scale(inputs, "scale")
         slots_of(inputs["slot_mapping"], "slot_mapping", blocks * page, inputs["kv_c"].shape[0])
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         kept = written(inputs["slot_mapping"])
         x = torch.cat([inputs["kv_c"][kept], inputs["k_pe"][kept]], dim=1)
         at = rows(inputs["slot_mapping"][kept].to(torch.int64) * x.shape[1], torch.arange(x.shape[1], device="cpu"))
@@ -207,9 +200,8 @@ class SetMlaKvBuffer(CacheContract):
     options = (OptionSpec("reserved_skip_index", 0, None, "the slot that is never written; -1: none"),)
     returns = memory = ("kv_buffer",)
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        skip = resolved["reserved_skip_index"]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        skip = options["reserved_skip_index"]
         if isinstance(skip, bool) or not isinstance(skip, int):
             raise OptionError(f"reserved_skip_index={skip!r} is no slot")
         slots, _, columns = inputs["kv_buffer"].shape
@@ -217,12 +209,9 @@ class SetMlaKvBuffer(CacheContract):
         if columns != nope.shape[2] + rope.shape[2] or nope.dtype != rope.dtype:
             raise ShapeError(f"kv_buffer has {columns} columns for {nope.shape[2]} and {rope.shape[2]} of one dtype")
         slots_of(inputs["loc"], "loc", slots, len(inputs["loc"]), skip=skip)
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
-        skip = options["reserved_skip_index"]
-        assert isinstance(skip, int)
-        kept = torch.nonzero(inputs["loc"] != skip).flatten()
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
+        kept = torch.nonzero(inputs["loc"] != options["reserved_skip_index"]).flatten()
         x = torch.cat([inputs[name][kept, 0] for name in ("cache_k_nope", "cache_k_rope")], dim=1)
         at = rows(inputs["loc"][kept].to(torch.int64) * x.shape[1], torch.arange(x.shape[1], device="cpu"))
         return [Coded("kv_buffer", x, torch.ones(len(kept), 1, dtype=torch.float64, device="cpu"), at)]
@@ -241,26 +230,20 @@ class ConvertFp8(CacheContract):
         OptionSpec("out_dtype", torch.float8_e4m3fn, (*E4M3, *WIDE), "dtype of the result"),
     )
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        scale = resolved["scale"]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        scale = options["scale"]
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not 2.0**-126 <= scale < 2.0**127:
             raise OptionError(f"scale={scale!r} is no positive number of float32")
-        if (resolved["out_dtype"] in E4M3) == (inputs["src"].dtype in E4M3):
-            raise DtypeError(f"src has dtype {inputs['src'].dtype}, out_dtype={resolved['out_dtype']}: one is E4M3")
-        return resolved
+        if (options["out_dtype"] in E4M3) == (inputs["src"].dtype in E4M3):
+            raise DtypeError(f"src has dtype {inputs['src'].dtype}, out_dtype={options['out_dtype']}: one is E4M3")
 
-    def before(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
-        dtype = options["out_dtype"]
-        assert isinstance(dtype, torch.dtype)
-        return {"out": fresh(tuple(inputs["src"].shape), dtype)}
+    def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        return {"out": fresh(tuple(inputs["src"].shape), options["out_dtype"])}
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         src = inputs["src"].contiguous().reshape(inputs["src"].shape[0], -1)
         at = torch.arange(src.numel(), device="cpu").reshape(src.shape)
-        scale = options["scale"]
-        assert isinstance(scale, int | float)
-        once = f32(torch.tensor([[float(scale)]], dtype=torch.float64, device="cpu"))
+        once = f32(torch.tensor([[float(options["scale"])]], dtype=torch.float64, device="cpu"))
         if src.dtype in E4M3:
             return [Products("out", src, once.expand(src.shape), at)]
         return [Coded("out", src, once.expand(src.shape[0], 1), at)]
@@ -278,7 +261,7 @@ PAGES = (
 )
 
 
-def slots_of_requests(inputs: Mapping[str, Tensor], page: int) -> Tensor:
+def slots_of_requests(inputs: Inputs, page: int) -> Tensor:
     """The slot of each token."""
     indptr, position = inputs["kv_indptr"].to(torch.int64), inputs["positions"].to(torch.int64)
     first = indptr[inputs["batch_indices"].to(torch.int64)]
@@ -286,7 +269,7 @@ def slots_of_requests(inputs: Mapping[str, Tensor], page: int) -> Tensor:
     return pages * page + position % page
 
 
-def check_requests(inputs: Mapping[str, Tensor], pages: int, page: int) -> None:
+def check_requests(inputs: Inputs, pages: int, page: int) -> None:
     """Refuse requests and positions beyond what the tables say."""
     indptr, last, batch = (inputs[n].to(torch.int64) for n in ("kv_indptr", "kv_last_page_len", "batch_indices"))
     requests = len(indptr) - 1
@@ -304,7 +287,7 @@ def check_requests(inputs: Mapping[str, Tensor], pages: int, page: int) -> None:
     slots_of(slots_of_requests(inputs, page), "kv_indices", pages * page, len(position))
 
 
-def same_dtype(inputs: Mapping[str, Tensor], *names: str) -> None:
+def same_dtype(inputs: Inputs, *names: str) -> None:
     """FlashInfer converts nothing."""
     dtypes = {str(inputs[name].dtype) for name in names}
     if len(dtypes) > 1:
@@ -326,20 +309,18 @@ class AppendPagedKvCache(CacheContract):
     options = (LAYOUT,)
     returns = memory = ("k_cache", "v_cache")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         same_dtype(inputs, "append_key", "append_value", "k_cache", "v_cache")
         _, heads, depth = inputs["append_key"].shape
         shape = tuple(inputs["k_cache"].shape)
-        nhd = resolved["kv_layout"] == "NHD"
+        nhd = options["kv_layout"] == "NHD"
         if len(shape) != 4 or tuple(inputs["v_cache"].shape) != shape or shape[3] != depth or (
             shape[2 if nhd else 1] != heads
         ):
-            raise ShapeError(f"k_cache {list(shape)} : no pages of {heads} heads of {depth} as {resolved['kv_layout']}")
+            raise ShapeError(f"k_cache {list(shape)} : no pages of {heads} heads of {depth} as {options['kv_layout']}")
         check_requests(inputs, shape[0], shape[1 if nhd else 2])
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         shape, layout = tuple(inputs["k_cache"].shape), str(options["kv_layout"])
         at = paged(slots_of_requests(inputs, shape[1 if layout == "NHD" else 2]), shape, layout)
         return [Copied(f"{name[0]}_cache", _bits(inputs[f"append_{name}"]), at) for name in ("key", "value")]
@@ -359,13 +340,11 @@ class AppendPagedMlaKvCache(CacheContract):
     )
     returns = memory = ("ckv_cache", "kpe_cache")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         same_dtype(inputs, "append_ckv", "append_kpe", "ckv_cache", "kpe_cache")
         check_requests(inputs, *inputs["ckv_cache"].shape[:2])
-        return resolved
 
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         slots = slots_of_requests(inputs, inputs["ckv_cache"].shape[1])
         return [
             Copied(f"{name}_cache", _bits(inputs[f"append_{name}"]),

@@ -35,6 +35,8 @@ from oracle.routines.base import (
     INTEGERS,
     Call,
     Contract,
+    Inputs,
+    Options,
     OptionSpec,
     Out,
     Output,
@@ -93,7 +95,7 @@ class MoeRouting(Contract):
     )
     returns = ("topk_weights", "topk_ids")
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> dict[str, Tensor]:
         router = router_of(self.check(inputs, options))
         weights, ids = routing.route(inputs["logits"], router, inputs.get("bias"))
         return {"topk_weights": rounded_to(weights, torch.float32), "topk_ids": ids.to(torch.int32)}
@@ -159,9 +161,8 @@ class MoeFp8(Contract):
     numerics = BLOCK_NUMERICS
     golden_arches = ("cpu", "sm90")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         """Also: one input and the scales that belong to it; weights on an ``x`` only with one expert for each token."""
-        resolved = super().check(inputs, options)
         if ("a" in inputs) == ("x" in inputs):
             raise InputError(
                 "moe_fp8 takes the quantised input (a, a_scale) or the high-precision one (x): one of them"
@@ -173,24 +174,20 @@ class MoeFp8(Contract):
         if "x" in inputs and ("a_scale" in inputs) != ("a2_scale" in inputs):
             raise InputError("moe_fp8: with x, a_scale and a2_scale are given both or neither")
         top_k = inputs["topk_weights"].shape[1]
-        if "x" in inputs and resolved["apply_router_weight_on_input"] and top_k != 1:
+        if "x" in inputs and options["apply_router_weight_on_input"] and top_k != 1:
             raise InputError(f"weights on the input need one expert for each token, not {top_k}")
         for name in ("a2_scale", *(("a_scale",) if "x" in inputs else ())):
             if name in inputs:
                 _static(name, inputs[name])
-        return resolved
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         """Float64, STORED where none is declared: the declared roundings inside the layer, none of the last sum (or
         rounded to ``out_dtype``)."""
         resolved = self.check(inputs, options)
         call = _call(inputs, resolved)
         out = layer(call.tokens, call.experts, call.steps)
         dtype = resolved["out_dtype"]
-        if dtype is None:
-            return out
-        assert isinstance(dtype, torch.dtype)
-        return rounded_to(out, dtype)
+        return out if dtype is None else rounded_to(out, dtype)
 
     def outputs(self, call: Call) -> dict[str, Out]:
         dtype = call.resolved["out_dtype"]
@@ -217,9 +214,7 @@ class MoeFp8(Contract):
         made = [with_float32(partial(sets, c), name, declared=numerics is not None) for c in ways]
         return [found for alternatives in made for found in alternatives]
 
-    def identify(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
-    ) -> list[Match]:
+    def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Every one of :data:`WAYS` by the fraction of elements that equal its reference, best first; ``arch`` changes
         nothing. A right layer whose intermediate has other codes than the reference's is near 1, not 1."""
         call = Call(self, inputs, options).checked()
@@ -267,16 +262,14 @@ class SiluAndMul(Contract):
         OptionSpec("round_silu", False, (False, True), "silu is rounded to the dtype of x before it is multiplied"),
     )
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        x, limit = inputs["x"], resolved["limit"]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        x, limit = inputs["x"], options["limit"]
         if x.dim() == 0 or x.shape[-1] % 2:
             raise ShapeError(f"x has shape {list(x.shape)}; its last axis holds gate and up, [..., 2 I]")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
             raise OptionError(f"limit={limit!r}; pass a positive number, or None")
-        return resolved
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         """The correctly rounded result in the dtype of ``x``."""
         x, steps = inputs["x"], activation_steps(inputs["x"], self.check(inputs, options))
         made = activated(decode(x).reshape(-1, x.shape[-1]), steps).reshape(*x.shape[:-1], -1)
@@ -322,9 +315,8 @@ def _undetermined(gate: Tensor, up: Tensor, steps: Steps) -> Tensor:
     return torch.where(nan, torch.full_like(nan, steps.limit is not None), open_)
 
 
-def activation_steps(x: Tensor, options: Mapping[str, object]) -> Steps:
+def activation_steps(x: Tensor, options: Options) -> Steps:
     limit = options["limit"]
-    assert limit is None or isinstance(limit, int | float)
     rounding = Activation.EACH if options["round_silu"] else Activation.PRODUCT
     return Steps(store=x.dtype, activation=rounding, limit=None if limit is None else float(limit))
 
@@ -338,7 +330,7 @@ class _Call(NamedTuple):
     x: Tensor | None
 
 
-def router_of(options: Mapping[str, object]) -> routing.Router:
+def router_of(options: Options) -> routing.Router:
     """The router that options name."""
     scaling = options["routed_scaling_factor"]
     if not isinstance(scaling, int | float):
@@ -352,7 +344,7 @@ def router_of(options: Mapping[str, object]) -> routing.Router:
     return replace(common, scoring=routing.Scoring.SOFTMAX) if options["router"] == "softmax" else common
 
 
-def _call(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> _Call:
+def _call(inputs: Inputs, options: Options) -> _Call:
     steps = steps_of(inputs, options)
     first = options["first_expert"]
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
@@ -400,7 +392,7 @@ def _static(name: str, scale: Tensor) -> None:
         raise InputError(f"{name} is {value}; a static scale is positive and finite")
 
 
-def steps_of(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Steps:
+def steps_of(inputs: Inputs, options: Options) -> Steps:
     """What the checked inputs and options of ``moe_fp8`` make a layer round and quantise with.
 
     Raises

@@ -22,7 +22,6 @@ experts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,7 +36,7 @@ from oracle.errors import InputError, OptionError, ShapeError
 from oracle.numbers.formats import BF16, FP32, decode, of_dtype
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import TORCH_STATIC
-from oracle.routines.base import E4M3, F32, Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import E4M3, F32, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.moe.contract import TENSOR_NUMERICS, no_boxes, why_mistrust
 from oracle.routines.moe.moe_ranges import act_span, boxed_span
 from oracle.tensorcore.schedules import get as get_schedule
@@ -89,9 +88,8 @@ class TensorMoe(Contract):
     numerics = NUMERICS
     golden_arches = ("cpu", "sm100")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        rank = resolved["ep_rank"]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        rank = options["ep_rank"]
         experts, everywhere = inputs["w13"].shape[0], inputs["router_logits"].shape[1]
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < max(1, everywhere // experts):
             raise OptionError(f"ep_rank={rank!r}; {everywhere} experts in ranks of {experts} have ranks from 0")
@@ -101,13 +99,11 @@ class TensorMoe(Contract):
             value = float(inputs[name].reshape(()))
             if not 0 < value < float("inf"):
                 raise InputError(f"{name} is {value}; a static scale is positive and finite")
-        return resolved
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         """``[T, H]`` bfloat16; of equal logits the first expert, the weight in ``weight_dtype`` (None: float32)."""
         resolved = self.check(inputs, options)
         kept = resolved["weight_dtype"] or torch.float32
-        assert isinstance(kept, torch.dtype)
         return _truth(inputs, experts_of(inputs, resolved), choices(inputs["router_logits"])[0], kept)
 
     def outputs(self, call: Call) -> dict[str, Out]:
@@ -182,15 +178,13 @@ def choices(logits: Tensor) -> list[Choice]:
     return found
 
 
-def experts_of(inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Experts:
+def experts_of(inputs: Inputs, options: Options) -> Experts:
     """This rank's experts of a checked call."""
-    rank = options["ep_rank"]
-    assert isinstance(rank, int)
     w13, w13_scale, w2, w2_scale = (inputs[name] for name in ("w13", "w13_scale", "w2", "w2_scale"))
-    return Experts(w13, w13_scale, w2, w2_scale, inputs["w2_input_scale"], rank * w13.shape[0])
+    return Experts(w13, w13_scale, w2, w2_scale, inputs["w2_input_scale"], options["ep_rank"] * w13.shape[0])
 
 
-def tokens_of(inputs: Mapping[str, Tensor], choice: Choice, kept: torch.dtype) -> Tokens:
+def tokens_of(inputs: Inputs, choice: Choice, kept: torch.dtype) -> Tokens:
     """Quantised tokens and their experts; the routing weight is in the scale of each token."""
     own = decode(inputs["router_logits"]).gather(1, choice.ids[:, None])
     weight, first = nearest(routing.sigmoid(own), of_dtype(kept)), inputs["w13_input_scale"]
@@ -199,13 +193,13 @@ def tokens_of(inputs: Mapping[str, Tensor], choice: Choice, kept: torch.dtype) -
     return Tokens(codes, scale, choice.ids[:, None], torch.ones_like(scale), on_input=True)
 
 
-def _truth(inputs: Mapping[str, Tensor], experts: Experts, choice: Choice, kept: torch.dtype) -> Tensor:
+def _truth(inputs: Inputs, experts: Experts, choice: Choice, kept: torch.dtype) -> Tensor:
     """The output with every rounding that is declared, bfloat16."""
     return rounded_to(layer(tokens_of(inputs, choice, kept), experts, STEPS), torch.bfloat16)
 
 
 def _admissible(
-    inputs: Mapping[str, Tensor], experts: Experts, choice: Choice, kept: torch.dtype, name: str
+    inputs: Inputs, experts: Experts, choice: Choice, kept: torch.dtype, name: str
 ) -> tuple[Admissible, str]:
     """The admissible output for one choice of experts and one dtype of the weight, and what it rests on."""
     x, first = inputs["hidden_states"], inputs["w13_input_scale"]

@@ -35,7 +35,20 @@ from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.errors import InputError, OptionError, ShapeError
 from oracle.numbers.formats import BF16, decode, of_dtype, same_bits
 from oracle.numbers.quantize import quantize
-from oracle.routines.base import E4M3, F32, INTEGERS, Call, Contract, OptionSpec, Out, Output, TensorSpec, register
+from oracle.routines.base import (
+    E4M3,
+    F32,
+    INTEGERS,
+    Call,
+    Contract,
+    Inputs,
+    Options,
+    OptionSpec,
+    Out,
+    Output,
+    TensorSpec,
+    register,
+)
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.moe.contract import no_boxes, why_mistrust
 from oracle.routines.moe.moe_ranges import input_boxes, outcome, shares
@@ -149,9 +162,8 @@ class PipelineContract(Contract):
     production = "moe_pipelines.moe_experts"
     golden_arches = ("cpu", "sm90")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
-        first = resolved["first_expert"]
+    def refuse(self, inputs: Inputs, options: Options) -> None:
+        first = options["first_expert"]
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
             raise OptionError(f"first_expert={first!r}; pass the number of this rank's first expert")
         e, r, h = inputs["w13"].shape
@@ -165,15 +177,14 @@ class PipelineContract(Contract):
             _within("expert_map", known, e)
             _within("topk_ids", inputs["topk_ids"], known.shape[0])
         if self.row.routed:
-            method = resolved["routing_method"]
+            method = options["routing_method"]
             if "bias" in inputs and method not in routing.BIASED:
                 raise InputError(f"{method} takes no bias; {' and '.join(routing.BIASED)} do")
-            routing.scores(inputs["logits"], self.router(resolved), inputs.get("bias"))
-        if resolved.get("apply_router_weight_on_input") and inputs["topk_ids"].shape[1] != 1:
+            routing.scores(inputs["logits"], self.router(options), inputs.get("bias"))
+        if options.get("apply_router_weight_on_input") and inputs["topk_ids"].shape[1] != 1:
             raise InputError(f"weights on the input need one expert for each token, not {inputs['topk_ids'].shape[1]}")
-        return resolved
 
-    def _check_scales(self, inputs: Mapping[str, Tensor], e: int, r: int, h: int) -> None:
+    def _check_scales(self, inputs: Inputs, e: int, r: int, h: int) -> None:
         i = inputs["w2"].shape[2]
         if r != 2 * i:
             raise ShapeError(f"w13 has {r} rows for {i} columns of w2; it holds gate and up rows, [E, 2 I, H]")
@@ -192,7 +203,7 @@ class PipelineContract(Contract):
 
     # --- truth ----------------------------------------------------------------------------------------------
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         """``[T, H]`` bfloat16: the first way to combine, weights of float32, of equal choices the first expert."""
         return self.kernel(Call(self, inputs, options).checked())["out"]
 
@@ -224,14 +235,14 @@ class PipelineContract(Contract):
         """Experts of a token."""
         return int(str(call.resolved["top_k"])) if self.row.routed else call.inputs["topk_ids"].shape[1]
 
-    def kept(self, options: Mapping[str, object]) -> tuple[torch.dtype, ...]:
+    def kept(self, options: Options) -> tuple[torch.dtype, ...]:
         """Dtypes in which routing weights may be kept; float32 where they are given."""
         kept = options.get("weight_dtype", torch.float32)
         return (kept,) if isinstance(kept, torch.dtype) else KEPT
 
     # --- routing --------------------------------------------------------------------------------------------
 
-    def router(self, options: Mapping[str, object]) -> Router:
+    def router(self, options: Options) -> Router:
         """The router that options name."""
         method, top_k, factor = str(options["routing_method"]), options["top_k"], options["routed_scaling_factor"]
         groups = options["n_group"], options["topk_group"]
@@ -245,11 +256,10 @@ class PipelineContract(Contract):
             raise OptionError(f"{method} has neither groups nor a scaling factor; they are DeepSeekV3's")
         if method == "Llama4" and top_k != 1:
             raise OptionError(f"top_k={top_k}; Llama4 weights the input, with one expert for each token")
-        assert isinstance(top_k, int) and isinstance(groups[0], int) and isinstance(groups[1], int)
         return Router(top_k=top_k, groups=groups[0], top_groups=groups[1], scaling=float(factor),
                       **routing.METHODS[method])  # fmt: skip
 
-    def routes(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], kept: torch.dtype) -> list[Route]:
+    def routes(self, inputs: Inputs, options: Options, kept: torch.dtype) -> list[Route]:
         """Every way to route, the reference's first."""
         if not self.row.routed:
             return [Route(self.local(inputs), inputs["topk_weights"])]
@@ -273,7 +283,7 @@ class PipelineContract(Contract):
             made.append(Route(ids, exact, Span(decode(low), decode(high)), lost | ~finite))
         return made
 
-    def local(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def local(self, inputs: Inputs) -> Tensor:
         """Global ids, or local ones where a map says which."""
         ids, known = inputs["topk_ids"].to(torch.int64), inputs.get("expert_map")
         if known is None:
@@ -282,7 +292,7 @@ class PipelineContract(Contract):
 
     # --- operands -------------------------------------------------------------------------------------------
 
-    def parts(self, inputs: Mapping[str, Tensor], options: Mapping[str, object], route: Route) -> Parts:
+    def parts(self, inputs: Inputs, options: Options, route: Route) -> Parts:
         """What a call multiplies, for one choice of experts."""
         row, experts = self.row, self.experts(inputs, options)
         on_input = bool(options.get("apply_router_weight_on_input"))
@@ -307,10 +317,9 @@ class PipelineContract(Contract):
         box = Box(known, known, route.span.low, route.span.high, of_dtype(codes.dtype))
         return Parts(Tokens(codes, route.weights, route.ids, route.weights, True), experts, [box], unknown)
 
-    def experts(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> Experts:
+    def experts(self, inputs: Inputs, options: Options) -> Experts:
         """The weights of a call, gate rows first, with the scales of whatever shares one."""
         row, first = self.row, options["first_expert"]
-        assert isinstance(first, int)
         w13, w2, scale = inputs["w13"], inputs["w2"], inputs["w13_scale"]
         if row.weights is Sharing.GROUP:  # -8..7 are values of E4M3
             w13, w2 = (w.to(torch.float32).to(torch.float8_e4m3fn) for w in (w13, w2))
@@ -341,9 +350,7 @@ class PipelineContract(Contract):
             found += with_float32(make, name, declared=declared)
         return found
 
-    def identify(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
-    ) -> list[Match]:
+    def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """The row's ways to combine by the fraction of elements that equal the reference with them, best first."""
         call = Call(self, inputs, options).checked()
         out, found = self.taken(call, output)["out"], []
