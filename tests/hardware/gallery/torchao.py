@@ -19,6 +19,7 @@ from ._products import (
     block_pairs,
     blocks,
     groups,
+    lanes,
     launched,
     offered,
     one_config,
@@ -55,7 +56,7 @@ def training(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) ->
     launched(inputs["a"])
     a, b, a_scale, b_scale = blocks(inputs, options, whole=True)
     one_config(vars(importlib.import_module(TRAINING)), "triton_fp8_gemm_1x128_128x128_kernel")
-    return kernel(a, b.t(), a_scale.t().contiguous().t(), b_scale.contiguous().t(), 128, options["out_dtype"])
+    return kernel(a, b.t(), lanes(a_scale), lanes(b_scale.t()), 128, options["out_dtype"])
 
 
 def training_lhs(kernel: Callable[..., Pair], inputs: Inputs, options: Options) -> Pair:
