@@ -18,7 +18,7 @@ into the first-level cache; every thread takes panels of columns and rows of a c
 :mod:`oracle.tensorcore.packing`. Memory beyond operands and result stays below 256 MiB for any shape.
 
 Needs numba (no compiler on the user's machine). Not covered, and answered by :func:`supports`: TF32 and FP4 operands,
-float16 accumulators, AMD's instructions; the plain definition computes those.
+float16 accumulators, chains that begin at a rescaled sum, AMD's instructions; the plain definition computes those.
 """
 
 from __future__ import annotations
