@@ -27,7 +27,6 @@ covered: other architectures.
 from __future__ import annotations
 
 from functools import lru_cache
-from functools import lru_cache
 from typing import Final
 
 import torch

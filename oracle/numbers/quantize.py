@@ -14,7 +14,8 @@ a format of at most 6 significant bits, and on it where ``v`` does (Boldo and Me
 :mod:`oracle.numbers.rounding`), so the 65536 codes of bfloat16 have the codes of all quotients.
 
 Sources: :mod:`oracle.numbers.recipes`, one per record. Recipes in FAST_MATH and DIV_FULL take
-:mod:`oracle.numbers.fast_math` instead. Not covered: which *other* outputs are right (:mod:`oracle.bounds.quantiser`), memory layouts of scales.
+:mod:`oracle.numbers.fast_math` instead. Not covered: which *other* outputs are right (:mod:`oracle.bounds.quantiser`),
+memory layouts of scales.
 """
 
 from __future__ import annotations
@@ -253,7 +254,8 @@ class Prepared:
             need = "needs a global scale" if self.global_scale is None else "has no global scale; pass None"
             raise OptionError(f"recipe {recipe.name} {need}")
         if not suits(recipe, self.dtype):
-            raise DtypeError(f"recipe {recipe.name} is known for a bfloat16 input alone, not for {self.dtype}")
+            own = "float16" if recipe.scan is AmaxScan.FLOAT16_BITS else "bfloat16"
+            raise DtypeError(f"recipe {recipe.name} is known for a {own} input alone, not for {self.dtype}")
         if self.given is not None:
             s = self.given.reshape(1, 1, 1, 1)
             return Steps(s, s, s, f32(torch.ones_like(s) / s), s)
@@ -444,6 +446,8 @@ def block_amax(blocks: Tensor, recipe: Recipe, *, columns: int) -> Tensor:
     their codes are, which have the same order.
     """
     fmt = of_dtype(blocks.dtype)
+    if recipe.scan is AmaxScan.FLOAT16_BITS:
+        return (codes_of(blocks).to(torch.float64) % 2.0**16).amax(dim=(1, 3), keepdim=True)
     magnitude = codes_of(blocks) & fmt.magnitude_mask
     if recipe.scan is AmaxScan.ROW_AS_COLUMN:
         magnitude = magnitude * seen_by_row_as_column(blocks.shape, columns).to(blocks.device)
@@ -545,7 +549,9 @@ def to_scale_format(s: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
 
 
 def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
-    """Whether the bits of a recipe are known for inputs of this dtype: of fast math and bf16 steps for bfloat16."""
+    """Whether a recipe speaks of inputs of this dtype: of fast math and bf16 steps bfloat16, of float16 bits float16."""
+    if recipe.scan is AmaxScan.FLOAT16_BITS:
+        return dtype == torch.float16
     by_table = recipe.arithmetic is Arithmetic.FAST_MATH and recipe.formula is ScaleFormula.INVERSE
     return dtype == torch.bfloat16 or not (by_table or recipe.code is CodeFormula.BF16)
 

@@ -165,6 +165,7 @@ class AmaxScan(StrEnum):
 
     ALL = "all"
     ROW_AS_COLUMN = "row r of column block kb skipped where 128 kb + 32 r + (column mod 32) >= K"
+    FLOAT16_BITS = "all, the bits of float16 values read as unsigned integers"
 
 
 @dataclass(frozen=True)

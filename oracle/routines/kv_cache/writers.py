@@ -86,6 +86,7 @@ class ReshapeAndCacheFlash(CacheContract):
     )  # fmt: skip
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
     returns = memory = ("key_cache", "value_cache")
+    divides = True
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
@@ -131,6 +132,7 @@ class ReshapeAndCache(CacheContract):
         K_SCALE, V_SCALE,
     )  # fmt: skip
     returns = memory = ("key_cache", "value_cache")
+    divides = True
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
@@ -171,6 +173,7 @@ class ConcatAndCacheMla(CacheContract):
         TensorSpec("scale", F32, None, "multiplies on reading; the writer divides"),
     )  # fmt: skip
     returns = memory = ("kv_cache",)
+    divides = True
 
     def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
         resolved = super().check(inputs, options)
