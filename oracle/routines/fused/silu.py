@@ -19,14 +19,16 @@ import torch
 from torch import Tensor
 
 from oracle.errors import ShapeError
-from oracle.numbers import recipes
+from oracle.numbers import cuda_math, recipes
+from oracle.numbers.formats import decode
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
-from oracle.numbers.rounding import Overflow, Rounding, to_dtype
+from oracle.numbers.rounding import Overflow, Rounding, f32, to_dtype
 from oracle.numbers.scaling import Block
 from oracle.routines.base import Call, Inputs, Options, OptionSpec, TensorSpec, positive, register
 from oracle.routines.fused.contract import COLUMNS, MASKED, SCALE, SCALE_UB, FusedContract, Value
 from oracle.routines.moe.contract import SiluAndMul
+from oracle.verdict.sets import rounded_to
 
 ROUNDINGS = ("each", "product", "none")
 GATED = "gate, then up"
@@ -66,6 +68,15 @@ class _Gated(FusedContract):
 
     def value(self, inputs: Inputs, options: Options) -> Value:
         return gated(inputs["x"], str(options.get("rounding", "each")))
+
+    def modelled(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+        rounding, x = str(options.get("rounding", "each")), inputs["x"]
+        gate, up = decode(x).chunk(2, dim=-1)
+        s = cuda_math.silu(gate)
+        if rounding == "each":
+            s = decode(rounded_to(s, x.dtype))
+        product = f32(s * up)
+        return {"a SiLU by CUDA's expf": rounded_to(product, torch.float32 if rounding == "none" else x.dtype)}
 
 
 @register
