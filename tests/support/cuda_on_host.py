@@ -29,7 +29,8 @@ def launcher(folder: Path, *sabotage: tuple[str, str]) -> Callable[..., None]:
             assert old in text, old
             text = text.replace(old, new)
         entries = "".join(
-            f'extern "C" void on_host_{name}(unsigned x, unsigned y, unsigned n, void** p) {{ run({name}, x, y, n, p); }}\n'
+            f'extern "C" void on_host_{name}(unsigned x, unsigned y, unsigned threads, void** arguments) '
+            f"{{ run({name}, x, y, threads, arguments); }}\n"
             for name, _ in source.functions
         )
         name = f"{source.path.stem}_{abs(hash((source.definitions, sabotage)))}"
