@@ -395,11 +395,8 @@ def _static(name: str, scale: Tensor) -> None:
 def steps_of(inputs: Inputs, options: Options) -> Steps:
     """What the checked inputs and options of ``moe_fp8`` make a layer round and quantise with.
 
-    Raises
-    ------
-    NumericsError, InputError, OptionError
-        The recipe is a known fault, does not fit the given scales, or has one scale for all rows of a call, which are
-        a layer's own choice; the limit is no positive number.
+    Raises NumericsError, InputError, OptionError: the recipe is a known fault, does not fit the given scales, or has
+    one scale for all rows of a call, which are a layer's own choice; the limit is no positive number.
     """
     given = "a2_scale" in inputs
     name = options["recipe"] or ("torch_static" if given else "vllm_group")
