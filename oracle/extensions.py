@@ -30,7 +30,10 @@ def added(group: str, kind: type[Record], *, known: Iterable[str], many: bool) -
     known : names that are taken.
     many : an entry point gives an iterable of records, else one record.
 
-    Raises ExtensionError: an entry point cannot be loaded, gives no such record, or a name that is taken.
+    Raises
+    ------
+    ExtensionError
+        An entry point cannot be loaded, gives no such record, or a name that is taken.
     """
     taken = dict.fromkeys(known, "fp8-oracle")
     found: list[Record] = []

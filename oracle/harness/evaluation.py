@@ -83,8 +83,10 @@ def evaluate(
     device, arch, numerics, untrusted, limit : as for :func:`oracle.validate`.
     seed : other random inputs: codes and values of variance 1 or 128^2, scales that are no powers of two.
 
-    Raises OracleError: the question is wrong: a file, a name, or inputs that the contract refuses. Never for a wrong
-    solution.
+    Raises
+    ------
+    OracleError
+        The question is wrong: a file, a name, or inputs that the contract refuses. Never for a wrong solution.
     """
     found, renamed = get(contract), renamed or {}
     if untrusted and device != "cpu":

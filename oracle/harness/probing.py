@@ -61,9 +61,15 @@ def probe(
     -------
     Fingerprint
 
-    Raises SubjectError: the kernel cannot be loaded or called, raised, crashed, hung, ended its process, or returned
-    another shape or dtype than the call declares. NumericsError: its answers are no scaled product of its operands (a
-    NaN or infinity in them included). OptionError, DeviceError: the question is wrong.
+    Raises
+    ------
+    SubjectError
+        The kernel cannot be loaded or called, raised, crashed, hung, ended its process, or returned another shape or
+        dtype than the call declares.
+    NumericsError
+        Its answers are no scaled product of its operands (a NaN or infinity in them included).
+    OptionError, DeviceError
+        The question is wrong.
     """
     if (scales := get(contract).probed) is None:
         can = ", ".join(name for name, found in registered().items() if found.probed is not None)

@@ -294,8 +294,12 @@ def decode(codes: Tensor, fmt: Format | None = None) -> Tensor:
         Float64, contiguous, same shape and device. NaN is the canonical quiet NaN whatever the code's payload and sign;
         infinities and -0 as in the format.
 
-    Raises DtypeError: no format was given for an integer tensor, or the one given is not the tensor's. InputError: an
-    integer is no code of the format.
+    Raises
+    ------
+    DtypeError
+        No format was given for an integer tensor, or the one given is not the tensor's.
+    InputError
+        An integer is no code of the format.
     """
     fmt, stored = _stored(codes, fmt)
     if fmt is FP32 and keeps_subnormals(stored.device):

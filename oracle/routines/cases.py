@@ -28,7 +28,10 @@ def parse(text: str) -> Case:
 
     The family may be left out (``randn``); everything else is required.
 
-    Raises CaseError: names the part that does not fit and what would.
+    Raises
+    ------
+    CaseError
+        Names the part that does not fit and what would.
     """
     parts = text.strip().split("/")
     if len(parts) < 5:

@@ -21,7 +21,10 @@ PROFILES = ("quick", "full", "compact")
 def cases(contract: str, profile: str) -> list[Case]:
     """The cases of one contract in one profile; empty for a contract that no case exists for.
 
-    Raises CaseError: the profile does not exist.
+    Raises
+    ------
+    CaseError
+        The profile does not exist.
     """
     if profile not in PROFILES:
         raise CaseError(f"no profile {profile!r}; {among(profile, PROFILES)}")

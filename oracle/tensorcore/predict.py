@@ -56,8 +56,10 @@ def predict_product(
     Tensor
         ``[M, N]`` of ``out_dtype`` on the operands' device. NaNs are canonical (0x7FFFFFFF, 0x7FFF).
 
-    Raises NumericsError: unknown schedule or engine, or a product that the schedule cannot compute (the reason is in
-    the message).
+    Raises
+    ------
+    NumericsError
+        Unknown schedule or engine, or a product that the schedule cannot compute (the reason is in the message).
     """
     if isinstance(schedule, str):
         schedule = get(schedule)
