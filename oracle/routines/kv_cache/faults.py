@@ -14,7 +14,7 @@ from oracle.numbers.rounding import Overflow, Rounding, encode, f32, round_to
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Call, Fault, Faults, both, entry, need
 from oracle.routines.fused.faults import asked_inside
 from oracle.routines.kv_cache.contract import CacheContract, Coded, Copied, Piece, Products, Quantised, Quotients, flat
-from oracle.routines.kv_cache.tiles import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns
+from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns
 from oracle.routines.quantisers import faults as quantisers
 from oracle.routines.quantisers.contract import Amax
 from oracle.verdict.sets import rounded_to
