@@ -205,9 +205,11 @@ def add_json(command: argparse.ArgumentParser, what: str) -> None:
 
 
 def write_json(target: str | None, record: Mapping[str, object]) -> None:
-    """Write a record as indented JSON into a file; ``-`` is the standard output, None writes nothing."""
-    if target is not None:
-        write_text(target, json.dumps(record, indent=2, allow_nan=False) + "\n")
+    """Write a record as JSON into a file; ``-`` is the standard output, indented; None writes nothing."""
+    if target == "-":
+        print(json.dumps(record, indent=2, allow_nan=False))
+    elif target is not None:
+        fixtures.write_json(target, record)
 
 
 def write_text(target: str, text: str) -> None:

@@ -41,8 +41,9 @@ def add(commands: Commands) -> None:
     run.add_argument("--seed", type=whole(0), default=0, help="of what is drawn; runs with one seed compare")
     run.add_argument("--limit", type=float, metavar="S", help="seconds for one call")
     run.add_argument("--resume", action="store_true", help="keep the rows that DIR has, and run the other kernels")
-    told = add_command(verbs, "page", _page, "the page of a record")
-    told.add_argument("record", type=Path, metavar=ROWS)
+    told = add_command(verbs, "page", _page, "the page of a run, or of the parts of one")
+    told.add_argument("records", type=Path, nargs="+", metavar=ROWS)
+    told.add_argument("--out", type=Path, metavar="DIR", help=f"gets {ROWS} and {PAGE} of all; printed without")
     moved = add_command(verbs, "compare", _compare, "what changed between two records", "Exit 1 when a kernel broke.")
     moved.add_argument("old", type=Path, metavar="OLD")
     moved.add_argument("new", type=Path, metavar="NEW")
@@ -103,7 +104,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _page(arguments: argparse.Namespace) -> int:
-    say(page(read(arguments.record)).rstrip())
+    parts = [read(path) for path in arguments.records]
+    rows = {row.key: row for part in parts for row in part.rows}
+    whole = Run(parts[0].machine, tuple(rows.values()))
+    if other := [path for path, part in zip(arguments.records, parts, strict=True) if part.machine != whole.machine]:
+        raise OptionError(f"{other[0]} is of another machine than {arguments.records[0]}; a page is of one")
+    if arguments.out is None:
+        say(page(whole).rstrip())
+    else:
+        whole.write(arguments.out / ROWS)
+        (arguments.out / PAGE).write_text(page(whole))
     return 0
 
 

@@ -17,8 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from oracle.errors import OptionError, SubjectError
-from oracle.harness.report import BATCH, LOAD, NUMBERS, Finding, Report
+from oracle.fixtures.call_file import SUFFIX, CallFile, write
+from oracle.harness.report import BATCH, LOAD, NUMBERS, Finding, Report, Told
 from oracle.harness.validation import validate
 from oracle.numbers.recipes import recipes
 from oracle.report.gallery import Row
@@ -26,6 +29,8 @@ from oracle.routines import cases
 from oracle.verdict.compare import Status
 
 RERUN, EXACT = "rerun determinism", "the exact values"
+KEPT = 3  # calls of one scheme that nothing identifies
+LARGEST = 1 << 18  # bytes of the inputs of such a call
 JUDGED = (Status.PASSED, Status.FAILED, Status.MISTRUSTED)
 
 
@@ -139,7 +144,7 @@ def run(
     """Validate each chosen kernel, one after the other: a row, and the report behind it (None: not called).
 
     ``seed`` fixes what a run draws, so that two runs meet the same cases. ``save`` is a folder for the minimised first
-    failing case of each kernel.
+    failing case of each kernel, and for a few calls of each whose bits no schedule or recipe gives.
     """
     for project, kernel in chosen(projects, only):
         base = Row(project.name, kernel.named, kernel.contract, "UNSUPPORTED", pinned=kernel.pinned)
@@ -152,12 +157,41 @@ def run(
             continue
         asked: dict[str, Any] = {} if limit is None else {"limit": limit}
         if save is not None:
-            asked["save"] = save / f"{project.name}.{kernel.named}.{kernel.contract}.safetensors"
+            name = save / f"{project.name}.{kernel.named}.{kernel.contract}"
+            asked |= {"save": Path(f"{name}.safetensors"), "told": _Unidentified(name, kernel)}
         report = validate(
             kernel.call, kernel.contract, adapter=kernel.adapter, device=device, numerics=kernel.numerics,
             domain=kernel.domain, profile=profile, seed=seed, case=kernel.case or None, **asked,
         )  # fmt: skip
         yield condensed(base, report, versions), report
+
+
+class _Unidentified(Told):
+    """Writes small calls whose output equals nothing known, the first ones of each scheme of scales."""
+
+    def __init__(self, name: Path, kernel: Kernel) -> None:
+        self._name, self._kernel, self._kept = name, kernel, Counter[str]()
+        self._about: Report | None = None
+
+    def begins(self, about: Report, code: str, cases: int | None) -> Sequence[Finding]:
+        self._about = about
+        return ()
+
+    def judged(
+        self, finding: Finding, inputs: Mapping[str, Tensor], options: Mapping[str, object],
+        output: Tensor | dict[str, Tensor],
+    ) -> None:  # fmt: skip
+        assert self._about is not None
+        scheme = cases.parse(finding.case).scheme
+        size = sum(tensor.nbytes for tensor in inputs.values())
+        if finding.verdict.status not in JUDGED or size > LARGEST or self._kept[scheme] == KEPT or _identified(finding):
+            return
+        self._kept[scheme] += 1
+        number, arch = sum(self._kept.values()), self._about.arch
+        call = CallFile(
+            self._kernel.contract, inputs, output, options, arch, self._kernel.numerics, self._kernel.call, finding.case
+        )
+        write(f"{self._name}.unidentified{number}{SUFFIX}", call)
 
 
 def condensed(base: Row, report: Report, versions: Mapping[str, str]) -> Row:

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from oracle.diagnosis.level import Explain
 from oracle.fixtures.call_file import SUFFIX
 from oracle.harness.reach import Coverage
@@ -35,6 +37,12 @@ class Told:
 
     def runs(self, case: str) -> None:
         """This case is called now."""
+
+    def judged(
+        self, finding: Finding, inputs: Mapping[str, Tensor], options: Mapping[str, object],
+        output: Tensor | dict[str, Tensor],
+    ) -> None:  # fmt: skip
+        """What was found of the numbers of a case, and the call."""
 
     def found(self, findings: Sequence[Finding]) -> None:
         """All that was found of one case, or of the whole."""

@@ -317,6 +317,8 @@ def _run(
         if finding.verdict.status is Status.FAILED and explained[case.scheme] < EXPLAINED and answer.outputs:
             explained[case.scheme] += 1
             finding = _explained(session, finding, inputs, options, answer)
+        if answer.outputs:
+            told.judged(finding, inputs, options, answer.output)
         found = [finding, *asked.watched]
         watching.lost = watching.lost + 1 if finding.verdict.status is Status.CRASHED else 0
         judged = finding.verdict.status is not Status.CRASHED and answer.problem is None

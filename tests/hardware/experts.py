@@ -77,6 +77,11 @@ def activated(h: Tensor) -> Tensor:
     return out
 
 
+def rounded_twice(inputs: Inputs, options: Options) -> Tensor:
+    offered(options["round_silu"] and options["limit"] is None, "silu rounded, no limit")
+    return activated(inputs["x"].contiguous())
+
+
 def layer(inputs: Inputs, options: Options) -> Tensor:
     """run_cutlass_moe_fp8, in its order."""
     offered("expert_map" not in inputs and not options.get("apply_router_weight_on_input"), "ids of this rank")
@@ -120,6 +125,7 @@ def subjects() -> list[Library]:
         load()
     return [
         *(Library("vllm", name, layer, "sm90.chain") for name in LAYERS),
+        Library("vllm", "silu_and_mul", rounded_twice),
         Library("sgl", "moe_routing", routing),
     ]
 

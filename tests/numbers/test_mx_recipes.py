@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from mx_witnesses import Reals, cast, cast_by, every_amax, nvfp4_witness
+from mx_witnesses import Reals, cast, cast_by, errors_of_libraries, every_amax, nvfp4_witness
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from oracle.bounds.quantiser import Judged, identify, judge_recipe
 from oracle.numbers import mx_recipes as M
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, Format, codes_of, decode, from_codes
-from oracle.numbers.quantize import prepare, quantize
+from oracle.numbers.quantize import Prepared, prepare, quantize
 from oracle.numbers.scaling import ScaleFormat
 
 OLD = [row for key, row in M.TORCHAO_0_18.items() if key not in ((E4M3FN, "even"), (E2M1, "rceil"))]  # like those two
@@ -114,6 +114,29 @@ class TestEveryAmax:
         made = quantize(x, M.TE_NVFP4, global_scale=torch.tensor([2.0]))
         scale, _ = nvfp4_witness(x.float().numpy(), M.TE_NVFP4, np.float32(1))
         assert int((made.scale[:, 0].to(torch.float8_e4m3fn).view(torch.uint8).numpy() != scale).sum()) > 100
+
+
+class TestFourOverSix:
+    """Errors in either domain, summed in either order, under either largest scale: 1.6 million values a recipe."""
+
+    @pytest.mark.parametrize("measure", ["mae", "mse"])
+    @pytest.mark.parametrize("top", [448.0, 256.0])
+    @pytest.mark.parametrize("domain", ["input", "scaled", "halves"])
+    def test_readings_of_libraries_are_admitted(self, measure: str, top: float, domain: str) -> None:
+        """Not, in the sabotaged twin, the errors of values over 6 times the other largest scale."""
+        amax, recipe = np.float32(6.5), M.FLASHINFER_4OVER6[R.Candidates[measure.upper()]]
+        x = every_amax(E2M1, 16, seed=5)[:0x40D0]  # to the amax of the tensor
+        given = prepare(x, global_scale=torch.tensor([np.float32(6 * top) / amax]))
+        scale, codes = errors_of_libraries(x.float().numpy(), amax, top, measure, domain)
+        assert self.outside(given, scale, codes, recipe) == 0
+        if domain != "scaled":
+            made = errors_of_libraries(x.float().numpy(), amax, top, measure, domain, measured=704 - top)
+            assert self.outside(given, *made, recipe) > 0
+
+    @staticmethod
+    def outside(given: Prepared, scale: NDArray[np.uint8], codes: NDArray[np.uint8], recipe: R.Recipe) -> int:
+        stored = torch.from_numpy(scale).view(torch.float8_e4m3fn).float()[:, None]
+        return judge_recipe(given, torch.from_numpy(codes), stored, recipe).outside
 
 
 def beside(value: Reals, ulps: int) -> Reals:
