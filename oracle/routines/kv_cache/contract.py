@@ -180,10 +180,8 @@ class CacheContract(Contract):
         made = {name: x.clone() for name, x in self.before(call.inputs, call.resolved).items()}
         for piece in pieces:
             for name, bits, at in _written(call, piece, faults):
-                memory = flat(made[name]).clone()
-                inside = (at >= 0) & (at < memory.numel())  # what leaves the memory is nobody's output
-                memory[at[inside]] = bits[inside].to(memory.dtype)
-                made[name] = memory.view(made[name].dtype).reshape(made[name].shape)
+                inside = (at >= 0) & (at < made[name].numel())  # what leaves the memory is nobody's output
+                made[name] = put(made[name], at[inside], bits[inside])
         found: dict[str, Tensor] = fold(call, faults, Stage.WRITE, made)
         return found
 
@@ -356,6 +354,13 @@ def flat(x: Tensor) -> Tensor:
     """The elements of a tensor in the order of its logical shape, as integers."""
     raw = x.contiguous()
     return (codes_of(raw) if raw.is_floating_point() else raw).flatten()
+
+
+def put(x: Tensor, at: Tensor, bits: Tensor) -> Tensor:
+    """Memory that holds these bits in these places, and everywhere else what it held."""
+    memory = flat(x).clone()
+    memory[at] = bits.to(memory.dtype)
+    return memory.view(x.dtype).reshape(x.shape)
 
 
 def _written(call: Call, piece: Piece, faults: tuple[Fault, ...]) -> list[tuple[str, Tensor, Tensor]]:
