@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,9 +32,11 @@ from oracle.harness.jobs import Lost, Pool, divided
 from oracle.harness.process import interrupted_by_every_end
 from oracle.harness.report import BATCH, LIMIT, LOAD, NUMBERS, Finding, Report, Told
 from oracle.harness.validation import INTERRUPTED, arch_of, validate
+from oracle.numbers.formats import same_bits
 from oracle.numbers.recipes import recipes
 from oracle.report.gallery import Row
-from oracle.routines import cases
+from oracle.routines import cases, get
+from oracle.routines.base import Contract
 from oracle.verdict.compare import Status
 
 RERUN, EXACT = "rerun determinism", "the exact values"
@@ -238,30 +241,31 @@ def _validating(asked: Asked) -> Iterator[Callable[[str], tuple[Row, Mapping[str
             return replace(base, why=f"{project.distributions[0]} is not installed: {project.carried}"), None
         if asked.device not in project.devices:
             return replace(base, why=f"runs on {', '.join(project.devices)} alone", versions=versions), None
-        more: dict[str, Any] = {}
-        if asked.save is not None:
-            name = asked.save / f"{project.name}.{kernel.named}.{kernel.contract}"
-            more = {"save": Path(f"{name}.safetensors"), "told": _Unidentified(name, kernel)}
+        place = None if asked.save is None else asked.save / f"{project.name}.{kernel.named}.{kernel.contract}"
+        told = _Identified(kernel, place)
         try:
             report = validate(
                 kernel.call, kernel.contract, adapter=kernel.adapter, device=asked.device, numerics=kernel.numerics,
                 domain=kernel.domain, profile=asked.profile, seed=asked.seed, case=kernel.case or None,
-                limit=max(asked.limit or LIMIT, project.compiles), exempt=kernel.exempt, **more,
+                limit=max(asked.limit or LIMIT, project.compiles), exempt=kernel.exempt, told=told,
+                save=None if place is None else Path(f"{place}{SUFFIX}"),
             )  # fmt: skip
         except OracleError as error:  # what the gallery asks of it is wrong: the other kernels are run
             return replace(base, verdict="UNTESTED", why=str(error), versions=versions), None
         if report.stopped == INTERRUPTED:
             raise KeyboardInterrupt
-        return condensed(base, report, versions), report.to_json() | {"versions": versions}
+        return condensed(base, report, versions, told.names), report.to_json() | {"versions": versions}
 
     yield validated
 
 
-class _Unidentified(Told):
-    """Writes small calls whose output equals nothing known, the first ones of each scheme of scales."""
+class _Identified(Told):
+    """Names by case the arithmetic whose bits an output has where its judgement does not: one that the contract does
+    not admit, or K cut into parts. Writes small calls of none, the first ones of each scheme, beside ``file``."""
 
-    def __init__(self, name: Path, kernel: Kernel) -> None:
-        self._name, self._kernel, self._kept = name, kernel, Counter[str]()
+    def __init__(self, kernel: Kernel, file: Path | None) -> None:
+        self.names: dict[str, str] = {}
+        self.file, self._kernel, self._kept = file, kernel, Counter[str]()
         self._about: Report | None = None
 
     def begins(self, about: Report, code: str, cases: int | None) -> Sequence[Finding]:
@@ -273,23 +277,52 @@ class _Unidentified(Told):
         output: Tensor | dict[str, Tensor],
     ) -> None:  # fmt: skip
         assert self._about is not None
+        if finding.verdict.status not in JUDGED or _identified(finding):
+            return
+        if named := every_bit(self._kernel.contract, inputs, options, output, self._about.arch):
+            self.names[finding.case] = named
+            return
         scheme = cases.parse(finding.case).scheme
         size = sum(tensor.nbytes for tensor in inputs.values())
-        if finding.verdict.status not in JUDGED or size > LARGEST or self._kept[scheme] == KEPT or _identified(finding):
+        if self.file is None or size > LARGEST or self._kept[scheme] == KEPT:
             return
         self._kept[scheme] += 1
         number, arch = sum(self._kept.values()), self._about.arch
         call = CallFile(
             self._kernel.contract, inputs, output, options, arch, self._kernel.numerics, self._kernel.call, finding.case
         )
-        write(f"{self._name}.unidentified{number}{SUFFIX}", call)
+        write(f"{self.file}.unidentified{number}{SUFFIX}", call)
 
 
-def condensed(base: Row, report: Report, versions: Mapping[str, str]) -> Row:
-    """What a page says of a validation."""
+def every_bit(
+    contract: str, inputs: Mapping[str, Tensor], options: Mapping[str, object], output: Tensor | dict[str, Tensor],
+    arch: str,
+) -> str:  # fmt: skip
+    """The schedule or recipe, admitted by the contract or not, that gives every bit of an output; "" for none."""
+    chosen = get(contract)
+    if type(chosen).identify is Contract.identify:
+        return ""
+    try:
+        best = next(iter(chosen.identify(inputs, output, arch=arch, **options)), None)
+    except OracleError:  # no schedule computes such a call, or the output has another shape
+        return ""
+    if best is None or best.equal < 1:
+        return ""
+    if isinstance(output, dict) or best.compared >= output.numel():
+        return best.schedule
+    # seen in a sample of a large output
+    due = chosen.predict(inputs, numerics=best.schedule, **{**options, "out_dtype": output.dtype})
+    assert isinstance(due, Tensor), "one output"
+    return best.schedule if bool(same_bits(due.to(output.device), output).all()) else ""
+
+
+def condensed(
+    base: Row, report: Report, versions: Mapping[str, str], names: Mapping[str, str] = MappingProxyType({})
+) -> Row:
+    """What a page says of a validation; ``names``: the arithmetic of outputs by case where no verdict names one."""
     numbers = [f for f in report.findings if f.watch == NUMBERS and f.verdict.status in JUDGED]
     errors = [f.verdict.error for f in numbers if f.verdict.error is not None]
-    known = [name for name in map(_identified, numbers) if name]
+    known = [name for f in numbers if (name := _identified(f) or names.get(f.case, ""))]
     finite = [error for error in errors if error.ulps < float("inf")]
     first = next(iter(report.failures), None)
     if report.conforms:
@@ -316,7 +349,10 @@ def condensed(base: Row, report: Report, versions: Mapping[str, str]) -> Row:
         exempt=tuple(f"{watch}: {reason}" for watch, reason in report.exempt.items()),
         seconds=round(report.seconds, 1),
         versions=dict(versions),
-        cases={f.case: f"{f.verdict.status} {f.verdict.matches or f.verdict.basis}".strip() for f in numbers},
+        cases={
+            f.case: f"{f.verdict.status} {f.verdict.matches or names.get(f.case) or f.verdict.basis}".strip()
+            for f in numbers
+        },
     )  # fmt: skip
 
 

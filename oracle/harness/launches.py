@@ -74,10 +74,7 @@ def launch(
 
     ``beside`` is a call of its own on the other inputs. ``cuda`` offers what is used of :mod:`torch.cuda`.
 
-    Raises
-    ------
-    Uncapturable
-        The kernel cannot be captured. What else the kernel raises passes through.
+    Raises Uncapturable: the kernel cannot be captured. What else the kernel raises passes through.
     """
     if mode in (SIDE, HELD, LATE):
         return _on_stream(mode, call, read, cuda)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from hardware.fused_libraries import load, offered
+from hardware.fused_libraries import exchanged, load, offered
 from hardware.libraries import Library, named
 from torch import Tensor
 
@@ -60,7 +60,7 @@ def multiplied(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, ends: Ten
     rows, columns = ends - starts.to(torch.int32), torch.full_like(ends, n)
     sizes = torch.stack([rows, columns, torch.full_like(ends, k)], dim=1)
     if a.shape[0] <= SWAP:
-        sizes = sizes[:, [1, 0, 2]]
+        sizes = exchanged(sizes)
     strides = [torch.full((g,), v, dtype=torch.int64, device=a.device) for v in (k, k, n)]
     b_scale = b_scale if per_channel else b_scale.reshape(g, 1)
     torch.ops._C.cutlass_moe_mm(

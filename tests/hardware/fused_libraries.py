@@ -157,15 +157,22 @@ def _starts(inputs: Inputs, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
     return inputs["expert_offsets"].long(), lead, out
 
 
+def exchanged(sizes: Tensor) -> Tensor:
+    """Problem sizes ``[G, 3]`` with rows and columns exchanged; an index of Python numbers would come from the CPU,
+    which no CUDA graph takes."""
+    return torch.stack([sizes[:, 1], sizes[:, 0], sizes[:, 2]], dim=1)
+
+
 def _moe(op: Any, inputs: Inputs, options: Options) -> Tensor:
-    a, b, sizes = inputs["a"], inputs["b"], inputs["problem_sizes"].int()
+    """As vLLM calls it: dense operands, rows of 16 bytes as CUTLASS aligns them."""
+    a, b, sizes = inputs["a"], inputs["b"], inputs["problem_sizes"].int().contiguous()
     rows, columns = inputs["scales_a"].numel() == a.shape[0], inputs["scales_b"].shape[1] > 1
     offered(options["out_dtype"] in (torch.bfloat16, torch.float16), "bf16 or f16 output")
-    offered(b.shape[1] % 8 == 0, "N in multiples of 8")
+    offered(b.shape[1] % 8 == 0 and b.shape[2] % 16 == 0, "N in multiples of 8, K of 16")
     dense(inputs)
     out = torch.zeros(a.shape[0], b.shape[1], dtype=options["out_dtype"], device="cuda")
     starts, lead, of_out = _starts(inputs, b.shape[1], b.shape[2])
-    sizes = sizes[:, [1, 0, 2]].contiguous() if a.shape[0] <= 64 else sizes  # exchanged operands up to 64 rows
+    sizes = exchanged(sizes) if a.shape[0] <= 64 else sizes  # exchanged operands up to 64 rows
     op(out, a, b.mT, inputs["scales_a"], inputs["scales_b"], starts, sizes, lead, lead, of_out, rows, columns)
     return out
 
@@ -174,6 +181,7 @@ def _w4a8_moe(op: Any, inputs: Inputs, options: Options) -> Tensor:
     a, b = inputs["a"], inputs["b_q"]
     experts, n, k = b.shape
     offered(options["out_dtype"] == torch.bfloat16, "bfloat16 output")
+    offered(a.is_contiguous(), "dense rows: their pitch is passed apart, and is K")
     offered(n % 16 == 0 and k % 256 == 0, "N in multiples of 16, K of 256")
     dense(inputs)
     with prepared():
@@ -183,7 +191,7 @@ def _w4a8_moe(op: Any, inputs: Inputs, options: Options) -> Tensor:
     starts, lead, of_out = _starts(inputs, n, k)
     of_scales = torch.zeros(experts, 2, dtype=torch.int64, device="cuda")
     of_scales[:, 0] = n
-    sizes = inputs["problem_sizes"].int()[:, [1, 0, 2]].contiguous()
+    sizes = exchanged(inputs["problem_sizes"].int())
     op(out, a, encoded, inputs["a_token_scales"], inputs["b_channel_scales"], packed, 128, starts, sizes, lead,
        layouts, of_out, of_scales, None)  # fmt: skip
     return out

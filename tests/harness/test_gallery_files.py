@@ -23,7 +23,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 findings = importlib.import_module("hardware.run_findings")
 HARDWARE = Path(__file__).resolve().parents[1] / "hardware"
 SCRIPTS = sorted((HARDWARE / "findings").glob("*.py"))
-LIBRARIES = {"deep_gemm", "fbgemm_gpu", "flashinfer", "sgl_kernel", "sglang", "torch", "torchao", "triton", "vllm"}
+LIBRARIES = {"deep_gemm", "fbgemm_gpu", "flashinfer", "lmdeploy", "sgl_kernel", "sglang", "torch", "torchao", "triton",
+             "vllm"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)  # loading puts tests/ on the path, for `hardware.NAME`

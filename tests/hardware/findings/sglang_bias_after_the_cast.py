@@ -1,6 +1,6 @@
 """SGLang 0.5.23, triton_scaled_mm: the bias is added after the sum was rounded to the output.
 
-A bias that nearly cancels the sum leaves few right digits, or none.
+A bias that nearly cancels the sum leaves few right digits, or none. FlagGems 5.0.2 has the same kernel.
 """
 
 import sys

@@ -11,7 +11,7 @@ from torch import Tensor
 from oracle.harness.gallery import Kernel, Project
 
 from ._named import rows
-from ._products import FP8, HALVES, Inputs, Options, blocks, groups, offered, rows_and_channels
+from ._products import FP8, HALVES, Inputs, Options, blocks, groups, lanes, offered, rows_and_channels
 
 QUANTISERS = ("per_token_group_quant_fp8", "per_token_group_quant_fp8_packed", "silu_and_mul_masked_post_quant")
 OPERATORS = "hardware.fused_libraries:sgl_operators"
@@ -57,8 +57,8 @@ def blockwise(kernel: Loaded, inputs: Inputs, options: Options) -> Tensor:
     """``fp8_blockwise_scaled_mm(a, b [K, N], a_scale M-major, b_scale [K/128, N/128], dtype)``: M % 4 == 0."""
     a, b, a_scale, b_scale = blocks(inputs, options, *HALVES, whole=True)
     offered(a.shape[0] % 4 == 0, "M % 4 == 0")
-    lanes = a_scale.t().contiguous().t()
-    made: Tensor = kernel().fp8_blockwise_scaled_mm(a, b.t(), lanes, b_scale.contiguous().t(), options["out_dtype"])
+    scales = lanes(a_scale), b_scale.contiguous().t()
+    made: Tensor = kernel().fp8_blockwise_scaled_mm(a, b.t(), *scales, options["out_dtype"])
     return made
 
 

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from oracle.harness.gallery import Kernel, Project
@@ -20,6 +19,7 @@ from ._products import (
     block_pairs,
     blocks,
     groups,
+    lanes,
     launched,
     offered,
     one_config,
@@ -56,8 +56,7 @@ def training(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) ->
     launched(inputs["a"])
     a, b, a_scale, b_scale = blocks(inputs, options, whole=True)
     one_config(vars(importlib.import_module(TRAINING)), "triton_fp8_gemm_1x128_128x128_kernel")
-    columns = torch.empty_strided(a_scale.shape, (1, a_scale.shape[0]), device=a.device).copy_(a_scale)
-    return kernel(a, b.t(), columns, b_scale.contiguous().t(), 128, options["out_dtype"])
+    return kernel(a, b.t(), lanes(a_scale), lanes(b_scale.t()), 128, options["out_dtype"])
 
 
 def training_lhs(kernel: Callable[..., Pair], inputs: Inputs, options: Options) -> Pair:
