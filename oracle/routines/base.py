@@ -294,10 +294,7 @@ class Contract(ABC):
 
         The first is the declared or usual one, and a failure is reported against it.
 
-        Raises
-        ------
-        NumericsError
-            ``numerics`` is unknown or cannot compute this call, or ``call.arch`` has no model.
+        Raises NumericsError: ``numerics`` is unknown or cannot compute this call, or ``call.arch`` has no model.
         """
 
     def expected(self, call: Call) -> dict[str, Tensor]:
@@ -414,10 +411,7 @@ class Contract(ABC):
 
         The usual one is the first.
 
-        Raises
-        ------
-        NumericsError
-            The declared one cannot compute this call, or the arch has no model of it.
+        Raises NumericsError: the declared one cannot compute this call, or the arch has no model of it.
         """
         if numerics is not None:
             if (reason := self.why_not(call, numerics)) is not None:
@@ -444,20 +438,15 @@ class Contract(ABC):
     def why_not(self, call: Call, numerics: str) -> str | None:
         """The reason for which named numerics cannot compute a checked call, or None.
 
-        Raises
-        ------
-        NumericsError
-            The name is unknown.
+        Raises NumericsError: the name is unknown.
         """
         return None
 
     def taken(self, call: Call, output: Output) -> Mapping[str, Tensor]:
         """The outputs by name, for a checked call.
 
-        Raises
-        ------
-        InputError, DtypeError, ShapeError, DeviceError, LayoutError
-            Another set of outputs, or one that cannot be compared with what the call gives.
+        Raises InputError, DtypeError, ShapeError, DeviceError, LayoutError: another set of outputs, or one that cannot
+        be compared with what the call gives.
         """
         promised = self.outputs(call)
         if isinstance(output, Tensor):
@@ -494,9 +483,7 @@ class Contract(ABC):
     def check(self, inputs: Inputs, options: Options) -> dict[str, Any]:
         """Refuse a bad call; return the options with their defaults filled in.
 
-        Raises
-        ------
-        InputError, DtypeError, ShapeError, LayoutError, DeviceError, OptionError
+        Raises InputError, DtypeError, ShapeError, LayoutError, DeviceError, OptionError.
         """
         resolved = self._check_options(options)
         self._check_names(inputs)
@@ -639,12 +626,8 @@ def is_positive(value: object) -> bool:
 def plain(tensor: Tensor, name: str) -> Tensor:
     """The same values as a plain tensor: no gradient, no subclass, no negation or conjugation that is still pending.
 
-    Raises
-    ------
-    InputError
-        The tensor is of a subclass without memory of its own (a fake or a distributed one), or its memory is gone.
-    DtypeError
-        It is one of torch's quantised tensors.
+    Raises InputError: the tensor is of a subclass without memory of its own (a fake or a distributed one), or its
+    memory is gone. DtypeError: it is one of torch's quantised tensors.
     """
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         raise InputError(f"{name} is a {type(tensor).__name__}, which has no values of its own; pass a plain tensor")

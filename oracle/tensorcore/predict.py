@@ -84,8 +84,20 @@ def predict_product(
         return store(finish(_partial_sums(product, schedule, engine), product, schedule), out_dtype)
     fast = _engine(product, schedule, engine)
     if fast is not None:
-        return canonical_nan(fast.predict(product, schedule, out_dtype=out_dtype))
+        found: Tensor = fast.predict(product, schedule, out_dtype=out_dtype)
+        return found
     return store(_float32(product, schedule), out_dtype)
+
+
+def predict_blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
+    """Float32 ``[B, M, N]``: the bits of every K block alone; None where no engine gives them together."""
+    if product.a.is_cuda or product.B == 1 or schedule.why_not(product, out_dtype=torch.float32):
+        return None
+    if schedule.dequantises or schedule.widens or schedule.split is not None:
+        return None
+    engine = _engine(product, schedule, "auto")
+    found: Tensor | None = None if engine is None else engine.blocks(product, schedule)
+    return found
 
 
 def mma(

@@ -16,7 +16,7 @@ from torch import Tensor
 from oracle.numbers.formats import E4M3FN, from_codes
 from oracle.routines import data
 from oracle.routines.case import Case, Grammar, given_scale, no_options, seeds
-from oracle.routines.kv_cache.tiles import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE
+from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE
 
 WIDE = ("bf16-e4m3", "f16-e4m3", "f32-e4m3")
 FAMILIES = tuple(data.ACTIVATION_FAMILIES)

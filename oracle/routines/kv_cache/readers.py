@@ -19,8 +19,7 @@ from oracle.numbers.formats import E4M3FN, decode, from_codes
 from oracle.numbers.quantize import WIDE
 from oracle.routines.base import E4M3, F32, Call, Inputs, Options, TensorSpec, register
 from oracle.routines.kv_cache.contract import CacheContract, Copied, Piece, Products, flat, fresh, one_scale
-from oracle.routines.kv_cache.tiles import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns, index_places
-from oracle.routines.kv_cache.writers import rows
+from oracle.routines.kv_cache.writers import RANK, ROPE, ROPE_AT, ROW, SCALES_AT, TILE, columns, index_places, rows
 from oracle.verdict.sets import all_equal
 
 INT32 = (torch.int32,)

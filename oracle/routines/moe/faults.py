@@ -19,8 +19,7 @@ from oracle.numbers.quantize import quantize
 from oracle.numbers.recipes import Recipe
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones
-from oracle.routines.moe.contract import steps_of
-from oracle.routines.moe.moe_tensor import STEPS, choices, experts_of, tokens_of
+from oracle.routines.moe.contract import STEPS, choices, experts_of, steps_of, tokens_of
 from oracle.truth import layout
 from oracle.truth.moe import activated, quantised, stored, weighted_input
 from oracle.truth.routing import sigmoid

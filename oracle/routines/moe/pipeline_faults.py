@@ -1,6 +1,6 @@
 """Faults of whole layers of experts: a step done wrongly, in the wrong place, or not at all.
 
-A right layer has these stages (:mod:`oracle.routines.moe.pipeline_contract`)::
+A right layer has these stages (:mod:`oracle.routines.moe.pipelines`)::
 
     READ       its inputs                    OPTIONS    its options, the routing method among them
     PRODUCT    the tokens: codes, scales, experts and weights of the input, before rows are gathered
@@ -28,8 +28,7 @@ from oracle.numbers.recipes import TORCH_STATIC
 from oracle.routines.base import Call
 from oracle.routines.fault import ARITHMETIC, CAST, INDEX, MOVEMENT, VALUE, Faults, WhyNot, both, entry, need, ones
 from oracle.routines.moe.faults import ON_INPUT, halves_swapped, is_set, option
-from oracle.routines.moe.pipeline_contract import CONTRACTS, PipelineContract
-from oracle.routines.moe.pipelines import Pipeline, Sharing
+from oracle.routines.moe.pipelines import CONTRACTS, Pipeline, PipelineContract, Sharing
 from oracle.truth.moe import Activation, Addition, Combine, Rows, Steps, Tokens
 from oracle.verdict.sets import rounded_to
 
