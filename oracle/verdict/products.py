@@ -401,7 +401,8 @@ def _judge_interval(
             comparison, basis = held
             leave = "element leaves" if found.outside == 1 else "elements leave"
             said = f"{basis}; {found.outside} {leave} the {intervals[0].name}, which is not declared"
-            if other.endswith(SPLIT) and (split := _split_of(parts, output, other)) is not None:
+            cut = other if other.endswith(SPLIT) else name + SPLIT
+            if cut in wider and (split := _split_of(parts, output, cut)) is not None:
                 said, matched = f"bits of {split.name}", split.name
                 return verdict_of_equality(said, matched, comparison.total, mistrust)
             return verdict(comparison, basis=said, mistrust=mistrust)
