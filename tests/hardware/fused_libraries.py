@@ -49,6 +49,7 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> Any:
         return MIXED[contract](getattr(torch.ops._C, contract), inputs, options)
     x = inputs["x"]
     offered(x.dtype != torch.float32, "bf16 or f16")
+    offered(x.is_contiguous() or contract not in PACKED_ROWS, "rows without a pitch: none is read")
     if contract == "per_token_group_quant_fp8_packed":
         q, scale = _empty(*x.shape), _lanes(x.shape[0], -(-x.shape[1] // options["group_size"] // 4))
         torch.ops._C.per_token_group_fp8_quant_packed(x, q, scale, options["group_size"], options["eps"], -MAX, MAX)
@@ -56,6 +57,7 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> Any:
     op = getattr(torch.ops._C, contract)
     if contract == "silu_and_mul_quant":
         offered(options.get("rounding", "each") == "each", "two roundings")
+        offered(x.shape[1] % 16 == 0, "I in multiples of 8, a vector of 16 bytes: others end the process")
         q = _empty(x.shape[0], x.shape[1] // 2)
         op(q, x, inputs["scale"])
         return {"q": q}
@@ -76,7 +78,7 @@ def vllm(contract: str, inputs: Inputs, options: Options) -> Any:
 def _vllm_norm(op: Any, contract: str, inputs: Inputs, options: Options) -> dict[str, Tensor]:
     x, weight, epsilon = inputs["x"], inputs["weight"], options["epsilon"]
     q, residual = _empty(*x.shape), _residual(inputs, options)
-    beside = {"residual": x if residual is None else residual}
+    beside = {"residual": x.clone() if residual is None else residual}
     if "static" in contract:  # 0.20.2 rounds the product alone
         offered(options.get("in_place") or options.get("rounding") == "product", "one rounding, of the product")
         if residual is None:
@@ -180,7 +182,7 @@ MIXED: Mapping[str, Callable[[Any, Inputs, Options], Any]] = {
 def sgl(contract: str, inputs: Inputs, options: Options) -> dict[str, Tensor]:
     """v2 of the group quantiser: plain rows with float32 or packed scales; fused and masked with packed ones only."""
     x, op, group = inputs["x"], torch.ops.sgl_kernel.sgl_per_token_group_quant_8bit_v2, options["group_size"]
-    offered(x.dtype != torch.float32, "bf16 or f16")
+    offered(x.dtype != torch.float32 and x.is_contiguous(), "bf16 or f16, rows without a pitch")
     offered(group in (16, 32, 64, 128) and options.get("eps", 1e-10) == 1e-10, "groups of 16 to 128, floor 1e-10")
     if contract == "per_token_group_quant_fp8":
         offered(not options["use_ue8m0"] and not options.get("column_major_scales"), "row-major float32 scales")
@@ -228,6 +230,7 @@ def flashinfer(contract: str, inputs: Inputs, options: Options) -> dict[str, Ten
 
 NORMS = ("rms_norm_static_fp8_quant", "fused_add_rms_norm_static_fp8_quant", "rms_norm_dynamic_per_token_quant",
          "rms_norm_per_block_quant")  # fmt: skip
+PACKED_ROWS = ("silu_and_mul_quant", "silu_and_mul_per_block_quant", "per_token_group_quant_fp8_packed")
 GATED = ("silu_and_mul_quant", "silu_and_mul_per_block_quant", "persistent_masked_m_silu_mul_quant")
 ROTARY = ("rope_quantize_fp8", "mla_rope_quantize_fp8")
 LIBRARIES: Mapping[str, tuple[Callable[[str, Inputs, Options], Any], tuple[str, ...]]] = {

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hardware.adapters import by_contract
 from torch import Tensor
 
 from oracle.harness.gallery import Kernel, Project
@@ -13,7 +14,8 @@ from oracle.harness.gallery import Kernel, Project
 from ._named import rows
 from ._products import FP8, HALVES, Inputs, Options, blocks, groups, offered, rows_and_channels
 
-QUANTISERS = ("per_token_group_quant_fp8", "per_token_group_quant_fp8_packed", "silu_and_mul_masked_post_quant")
+QUANTISERS = ("per_token_group_quant_fp8", "per_token_group_quant_fp8_packed")
+MASKED = "silu_and_mul_masked_post_quant"
 OPERATORS = "hardware.fused_libraries:sgl_operators"
 MAX = 448.0
 SHAPES = ("m=4,n=128,k=128", "m=32,n=256,k=384", "m=64,n=512,k=640", "m=132,n=128,k=1024", "m=20,n=384,k=256")
@@ -22,6 +24,16 @@ WHOLE = tuple(
     f"fp8_gemm_nt/e4m3xe4m3-{store}/1x128:128x128/{shape}/family={family}/seed=1"
     for store in ("bf16", "f16") for shape in SHAPES for family in FAMILIES
 )  # fmt: skip
+SIXTEEN_GROUPS = tuple(
+    f"{MASKED}/{dtype}-e4m3/1x128/{shape}{group}/ue8m0=1/family={family}/seed=1"
+    for dtype in ("bf16", "f16")
+    for shape, group in (
+        ("e=1,t=3,i=2048", ""), ("e=3,t=9,i=2048", ""), ("e=3,t=9,i=4096", ""), ("e=4,t=13,i=512", "/group=32"),
+        ("e=3,t=9,i=1024", "/group=64"),
+    )
+    for family in ("randn", "ties", "amax", "outlier", "heavy", "special", "range", "nan")
+)  # fmt: skip
+"""Rows of whole sixteens of groups, which its masked kernel takes alone."""
 Loaded = Callable[[], Any]
 
 
@@ -88,9 +100,10 @@ PROJECT = Project(
         Kernel("cutlass_scaled_mm", OPERATORS, scaled_mm, "fp8_scaled_mm"),
         Kernel("fp8_gemm_nt", OPERATORS, blockwise, "fp8_blockwise_scaled_mm", case=WHOLE),
         Kernel("per_token_group_quant_fp8", OPERATORS, group_v1, "sgl_per_token_group_quant_8bit"),
-        Kernel("scaled_fp8_quant", OPERATORS, per_row, "sgl_per_token_quant_fp8"),
+        Kernel("scaled_fp8_quant", OPERATORS, per_row, "sgl_per_token_quant_fp8", "sglang_token"),
         Kernel("scaled_fp8_quant", OPERATORS, per_tensor, "sgl_per_tensor_quant_fp8"),
         *rows("fused_libraries", "sgl", QUANTISERS),
+        Kernel(MASKED, f"hardware.fused_libraries:NAMED.sgl.{MASKED}", by_contract, MASKED, case=SIXTEEN_GROUPS),
         *rows("experts", "sgl", ("moe_routing",)),
     ),
 )

@@ -18,7 +18,8 @@ PROJECT = Project(
     kernels=(
         Kernel("cutlass_scaled_mm", "kernels.backends.cutlass:operators", vllm_cutlass, "cutlass_scaled_mm"),
         *rows("libraries", "vllm_ops", ("scaled_fp8_quant",)),
-        *rows("fused_libraries", "vllm", (*GATED, *NORMS, "per_token_group_quant_fp8_packed", *MIXED)),
+        *rows("fused_libraries", "vllm", (*GATED, *NORMS, *MIXED)),
+        *rows("fused_libraries", "vllm", ("per_token_group_quant_fp8_packed",), numerics="vllm_group_ue8m0"),
         *(Kernel(name, f"hardware.kv_caches:VLLM.{name}", by_contract, name) for name in VLLM_ROUTINES),
         *rows("experts", "vllm", ("cutlass_moe_fp8", "cutlass_moe_fp8_channel"), numerics="sm90.chain"),
     ),
