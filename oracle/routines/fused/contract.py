@@ -255,10 +255,16 @@ class FusedContract(Contract):
     def identify(
         self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
     ) -> list[Match]:
-        """Recipes by the fraction of codes and scales that they reproduce on the expected value, best first."""
+        """Recipes by the fraction of codes and scales that they reproduce, on the expected value and on those of known
+        kernels, best first."""
         call = Call(self, inputs, options).checked()
-        inner = self.inner(call)
-        return inner.contract.identify(inner.inputs, self.split(self.taken(call, output), call), arch=arch)
+        inner, codes = self.inner(call), self.split(self.taken(call, output), call)
+        found = inner.contract.identify(inner.inputs, codes, arch=arch)
+        for name, value in self.modelled(inputs, call.resolved).items():
+            other = inner.inputs | {"x": matrix_of(value, self.rows(inputs))}
+            made = inner.contract.identify(other, codes, arch=arch)
+            found += [Match(f"{m.schedule} of {name}", m.equal, m.compared) for m in made]
+        return sorted(found, key=lambda m: -m.equal)
 
     def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         inner = self.inner(call)

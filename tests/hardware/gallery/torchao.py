@@ -30,6 +30,17 @@ TRAINING = "torchao.prototype.blockwise_fp8_training.kernels"
 CAST = "per_block_cast_to_fp8"
 GROUPS, FIRST = "per_token_group_quant_fp8", "the first configuration of its list"
 
+SQUARES = tuple(
+    f"{CAST}/{dtype}-e4m3/128x128/{shape}/family={family}/seed=1"
+    for dtype, shapes in {
+        "bf16": ("m=128,k=128", "m=256,k=384", "m=384,k=256", "m=640,k=512", "m=1024,k=128"),
+        "f16": ("m=256,k=256", "m=512,k=128"), "f32": ("m=128,k=512", "m=384,k=128"),
+    }.items()
+    for shape in shapes
+    for family in ("randn", "ties", "amax", "outlier", "heavy", "special", "range", "nan")
+)  # fmt: skip
+"""Weights of whole blocks, which its kernels take alone."""
+
 CASTS = (
     "mxfp8_quantize", "mxfp4_quantize", "mxfp6_quantize", "mxfp8_dequantize", "mxfp4_dequantize", "mxfp6_dequantize",
     "nvfp4_quantize", "nvfp4_dequantize", "from_blocked",
@@ -81,7 +92,9 @@ PROJECT = Project(
     kernels=(
         Kernel("fp8_gemm_nt", f"{BLOCKS}:blockwise_fp8_gemm", inference, "blockwise_fp8_gemm", pinned=FIRST),
         Kernel(GROUPS, f"{BLOCKS}:fp8_blockwise_act_quant", act_quant, numerics="deepseek_v3_1x128"),
-        Kernel(CAST, f"{BLOCKS}:fp8_blockwise_weight_quant", weight_quant, numerics="deepseek_v3_128x128"),
+        Kernel(
+            CAST, f"{BLOCKS}:fp8_blockwise_weight_quant", weight_quant, numerics="deepseek_v3_128x128", case=SQUARES
+        ),
         Kernel("fp8_gemm_nt", f"{TRAINING}:triton_fp8_gemm_1x128_128x128", training, pinned=FIRST),
         Kernel(
             GROUPS, f"{TRAINING}:triton_fp8_blockwise_act_quant_lhs", training_lhs, numerics="torchao_training_1x128",
@@ -89,7 +102,7 @@ PROJECT = Project(
         ),
         Kernel(
             CAST, f"{TRAINING}:triton_fp8_blockwise_weight_quant_transposed_rhs", training_weight,
-            numerics="torchao_training_128x128", pinned=FIRST,
+            numerics="torchao_training_128x128", pinned=FIRST, case=SQUARES,
         ),
         *rows("mx_libraries", "torchao", CASTS),
         *rows("mx_libraries", "torchao_torch", ("to_blocked",), apart=" (torch)"),
