@@ -549,7 +549,7 @@ def to_scale_format(s: Tensor, recipe: Recipe, fmt: Format) -> Tensor:
 
 
 def suits(recipe: Recipe, dtype: torch.dtype) -> bool:
-    """Whether a recipe speaks of inputs of this dtype: of fast math and bf16 steps bfloat16, of bits float16."""
+    """Whether a recipe is of inputs of this dtype: fast math and bf16 steps of bfloat16, float16 bits of float16."""
     if recipe.scan is AmaxScan.FLOAT16_BITS:
         return dtype == torch.float16
     by_table = recipe.arithmetic is Arithmetic.FAST_MATH and recipe.formula is ScaleFormula.INVERSE

@@ -640,7 +640,7 @@ TRITON = _triton(
     VLLM_TRITON_GROUP, SGLANG_TRITON_COLUMN, LMDEPLOY_1X128, LMDEPLOY_TOKEN, DEEPSEEK_V3_1X128, DEEPSEEK_V3_128X128,
     UNSLOTH_1X128, FLAGGEMS_GROUP, FLAGGEMS_ACT_QUANT, FBGEMM_ROW, FBGEMM_GROUP, FBGEMM_BLOCK)
 
-# sglang-kernel 0.4.4, machine code for sm90 of its wheel: -use_fast_math; s = ftz(a fl(1/448)), products by rcp.approx.
+# sglang-kernel 0.4.4, the machine code for sm90: -use_fast_math; s = ftz(a fl(1/448)), a product by rcp.approx.
 _SGL = "sglang-kernel 0.4.4 on sm90, -use_fast_math"
 _SMALL = "finite values are lost: the scale is flushed to 0 where amax lies below 2^-117"
 SGLANG_GROUP_V1_SM90 = like(

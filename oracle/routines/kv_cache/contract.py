@@ -21,7 +21,6 @@ Faults have the stages READ, OPTIONS, STORE (the pieces, whose places they chang
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -35,7 +34,7 @@ from oracle.numbers.formats import E2M1, E4M3FN, codes_of, decode, from_codes
 from oracle.numbers.recipes import CodeFormula, Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32, to_dtype
 from oracle.numbers.scaling import ScaleFormat, grid
-from oracle.routines.base import F32, Call, Contract, Operands, Out, Output, TensorSpec
+from oracle.routines.base import F32, Call, Contract, Inputs, Operands, Options, Out, Output, TensorSpec
 from oracle.routines.fault import Fault, Stage, fold
 from oracle.routines.fused.contract import INNER, Inner
 from oracle.routines.mx.contract import pack, unpack
@@ -115,9 +114,7 @@ class Quotients:
     def codes(self) -> Tensor:
         """uint8 codes of E4M3; NaN is 0x7F."""
         undefined = torch.isnan(self.quotient)
-        made = encode(
-            self.quotient.masked_fill(undefined, 0.0), E4M3FN, rounding=self.rounding, overflow=self.overflow
-        )
+        made = encode(self.quotient.masked_fill(undefined, 0.0), E4M3FN, rounding=self.rounding, overflow=self.overflow)
         return made.masked_fill(undefined, 0x7F)
 
 
@@ -147,10 +144,10 @@ class CacheContract(Contract):
     divides: ClassVar[bool] = False  # whether codes are those of quotients by a given scale
 
     @abstractmethod
-    def pieces(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> list[Piece]:
+    def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
         """What a right kernel puts where, for checked inputs."""
 
-    def before(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, Tensor]:
+    def before(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
         """The memory of every output before the call; NaN bits in fresh outputs."""
         return {name: inputs[name] for name in self.memory}
 
@@ -183,14 +180,12 @@ class CacheContract(Contract):
         made = {name: x.clone() for name, x in self.before(call.inputs, call.resolved).items()}
         for piece in pieces:
             for name, bits, at in _written(call, piece, faults):
-                memory = flat(made[name]).clone()
-                inside = (at >= 0) & (at < memory.numel())  # what leaves the memory is nobody's output
-                memory[at[inside]] = bits[inside].to(memory.dtype)
-                made[name] = memory.view(made[name].dtype).reshape(made[name].shape)
+                inside = (at >= 0) & (at < made[name].numel())  # what leaves the memory is nobody's output
+                made[name] = put(made[name], at[inside], bits[inside])
         found: dict[str, Tensor] = fold(call, faults, Stage.WRITE, made)
         return found
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor | dict[str, Tensor]:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor | dict[str, Tensor]:
         made = self.kernel(Call(self, inputs, options).checked())
         return made["out"] if tuple(made) == ("out",) else made
 
@@ -204,11 +199,11 @@ class CacheContract(Contract):
             return "k_scale and v_scale are equal, so one in place of the other changes nothing"
         return None
 
-    def refused(self, call: Call, given: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    def refused(self, call: Call, given: Found, right: Found) -> dict[str, Tensor] | None:
         sets = CacheSets(self, call, None)
         return {name: sets.bad(name, found, given) for name, found in given.items()}
 
-    def predict(self, inputs: Mapping[str, Tensor], *, numerics: str | None, **options: object) -> dict[str, Tensor]:
+    def predict(self, inputs: Inputs, *, numerics: str | None, **options: object) -> dict[str, Tensor]:
         """The bits of one recipe, the contract's first when none is named."""
         call = Call(self, inputs, options).checked()
         if not self.loses:
@@ -223,9 +218,7 @@ class CacheContract(Contract):
                     flat(made[name])[at] = bits
         return made
 
-    def identify(
-        self, inputs: Mapping[str, Tensor], output: Output, *, arch: str | None, **options: object
-    ) -> list[Match]:
+    def identify(self, inputs: Inputs, output: Output, *, arch: str | None, **options: object) -> list[Match]:
         """Recipes by the fraction of codes and scales of the first quantised piece that they reproduce, best first."""
         call = Call(self, inputs, options).checked()
         if not self.loses:
@@ -363,6 +356,13 @@ def flat(x: Tensor) -> Tensor:
     return (codes_of(raw) if raw.is_floating_point() else raw).flatten()
 
 
+def put(x: Tensor, at: Tensor, bits: Tensor) -> Tensor:
+    """Memory that holds these bits in these places, and everywhere else what it held."""
+    memory = flat(x).clone()
+    memory[at] = bits.to(memory.dtype)
+    return memory.view(x.dtype).reshape(x.shape)
+
+
 def _written(call: Call, piece: Piece, faults: tuple[Fault, ...]) -> list[tuple[str, Tensor, Tensor]]:
     """What a kernel with these faults writes of a piece: an output, bits and their places."""
     match piece:
@@ -444,7 +444,7 @@ def slots_of(slot_mapping: Tensor, name: str, slots: int, tokens: int, *, skip: 
         raise OptionError(f"{name} names a slot twice; which of two tokens stays there is not defined")
 
 
-def one_scale(inputs: Mapping[str, Tensor], *names: str, heads: int = 1) -> None:
+def one_scale(inputs: Inputs, *names: str, heads: int = 1) -> None:
     """Refuse scales that are not one value, or one for each head, or not positive and finite."""
     for name in names:
         scale = inputs[name]
