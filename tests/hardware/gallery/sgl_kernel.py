@@ -89,7 +89,7 @@ PROJECT = Project(
         Kernel("cutlass_scaled_mm", OPERATORS, scaled_mm, "fp8_scaled_mm"),
         Kernel("fp8_gemm_nt", OPERATORS, blockwise, "fp8_blockwise_scaled_mm", case=WHOLE),
         Kernel("per_token_group_quant_fp8", OPERATORS, group_v1, "sgl_per_token_group_quant_8bit"),
-        Kernel("scaled_fp8_quant", OPERATORS, per_row, "sgl_per_token_quant_fp8"),
+        Kernel("scaled_fp8_quant", OPERATORS, per_row, "sgl_per_token_quant_fp8", "sglang_token"),
         *rows("fused_libraries", "sgl", QUANTISERS[:2]),
         *rows("fused_libraries", "sgl", QUANTISERS[2:], case=MASKED),
         *rows("experts", "sgl", ("moe_routing",), case=ROUTED),
