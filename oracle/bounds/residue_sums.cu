@@ -64,10 +64,13 @@ void multiply(double (&d)[2], double a, double b);
 __device__ __forceinline__ double power(int e) { return __hiloint2double((e + 1023) << 20, 0); }
 __device__ __forceinline__ int exponent_of(double x) { return ((__double2hiint(x) >> 20) & 0x7ff) - 1023; }
 __device__ __forceinline__ int exponent_of(float x) { return (int)((__float_as_uint(x) >> 23) & 0xff) - 127; }
+// x < 2^e
+__device__ __forceinline__ bool under(double x, int e) { return __double2hiint(x) < (e + 1023) << 20; }
 // 2^floor(log2 x) of a positive x
 __device__ __forceinline__ double floor_power(double x) {
   return __hiloint2double(__double2hiint(x) & 0x7ff00000, 0);
 }
+__device__ __forceinline__ double larger(double a, double b) { return a > b ? a : b; }
 // As torch.maximum and torch.minimum: NaN where one is
 __device__ __forceinline__ double most(double a, double b) { return (a != a || a > b) ? a : b; }
 __device__ __forceinline__ double fewest(double a, double b) { return (a != a || a < b) ? a : b; }
@@ -103,7 +106,9 @@ __device__ __forceinline__ Sum start_of(int e) { return __uint_as_float((u32)(e 
 struct Chain {
   double x, low, high;
 };
-__device__ __forceinline__ double held(const Chain& c) { return most(magnitude(c.x + c.low), magnitude(c.x + c.high)); }
+__device__ __forceinline__ double held(const Chain& c) {
+  return larger(magnitude(c.x + c.low), magnitude(c.x + c.high));
+}
 
 // The exponent of q for products of this largest exponent, and a sum of at most held
 __device__ __forceinline__ int quantum(double held, int top, int align) {
@@ -120,53 +125,50 @@ __device__ __forceinline__ void step(Chain& c, int top, double v, double p, Sum 
   const double above = (p + v) * 0.5 - amount(counted(positive), q);
   const double below = (p - v) * 0.5 - amount(counted(all) - counted(positive), q);
   const double left = c.x + c.low, right = c.x + c.high;
-  const double nearest = (left <= 0.0 && right >= 0.0) ? 0.0 : fewest(magnitude(left), magnitude(right));
   const bool live = top > LEAST;
   const int m = live ? top : 0;
-  const double lost = (nearest < power(m) && (left != 0.0 || right != 0.0)) ? power(m - align) : 0.0;
+  // [left, right] holds a number other than 0 below 2^m
+  const bool small = under(left, m) && under(-right, m) && (left != 0.0 || right != 0.0);
+  const double lost = small ? power(m - align) : 0.0;
   const double after = c.x + v;
   const double l1 = c.low - above - (right > 0.0 ? lost : 0.0), h1 = c.high + below + (left < 0.0 ? lost : 0.0);
-  const double exact_below = power(m + 1 + out - align), ulp = power(-out);
   const double most_high = after + h1, most_low = -(after + l1);
-  const double down = most_high < exact_below ? 0.0 : ulp * floor_power(most_high);
-  const double up = most_low < exact_below ? 0.0 : ulp * floor_power(most_low);
+  const int exact_below = m + 1 + out - align;
+  const double down = under(most_high, exact_below) ? 0.0 : floor_power(most_high) * power(-out);
+  const double up = under(most_low, exact_below) ? 0.0 : floor_power(most_low) * power(-out);
   c.x = after;
   c.low = live ? l1 - down : c.low;
   c.high = live ? h1 + up : c.high;
 }
 
-// The running bound of a promoted sum: this many quantities in the order of these names, each of all results.
-enum { Y, LOW, HIGH, PHI, PLUS, MINUS, REACH };
+// The running bound of a promoted sum: these quantities, each of all results; the last three where chains are added in
+// any order.
+enum { Y, LOW, HIGH, PHI, PLUS, MINUS, REACH, QUANTITIES };
 struct Promoted {
-  double* first;
-  size_t distance;
-  u8* open;
-  bool unordered;
-  __device__ __forceinline__ double& of(int name, size_t i) const { return first[name * distance + i]; }
+  double q[QUANTITIES];
 };
 
-__device__ __forceinline__ void promote(const Promoted& at, size_t i, const Chain& c, double sa, double sb) {
+// Adds a chain; returns whether the result is open.
+__device__ __forceinline__ bool promote(Promoted& sum, const Chain& c, double sa, double sb, bool unordered) {
   const double unit = 0x1p-24, eta = 0x1p-149;
   const double limit = (2.0 - 0x1p-23) * 0x1p127 * (1 - 0x1p-20);
-  const double sigma = sa * sb, size = magnitude(c.x) + most(-c.low, c.high);
+  const double sigma = sa * sb, size = magnitude(c.x) + larger(-c.low, c.high);
   const double left = sigma * c.low, right = sigma * c.high, least = fewest(left, right), greatest = most(left, right);
-  const double y = at.of(Y, i) + sigma * c.x, lo = at.of(LOW, i) + least, hi = at.of(HIGH, i) + greatest;
-  const double phi = at.of(PHI, i);
-  double total = most(magnitude(y + lo), magnitude(y + hi)) + phi;
-  if (at.unordered) {
-    at.of(PLUS, i) += most(sigma * c.x + greatest, 0.0);
-    at.of(MINUS, i) += most(-sigma * c.x - least, 0.0);
+  sum.q[Y] += sigma * c.x;
+  sum.q[LOW] += least;
+  sum.q[HIGH] += greatest;
+  double total = most(magnitude(sum.q[Y] + sum.q[LOW]), magnitude(sum.q[Y] + sum.q[HIGH])) + sum.q[PHI];
+  if (unordered) {
+    sum.q[PLUS] += most(sigma * c.x + greatest, 0.0);
+    sum.q[MINUS] += most(-sigma * c.x - least, 0.0);
     total = 0.0;  // added at the end
   }
   const double rounding = 3 * unit * magnitude(sigma) * size + unit * total +
                           eta * (1 + size + magnitude(sa) + magnitude(sb));
-  at.of(Y, i) = y;
-  at.of(LOW, i) = lo;
-  at.of(HIGH, i) = hi;
-  if (size > 0) at.of(PHI, i) = phi + rounding;
+  if (size > 0) sum.q[PHI] += rounding;
   double largest = most(most(magnitude(sa), magnitude(sb)), magnitude(sigma)) * size;
-  if (at.unordered) largest = at.of(REACH, i) += most(largest, size);
-  if (!(most(most(largest, magnitude(sigma)), total + rounding) < limit)) at.open[i] |= 1;
+  if (unordered) largest = sum.q[REACH] += most(largest, size);
+  return !(most(most(largest, magnitude(sigma)), total + rounding) < limit);
 }
 
 // Where a step lies: its first k and number of products, its scale block, the end of its chain.
@@ -350,6 +352,57 @@ struct Block {
   }
 };
 
+// The quantities of all results in global memory, and the scales.
+struct Results {
+  double* made;
+  u8* open;
+  const double *a_scale, *b_scale;
+  int a_scale_stride, blocks, b_rows, unordered;
+
+  // Adds chain_of(i, j) to every result of the thread; open has these flags too.
+  template <class F> __device__ __forceinline__ void promoted(
+      const Block& s, int scale_block, F chain_of, int flags) const {
+    const size_t wide = (size_t)gridDim.x * COLUMNS, area = wide * gridDim.y * ROWS;
+#pragma unroll
+    for (int i = 0; i < TALL; ++i) {
+      const int row = s.m0 + s.wm + 8 * i + s.g, column = s.n0 + s.wn + 2 * s.t;  // and the next one, and 8 further on
+      const double sa = a_scale[(size_t)min(row, s.left.rows - 1) * a_scale_stride + scale_block];
+      double* const at = made + row * wide + column;
+      const int quantities = unordered ? QUANTITIES : PLUS;
+      Promoted sums[BROAD];
+#pragma unroll
+      for (int q = 0; q < QUANTITIES; ++q)
+#pragma unroll
+        for (int n = 0; n < BROAD; n += 2)
+          if (q < quantities) {
+            const double2 two = *reinterpret_cast<const double2*>(at + q * area + 4 * n);
+            sums[n].q[q] = two.x, sums[n + 1].q[q] = two.y;
+          }
+      bool opens[BROAD];
+#pragma unroll
+      for (int j = 0; j < BROAD; ++j) {
+        const int group = min(column + 4 * (j & 2) + (j & 1), s.right.rows - 1) / b_rows;
+        opens[j] = promote(sums[j], chain_of(i, j), sa, b_scale[(size_t)group * blocks + scale_block], unordered != 0);
+      }
+#pragma unroll
+      for (int q = 0; q < QUANTITIES; ++q)
+#pragma unroll
+        for (int n = 0; n < BROAD; n += 2)
+          if (q < quantities)
+            *reinterpret_cast<double2*>(at + q * area + 4 * n) = make_double2(sums[n].q[q], sums[n + 1].q[q]);
+#pragma unroll
+      for (int j = 0; j < BROAD; ++j)
+        if (opens[j] || flags) open[row * wide + column + 4 * (j & 2) + (j & 1)] |= (opens[j] ? 1 : 0) | flags;
+    }
+  }
+};
+
+__device__ __forceinline__ void start(Chain (&chain)[TALL][BROAD]) {
+#pragma unroll
+  for (int i = 0; i < TALL; ++i)
+#pragma unroll
+    for (int j = 0; j < BROAD; ++j) chain[i][j].x = chain[i][j].low = chain[i][j].high = 0.0;
+}
 __device__ __forceinline__ void lowest(u32 (&tops)[TALL][BROAD]) {
 #pragma unroll
   for (int i = 0; i < TALL; ++i)
@@ -378,34 +431,15 @@ __device__ __forceinline__ int padded(int count) { return (count + 3) & ~3; }
              {length, block, promotion, STEPS},                                                                   \
              (int)blockIdx.y * ROWS, (int)blockIdx.x * COLUMNS, (warp & 1) * 32, (warp >> 1) * 16,                \
              thread, lane >> 2, lane & 3, 0};                                                                     \
+  const Results results = {made, open, a_scale, b_scale, a_scale_stride, blocks, b_rows, unordered};              \
   values.value[0][thread] = tables[thread];                                                                       \
   values.value[1][thread] = tables[256 + thread];                                                                 \
   __syncthreads()
 
-// f(i, j, place among the quantities, scale of the row, scale of the column) for the results of the thread
-#define FOR_EACH_RESULT(scale_block, ...)                                                                          \
-  {                                                                                                               \
-    const size_t wide = (size_t)gridDim.x * COLUMNS;                                                              \
-    const Promoted at = {made, wide * gridDim.y * ROWS, open, unordered != 0};                                    \
-    _Pragma("unroll") for (int i = 0; i < TALL; ++i) {                                                            \
-      const int row = s.m0 + s.wm + 8 * i + s.g;                                                                  \
-      const double sa = a_scale[(size_t)min(row, rows - 1) * a_scale_stride + scale_block];                       \
-      _Pragma("unroll") for (int j = 0; j < BROAD; ++j) {                                                         \
-        const int column = s.n0 + s.wn + 8 * (j >> 1) + 2 * s.t + (j & 1);                                        \
-        const double sb = b_scale[(size_t)(min(column, columns - 1) / b_rows) * blocks + scale_block];            \
-        const size_t place = row * wide + column;                                                                 \
-        __VA_ARGS__;                                                                                                  \
-      }                                                                                                           \
-    }                                                                                                             \
-  }
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) residue(PARAMETERS) {
   BEGIN(group);
   Chain chain[TALL][BROAD];
-#pragma unroll
-  for (int i = 0; i < TALL; ++i)
-#pragma unroll
-    for (int j = 0; j < BROAD; ++j) chain[i][j].x = chain[i][j].low = chain[i][j].high = 0.0;
+  start(chain);
   s.stream(0, length, [&](const Place& now) {
     const int count = padded(now.count);
     u32 tops[TALL][BROAD];
@@ -430,10 +464,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) residue(PARAMETERS) {
           step(chain[i][j], top_of(tops[i][j]), v[i][h], p[i][h], all[i][j], positive[i][j], align, out);
         }
     }
-    if (now.last()) FOR_EACH_RESULT(now.block, {
-      promote(at, place, chain[i][j], sa, sb);
-      chain[i][j].x = chain[i][j].low = chain[i][j].high = 0.0;
-    })
+    if (now.last()) {
+      results.promoted(s, now.block, [&](int i, int j) { return chain[i][j]; }, 0);
+      start(chain);
+    }
   });
 }
 
@@ -463,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) any_order(PARAMETERS) {
         Sum sums[2][TALL][BROAD];
         const auto total = [&](int i, int j) {
           const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
-          return most((x + y) * 0.5, (x - y) * 0.5) + error[i][j];
+          return larger((x + y) * 0.5, (x - y) * 0.5) + error[i][j];
         };
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
@@ -485,27 +519,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) any_order(PARAMETERS) {
 #pragma unroll
         for (int j = 0; j < BROAD; ++j) {
           const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
-          const double plus = (x + y) * 0.5, minus = (x - y) * 0.5, largest = most(plus, minus);
+          const double plus = (x + y) * 0.5, minus = (x - y) * 0.5, largest = larger(plus, minus);
           const double total = largest + error[i][j];
           const int top = top_of(tops[i][j]);
           const bool live = top > LEAST;
           const double q = power(quantum(total, top, align));
           const double above = plus - amount(positive[i][j], q);
           const double below = minus - amount(all[i][j] - positive[i][j], q);
-          const double held = most(floor_power(total), 0x1p-126);
+          const double held = larger(floor_power(total), 0x1p-126);
           const double drift = (steps - 1) * power((live ? top : 0) - align) + steps * relative * held;
           low[i][j] = live ? -(above + drift) : 0.0;
           high[i][j] = live ? below + drift : 0.0;
-          const double grown = most(-low[i][j], high[i][j]);
+          const double grown = larger(-low[i][j], high[i][j]);
           grows |= !(floor_power(largest + grown) <= floor_power(total));
-          error[i][j] = fewest(most(error[i][j], grown), 0x1p100);  // far above any sum: one that gets there grows on
+          error[i][j] = larger(error[i][j], grown);
+          error[i][j] = error[i][j] > 0x1p100 ? 0x1p100 : error[i][j];  // far above any sum: one that gets there grows on
         }
       rests = !__syncthreads_or(grows);
     }
-    FOR_EACH_RESULT(first.block, {
-      const Chain found = {v[j >> 1][i][j & 1], low[i][j], high[i][j]};
-      promote(at, place, found, sa, sb);
-      if (!rests) open[place] |= 2;
-    })
+    results.promoted(
+        s, first.block, [&](int i, int j) { return Chain{v[j >> 1][i][j & 1], low[i][j], high[i][j]}; }, rests ? 0 : 2);
   }
 }

@@ -33,6 +33,10 @@ alignas(16) unsigned char memory[1 << 18];
 struct uint2 {
   unsigned x, y;
 };
+struct alignas(16) double2 {
+  double x, y;
+};
+inline double2 make_double2(double x, double y) { return {x, y}; }
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
