@@ -14,8 +14,9 @@
 //      A positive product is max(a, 0) max(b, 0) + max(-a, 0) max(-b, 0), of which one term is 0 and adds nothing.
 //   3. V and P = sum |p| come from the float64 tensor cores. All products are multiples of one unit, and a sum of their
 //      magnitudes fits 53 bits (the caller sees to it), so every order is exact.
-//   4. R+ = (P + V) / 2 - (F+ - C),   R- = (P - V) / 2 - (F - F+), all exact; then the recursion of the definition,
-//      operation by operation, in float64.
+//   4. R+ = (P + V) / 2 - (F+ - C),   R- = (P - V) / 2 - (F - F+), all exact (one operand is halved for the tensor cores);
+//      then the recursion of the definition, operation by operation, in float64. Its numbers are 0 or have exponents far
+//      from the ends of float64, and none is -0: their high words compare as the numbers do.
 //
 // The bound B3 (products in any order) needs these sums of a whole chain, R+ and R- for a q that grows with the error
 // that they give: `any_order` streams the chain once for mg, V and P, and again for F and F+ until q stays.
@@ -76,27 +77,29 @@ __device__ __forceinline__ double most(double a, double b) { return (a != a || a
 __device__ __forceinline__ double fewest(double a, double b) { return (a != a || a < b) ? a : b; }
 __device__ __forceinline__ double magnitude(double x) { return fabs(x); }
 
-// A float of few bits as the high word of the same double
-__device__ __forceinline__ u32 widened(u32 x) {
+// A float of few bits as the high word of the same double, times a power of two
+__device__ __forceinline__ u32 widened(u32 x, int e) {
   const u32 size = x & 0x7fffffffu;
-  return size == 0 ? 0u : (x & 0x80000000u) | ((size >> 3) + (896u << 20));
+  return size == 0 ? 0u : (x & 0x80000000u) | ((size >> 3) + ((u32)(896 + e) << 20));
 }
 __device__ __forceinline__ double wide_value(u32 high) { return __hiloint2double((int)high, 0); }
 
 #if WIDE
 typedef double Counted;  // what was added to a sum: itself
 __device__ __forceinline__ Counted counted(Sum s) { return s - floor_power(s); }
-__device__ __forceinline__ double amount(Counted n, double q) { return n; }
-__device__ __forceinline__ u32 word_of(u32 x) { return widened(x); }
+__device__ __forceinline__ double amount(Counted n) { return n; }
+__device__ __forceinline__ double unit(int e) { return 1.0; }
+__device__ __forceinline__ u32 word_of(u32 x) { return widened(x, 0); }
 __device__ __forceinline__ Sum value_of(u32 word) { return wide_value(word); }
 __device__ __forceinline__ Sum add_floor(Sum a, Sum b, Sum s) { return __fma_rz(a, b, s); }
 __device__ __forceinline__ Sum start_of(int e) { return power(e); }
 #else
 typedef u32 Counted;  // what was added to a sum, in units of q: its fraction
 __device__ __forceinline__ Counted counted(Sum s) { return __float_as_uint(s) & 0x7fffffu; }
-__device__ __forceinline__ double amount(Counted n, double q) {
-  return (__hiloint2double(0x43300000, (int)n) - 0x1p52) * q;  // without a conversion
+__device__ __forceinline__ double amount(Counted n) {
+  return __hiloint2double(0x43300000, (int)n) - 0x1p52;  // without a conversion
 }
+__device__ __forceinline__ double unit(int e) { return power(e); }
 __device__ __forceinline__ u32 word_of(u32 x) { return x; }
 __device__ __forceinline__ Sum value_of(u32 word) { return __uint_as_float(word); }
 __device__ __forceinline__ Sum add_floor(Sum a, Sum b, Sum s) { return __fmaf_rz(a, b, s); }
@@ -106,39 +109,39 @@ __device__ __forceinline__ Sum start_of(int e) { return __uint_as_float((u32)(e 
 struct Chain {
   double x, low, high;
 };
-__device__ __forceinline__ double held(const Chain& c) {
-  return larger(magnitude(c.x + c.low), magnitude(c.x + c.high));
-}
+__device__ __forceinline__ double left(const Chain& c) { return c.x + c.low; }
+__device__ __forceinline__ double right(const Chain& c) { return c.x + c.high; }
+__device__ __forceinline__ int size_of(double x) { return __double2hiint(x) & 0x7fffffff; }
 
-// The exponent of q for products of this largest exponent, and a sum of at most held
-__device__ __forceinline__ int quantum(double held, int top, int align) {
-  int e = exponent_of(held);
-  e = e < -126 ? -126 : e;
-  e = held == 0.0 ? LEAST : e;
-  const int m = top > e ? top : e;
+__device__ __forceinline__ int held(const Chain& c) { return max(size_of(left(c)), size_of(right(c))); }
+
+// The exponent of q for products of this largest exponent, and a sum whose largest magnitude has this high word
+__device__ __forceinline__ int quantum(int held, int top, int align) {
+  const int m = max(top, (held >> 20) - 1023);
   return (m <= LEAST ? 0 : m) - align;
 }
 
-// oracle.bounds.chain.residue_step, of V, P and the sums of 2.
+// oracle.bounds.chain.residue_step, of V / 2, P / 2 and the sums of 2.
 __device__ __forceinline__ void step(Chain& c, int top, double v, double p, Sum all, Sum positive, int align, int out) {
-  const double q = power(exponent_of(all) - DIGITS);
-  const double above = (p + v) * 0.5 - amount(counted(positive), q);
-  const double below = (p - v) * 0.5 - amount(counted(all) - counted(positive), q);
-  const double left = c.x + c.low, right = c.x + c.high;
+  const double q = unit(exponent_of(all) - DIGITS);
+  const double above = __fma_rn(amount(counted(positive)), -q, p + v);
+  const double below = __fma_rn(amount(counted(all) - counted(positive)), -q, p - v);
+  const double l = left(c), r = right(c);
   const bool live = top > LEAST;
-  const int m = live ? top : 0;
-  // [left, right] holds a number other than 0 below 2^m
-  const bool small = under(left, m) && under(-right, m) && (left != 0.0 || right != 0.0);
-  const double lost = small ? power(m - align) : 0.0;
-  const double after = c.x + v;
-  const double l1 = c.low - above - (right > 0.0 ? lost : 0.0), h1 = c.high + below + (left < 0.0 ? lost : 0.0);
-  const double most_high = after + h1, most_low = -(after + l1);
-  const int exact_below = m + 1 + out - align;
-  const double down = under(most_high, exact_below) ? 0.0 : floor_power(most_high) * power(-out);
-  const double up = under(most_low, exact_below) ? 0.0 : floor_power(most_low) * power(-out);
+  const bool small = live && under(l, top) && under(-r, top);  // [l, r] holds numbers below 2^top
+  const double lost = power(top - align), after = __fma_rn(v, 2.0, c.x);
+  double low = c.low - above, high = c.high + below;
+  if (small && __double2hiint(r) > 0) low = low - lost;
+  if (small && __double2hiint(l) < 0) high = high + lost;
+  const double most_high = after + high, most_low = -(after + low);
+  const int exact_below = live ? top + 1 + out - align : 1000;
+  const double down = __hiloint2double((__double2hiint(most_high) & 0x7ff00000) - (out << 20), 0);
+  const double up = __hiloint2double((__double2hiint(most_low) & 0x7ff00000) - (out << 20), 0);
+  if (!under(most_high, exact_below)) low = low - down;
+  if (!under(most_low, exact_below)) high = high + up;
   c.x = after;
-  c.low = live ? l1 - down : c.low;
-  c.high = live ? h1 + up : c.high;
+  c.low = low;
+  c.high = high;
 }
 
 // The running bound of a promoted sum: these quantities, each of all results; the last three where chains are added in
@@ -194,7 +197,7 @@ __device__ __forceinline__ Place place_of(const Order& o, int k) {
 template <int SIZE> struct Side {
   u32 plus[STEP][SIZE], minus[STEP][SIZE], size[STEP][SIZE];  // max(x, 0), max(-x, 0), |x| as words of Sum
   u32 exponent[STEP / 2][SIZE];                               // of two products
-  u32 wide[SIZE][STRIDE];                                     // high words of float64
+  u32 wide[SIZE][STRIDE];                                     // high words of float64; of half in b
 };
 struct Buffer {
   Side<ROWS> a;
@@ -234,7 +237,8 @@ __device__ __forceinline__ void fetch(u32 (&eight)[2], const Codes& x, int first
 }
 
 template <int SIZE> __device__ __forceinline__ void decode(
-    Side<SIZE>& side, const u32 (&eight)[2], const u32* value, int slot, int least, int thread) {
+    Side<SIZE>& side, const u32 (&eight)[2], const u32* value, int slot, int least, int half,
+    int thread) {
   const int row = thread & 63, from = (thread >> 6) * 8;
   u32 high[8], exponent[8];
 #pragma unroll
@@ -244,7 +248,7 @@ template <int SIZE> __device__ __forceinline__ void decode(
     side.size[from + i][slot] = word;
     side.plus[from + i][slot] = x == size ? word : 0u;
     side.minus[from + i][slot] = x == size ? 0u : word;
-    high[i] = widened(x);
+    high[i] = widened(x, half);
     const int e = (int)(size >> 23) - 127;
     exponent[i] = (u32)(size == 0 ? ABSENT : e < least ? least : e);
   }
@@ -274,8 +278,8 @@ struct Block {
   }
   __device__ __forceinline__ void decoded(const u32 (&of_a)[2], const u32 (&of_b)[2]) {
     use ^= 1;  // the step before the last one was in it
-    decode(buffers[use].a, of_a, values->value[0], row_slot(thread & 63), left.least, thread);
-    decode(buffers[use].b, of_b, values->value[1], column_slot(thread & 63), right.least, thread);
+    decode(buffers[use].a, of_a, values->value[0], row_slot(thread & 63), left.least, 0, thread);
+    decode(buffers[use].b, of_b, values->value[1], column_slot(thread & 63), right.least, -1, thread);
     __syncthreads();
   }
   // f(place) for every step from k to end, with its operands in buffers[use]
@@ -336,7 +340,7 @@ struct Block {
         }
     }
   }
-  // 3: V and P of two columns of four rows
+  // 3: V / 2 and P / 2 of two columns of four rows
   __device__ __forceinline__ void add_products(double (&v)[TALL][2], double (&p)[TALL][2], int n, int count) const {
     const Buffer& s = buffers[use];
 #pragma unroll 2
@@ -497,7 +501,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) any_order(PARAMETERS) {
         Sum sums[2][TALL][BROAD];
         const auto total = [&](int i, int j) {
           const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
-          return larger((x + y) * 0.5, (x - y) * 0.5) + error[i][j];
+          return __double2hiint(larger(x + y, x - y) + error[i][j]);
         };
 #pragma unroll
         for (int i = 0; i < TALL; ++i)
@@ -519,13 +523,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) any_order(PARAMETERS) {
 #pragma unroll
         for (int j = 0; j < BROAD; ++j) {
           const double x = p[j >> 1][i][j & 1], y = v[j >> 1][i][j & 1];
-          const double plus = (x + y) * 0.5, minus = (x - y) * 0.5, largest = larger(plus, minus);
+          const double plus = x + y, minus = x - y, largest = larger(plus, minus);
           const double total = largest + error[i][j];
           const int top = top_of(tops[i][j]);
           const bool live = top > LEAST;
-          const double q = power(quantum(total, top, align));
-          const double above = plus - amount(positive[i][j], q);
-          const double below = minus - amount(all[i][j] - positive[i][j], q);
+          const double q = unit(quantum(__double2hiint(total), top, align));
+          const double above = __fma_rn(amount(positive[i][j]), -q, plus);
+          const double below = __fma_rn(amount(all[i][j] - positive[i][j]), -q, minus);
           const double held = larger(floor_power(total), 0x1p-126);
           const double drift = (steps - 1) * power((live ? top : 0) - align) + steps * relative * held;
           low[i][j] = live ? -(above + drift) : 0.0;
@@ -538,6 +542,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) any_order(PARAMETERS) {
       rests = !__syncthreads_or(grows);
     }
     results.promoted(
-        s, first.block, [&](int i, int j) { return Chain{v[j >> 1][i][j & 1], low[i][j], high[i][j]}; }, rests ? 0 : 2);
+        s, first.block, [&](int i, int j) { return Chain{2.0 * v[j >> 1][i][j & 1], low[i][j], high[i][j]}; }, rests ? 0 : 2);
   }
 }

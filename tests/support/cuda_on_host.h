@@ -62,6 +62,7 @@ template <class T> T cut(double s, double p) {
 }
 inline float __fmaf_rz(float a, float b, float s) { return cut<float>(s, (double)a * b); }
 inline double __fma_rz(double a, double b, double s) { return cut<double>(s, a * b); }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline unsigned __viaddmax_s16x2(unsigned a, unsigned b, unsigned c) {
   unsigned d = 0;
   for (int h = 0; h < 32; h += 16)
