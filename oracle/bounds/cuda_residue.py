@@ -37,7 +37,7 @@ def why_not(product: ScaledProduct, acc: Accumulator) -> str | None:
         return reason
     if acc.group > STEP or _source(acc) is None:
         return f"{acc.name} adds {acc.group} products of {acc.align} bits a step"
-    room = torch.cuda.get_device_properties(product.a.device).shared_memory_per_block_optin
+    room = getattr(torch.cuda.get_device_properties(product.a.device), "shared_memory_per_block_optin", 0)
     return None if room >= MEMORY else f"a block has {room} bytes of shared memory, of which this takes {MEMORY}"
 
 
@@ -107,7 +107,7 @@ def _source(acc: Accumulator, chain: int = 0) -> Source | None:
         return None
     functions = (("residue", MEMORY), ("any_order", MEMORY))
     wide = step > 1 << 23 or whole > 1 << 32
-    return Source(Path(__file__).with_name("residue_sums.cu"), (("WIDE", int(wide)),), functions)
+    return Source(Path(__file__).with_name("residue_sums.cu"), (("WIDE", int(wide)), ("MEMORY", MEMORY)), functions)
 
 
 def _rows(x: Tensor) -> Tensor:

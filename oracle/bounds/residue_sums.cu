@@ -29,8 +29,8 @@
 // Not covered (the caller sees to it): operands of more than 8 bits, steps of more than 32 products, scales inside the
 // instruction, products in another order than ascending. NaN and infinite codes count as zeros, as in the definition.
 //
-// Defined at compilation: WIDE (0: float, 1: double sums). A host compiles this file too, and runs it one thread of a
-// block after the other (tests).
+// Defined at compilation: WIDE (0: float, 1: double sums), MEMORY (bytes of shared memory of a launch). A host compiles
+// this file too, and runs it one thread of a block after the other (tests).
 
 #define ROWS 64  // of a block
 #define COLUMNS 64
@@ -206,6 +206,7 @@ struct Buffer {
 struct Tables {
   u32 value[2][256];  // floats; zeros for NaN and infinity
 };
+static_assert(2 * sizeof(Buffer) + sizeof(Tables) == MEMORY, "what is launched with");
 
 // Where a row of 32, or a column of 16, lies: what one thread holds is contiguous.
 __device__ __forceinline__ int row_slot(int r) { return (r & ~31) | ((r & 7) << 2) | ((r >> 3) & 3); }
@@ -307,7 +308,7 @@ struct Block {
   __device__ __forceinline__ void raise(u32 (&tops)[TALL][BROAD], int count) const {
     const Buffer& s = buffers[use];
 #pragma unroll 4
-    for (int k = 0; 2 * k < count; ++k) {
+    for (int k = 0; k < count / 2; ++k) {
       u32 a[TALL], b[BROAD];
       load(a, &s.a.exponent[k][wm + 4 * g]);
       load(b, &s.b.exponent[k][wn + 4 * t]);
@@ -414,7 +415,7 @@ __device__ __forceinline__ void lowest(u32 (&tops)[TALL][BROAD]) {
     for (int j = 0; j < BROAD; ++j) tops[i][j] = ((u32)LEAST & 0xffffu) | ((u32)LEAST << 16);
 }
 __device__ __forceinline__ int top_of(u32 tops) { return max((int)(short)(tops & 0xffffu), (int)tops >> 16); }
-__device__ __forceinline__ int padded(int count) { return (count + 3) & ~3; }
+__device__ __forceinline__ int padded(int count) { return (count + 7) & ~7; }
 
 // codes [rows, K] with strides; tables of their values; a_scale [rows or 1][blocks] with this stride, b_scale [columns /
 // b_rows][blocks]; made [quantities][padded rows][padded columns] and open alike, zeros before.
