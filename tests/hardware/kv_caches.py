@@ -258,13 +258,13 @@ def operands(device: str = "cuda") -> dict[str, tuple[int, Inputs, Options]]:
 
     pages, heads, depth, t = CACHE // PAGE, 8, 128, TOKENS
     slots = torch.randperm(CACHE, device=device, generator=generator)[:t]
-    key, one = wide(t, heads, depth), torch.full((1,), 0.05, device=device)
+    key, value, one = wide(t, heads, depth), wide(t, heads, depth), torch.full((1,), 0.05, device=device)
     paged, row = (pages, PAGE, heads, depth), heads * depth
     table = torch.randperm(pages, device=device, generator=generator).to(torch.int32).reshape(2, -1)
     ends = torch.tensor([0, t // 2, t], dtype=torch.int32, device=device)
     scaled = {"k_scale": one, "v_scale": one * 2}
-    flash = {"key": key, "value": key, "key_cache": memory(*paged, dtype=FP8), "value_cache": memory(*paged, dtype=FP8),
-             "slot_mapping": slots}  # fmt: skip
+    flash = {"key": key, "value": value, "key_cache": memory(*paged, dtype=FP8),
+             "value_cache": memory(*paged, dtype=FP8), "slot_mapping": slots}  # fmt: skip
     packed = {"key_cache": memory(pages, heads, depth // 16, PAGE, 16, dtype=FP8),
               "value_cache": memory(pages, heads, depth, PAGE, dtype=FP8)}  # fmt: skip
     mla = {"kv_c": wide(t, 512), "k_pe": wide(t, 64), "slot_mapping": slots}
@@ -276,7 +276,6 @@ def operands(device: str = "cuda") -> dict[str, tuple[int, Inputs, Options]]:
         "kv_indptr": torch.tensor([0, t // PAGE], dtype=torch.int32, device=device),
         "kv_last_page_len": torch.full((1,), PAGE, dtype=torch.int32, device=device),
     }  # fmt: skip
-    codes = key.to(FP8)
     gathered = {"block_table": table, "cu_seq_lens": ends}
     return {
         "reshape_and_cache_flash": (2 * 3 * t * row, flash | scaled, {"kv_layout": "NHD"}),
@@ -288,11 +287,13 @@ def operands(device: str = "cuda") -> dict[str, tuple[int, Inputs, Options]]:
             t * (256 + 132), {"k": wide(t, 128), "kv_cache": memory(pages, PAGE, 132), "slot_mapping": slots},
             {"quant_block_size": 128, "scale_fmt": "ue8m0"}),
         "append_paged_kv_cache": (
-            4 * t * row, {"append_key": codes, "append_value": codes, "k_cache": memory(*paged, dtype=FP8),
-                          "v_cache": memory(*paged, dtype=FP8), **requests}, {"kv_layout": "NHD"}),
+            4 * t * row, {"append_key": key.to(FP8), "append_value": value.to(FP8), **requests,
+                          "k_cache": memory(*paged, dtype=FP8), "v_cache": memory(*paged, dtype=FP8)},
+            {"kv_layout": "NHD"}),
         NVFP4: (
             2 * t * row * 41 // 16, {
-                "append_key": key, "append_value": key, **{f"{x}_cache": memory(*paged[:3], depth // 2) for x in "kv"},
+                "append_key": key, "append_value": value,
+                **{f"{x}_cache": memory(*paged[:3], depth // 2) for x in "kv"},
                 **{f"{x}_scale_cache": memory(*paged[:3], depth // 16, dtype=FP8) for x in "kv"},
                 "slot_mapping": slots, **scaled}, {"kv_layout": "NHD"}),
         "gather_and_maybe_dequant_cache": (
