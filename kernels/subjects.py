@@ -301,6 +301,8 @@ CONTRACTS: dict[str, tuple[str, Runner]] = {
     **{name: ("layout", calls.by_row(verb)) for name, verb in DECISIONS.items()},
     **{name: ("layout", calls.by_row_named(verb, *fields)) for name, (verb, fields) in RECORDS.items()},
     "swizzle_scale": ("layout", calls.tensor(layout.swizzle_scale)),
+    "pad_token_groups": ("layout", calls.named(layout.pad_token_groups, "out", "starts", "ends")),
+    "unpad_token_groups": ("layout", calls.tensor(layout.unpad_token_groups)),
     **{
         name: ("layout", calls.tensor(getattr(tiles, name)))
         for name in (

@@ -117,12 +117,8 @@ def add_recipe(command: argparse.ArgumentParser) -> None:
 def declared(arguments: argparse.Namespace) -> str | None:
     """The declared numerics: a schedule (``--numerics``), or a quantiser's recipe (``--recipe``).
 
-    Raises
-    ------
-    OptionError
-        Both are given, or the recipe is declared for a contract that publishes no codes and scale.
-    NumericsError
-        No recipe has this name; the message lists those that exist.
+    Raises OptionError: both are given, or the recipe is declared for a contract that publishes no codes and scale.
+    NumericsError: no recipe has this name; the message lists those that exist.
     """
     recipe: str | None = arguments.recipe
     numerics: str | None = arguments.numerics

@@ -82,6 +82,8 @@ def _everywhere() -> list[Library]:
         Library("deep_gemm.math", "ceil_to_ue8m0", _deep_gemm_powers),
         Library("deep_gemm.math", "transpose_packed_fp4", _deep_gemm_transposed),
         Library("torchao.torch", "to_blocked", _torchao_plain_blocked),
+        Library("torchao.torch", "pad_token_groups", _torchao_padded),
+        Library("torchao.torch", "unpad_token_groups", _torchao_unpadded),
         Library("transformer_engine", "hadamard_transform", _te_transform),
         Library("transformer_engine", "nvfp4_quantize", functools.partial(_te, 1), "te_nvfp4_reference"),
         Library("transformer_engine", "nvfp4_quantize_2d", functools.partial(_te, NVFP4_BLOCK)),
@@ -203,6 +205,21 @@ def _torchao_columns(inputs: Inputs, options: Options) -> Tensor:
     return made.flatten().view(inputs["scale"].dtype)
 
 
+def _torchao_padded(inputs: Inputs, options: Options) -> Outputs:
+    """Its plain function, which refuses rows of no group."""
+    x, ends = inputs["x"], inputs["group_end_offsets"]
+    _only(int(ends[-1]) == x.shape[0], "every row in a group")
+    made = _module(MOE).torch_pad_token_groups(x, ends, int(str(options["alignment_size"])))
+    return dict(zip(("out", "starts", "ends"), made, strict=True))
+
+
+def _torchao_unpadded(inputs: Inputs, options: Options) -> Tensor:
+    numbers = (int(str(options[name])) for name in ("num_tokens", "alignment_size"))
+    made: Tensor = _module(MOE).torch_unpad_token_groups(
+        inputs["padded"], inputs["group_end_offsets"], inputs["padded_group_start_offsets"], *numbers)  # fmt: skip
+    return made
+
+
 # --- DeepGEMM, FlashInfer ---------------------------------------------------------------------------------------------
 
 
@@ -273,12 +290,12 @@ def _te_transform(inputs: Inputs, options: Options) -> Tensor:
     return made
 
 
-def _amax_of(scale: Tensor) -> Tensor:
-    """The float32 amax whose ``2688/amax`` is this scale; a scale that none gives is not offered."""
-    near = (2688.0 / scale.double()).float()
+def _amax_of(scale: Tensor, top: float = 2688.0) -> Tensor:
+    """The float32 amax whose ``top/amax`` is this scale; a scale that none gives is not offered."""
+    near = (top / scale.double()).float()
     tried = torch.cat([near, torch.nextafter(near, near * 2), torch.nextafter(near, near * 0)])
-    found = tried[torch.full_like(tried, 2688.0) / tried == scale]
-    _only(found.numel(), "a scale of 2688/amax")
+    found = tried[torch.full_like(tried, top) / tried == scale]
+    _only(found.numel(), f"a scale of {top:g}/amax")
     return found[:1]
 
 
@@ -287,10 +304,13 @@ def _te(rows: int, inputs: Inputs, options: Options, *, rht: bool = False) -> Ou
     _only(bool(torch.isfinite(inputs["x"]).all()), "no NaN or infinity")
     library, x = _te_quantiser(), inputs["x"].contiguous()
     quantiser = library.NVFP4QuantizerRef
-    more = {"nvfp4_use_4over6": True, "nvfp4_4over6_err_mode": str(options["error"])} if "error" in options else {}
-    more = {key: value.upper() if isinstance(value, str) else value for key, value in more.items()}
+    largest, more = int(str(options.get("e4m3_max", 448))), {}
+    if "error" in options:
+        error = str(options["error"]).upper()
+        more = {"nvfp4_use_4over6": True, "nvfp4_4over6_err_mode": error, "nvfp4_e4m3_max": largest}
     if rht:
         x = _te_transform(inputs, options)
+    amax = _amax_of(inputs["global_scale"], 6.0 * largest)
     q, scale = quantiser._quantize_blockwise_reference(
-        x, _amax_of(inputs["global_scale"]), NVFP4_BLOCK, rows, pow_2_scales=False, eps=0.0, **more)  # fmt: skip
+        x, amax, NVFP4_BLOCK, rows, pow_2_scales=False, eps=0.0, **more)  # fmt: skip
     return {"q": q, "scale": _scale(scale, options)}

@@ -282,6 +282,8 @@ def calls() -> dict[str, Callable[[], object]]:
         "shuffle_matrix_sf_a": lambda: k.shuffle_matrix_sf_a(b[:128]),
         "from_blocked": lambda: k.from_blocked(k.to_blocked(b), *b.shape),
         "swizzle_scale_experts": lambda: k.swizzle_scale_experts(a, firsts, counts_of),
+        "pad_token_groups": lambda: k.pad_token_groups(x, ends[:2]),
+        "unpad_token_groups": lambda: k.unpad_token_groups(x, ends[:2], ends[:2] - ends[0], 16),
         "to_blocked_k_groups": lambda: k.to_blocked_k_groups(b, columns),
         "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor": lambda: (
             k.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scales(2, 8), [256], check=False)

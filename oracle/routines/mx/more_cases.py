@@ -63,7 +63,8 @@ def _encoded(case: Case) -> dict[str, Tensor]:
     x = _x(case)
     if case.contract == "nvfp4_quantize_rht":
         x = x.clamp(-LARGEST, LARGEST)
-    return {"x": x, "global_scale": _f32(1.0 if case.option("global") == "one" else TOP / _amax(x))}
+    top = 6.0 * float(case.option("e4m3_max") or 0) or TOP
+    return {"x": x, "global_scale": _f32(1.0 if case.option("global") == "one" else top / _amax(x))}
 
 
 def _per_token(case: Case) -> dict[str, Tensor]:
@@ -175,7 +176,7 @@ def _seeded(case: Case) -> dict[str, object]:
 
 
 def _error(case: Case) -> dict[str, object]:
-    return _layout(case) | {"error": case.option("error") or "mae"}
+    return _layout(case) | {"error": case.option("error") or "mae", "e4m3_max": int(case.option("e4m3_max") or 448)}
 
 
 def _signed(case: Case) -> dict[str, object]:
@@ -351,7 +352,8 @@ _GRAMMARS: Mapping[str, Grammar] = {
         domain="m % 16 == 0",
     ),
     "nvfp4_quantize_4over6": Grammar(
-        _MK, _BOTH, ("1x16",), FAMILIES, _encoded, _error, {**_ONE, "error": ("mse",)}, listed=_ids(_PLAIN, 3),
+        _MK, _BOTH, ("1x16",), FAMILIES, _encoded, _error, {**_ONE, "error": ("mse",), "e4m3_max": ("256",)},
+        listed=_ids(_PLAIN, 3), extra=("bf16/1x16/m=9,k=320/e4m3_max=256,error=mse/family=randn/seed=1",),
     ),
     "hadamard_transform": Grammar(
         _MK, ("bf16",), ("1x16",), FINITE, _summable, _signed, {"signs": ("0",)}, listed=_ids(_PLAIN),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from oracle.numbers.formats import decode
-from oracle.numbers.quantize import quotients
-from oracle.numbers.recipes import CodeRounding, ZeroSign
+from oracle.numbers.quantize import Prepared, Steps, quotients, to_codes
+from oracle.numbers.recipes import Candidates, CodeRounding, Recipe, ZeroSign
 from oracle.routines.fault import CAST, INDEX, MOVEMENT, VALUE, Call, Change, Faults, both, entry, need
 from oracle.routines.fault import ones as ones_of
 from oracle.routines.mx.contract import BlockQuantiser, loaded, stored
@@ -175,18 +175,35 @@ def _candidate(values: Values, wide: bool) -> Values:
     return values.altered(quotient=quotients(x.blocks(recipe.block), steps.total, steps.inverse, recipe))
 
 
-def _scale_of(call: Call, scale: Tensor, pick: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The scale of one candidate for each block; ``pick`` of the errors says where it is 1.5 times the own one."""
-    x, recipe = prepared(call), call.recipe
+Pick = Callable[[Tensor, Tensor], Tensor]
+"""Of the errors under a block's own scale and under 1.5 times it: where the latter is taken."""
+
+
+def smaller(own: Tensor, wide: Tensor) -> Tensor:
+    return wide < own
+
+
+def _picked(x: Prepared, recipe: Recipe, pick: Pick, factor: float) -> tuple[Steps, Steps, Tensor]:
+    """Both candidates, and where the second is taken by the errors of ``factor`` times the values."""
     own, wide = x.candidates(recipe, x.own_steps(recipe))
-    other = pick(x.error(recipe, own), x.error(recipe, wide))
+    errors = []
+    for steps in (own, wide):
+        blocks = x.blocks(recipe.block)
+        codes = to_codes(quotients(blocks, steps.total, steps.inverse, recipe), recipe, None)
+        off = (decode(codes, recipe.element) * steps.total * factor - blocks).abs()
+        squared = recipe.candidates is Candidates.MSE
+        errors.append(x.error(recipe, steps) if factor == 1 else (off**2 if squared else off).sum(dim=3, keepdim=True))
+    return own, wide, pick(*errors)
+
+
+def _scale_of(call: Call, scale: Tensor, pick: Pick, factor: Callable[[Call], float] = lambda call: 1.0) -> Tensor:
+    """The scale of one candidate for each block."""
+    own, wide, other = _picked(prepared(call), call.recipe, pick, factor(call))
     return torch.where(other, wide.scale, own.scale).reshape(scale.shape)
 
 
-def _codes_of(call: Call, values: Values, pick: Callable[[Tensor, Tensor], Tensor]) -> Values:
-    x, recipe = values.x, values.recipe
-    own, wide = x.candidates(recipe, x.own_steps(recipe))
-    other = pick(x.error(recipe, own), x.error(recipe, wide))
+def _codes_of(call: Call, values: Values, pick: Pick, factor: Callable[[Call], float] = lambda call: 1.0) -> Values:
+    _, _, other = _picked(values.x, values.recipe, pick, factor(call))
     return values.altered(quotient=torch.where(
         other, _candidate(values, True).quotient, _candidate(values, False).quotient))
 
@@ -209,6 +226,21 @@ fault("four over six: the other measure of the error", VALUE, contracts=OVER,
       options=lambda options: options, recipe=lambda recipe: replace(
           recipe, candidates=next(c for c in type(recipe.candidates) if c is not recipe.candidates)),
       same_if="both measures choose alike")
+
+
+def _other_maximum(call: Call) -> float:
+    """What a value becomes by the denominator of the other global scale."""
+    return 256 / 448 if call.resolved["e4m3_max"] == 256 else 448 / 256
+
+
+fault("four over six: error over 6 times the other largest scale", VALUE, contracts=OVER,
+      seen="FlashInfer ERROR_DENOM, TransformerEngine err_denom: E4M3_MAX 448 or 256",
+      quotient=lambda call, values: _codes_of(call, values, smaller, _other_maximum),
+      scale=lambda call, scale: _scale_of(call, scale, smaller, _other_maximum), same_if="both give the same")
+fault("four over six: scales saturate at 256", VALUE, contracts=OVER, same_if="no scale is above 256",
+      seen=MINE + "TransformerEngine E4M3_MAX=256 bounds the global scale, the scale of a block by 448",
+      needs=need(lambda call: call.resolved["e4m3_max"] == 256, "scales of up to 448"),
+      scale=lambda scale: scale.clamp(max=256.0))
 
 # --- columns and squares of MXFP8 ---------------------------------------------------------------------------------
 
