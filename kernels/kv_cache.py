@@ -77,6 +77,27 @@ def _run_append_mla(
     _route(append_ckv.device).cache_store(parts, Slots(batch_indices, positions, kv_indices, kv_indptr))
 
 
+def _run_ds_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, ue8m0: bool = False) -> None:
+    rows, floor = _rows("kv_cache", kv_cache, 3), INDEX_FLOOR if ue8m0 else FLT_MIN
+    _route(kv_c.device).cache_tiles(kv_c, k_pe, rows, slot_mapping, 0.0, floor, ue8m0, False)
+
+
+def _run_index(
+    k: Tensor, kv_cache: Tensor, slot_mapping: Tensor, quant_block_size: int = TILE, scale_fmt: str = ""
+) -> None:
+    rows = _index_keys(kv_cache, k.shape[1])
+    _route(k.device).cache_tiles(k, None, rows, slot_mapping, INDEX_FLOOR, 0.0, scale_fmt == "ue8m0", False)
+
+
+def _run_nvfp4(
+    append_key: Tensor, append_value: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale_cache: Tensor,
+    v_scale_cache: Tensor, slot_mapping: Tensor, k_scale: Tensor, v_scale: Tensor, kv_layout: str = "NHD",
+) -> None:  # fmt: skip
+    k, v = _views(k_cache, v_cache, kv_layout)
+    parts = Part(append_key, k, k_scale), Part(append_value, v, v_scale)
+    _route(append_key.device).cache_nvfp4(parts, _views(k_scale_cache, v_scale_cache, kv_layout), slot_mapping)
+
+
 def _views(k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     """Caches as ``[pages, P, H, D]``."""
     return (k, v) if layout == "NHD" else (k.transpose(1, 2), v.transpose(1, 2))
@@ -273,6 +294,7 @@ def append_paged_mla_kv_cache(
 # --- writers that compute scales -------------------------------------------------------------------------------------
 
 
+@remembered(_run_ds_mla, rows=("kv_c", "k_pe", "slot_mapping"))
 @checks.verb
 def concat_and_cache_ds_mla(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, ue8m0: bool = False
@@ -285,15 +307,14 @@ def concat_and_cache_ds_mla(
         checks.dtype(name, checks.rank(name, x, 2), *NARROW)
         checks.shape(name, x, (x.shape[0], width), f"[N, {width}]")
     checks.dtype("k_pe", k_pe, kv_c.dtype)
-    rows = _rows("kv_cache", kv_cache, 3)
-    device = _tokens(kv_c, k_pe, slot_mapping)
+    _rows("kv_cache", kv_cache, 3)
+    _tokens(kv_c, k_pe, slot_mapping)
     checks.same_device(kv_c=kv_c, kv_cache=kv_cache)
     _written(kv_cache=kv_cache)
     if is_compiling():
         torch.ops.fp8_kernels.concat_and_cache_ds_mla(kv_c, k_pe, kv_cache, slot_mapping, ue8m0)
         return
-    floor = INDEX_FLOOR if ue8m0 else FLT_MIN
-    _route(device).cache_tiles(kv_c, k_pe, rows, slot_mapping, 0.0, floor, ue8m0, False)
+    _run_ds_mla(kv_c, k_pe, kv_cache, slot_mapping, ue8m0)
 
 
 @checks.verb
@@ -314,6 +335,7 @@ def quantize_k_cache(cache_k: Tensor) -> Tensor:
     return out
 
 
+@remembered(_run_index, rows=("k", "slot_mapping"))
 @checks.verb
 def indexer_k_quant_and_cache(
     k: Tensor, kv_cache: Tensor, slot_mapping: Tensor, quant_block_size: int = TILE, scale_fmt: str = ""
@@ -326,16 +348,17 @@ def indexer_k_quant_and_cache(
     checks.dtype("k", checks.rank("k", k, 2), *NARROW)
     if quant_block_size != TILE or scale_fmt not in ("", "ue8m0"):
         raise OptionError(f"quant_block_size={quant_block_size}, scale_fmt={scale_fmt!r}: groups of 128, '' or 'ue8m0'")
-    rows = _index_keys(kv_cache, k.shape[1])
-    device = _tokens(k, k, checks.shape("slot_mapping", slot_mapping, (k.shape[0],), "a slot for each key"))
+    _index_keys(kv_cache, k.shape[1])
+    _tokens(k, k, checks.shape("slot_mapping", slot_mapping, (k.shape[0],), "a slot for each key"))
     checks.same_device(k=k, kv_cache=kv_cache)
     _written(kv_cache=kv_cache)
     if is_compiling():
         torch.ops.fp8_kernels.indexer_k_quant_and_cache(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)
         return
-    _route(device).cache_tiles(k, None, rows, slot_mapping, INDEX_FLOOR, 0.0, scale_fmt == "ue8m0", False)
+    _run_index(k, kv_cache, slot_mapping, quant_block_size, scale_fmt)
 
 
+@remembered(_run_nvfp4, rows=(*APPENDED, "slot_mapping"))
 @checks.verb
 def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
     append_key: Tensor, append_value: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale_cache: Tensor,
@@ -362,7 +385,7 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
         view = _paged(name, cache, kv_layout, dtype)
         due = (*(memory[0] if memory else view).shape[:2], append_key.shape[1], width)
         memory.append(checks.shape(name, view, due, "pages of D/2 bytes, or of D/16 scales"))
-    device = _heads(append_key, append_value, memory, slot_mapping, NARROW, narrow=True)
+    _heads(append_key, append_value, memory, slot_mapping, NARROW, narrow=True)
     checks.scalar("k_scale", k_scale)
     checks.scalar("v_scale", v_scale)
     checks.same_device(append_key=append_key, k_scale=k_scale, v_scale=v_scale)
@@ -372,8 +395,10 @@ def nvfp4_quantize_append_paged_kv_cache_with_slot_mapping(
             kv_layout,
         )  # fmt: skip
         return
-    parts = Part(append_key, memory[0], k_scale), Part(append_value, memory[1], v_scale)
-    _route(device).cache_nvfp4(parts, (memory[2], memory[3]), slot_mapping)
+    _run_nvfp4(
+        append_key, append_value, k_cache, v_cache, k_scale_cache, v_scale_cache, slot_mapping, k_scale, v_scale,
+        kv_layout,
+    )  # fmt: skip
 
 
 # --- readers ---------------------------------------------------------------------------------------------------------
