@@ -86,7 +86,7 @@ def store(parts: tuple[Part, ...], slots: Slots) -> None:
 def _class_of(part: Part) -> tuple[object, ...]:
     """What decides how a part is stored; of its alignment the bits up to the widest word."""
     x, memory, scale = part
-    at = x.data_ptr() | memory.data_ptr() | (x.storage_offset() | memory.storage_offset()) * x.element_size()
+    at = x.data_ptr() | memory.data_ptr() | (int(x.storage_offset()) | int(memory.storage_offset())) * x.element_size()
     values = 0 if scale is None else scale.numel()
     return x.dtype, memory.dtype, x.shape[1:], x.stride(), memory.shape, memory.stride(), at & 7, values
 

@@ -310,11 +310,12 @@ def operands(device: str = "cuda") -> dict[str, tuple[int, Inputs, Options]]:
 
 
 def measure(out: Path) -> int:
-    """Device time of a call by replays of graphs of ten, in turns; its share of the rate of a copy of as many bytes.
+    """Device time of a call by replays of graphs of ten, in turns; its share of the rate of a copy of as many bytes; host
+    time of an eager call.
 
     Libraries get the caches themselves, as ours do: no copy of them is timed.
     """
-    from hardware.timings import device_microseconds, replay_of
+    from hardware.timings import device_microseconds, host_microseconds, replay_of
 
     global fresh
     kept, measured = fresh, {}
@@ -333,8 +334,9 @@ def measure(out: Path) -> int:
         replays = {who: replay_of(lambda _, call=call: call()) for who, call in usable.items()}
         times = {who: round(t / 10, 3) for who, t in device_microseconds(replays, "cuda", inner=3).items()}
         shares = {who: round(times["copy"] / t, 3) for who, t in times.items()}
-        measured[name] = {"bytes": count, "microseconds": times, "share_of_copy": shares}
-        print(f"{name}: {times} us, of the copy's rate {shares}", flush=True)
+        host = host_microseconds(usable, "cuda")
+        measured[name] = {"bytes": count, "microseconds": times, "share_of_copy": shares, "host_microseconds": host}
+        print(f"{name}: {times} us, of the copy's rate {shares}; host {host} us", flush=True)
     fresh = kept
     (out / "timed.json").write_text(json.dumps(measured, indent=1))
     return 0
