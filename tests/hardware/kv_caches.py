@@ -310,10 +310,9 @@ def operands(device: str = "cuda") -> dict[str, tuple[int, Inputs, Options]]:
 
 
 def measure(out: Path) -> int:
-    """Device time of a call by replays of graphs of ten, in turns; its share of the rate of a copy of as many bytes; host
-    time of an eager call.
+    """Device time of a call by replays of graphs of ten, in turns; its share of the rate of a copy of as many bytes.
 
-    Libraries get the caches themselves, as ours do: no copy of them is timed.
+    And host time of an eager call. Libraries get the caches themselves, as ours do: no copy of them is timed.
     """
     from hardware.timings import device_microseconds, host_microseconds, replay_of
 
