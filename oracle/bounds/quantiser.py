@@ -376,6 +376,18 @@ def identify(x: Prepared, q: Tensor, scale: Tensor, *, among: Iterable[Recipe] |
     return tuple(recipe.name for recipe in alive)
 
 
+def kin(declared: Recipe) -> tuple[Recipe, ...]:
+    """The named recipes of a declared one's element, its own namesakes first: over its block, and with its floor, where
+    theirs are those that the declared one has by name."""
+    usual, found = recipes().get(declared.name, declared), []
+    for recipe in of_element(declared.element):
+        taken = recipe.with_block(declared.block) if recipe.block == usual.block else recipe
+        if recipe.amax_floor == usual.amax_floor:
+            taken = taken.with_floor(declared.amax_floor)
+        found.append(taken)
+    return tuple(sorted(found, key=lambda taken: not taken.name.startswith(declared.name)))
+
+
 def admitting(x: Prepared, q: Tensor, scale: Tensor, declared: Recipe) -> tuple[str, ...]:
     """Names of the sound recipes of the declared one's element that admit every code and scale of an output, taken over
     its block where theirs is of its kind. Scales are looked at first: most recipes admit none of another's."""

@@ -1,4 +1,4 @@
-"""Libraries that quantise to MX and NVFP4, or lay out their scales, on any GPU (most on a CPU too), as subjects.
+"""Libraries that quantise to MX, NVFP4 and FP8, or lay out scales, on any GPU (most on a CPU too), as subjects.
 
     fp8-oracle verify --provider hardware.mx_libraries:subjects --arch sm90 ...     (with tests/ on PYTHONPATH)
     fp8-oracle verify --provider hardware.mx_libraries:on_cpu ...                   (without a GPU)
@@ -22,6 +22,7 @@ from torch import Tensor
 
 MX, MOE = "torchao.prototype.mx_formats", "torchao.prototype.moe_training.kernels.mxfp8.quant"
 BLOCK, NVFP4_BLOCK = 32, 16
+CASTS = ("per_token_cast_to_fp8", "per_channel_cast_to_fp8", "per_block_cast_to_fp8")
 
 
 def subjects() -> list[Library]:
@@ -77,6 +78,9 @@ def _everywhere() -> list[Library]:
         Library("torchao", "from_blocked", _torchao_unblocked),
         Library("deep_gemm.math", "per_token_cast_to_fp4", _deep_gemm_fp4),
         Library("deep_gemm.math", "cast_back_from_fp4", _deep_gemm_fp4_back),
+        *(Library("deep_gemm.math", name, functools.partial(_deep_gemm_cast, name)) for name in CASTS),
+        Library("deep_gemm.math", "ceil_to_ue8m0", _deep_gemm_powers),
+        Library("deep_gemm.math", "transpose_packed_fp4", _deep_gemm_transposed),
         Library("torchao.torch", "to_blocked", _torchao_plain_blocked),
         Library("torchao.torch", "pad_token_groups", _torchao_padded),
         Library("torchao.torch", "unpad_token_groups", _torchao_unpadded),
@@ -236,13 +240,31 @@ def _flashinfer_blocked(inputs: Inputs, options: Options) -> Tensor:
 
 def _deep_gemm_fp4(inputs: Inputs, options: Options) -> Outputs:
     cast = alone.file("deep_gemm", "utils/math").per_token_cast_to_fp4
-    q, scale = cast(inputs["x"], bool(options["use_ue8m0"]), int(str(options["gran_k"])))
+    wanted = {name: options[name] for name in ("use_ue8m0", "gran_k", "use_packed_ue8m0") if name in options}
+    q, scale = cast(inputs["x"], **wanted)
     return {"q": q.view(torch.uint8), "scale": scale}
 
 
 def _deep_gemm_fp4_back(inputs: Inputs, options: Options) -> Tensor:
     cast = alone.file("deep_gemm", "utils/math").cast_back_from_fp4
     made: Tensor = cast(inputs["q"].view(torch.int8), inputs["scale"], int(str(options["gran_k"])))
+    return made
+
+
+def _deep_gemm_cast(name: str, inputs: Inputs, options: Options) -> Outputs:
+    _only(options.get("block_size", (128, 128)) == (128, 128), "blocks of 128x128")
+    group = (options["group"],) if "group" in options else ()
+    q, scale = getattr(alone.file("deep_gemm", "utils/math"), name)(inputs["x"], bool(options["use_ue8m0"]), *group)
+    return {"q": q, "scale": scale}
+
+
+def _deep_gemm_powers(inputs: Inputs, options: Options) -> Tensor:
+    made: Tensor = alone.file("deep_gemm", "utils/math").ceil_to_ue8m0(inputs["x"])
+    return made
+
+
+def _deep_gemm_transposed(inputs: Inputs, options: Options) -> Tensor:
+    made: Tensor = alone.file("deep_gemm", "utils/math").transpose_packed_fp4(inputs["q"])
     return made
 
 

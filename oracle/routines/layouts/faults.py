@@ -137,32 +137,21 @@ def _asks_for(placement: str) -> Callable[[Call], object]:
     return lambda call: call.resolved["placement"] == placement
 
 
-def _unpadded_experts(call: Call, out: Tensor) -> Tensor:
-    return _experts_at(call, out, None)
-
-
 def _experts_at(call: Call, out: Tensor, placement: str | None, *, early: int = 0) -> Tensor:
     """Each expert's rows in tiles from the row of a placement; None: right behind the last expert's rows. All but the
     first are read ``early`` rows too early."""
     scale, first, rows = bits_of(call.inputs["scale"]), call.inputs["first"].tolist(), call.inputs["rows"].tolist()
     width = layout.align(scale.shape[1], layout.WIDTH)
     height = out.numel() // width
-    capacity = call.resolved["capacity"]
-    assert isinstance(capacity, int)
     starts = [sum(rows[:i]) for i in range(len(rows))]
     if placement is not None:
-        starts = tiles.expert_starts(first, rows, placement, capacity)
+        starts = tiles.expert_starts(first, rows, placement, call.resolved["capacity"])
     offsets = layout.swizzle_offsets(height, scale.shape[1], tile="128x4")
     memory = torch.zeros(out.numel(), dtype=torch.uint8, device="cpu")
     for at, p, m in zip(starts, first, rows, strict=True):
         p = max(0, p - early)
         memory[offsets[at : at + m]] = scale[p : p + m]
     return memory.view(out.dtype)
-
-
-def _neighbours_rows(call: Call, out: Tensor) -> Tensor:
-    """Every expert but the first read from one row early."""
-    return _experts_at(call, out, str(call.resolved["placement"]), early=1)
 
 
 def _words_across(call: Call, out: Tensor) -> Tensor:
@@ -231,10 +220,11 @@ for _wrong, _of in (("tight", "flashinfer"), ("flashinfer", "tight")):
           needs=need(_asks_for(_of), "the call asks for another placement"),
           same_if="every expert starts at the same tile in both")
 fault("experts' tiles start at their first row, not padded", INDEX, seen="flashinfer 3547",
-      contracts={"swizzle_scale_experts"}, write=entry("out", _unpadded_experts),
+      contracts={"swizzle_scale_experts"}, write=entry("out", lambda call, out: _experts_at(call, out, None)),
       same_if="every expert but the last has a multiple of 128 rows")
 fault("tiles of an expert filled from the row before it", INDEX, seen="flashinfer 3547",
-      contracts={"swizzle_scale_experts"}, write=entry("out", _neighbours_rows),
+      contracts={"swizzle_scale_experts"},
+      write=entry("out", lambda call, out: _experts_at(call, out, str(call.resolved["placement"]), early=1)),
       needs=need(lambda c: len(c.inputs["first"]) > 1, "one expert"), same_if="no expert but the first has rows")
 fault("columns of groups swizzled as one matrix", INDEX, seen="flashinfer 3604",
       contracts={"to_blocked_k_groups"}, read=entry("ends", lambda ends: torch.full_like(ends, int(ends[-1]))),

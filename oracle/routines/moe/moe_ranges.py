@@ -128,9 +128,7 @@ def shares(
     return Shares(made, basis, flips, count)
 
 
-def outcome(
-    tokens: Tokens, experts: Experts, steps: Steps, found: Shares, weights: Span | None = None
-) -> Outcome:
+def outcome(tokens: Tokens, experts: Experts, steps: Steps, found: Shares, weights: Span | None = None) -> Outcome:
     """The interval of a layer's output by ``steps.combine``; with ``weights [T, k]`` the weights lie between bounds."""
     combine, fmt = steps.combine.value, of_dtype(steps.store)
     weights = weights or Span(*(tokens.output_weights(),) * 2)
@@ -138,9 +136,7 @@ def outcome(
         weights = Span(nearest(weights.low, fmt), nearest(weights.high, fmt))
     shape = (tokens.codes.shape[0], experts.w2.shape[1])
     open_ = torch.zeros(shape[0], dtype=torch.bool, device=tokens.codes.device)
-    low, high = (
-        torch.zeros((tokens.ids.shape[1], *shape), dtype=torch.float64, device=open_.device) for _ in range(2)
-    )
+    low, high = (torch.zeros((tokens.ids.shape[1], *shape), dtype=torch.float64, device=open_.device) for _ in range(2))
     for share in found.of:
         token, slot = share.token, share.slot
         y, overflow = rounded_span(share.found, stored_as(steps))
@@ -230,9 +226,7 @@ def boxed_span(
     return *rounded_span(found, store), found.name
 
 
-def boxed_range(
-    boxes: Sequence[Box], experts: Experts, which: str, expert: int, acc: Accumulator | None
-) -> Range:
+def boxed_range(boxes: Sequence[Box], experts: Experts, which: str, expert: int, acc: Accumulator | None) -> Range:
     """Bounds of a product of boxes with a weight, before it is stored."""
     scale, block, b_rows = experts.scale(which, expert)
     if experts.alpha is not None:

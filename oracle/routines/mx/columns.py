@@ -195,7 +195,7 @@ class Mxfp8Quantize2d(_Columns):
 
     def across(self, call: Call) -> bool:
         """Whether the bytes are those of the transpose."""
-        return call.resolved["direction"] == DIRECTIONS[1]
+        return bool(call.resolved["direction"] == DIRECTIONS[1])
 
     def transposes(self, call: Call) -> bool:
         """Row-wise bytes lie as they are; ``compact`` is for those of the transpose what [M, K/32] is for them."""

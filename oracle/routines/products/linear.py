@@ -29,7 +29,7 @@ from oracle.numbers.formats import decode, of_dtype, same_bits
 from oracle.numbers.quantize import WIDE, quantize
 from oracle.numbers.recipes import Recipe
 from oracle.numbers.rounding import Overflow, Rounding, round_to
-from oracle.routines.base import F32, FP8, Call, Contract, OptionSpec, Out, TensorSpec, register
+from oracle.routines.base import F32, FP8, Call, Contract, Inputs, Options, OptionSpec, Out, TensorSpec, register
 from oracle.routines.layouts.contract import TableContract
 from oracle.routines.products.contract import (
     BIAS,
@@ -80,13 +80,12 @@ class Fp8LinearOp(Contract):
     numerics = ROW_NUMERICS
     golden_arches = ("cpu", "sm90")
 
-    def check(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> dict[str, object]:
-        resolved = super().check(inputs, options)
+    def refuse(self, inputs: Inputs, options: Options) -> None:
         x, weight = inputs["input"], inputs["weight"]
         if x.dim() == 0 or x.shape[-1] != weight.shape[0]:
             raise ShapeError(f"input has shape {list(x.shape)}; weight [K, N] {list(weight.shape)} takes [..., K]")
         coded = x.dtype in FP8
-        if coded and resolved["cutlass_fp8_supported"]:
+        if coded and options["cutlass_fp8_supported"]:
             raise InputError("the CUTLASS path takes no FP8 input; pass the high-precision one")
         if coded and "input_scale" not in inputs:
             raise InputError("FP8 codes come with input_scale, and there is none")
@@ -94,13 +93,12 @@ class Fp8LinearOp(Contract):
             shape = list(inputs["input_scale"].shape)
             raise ShapeError(f"input_scale has shape {shape}; static quantisation takes one value")
         if "input_scale_ub" in inputs:
-            if "input_scale" in inputs or not resolved["use_per_token_if_dynamic"]:
+            if "input_scale" in inputs or not options["use_per_token_if_dynamic"]:
                 raise OptionError("input_scale_ub bounds dynamic per-token scales; pass use_per_token_if_dynamic=True")
             if inputs["input_scale_ub"].numel() != 1:
                 raise ShapeError(f"input_scale_ub has shape {list(inputs['input_scale_ub'].shape)}; pass one value")
-        return resolved
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         resolved = self.check(inputs, options)
         dtype = resolved["out_dtype"]
         assert dtype is None or isinstance(dtype, torch.dtype)
@@ -145,9 +143,7 @@ class Fp8LinearOp(Contract):
     def _products(self, call: Call) -> list[tuple[Recipe | None, ScaledProduct]]:
         return call.once("products", lambda: self.products(call.inputs, call.resolved))
 
-    def products(
-        self, inputs: Mapping[str, Tensor], options: Mapping[str, object]
-    ) -> list[tuple[Recipe | None, ScaledProduct]]:
+    def products(self, inputs: Inputs, options: Options) -> list[tuple[Recipe | None, ScaledProduct]]:
         """The product after each admitted recipe; one with recipe None for FP8 input."""
         x = inputs["input"]
         flat = x.reshape(-1, x.shape[-1])
@@ -161,7 +157,7 @@ class Fp8LinearOp(Contract):
             made.append((recipe, scaled_by_shape(q.codes, weight, q.scale, scale, bias)))
         return made
 
-    def recipes(self, inputs: Mapping[str, Tensor], options: Mapping[str, object]) -> tuple[Recipe, ...]:
+    def recipes(self, inputs: Inputs, options: Options) -> tuple[Recipe, ...]:
         static = "input_scale" in inputs
         return input_recipes(static=static, per_token=bool(options["use_per_token_if_dynamic"]))
 
@@ -256,7 +252,7 @@ class CalcDiff(Contract):
         TensorSpec("y", (*WIDE, *FP8, *FNUZ), None, "the same shape"),
     )
 
-    def reference(self, inputs: Mapping[str, Tensor], **options: object) -> Tensor:
+    def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)
         return torch.tensor(calc_diff(inputs["x"], inputs["y"]), dtype=torch.float64, device=inputs["x"].device)
 
