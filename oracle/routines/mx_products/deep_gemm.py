@@ -257,7 +257,7 @@ class KGroupedGemmTn(MxProduct):
             if not k:  # the sum over nothing is that over zeros
                 one = [torch.ones(rows, 1, dtype=torch.float32, device=a.device) for rows in (m, n)]
                 zeros = [(0 * x).expand(-1, MX).to(a.dtype) for x in one]
-                sides = *zeros, *(x.to(scale.dtype) for x, scale in zip(one, scales, strict=True))
+                sides = zeros[0], zeros[1], one[0].to(scales[0].dtype), one[1].to(scales[1].dtype)
             product = ScaledProduct(*sides, block=width if k else MX, b_rows=1, c=inputs["c"][g])
             found.append(Part(product, torch.arange(g * m, g * m + m, device=a.device)))
             start += k
