@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -570,10 +570,9 @@ def run_quantiser(call: Call, faults: tuple[Fault, ...]) -> dict[str, Tensor]:
     recipe: Recipe = fold(call, faults, Stage.RECIPE, call.recipe)
     cells = x.grid(recipe.block)
     steps = _steps(call, x, recipe, faults)
-    values = Values(x, recipe, steps, cells)
-    quotient = fold(call, faults, Stage.QUOTIENT, values)
-    assert isinstance(quotient, Values)
-    codes = fold(call, faults, Stage.CODES, cells.join(quotient.codes()))
+    right = quantize.quotients(x.blocks(recipe.block), steps.total, steps.inverse, recipe)
+    values: Values = fold(call, faults, Stage.QUOTIENT, Values(x, recipe, steps, cells, right))
+    codes = fold(call, faults, Stage.CODES, cells.join(values.codes()))
     scale = fold(call, faults, Stage.SCALE, steps.scale.reshape(cells.scale_shape))
     q = codes.view(recipe.element.tensor_dtype)
     if "scale" in given:
@@ -590,11 +589,12 @@ def _steps(call: Call, x: quantize.Prepared, recipe: Recipe, faults: tuple[Fault
     return steps if recipe.candidates is None else x.chosen(recipe, steps)
 
 
+@dataclass(frozen=True)
 class Amax:
     """What a change of stage AMAX gets; it returns float64 ``[down, 1, across, 1]``."""
 
-    def __init__(self, x: quantize.Prepared, recipe: Recipe) -> None:
-        self.x, self.recipe = x, recipe
+    x: quantize.Prepared
+    recipe: Recipe
 
     @property
     def right(self) -> Tensor:
@@ -607,33 +607,21 @@ class Amax:
         return self.x.blocks(self.recipe.block)
 
 
+@dataclass(frozen=True)
 class Values:
     """What a change of stage QUOTIENT gets and returns: the quotients, and how they are rounded to codes."""
 
-    def __init__(
-        self,
-        x: quantize.Prepared,
-        recipe: Recipe,
-        steps: quantize.Steps,
-        cells: Grid,
-        *,
-        quotient: Tensor | None = None,
-        rounding: Rounding | None = None,
-        overflow: Overflow = Overflow.SATURATE,
-    ) -> None:
-        self.x, self.recipe, self.steps, self.cells = x, recipe, steps, cells
-        self.rounding, self.overflow = rounding, overflow
-        self.quotient = self._right() if quotient is None else quotient
+    x: quantize.Prepared
+    recipe: Recipe
+    steps: quantize.Steps
+    cells: Grid
+    quotient: Tensor
+    rounding: Rounding | None = None
+    overflow: Overflow = Overflow.SATURATE
 
-    def altered(
-        self, *, quotient: Tensor | None = None, rounding: Rounding | None = None, overflow: Overflow | None = None
-    ) -> Values:
-        """The same with another quotient, rounding or overflow."""
-        return Values(
-            self.x, self.recipe, self.steps, self.cells, quotient=self.quotient if quotient is None else quotient,
-            rounding=self.rounding if rounding is None else rounding,
-            overflow=self.overflow if overflow is None else overflow,
-        )
+    def altered(self, **changes: Any) -> Values:
+        """The same with another ``quotient``, ``rounding`` or ``overflow``; None changes nothing."""
+        return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def codes(self) -> Tensor:
         """uint8 codes of the blocks, rounded as the recipe says unless a fault says otherwise."""
@@ -643,9 +631,6 @@ class Values:
         numbers = self.quotient.masked_fill(undefined, 0.0)
         codes = encode(numbers, element, rounding=self.rounding or Rounding.NEAREST_EVEN, overflow=self.overflow)
         return codes.masked_fill(undefined, self.recipe.code_of_nan)
-
-    def _right(self) -> Tensor:
-        return quantize.quotients(self.x.blocks(self.recipe.block), self.steps.total, self.steps.inverse, self.recipe)
 
 
 def values_of(codes: Tensor) -> Tensor:
