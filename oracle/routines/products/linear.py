@@ -194,6 +194,7 @@ class CutlassW8a8(contract.TorchScaledMm):
 @register
 class RocmPerTensor(contract.TorchScaledMm):
     name = "rocm_per_tensor_w8a8_scaled_mm"
+    gpu = False
     summary = "one scale for each operand, FNUZ codes on gfx942"
     source = "vLLM w8a8_utils.rocm_per_tensor_w8a8_scaled_mm"
     numerics: ClassVar[Mapping[str, tuple[str, ...]]] = {
