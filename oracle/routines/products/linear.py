@@ -246,9 +246,6 @@ class CalcDiff(Contract):
         self.check(inputs, options)
         return torch.tensor(calc_diff(inputs["x"], inputs["y"]), dtype=torch.float64, device=inputs["x"].device)
 
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out((), (torch.float64,))}
-
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Difference(call.truth["out"], 4 * (call.inputs["x"].numel() + 4) * 2.0**-53)]
 

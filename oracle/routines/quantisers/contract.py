@@ -502,9 +502,6 @@ class PerTensorDequantize(Contract):
         self.check(inputs, options)
         return quantize.per_tensor_dequantize(inputs["q"], inputs["inv_scale"])
 
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out(tuple(call.inputs["q"].shape), (torch.float16,))}
-
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         return [Elements(lambda: ({"out": self._set(call)}, "float16 of the exact or float32 product"))]
 
@@ -532,9 +529,6 @@ class CeilToUe8m0(Contract):
     def reference(self, inputs: Inputs, **options: object) -> Tensor:
         self.check(inputs, options)
         return ceil_to_ue8m0(inputs["x"])
-
-    def outputs(self, call: Call) -> dict[str, Out]:
-        return {"out": Out(tuple(call.inputs["x"].shape), (torch.float32,))}
 
     def admissible(self, call: Call, numerics: str | None) -> list[Sets]:
         magnitude, due = decode(call.inputs["x"]).abs(), decode(call.truth["out"])
