@@ -15,8 +15,8 @@ from kernels.backends._launch import Launch, bits, imported, power_of_two
 from kernels.backends.declaration import CacheRows, Part, Slots
 from kernels.checks import FP8
 
-WIDEST, WARPS = 2048, 4
-"""Most elements that a program holds at once, and its warps."""
+WIDEST, WARPS, VECTOR = 2048, 4, 16
+"""Most elements that a program holds at once, its most warps, and the bytes that one instruction loads."""
 BLOCKS = 128
 """Blocks of 16 that a program holds at once."""
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -30,8 +30,13 @@ def library() -> tuple[ModuleType, bool]:
 
 
 @functools.lru_cache(maxsize=256)
-def _prepared(kernel: str, **constants: object) -> Launch:
-    return Launch(getattr(library()[0], kernel), constants, num_warps=WARPS)
+def _prepared(kernel: str, warps: int = WARPS, **constants: object) -> Launch:
+    return Launch(getattr(library()[0], kernel), constants, num_warps=warps)
+
+
+def _small(memory: Tensor) -> bool:
+    """Whether the slots of a cache, pages times slots of a page, are numbers of 31 bits."""
+    return memory.shape[0] * memory.shape[1] < 1 << 31
 
 
 def _words(part: Part) -> Part:
@@ -72,9 +77,9 @@ def store(parts: tuple[Part, ...], slots: Slots) -> None:
     heads = [x.shape[1] for x, _, _ in laid]
     one = slots.slot
     start = _prepared(
-        "store_kernel", MODE=mode, PER_HEAD=per_head, CHUNK0=laid[0][2], CHUNK1=laid[1][2],
-        **_parts(0, laid[0][0]), **_parts(1, laid[1][0]), TABLE=slots.positions is not None,
-        SKIP=slots.skip is not None, NATIVE=native,
+        "store_kernel", max(_warps(x) for x, _, _ in laid), MODE=mode, PER_HEAD=per_head, CHUNK0=laid[0][2],
+        CHUNK1=laid[1][2], **_parts(0, laid[0][0]), **_parts(1, laid[1][0]), TABLE=slots.positions is not None,
+        SKIP=slots.skip is not None, SMALL=_small(first.memory), NATIVE=native,
     )  # fmt: skip
     xs = [x for x, _, _ in laid]
     memories = [m if mode == 0 else _codes(m) for _, m, _ in laid]
@@ -108,10 +113,16 @@ def _per_head(scale: Tensor, heads: int, per_head: bool) -> Tensor:
 
 
 def _parts(which: int, x: Tensor) -> dict[str, int]:
-    """How many elements a program takes at once, and how often."""
+    """How many elements a program takes at once, how often, and whether they are of one head."""
     count = x.shape[1] * x.shape[2]
     block = min(WIDEST, power_of_two(count))
-    return {f"BLOCK{which}": block, f"PARTS{which}": -(-count // block)}
+    return {f"BLOCK{which}": block, f"PARTS{which}": -(-count // block), f"FLAT{which}": x.shape[1] == 1}
+
+
+def _warps(x: Tensor) -> int:
+    """As many as leave each thread 16 bytes of a row to load."""
+    count = min(WIDEST, power_of_two(x.shape[1] * x.shape[2])) * x.element_size()
+    return min(WARPS, max(1, count // (32 * VECTOR)))
 
 
 def tiles(
@@ -128,7 +139,7 @@ def tiles(
     start = _prepared(
         "tile_kernel", TILES=power_of_two(count), ROPE=0 if rope is None else rope.shape[1],
         MODE=2 if reciprocal else int(ue8m0), EPS=bits(amax_floor), FLOOR=bits(scale_floor), SLOTTED=slot is not None,
-        NATIVE=library()[1],
+        SMALL=_small(codes), NATIVE=library()[1],
     )  # fmt: skip
     beside, columns = x, codes
     if rope is not None and rotated is not None:
@@ -147,7 +158,8 @@ def nvfp4(parts: tuple[Part, ...], scales: tuple[Tensor, ...], slot: Tensor) -> 
     _, heads, depth = xs[0].shape
     count = heads * depth // 16
     block = min(BLOCKS, power_of_two(count))
-    start = _prepared("nvfp4_kernel", BLOCK=block, PARTS=-(-count // block), NATIVE=library()[1])
+    start = _prepared("nvfp4_kernel", BLOCK=block, PARTS=-(-count // block), SMALL=_small(parts[0].memory),
+                      NATIVE=library()[1])  # fmt: skip
     memories, blocks = [part.memory for part in parts], [scale.view(torch.uint8) for scale in scales]
     given = [part.scale.reshape(-1) for part in parts if part.scale is not None]
     strides: list[int] = []

@@ -34,11 +34,12 @@ from oracle.bounds.accumulator import Accumulator
 from oracle.bounds.chain import floor_power
 from oracle.bounds.product import ETA, FLOAT32_MAX, U, check_fit
 from oracle.numbers.formats import codes_of, decode
+from oracle.numbers.threads import all_threads
 from oracle.tensorcore.instructions import Order, Sum
 from oracle.truth.gemm import Decoded, ScaledProduct
 
 LEAST = 2.0**-126
-BAND, BAND_ON_DEVICE = 1 << 18, 1 << 24  # elements of b that are looked at together: 2 MiB of float64, 128 MiB
+BAND, BAND_ON_DEVICE = 1 << 20, 1 << 24  # elements of b that are looked at together: 8 MiB of float64, 128 MiB
 LEAST_BAND = 64  # columns of b that are looked at together at least
 
 
@@ -93,8 +94,9 @@ def outer_bands(product: ScaledProduct, acc: Accumulator) -> Iterator[tuple[slic
     for start in range(0, product.N, band):
         columns = product.columns(start, min(product.N, start + band))
         own = _Side(columns.right, product.block, length, acc)
-        width = weighted @ own.factors(1.0, 1.0, 1.0, 1.0, 1.0).T
-        yield slice(start, start + columns.N), rows.scaled @ own.scaled.T, width.add_(tiny).mul_(1 + 2.0**-20)
+        with all_threads():
+            y, width = rows.scaled @ own.scaled.T, weighted @ own.factors(1.0, 1.0, 1.0, 1.0, 1.0).T
+        yield slice(start, start + columns.N), y, width.add_(tiny).mul_(1 + 2.0**-20)
 
 
 class _Side:

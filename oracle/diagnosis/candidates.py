@@ -30,9 +30,10 @@ Not covered: which candidates are tried, and in which order (:mod:`oracle.diagno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -45,16 +46,27 @@ from oracle.routines.catalogue import Call, Fault, Stage
 from oracle.routines.fault import fold, touches
 from oracle.routines.mutants import accumulated, fitting, products, stored, write
 from oracle.tensorcore.identify import subset
+from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
 from oracle.truth.gemm import NEARBY, Exact, ScaledProduct, rounded
-from oracle.verdict.pattern import places
-from oracle.verdict.products import COINCIDENCES, FEWEST, TRIAL, Part, interval_of, work
+from oracle.verdict.pattern import count, lines, places
+from oracle.verdict.products import (
+    COINCIDENCES,
+    FEWEST,
+    TRIAL,
+    Part,
+    exact_and_interval,
+    interval_of,
+    specified_of,
+    work,
+)
 
 LISTED = 0.5  # an explanation that covers less than half of the failing elements is not named
 WHOLE = 1 << 28  # products of one candidate up to which all of the output is predicted
 SAMPLE = (96, 192)  # rows and columns of a larger one
 PAIR_SAMPLE = (12, 96)  # rows and columns on which pairs of faults are tried first
 FEW_ROWS = 12  # failing rows on which a fault of a small output is tried first
+TOGETHER = 16  # faults that are computed together at most
 GOLDEN = 0.6180339887  # multiples of it, modulo 1, spread over rows in no regular step
 HOPELESS = 0.125  # share of what fails there; of 12 rows a fault of half of them explains so few once in 300 draws
 CHANCE = 0.25  # share of right results beyond a buffer above which the candidate is contradicted there
@@ -230,10 +242,10 @@ class FailingOutput:
         self.numerics = EXACT_SUMS if call.schedule is None else call.schedule.name
         self.widths: dict[int, Interval] = {}
         self._held: tuple[Piece | None, dict[tuple[int, int] | None, tuple[Exact, Tensor]]] = (None, {})
-        self.specified = torch.zeros(output.shape, dtype=torch.bool, device=output.device)
-        for part in call.parts:
-            self.specified[part.place] = True
-        self.total = int(self.specified.sum())
+        specified = specified_of(call.parts, output)
+        whole = torch.ones((), dtype=torch.bool, device=output.device).expand(output.shape)
+        self.specified = whole if specified is None else specified
+        self.total = output.numel() if specified is None else count(specified)
 
     @cached_property
     def right(self) -> Tensor:
@@ -370,11 +382,11 @@ class FailingOutput:
             return True
         if piece is not self._held[0]:
             self._held = piece, {}
+        value, interval = exact_and_interval(product, numerics)
         if most not in self._held[1]:  # one value for all numerics
-            value = exact(product)
+            value = exact(product) if value is None else value
             self._held[1][most] = value, rounded(product, value, self.output.dtype)
         value, expected = self._held[1][most]
-        interval = interval_of(product, numerics)
         sets = admissible(value, expected, interval)
         predicted = Prediction(expected, sets.low, sets.high, sets.open, placement=True)
         return self.weigh((), predicted, View(output, output, bad, bad)).complete  # it changes every element
@@ -444,12 +456,62 @@ class Sample:
     @classmethod
     def half_failing(cls, failure: FailingOutput, size: tuple[int, int]) -> Sample:
         """Rows and columns of which up to half fail, at most ``size`` of them."""
-        rows = [_half_failing(part.of(failure.bad).any(dim=1), size[0]) for part in failure.call.parts]
-        return cls(failure, rows, _half_failing(failure.bad.any(dim=0), size[1]))
+        failing, columns = lines(failure.bad)
+        rows = [_half_failing(part.of(failing), size[0]) for part in failure.call.parts]
+        return cls(failure, rows, _half_failing(columns, size[1]))
 
     def attempt(self, faults: tuple[Fault, ...]) -> Explanation | None:
         """What the kernel with these faults explains of the sample; None for faults that regroup the rows."""
         return self.weigh(faults, self.sums(faults))
+
+    def likely(self, faults: Iterable[Fault]) -> Iterator[Fault]:
+        """The ``faults``, in their order, without most of those whose share is below ``LISTED``: those that leave one
+        operand as it is are computed together, as rows or columns of one product. None where nothing fails here."""
+        rest = iter(faults if any(count(view.failing) for view in self.views) else ())
+        while some := list(islice(rest, TOGETHER)):
+            hopeless = self._hopeless(some)
+            yield from (fault for fault in some if fault.name not in hopeless)
+
+    def _hopeless(self, faults: Sequence[Fault]) -> set[str]:
+        """What is explained agrees, and what fails is known where the prediction is not NaN."""
+        call, found = self.failure.call, set[str]()
+        if len(call.parts) != 1 or call.schedule is None or not len(self.rows[0]):
+            return found
+        (view,), own = self.views, call.parts[0].product
+        piece = self.piece(0, own)
+        stacks = dict[Hashable, list[tuple[str, Tensor, Tensor]]]()
+        for fault in faults:
+            if not set(fault.changes) <= {Stage.READ, Stage.PRODUCT} or own.bias is not None or own.c is not None:
+                continue
+            if fault.by_code:
+                right, product = piece, fold(call, (fault,), Stage.PRODUCT, piece)
+            else:
+                (part, _), *others = products(call, (fault,))
+                right, product = own, part.product
+                if others:
+                    continue
+            if any(getattr(product, x) != getattr(right, x) for x in ("M", "N", "K", "block", "b_rows")):
+                continue
+            sides = (product.left, right.left, self.rows[0], 1), (product.right, right.right, self.columns, own.b_rows)
+            changed = [not side.same_memory(other) for side, other, *_ in sides]
+            if sum(changed) != 1 or product.alpha is not right.alpha or fitting(product, call.schedule) is None:
+                continue
+            side, _, at, of_scale = sides[changed.index(True)]
+            if not fault.by_code:
+                side = side.taken(at, None if len(side.scale) == 1 else at // of_scale)
+            codes, scale = side.codes.to(self.device), side.scale.expand(len(at), -1).to(self.device)
+            stacks.setdefault((changed[0], codes.dtype, scale.dtype), []).append((fault.name, codes, scale))
+        for (of_rows, *_), stack in stacks.items():
+            codes, scale = (stacked(tensors) for tensors in list(zip(*stack, strict=True))[1:])
+            product = replace(piece, **({"a": codes, "a_scale": scale} if of_rows else {"b": codes, "b_scale": scale}))
+            value = predict_product(product, call.schedule, out_dtype=call.out_dtype)
+            shape = (len(stack), *view.output.shape)
+            value = value.view(shape) if of_rows else value.view(shape[1], shape[0], shape[2]).transpose(0, 1)
+            agreeing = (view.failing & same_bits(value, view.output.expand(shape))).sum(dim=(1, 2))
+            known = (view.failing & ~torch.isnan(value)).sum(dim=(1, 2))
+            few = (agreeing < LISTED * known).tolist()
+            found |= {name for (name, *_), yes in zip(stack, few, strict=True) if yes}
+        return found
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
@@ -633,6 +695,13 @@ def varied(values: Tensor) -> bool:
     predicts a constant for an output that is constant."""
     counts = torch.unique(codes_of(values), return_counts=True)[1]
     return len(counts) > 0 and int(counts.sum() - counts.max()) >= COINCIDENCES
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """``torch.cat`` for float8 tensors too, which torch cannot join on every device."""
+    if tensors[0].element_size() > 1:
+        return torch.cat(list(tensors))
+    return torch.cat([x.view(torch.uint8) for x in tensors]).view(tensors[0].dtype)
 
 
 def evenly(at: Tensor, most: int) -> Tensor:

@@ -52,6 +52,7 @@ from oracle.diagnosis.localise import groups_in_use, placements
 from oracle.errors import NumericsError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.recipes import Recipe
+from oracle.numbers.threads import one_thread
 from oracle.routines import get
 from oracle.routines.base import Beyond, Call, Contract, Output, by_name
 from oracle.routines.catalogue import Family, Fault, Stage, agree, faults_of, run
@@ -191,7 +192,8 @@ def explain_verdict(
     if level is Explain.FULL or cheap(call):
         return replace(verdict, explained_by=_diagnosis(verdict, call, by_name(output), numerics).names)
     if failing is not None and not verdict.explained_by:
-        return replace(verdict, explained_by=_of_sample(call, by_name(output)["out"], numerics, failing))
+        with one_thread():
+            return replace(verdict, explained_by=_of_sample(call, by_name(output)["out"], numerics, failing))
     return verdict
 
 

@@ -41,13 +41,14 @@ from oracle.routines.catalogue import Call, faults_of, get
 from oracle.routines.products.roles import matrices
 from oracle.tensorcore.identify import subset
 from oracle.truth.gemm import ScaledProduct
-from oracle.verdict.pattern import ranges
+from oracle.verdict.pattern import lines, ranges
 from oracle.verdict.products import COINCIDENCES, Part
 
 # Thresholds of the guesses: they can cause misses, never false explanations.
 PIECE = 64  # columns of a row that are looked for elsewhere; cosines of as many independent values deviate by 1/8
 ALIKE = 0.99  # cosine of a piece with what it is a copy of, which roundings of 2^-8 leave above 0.9999
-SEARCH = 1 << 33  # products of one search for pieces: those of a float32 call of 2048 x 2048 x 2048
+SEARCH, SEARCH_ON_DEVICE = 1 << 33, 1 << 37
+"""Products of one search for pieces: those of a float32 call of 2048 x 2048 x 2048, or of 4096 x 4096 x 8192."""
 GUESS = (64, 128)  # rows and columns that a guess is made from
 NEAR = 0.25  # residual over size: of the rest at most a sixteenth of what is to be explained, in squares
 VARIED = 1 << 14  # failing elements that must differ
@@ -137,14 +138,12 @@ def _shifts(failure: FailingOutput) -> dict[tuple[int, int], tuple[Tensor, Tenso
     count = width // size
 
     def cut(x: Tensor) -> Tensor:
-        values = torch.nan_to_num(decode(x[:, : count * size]), 0.0, 0.0, 0.0)
-        values = values / values.abs().amax(dim=1, keepdim=True).clamp(min=2.0**-1000)
-        values = values.reshape(height * count, size).to(torch.float32)
-        unit: Tensor = values / values.norm(dim=1, keepdim=True).clamp(min=2.0**-100)
-        return unit
+        values = torch.nan_to_num(x[:, : count * size].to(torch.float32), 0.0, 0.0, 0.0).view(height * count, size)
+        values = values.div_(torch.linalg.vector_norm(values, torch.inf, dim=1, keepdim=True).clamp_(min=2.0**-149))
+        return values.div_(torch.linalg.vector_norm(values, dim=1, keepdim=True).clamp_(min=2.0**-100))
 
-    at = torch.nonzero(failure.bad[:, : count * size].reshape(height * count, size).any(dim=1))[:, 0]
-    if not len(at) or len(at) * height * count * size > SEARCH:
+    at = torch.nonzero(lines(failure.bad[:, : count * size].reshape(height * count, size))[0])[:, 0]
+    if not len(at) or len(at) * height * count * size > (SEARCH_ON_DEVICE if failure.output.is_cuda else SEARCH):
         return {}
     actual, right = cut(failure.output), cut(failure.near)
     shifts: dict[tuple[int, int], list[tuple[int, int]]] = {}

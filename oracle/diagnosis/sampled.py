@@ -47,7 +47,7 @@ from oracle.tensorcore.identify import subset
 from oracle.tensorcore.predict import predict_product
 from oracle.tensorcore.schedules import Schedule
 from oracle.verdict.compare import Failing
-from oracle.verdict.pattern import places
+from oracle.verdict.pattern import count, places
 from oracle.verdict.products import COINCIDENCES
 
 FEW = (8, 16)  # rows and columns on which every fault is tried
@@ -65,8 +65,7 @@ class LargeOutput(FailingOutput):
 
     def __init__(self, call: Call, output: Tensor, failing: Failing, *, first: bool) -> None:
         self._begin(call, output)
-        self.bad = failing.bad & self.specified
-        self.failing = int(self.bad.sum())
+        self.bad, self.failing = failing.bad, count(failing.bad)
         self._near = failing.near
         if first and failing.right is not None:
             vars(self)["right"] = failing.right
@@ -149,9 +148,7 @@ def _confirmed(failure: LargeOutput, few: Sample, faults: Sequence[Fault]) -> It
     explain half of them; then those of the last stage."""
     promising = list[tuple[Explanation, Fault]]()
     last = [fault for fault in faults if set(fault.changes) <= {Stage.WRITE}]
-    for fault in faults:
-        if fault in last or fault.applies(failure.call) is not None:
-            continue
+    for fault in few.likely(f for f in faults if f not in last and f.applies(failure.call) is None):
         found = few.attempt((fault,))
         if found is not None and found.complete:
             if (whole := _on_the_whole(failure, fault)) is not None:

@@ -14,7 +14,7 @@ nobody expects it. Not covered: a cache by the whole content of the operands, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from oracle.errors import OracleError, counted
 from oracle.fixtures.strides import run_of
 from oracle.harness import concurrency, launches
 from oracle.harness.memory import is_poison
-from oracle.harness.report import BATCH, NUMBERS, THREADS, Finding
+from oracle.harness.report import BATCH, GRAPH, JOINED, NUMBERS, PITCHED, SIDE, THREADS, Finding
 from oracle.harness.session import Answer, Session, failed, passed
 from oracle.numbers.formats import decode, same_bits
 from oracle.routines.base import Call, Operands
@@ -37,9 +37,8 @@ from oracle.verdict.pattern import describe
 Inputs = Mapping[str, Tensor]
 Options = Mapping[str, object]
 RERUN, STALE, DIRTY = "rerun determinism", "stale state", "uninitialised memory"
-PITCHED, DOUBLED, FLIPPED, PERMUTED = "non-contiguous inputs", "scale doubled", "sign flipped", "rows permuted"
+DOUBLED, FLIPPED, PERMUTED = "scale doubled", "sign flipped", "rows permuted"
 SMALLER = "numbers of smaller batches"
-JOINED = "stream order"
 
 
 @dataclass(frozen=True)
@@ -317,28 +316,35 @@ def batch(calls: Calls, inputs: Inputs, options: Options, *, required: bool) -> 
 
 
 LAUNCHES = (
-    (launches.SIDE, "side stream", "on a stream of its own", True),
+    (launches.SIDE, SIDE, "on a stream of its own", True),
     (launches.HELD, JOINED, "read on the caller's stream while all others sleep", False),
     (launches.LATE, JOINED, "inputs written on the caller's stream just before", False),
-    (launches.GRAPH, "CUDA graph", "captured and replayed", True),
-    (launches.REPLACED, "CUDA graph", "replayed with other inputs in place", False),
-    (launches.FIRST, "CUDA graph", "the first of two calls in one graph", False),
-    (launches.SECOND, "CUDA graph", "the second of two calls in one graph", False),
+    (launches.GRAPH, GRAPH, "captured and replayed", True),
+    (launches.REPLACED, GRAPH, "replayed with other inputs in place", False),
+    (launches.FIRST, GRAPH, "the first of two calls in one graph", False),
+    (launches.SECOND, GRAPH, "the second of two calls in one graph", False),
 )
 """Modes of :mod:`oracle.harness.launches`, their watches, what is said of them, and whether bits are compared too."""
 
 
-def launched(calls: Calls, inputs: Inputs, options: Options, other: Inputs) -> Iterator[Finding | Note]:
-    """On a GPU, in each way of :mod:`oracle.harness.launches`; ``other`` are inputs of the same shapes."""
+def launched(
+    calls: Calls, inputs: Inputs, options: Options, other: Inputs, *, exempt: Container[str] = ()
+) -> Iterator[Finding | Note]:
+    """On a GPU, in each way of :mod:`oracle.harness.launches` whose watch is not ``exempt``; ``other`` are inputs of
+    the same shapes."""
     if not calls.session.device.startswith("cuda"):
         return
     base, _ = calls.ask(RERUN, "called again", inputs, options, taken=True)
     for mode, watch, what, compared in LAUNCHES:
+        if watch in exempt:
+            continue
         if calls.hung or base.problem is not None:
             return
         answer, verdict = calls.ask(watch, what, inputs, options, mode=mode, beside=other, taken=watch == JOINED)
         if verdict.status is Status.UNSUPPORTED:
             yield Note(calls.case, watch, f"refused {what}: {verdict.reason}")
+            if watch == GRAPH:
+                return  # every mode that is left captures the kernel, and a refused capture costs a process
         if answer.problem is not None:
             continue
         if compared:

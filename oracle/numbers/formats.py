@@ -358,8 +358,12 @@ def same_bits(x: Tensor, y: Tensor) -> Tensor:
 
     Any NaN equals any NaN (hardware does not agree on payloads); -0 differs from +0.
     """
-    p, q = codes_of(x), codes_of(y)
-    return (p == q) | (is_nan(p, of_dtype(x.dtype)) & is_nan(q, of_dtype(y.dtype)))
+    fmt = of_dtype(x.dtype)
+
+    def same(p: Tensor, q: Tensor) -> Tensor:
+        return (p == q) | (is_nan(p, fmt) & is_nan(q, fmt))
+
+    return in_blocks(same, codes_of(x), codes_of(y), dtype=torch.bool)
 
 
 # Up to 32768 elements torch starts no second thread for an operation. Waiting for threads after every short

@@ -31,7 +31,7 @@ class Row:
     each class of evidence, ``ulps`` the largest finite error, ``sqnr`` the least finite ratio in dB. ``explained``
     counts the faults that explain failures. ``batch`` and ``reruns`` say whether results depend on the batch and on the
     run: "same", "differ", or "" where it was not tried. ``covered`` is what was reached. ``cases`` has, for each case,
-    its status and what it matches.
+    its status and what it matches. ``exempt`` are watches that the project excludes, each with what it says.
     """
 
     project: str
@@ -54,6 +54,7 @@ class Row:
     seconds: float = 0.0
     versions: Mapping[str, str] = field(default_factory=dict)
     cases: Mapping[str, str] = field(default_factory=dict)
+    exempt: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

@@ -6,6 +6,7 @@ sums in float32; a quantiser's declared recipe; the captured order of MQA logits
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -15,10 +16,12 @@ from oracle.bounds.engines import exact
 from oracle.errors import NumericsError
 from oracle.routines.base import Beyond
 from oracle.routines.fault import Call, Fault, Stage, fold, touches
-from oracle.tensorcore.predict import predict_product, store
+from oracle.tensorcore.predict import predict_blocks, predict_product, store
 from oracle.tensorcore.schedules import Schedule
-from oracle.truth.gemm import ScaledProduct, rounded
+from oracle.truth.gemm import ALL, RESULT, ScaledProduct, rounded
 from oracle.verdict.products import Part
+
+PIECE = 128  # products that are summed before a kernel may have to add the sums
 
 
 def run(call: Call, *faults: Fault) -> Tensor | dict[str, Tensor]:
@@ -81,6 +84,25 @@ class Sum:
         """The float32 sum of ``product`` (or of the whole) by the schedule."""
         chosen = self.product if product is None else product
         return _plain(chosen, fitting(chosen, self.schedule), torch.float32)
+
+    def pieces(self, which: slice = ALL, *, product: ScaledProduct | None = None) -> Iterator[Tensor]:
+        """What a right kernel gives of each of these pieces of 128 products alone, float32 ``[M, N]`` without bias and
+        summand; do not write to it. ``product``: another one than the whole."""
+        chosen = self.product if product is None else product
+        if chosen.bias is not None or chosen.c is not None:
+            chosen = replace(chosen, bias=None, c=None)
+        schedule, together = fitting(chosen, self.schedule), None
+        if schedule is not None and chosen.block == PIECE and chosen.M * chosen.N <= RESULT:
+            together = chosen.once(("pieces", schedule), lambda: predict_blocks(chosen, schedule))
+        if together is not None:
+            yield from together[which]
+            return
+        for start in range(0, chosen.K, PIECE)[which]:
+            k = slice(start, min(start + PIECE, chosen.K))
+            at = slice(start // chosen.block, start // chosen.block + 1)
+            a, b = (x[:, k].contiguous() for x in (chosen.a, chosen.b))
+            scales = {"a_scale": chosen.a_scale[:, at], "b_scale": chosen.b_scale[:, at]}
+            yield self.right(replace(chosen, a=a, b=b, block=k.stop - k.start, **scales))
 
 
 def write(call: Call, computed: list[tuple[Part, Schedule | None]], faults: tuple[Fault, ...]) -> Tensor:

@@ -4,7 +4,7 @@
 contracted or reassociated), IEEE division, no GIL. An entry is kept on disk: under ``NUMBA_CACHE_DIR``, or beside its
 source in ``__pycache__``, or in the user's cache folder where that cannot be written. ``fma`` is one rounding of
 ``x*y + z``: LLVM's intrinsic, a vector instruction where the CPU has one and the C library's ``fmaf`` elsewhere.
-``run_tasks`` spreads independent calls over ``torch.get_num_threads()`` threads.
+``run_tasks`` spreads independent calls over :func:`oracle.numbers.threads.threads`.
 
 Kernels loop over row views (``row = matrix[k]``; ``row[j]``) with a constant trip count: an index that numba cannot
 prove non-negative costs a wrap-around test and turns vector loads into gathers.
@@ -19,9 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numba
-import torch
 from numba.core import types
 from numba.extending import intrinsic
+
+from oracle.numbers.threads import threads
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 TASK_ROWS = 256  # rows whose accumulators stay in the second-level cache
@@ -62,12 +63,12 @@ fma: Callable[..., Any] = intrinsic(_fma)
 def run_tasks(task: Callable[..., None], arguments: Iterable[tuple[int, ...]]) -> None:
     """Call ``task(*a)`` for every ``a``; calls may run at the same time and must write apart from each other."""
     calls = list(arguments)
-    threads = min(torch.get_num_threads(), len(calls))
-    if threads <= 1:
+    workers = min(threads(), len(calls))
+    if workers <= 1:
         for call in calls:
             task(*call)
         return
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         for done in [pool.submit(task, *call) for call in calls]:
             done.result()
 
@@ -75,10 +76,10 @@ def run_tasks(task: Callable[..., None], arguments: Iterable[tuple[int, ...]]) -
 def task_pieces(rows: int, columns: int, *, lanes: int) -> list[tuple[int, int, int, int]]:
     """Row ranges times panel ranges, some eight to a thread: ``(row0, row1, panel0, panel1)``."""
     panels = -(-columns // lanes)
-    threads = torch.get_num_threads()
-    height = TASK_ROWS if panels >= threads else max(8, min(TASK_ROWS, -(-rows // threads)))
+    workers = threads()
+    height = TASK_ROWS if panels >= workers else max(8, min(TASK_ROWS, -(-rows // workers)))
     bands = -(-rows // height)
-    wide = max(1, panels * bands // (8 * threads))
+    wide = max(1, panels * bands // (8 * workers))
     return [
         (r, min(r + height, rows), p, min(p + wide, panels))
         for r in range(0, rows, height)

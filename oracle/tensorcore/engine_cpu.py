@@ -18,7 +18,7 @@ into the first-level cache; every thread takes panels of columns and rows of a c
 :mod:`oracle.tensorcore.packing`. Memory beyond operands and result stays below 256 MiB for any shape.
 
 Needs numba (no compiler on the user's machine). Not covered, and answered by :func:`supports`: TF32 and FP4 operands,
-float16 accumulators, AMD's instructions; the plain definition computes those.
+float16 accumulators, chains that begin at a rescaled sum, AMD's instructions; the plain definition computes those.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oracle.numbers.formats import Format, of_dtype
+from oracle.numbers.formats import CPU_BLOCK, Format, of_dtype
 from oracle.tensorcore.cpu_jit import jit, piece, run_tasks, task_pieces
 from oracle.tensorcore.cpu_truncation import LANES, ZERO_EXPONENT, promote, truncating, why_not
 from oracle.tensorcore.fused import float32_scale
@@ -50,13 +50,12 @@ from oracle.tensorcore.packing import (
     scale_mode,
     supported,
 )
-from oracle.tensorcore.predict import finish, store
-from oracle.tensorcore.schedules import Schedule
+from oracle.tensorcore.predict import canonical_nan, finish, store
+from oracle.tensorcore.schedules import Epilogue, Schedule
 from oracle.truth.gemm import ScaledProduct
 
 CHUNK_BYTES = 1 << 26  # of unpacked rows of a
 CHUNK_RESULT = 1 << 23  # elements of one float32 chunk of the result
-CHUNK_EPILOGUE = 1 << 20  # elements that the epilogue holds in float64 at once
 WIDE_ZERO_EXPONENT = -1000  # the same for 16-bit formats
 
 f32, f64, i8, i16, i32, i64 = np.float32, np.float64, np.int8, np.int16, np.int32, np.int64
@@ -70,7 +69,7 @@ def supports(product: ScaledProduct, schedule: Schedule) -> bool:
 def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtype) -> Tensor:
     """The bits of :func:`~oracle.tensorcore.predict.predict_product`, ``[M, N]`` of ``out_dtype``."""
     out = torch.empty((product.M, product.N), dtype=out_dtype, device="cpu")
-    step = max(1, CHUNK_EPILOGUE // max(1, product.N))
+    step = max(1, CPU_BLOCK // max(1, product.N))
     for start, acc in sums(product, schedule):
         for first in range(0, acc.shape[0], step):
             part = acc[first : first + step]
@@ -79,8 +78,20 @@ def predict(product: ScaledProduct, schedule: Schedule, *, out_dtype: torch.dtyp
     return out
 
 
-def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tensor]]:
-    """``(first row, float32 [rows, N])``: the promoted sums before the epilogue, in chunks of rows."""
+def blocks(product: ScaledProduct, schedule: Schedule) -> Tensor | None:
+    """Float32 ``[B, M, N]``: what the kernel gives of each K block alone; None where a chain is no K block, or a factor
+    is applied to the whole sum."""
+    plain = product.bias is None and product.c is None and product.alpha is None and schedule.epilogue is Epilogue.NONE
+    if not plain or schedule.interval != product.block or not supports(product, schedule):
+        return None
+    if len(plan(product, schedule).tiles) != product.B:
+        return None
+    return torch.cat([canonical_nan(acc) for _, acc in sums(product, schedule, apart=True)], dim=1)
+
+
+def sums(product: ScaledProduct, schedule: Schedule, *, apart: bool = False) -> Iterator[tuple[int, Tensor]]:
+    """``(first row, float32 [rows, N])``: the promoted sums before the epilogue, in chunks of rows; ``apart``: those of
+    every tile, float32 ``[tiles, rows, N]``."""
     order, mode = plan(product, schedule), scale_mode(schedule)
     in_float32 = narrow_lanes(schedule.instruction)
     truncates = in_float32 and why_not(schedule.instruction) is None
@@ -91,6 +102,7 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tens
     a_scale = float32_scale(product.a_scale).expand(product.M, -1)
     b_scale = np.ascontiguousarray(float32_scale(product.b_scale).numpy())
     source, tiles = order.source.numpy(), order.tiles.numpy()
+    pieces = [tiles[i : i + 1] for i in range(len(tiles))] if apart else [tiles]
     t, to = schedule.instruction.align_bits or 0, schedule.instruction.out_bits
     width = a_values.itemsize + a_exponents.itemsize
     step = max(1, min(CHUNK_BYTES // (width * max(1, len(source))), CHUNK_RESULT // max(1, product.N)))
@@ -98,24 +110,25 @@ def sums(product: ScaledProduct, schedule: Schedule) -> Iterator[tuple[int, Tens
         stop = min(product.M, start + step)
         values, exponents = packed_rows(product.a[start:stop], order, a_values, a_exponents, absent)
         scale = np.ascontiguousarray(a_scale[start:stop].numpy())
-        out = np.empty((stop - start, product.N), np.float32)
+        made = np.empty((len(pieces), stop - start, product.N), np.float32)
         finite = truncates and bool(np.isfinite(values).all())
 
         def task(
             row0: int, row1: int, panel0: int, panel1: int,
             values: NDArray[Any] = values, exponents: NDArray[Any] = exponents,
-            scale: NDArray[np.float32] = scale, out: NDArray[np.float32] = out,
+            scale: NDArray[np.float32] = scale, made: NDArray[np.float32] = made,
             finite: bool = finite,
         ) -> None:  # fmt: skip
-            packed = (
-                values, exponents, scale, b, b_values, b_exponents, b_scale, product.b_rows,
-                source, tiles, order.group, t, to, mode, out, row0, row1, panel0, panel1,
-            )  # fmt: skip
-            if not (finite and truncating(*packed)):
-                kernel(*packed)
+            for some, out in zip(pieces, made, strict=True):
+                packed = (
+                    values, exponents, scale, b, b_values, b_exponents, b_scale, product.b_rows,
+                    source, some, order.group, t, to, mode, out, row0, row1, panel0, panel1,
+                )  # fmt: skip
+                if not (finite and truncating(*packed)):
+                    kernel(*packed)
 
         run_tasks(task, task_pieces(stop - start, product.N, lanes=LANES))
-        yield start, torch.from_numpy(out)
+        yield start, torch.from_numpy(made if apart else made[0])
 
 
 @lru_cache(maxsize=16)

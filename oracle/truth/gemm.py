@@ -129,6 +129,12 @@ class Decoded:
             known["scales"] = self.scales if scales is None else self.scales[scales]
         return part
 
+    def same_memory(self, other: Decoded) -> bool:
+        """Whether the codes and the scales of both are the same memory."""
+        pairs = (self.codes, other.codes), (self.scale, other.scale)
+        facts = [[(x.data_ptr(), x.dtype, x.shape, x.stride()) for x in pair] for pair in pairs]
+        return all(x == y for x, y in facts)
+
     def learn(self, other: Decoded) -> None:
         """Take over what ``other`` has kept of codes, and of scales, that are the same tensor here."""
         known, theirs = vars(self), vars(other)

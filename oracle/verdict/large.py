@@ -32,6 +32,7 @@ from oracle.bounds import Accumulator, of_schedule
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.outer import outer_bands, why_not
 from oracle.numbers.formats import decode, of_dtype, same_bits
+from oracle.numbers.threads import all_threads, one_thread
 from oracle.tensorcore.identify import subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.schedules import ANY, SPLIT, get, is_class, of_class
@@ -39,7 +40,7 @@ from oracle.truth.gemm import NEARBY, rounded
 from oracle.verdict import heatmap
 from oracle.verdict.compare import Comparison, Failing, Verdict, Worst, verdict
 from oracle.verdict.heatmap import Element
-from oracle.verdict.pattern import places
+from oracle.verdict.pattern import count, grid, places
 from oracle.verdict.products import (
     TRIAL,
     Bands,
@@ -57,6 +58,7 @@ SHARE = 32  # a part of the products of a call whose intervals cost no more than
 FEW = 16  # failing elements of a row that a class must hold before every interval is computed
 SUSPECTS = 16  # elements nearest to leaving the outer interval
 FARTHEST = 2.0**1000  # of an element that is no number
+SPLIT_GAIN = 4  # full rows are looked at apart from the others where that is at least so many times less
 ALIKE = 0.5  # share of equal bits in a few rows and columns above which the whole is predicted
 
 
@@ -75,6 +77,7 @@ class _Seen:
         return int(self.rows[at[0]]), int(self.columns[at[1]])
 
 
+@one_thread()
 def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
     """The failure of the output of ``bits`` against the schedule ``name``; None where it may be right."""
     parts, output = bits.parts, bits.output
@@ -84,23 +87,27 @@ def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
     acc = of_schedule(schedule)
     if any(why_not(part.product, acc) for part in parts):
         return None
+    with all_threads():
+        right = bits.right(schedule) if bits.alike(schedule) >= ALIKE else None
     specified = specified_of(parts, output)
-    unknown = torch.ones(output.shape, dtype=torch.bool, device=output.device) if specified is None else specified
-    total = int(unknown.sum())
-    right = bits.right(schedule) if bits.alike(schedule) >= ALIKE else None
+    total = output.numel() if specified is None else count(specified)
     if right is not None:
-        unknown = unknown & ~same_bits(output, right)
+        unknown = ~same_bits(output, right)
+        unknown = unknown if specified is None else unknown & specified
+    else:
+        unknown = torch.ones(output.shape, dtype=torch.bool, device=output.device) if specified is None else specified
     centre = torch.zeros(output.shape, dtype=torch.float64, device=output.device) if right is None else decode(right)
     bad, undecided, seen = _decided(parts, output, unknown, acc, name, centre)
-    if not bool(bad.any()):
+    failing = count(bad)
+    if not failing:
         return None
     seen += _most(parts, output, bad, centre, name)
     worst, elements = _worst(seen)
     if any(_may_hold(seen, worst, other) for other in wider):
         return None
     interval = exact_and_interval(worst.known.part.product, name)[1].name
-    count = int(undecided.sum())
-    basis = interval + (f"; {count} more elements are undecided" if count else "")
+    open_ = count(undecided)
+    basis = interval + (f"; {open_} more elements are undecided" if open_ else "")
     listed = [element for _, element in elements[: heatmap.LISTED]]
     near = centre.to(output.dtype) if right is None else right
     picture = heatmap.of_values(output, near, bad, listed, output="out")
@@ -108,7 +115,7 @@ def failure(bits: Bands, name: str, wider: Sequence[str]) -> Verdict | None:
     first = worst.found.worst
     assert first is not None
     place = replace(first, index=worst.index(first.index))
-    found = Comparison(int(bad.sum()), total, 0, margin, place, bad | undecided, lambda: picture)
+    found = Comparison(failing, total, 0, margin, place, bad | undecided if open_ else bad, lambda: picture)
     said = banded(parts, verdict(found, basis=basis))
     return replace(said, failing=Failing(bad, near, right))
 
@@ -121,38 +128,34 @@ def _decided(
     ``centre`` is filled with exact values where the outer interval was computed.
     """
     bad, undecided = torch.zeros_like(unknown), torch.zeros_like(unknown)
-    grids = [(part, *_grid(part.of(unknown))) for part in parts]
+    grids = [(part, *some) for part in parts for some in _grids(part.of(unknown))]
     room = NEARBY if output.is_cuda else work(parts) // SHARE
     seen = list[_Seen]()
     if sum(len(rows) * len(columns) * part.product.K for part, rows, columns in grids) <= room:
-        seen = [_closely(*grid, output, name) for grid in grids if len(grid[1])]
+        seen = [_closely(*some, output, name) for some in grids]
         for one in seen:
             bad[one.rows[:, None], one.columns[None, :]] = one.found.bad.to(bad.device)
         return bad & unknown, undecided, seen
     suspects, surely = torch.zeros_like(unknown), 0
     for part, rows, columns in grids:
-        if not len(rows):
-            continue
         whole = (len(rows), len(columns)) == (part.product.M, part.product.N)
-        near = list[tuple[Tensor, Tensor, Tensor]]()
+        near = list[Tensor]()
         for some, y, width in outer_bands(part.product if whole else subset(part.product, rows, columns), acc):
             at = (part.place, some) if whole else (_place(part, rows)[:, None], columns[None, some])
             centre[at] = y
             of_band, asked = _beyond(output[at], y, width), unknown[at]
             outside = asked & (of_band > 1.0)
             bad[at], undecided[at] = outside, asked ^ outside
-            surely += int(outside.sum())
+            surely += count(outside)
             if not surely:
-                row, column = torch.meshgrid(rows, columns[some], indexing="ij")
-                near.append((of_band.masked_fill_(~asked, -1.0), row, column))
+                near.append(of_band.masked_fill_(~asked, -1.0))
         if not surely:
-            far, *places = (torch.cat([x.flatten() for x in one]) for one in zip(*near, strict=True))
-            most = torch.topk(far, min(SUSPECTS, len(far))).indices
-            suspects[_place(part, places[0][most]), places[1][most]] = True
+            most = torch.topk(torch.cat(near, dim=1).flatten(), min(SUSPECTS, len(rows) * len(columns))).indices
+            suspects[_place(part, rows[most // len(columns)]), columns[most % len(columns)]] = True
     if not surely:
-        part, own = max(((p, p.of(undecided)) for p in parts), key=lambda pair: int(pair[1].sum()))
-        rows, columns = _grid(own)
-        for few in (_grid(part.of(suspects)), (_evenly(rows, TRIAL[0]), _evenly(columns, TRIAL[1]))):
+        part, own = max(((p, p.of(undecided)) for p in parts), key=lambda pair: count(pair[1]))
+        rows, columns = grid(own)
+        for few in (grid(part.of(suspects)), (_evenly(rows, TRIAL[0]), _evenly(columns, TRIAL[1]))):
             one = _closely(part, *few, output, name)
             at = one.rows[:, None], one.columns[None, :]
             bad[at] = one.found.bad.to(bad.device) & unknown[at]
@@ -195,8 +198,8 @@ def _most(parts: Sequence[Part], output: Tensor, bad: Tensor, centre: Tensor, na
     away = decode(output.flatten()[at]).sub_(centre.flatten()[at]).abs_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
     few = torch.zeros_like(bad)
     few.view(-1)[at[torch.topk(away, min(heatmap.LISTED, len(at))).indices]] = True
-    grids = [(part, *_grid(part.of(few))) for part in parts]
-    return [_closely(*grid, output, name) for grid in grids if len(grid[1])]
+    grids = [(part, *grid(part.of(few))) for part in parts]
+    return [_closely(*some, output, name) for some in grids if len(some[1])]
 
 
 def _worst(seen: Sequence[_Seen]) -> tuple[_Seen, list[tuple[float, Element]]]:
@@ -242,9 +245,17 @@ def _may_hold(seen: Sequence[_Seen], worst: _Seen, other: str) -> bool:
     return all(held_by([one.known], one.output, one.found.bad, other) for one in seen if one.found.outside)
 
 
-def _grid(wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns that hold a True."""
-    return torch.nonzero(wanted.any(dim=1))[:, 0], torch.nonzero(wanted.any(dim=0))[:, 0]
+def _grids(wanted: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Rows and columns that hold every True: those of all rows or, where they are fewer elements, those of the rows
+    that are full of it and those of the others."""
+    rows, columns = grid(wanted)
+    if len(rows) < 2 or len(columns) < 2:
+        return [(rows, columns)] if len(rows) else []
+    full = wanted.sum(dim=1) * 2 > len(columns)
+    some, others = torch.nonzero(full)[:, 0], grid(wanted & ~full[:, None])
+    if SPLIT_GAIN * (len(some) * len(columns) + len(others[0]) * len(others[1])) > len(rows) * len(columns):
+        return [(rows, columns)]
+    return [(some, columns), others] if len(some) else [others]
 
 
 def _place(part: Part, rows: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ def describe(bad: Tensor, *, tiles: tuple[int, int] = (128, 128)) -> str:
     ``tiles`` is the tile height and width that the kernel family uses; failing elements that fill whole tiles
     are named as tiles.
     """
-    count = int(bad.sum())
-    if count == 0:
+    failing = count(bad)
+    if failing == 0:
         return ""
-    if count == bad.numel():
+    if failing == bad.numel():
         return "every element"
     if bad.dim() == 0:
         return "the only element"
@@ -32,7 +32,7 @@ def describe(bad: Tensor, *, tiles: tuple[int, int] = (128, 128)) -> str:
         inner = describe(bad.flatten(0, -3).any(dim=0), tiles=tiles)
         where = f"groups {ranges(groups)}" if len(groups) < len(lead) else "every group"
         return f"{where}: {inner}"
-    return _matrix(bad, count, tiles)
+    return _matrix(bad, failing, tiles)
 
 
 def ranges(indices: list[int], *, most: int = 4) -> str:
@@ -57,10 +57,32 @@ def places(mask: Tensor) -> Tensor:
     return torch.nonzero(mask.flatten())[:, 0]
 
 
-def _matrix(bad: Tensor, count: int, tiles: tuple[int, int]) -> str:
+def count(mask: Tensor) -> int:
+    """How many elements of ``mask`` (bool, any rank) are True."""
+    return int(np.count_nonzero(mask.numpy()) if mask.device.type == "cpu" else torch.count_nonzero(mask))
+
+
+def lines(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows and the columns of ``mask`` (bool ``[R, C]``) that hold a True, bool ``[R]`` and ``[C]``."""
+    return _any(mask, 1), _any(mask, 0)
+
+
+def grid(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`lines` as indices (int64, ascending)."""
+    rows, columns = (torch.nonzero(x)[:, 0] for x in lines(mask))
+    return rows, columns
+
+
+def _any(mask: Tensor, *axes: int) -> Tensor:
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.asarray(mask.numpy().any(axis=axes)))
+    return mask.any(dim=axes)
+
+
+def _matrix(bad: Tensor, failing: int, tiles: tuple[int, int]) -> str:
     m, n = bad.shape
-    rows, columns = (torch.nonzero(bad.any(dim=axis))[:, 0].tolist() for axis in (1, 0))
-    full = count == len(rows) * len(columns)
+    rows, columns = (at.tolist() for at in grid(bad))
+    full = failing == len(rows) * len(columns)
     row_tiles, column_tiles = ({i // size for i in at} for at, size in zip((rows, columns), tiles, strict=True))
     if len(rows) == 1 and len(columns) == 1:
         return f"only element ({rows[0]}, {columns[0]})"
@@ -73,14 +95,14 @@ def _matrix(bad: Tensor, count: int, tiles: tuple[int, int]) -> str:
         return f"the rectangle of {_plural('row', rows)} and {_plural('column', columns)}"
     if m > tiles[0] or n > tiles[1]:
         padded = torch.nn.functional.pad(bad, (0, -n % tiles[1], 0, -m % tiles[0]))
-        by_tile = padded.view(-1, tiles[0], padded.shape[1] // tiles[1], tiles[1]).any(dim=3).any(dim=1)
+        by_tile = _any(padded.view(-1, tiles[0], padded.shape[1] // tiles[1], tiles[1]), 1, 3)
         touched = torch.nonzero(by_tile).tolist()
         if len(touched) == 1:
             ((r, c),) = touched
             return f"scattered within tile ({r}, {c}) of {tiles[0]}x{tiles[1]}"
         if len(row_tiles) * len(column_tiles) > len(touched):
             return f"scattered within {len(touched)} tiles of {tiles[0]}x{tiles[1]}"
-    share = 100.0 * count / bad.numel()
+    share = 100.0 * failing / bad.numel()
     return f"scattered over {len(rows)} rows and {len(columns)} columns ({share:.3g}% of the elements)"
 
 

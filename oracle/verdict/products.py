@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ from oracle.bounds import Accumulator, Interval, admissible, any_order_bound, ie
 from oracle.bounds.engines import exact, exact_and_residue
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed, stored_before
-from oracle.numbers.formats import decode, of_dtype, same_bits
+from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits
+from oracle.numbers.threads import one_thread
 from oracle.tensorcore.identify import find_split, subset
 from oracle.tensorcore.instructions import Sum
 from oracle.tensorcore.predict import predict_product
@@ -40,6 +41,7 @@ from oracle.tensorcore.schedules import ANY, SPLIT, Promotion, Scales, Schedule,
 from oracle.tensorcore.schedules import get as get_schedule
 from oracle.truth.gemm import Exact, ScaledProduct, nearest, rounded
 from oracle.verdict.compare import Admissible, Comparison, Error, Verdict, compare, measured, verdict
+from oracle.verdict.pattern import places
 from oracle.verdict.sets import Found, Range, Sets, all_equal, mostly_zero, ranged, verdict_of_equality
 
 TRIAL = (4, 256)  # rows and columns that a schedule or a class must explain before the whole part is computed
@@ -98,9 +100,9 @@ class ProductSets(Sets):
 
     def judge(self, found: Found) -> Verdict:
         output = found["out"].reshape(-1, found["out"].shape[-1])
-        mistrust = why_mistrust(self.parts, output)
+        with one_thread():
+            mistrust, bits = why_mistrust(self.parts, output), Bands(self.parts, output)
         admitted = [get_schedule(name) for name in self.names if not is_class(name)]
-        bits = Bands(self.parts, output)
         matched = reproducing(self.parts, output, admitted, bits)
         if matched is not None:
             total = sum(part.of(output).numel() for part in self.parts)
@@ -189,7 +191,7 @@ def why_mistrust(parts: Sequence[Part], output: Tensor) -> str | None:
     for name in ("a_scale", "b_scale"):
         if reason := all_equal(name, [getattr(part.product, name) for part in parts]):
             return reason
-    return mostly_zero(torch.cat([decode(part.of(output)).flatten() for part in parts]))
+    return mostly_zero(*(part.of(output) for part in parts))
 
 
 def interval_of(product: ScaledProduct, name: str) -> Interval:
@@ -266,23 +268,28 @@ class Bands:
 
     def reproduced(self, schedule: Schedule) -> bool:
         """Whether ``schedule`` gives every bit."""
-        few = chain(self._witnesses, self._samples)
-        if not all(bool(same_bits(self._bits(product, schedule), wanted).all()) for product, wanted in few):
+        if any(self._differs(self._bits(*few, schedule), *few) for few in [*self._witnesses, *self._samples]):
             return False
         for i, own, start, band in self._all():
-            predicted = self._bits(band, schedule)
-            wrong = ~same_bits(predicted, own)
-            if bool(wrong.any()):
-                row = torch.nonzero(wrong.any(dim=1))[:1, 0]
-                columns = torch.nonzero(wrong[row[0]])[: FEWEST[1], 0]
-                self._witnesses.append((subset(band, row, columns), own[row][:, columns]))
+            predicted = self._bits(band, own, schedule)
+            if self._differs(predicted, band, own):
                 self._refused[schedule.name] = i, start, predicted
                 return False
         return True
 
+    def _differs(self, predicted: Tensor, product: ScaledProduct, own: Tensor) -> bool:
+        """Whether a bit of ``own`` is not the predicted one; a few that are not refuse the next schedule sooner."""
+        if torch.equal(codes_of(predicted), codes_of(own)) or not len(at := places(~same_bits(predicted, own))):
+            return False
+        if own.numel() > FEWEST[1]:
+            row = at[:1] // product.N
+            columns = at[: FEWEST[1]][at[: FEWEST[1]] // product.N == row] % product.N
+            self._witnesses.append((subset(product, row, columns), own[row][:, columns]))
+        return True
+
     def alike(self, schedule: Schedule) -> float:
         """The share of equal bits in a few rows and columns."""
-        same = [same_bits(self._bits(product, schedule), wanted).flatten() for product, wanted in self._samples]
+        same = [same_bits(self._bits(*few, schedule), few[1]).flatten() for few in self._samples]
         return float(torch.cat(same).to(torch.float64).mean())
 
     def right(self, schedule: Schedule) -> Tensor:
@@ -293,13 +300,14 @@ class Bands:
             if at is not None and (i, start) < at[:2]:
                 predicted = own  # seen to be equal
             else:
-                predicted = at[2] if at is not None and (i, start) == at[:2] else self._bits(band, schedule)
+                predicted = at[2] if at is not None and (i, start) == at[:2] else self._bits(band, own, schedule)
             rows = self.parts[i].rows
             found[slice(start, start + band.M) if rows is None else rows[start : start + band.M]] = predicted
         return found
 
-    def _bits(self, product: ScaledProduct, schedule: Schedule) -> Tensor:
-        return predict_product(product, schedule, out_dtype=self.output.dtype)
+    def _bits(self, product: ScaledProduct, own: Tensor, schedule: Schedule) -> Tensor:
+        bits = partial(predict_product, product, schedule, out_dtype=own.dtype)
+        return product.once((schedule, own.dtype), bits)
 
     def _all(self) -> Iterator[tuple[int, Tensor, int, ScaledProduct]]:
         """Every band: the number of its part, the output there, its first row, and its product."""

@@ -267,9 +267,10 @@ def all_equal(name: str, tensors: Sequence[Tensor]) -> str | None:
     return None
 
 
-def mostly_zero(values: Tensor) -> str | None:
+def mostly_zero(*values: Tensor) -> str | None:
     """The reason for mistrust when more than ``ZERO_TRUST`` of the values are zero."""
-    share = float((values == 0).to(torch.float64).mean())
+    total = sum(x.numel() for x in values)
+    share = 1.0 - sum(int(torch.count_nonzero(x)) for x in values) / total if total else math.nan
     return f"{100 * share:.0f}% of the results are zero" if share > ZERO_TRUST else None
 
 

@@ -117,7 +117,7 @@ class TestBlocking:
         product = product_of(schedule, 37, 300, 384, seed=8, bias=True)
         whole = predict_product(product, schedule, out_dtype=torch.bfloat16, engine="cpu")
         monkeypatch.setattr(engine_cpu, "CHUNK_BYTES", 5 * 384 * 7)
-        monkeypatch.setattr(engine_cpu, "CHUNK_EPILOGUE", 300 * 3)
+        monkeypatch.setattr(engine_cpu, "CPU_BLOCK", 300 * 3)
         monkeypatch.setattr(cpu_jit, "TASK_ROWS", 2)
         assert differing(whole, predict_product(product, schedule, out_dtype=torch.bfloat16, engine="cpu")) == 0
 

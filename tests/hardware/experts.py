@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from hardware.fused_libraries import load, offered
+from hardware.fused_libraries import exchanged, load, offered
 from hardware.libraries import Library, named
 from torch import Tensor
 
@@ -60,7 +60,7 @@ def multiplied(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, ends: Ten
     rows, columns = ends - starts.to(torch.int32), torch.full_like(ends, n)
     sizes = torch.stack([rows, columns, torch.full_like(ends, k)], dim=1)
     if a.shape[0] <= SWAP:
-        sizes = sizes[:, [1, 0, 2]]
+        sizes = exchanged(sizes)
     strides = [torch.full((g,), v, dtype=torch.int64, device=a.device) for v in (k, k, n)]
     b_scale = b_scale if per_channel else b_scale.reshape(g, 1)
     torch.ops._C.cutlass_moe_mm(
@@ -86,6 +86,7 @@ def layer(inputs: Inputs, options: Options) -> Tensor:
     """run_cutlass_moe_fp8, in its order."""
     offered("expert_map" not in inputs and not options.get("apply_router_weight_on_input"), "ids of this rank")
     offered(options.get("combine") in (None, "STORED"), "weighted in float32")
+    offered(not GPU or all(x.is_contiguous() for x in inputs.values()), "dense operands")
     ids, e = inputs["topk_ids"].long(), inputs["w13"].shape[0]
     target, groups, ends = sorted_rows(ids, e, int(options.get("first_expert", 0)), 1, ids.numel())
     q, scale = quantised(inputs["x"], inputs.get("a1_scale"))
@@ -105,7 +106,7 @@ def layer(inputs: Inputs, options: Options) -> Tensor:
 def routing(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     """sglang-kernel's two routing operators."""
     logits, k = inputs["logits"], options["top_k"]
-    router, factor = options["router"], options["routed_scaling_factor"]
+    router, factor = options["router"], options.get("routed_scaling_factor", 1.0)
     offered(router in ("softmax", "deepseek_v3") and factor == 1.0 and GPU, "softmax, or DeepSeek-V3 without a factor")
     if router == "softmax":
         offered("bias" not in inputs, "softmax without a bias")

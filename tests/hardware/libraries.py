@@ -193,7 +193,7 @@ def _torch_fast(inputs: Inputs, options: Options) -> Tensor:
 def _flashinfer_quantiser(inputs: Inputs, options: Options) -> dict[str, Tensor]:
     x = inputs["x"]
     m, k = x.shape
-    _only(x.dtype == torch.bfloat16 and k % 128 == 0, "bf16, K % 128 == 0")
+    _only(x.dtype == torch.bfloat16 and k % 128 == 0 and x.is_contiguous(), "dense bf16, K % 128 == 0")
     runner: Any = _module("flashinfer.gemm.gemm_base").get_fp8_blockscale_gemm_runner_sm90()
     lead = m + (-m % 4)
     q, scale = torch.empty(m, k, dtype=FP8, device=x.device), torch.zeros(k // 128, lead, device=x.device)

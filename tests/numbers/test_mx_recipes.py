@@ -18,7 +18,7 @@ from mx_witnesses import Reals, cast, cast_by, errors_of_libraries, every_amax, 
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oracle.bounds.quantiser import Judged, identify, judge_recipe
+from oracle.bounds.quantiser import Judged, code_set, identify, judge_recipe
 from oracle.numbers import mx_recipes as M
 from oracle.numbers import recipes as R
 from oracle.numbers.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, Format, codes_of, decode, from_codes
@@ -132,6 +132,23 @@ class TestFourOverSix:
         if domain != "scaled":
             made = errors_of_libraries(x.float().numpy(), amax, top, measure, domain, measured=704 - top)
             assert self.outside(given, *made, recipe) > 0
+
+    def test_errors_beyond_float32(self) -> None:
+        """Squares of values of 2^80 overflow; in units of the scale they do not, and either choice is admitted."""
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(2)).mul(2.0**80).reshape(-1, 16)
+        amax, recipe = np.float32(float(x.abs().max())), M.FLASHINFER_4OVER6[R.Candidates.MSE]
+        given = prepare(x, global_scale=torch.tensor([np.float32(2688) / amax]))
+        scale, codes = errors_of_libraries(x.numpy(), amax, 448.0, "mse", "scaled")
+        own = given.scale(recipe).flatten().to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        assert 0 < int((scale != own).sum()) < len(own) and self.outside(given, scale, codes, recipe) == 0
+        assert self.outside(given, scale + np.uint8(1), codes, recipe) > len(own)
+
+    def test_a_quotient_that_underflows_may_be_minus_zero(self) -> None:
+        """-0 has the code 0 in TransformerEngine's reference, a negative value that rounds to zero the code 8."""
+        x = torch.tensor([[6.0, -(2.0**-140), -(2.0**-10), *([1.0] * 13)]]) * 2.0**-8
+        top = torch.full((1, 1), 448.0, dtype=torch.float64)
+        sets = code_set(prepare(x, global_scale=torch.ones(1)), M.TE_NVFP4_REFERENCE, top)
+        assert (sets.low[0, 1:3].tolist(), sets.high[0, 1:3].tolist()) == ([-1, -1], [0, -1])
 
     @staticmethod
     def outside(given: Prepared, scale: NDArray[np.uint8], codes: NDArray[np.uint8], recipe: R.Recipe) -> int:

@@ -15,14 +15,15 @@ value itself); those of the quantiser RECIPE, AMAX, QUOTIENT, CODES and SCALE, o
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
+from oracle.bounds.quantiser import identify, kin
 from oracle.errors import OptionError, ShapeError
 from oracle.numbers.quantize import WIDE, Ends, Prepared, prepare
 from oracle.numbers.recipes import Recipe, ScaleFormula
@@ -108,6 +109,10 @@ class FusedContract(Contract):
 
     def others(self, inputs: Inputs, options: Options) -> dict[str, Admissible]:
         """Outputs beside codes and scale, in the dtype of ``x``."""
+        return {}
+
+    def modelled(self, inputs: Inputs, options: Mapping[str, object]) -> dict[str, Tensor]:
+        """The value bit for bit as known kernels compute it, by what they do; of the value's dtype."""
         return {}
 
     def given(self, inputs: Inputs) -> dict[str, Tensor]:
@@ -268,12 +273,26 @@ class FusedSets(Sets):
     quantiser: QuantiserSets
 
     def judge(self, found: Found) -> Verdict:
-        judged = self.quantiser.judge(self.contract.split(found, self.call))
+        codes = self.contract.split(found, self.call)
+        judged = self.quantiser.judge(codes)
+        if judged.outside == 0 and judged.matches is None and (name := self._modelled(codes)):
+            judged = replace(judged, matches=name, summary=f"{judged.summary}; bits of {name}")
         others = self.contract.others(self.call.inputs, self.call.resolved)
         beside = [
             verdict(compare(found[name], sets, output=name), basis="one rounding") for name, sets in others.items()
         ]
         return worst_of([judged, *beside]) if beside else judged
+
+    def _modelled(self, codes: Found) -> str | None:
+        """The recipe and the kernel's own value that give an output's bits."""
+        call, inner = self.call, self.quantiser.call
+        given, rows = self.contract.given(call.inputs), self.contract.rows(call.inputs)
+        q, scale = self.quantiser.contract.split(codes, inner, self.quantiser.recipes)
+        for name, value in self.contract.modelled(call.inputs, call.resolved).items():
+            x = prepare(matrix_of(value, rows), **given)
+            for recipe in identify(x, q, scale, among=kin(self.quantiser.recipes[0])):
+                return f"{recipe} of {name}"
+        return None
 
     def ranges(self, expected: Found) -> dict[str, Range] | None:
         """The sets of the first recipe for the expected scale; rows that are not specified are free."""

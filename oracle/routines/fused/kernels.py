@@ -65,7 +65,7 @@ from oracle.bounds import rotary
 from oracle.bounds.interval import Admissible
 from oracle.bounds.norm import FLUSHED, U, reciprocal_norm
 from oracle.errors import DtypeError, LayoutError, OptionError, ShapeError
-from oracle.numbers import recipes
+from oracle.numbers import cuda_math, recipes
 from oracle.numbers.formats import FP32, decode, of_dtype
 from oracle.numbers.quantize import WIDE
 from oracle.numbers.recipes import Recipe
@@ -87,7 +87,7 @@ from oracle.routines.base import (
 from oracle.routines.fused.contract import COLUMNS, MASKED, SCALE, SCALE_UB, FusedContract, Value
 from oracle.routines.moe.contract import SiluAndMul
 from oracle.truth.moe import nearest
-from oracle.verdict.sets import Found
+from oracle.verdict.sets import Found, rounded_to
 
 ROUNDINGS = ("each", "product", "none")
 GATED = "gate, then up"
@@ -127,6 +127,15 @@ class _Gated(FusedContract):
 
     def value(self, inputs: Inputs, options: Options) -> Value:
         return gated(inputs["x"], str(options.get("rounding", "each")))
+
+    def modelled(self, inputs: Inputs, options: Options) -> dict[str, Tensor]:
+        rounding, x = str(options.get("rounding", "each")), inputs["x"]
+        gate, up = decode(x).chunk(2, dim=-1)
+        s = cuda_math.silu(gate)
+        if rounding == "each":
+            s = decode(rounded_to(s, x.dtype))
+        product = f32(s * up)
+        return {"a SiLU by CUDA's expf": rounded_to(product, torch.float32 if rounding == "none" else x.dtype)}
 
 
 @register

@@ -8,7 +8,8 @@
 A *place* is an index into the elements of an output in the order of its logical shape. What no piece writes holds the
 bits that it held: the memory before the call is an input of the same name as the output.
 
-*Admitted*: one code where the scale is given (any NaN for a NaN, -0 for +0); for ``Quantised`` the sets of
+*Admitted*: one code where the scale is given (any NaN for a NaN, -0 for +0), of ``x`` times the rounded reciprocal
+where ``numerics`` declares a recipe that multiplies by it (``vllm_static``); for ``Quantised`` the sets of
 :mod:`oracle.bounds.quantiser`; for ``Products`` the two values that one or two roundings give, and what lies between
 them: the product of a code and a float32 value has at most 28 bits, so float64 holds it, and a kernel rounds it to
 float32 or not before it rounds it to T. Everything else is judged bit for bit.
@@ -27,9 +28,10 @@ import torch
 from torch import Tensor
 
 from oracle.bounds.interval import Admissible
-from oracle.errors import OptionError, ShapeError
+from oracle.errors import NumericsError, OptionError, ShapeError
+from oracle.numbers import recipes as named
 from oracle.numbers.formats import E2M1, E4M3FN, codes_of, decode, from_codes
-from oracle.numbers.recipes import Recipe
+from oracle.numbers.recipes import CodeFormula, Recipe, ScaleFormula
 from oracle.numbers.rounding import Overflow, Rounding, encode, f32, to_dtype
 from oracle.numbers.scaling import ScaleFormat, grid
 from oracle.routines.base import F32, Call, Contract, Inputs, Operands, Options, Out, Output, TensorSpec
@@ -43,6 +45,7 @@ from oracle.verdict.sets import Found, Range, Sets, judge_bits, ranged, rounded_
 
 QUANTISER_STAGES = {Stage.RECIPE, Stage.AMAX, Stage.QUOTIENT, Stage.CODES, Stage.SCALE}
 DIVIDED, READ = "x / scale, rounded once", "code times scale, one rounding or two"
+MULTIPLIED = "x times the rounded reciprocal of the scale"
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ class CacheContract(Contract):
     gpu = True
     memory: ClassVar[tuple[str, ...]] = ()
     interval: ClassVar[bool] = True  # whether admissible outputs are an interval around the expected ones
+    divides: ClassVar[bool] = False  # whether codes are those of quotients by a given scale
 
     @abstractmethod
     def pieces(self, inputs: Inputs, options: Options) -> list[Piece]:
@@ -151,7 +155,7 @@ class CacheContract(Contract):
 
     @property
     def takes_numerics(self) -> bool:
-        return self.loses
+        return self.loses or self.divides
 
     def work(self, call: Call) -> list[Piece]:
         """The pieces of a checked call."""
@@ -237,7 +241,8 @@ class CacheSets(Sets):
         expected, mistrust = self.call.truth, self.contract.why_mistrust(self.call)
         verdicts = [sets.judge(_split(piece, found)) for piece, sets in self.quantised()]
         for name, sets in self.intervals().items():
-            basis = DIVIDED if any(isinstance(p, Coded) for p in self.contract.work(self.call)) else READ
+            coded = MULTIPLIED if self.multiplied() else DIVIDED
+            basis = coded if any(isinstance(p, Coded) for p in self.contract.work(self.call)) else READ
             verdicts.append(verdict(compare(found[name], sets, output=name), basis=basis, mistrust=mistrust))
         for name, due in expected.items():
             rest = torch.where(self.elsewhere(name), flat(due), flat(found[name]))
@@ -256,9 +261,21 @@ class CacheSets(Sets):
                 made.append((piece, QuantiserSets(inside.contract, inside, recipes)))
         return made
 
+    def multiplied(self) -> bool:
+        """Whether the declared recipe multiplies by the reciprocal of a given scale.
+
+        Raises NumericsError: it is a recipe that computes its scale.
+        """
+        if self.recipe is None or not self.contract.divides:
+            return False
+        recipe = named.get(self.recipe)
+        if recipe.formula is not ScaleFormula.GIVEN:
+            raise NumericsError(f"{self.contract.name} takes a given scale; declare vllm_static or torch_static")
+        return recipe.code is CodeFormula.RECIPROCAL
+
     def intervals(self) -> dict[str, Admissible]:
         """The ends of every element that is divided or multiplied, in the shape of the output."""
-        return self.call.once("intervals", self._intervals)
+        return self.call.once(f"intervals of {self.recipe}", self._intervals)
 
     def _intervals(self) -> dict[str, Admissible]:
         found: dict[str, Admissible] = {}
@@ -273,6 +290,10 @@ class CacheSets(Sets):
                 if isinstance(piece, Products):
                     ends = _products(piece, due.dtype)
                     low[piece.at], high[piece.at] = ends.amin(dim=0), ends.amax(dim=0)
+                elif self.multiplied():
+                    quotient = f32(decode(piece.x) * f32(torch.ones_like(piece.scale) / piece.scale))
+                    codes = Quotients(piece.x, piece.scale, quotient).codes()
+                    low[piece.at] = high[piece.at] = expected[piece.at] = decode(codes, E4M3FN)
             low, high, expected, owned = (t.reshape(due.shape) for t in (low, high, expected, inside))
             found[name] = Admissible(low, high, expected, specified=owned)
         return found

@@ -103,6 +103,7 @@ class ReshapeAndCacheFlash(CacheContract):
     )  # fmt: skip
     options: ClassVar[tuple[OptionSpec, ...]] = (LAYOUT,)
     returns = memory = ("key_cache", "value_cache")
+    divides = True
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         tokens, heads, depth = inputs["key"].shape
@@ -146,6 +147,7 @@ class ReshapeAndCache(CacheContract):
         K_SCALE, V_SCALE,
     )  # fmt: skip
     returns = memory = ("key_cache", "value_cache")
+    divides = True
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         blocks, _, chunks, page, width = inputs["key_cache"].shape
@@ -184,6 +186,7 @@ class ConcatAndCacheMla(CacheContract):
         TensorSpec("scale", F32, None, "multiplies on reading; the writer divides"),
     )  # fmt: skip
     returns = memory = ("kv_cache",)
+    divides = True
 
     def refuse(self, inputs: Inputs, options: Options) -> None:
         both = inputs["kv_c"].shape[1] + inputs["k_pe"].shape[1]

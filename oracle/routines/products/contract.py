@@ -51,8 +51,9 @@ PLAIN_ROLES = {part: part for part in ("a", "b", "a_scale", "b_scale")}
 
 BLOCK_NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": (
-        "sm90.promote128", "sm90.promote128.muladd", "sm90.promote128.row_then_col", "sm90.mma_sync.promote128",
-        "sm90.mma_sync.promote128.muladd",
+        "sm90.promote128", "sm90.promote128.muladd", "sm90.promote128.row_then_col",
+        "sm90.promote128.row_then_col.fma", "sm90.promote128.col_then_row.fma", "sm90.mma_sync.promote128",
+        "sm90.mma_sync.promote128.muladd", "sm90.mma_f16.promote128", "sm90.mma_f16.promote128.row_then_col.fma",
     ),
     "sm80": ("sm80.f16.promote128",),
     "sm86": ("sm86.f16.promote128",),
@@ -64,7 +65,8 @@ BLOCK_NUMERICS: Mapping[str, tuple[str, ...]] = {
 ROW_NUMERICS: Mapping[str, tuple[str, ...]] = {
     "sm90": (
         "sm90.chain", "sm90.chain.row_then_col", "sm90.chain.product", "sm90.promote128.scale_after",
-        "sm90.promote128.scale_after.row_then_col", "sm90.promote128.scale_after.product", "sm90.mma_sync.chain",
+        "sm90.promote128.scale_after.row_then_col", "sm90.promote128.scale_after.product",
+        "sm90.promote32.scale_after.product", "sm90.mma_sync.chain", "sm90.mma_f16.chain",
     ),
     "sm89": ("sm89.chain", "sm89.chain.row_then_col", "sm89.chain.product", "sm89.promote128.scale_after"),
     "sm100": ("sm100.chain", "sm100.chain.row_then_col", "sm100.chain.product"),

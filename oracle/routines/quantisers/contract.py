@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, same_kind, scale_set
+from oracle.bounds.quantiser import agreement, code_of_ordinal, code_set, judge_recipe, kin, same_kind, scale_set
 from oracle.errors import LayoutError, NumericsError, OptionError, ShapeError
 from oracle.numbers import quantize, recipes
 from oracle.numbers.formats import E4M3FN, FP16, FP32, decode, of_dtype
@@ -146,8 +146,8 @@ class QuantiserContract(Contract):
         )
 
     def kin(self, call: Call) -> tuple[Recipe, ...]:
-        """The named recipes of the element format of a call."""
-        return recipes.of_element(call.operands.recipes[0].element)
+        """The named recipes of the element format of a call, over its blocks."""
+        return kin(call.operands.recipes[0])
 
     def recipes(self, call: Call, numerics: str | None) -> Sequence[Recipe]:
         """The declared recipes, or the one that ``numerics`` names."""

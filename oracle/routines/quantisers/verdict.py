@@ -22,7 +22,7 @@ from oracle.bounds import quantiser
 from oracle.errors import InputError
 from oracle.numbers.formats import codes_of, decode
 from oracle.numbers.quantize import Prepared
-from oracle.numbers.recipes import Recipe, of_element, recipes
+from oracle.numbers.recipes import Recipe, recipes
 from oracle.verdict.compare import Admissible, Error, Status, Verdict, Worst
 from oracle.verdict.heatmap import Evidence, Piece, gather, gather_pieces, ratio_of
 from oracle.verdict.loss import Loss, Tally
@@ -49,7 +49,7 @@ def judge_quantised(x: Prepared, q: Tensor, scale: Tensor, declared: Sequence[Re
         said = f"all {q.numel()} codes and {scale.numel()} scales equal the bits of {matches}"
         worst, margin = None, 0.0
     else:
-        matches = next(iter(quantiser.identify(x, q, scale, among=of_element(best.recipe.element))), None)
+        matches = next(iter(quantiser.identify(x, q, scale, among=quantiser.kin(best.recipe))), None)
         worst, margin = _worst(x, q, scale, best)
         said = f"all {q.numel()} codes and {scale.numel()} scales admissible ({_basis(best)})"
         said += f", worst margin {margin:.3g}" if matches is None else f"; bits of {matches}"
@@ -74,7 +74,7 @@ def _failed(x: Prepared, q: Tensor, scale: Tensor, best: quantiser.Judged, total
         what = f"{codes} of {q.numel()} codes (every scale is right)"
     elif codes == 0:
         what = f"{scales} of {scale.numel()} scales (the codes are right for the scales published)"
-    explained = quantiser.identify(x, q, scale, among=of_element(best.recipe.element))
+    explained = quantiser.identify(x, q, scale, among=quantiser.kin(best.recipe))
     summary = (
         f"{what} inadmissible ({_basis(best)}); worst {worst.output}{list(worst.index)}: actual {worst.actual:.9g}, "
         f"admissible [{worst.low:.9g}, {worst.high:.9g}]; {where}"

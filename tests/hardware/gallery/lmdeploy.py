@@ -19,6 +19,7 @@ from ._products import (
     act_quant,
     blocks,
     groups,
+    lanes,
     masked_silu,
     offered,
     one_config,
@@ -41,10 +42,8 @@ def gluon(kernel: Callable[..., None], inputs: Inputs, options: Options) -> Tens
     """``((a, sa), (b, sb), out, None)``: bf16, scales of ``a`` at strides of ``align(M, 4)``."""
     a, b, a_scale, b_scale = blocks(inputs, options, BF16)
     offered(a.shape[1] % 128 == 0 and b.shape[0] % 64 == 0, "K % 128 == 0, N % 64 == 0")
-    m, columns = a_scale.shape
-    lanes = torch.empty_strided((m, columns), (1, m + -m % 4), device=a.device).copy_(a_scale)
-    out = torch.empty(m, b.shape[0], dtype=BF16, device=a.device)
-    kernel((a, lanes), (b, b_scale.contiguous()), out, None)
+    out = torch.empty(a.shape[0], b.shape[0], dtype=BF16, device=a.device)
+    kernel((a, lanes(a_scale, 4)), (b, b_scale.contiguous()), out, None)
     return out
 
 

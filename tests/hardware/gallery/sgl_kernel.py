@@ -11,7 +11,7 @@ from torch import Tensor
 from oracle.harness.gallery import Kernel, Project
 
 from ._named import rows
-from ._products import FP8, HALVES, Inputs, Options, blocks, groups, offered, rows_and_channels
+from ._products import FP8, HALVES, Inputs, Options, blocks, groups, lanes, offered, rows_and_channels
 
 QUANTISERS = ("per_token_group_quant_fp8", "per_token_group_quant_fp8_packed", "silu_and_mul_masked_post_quant")
 OPERATORS = "hardware.fused_libraries:sgl_operators"
@@ -22,6 +22,22 @@ WHOLE = tuple(
     f"fp8_gemm_nt/e4m3xe4m3-{store}/1x128:128x128/{shape}/family={family}/seed=1"
     for store in ("bf16", "f16") for shape in SHAPES for family in FAMILIES
 )  # fmt: skip
+MASKED = tuple(
+    f"silu_and_mul_masked_post_quant/{dtype}-e4m3/1x128/{shape}/ue8m0=1/family={family}/seed=1"
+    for dtype in ("bf16", "f16") for shape in ("e=1,t=1,i=2048", "e=3,t=9,i=2048", "e=4,t=13,i=4096")
+    for family in ("randn", "ties", "amax", "outlier", "heavy", "special", "range", "nan")
+)  # fmt: skip
+"""Packed scales of 16 groups of a row and more."""
+ROUTED = tuple(
+    f"moe_routing/f32/-/{shape}/{options}/family=randn/seed={seed}"
+    for shape, options in (
+        ("t=1,e=8,k=1", "router=softmax"), ("t=40,e=32,k=4", "router=softmax"),
+        ("t=40,e=32,k=4", "router=softmax,renormalize=1"), ("t=40,e=32,k=4", "groups=4,bias=1,renormalize=1"),
+        ("t=7,e=256,k=8", "groups=4,bias=1,renormalize=1"),
+    )
+    for seed in (1, 2)
+)  # fmt: skip
+"""What its two operators take: softmax without a bias; DeepSeek-V3's gate with a bias, groups and weights of sum 1."""
 Loaded = Callable[[], Any]
 
 
@@ -41,8 +57,8 @@ def blockwise(kernel: Loaded, inputs: Inputs, options: Options) -> Tensor:
     """``fp8_blockwise_scaled_mm(a, b [K, N], a_scale M-major, b_scale [K/128, N/128], dtype)``: M % 4 == 0."""
     a, b, a_scale, b_scale = blocks(inputs, options, *HALVES, whole=True)
     offered(a.shape[0] % 4 == 0, "M % 4 == 0")
-    lanes = a_scale.t().contiguous().t()
-    made: Tensor = kernel().fp8_blockwise_scaled_mm(a, b.t(), lanes, b_scale.contiguous().t(), options["out_dtype"])
+    scales = lanes(a_scale), b_scale.contiguous().t()
+    made: Tensor = kernel().fp8_blockwise_scaled_mm(a, b.t(), *scales, options["out_dtype"])
     return made
 
 
@@ -90,7 +106,8 @@ PROJECT = Project(
         Kernel("per_token_group_quant_fp8", OPERATORS, group_v1, "sgl_per_token_group_quant_8bit"),
         Kernel("scaled_fp8_quant", OPERATORS, per_row, "sgl_per_token_quant_fp8"),
         Kernel("scaled_fp8_quant", OPERATORS, per_tensor, "sgl_per_tensor_quant_fp8"),
-        *rows("fused_libraries", "sgl", QUANTISERS),
-        *rows("experts", "sgl", ("moe_routing",)),
+        *rows("fused_libraries", "sgl", QUANTISERS[:2]),
+        *rows("fused_libraries", "sgl", QUANTISERS[2:], case=MASKED),
+        *rows("experts", "sgl", ("moe_routing",), case=ROUTED),
     ),
 )

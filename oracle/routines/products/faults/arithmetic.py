@@ -16,12 +16,12 @@ from torch import Tensor
 from oracle.numbers.formats import decode, of_dtype
 from oracle.numbers.rounding import Overflow, Rounding, to_dtype
 from oracle.routines.fault import ARITHMETIC, CAST, Call, Change, Faults, WhyNot, both, need
-from oracle.routines.mutants import Sum
+from oracle.routines.mutants import PIECE, Sum
 from oracle.routines.products.roles import BLOCKS, PRODUCTS, WITH_BIAS, each, matrix, several_blocks
 from oracle.tensorcore.fused import ABSENT, accumulate, float32_scale, operand
 from oracle.tensorcore.predict import store
 from oracle.tensorcore.schedules import Promotion, Schedule
-from oracle.truth.gemm import ScaledProduct
+from oracle.truth.gemm import ALL, ScaledProduct
 
 # A fault is a row: what is wrong and where it was met; the change; when it shows.
 # fmt: off
@@ -308,39 +308,29 @@ for bits, words in ((1, "one bit"), (2, "two bits")):
 # --- the sum ------------------------------------------------------------------------------------------------
 
 
-def _pieces(product: ScaledProduct) -> list[ScaledProduct]:
-    """The product cut along K at every 128, without bias."""
-    found = []
-    for start in range(0, product.K, 128):
-        k = slice(start, min(start + 128, product.K))
-        at = slice(start // product.block, start // product.block + 1)
-        found.append(
-            replace(
-                product, a=product.a[:, k].contiguous(), b=product.b[:, k].contiguous(), block=k.stop - k.start,
-                a_scale=product.a_scale[:, at], b_scale=product.b_scale[:, at], bias=None, c=None,
-            )
-        )
-    return found
-
-
 def _with_summands(product: ScaledProduct, acc: Tensor) -> Tensor:
     """A float32 sum with the bias and the summand."""
     acc = acc if product.bias is None else acc + decode(product.bias).to(torch.float32)[None, :]
     return acc if product.c is None else product.c + acc
 
 
-def _added(total: Sum, pieces: list[ScaledProduct], dtype: torch.dtype = torch.float32) -> Tensor:
+def _added(total: Sum, which: slice = ALL, dtype: torch.dtype = torch.float32) -> Tensor:
     """The sum over these pieces kept in ``dtype``, and the bias."""
     product = total.product
     acc = torch.zeros((product.M, product.N), dtype=torch.float32, device=product.a.device)
-    for piece in pieces:
-        acc = store(acc + total.right(piece), dtype).to(torch.float32)
+    for piece in total.pieces(which):
+        acc = store(acc + piece, dtype).to(torch.float32)
     return _with_summands(product, acc)
+
+
+def _middle(total: Sum) -> int:
+    """Half of the pieces."""
+    return -(-total.product.K // PIECE) // 2
 
 
 for dtype, word, seen in ((torch.bfloat16, "bfloat16", "H200 mutants"), (torch.float16, "float16", "cutlass PR 3149")):
     fault(f"running sum kept in {word}", ARITHMETIC, seen=seen,
-          sum=lambda total, dtype=dtype: _added(total, _pieces(total.product), dtype), needs=several_intervals,
+          sum=lambda total, dtype=dtype: _added(total, dtype=dtype), needs=several_intervals,
           same_if=f"every partial sum is a {word} value")
 
 
@@ -380,36 +370,36 @@ def sum_of_the_tile_before(total: Sum) -> Tensor:
     return acc
 
 
-def _kept(blocks: Callable[[int], range]) -> Callable[[Sum], Tensor]:
-    """These of B blocks start from the sum of the one before, and so enter by its scales too."""
+def _kept(which: Callable[[int], slice]) -> Callable[[Sum], Tensor]:
+    """Of the blocks after the first of B these start from the sum of the one before, and so enter by its scales too."""
 
     def change(total: Sum) -> Tensor:
         product, acc = total.product, total.right()
-        for b in blocks(product.B):
-            before = slice((b - 1) * product.block, b * product.block)
-            old = replace(
-                product, a=product.a[:, before].contiguous(), b=product.b[:, before].contiguous(),
-                a_scale=product.a_scale[:, b : b + 1], b_scale=product.b_scale[:, b : b + 1], bias=None, c=None,
-            )
-            acc = acc + total.right(old)
+        codes = slice((product.B - 1) * product.block)
+        old = product.once("codes of the block before", lambda: replace(
+            product, a=product.a[:, codes].contiguous(), b=product.b[:, codes].contiguous(),
+            a_scale=product.a_scale[:, 1:], b_scale=product.b_scale[:, 1:], bias=None, c=None,
+        ))
+        for piece in total.pieces(which(product.B), product=old):
+            acc = acc + piece
         return acc
 
     return change
 
 
-for name, blocks in (
-    ("accumulator not cleared before the middle K block", lambda n: range((n + 1) // 2, min(n, (n + 1) // 2 + 1))),
-    ("accumulator keeps the K block before in every K block", lambda n: range(1, n)),
+for name, which in (
+    ("accumulator not cleared before the middle K block", lambda n: slice((n - 1) // 2, (n + 1) // 2)),
+    ("accumulator keeps the K block before in every K block", lambda n: slice(n - 1)),
 ):
     fault(name, ARITHMETIC, seen="no public thread: an accumulator not zeroed before the next K block",
-          contracts=BLOCKS, sum=_kept(blocks), needs=several_blocks)
+          contracts=BLOCKS, sum=_kept(which), needs=several_blocks)
 for name, seen, change in (
     ("last K block added twice", "no public thread: two splits of K that overlap in one block",
-     lambda total: total.right() + total.right(_pieces(total.product)[-1])),
+     lambda total: total.right() + next(total.pieces(slice(-1, None)))),
     ("first half of a split K missing", "DeepGEMM 392",
-     lambda total: _added(total, (pieces := _pieces(total.product))[len(pieces) // 2 :])),
+     lambda total: _added(total, slice(_middle(total), None))),
     ("second half of a split K missing", "DeepGEMM 392",
-     lambda total: _added(total, (pieces := _pieces(total.product))[: len(pieces) // 2])),
+     lambda total: _added(total, slice(_middle(total)))),
 ):
     fault(name, ARITHMETIC, seen=seen, sum=change, needs=several_intervals)
 
