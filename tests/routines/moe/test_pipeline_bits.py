@@ -11,8 +11,7 @@ from torch import Tensor
 from oracle.routines import cases, get
 from oracle.routines.base import Call
 from oracle.routines.moe.pipeline_bits import Outputs, added, outputs
-from oracle.routines.moe.pipelines import PipelineContract
-from oracle.routines.moe.pipelines import steps_by
+from oracle.routines.moe.pipelines import PipelineContract, steps_by
 from oracle.tensorcore.schedules import get as schedule
 from oracle.truth.moe import Combine, Steps
 
