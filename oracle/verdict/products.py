@@ -28,8 +28,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from oracle.bounds import Accumulator, Interval, admissible, any_order_bound, ieee32_bound, of_schedule, split_bound
-from oracle.bounds.engines import exact, exact_and_residue
+from oracle.bounds import Accumulator, Interval, admissible, ieee32_bound, of_schedule
+from oracle.bounds.engines import any_order_bound, exact, exact_and_residue, split_bound
 from oracle.bounds.ieee32 import NAME as IEEE32
 from oracle.bounds.product import collapsed, stored_before
 from oracle.numbers.formats import codes_of, decode, of_dtype, same_bits

@@ -88,10 +88,13 @@ PROJECT = Project(
         Kernel("fp8_gemm_nt", f"{CUDA}.blocked_fp8_gemm_gluon.fp8_gemm_nt", gluon, "fp8_gemm_nt (Gluon)"),
         Kernel(GROUPS, f"{CUDA}.blocked_gemm_fp8.quant_fp8", transposed_groups, "quant_fp8", RECIPE),
         Kernel(GROUPS, f"{CUDA}.blocked_gemm_fp8.per_token_group_quant_fp8", act_quant, GROUPS, RECIPE),
-        Kernel("scaled_fp8_quant", f"{CUDA}.w8a8_triton_kernels.per_token_quant_int8", rows, "per_token_quant"),
+        Kernel(
+            "scaled_fp8_quant", f"{CUDA}.w8a8_triton_kernels.per_token_quant_int8", rows, "per_token_quant",
+            "lmdeploy_token",
+        ),
         Kernel(
             "silu_and_mul_masked_post_quant", f"{CUDA}.activation.silu_and_mul_masked_post_quant_fwd", masked_silu,
-            "silu_and_mul_masked_post_quant_fwd",
+            "silu_and_mul_masked_post_quant_fwd", RECIPE,
         ),
         Kernel("fused_experts_block", f"{CUDA}.moe.blocked_fp8.{EXPERTS}", experts, EXPERTS),
     ),
