@@ -15,7 +15,7 @@ published sources of these kernels, and the instruction table. ``status`` says w
 
 ``promoteN`` has chains of N products, whatever N: ``sm90.promote64.scale_after`` is ``sm90.promote128.scale_after``
 with another interval. ``rescaled128`` promotes nothing: between blocks of 128 its one chain is multiplied by the ratio
-of their scales, whose division is IEEE's here and within 2 ulp of it on a device (``div.full``).
+of their scales, a ``div.full`` (:mod:`oracle.numbers.fast_math`).
 
 A split schedule is named after the one that its parts follow: ``sm90.chain.split3`` (three parts, as even as tiles of
 128 allow), ``sm90.chain.split3x64`` (tiles of 64), ``sm90.chain.interleaved2x64`` (tile ``t`` goes to part
