@@ -265,11 +265,11 @@ def get(name: str) -> Schedule:
     split = Split.named(name)
     if split is not None:
         return get(split[0]).into(split[1])
-    if (at := _INTERVAL.fullmatch(name)) is not None and f"{at[1]}128{at[3]}" in _REGISTRY:
-        return _every(_REGISTRY[f"{at[1]}128{at[3]}"], int(at[2]))
     arch, known = name.split(".")[0], {schedule.name: schedule for schedule in schedules()}
     if name in known:
         return known[name]
+    if (at := _INTERVAL.fullmatch(name)) is not None and f"{at[1]}128{at[3]}" in known:
+        return _every(known[f"{at[1]}128{at[3]}"], int(at[2]))
     same = [n for n in known if n.split(".")[0] == arch]
     if same:
         raise NumericsError(f"no schedule {name!r} of {arch}; {among(name, same, see='fp8-oracle list numerics')}")
