@@ -621,7 +621,7 @@ FLASHINFER_CVT = like(
     nan_code=NanCode.NAN)
 
 
-def _triton(*bases: Recipe) -> tuple[Recipe, ...]:
+def triton_on_sm90(*bases: Recipe) -> tuple[Recipe, ...]:
     """The bits of Triton kernels on sm90: ``/`` is div.full, and by a constant a product by its rounded reciprocal.
 
     Compared with an H200's outputs, every bit (Triton 3.6).
@@ -636,7 +636,7 @@ def _triton(*bases: Recipe) -> tuple[Recipe, ...]:
     )
 
 
-TRITON = _triton(
+TRITON = triton_on_sm90(
     VLLM_TRITON_GROUP, SGLANG_TRITON_COLUMN, LMDEPLOY_1X128, LMDEPLOY_TOKEN, DEEPSEEK_V3_1X128, DEEPSEEK_V3_128X128,
     UNSLOTH_1X128, FLAGGEMS_GROUP, FLAGGEMS_ACT_QUANT, FBGEMM_ROW, FBGEMM_GROUP, FBGEMM_BLOCK)
 
