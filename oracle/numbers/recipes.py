@@ -261,8 +261,8 @@ class Recipe:
         known = (inverse or multiply or given) and self.power_of_two is None and self.element == E4M3FN
         if self.arithmetic is not Arithmetic.IEEE and not known:
             raise ValueError(
-                f"{self.name}: approximate division is known for s = 1/(448/a) and x*q, a*fl(1/448) and x/s or x*q, or a "
-                "given s and x/s, of E4M3 and without powers of two"
+                f"{self.name}: approximate division is known for s = 1/(448/a) and x*q, a*fl(1/448) and x/s or x*q, "
+                "or a given s and x/s, of E4M3 and without powers of two"
             )
 
     @property
@@ -645,8 +645,9 @@ def triton_on_sm90(*bases: Recipe) -> tuple[Recipe, ...]:
 
 
 TRITON = triton_on_sm90(
-    VLLM_TRITON_GROUP, SGLANG_TRITON_COLUMN, SGLANG_STATIC, LMDEPLOY_1X128, LMDEPLOY_TOKEN, DEEPSEEK_V3_1X128, DEEPSEEK_V3_128X128,
-    UNSLOTH_1X128, FLAGGEMS_GROUP, FLAGGEMS_ACT_QUANT, SGLANG_ACT_QUANT_TRITON, FBGEMM_ROW, FBGEMM_GROUP, FBGEMM_BLOCK)
+    VLLM_TRITON_GROUP, SGLANG_TRITON_COLUMN, SGLANG_STATIC, SGLANG_ACT_QUANT_TRITON, LMDEPLOY_1X128, LMDEPLOY_TOKEN,
+    DEEPSEEK_V3_1X128, DEEPSEEK_V3_128X128, UNSLOTH_1X128, FLAGGEMS_GROUP, FLAGGEMS_ACT_QUANT, FBGEMM_ROW, FBGEMM_GROUP,
+    FBGEMM_BLOCK)
 
 # sglang-kernel 0.4.4, the machine code for sm90: -use_fast_math; s = ftz(a fl(1/448)), a product by rcp.approx.
 _SGL = "sglang-kernel 0.4.4 on sm90, -use_fast_math"
