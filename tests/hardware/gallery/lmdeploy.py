@@ -64,13 +64,15 @@ def rows(kernel: Callable[..., Pair], inputs: Inputs, options: Options) -> Pair:
 
 
 def experts(kernel: Callable[..., Tensor], inputs: Inputs, options: Options) -> Tensor:
-    """``fused_moe_blocked_fp8`` of an input that its ``quant_fp8`` quantised; bf16."""
+    """``fused_moe_blocked_fp8`` of an input that its ``quant_fp8`` quantised; bf16. It has no id for "none", whose rows
+    it would leave unwritten: such a slot takes expert 0 with weight 0."""
     offered(not options.get("first_expert") and "expert_map" not in inputs, "every expert")
     offered(not options.get("apply_router_weight_on_input") and not options.get("combine"), "weights on the output")
     offered(inputs["x"].dtype == BF16, "bf16")
     q, scale = kernel.__globals__["quant_fp8"](inputs["x"].contiguous(), 128)
     weights = (inputs[name].contiguous() for name in ("w13", "w13_scale", "w2", "w2_scale"))
-    ids, of = inputs["topk_ids"], inputs["topk_weights"]
+    none = inputs["topk_ids"] < 0
+    ids, of = inputs["topk_ids"].masked_fill(none, 0), inputs["topk_weights"].masked_fill(none, 0.0)
     return kernel(q, scale, *weights, of, ids, ids.shape[1], out_dtype=BF16)
 
 

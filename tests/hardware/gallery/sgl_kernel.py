@@ -73,11 +73,10 @@ def group_v1(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tens
 
 def per_row(kernel: Loaded, inputs: Inputs, options: Options) -> dict[str, Tensor]:
     x = inputs["x"]
-    offered(options.get("use_per_token_if_dynamic") and not {"scale", "scale_ub"} & set(inputs), "rows, no bound")
-    offered(x.is_contiguous() and not options.get("num_token_padding"), "dense, not padded")
-    offered(x.shape[1] % 8 == 0, "K % 8 == 0")
-    q = torch.empty(x.shape, dtype=FP8, device=x.device)
-    scale = torch.empty(x.shape[0], 1, device=x.device)
+    offered(options.get("use_per_token_if_dynamic") and "scale" not in inputs, "a scale for each row")
+    offered(not options.get("num_token_padding") and x.shape[1] % 8 == 0, "not padded, K % 8 == 0")
+    offered(x.is_contiguous() and "scale_ub" not in inputs, "dense, no bound")
+    q, scale = torch.empty(x.shape, dtype=FP8, device=x.device), torch.empty(x.shape[0], 1, device=x.device)
     kernel().sgl_per_token_quant_fp8(x, q, scale)
     return {"q": q, "scale": scale}
 
