@@ -536,7 +536,7 @@ class Sample:
         )
         value, size, actual = left @ right.T * product.factor, left.abs() @ right.abs().T, decode(output)
         away = 2.0**-6 * value.abs() + 2.0**-40 * abs(product.factor) * size + TINY
-        return value, ~((value - actual).abs() > away)  # NaN and infinities agree
+        return value, ((value - actual).abs() <= away) | value.isinf() | ~actual.isfinite()
 
     def sums(self, faults: tuple[Fault, ...]) -> list[Sums] | None:
         """Float32 results before the store on the sample of each part, as :meth:`FailingOutput.sums`; with the right
