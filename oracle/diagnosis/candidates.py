@@ -474,8 +474,8 @@ class Sample:
             yield from (fault for fault in some if fault.name not in hopeless)
 
     def _hopeless(self, faults: Sequence[Fault]) -> set[str]:
-        """What is explained agrees, and what fails is known where the prediction is not NaN; only there, where the output
-        has no NaN."""
+        """What is explained agrees, and what fails is known where the prediction is not NaN (and only there, unless the
+        output has a NaN)."""
         call, found = self.failure.call, set[str]()
         if len(call.parts) != 1 or call.schedule is None or not len(self.rows[0]):
             return found

@@ -115,7 +115,9 @@ class ProductSets(Sets):
         if work(self.parts) > LARGE:
             from oracle.verdict.large import failure  # needs this module, and only a large failure needs it
 
-            if (failed := failure(bits, self.names[0], self.classes)) is not None:
+            with one_thread():
+                failed = failure(bits, self.names[0], self.classes)
+            if failed is not None:
                 return failed
         return _judge_interval(self.parts, output, self.names[0], self.classes, mistrust)
 

@@ -3,9 +3,10 @@
 ``python -m tests.benchmarks.test_bench_failures [M N K] [--device cuda]`` takes the sides in turn, several times, and
 prints for each its least time as a ratio to the least of the matmul and to that of the right output. On a CPU that is
 the CPU seconds of all threads, which other programs change less than the time that passes; on a GPU the time that
-passes until the device is idle, beside the memory that a side adds to the operands. ``pytest tests/benchmarks/test_bench_failures.py
---benchmark-enable --benchmark-only`` compares within one group. Required at 256x2048x2048: 3.5 matmuls for a right
-output, 12 for a wrong one with its explanation; at 4096x4096x7168 on a GPU 6 for the reference, 15 and 40. Nothing here asserts a time.
+passes until the device is idle, beside the memory that a side adds to the operands. ``pytest --benchmark-enable
+--benchmark-only`` with this file compares within one group. Required at 256x2048x2048: 3.5 matmuls for a right output,
+12 for a wrong one with its explanation; at 4096x4096x7168 on a GPU 6 for the reference, 15 and 40. Nothing here asserts
+a time.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ def main(shape: tuple[int, ...], device: str = "cpu", rounds: int = 3) -> None:
     for name, time_ in best.items():
         limit = REQUIRED[device].get(name, REQUIRED[device]["wrong"])
         print(
-            f"{name:36} {time_ / least:6.1f} matmuls (required {limit:g})  {time_ / best['right']:5.1f} right judgements"
-            f"  {max(memory for _, memory in seen[name]):5.2f} GiB"
+            f"{name:36} {time_ / least:6.1f} matmuls (required {limit:g})  {time_ / best['right']:5.1f} right"
+            f" judgements  {max(memory for _, memory in seen[name]):5.2f} GiB"
         )
 
 
