@@ -30,7 +30,7 @@ Not covered: which candidates are tried, and in which order (:mod:`oracle.diagno
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -481,7 +481,7 @@ class Sample:
             return found
         (view,), own = self.views, call.parts[0].product
         piece = self.piece(0, own)
-        stacks = dict[Hashable, list[tuple[str, Tensor, Tensor]]]()
+        stacks = dict[tuple[bool, torch.dtype, torch.dtype], list[tuple[str, Tensor, Tensor]]]()
         alone = list[tuple[tuple[str, ...], ScaledProduct, bool]]()
         for fault in faults:
             if not set(fault.changes) <= {Stage.READ, Stage.PRODUCT} or own.bias is not None or own.c is not None:
@@ -507,9 +507,10 @@ class Sample:
             codes, scale = side.codes.to(self.device), side.scale.expand(len(at), -1).to(self.device)
             stacks.setdefault((changed[0], codes.dtype, scale.dtype), []).append((fault.name, codes, scale))
         for (of_rows, *_), stack in stacks.items():
-            names, *tensors = zip(*stack, strict=True)
-            fields = ("a", "a_scale") if of_rows else ("b", "b_scale")
-            alone.append((names, replace(piece, **dict(zip(fields, map(stacked, tensors), strict=True))), of_rows))
+            names, codes = tuple(name for name, _, _ in stack), stacked([codes for _, codes, _ in stack])
+            scale = stacked([scale for _, _, scale in stack])
+            a, b = ((codes, scale), (piece.b, piece.b_scale)) if of_rows else ((piece.a, piece.a_scale), (codes, scale))
+            alone.append((names, replace(piece, a=a[0], a_scale=a[1], b=b[0], b_scale=b[1]), of_rows))
         (m, n), nan = view.output.shape, torch.isnan(view.output).any()
         for names, product, of_rows in alone:
             each = len(names)
